@@ -1,22 +1,41 @@
-"""Features of boxes: positions relative to the image, the first of them, and what is refused."""
+"""Box features: positions, the first boxes, every form on the disk, and damage that costs its own entry."""
 
 from __future__ import annotations
 
+import os
+import pickle
+import sys
 import warnings
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import msgpack
 import numpy as np
 import pytest
+import torch
 
-from capeval_core.errors import InputWarning
-from capeval_core.inputs.boxes import ROUNDED, BoxFeatures, InputBoxes
-from capeval_core.inputs.visual import ImageError
+from capeval_core.errors import FileError, InputError, InputWarning
+from tests.inputs.box_writing import (
+    SIZE,
+    bottom_up_line,
+    detected,
+    lxmert_line,
+    lz4_of,
+    msgpack_of,
+    npz_of,
+    packed,
+    released,
+    text_of,
+    write_lmdb,
+)
+from tests.support.seams import box_store, visual
 
 PIXELS = np.array([[10, 5, 30, 15], [0, 0, 40, 20], [4, 2, 4, 8]], dtype="float32")
 RELATIVE = np.array(
     [[0.25, 0.25, 0.75, 0.75, 0.5, 0.5], [0, 0, 1, 1, 1, 1], [0.1, 0.1, 0.1, 0.4, 0, 0.3]], dtype="float32"
 )
-FOUND: dict[str, Any] = {
+ONE: dict[str, Any] = {
     "boxes": PIXELS,
     "features": np.arange(12.0, dtype="float32").reshape(3, 4),
     "size": (40, 20),
@@ -24,49 +43,33 @@ FOUND: dict[str, Any] = {
     "relative_boxes": RELATIVE,
     "selection": "bua10_100",
 }
-"""Of one image; relative boxes are those of the pixels."""
+COCO = "COCO_val2014_000000000042"
+FOUND = {"cat": detected(0), COCO: detected(1, n=30), "dog.1": detected(2, n=1)}
+DB = "feat_th0.2_max100_min10"
 
 
-def loaded(**change: Any) -> BoxFeatures:
-    return InputBoxes.of({**FOUND, **change}).load()
+def of(**change: Any) -> Any:
+    return visual("boxes", {**ONE, **change}).load()
 
 
-def refusal(**change: Any) -> str:
-    with pytest.raises(ImageError) as caught:
-        InputBoxes.of({**FOUND, **change}, "images[7]").check()
-    return str(caught.value)
+# ---- of one image
 
 
-def test_relative_boxes_follow_from_pixels_and_size() -> None:
-    found = loaded(relative_boxes=None)
-    assert found.relative_boxes is None and found.relative().dtype == np.float32
-    np.testing.assert_array_equal(found.relative(), RELATIVE)
-    with pytest.raises(ValueError, match="the size of the image is missing"):
-        loaded(relative_boxes=None, size=None).relative()
-
-
-def test_stored_relative_boxes_are_kept_as_they_are() -> None:
-    stored = RELATIVE.astype("float16")  # 0.1 and 0.4 are rounded
-    found = loaded(relative_boxes=stored)
-    np.testing.assert_array_equal(found.relative(), stored.astype("float32"))
-    assert not np.array_equal(found.relative(), RELATIVE)
-
-
-def test_files_of_the_release_have_other_names_and_no_pixels() -> None:
-    released = {"norm_bb": RELATIVE, "features": FOUND["features"], "conf": FOUND["scores"], "soft_labels": 1}
-    found = InputBoxes.of(released).load()
-    assert found.size is None and found.scores is not None
-    np.testing.assert_array_equal(found.boxes, RELATIVE[:, :4])
-    np.testing.assert_array_equal(found.relative(), RELATIVE)
-    sized = InputBoxes.of({**released, "size": (40, 20)}).load()
-    np.testing.assert_allclose(sized.boxes, PIXELS, atol=1e-5)
-    del released["features"]
-    with pytest.raises(ImageError, match="there is no 'features' among the keys 'norm_bb'"):
-        InputBoxes.of(released).check()
+def test_boxes_have_one_key_however_they_are_handed_in(tmp_path: Path) -> None:
+    arrays = {name: ONE[name] for name in ("boxes", "features")}
+    np.savez(tmp_path / "a.npz", **arrays)
+    doubles = {name: value.astype("float64") for name, value in arrays.items()}
+    tensors = {name: torch.tensor(value) for name, value in arrays.items()}
+    more = {**arrays, "size": None, "labels": 1}
+    values = [arrays, doubles, tensors, more, tmp_path / "a.npz", str(tmp_path / "a.npz")]
+    found = [visual("boxes", value) for value in values]
+    assert len({one.key for one in found}) == 1
+    assert pickle.loads(pickle.dumps(found[-1])).key == found[0].key
+    assert [found[0].load().size, found[0].load().scores, len(found[0].load())] == [None, None, 3]
 
 
 def test_the_key_covers_every_field() -> None:
-    fields: list[dict[str, Any]] = [
+    changes: list[dict[str, Any]] = [
         {},
         {"relative_boxes": None},
         {"relative_boxes": RELATIVE.astype("float16")},
@@ -75,98 +78,295 @@ def test_the_key_covers_every_field() -> None:
         {"size": None},
         {"size": (41, 20)},
         {"boxes": PIXELS + 0.5, "size": (41, 21)},
+        {"features": np.zeros((3, 4))},
         {"selection": "lxmert36"},
         {"selection": None},
     ]
-    assert len({loaded(**change).key for change in fields}) == len(fields)
-    assert loaded().key == loaded().key
+    assert len({of(**change).key for change in changes}) == len(changes)
+    assert of().key == of().key
+
+
+def test_relative_boxes_are_those_stored_or_follow_from_pixels_and_size() -> None:
+    made = of(relative_boxes=None)
+    assert made.relative_boxes is None and made.relative().dtype == np.float32
+    np.testing.assert_array_equal(made.relative(), RELATIVE)
+    stored = RELATIVE.astype("float16")  # 0.1 and 0.4 are rounded
+    np.testing.assert_array_equal(of(relative_boxes=stored).relative(), stored.astype("float32"))
+    with pytest.raises(ValueError):
+        of(relative_boxes=None, size=None).relative()
+
+
+def test_files_of_the_release_have_other_names_and_no_pixels() -> None:
+    names = {"norm_bb": RELATIVE, "features": ONE["features"], "conf": ONE["scores"], "soft_labels": 1}
+    found = visual("boxes", names).load()
+    assert found.size is None and found.scores.tolist() == np.float32([0.9, 0.5, 0.2]).tolist()
+    np.testing.assert_array_equal(found.boxes, RELATIVE[:, :4])
+    sized = visual("boxes", {**names, "size": (40, 20)}).load()
+    np.testing.assert_allclose(sized.boxes, PIXELS, atol=1e-5)
 
 
 def test_the_first_boxes_with_all_that_belongs_to_them() -> None:
-    found = loaded().first(2)
+    found = of().first(2)
     np.testing.assert_array_equal(found.boxes, PIXELS[:2])
-    np.testing.assert_array_equal(found.features, FOUND["features"][:2])
+    np.testing.assert_array_equal(found.features, ONE["features"][:2])
     np.testing.assert_array_equal(found.relative(), RELATIVE[:2])
-    assert found.scores is not None and found.scores.tolist() == [np.float32(0.9), 0.5]
-    assert found.selection == "bua10_100"
-    assert (found.size, len(loaded(scores=None, relative_boxes=None).first(2))) == ((40, 20), 2)
-    assert len(loaded().first(3)) == len(loaded().first(100)) == 3
-    with pytest.raises(ValueError, match="n=0: expected at least one box"):
-        loaded().first(0)
+    assert found.scores.tolist() == [np.float32(0.9), 0.5]
+    assert (found.selection, found.size) == ("bua10_100", (40, 20))
+    assert len(of(scores=None, relative_boxes=None).first(2)) == 2
+    assert len(of().first(3)) == len(of().first(100)) == 3
 
 
-def test_unsorted_scores_are_kept_and_warned_of() -> None:
-    with pytest.warns(InputWarning, match="not sorted by score") as caught:
-        found = loaded(scores=[0.2, 0.9, 0.5]).first(2)
-    assert found.scores is not None and found.scores.tolist() == [np.float32(0.2), np.float32(0.9)]
-    assert caught[0].filename == __file__
+def test_leaving_out_better_boxes_is_warned_of() -> None:
+    with pytest.warns(InputWarning):
+        assert of(scores=[0.2, 0.9, 0.5]).first(2).scores.tolist() == [np.float32(0.2), np.float32(0.9)]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        loaded(scores=[0.5, 0.9, 0.5]).first(2)  # the last one is no better than any that is kept
-        loaded(scores=[0.2, 0.9, 0.5]).first(3)
-        loaded().first(2)
-
-
-def test_the_warning_of_many_images_is_one() -> None:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("default")
-        for scores in ([0.2, 0.9, 0.5], [0.3, 0.4, 0.5]):
-            loaded(scores=scores).first(1)
-    assert len(caught) == 1
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"boxes": [[-1.5, 0, 9, 9]] * 3}, '["boxes"][0] is [-1.5, 0.0, 9.0, 9.0], outside of an image'),
-        ({"boxes": [[0, -2, 9, 9]] * 3, "size": None}, '["boxes"][0] is [0.0, -2.0, 9.0, 9.0], outside'),
-        ({"boxes": [[0, 0, 42, 9]] * 3}, '["boxes"][0] is [0.0, 0.0, 42.0, 9.0], outside of an image'),
-        ({"boxes": [[0, 0, np.inf, 9]] * 3}, '["boxes"]: the array has NaN or infinity, first at [0, 2]'),
-        ({"scores": [0.5, 1.5, 0]}, '["scores"][1] is 1.5: expected probabilities, from 0 to 1'),
-        ({"scores": [0.5, 0.1, -0.01]}, '["scores"][2] is -0.01: expected probabilities'),
-        ({"scores": None, "conf": [0.5, 0.1, 7]}, '["conf"][2] is 7: expected probabilities'),
-        ({"scores": [0.5, np.nan, 0.1]}, '["scores"]: the array has NaN or infinity, first at [1]'),
-        ({"score": [0.5, 0.1, 0.1]}, ": there is 'score', which is not known: did you mean 'scores'?"),
-        ({"selection": 5}, '["selection"] is the number 5: expected a short text'),
-        ({"selection": ["bua10_100"] * 3}, '["selection"] is a list of length 3: expected a short text'),
-        ({"selection": "x" * 101}, '["selection"] is a str of length 101: expected a short text'),
-        ({"boxes": RELATIVE[:, :4], "relative_boxes": None}, '["boxes"]: no box reaches beyond the first'),
-        ({"size": b"zz"}, '["size"] is b\'zz\': expected width and height of the image, whole numbers'),
-        ({"size": "99"}, '["size"] is \'99\': expected width'),
-        ({"size": (40.5, 20)}, '["size"] is (40.5, 20): expected width'),
-        ({"size": (40, 20, 3)}, '["size"] is (40, 20, 3): expected width'),
-        ({"boxes": np.zeros((0, 4))}, ": there are 0 boxes but 3 rows of features"),
-        ({"relative_boxes": RELATIVE[:, :5]}, '["relative_boxes"]: the array has shape (3, 5)'),
-        ({"relative_boxes": RELATIVE[:2]}, ": there are 3 boxes but 2 relative boxes: give every"),
-        ({"relative_boxes": RELATIVE * np.nan}, '["relative_boxes"]: the array has NaN or infinity'),
-        ({"relative_boxes": RELATIVE * 40}, '["relative_boxes"][0] is [10.0, 10.0, 30.0, 30.0'),
-        ({"relative_boxes": RELATIVE - 0.02}, '["relative_boxes"][1] is [-0.0'),
-        (
-            {"relative_boxes": RELATIVE[:, [0, 1, 2, 3, 2, 3]]},
-            '["relative_boxes"][0] is [0.25, 0.25, 0.75, 0.75, 0.75, 0.75]: expected x0, y0, x1, y1, width',
-        ),
-        (
-            {"relative_boxes": RELATIVE[[1, 1, 2]]},
-            "[0.0, 0.0, 1.0, 1.0, 1.0, 1.0], but the box is [10.0, 5.0, 30.0, 15.0] of 40x20: give boxes in",
-        ),
-    ],
-)  # fmt: skip
-def test_what_is_refused(change: dict[str, Any], message: str) -> None:
-    assert refusal(**change).startswith("images[7]")
-    assert message in refusal(**change)
+        of(scores=[0.5, 0.9, 0.5]).first(2)  # the last one is no better than any that is kept
+        of(scores=[0.2, 0.9, 0.5]).first(3)
 
 
 def test_what_is_just_within_the_bounds() -> None:
-    loaded(boxes=[[-1, -1, 41, 21]] * 3, relative_boxes=None)
-    loaded(scores=[1, 0, 1 + 1e-7])
-    loaded(size=(40.0, 20.0), boxes=[[0, 0, 0, 0]] * 3, relative_boxes=None)
-    loaded(boxes=[[0, 0, 1, 1]] * 3, size=(2, 2), relative_boxes=None)
-    edge = RELATIVE + np.float32([0, 0, ROUNDED / 2, ROUNDED / 2, 0, 0])
-    loaded(relative_boxes=edge)
+    of(boxes=[[-1, -1, 41, 21]] * 3, relative_boxes=None)
+    of(scores=[1, 0, 1 + 1e-7])
+    of(size=(40.0, 20.0), boxes=[[0, 0, 0, 0]] * 3, relative_boxes=None)
+    of(boxes=[[0, 0, 1, 1]] * 3, size=(2, 2), relative_boxes=None)
+    of(relative_boxes=RELATIVE + np.float32([0, 0, 0.005, 0.005, 0, 0]))
 
 
-def test_features_of_another_width_are_refused() -> None:
-    boxes = InputBoxes.of(FOUND).load()
-    boxes.check_width(4)
-    with pytest.raises(ValueError, match="takes 2,048: give features of the detector that the network"):
-        boxes.check_width(2048)
+# ---- of many images, on the disk
+
+
+def npz_folder(path: Path, form: Callable[[Any], Any] = dict) -> Path:
+    path.mkdir()
+    for image_id, arrays in FOUND.items():
+        np.savez(path / f"{image_id}.npz", **form(arrays))
+    return path
+
+
+def database(path: Path, form: Callable[[Any], bytes] = msgpack_of) -> Path:
+    return write_lmdb(path, {f"{name}.npz": form(released(found)) for name, found in FOUND.items()})
+
+
+def tsv(path: Path, line: Callable[[str, Any], str] = bottom_up_line) -> Path:
+    path.write_text("".join(line(image_id, found) for image_id, found in FOUND.items()))
+    return path
+
+
+def loaded(store: Any, image_id: str) -> Any:
+    return visual("boxes", store.find(image_id)).load()
+
+
+def equal(array: Any, expected: Any) -> None:
+    assert array is not None and array.dtype == np.float32
+    np.testing.assert_array_equal(array, np.asarray(expected).astype("float32"))
+
+
+@pytest.mark.parametrize("write", [npz_folder, tsv, lambda path: tsv(path, lxmert_line)])
+def test_forms_with_pixels_give_what_was_written(write: Callable[[Path], Path], tmp_path: Path) -> None:
+    store = box_store(write(tmp_path / "features.tsv"))
+    assert (sorted(store), len(store), "cat" in store) == (sorted(FOUND), 3, True)
+    assert store.name == "precomputed:features.tsv"
+    for image_id, arrays in FOUND.items():
+        found = loaded(store, image_id)
+        equal(found.boxes, arrays["boxes"])
+        equal(found.features, arrays["features"])
+        assert found.size == SIZE and found.relative_boxes is None
+        if write is tsv:
+            assert found.scores is None
+        else:
+            equal(found.scores, arrays["scores"])
+            assert found.key == visual("boxes", arrays).key  # so that kept features serve every form
+
+
+@pytest.mark.parametrize("form", [msgpack_of, npz_of, lz4_of, "folder"])
+def test_files_of_the_release_keep_their_rounding(form: Any, tmp_path: Path) -> None:
+    path = tmp_path / "features"
+    store = box_store(npz_folder(path, released) if form == "folder" else database(path, form))
+    assert sorted(store) == sorted(FOUND)
+    for image_id, arrays in FOUND.items():
+        found, expected = loaded(store, image_id), released(arrays)
+        equal(found.features, expected["features"])
+        equal(found.relative(), expected["norm_bb"])
+        equal(found.scores, expected["conf"])
+        assert found.size is None and found.key == visual("boxes", expected).key
+
+
+def test_the_counts_beside_a_database_choose_its_boxes(tmp_path: Path) -> None:
+    """They were made of exact scores: those of the database are rounded, and are not counted again."""
+    for name in (f"{DB}_compressed", DB, "feat_numbb7"):
+        database(tmp_path / name)
+    (tmp_path / f"nbb_{DB.removeprefix('feat_')}.json").write_text('{"cat.npz": 11, "dog.1.npz": 10}')
+    for path in (tmp_path, tmp_path / DB, tmp_path / DB / "data.mdb"):
+        store = box_store(path)
+        cat, uncounted = loaded(store, "cat"), loaded(store, "42")
+        for array, name in ((cat.features, "features"), (cat.relative(), "norm_bb"), (cat.scores, "conf")):
+            equal(array, released(FOUND["cat"])[name][:11])
+        assert (store.selection, cat.selection) == ("bua10_100", "bua10_100")
+        assert len(loaded(store, "dog.1")) == 1  # there are no more
+        assert len(uncounted) == 30 and uncounted.selection is None
+    fixed = loaded(box_store(tmp_path / "feat_numbb7"), "cat")
+    assert len(fixed) == 7 and fixed.selection == "first 7"
+
+
+@pytest.mark.parametrize("write", [npz_folder, database, tsv])
+def test_stores_survive_pickling_and_know_what_they_hold(
+    write: Callable[[Path], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "features.tsv")
+    store = box_store(path)
+    assert len(loaded(store, "cat")) == 12
+    for again in (pickle.loads(pickle.dumps(store)), box_store(path), box_store(write(tmp_path / "2.tsv"))):
+        assert (again.fingerprint, list(again)) == (store.fingerprint, list(store))
+        assert again["cat"].key == store["cat"].key
+    monkeypatch.setitem(FOUND, "one more", detected(7))
+    assert box_store(write(tmp_path / "3.tsv")).fingerprint != store.fingerprint
+
+
+def test_ids_are_matched_as_among_images(tmp_path: Path) -> None:
+    store = box_store(npz_folder(tmp_path / "npz"))
+    names = ["42", f"{COCO}.jpg", "x/y/000000000042", "images/cat.png", "dog.1", "images/dog.1.jpg"]
+    assert [len(loaded(store, name)) for name in names] == [30, 30, 30, 12, 1, 1]
+    entries = {"coco_val2014_000000000042.npz": npz_of(released(FOUND["cat"]))}  # as UNITER writes it
+    store = box_store(write_lmdb(tmp_path / "db", entries))
+    assert len(loaded(store, "42")) == len(loaded(store, f"{COCO}.jpg")) == 12
+
+
+def test_a_tsv_may_have_a_header_and_no_last_newline(tmp_path: Path) -> None:
+    columns = "img_id img_h img_w objects_id objects_conf attrs_id attrs_conf num_boxes boxes features"
+    line = lxmert_line("cat", FOUND["cat"]).rstrip("\n")
+    header = "\t".join(columns.split())
+    (tmp_path / "a.tsv").write_text(f"{header}\r\n{line}\n\n{line.replace('cat', 'dog')}")
+    store = box_store(tmp_path / "a.tsv")
+    assert sorted(store) == ["cat", "dog"] and loaded(store, "dog").size == SIZE
+    swapped = "\t".join(["image_id", "image_h", "image_w", "num_boxes", "boxes", "features"])
+    (tmp_path / "b.tsv").write_text(swapped + "\n" + bottom_up_line("cat", FOUND["cat"]))
+    with pytest.raises(FileError):  # else width and height would change places
+        list(box_store(tmp_path / "b.tsv"))
+
+
+def test_a_tsv_that_changes_is_noticed(tmp_path: Path) -> None:
+    path = tsv(tmp_path / "a.tsv")
+    store = box_store(path)
+    assert len(store) == 3
+    path.write_text(bottom_up_line("dog", FOUND["cat"]))
+    with pytest.raises(InputError, match="changed"):
+        loaded(store, "42")
+    assert list(box_store(path)) == ["dog"]
+    path.write_text(path.read_text().replace("dog\t", "owl\t"))  # of the same size
+    os.utime(path, ns=(0, 1))
+    assert list(box_store(path)) == ["owl"]
+
+
+def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = database(tmp_path / "db")
+    for package in ("lmdb", "lz4", "msgpack"):
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, package, None)
+            patch.delitem(sys.modules, "lz4.frame", raising=False)
+            with pytest.raises(FileError, match=rf'{package}: pip install "capeval\[lmdb\]"'):
+                box_store(path)
+
+
+# ---- damage, which costs its own entry, and hostility: nothing is unpickled
+
+
+class Runs:
+    """Ends the test if it is unpickled."""
+
+    def __reduce__(self) -> Any:
+        return pytest.fail, ("unpickled",)
+
+
+def refusal(store: Any, image_id: str) -> str:
+    """The message that an image's features cannot be read, though its id is there."""
+    with pytest.raises(InputError) as caught:
+        loaded(store, image_id)
+    return str(caught.value)
+
+
+def test_damaged_entries_of_a_database(tmp_path: Path) -> None:
+    good = released(FOUND["cat"])
+    features = packed(good["features"])
+    fields: dict[str, Any] = {
+        "objects": {**features, b"kind": b"O", b"data": pickle.dumps(Runs())},
+        "type": {**features, b"type": "|O"},
+        "structure": {**features, b"type": [["a", "<f4"]]},
+        "shape": {**features, b"shape": [2**40, 5]},
+        "axes": {**features, b"shape": [2**62, 2**62, 0], b"data": b""},
+        "negative": {**features, b"shape": [-12, -5]},
+        "nan": packed(np.full((12, 5), np.nan)),
+        "number": 5,
+    }
+    entries = {
+        "good": npz_of(good),
+        "cut": npz_of(good)[:200],
+        "text": b"not msgpack",
+        "empty": b"",
+        "pickle": pickle.dumps(Runs()),
+        "pickled": npz_of({**good, "features": np.array([Runs()] * 12)}),
+        "list": msgpack.packb([1, 2]),
+        "deep": b"\x91" * 5_000,
+        "huge": b"\xdd\xff\xff\xff\xff",
+        "lz4": lz4_of(good)[:100],
+        "nothing": msgpack.packb({}),
+        **{name: msgpack.packb({"norm_bb": packed(good["norm_bb"]), "features": field})
+           for name, field in fields.items()},
+    }  # fmt: skip
+    store = box_store(write_lmdb(tmp_path / "db", entries))
+    assert len(loaded(store, "good")) == 12
+    messages = {name: refusal(store, name) for name in entries if name != "good"}
+    assert all("features" in messages[name] for name in ("pickled", *fields))
+    assert "capeval convert box-features" in messages["pickle"]
+
+
+def test_a_database_that_is_cut_off_is_refused(tmp_path: Path) -> None:
+    """LMDB itself would open it, and a read behind its end would kill the process."""
+    data = database(tmp_path / "db") / "data.mdb"
+    whole = data.read_bytes()
+    for length in (len(whole) - 1, 5_000, 100, 0):
+        data.write_bytes(whole[:length])
+        with pytest.raises(FileError):
+            list(box_store(tmp_path / "db"))
+    data.write_bytes(whole)
+    assert len(box_store(tmp_path / "db")) == 3
+
+
+def test_damaged_files_of_a_folder(tmp_path: Path) -> None:
+    path = npz_folder(tmp_path / "npz")
+    (path / "cut.npz").write_bytes((path / "cat.npz").read_bytes()[:300])
+    np.savez(path / "pickle.npz", boxes=np.zeros((1, 4)), features=np.array([[Runs()]], object))
+    np.savez(path / "nan.npz", **{**FOUND["cat"], "features": np.full((12, 5), np.nan)})
+    np.savez_compressed(path / "zeros.npz", **{**FOUND["cat"], "features": np.zeros((1, 1 << 25))})
+    (path / "loop.npz").symlink_to("loop.npz")
+    store = box_store(path)
+    assert sorted(store) == sorted([*FOUND, "cut", "pickle", "nan", "zeros"])
+    for name in ("cut", "pickle", "nan", "zeros"):
+        assert refusal(store, name)
+    assert len(loaded(store, "cat")) == 12
+    (path / "dog.1.npz").unlink()
+    assert refusal(store, "dog.1")
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "index"),
+    [
+        (1, "0", "image_w"),
+        (2, "x", "image_h"),
+        (3, "1001", "num_boxes"),
+        (3, "13", "boxes"),
+        (4, text_of(FOUND["cat"]["boxes"])[:-2], "boxes"),
+        (4, "", "boxes"),
+        (5, "A!", "features"),
+        (5, text_of(np.ones(13)), "features"),
+        (5, text_of(np.full((12, 2), np.inf)), "features"),
+        (5, text_of(np.ones((12, 2))) + "\tmore", "columns"),
+    ],
+)
+def test_damaged_lines_of_a_tsv(column: int, value: str, index: str, tmp_path: Path) -> None:
+    fields = bottom_up_line("cat", FOUND["cat"]).rstrip("\n").split("\t")
+    fields[column] = value
+    around = [bottom_up_line(name, FOUND["cat"]) for name in ("dog", "eel")]
+    (tmp_path / "a.tsv").write_text(around[0] + "\t".join(fields) + "\n" + around[1])
+    store = box_store(tmp_path / "a.tsv")
+    assert index in refusal(store, "cat")
+    assert len(loaded(store, "dog")) == len(loaded(store, "eel")) == 12

@@ -101,3 +101,41 @@ def turned(data: bytes, degrees: int) -> bytes:
     start = data.index(b"tkhd") + 4 + 40  # behind version, times, ids, layer and volume
     assert data[start : start + 4] == (1 << 16).to_bytes(4, "big")
     return data[:start] + b"".join(n.to_bytes(4, "big", signed=True) for n in matrix) + data[start + 36 :]
+
+
+def chunk(data: bytes, number: int) -> tuple[int, int, bytes]:
+    """Start, end and bytes of a frame of an AVI."""
+    start = data.index(b"movi") + 4
+    for _ in range(number + 1):
+        start = data.index(b"00dc", start)
+        size = int.from_bytes(data[start + 4 : start + 8], "little")
+        end = start + 8 + size + size % 2
+        found = (start, end, data[start:end])
+        start = end
+    return found
+
+
+def damaged_frame(data: bytes, number: int) -> bytes:
+    """An AVI of which the second half of a frame is zeros."""
+    start, end, _ = chunk(data, number)
+    middle = start + 8 + (end - start - 8) // 2
+    return data[:middle] + bytes(end - middle) + data[end:]
+
+
+def growing(second: tuple[int, int] = (64, 48)) -> bytes:
+    """An AVI of two frames, 32x32 as its header says, and larger."""
+    sizes = ((32, 32), second)
+    first, other = (written(drawn(2, *size), fmt="avi", codec="mjpeg", pix_fmt="yuvj420p") for size in sizes)
+    (start, end, own), (_, _, large) = chunk(first, 1), chunk(other, 1)
+    data = first[:start] + large + first[end:]
+    data = data[: data.find(b"idx1")]  # without the index frames are found by walking over them
+    movi = data.index(b"movi") - 4
+    size = int.from_bytes(data[movi : movi + 4], "little") + len(large) - len(own)
+    return data[:movi] + size.to_bytes(4, "little") + data[movi + 4 :]
+
+
+def of_many_samples(count: int = 100_000_000) -> bytes:
+    """An MP4 of few bytes that states so many samples, all of one size."""
+    data = video("mp4")
+    place = data.index(b"stsz") + 8
+    return data[:place] + (1).to_bytes(4, "big") + count.to_bytes(4, "big") + data[place + 8 :]

@@ -14,8 +14,7 @@ import pytest
 import capeval_core
 from capeval_core.demo import demo_clips, demo_set
 from capeval_core.inputs.video_file import OpenVideo
-from tests.inputs.test_video_files import chunk
-from tests.inputs.video_writing import video
+from tests.inputs.video_writing import chunk, video
 
 pytest.importorskip("gradio", reason="needs gradio: pip install capeval[page]")
 

@@ -5,22 +5,53 @@ Everything else in `tests/` uses the public modules and `tests.support`. At most
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from capeval_core import registry
+from capeval_core.inputs.box_stores import BoxFeatureStore
+from capeval_core.inputs.boxes import InputBoxes
+from capeval_core.inputs.frames import InputFrames
+from capeval_core.inputs.sampling import Sampling
+from capeval_core.inputs.sources import Source
+from capeval_core.inputs.visual import InputImage
 from capeval_core.limits import LIMITS
+from capeval_core.phrases.consensus import consensus as ngram_consensus
+from capeval_core.phrases.consensus import tfidf_consensus
+from capeval_core.phrases.graph import phrases_of
+from capeval_core.phrases.opening import phrase_opener
+from capeval_core.phrases.ptb import ptb_tokens
+from capeval_core.phrases.spans import wrong_words
+from capeval_core.regions.device_suppression import best_on_device
+from capeval_core.regions.opening import region_opener
+from capeval_core.regions.source import RegionSource
+from capeval_core.regions.suppression import Suppression, class_confidences
 from capeval_core.weights.folder import config_checksum
 
 __all__ = [
     "LIMITS",
+    "best_boxes",
+    "box_store",
+    "confidences",
     "config_checksum",
+    "consensus",
     "convert",
+    "graph_phrases",
     "network",
+    "open_phrases",
+    "open_regions",
+    "ptb_tokens",
+    "read_video",
     "shapes",
+    "visual",
+    "wrong_words",
 ]
 
 # networks
@@ -49,3 +80,76 @@ def convert(kind: str, path: str | PathLike[str], **settings: Any) -> Any:
 def shapes(kind: str, config: dict[str, Any]) -> dict[str, Tensor]:
     """Name and shape of every tensor of a network, without memory."""
     return dict(registry.network(kind).empty(config).state_dict())
+
+
+# media
+
+_VISUALS: dict[str, Any] = {"image": InputImage, "video": InputFrames, "boxes": InputBoxes}
+
+
+def visual(medium: str, value: Any, where: str = "") -> Any:
+    """What an encoder sees of an image, a video or boxes: `key`, `name`, `load()`, `check()`."""
+    if isinstance(value, Source):  # of a store
+        return InputBoxes(where, value)
+    return _VISUALS[medium].of(value, where)
+
+
+def read_video(value: Any, **sampling: Any) -> tuple[dict[int, Any], list[int], str | None]:
+    """Images by the number of their frame, the numbers that are used, and why they are not all."""
+    reading = InputFrames.of(value).load().read(Sampling(**sampling))
+    images = dict(reading)
+    return images, reading.sampled.indices, reading.sampled.incomplete
+
+
+def box_store(path: Path) -> BoxFeatureStore:
+    """Image id -> stored box features."""
+    return BoxFeatureStore.open(path)
+
+
+def open_regions(spec: Any, **settings: Any) -> RegionSource:
+    """The source of regions that an option names: `segment(image)`, `name`, `fingerprint`."""
+    return region_opener(spec)(**settings)
+
+
+def best_boxes(
+    groups: Sequence[NDArray[np.float32]],
+    overlap: float,
+    most: int,
+    *,
+    on_device: bool,
+    usable: NDArray[np.bool_] | None = None,
+    **rule: Any,
+) -> list[list[int]]:
+    """The boxes of each group, best first, that survive suppression, as a CPU or a GPU finds them."""
+    one = Suppression(overlap, **rule)
+    if not on_device:
+        return [one.best(boxes, most).tolist() for boxes in groups]
+    chosen = None if usable is None else torch.from_numpy(usable)
+    return [
+        kept.tolist() for kept in best_on_device(one, [torch.from_numpy(g) for g in groups], most, chosen)
+    ]
+
+
+def confidences(
+    boxes: NDArray[np.float32], scores: NDArray[np.float32], overlap: float, threshold: float = 0, **rule: Any
+) -> list[float]:
+    """The best score of each box among the classes whose suppression it survives."""
+    found: list[float] = class_confidences(boxes, scores, Suppression(overlap, **rule), threshold).tolist()
+    return found
+
+
+def open_phrases(spec: Any, **settings: Any) -> Any:
+    """The source of phrases that an option names: `phrases(texts)`, `name`, `fingerprint`."""
+    return phrase_opener(spec)(**settings)
+
+
+def consensus(pools: Any, kind: str = "cider", documents: str = "doc_caption_within_pool") -> list[Any]:
+    """ECO's consensus of each caption with its pool: by CIDEr of tokens, or released (`tfidf`) of texts."""
+    if kind == "tfidf":
+        return tfidf_consensus(pools)
+    return ngram_consensus(pools, kind=kind, documents=documents)  # type: ignore[arg-type]
+
+
+def graph_phrases(graph: str, style: str = "triplet") -> list[str]:
+    """The phrases of a scene graph as FACTUAL writes it."""
+    return phrases_of(graph, style)  # type: ignore[arg-type]

@@ -1,0 +1,421 @@
+"""Videos: lists of images, folders and files of every container; which frames, their colours, and damage."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import struct
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import capeval_core
+from capeval_core.errors import InputError
+from tests.inputs.photographs import encoded, photograph
+from tests.inputs.video_writing import (
+    FORMS,
+    LOSSLESS,
+    damaged_frame,
+    drawn,
+    growing,
+    numbers,
+    turned,
+    video,
+    written,
+)
+from tests.support.seams import LIMITS, read_video, visual
+
+EXAMPLE = Path(__file__).parents[3] / "shared/data/example_video/Bfyp0C02sko_000248_000258.mp4"
+CLIP = [photograph(seed=i) for i in range(3)]
+
+
+def refusal(value: Any, **sampling: Any) -> InputError:
+    """The error of reading all frames."""
+    with pytest.raises(InputError) as caught:
+        read_video(value, **sampling)
+    return caught.value
+
+
+def folder_of(path: Path, *names: str) -> Path:
+    path.mkdir()
+    for i, name in enumerate(names):
+        (path / name).write_bytes(encoded(photograph(seed=i), "PNG"))
+    return path
+
+
+# ---- frames at hand, and in folders
+
+
+def test_a_video_has_one_key_however_it_is_handed_in() -> None:
+    array = np.stack([np.asarray(image) for image in CLIP])
+    tensor = torch.tensor(array)
+    values = [CLIP, tuple(CLIP), array, array / 255, tensor, tensor.permute(0, 3, 1, 2), list(array)]
+    videos = [visual("video", value) for value in values]
+    assert len({video.key for video in videos}) == 1
+    for one in videos:
+        one.check()
+        assert [np.asarray(frame).tobytes() for frame in one.load()] == [image.tobytes() for image in CLIP]
+    assert len({visual("video", own).key for own in (CLIP, CLIP[::-1], CLIP[:2], CLIP[:1])}) == 4
+    assert visual("video", CLIP[:1]).key != visual("image", CLIP[0]).key
+
+
+def test_a_folder_of_frames_is_read_in_the_order_of_its_numbers(tmp_path: Path) -> None:
+    names = ["20.png", "100.png", "3.png", "3b.png", "3a10.png", "3a9.png"]
+    ordered = ["3.png", "3a9.png", "3a10.png", "3b.png", "20.png", "100.png"]
+    folder = folder_of(tmp_path / "clip", *names)
+    for name in (".hidden.png", "notes.txt"):
+        (folder / name).write_text("x")
+    images, indices, _ = read_video(folder)
+    assert indices == list(range(6))
+    expected = [photograph(seed=names.index(name)).tobytes() for name in ordered]
+    assert [frame.tobytes() for frame in images.values()] == expected
+    one = visual("video", folder)
+    assert one.key == visual("video", [(folder / name).read_bytes() for name in ordered]).key
+    again = pickle.loads(pickle.dumps(one))
+    assert (again.key, again.name) == (one.key, repr(str(folder)))
+
+
+def test_frames_that_cannot_be_used_are_named_by_their_index() -> None:
+    one = visual("video", [encoded(CLIP[0]), encoded(CLIP[1])[:900]], "videos[1]")
+    frames = iter(one.load())
+    next(frames)  # the second frame is not decoded yet
+    for use in (lambda: next(frames), one.check):
+        with pytest.raises(InputError) as caught:
+            use()
+        assert [(problem.argument, problem.index) for problem in caught.value.problems] == [
+            ("videos[1]", (1,))
+        ]
+
+
+def test_used_frames_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LIMITS, "frames", 2)
+    for value in (CLIP, video()):
+        assert refusal(value).problems
+        assert len(read_video(value, max_frames=2)[1]) == 2
+    monkeypatch.setattr(LIMITS, "frames", 3)
+    assert len(read_video(CLIP)[0]) == len(read_video(video(), fps=2)[0]) == 3
+
+
+# ---- which frames
+
+
+@pytest.mark.parametrize(
+    ("frames", "expected"),
+    [
+        (1, [0] * 10),
+        (3, [0, 0, 0, 0, 0, 1, 1, 1, 1, 2]),
+        (10, list(range(10))),
+        (17, [0, 1, 3, 5, 7, 8, 10, 12, 14, 16]),
+        (40, [0, 4, 8, 13, 17, 21, 26, 30, 34, 39]),
+    ],
+)
+def test_ten_frames_are_those_of_vatex_eval(frames: int, expected: list[int]) -> None:
+    images, indices, _ = read_video(np.zeros((frames, 4, 6, 3), "uint8"), max_frames=10)
+    assert list(images) == sorted(set(expected)) and indices == expected  # each is decoded once
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_frame_of_every_container_or_so_many(form: str) -> None:
+    images, indices, incomplete = read_video(video(form))
+    assert numbers(images.values()) == indices == list(range(12)) and incomplete is None
+    assert {(image.mode, image.size) for image in images.values()} == {("RGB", (48, 32))}
+    green = np.asarray(images[5])[8, 36].astype(int)
+    assert abs(green - [20, 200, 20]).max() <= (40 if form == "gif" else 8)
+    for most in (1, 5, 12, 30):
+        expected = np.linspace(0, 11, most).astype(int).tolist()
+        images, indices, incomplete = read_video(video(form), max_frames=most)
+        assert indices == expected and incomplete is None
+        assert numbers(images.values()) == sorted(set(expected))
+
+
+def times(*milliseconds: int) -> bytes:
+    return written(drawn(len(milliseconds)), **LOSSLESS, times=list(milliseconds))
+
+
+@pytest.mark.parametrize(
+    ("data", "fps", "expected"),
+    [
+        (video(), 10, list(range(12))),
+        (video(), 5, [0, 2, 4, 6, 8, 10]),
+        (video("avi"), 5, [0, 2, 4, 6, 8, 10]),
+        (video(), 4, [0, 3, 5, 8, 10]),  # slots from 0, 0.25, 0.5, 0.75 and 1 s
+        (video(), 1000, list(range(12))),  # no frame twice
+        (video(), 0.5, [0]),
+        (video(), 1e-300, [0]),
+        (times(0, 33, 67, 100, 133, 167, 200), 30, list(range(7))),  # thirtieths, rounded to milliseconds
+        (times(0, 40, 80, 2000, 2040, 9000), 1, [0, 3, 5]),  # at its own times, not by a constant rate
+        (times(500, 540, 1400, 1500, 1540), 1, [0, 3]),  # from the first frame on
+    ],
+)
+def test_so_many_frames_a_second(data: bytes, fps: float, expected: list[int]) -> None:
+    images, indices, _ = read_video(data, fps=fps)
+    assert indices == list(images) == expected
+    if data in (video(), video("avi")):
+        assert numbers(images.values()) == expected
+
+
+def test_the_number_of_frames_is_that_which_is_there() -> None:
+    """Whatever a header says: of an AVI it is overwritten."""
+    whole = video("avi")
+    place = whole.index(b"strh") + 8 + 32
+    assert whole[place : place + 4] == (12).to_bytes(4, "little")
+    for stated in (1, 5, 11, 40, 2**31 - 1):
+        images, indices, _ = read_video(
+            whole[:place] + stated.to_bytes(4, "little") + whole[place + 4 :], max_frames=5
+        )
+        assert indices == [0, 2, 5, 8, 11] and images.keys() >= set(indices)
+        assert numbers(images.values()) == list(images)
+
+
+def test_frames_without_times_have_no_rate() -> None:
+    assert refusal(CLIP, fps=1).problems
+    metric = capeval_core.load("pacs", media="video", weights="tiny", device="cpu", fps=2)
+    with pytest.raises(InputError) as caught:
+        metric.score(["a", "b"], videos=[video(), CLIP])
+    assert [problem.argument for problem in caught.value.problems] == ["videos[1]"]
+    with pytest.raises(InputError):  # which of the two is meant?
+        capeval_core.load("pacs", media="video", weights="tiny", fps=2, max_frames=8)
+
+
+# ---- files
+
+
+def test_one_file_in_every_form(tmp_path: Path) -> None:
+    path = tmp_path / "no-extension"
+    path.write_bytes(video())
+    decoder = type("VideoDecoder", (), {"__module__": "torchcodec.decoders._video_decoder"})()
+    decoder._hf_encoded = {"bytes": video(), "path": None}  # as datasets puts it there
+    forms: list[Any] = [path, str(path), video(), bytearray(video()), decoder]
+    forms += [{"bytes": video(), "path": "x.mkv"}, {"bytes": None, "path": str(path)}]
+    visuals = [visual("video", form) for form in forms]
+    assert len({one.key for one in visuals}) == 1
+    for one in visuals:
+        one.check()
+        assert np.array_equal(np.stack([np.asarray(image) for image in one.load()]), drawn())
+        assert pickle.loads(pickle.dumps(one)).key == one.key
+    assert visual("video", video("mp4")).key != visuals[0].key
+
+
+def test_videos_of_a_dataset_are_not_decoded_by_it(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    path = tmp_path / "a.mkv"
+    path.write_bytes(video())
+    rows = [{"bytes": None, "path": str(path)}, {"bytes": video("mp4"), "path": None}, None]
+    features = datasets.Features({"video": datasets.Video()})
+    stored = datasets.Dataset.from_dict({"video": rows}, features=features)
+    plain = stored.cast_column("video", datasets.Video(decode=False))
+    metric = capeval_core.load("pacs", media="video", weights="tiny", device="cpu", on_error="nan", idf=False)
+    expected = metric.score(["a red field"] * 2, videos=[str(path), video("mp4")]).scores
+    for column in (stored["video"], plain["video"]):
+        result = metric.score(["a red field"] * 3, videos=column)
+        assert result.scores[:2] == pytest.approx(expected, abs=1e-6) and list(result.errors) == [2]
+
+
+def test_a_frame_is_turned_as_players_turn_it() -> None:
+    upright = read_video(video("mp4"))[0].values()
+    for degrees, transpose in (
+        (90, Image.Transpose.ROTATE_270),  # Pillow counts against the clock
+        (180, Image.Transpose.ROTATE_180),
+        (270, Image.Transpose.ROTATE_90),
+    ):
+        images = read_video(turned(video("mp4"), degrees))[0].values()
+        assert [i.tobytes() for i in images] == [i.transpose(transpose).tobytes() for i in upright]
+
+
+@pytest.mark.parametrize(
+    ("pix_fmt", "tolerance"),
+    [("gray", None), ("yuv444p10le", 3), ("bgra", 0), ("yuv410p", 160)],
+)
+def test_frames_of_any_pixel_format_are_rgb(pix_fmt: str, tolerance: int | None) -> None:
+    images, _, _ = read_video(written(drawn(3), fmt="matroska", codec="ffv1", pix_fmt=pix_fmt))
+    found = np.stack([np.asarray(image) for image in images.values()]).astype(int)
+    assert found.shape == (3, 32, 48, 3)
+    if tolerance is None:
+        assert (found == found[..., :1]).all() and found[2, 0, 0, 0] > found[0, 0, 0, 0]
+    else:
+        assert np.abs(found - drawn(3)).max() <= tolerance
+
+
+def test_the_matrix_that_a_stream_states_is_used() -> None:
+    """The same numbers mean other colours by BT.709 than by BT.601, which unmarked streams have."""
+
+    def green(**marked: str) -> Any:
+        data = written(drawn(2), **{**FORMS["mp4"], "stream": {"crf": "1", **marked}})
+        return np.asarray(read_video(data)[0][0])[8, 36].astype(int)
+
+    assert np.abs(green() - [20, 200, 20]).max() <= 6
+    to_yuv = np.array([[0.257, 0.504, 0.098], [-0.148, -0.291, 0.439], [0.439, -0.368, -0.071]])  # BT.601
+    y, u, v = to_yuv @ [20, 200, 20]
+    by_709 = [1.164 * y + 1.793 * v, 1.164 * y - 0.213 * u - 0.533 * v, 1.164 * y + 2.112 * u]
+    assert np.abs(green(colorspace="bt709") - np.clip(by_709, 0, 255)).max() <= 6
+
+
+def test_what_to_install_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "av", None)
+    visual("video", [photograph()]).check()
+    with pytest.raises(ImportError, match=r'pip install "capeval\[video\]"'):
+        visual("video", video()).check()
+
+
+@pytest.mark.skipif(not EXAMPLE.is_file(), reason="needs ../shared/data/example_video")
+def test_the_example_of_emscore() -> None:
+    images, _, incomplete = read_video(EXAMPLE)
+    assert (len(images), incomplete, images[0].size) == (250, None, (640, 360))
+    assert len(read_video(EXAMPLE, fps=2)[0]) == 20
+    assert read_video(EXAMPLE, max_frames=10)[1] == [0, 27, 55, 83, 110, 138, 166, 193, 221, 249]
+    # A green and a pink egg white, yolks, and a white table; looked at by eye.
+    frame = np.asarray(images[120]).astype(int)
+    yolk, green, pink, table = frame[115, 325], frame[70, 330], frame[150, 190], frame[20, 20]
+    assert yolk[0] > yolk[1] + 30 > yolk[2] + 60
+    assert green[1] > green[0] + 10 and pink[0] > pink[1] + 10 and table.min() > 220
+
+
+# ---- damage: the frames before it are used, and the result says so
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("zeros", [False, True])
+def test_frames_before_a_damaged_end_are_used(form: str, zeros: bool) -> None:
+    whole = video(form, 40)
+    start = max(0, whole.find(b"movi"), whole.find(b"mdat"))  # behind the header
+    kept = start + int((len(whole) - start) * 0.5)
+    cut = whole[:kept] + bytes(len(whole) - kept if zeros else 0)
+    visual("video", cut).check()
+    images, indices, why = read_video(cut)
+    count = len(images)
+    assert 0 < count < 40 and indices == list(range(count)) and why
+    sound = count if form in ("mp4", "avi") else count - 1  # of the last one a part may be missing
+    whole_images = read_video(whole)[0]
+    assert all(images[i].tobytes() == whole_images[i].tobytes() for i in range(sound))
+    for sampling in ({"max_frames": 5}, {"fps": 5}):
+        assert read_video(cut, **sampling)[2] == why
+    assert read_video(cut, max_frames=5)[1] == np.linspace(0, count - 1, 5).astype(int).tolist()
+
+
+@pytest.mark.parametrize("form", ["webm", "mkv"])
+def test_two_lost_frames_show(form: str) -> None:
+    """The file is cut between frames, so nothing in it is damaged; it states how long it is."""
+    whole = video(form, 40)
+    for kept in range(len(whole) - 1, 0, -3):
+        images, _, incomplete = read_video(whole[:kept])
+        if len(images) == 38:
+            break
+    assert incomplete
+
+
+def test_a_length_may_be_counted_from_0_or_from_the_first_frame() -> None:
+    """That of an index of fragments is the time of the end; that of tables is how long it is shown."""
+    form: dict[str, Any] = {"fmt": "mp4", "codec": "mpeg4", "pix_fmt": "yuv420p"}
+    for flags in ("frag_every_frame+delay_moov+dash+global_sidx", "faststart"):
+        whole = written(drawn(6), container={"movflags": flags}, times=list(range(5000, 11000, 1000)), **form)
+        images, _, incomplete = read_video(whole)
+        assert len(images) == 6 and incomplete is None
+
+
+def test_the_length_that_a_file_states_is_compared() -> None:
+    whole = video("mkv", 40).replace(b"DURATION", b"NOTATION")  # that of the container is left
+    stated = struct.pack(">d", 4000.0)
+    assert whole.count(stated) == 1
+    for seconds, complete in ((4.9, True), (5.2, False)):
+        assert (read_video(whole.replace(stated, struct.pack(">d", seconds * 1000)))[2] is None) == complete
+    assert read_video(whole[: len(whole) // 2])[2]
+
+
+@pytest.mark.parametrize("damaged", [0, 1, 4])
+def test_a_damaged_frame_is_not_used(damaged: int) -> None:
+    """Half of a frame's bytes are zeros; the decoder gives a picture, and flags it."""
+    images, _, why = read_video(damaged_frame(video("avi"), damaged))
+    sound = [image.tobytes() for image in read_video(video("avi"))[0].values()]
+    assert why
+    if damaged:
+        assert [image.tobytes() for image in images.values()] == sound[:damaged]
+    else:
+        assert len(images) == 11
+
+
+def test_damage_anywhere_is_refused_or_reported_or_harmless() -> None:
+    """Random bytes changed, lost and added in files of every container."""
+    random = np.random.default_rng(5)
+    found = {"refused": 0, "frames": 0}
+    for _ in range(150):
+        data = bytearray(video(list(FORMS)[random.integers(len(FORMS))]))
+        for _ in range(random.integers(1, 6)):
+            place = random.integers(len(data) if random.random() < 0.6 else 700)
+            length = random.integers(0, 20)
+            data[place : place + length] = random.bytes(random.integers(0, 20))
+        sampling: dict[str, Any] = [{}, {"fps": 3}, {"max_frames": 6}][random.integers(3)]
+        try:
+            images, indices, _ = read_video(bytes(data), **sampling)
+        except InputError:
+            found["refused"] += 1
+            continue
+        found["frames"] += 1
+        assert images and (len(indices) == 6 or "max_frames" not in sampling)
+    assert min(found.values()) > 20
+
+
+def test_a_file_that_changes_between_its_key_and_its_frames_costs_its_row(tmp_path: Path) -> None:
+    path = tmp_path / "film.mkv"
+    path.write_bytes(video("mkv"))
+    one = visual("video", path)
+    before = one.key
+    assert numbers(one.load()) == list(range(12))
+    path.write_bytes(video("mp4"))
+    for use in (lambda: list(one.load()), one.check):
+        with pytest.raises(InputError, match="changed"):
+            use()
+    assert visual("video", path).key != before
+
+
+# ---- hostility: no other file is opened, and no frame beyond the bound of pixels
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:9,\n{path}\n#EXT-X-ENDLIST\n",
+        "ffconcat version 1.0\nfile '{path}'\n",
+        "v=0\no=- 0 0 IN IP4 127.0.0.1\ns=x\nc=IN IP4 127.0.0.1\nt=0 0\nm=video 5004 RTP/AVP 96\n",
+        '<?xml version="1.0"?><MPD xmlns="urn:mpeg:dash:schema:mpd:2011"><BaseURL>{path}</BaseURL></MPD>',
+    ],
+)
+def test_playlists_open_no_other_file(text: str, tmp_path: Path) -> None:
+    film = tmp_path / "film.mkv"
+    film.write_bytes(video())
+    for name in ("list.m3u8", "list.mp4", "list.ffconcat", "list.sdp", "list.mpd"):
+        (tmp_path / name).write_text(text.format(path=film))
+        assert refusal(tmp_path / name).problems
+
+
+def test_names_with_patterns_and_protocols_are_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "film.mkv").write_bytes(video())
+    (tmp_path / "frame1.png").write_bytes(encoded(photograph(), "PNG"))
+    monkeypatch.chdir(tmp_path)
+    for name in ("concat:film.mkv", "file:film.mkv", "frame%d.png", "subfile,,start,0,end,0,,:film.mkv"):
+        assert refusal(name).problems
+    for name in ("file:film.mkv", os.fsdecode(b"\xff%d.mkv")):
+        Path(name).write_bytes(video("mp4"))
+        assert visual("video", name).key == visual("video", video("mp4")).key
+        assert numbers(read_video(name)[0].values()) == list(range(12))
+
+
+def test_sizes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = {form: video(form) for form in FORMS}
+    large = growing(), growing((640, 480))
+    assert [image.size for image in read_video(large[0])[0].values()] == [(32, 32), (64, 48)]
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 48 * 32)
+    for one in data.values():
+        visual("video", one).check()
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 48 * 32 - 1)
+    for one in data.values():
+        with pytest.raises(InputError):
+            visual("video", one).check()
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 2_000)
+    assert refusal(large[0]).problems
+    images, _, why = read_video(large[1])  # of one that is far too large not even its pixels are decoded
+    assert len(images) == 1 and why
