@@ -8,7 +8,6 @@ import sqlite3
 import sys
 import threading
 import time
-import warnings
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from os import PathLike
@@ -19,7 +18,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from capeval_core.errors import folder_path, wrong_option
+from capeval_core.errors import folder_path, warn, wrong_option
 
 Floats = NDArray[np.float32]
 DEFAULT_BYTES, TEXT_BYTES = 512 << 20, 64 << 20
@@ -97,10 +96,9 @@ class FeatureCache:
         """A cache is no reason to lose a run: go on in memory."""
         self._disk = None
         again = "; delete the file, then a later run makes it again" if _is_damage(error) else ""
-        warnings.warn(
+        warn(
             f"cache: {self.folder}/{_FILE} cannot be used any more ({error}): features are kept in memory "
-            f"only{again}",
-            stacklevel=4,
+            f"only{again}"
         )
 
     @property
@@ -278,7 +276,7 @@ class _Disk:
                 )
         if damaged:
             found = f"cache: damaged features in {self._file}, computed again: {damaged:,}"
-            warnings.warn(found, stacklevel=4)
+            warn(found)
         return features
 
     def put(self, rows: Mapping[str, Floats]) -> None:

@@ -7,7 +7,9 @@ them all, and each door puts them into its own words: `str(error)` is in Python'
 from __future__ import annotations
 
 import difflib
+import inspect
 import os
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -289,6 +291,14 @@ class InputWarning(UserWarning):
 
     def __str__(self) -> str:
         return Words().text(self.text)
+
+
+def warn(message: str | InputWarning) -> None:
+    """Warn at the user's line: the nearest that is neither this package's nor evaluate's."""
+    frame, level = inspect.currentframe(), 1
+    while frame and frame.f_globals.get("__name__", "").partition(".")[0] in ("capeval_core", "evaluate"):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, stacklevel=level)
 
 
 def file_problem(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +17,7 @@ from tqdm import tqdm
 
 from capeval_core._version import __version__
 from capeval_core.cache import shared_cache
-from capeval_core.errors import Problem, Problems, folder_path, wrong_option
+from capeval_core.errors import Problem, Problems, folder_path, warn, wrong_option
 from capeval_core.inputs.media import argument_of
 from capeval_core.inputs.samples import Samples, check_samples
 from capeval_core.inputs.texts import united
@@ -115,10 +114,9 @@ class CaptionMetric(MetricFacts, ABC):
         folder = open_weights(weights, metric=self.name, tiny=self.tiny)
         entry = folder.entry
         if entry is not None and entry.metrics and self.name not in entry.metrics:
-            warnings.warn(
+            warn(
                 f"{entry.title} ({folder.name}) is for {' and '.join(entry.metrics)}: what {self.name} "
-                f"computes with it is not {self.title}, and its signature says so",
-                stacklevel=2,
+                f"computes with it is not {self.title}, and its signature says so"
             )
         return folder
 
@@ -165,7 +163,7 @@ class CaptionMetric(MetricFacts, ABC):
             raise Problems([Problem("images", None, found, fix, verb="are", kind=TypeError)]).error()
         visuals = self.visuals_among(images=images, videos=videos)
         if references is not None and not self.needs_references:
-            warnings.warn(f"{self.name} needs no references: they are ignored", stacklevel=2)
+            warn(f"{self.name} needs no references: they are ignored")
             references = None
         if rows is not None:
             check_folder(rows)
@@ -175,7 +173,7 @@ class CaptionMetric(MetricFacts, ABC):
         table = prepared.encode_all(samples, rows=rows, progress=progress)
         result = prepared.combine(table, samples=samples)
         if message := stands_for_zero(result):
-            warnings.warn(message, stacklevel=2)
+            warn(message)
         return result
 
     @classmethod
@@ -190,7 +188,7 @@ class CaptionMetric(MetricFacts, ABC):
         others = [name for name, value in given.items() if value is not None and name != argument]
         if argument is None:
             for name in others:
-                warnings.warn(f"{cls.name} compares texts alone: {name} are ignored", stacklevel=3)
+                warn(f"{cls.name} compares texts alone: {name} are ignored")
             return None
         if others:
             from capeval_core.registry import media_of

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import inspect
 import re
-import warnings
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pyarrow as pa
 
-from capeval_core.errors import did_you_mean, wrong_option
+from capeval_core.errors import did_you_mean, warn, wrong_option
 from capeval_core.metric import CaptionMetric
 from capeval_core.options import describe_options
 from capeval_core.weights.folder import CONFIG, OPEN_CLIP_TENSORS, WeightsError, WeightsFolder
@@ -106,7 +105,7 @@ def metric_classes() -> dict[str, type[CaptionMetric]]:
         try:
             classes[name] = _load_entry_point(entry_point)
         except ValueError as error:
-            warnings.warn(str(error), stacklevel=2)
+            warn(str(error))
     return classes
 
 
@@ -273,16 +272,15 @@ def _entry_points() -> dict[str, EntryPoint]:
     try:
         declared = sorted(entry_points(group=GROUP), key=lambda entry: (entry.name, _distribution(entry)))
     except Exception as error:  # one damaged installation must not disable every metric
-        warnings.warn(f"the entry points of installed packages could not be read: {error}", stacklevel=3)
+        warn(f"the entry points of installed packages could not be read: {error}")
         return {}
     by_name: dict[str, EntryPoint] = {}
     for name, group in groupby(declared, key=lambda entry: entry.name):
         entries = list(group)
         if not _NAME.fullmatch(name):  # it goes into signatures, file names and terminals
-            warnings.warn(
+            warn(
                 f"metric {name!r} of {_distribution(entries[0])} is left out: a name is lower-case letters, "
-                "digits and underscores, and begins with a letter",
-                stacklevel=3,
+                "digits and underscores, and begins with a letter"
             )
             continue
         owners = ["capeval"] * (name in METRICS) + [_distribution(entry) for entry in entries]
@@ -290,10 +288,9 @@ def _entry_points() -> dict[str, EntryPoint]:
             (by_name[name],) = entries
         else:
             kept = "capeval's is used" if name in METRICS else "none is used"
-            warnings.warn(
+            warn(
                 f"metric {name!r} is declared by {' and by '.join(owners)}: {kept}; uninstall one, "
-                "or ask its authors for another name",
-                stacklevel=3,
+                "or ask its authors for another name"
             )
     return by_name
 

@@ -7,7 +7,6 @@ import hashlib
 import json
 import re
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -17,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from capeval_core.errors import folder_path, wrong_option
+from capeval_core.errors import folder_path, warn, wrong_option
 from capeval_core.limits import LIMITS
 from capeval_core.rows import COMMON, canonical, key_of
 from capeval_core.writing import PARTIAL, try_writing, write_whole
@@ -109,7 +108,7 @@ class RowStore:
             from_shards = stamp_of_shards(self.path)
             whole = read_stamp(note)  # another run may have claimed the folder in the meantime
             if whole is None and (from_shards is not None or note.exists()):
-                warnings.warn(f"rows: {note} is lost or damaged, it is made again", stacklevel=6)
+                warn(f"rows: {note} is lost or damaged, it is made again")
         stored = whole or from_shards
         if stored is not None:
             self._refuse_other_settings(stored, self.path)
@@ -187,10 +186,9 @@ class RowStore:
     def _give_up(self, error: OSError) -> None:
         """A disk that cannot be written is no reason to lose a run: go on in memory."""
         self._writable = False
-        warnings.warn(
+        warn(
             f"rows={str(self.path)!r} cannot be written any more ({error.strerror}): rows that are not there "
-            "yet are kept in memory only, and a later run computes them again",
-            stacklevel=4,
+            "yet are kept in memory only, and a later run computes them again"
         )
 
     def read(self) -> tuple[pa.Table, dict[int, str]]:
@@ -213,10 +211,7 @@ class RowStore:
             self._refuse_other_settings(stamp, path)
             return _as_rows(table, schema)
         except DamagedError as error:
-            warnings.warn(
-                f"rows: {path} {error}: what it held is computed again, and the file can be deleted",
-                stacklevel=2,
-            )
+            warn(f"rows: {path} {error}: what it held is computed again, and the file can be deleted")
             return schema.empty_table()
 
 

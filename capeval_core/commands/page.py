@@ -7,11 +7,10 @@ from importlib.util import find_spec
 
 from capeval_core.commands.arguments import in_words_of_the_user
 from capeval_core.commands.interrupts import CURRENT
-from capeval_core.commands.terminal import Parser
+from capeval_core.commands.terminal import Parser, complain
 from capeval_core.options import Options, Settings
 from capeval_core.project import install_command
-from capeval_core.registry import list_metrics, metric_class
-from capeval_core.weights.folder import open_unless_on_the_hub
+from capeval_core.registry import list_metrics, load, metric_class
 
 PORTS = range(1, 65_536)
 
@@ -45,12 +44,20 @@ def run(arguments: list[str]) -> int:
         parser.error(f"--host {flags.host}: expected an address of this machine")
     if find_spec("gradio") is None:
         raise ValueError(f"the page needs gradio: {install_command('page')}")
-    with in_words_of_the_user([metric.Options, Options]):  # a metric on texts has no --weights
-        if flags.weights is not None and metric.tiny is not None:
-            open_unless_on_the_hub(flags.weights, metric=metric.name, tiny=metric.tiny)
+    weights, settings = flags.weights, [metric.Options, Options]  # a metric on texts has no --weights
+    with in_words_of_the_user(settings):
         from capeval_core.integrations import page
 
-        demo = page.build(metric.name, flags.weights, media=flags.media)
+        demo = page.build(metric.name, weights, media=flags.media)
+    try:
+        with in_words_of_the_user(settings):
+            if metric.tiny is not None:
+                load(metric.name, media=flags.media, weights=weights).weights_folder()
+    except ValueError as error:
+        if weights is not None:
+            raise
+        complain(f"{error}\nThe page starts with `tiny`.")
+        demo = page.build(metric.name, "tiny", media=flags.media)
     try:
         page.launch(
             demo,

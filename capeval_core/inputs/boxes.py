@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import warnings
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from capeval_core.errors import InputWarning, did_you_mean
+from capeval_core.errors import InputWarning, did_you_mean, warn
 from capeval_core.inputs.box_arrays import MOST_BOXES, NAMES, OPTIONAL, RELEASED, REQUIRED, WIDEST, npz_arrays
 from capeval_core.inputs.decoding import Refused, quoted, within
 from capeval_core.inputs.sources import Source, read_file
@@ -105,7 +104,7 @@ class BoxFeatures:
         if n >= len(self):
             return self
         if self.scores is not None and (self.scores[n:].max() > self.scores[:n]).any():
-            warnings.warn(InputWarning(UNSORTED), stacklevel=2)
+            warn(InputWarning(UNSORTED))
         return replace(
             self,
             boxes=self.boxes[:n],

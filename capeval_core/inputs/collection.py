@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
-from capeval_core.errors import FileError, Problems, Setting, Text, file_problem
+from capeval_core.errors import FileError, Problems, Setting, Text, file_problem, warn
 from capeval_core.inputs.file_texts import (
     CANDIDATE_FIELDS,
     REFERENCE_FIELDS,
@@ -233,30 +232,22 @@ def _warn_of_repeats(path: Path, texts: Texts, references: Mapping[str, list[str
     """Warn of captions that look like references; except of pools, of captions that repeat or differ."""
     several = len(texts.rows) / len(references) if references else 0
     if several >= 2 and all(len(of_image) == 1 for of_image in references.values()):
-        warnings.warn(
-            f"{path}: {several:.3g} captions and one reference of each image: are the two files swapped?",
-            stacklevel=3,
-        )
+        warn(f"{path}: {several:.3g} captions and one reference of each image: are the two files swapped?")
     if references and all(caption in references[image_id] for image_id, caption in texts.rows):
-        warnings.warn(
+        warn(
             f"{path}: every caption is one of its own references, so a score says nothing: are they the "
-            "captions of people?",
-            stacklevel=3,
+            "captions of people?"
         )
     repeats = 0 if wide else len(texts.rows) - len(set(texts.rows))
     if repeats:
         again = "caption that its image has" if repeats == 1 else "captions that their images have"
-        warnings.warn(
-            f"{path}: {repeats:,} {again} already: each counts ({len(texts.rows):,} captions)",
-            stacklevel=3,
-        )
+        warn(f"{path}: {repeats:,} {again} already: each counts ({len(texts.rows):,} captions)")
     differing = {} if wide else texts.differing()
     if differing:
         images = "image has" if len(differing) == 1 else "images have"
-        warnings.warn(
+        warn(
             f"{path}: {len(differing):,} {images} different captions in several rows (ids "
             f"{some_of([*differing])}; {sum(differing.values()):,} captions), as where a run was appended to "
             "another: each counts. Leave out the rows that are not meant, give each run a file of its own, "
-            "or write captions that belong together as a list, {image id: [captions]}",
-            stacklevel=3,
+            "or write captions that belong together as a list, {image id: [captions]}"
         )

@@ -14,7 +14,6 @@ import os
 import subprocess
 import sys
 import threading
-import warnings
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -25,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageFile
 
+from capeval_core.errors import warn
 from capeval_core.inputs.decoder import READY
 from capeval_core.inputs.sources import Encoded, InMemory, OnDisk, Source
 
@@ -94,7 +94,7 @@ class Decoders:
         except (OSError, ValueError, EOFError) as error:
             status = self._give_up(process)
             why = f"could not be used ({error})" if status is None else f"ended with status {status}"
-            warnings.warn(_ENDED.format(why), stacklevel=2)
+            warn(_ENDED.format(why))
             return answers
         except BaseException:
             self._give_up(process)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import re
-import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -20,7 +19,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path, PurePosixPath
 
-from capeval_core.errors import FileError, Problems, Text, file_problem, refuse_nul
+from capeval_core.errors import FileError, Problems, Text, file_problem, refuse_nul, warn
 from capeval_core.inputs.texts import valid_unicode
 
 EXTENSIONS = {
@@ -176,10 +175,9 @@ def match_images(
     before = len(problems)
     matched = only_matches(folder, matches, lacking, problems)
     if renamed and len(problems) == before:
-        warnings.warn(
+        warn(
             f"{folder}: none of the file_names that {len(used):,} of {len(ids):,} ids are given, such as "
-            f"{(file_names or {})[used[0]]!r}, is there: the {kind.noun}s of these ids themselves are used",
-            stacklevel=3,
+            f"{(file_names or {})[used[0]]!r}, is there: the {kind.noun}s of these ids themselves are used"
         )
     for name in matched.values():
         if not valid_unicode(name):  # it could not be written into any file of results

@@ -5,10 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import re
-import warnings
 from collections.abc import Iterator
 
-from capeval_core.errors import FileError, file_problem
+from capeval_core.errors import FileError, file_problem, warn
 from capeval_core.inputs.file_texts import ID_FIELDS, LIST_FIELDS, Gatherer
 from capeval_core.inputs.folder import some_of
 from capeval_core.inputs.json_files import decoded
@@ -135,10 +134,9 @@ def _read_rows(header: list[str], rows: Records, gatherer: Gatherer, delimiter: 
             gatherer.row(row, line)
     if joined:
         lacking = "row lacks" if joined == 1 else "rows lack"
-        warnings.warn(
+        warn(
             f"{gatherer.path}: {joined:,} {lacking} the | between number and caption; what follows the "
-            "number is taken for the caption",
-            stacklevel=2,
+            "number is taken for the caption"
         )
 
 
@@ -189,11 +187,10 @@ def _warn_of_missing(gatherer: Gatherer) -> None:
     """Tables are often written with a word for what is missing, which nobody wants to have scored."""
     ids = [image_id for image_id, text in gatherer.texts.rows if text.strip() in _MISSING]
     if ids:
-        warnings.warn(
+        warn(
             f"{gatherer.path}: {len(ids):,} of {len(gatherer.texts.rows):,} captions are a word for a "
             f"missing value, such as 'nan' (ids {some_of(ids)}), and are read as "
-            "captions: leave those rows out if there is none",
-            stacklevel=2,
+            "captions: leave those rows out if there is none"
         )
 
 

@@ -6,13 +6,12 @@ import ast
 import contextlib
 import json
 import re
-import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from capeval_core.errors import Argument, Index, Kind, Problem, Problems, Setting, Text
+from capeval_core.errors import Argument, Index, Kind, Problem, Problems, Setting, Text, warn
 from capeval_core.inputs.sequences import as_list, how_to_list
 from capeval_core.values import described
 
@@ -233,10 +232,9 @@ def warn_of_written_lists(captions: Sequence[str]) -> None:
     """Warn once of captions that once were lists: they are scored as they are, a captioner may write one."""
     lists = [caption for caption in captions if is_written_list(caption)]
     if lists:
-        warnings.warn(
+        warn(
             f"{len(lists):,} of {len(captions):,} captions are lists written as text, such as "
-            f"{lists[0][:40]!r}, and are scored as they are: pass one caption per row if they were lists",
-            stacklevel=3,
+            f"{lists[0][:40]!r}, and are scored as they are: pass one caption per row if they were lists"
         )
 
 

@@ -11,7 +11,6 @@ version.
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -22,7 +21,7 @@ import pyarrow as pa
 from datasets import Features, Value
 
 from capeval_core.description import describe_metric
-from capeval_core.errors import Problems, did_you_mean, renamed
+from capeval_core.errors import Problems, did_you_mean, renamed, warn
 from capeval_core.inputs.media import ARGUMENTS, argument_of, medium_of
 from capeval_core.inputs.samples import Samples
 from capeval_core.integrations.module_description import module_description, module_usage
@@ -181,7 +180,7 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
         for name, value in given.items():
             if name not in self.features and value is not None and name not in self._warned:
                 of_texts = f"compares texts alone: {name}"
-                _warn(
+                warn(
                     f"{metric.name} {of_texts if name != 'references' else 'needs no references: they'} "
                     "are ignored"
                 )
@@ -254,7 +253,7 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
         if result.counts.failed:
             _warn_of_failures(result)
         if message := stands_for_zero(result):
-            _warn(message)
+            warn(message)
         output: dict[str, Any] = dict(result.numbers)
         if per_caption:
             errors = [result.errors.get(i) for i in range(len(result.scores))]
@@ -330,19 +329,11 @@ def _has_no_rows(value: Any) -> bool:
 
 def _warn_of_failures(result: Result) -> None:
     first = next(iter(result.errors))
-    _warn(
+    warn(
         f"{result.metric}: {result.counts.failed:,} of {result.counts.captions:,} captions have no score and "
         f"are left out of the mean; the first is predictions[{first}] ({result.errors[first]}), "
         "per_caption=True returns all"
     )
-
-
-def _warn(message: str) -> None:
-    """Warn at the user's line: the nearest that is neither this package's nor evaluate's."""
-    frame, level = inspect.currentframe(), 1
-    while frame is not None and frame.f_globals["__name__"].partition(".")[0] in ("capeval_core", "evaluate"):
-        frame, level = frame.f_back, level + 1
-    warnings.warn(message, stacklevel=level)
 
 
 def _features(metric: type[CaptionMetric]) -> Features:

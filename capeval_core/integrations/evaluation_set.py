@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from capeval_core.errors import Problem, Problems
+from capeval_core.errors import Problem, Problems, warn
 from capeval_core.inputs.media import argument_of, check_decodable, check_visuals, medium_of
 from capeval_core.inputs.samples import Samples
 from capeval_core.inputs.texts import check_references
@@ -59,7 +58,7 @@ class GivenVisuals:
         named = next((name for name in needed if name is not None), None)
         if named is None and self.argument is not None:
             names = ", ".join(one.metric.name for one in chosen)
-            warnings.warn(f"{names}: only texts are compared, {self.argument} are ignored", stacklevel=4)
+            warn(f"{names}: only texts are compared, {self.argument} are ignored")
         return GivenVisuals(named, self.values)
 
 
@@ -93,7 +92,7 @@ class EvaluationSet:
             compared = check_references(references, count, empty, problems, per=per)
         elif references is not None:
             names = ", ".join(one.metric.name for one in chosen)
-            warnings.warn(f"{names}: no references are needed, they are ignored", stacklevel=4)
+            warn(f"{names}: no references are needed, they are ignored")
         elif given.argument is None:
             fix = "pass those of the evaluation set, a list for each of its rows and in its order"
             problems.add(Problem("references", None, "missing", fix))

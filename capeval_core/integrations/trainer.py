@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import pyarrow as pa
 
 from capeval_core.cache import RecentFeatures
-from capeval_core.errors import Problems, renamed
+from capeval_core.errors import Problems, renamed, warn
 from capeval_core.inputs.samples import Samples
 from capeval_core.inputs.texts import check_captions
 from capeval_core.integrations.evaluation_set import EvaluationSet, GivenVisuals, samples_for
@@ -176,10 +175,9 @@ class CaptionMetrics:
                 _refuse_misplaced(labels, self._set.references)
             self._labels = labels
         elif labels != self._labels:
-            warnings.warn(
+            warn(
                 "the labels differ from those of the first evaluation: if this is another evaluation set, "
-                "its captions are scored against the wrong images; make one CaptionMetrics for each set",
-                stacklevel=4,
+                "its captions are scored against the wrong images; make one CaptionMetrics for each set"
             )
 
     def _encode(self, metric: CaptionMetric, samples: Samples) -> pa.Table:
@@ -209,19 +207,17 @@ def _refuse_misplaced(labels: list[str], references: list[list[str]]) -> None:
 def _warn_of_empty(captions: list[str]) -> None:
     empty = sum(not caption.strip() for caption in captions)
     if empty > len(captions) / 2:
-        warnings.warn(
+        warn(
             f"{empty:,} of {len(captions):,} captions are empty: their scores are those of the bare prompt "
-            "and say little about the captioner; is it untrained, or max_new_tokens too small?",
-            stacklevel=3,
+            "and say little about the captioner; is it untrained, or max_new_tokens too small?"
         )
 
 
 def _warn_of_failures(result: Result) -> None:
     if result.counts.failed:
         index, reason = next(iter(result.errors.items()))
-        warnings.warn(
+        warn(
             f"{result.metric}: {result.counts.failed:,} of {result.counts.captions:,} captions have no score "
             f"and are left out of the mean; the first is row {index} ({reason}), "
-            f".results[{result.metric!r}].errors has all",
-            stacklevel=3,
+            f".results[{result.metric!r}].errors has all"
         )

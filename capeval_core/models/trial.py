@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from warnings import warn
 
 import torch
 from torch import Tensor
 
+from capeval_core.errors import warn
 from capeval_core.models.device import exact_float32
 
 
@@ -37,5 +37,5 @@ def kernels_agree(
         raise
     except Exception as error:  # a compiler that is missing, a driver that is too old, in any words
         reason = f"{type(error).__name__}: {error}".split("\n", 1)[0]
-    warn(f"{kernels} cannot be used on {device} in {dtype}, which is slower ({reason})", stacklevel=3)
+    warn(f"{kernels} cannot be used on {device} in {dtype}, which is slower ({reason})")
     return False

@@ -8,7 +8,6 @@ Embedding Matching, CVPR 2022, https://arxiv.org/abs/2111.08919
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -18,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from capeval_core.errors import Argument, InputWarning, InPython, Piece, wrong_option
+from capeval_core.errors import Argument, InputWarning, InPython, Piece, warn, wrong_option
 from capeval_core.inputs.frames import check_samplings
 from capeval_core.inputs.samples import Samples, windows
 from capeval_core.inputs.sampling import Sampling
@@ -340,7 +339,7 @@ def _warn_of_texts_without_weight(unweighted: NDArray[np.int64]) -> None:
             "with one caption): all words count equally"
         )
         fix = InPython(": pass the statistics that prepare(texts) makes of a larger corpus, or idf=False")
-        warnings.warn(InputWarning((found, fix)), stacklevel=5)
+        warn(InputWarning((found, fix)))
 
 
 def _warn_of_incomplete_videos(rows: pa.Table) -> None:
@@ -352,4 +351,4 @@ def _warn_of_incomplete_videos(rows: pa.Table) -> None:
             pieces += ["; ", Argument("videos", row["index"]), f": {row['incomplete']}"]
         if len(found) > _SHOWN:
             pieces.append(f"; and {len(found) - _SHOWN:,} more")
-        warnings.warn(InputWarning(tuple(pieces)), stacklevel=5)
+        warn(InputWarning(tuple(pieces)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Generic, TypeVar
 
 from PIL import Image
 
-from capeval_core.errors import FileError, Problems, file_problem
+from capeval_core.errors import FileError, Problems, file_problem, warn
 from capeval_core.inputs.file_texts import FileOptions, Texts
 from capeval_core.inputs.folder import Names, match_images, names_in, paths_by_id
 from capeval_core.inputs.sources import InRgb
@@ -151,5 +150,5 @@ def _caption_sources(rows: list[tuple[str, str]]) -> Sources[str]:
 def _texts_of(captions: Path, options: FileOptions | None, images: Path | None = None) -> Texts:
     texts = texts_of(captions, options, images)
     if empty := sum(not text.strip() for _, text in texts.rows):
-        warnings.warn(f"{captions}: {empty:,} captions are empty and left out", stacklevel=2)
+        warn(f"{captions}: {empty:,} captions are empty and left out")
     return texts

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
 from typing import Any
 
-from capeval_core.errors import Problems, did_you_mean, file_problem, wrong_option
+from capeval_core.errors import Problems, did_you_mean, file_problem, warn, wrong_option
 from capeval_core.inputs.box_stores import BoxFeatureStore
 from capeval_core.inputs.file_texts import REFERENCE_FIELDS, FileOptions, Texts, refuse_unused
 from capeval_core.inputs.folder import Names, file_finder, match_images, names_in
@@ -60,7 +59,7 @@ def read_captioned(
     texts = texts_of(captions, options, images if store is None else None)
     rows = [(image_id, text) for image_id, text in texts.rows if text.strip()]
     if empty := len(texts.rows) - len(rows):
-        warnings.warn(f"{captions}: {empty:,} captions are empty and left out", stacklevel=2)
+        warn(f"{captions}: {empty:,} captions are empty and left out")
     ids, captions_ = [image_id for image_id, _ in rows], [text for _, text in rows]
     return images_of(captions, ids, captions_, images, store, texts.file_names)
 

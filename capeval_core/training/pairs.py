@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -12,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from capeval_core.errors import Problems, wrong_option
+from capeval_core.errors import Problems, warn, wrong_option
 from capeval_core.training.captioned import CaptionedImages, numbers_of
 from capeval_core.training.positives import Positives
 
@@ -97,7 +96,7 @@ class PairLists:
                     generated_images[caption].append(image)
         lists = Lists.of(captions_of), Lists.of(generated_captions), Lists.of(generated_images)
         if unused:
-            warnings.warn(f"{unused:,} positives belong to no image or caption here", stacklevel=2)
+            warn(f"{unused:,} positives belong to no image or caption here")
         return cls(*lists, texts, unused)
 
     @property

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from capeval_core.errors import FileError, file_problem
+from capeval_core.errors import FileError, file_problem, warn
 from capeval_core.training.positives import NOTE, PLURAL, SETTINGS, Positive, Source, open_shard, shard_bytes
 from capeval_core.writing import try_writing, write_whole
 
@@ -153,7 +152,7 @@ class PositiveShards:
             reason = str(error)
         except KeyError:
             reason = "holds positives of other sources"
-        warnings.warn(f"{path} {reason}: what it held is generated again", stacklevel=2)
+        warn(f"{path} {reason}: what it held is generated again")
         return Shard()
 
     def write(self, number: int, shard: Shard) -> None:

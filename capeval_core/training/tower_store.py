@@ -7,7 +7,6 @@ import json
 import math
 import time
 import uuid
-import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import torch
 from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
+from capeval_core.errors import warn
 from capeval_core.limits import LIMITS
 from capeval_core.writing import write_whole
 
@@ -73,9 +73,8 @@ class TowerStore:
             if _digest(keys, rows) != digest:
                 raise ValueError("its digest is another")
         except (OSError, ValueError, KeyError, TypeError) as error:
-            warnings.warn(
-                f"{index} or the file of rows beside it is damaged ({error}): what it held is computed again",
-                stacklevel=4,
+            warn(
+                f"{index} or the file of rows beside it is damaged ({error}): what it held is computed again"
             )
             for path in (index, index.with_suffix(_ROWS)):
                 path.unlink(missing_ok=True)

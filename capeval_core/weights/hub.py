@@ -11,11 +11,11 @@ from __future__ import annotations
 import json
 import re
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from capeval_core.errors import warn
 from capeval_core.limits import LIMITS
 
 T = TypeVar("T")
@@ -76,11 +76,10 @@ def download(
             why = f"not in the local cache; {reason(failed)}"
         raise error(repository, why) from None
     if unverified:
-        warnings.warn(
+        warn(
             f"{what}: the Hub did not say which version is the newest ({unverified}). Commit {path.name} of "
             f"the local cache is used. To stay at it, pass '{repository}@{path.name}'; to work offline on "
-            "purpose, set HF_HUB_OFFLINE=1",
-            stacklevel=3,
+            "purpose, set HF_HUB_OFFLINE=1"
         )
     return path
 

@@ -110,3 +110,19 @@ def test_without_gradio_the_message_says_what_to_install(
     )
     ran = capeval("page", "pacs")
     assert (ran.status, ran.err) == (2, 'capeval: the page needs gradio: pip install "capeval[page]"\n')
+
+
+def test_without_its_published_weights_it_starts_with_the_small_ones(tmp_path: Path) -> None:
+    pytest.importorskip("gradio", reason="needs gradio: pip install capeval[page]")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "capeval_core", "page", "pacs", "--no-browser"],
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    assert process.stdout is not None and process.stderr is not None
+    assert "is served at" in process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 0 and "capeval convert pacs" in process.stderr.read()

@@ -99,7 +99,8 @@ class Place:
             raise self.unreadable(error) from error
         if [one["name"] for one in found if one["type"] == "file"] == [self.path]:
             raise FileError(file_problem(self.address, "is a file", "pass the folder"))
-        return sorted(one["name"].rpartition("/")[2] for one in found if one["type"] == "file")
+        files = [one["name"] for one in found if one["type"] == "file" or Path(one["name"]).is_file()]
+        return sorted(name.rpartition("/")[2] for name in files)
 
     @property
     def identity(self) -> str:

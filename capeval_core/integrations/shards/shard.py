@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
@@ -12,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from capeval_core.errors import FileError, Problem, file_problem, wrong_option
+from capeval_core.errors import FileError, Problem, file_problem, warn, wrong_option
 from capeval_core.integrations.shards.columns import check_columns
 from capeval_core.integrations.shards.images import ImageFolder
 from capeval_core.integrations.shards.outputs import (
@@ -256,7 +255,7 @@ def _write(
         counts["read"] = {role: list(names) for role, names in reader.used.items()}
         writer.add_note(COUNTS, sealed(note, counts))
     if not counts["rows"]:
-        warnings.warn(f"{reader.address} has no rows: its output has none either", stacklevel=3)
+        warn(f"{reader.address} has no rows: its output has none either")
     return {**counts, "scored": scored}
 
 
@@ -277,7 +276,7 @@ def _finished(target: Place) -> dict[str, Any] | None:
     try:
         return check_whole(target)
     except DamagedError as error:
-        warnings.warn(f"{target.address} {error.found}: it is made again", stacklevel=3)
+        warn(f"{target.address} {error.found}: it is made again")
         return None
 
 

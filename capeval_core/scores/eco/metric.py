@@ -6,7 +6,6 @@ Using Ensembled CLIP and Consensus Scores, CVPR 2024 Workshops, https://arxiv.or
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
@@ -18,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from tqdm import tqdm
 
-from capeval_core.errors import InputWarning, Problems
+from capeval_core.errors import InputWarning, Problems, warn
 from capeval_core.inputs.samples import Pools, Samples, in_rgb
 from capeval_core.metric import Model
 from capeval_core.options import Options as CommonOptions
@@ -190,14 +189,13 @@ class Eco(Reranker):
         )
         ranking = rank(candidates, self.ensemble, self.options)
         if ranking.flat and np.isfinite(ranking.scores).any():
-            warnings.warn(
+            warn(
                 f"{self.name}: {', '.join(ranking.flat)} cannot tell these captions apart, all values are "
                 "equal: such z-scores are 0 (within a pool, CIDEr is 0 where the filters leave two captions "
-                "or fewer: see `consensus_documents`)",
-                stacklevel=5,
+                "or fewer: see `consensus_documents`)"
             )
         if message := ranking.doubtful_choices():
-            warnings.warn(InputWarning((f"{self.name}: ", *message)), stacklevel=5)
+            warn(InputWarning((f"{self.name}: ", *message)))
         return Choices(ranking.scores, ranking.parts(), ranking.rows)
 
 

@@ -6,14 +6,13 @@ https://arxiv.org/abs/1411.5726
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 
-from capeval_core.errors import Problems
+from capeval_core.errors import Problems, warn
 from capeval_core.inputs.samples import Samples
 from capeval_core.inputs.texts import check_references
 from capeval_core.options import Options as CommonOptions
@@ -54,10 +53,9 @@ def cosines(compared: Compared, frequencies: DocumentFrequencies, *, clipped: bo
 def document_frequencies(documents: Sequence[Sequence[Tokens]]) -> DocumentFrequencies:
     """Counted in the tokens of each image's references, with a warning where there is one image alone."""
     if len(documents) == 1:
-        warnings.warn(
+        warn(
             "document frequencies of one image's references give every n-gram the weight log(1) = 0, so that "
-            "CIDEr is 0: score more images together, or pass statistics=...",
-            stacklevel=3,
+            "CIDEr is 0: score more images together, or pass statistics=..."
         )
     return DocumentFrequencies.of_documents(documents)
 
