@@ -71,7 +71,10 @@ def run(arguments: list[str]) -> int:
         if flags.port is None or "empty port" not in str(error):
             raise
         raise ValueError(f"--port {flags.port} is taken: pass another") from error
-    print(f"{metric.title} is served at {demo.local_url} (Ctrl-C ends it)", flush=True)
-    demo.block_thread()
+    try:
+        print(f"{metric.title} is served at {demo.local_url} (Ctrl-C ends it)", flush=True)
+        demo.block_thread()
+    except KeyboardInterrupt:  # before Gradio waits for it
+        demo.close(verbose=False)
     CURRENT.settle()  # Ctrl-C is how a page ends
     return 0
