@@ -12,7 +12,7 @@ import pytest
 
 from capeval_core.commands.outputs import Outputs, check_output
 from tests.cli.conftest import Ran
-from tests.test_writing import largest_file
+from tests.support.small_disk import largest_file
 
 
 def test_a_full_disk_costs_neither_the_score_nor_the_old_file(score: Callable[..., Ran], files: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,3 +33,14 @@ def fill(place: Path) -> None:
     with pytest.raises(OSError, match="No space left"), (place / "filler").open("wb", buffering=0) as file:
         while True:
             file.write(bytes(1024))
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """A disk on which no file grows beyond so many bytes, as one that fills up in the middle of a file."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
