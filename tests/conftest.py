@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,6 +37,14 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TINY = Path(__file__).parents[1] / "capeval_core" / "weights" / "tiny" / "pacs"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """One folder of seeded networks for all processes of this run, which the first one makes and removes."""
+    if "CAPEVAL_TEST_FOLDER" not in os.environ:
+        folder = tempfile.TemporaryDirectory(prefix="capeval-tests-")
+        os.environ["CAPEVAL_TEST_FOLDER"] = folder.name
+        config.add_cleanup(folder.cleanup)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -378,11 +378,15 @@ def config_problems(config: dict[str, Any]) -> list[str]:
         if width % heads:
             problems.append(f"{section}: hidden_size {width} is no multiple of the {heads} heads")
     for stream, name in _BEFORE.items():
-        before, layers = shape.get(name), shape[stream]["num_hidden_layers"]
+        before, blocks, layers = (
+            shape.get(name),
+            shape.get("text_layers_before"),
+            shape[stream]["num_hidden_layers"],
+        )
         whole = isinstance(before, list) and all(is_whole(n, range(layers + 1)) for n in before)
         if not before or not whole or before != sorted(before):
             problems.append(f"{name} is {shown(before)}, expected rising whole numbers up to {layers}")
-        elif len(before) != len(shape.get(_BEFORE["text"]) or []):
+        elif isinstance(blocks, list) and len(before) != len(blocks):
             problems.append(f"{name} has {len(before)} numbers: give one per co-attention block")
     tasks: Any = shape.get("tasks")
     task = config["task"]

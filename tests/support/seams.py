@@ -5,7 +5,8 @@ Everything else in `tests/` uses the public modules and `tests.support`. At most
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from capeval_core import registry
+from capeval_core.cache import FeatureCache
 from capeval_core.inputs.box_stores import BoxFeatureStore
 from capeval_core.inputs.boxes import InputBoxes
 from capeval_core.inputs.frames import InputFrames
@@ -36,6 +38,7 @@ from capeval_core.regions.suppression import Suppression, class_confidences
 from capeval_core.weights.folder import config_checksum
 
 __all__ = [
+    "KINDS",
     "LIMITS",
     "best_boxes",
     "box_store",
@@ -43,6 +46,7 @@ __all__ = [
     "config_checksum",
     "consensus",
     "convert",
+    "encode",
     "graph_phrases",
     "network",
     "open_phrases",
@@ -55,6 +59,8 @@ __all__ = [
 ]
 
 # networks
+
+KINDS = tuple(registry.NETWORKS)
 
 
 def network(
@@ -80,6 +86,62 @@ def convert(kind: str, path: str | PathLike[str], **settings: Any) -> Any:
 def shapes(kind: str, config: dict[str, Any]) -> dict[str, Tensor]:
     """Name and shape of every tensor of a network, without memory."""
     return dict(registry.network(kind).empty(config).state_dict())
+
+
+def encode(
+    network: Any,
+    visuals: Iterable[Any],
+    texts: Iterable[Sequence[str]] | None = None,
+    *,
+    regions: Any = None,
+    medium: str = "images",
+    sampling: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Iterator[dict[str, Any]]:
+    """What a network gives for each visual, by name, with `key` and `error`.
+
+    visuals: as users hand them in; box features for UNITER and ViLBERT. texts: per visual. regions: per image
+    masks, or the boxes to segment; or a source. options: `cache` (none), `batch_size`, ...
+    """
+    options.setdefault("cache", FeatureCache(0))
+    images = (visual("image", value, f"{medium}[{i}]") for i, value in enumerate(visuals))
+    if network.kind == "sam":
+        for image, corners in zip(images, regions, strict=True):
+            found = network.segment(image.load(), corners)
+            yield {"masks": found.masks(), "quality": found.quality, "error": None}
+    elif network.kind in ("uniter", "vilbert"):
+        boxes = (visual("boxes", value, f"{medium}[{i}]") for i, value in enumerate(visuals))
+        run = network.rank if network.kind == "uniter" else network.token_features
+        yield from map(_named, run(boxes, texts, **options))
+    elif texts is not None:
+        yield from map(_named, network.match(images, texts, **options))
+    elif regions is not None:
+        yield from map(_named, network.encode_regions(images, regions, **options))
+    elif medium == "videos":
+        videos = (visual("video", value, f"{medium}[{i}]") for i, value in enumerate(visuals))
+        settings = {} if sampling is None else {"sampling": Sampling(**sampling)}
+        for part in network.encode_videos(videos, **settings, **options):
+            yield from _rows(part)
+    elif hasattr(network, "encode_boxes"):
+        for found in network.encode_boxes(images, **options):
+            whole = found.error is None
+            loaded = _named(found.load()) if whole else {}
+            yield {**loaded, "key": found.key if whole else "", "error": found.error}
+    else:
+        for part in network.encode_images(images, **options):
+            yield from _rows(part)
+
+
+def _named(found: Any) -> dict[str, Any]:
+    return {field.name: getattr(found, field.name) for field in fields(found)}
+
+
+def _rows(part: Any) -> Iterator[dict[str, Any]]:
+    """The rows of a part: `keys` of all is the `key` of each."""
+    columns = _named(part)
+    for values in zip(*columns.values(), strict=True):
+        row = dict(zip(columns, values, strict=True))
+        yield {"key": row.pop("keys"), "error": row.pop("errors"), **row}
 
 
 # media

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import json
+import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,6 +27,25 @@ HEADS: dict[str, dict[str, Any]] = {
     "pacs-openclip-tiny": {"head_width": 16, "text_heads": 4},  # exact GELU
 }
 """What the tensors of each case cannot tell."""
+
+
+def kept(name: str, make: Callable[[Path], Any]) -> Path:
+    """What `make` writes to a path: once for all processes of a run of tests, whose folder conftest names."""
+    root = Path(os.environ.get("CAPEVAL_TEST_FOLDER") or _own_folder())
+    place = root / name
+    if not place.exists():
+        partial = Path(tempfile.mkdtemp(dir=root)) / name
+        make(partial)
+        with suppress(OSError):  # another process was first
+            partial.rename(place)
+    return place
+
+
+@cache
+def _own_folder() -> str:
+    folder = tempfile.TemporaryDirectory()
+    atexit.register(folder.cleanup)
+    return folder.name
 
 
 @cache
