@@ -23,8 +23,7 @@ from capeval_core.integrations import page as pages
 from capeval_core.integrations.page.media import LARGEST, MEDIA, media_on_page
 from capeval_core.integrations.page.scorer import Scorer
 from capeval_core.registry import METRICS, metric_class
-from tests.inputs.photographs import encoded, photograph
-from tests.inputs.test_many_parts import jpeg, png
+from tests.inputs.photographs import crowded_jpeg, crowded_png, encoded, photograph
 from tests.integrations.conftest import PATIENCE
 from tests.support.seams import LIMITS
 
@@ -64,8 +63,8 @@ def test_an_image_beyond_the_pages_limit_is_refused_by_its_header(uploads: Path)
     [
         ("a.png", b"P6\n# " + b"#" * 1_000_000 + b"\n2 2\n255\n" + bytes(12), "format PPM, which this page"),
         ("a.jpg", encoded(photograph(), "JPEG2000"), "the image is in the format JPEG2000, which this page"),
-        ("a.png", png(2_000), "the image has more than 1,000 chunks, which would take minutes: "),
-        ("a.jpg", jpeg(101), "the image has more than 100 scans, which would take minutes: "),
+        ("a.png", crowded_png(2_000), "the image has more than 1,000 chunks, which would take minutes: "),
+        ("a.jpg", crowded_jpeg(101), "the image has more than 100 scans, which would take minutes: "),
     ],
 )
 def test_files_that_would_hold_a_page_are_refused(

@@ -18,9 +18,14 @@ from torch import Tensor
 
 from capeval_core import registry
 from capeval_core.cache import FeatureCache
+from capeval_core.errors import Problems
+from capeval_core.inputs import collection as _collection
+from capeval_core.inputs import file_texts, text_files
 from capeval_core.inputs.box_stores import BoxFeatureStore
 from capeval_core.inputs.boxes import InputBoxes
+from capeval_core.inputs.decoding import resized
 from capeval_core.inputs.frames import InputFrames
+from capeval_core.inputs.samples import Samples, check_pools, check_samples
 from capeval_core.inputs.sampling import Sampling
 from capeval_core.inputs.sources import Source
 from capeval_core.inputs.visual import InputImage
@@ -42,6 +47,7 @@ __all__ = [
     "LIMITS",
     "best_boxes",
     "box_store",
+    "check",
     "confidences",
     "config_checksum",
     "consensus",
@@ -52,7 +58,10 @@ __all__ = [
     "open_phrases",
     "open_regions",
     "ptb_tokens",
+    "read_collection",
+    "read_texts",
     "read_video",
+    "resized",
     "shapes",
     "visual",
     "wrong_words",
@@ -142,6 +151,37 @@ def _rows(part: Any) -> Iterator[dict[str, Any]]:
     for values in zip(*columns.values(), strict=True):
         row = dict(zip(columns, values, strict=True))
         yield {"key": row.pop("keys"), "error": row.pop("errors"), **row}
+
+
+# inputs
+
+
+def check(
+    captions: Any, images: Any, references: Any = None, *, pools: bool = False, **options: Any
+) -> Samples:
+    """What `score` (or, of pools, `rerank`) makes of its arguments before it opens weights."""
+    if pools:
+        return check_pools(captions, images, **options)
+    options = {"needs_references": references is not None, **options}
+    return check_samples(captions, images, references, **options)
+
+
+def read_texts(path: str | PathLike[str], references: bool = False) -> list[tuple[str, str]]:
+    """The ids and texts of a file of candidates, or of references."""
+    problems = Problems()
+    fields = file_texts.REFERENCE_FIELDS if references else file_texts.CANDIDATE_FIELDS
+    rows = text_files.read_texts(path, fields, problems).rows
+    problems.raise_if_any()
+    return rows
+
+
+def read_collection(
+    candidates: Path, images: Path | None, references: Path | None = None, **options: Any
+) -> Any:
+    """Files joined by image id, with `ids`, `captions`, `images`, `references` and `entries`."""
+    more = {name: options.pop(name) for name in ("wide", "medium") if name in options}
+    chosen = file_texts.FileOptions(**options)
+    return _collection.read_collection(candidates, images, references, options=chosen, **more)
 
 
 # media

@@ -1,0 +1,408 @@
+"""Images in any form: their content keys, their pixels, and what is no image."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import pickle
+import warnings
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import PIL
+import pytest
+import torch
+from PIL import EpsImagePlugin, Image, features
+
+from capeval_core.errors import InputError
+from tests.inputs.photographs import encoded, photograph, turned
+from tests.support.seams import resized, visual
+
+image = partial(visual, "image")
+
+PIXELS = np.asarray(photograph())
+
+
+def refused(value: Any) -> bool:
+    """Whether an image is refused: check and load must agree, so that on_error="raise" and "nan" do."""
+    given, found = image(value), []
+    for use in (given.check, given.load):
+        try:
+            use()
+            found.append("")
+        except InputError as error:
+            found.append(str(error))
+    assert len({*found}) == 1, found
+    return bool(found[0])
+
+
+def written(folder: Path, data: bytes, name: str = "x.jpg") -> Path:
+    path = folder / name
+    path.write_bytes(data)
+    return path
+
+
+# ---- equal contents, equal keys
+
+
+def test_a_file_has_one_key_however_it_is_handed_in(tmp_path: Path, jpeg: bytes) -> None:
+    path, copy = written(tmp_path, jpeg), written(tmp_path, jpeg, "copy.png")
+    values = [str(path), path, copy, jpeg, bytearray(jpeg), memoryview(jpeg)]
+    values += [{"bytes": jpeg, "path": None}, {"bytes": None, "path": str(path)}, {"path": path}]
+    assert len({image(value).key for value in values}) == 1
+    assert len({image(value).load().tobytes() for value in values}) == 1
+    others = [encoded(photograph(seed=1)), jpeg + b"\0", jpeg + bytes(3 << 21), jpeg + bytes(3 << 21) + b"a"]
+    assert len({image(value).key for value in [jpeg, *others]}) == 5
+
+
+def test_decoded_images_are_keyed_by_their_pixels() -> None:
+    tensor = torch.tensor(PIXELS)
+    same = [photograph(), photograph().copy(), PIXELS, PIXELS[:, ::-1][:, ::-1], tensor]
+    same += [tensor.permute(2, 0, 1), PIXELS.astype("float32") / 255, PIXELS / 255]
+    same += [tensor.permute(2, 0, 1).float() / 255, np.ma.masked_array(PIXELS, mask=False)]
+    assert len({image(value).key for value in same}) == 1
+    other = PIXELS.copy()
+    other[-1, -1, -1] ^= 1
+    assert image(other).key != image(PIXELS).key
+    rgba = photograph().convert("RGBA")
+    assert image(np.asarray(rgba)).key == image(rgba).key != image(PIXELS).key
+
+
+def test_shape_mode_and_palette_are_part_of_the_key() -> None:
+    grey = np.arange(24, dtype="uint8")
+    assert image(grey.reshape(4, 6)).key != image(grey.reshape(6, 4)).key
+    assert image(grey.reshape(4, 6)).key == image(grey.reshape(4, 6, 1)).key
+    palettes = []
+    for colours in ([0, 0, 0, 255, 0, 0], [0, 0, 0, 0, 255, 0]):
+        painted = Image.new("P", (4, 4), 1)
+        painted.putpalette(colours)
+        palettes.append(image(painted).key)
+    painted.info["transparency"] = 1  # the same pixels, seen through
+    assert len({*palettes, image(painted).key}) == 3
+
+
+@pytest.mark.parametrize("use", ["key", "check"])
+def test_a_key_stays_when_the_file_goes(tmp_path: Path, jpeg: bytes, use: str) -> None:
+    path = written(tmp_path, jpeg)
+    given = image(path)
+    _ = given.key if use == "key" else given.check()
+    path.unlink()
+    assert given.key == image(jpeg).key
+    with pytest.raises(InputError):
+        given.load()
+
+
+def test_keys_are_those_that_kept_rows_have(jpeg: bytes) -> None:
+    assert image(b"GIF89a").key == "file:" + hashlib.blake2b(b"GIF89a", digest_size=16).hexdigest()
+    assert image(np.arange(24, dtype="uint8").reshape(4, 6)).key == "pixels:6c72ae7ad48c9fe8ce82ec3d05194d50"
+
+
+# ---- pixels
+
+
+def test_exif_orientation_is_ignored() -> None:
+    assert image(turned()).load().tobytes() == Image.open(io.BytesIO(turned())).tobytes()
+    assert image(turned()).load().size == (96, 64)
+
+
+@pytest.mark.parametrize(
+    ("mode", "form"),
+    [
+        *[(mode, "PNG") for mode in ("RGB", "RGBA", "LA", "P", "1", "I;16")],
+        *[(mode, "JPEG") for mode in ("RGB", "L", "CMYK")],
+        *[("RGB", form) for form in ("WEBP", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF", "MPO")],
+        ("P", "GIF"),
+        ("F", "TIFF"),
+    ],
+)
+def test_files_are_decoded_as_pillow_decodes_them(mode: str, form: str) -> None:
+    if form == "AVIF" and not features.check("avif"):
+        pytest.skip("this Pillow reads no AVIF")
+    wide = Image.fromarray((np.arange(64 * 96).reshape(64, 96) * 9).astype("uint16"))
+    options = {"save_all": True, "append_images": [photograph(seed=1)]} if form == "MPO" else {}
+    data = encoded(wide if mode == "I;16" else photograph().convert(mode), form, **options)
+    assert not refused(data)
+    loaded = image(data).load()
+    with Image.open(io.BytesIO(data)) as expected:
+        assert loaded.mode == expected.mode == mode and expected.format == form
+        assert loaded.tobytes() == expected.tobytes()
+        assert loaded.convert("RGB").tobytes() == expected.convert("RGB").tobytes()
+        assert image(expected).load().tobytes() == expected.tobytes()
+
+
+def test_palette_transparency_is_kept() -> None:
+    data = encoded(photograph().convert("P"), "PNG", transparency=3)
+    expected = Image.open(io.BytesIO(data)).convert("RGBA").tobytes()
+    for value in (data, Image.open(io.BytesIO(data))):
+        assert image(value).load().convert("RGBA").tobytes() == expected
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float32", "float64", "float16", "bfloat16"])
+@pytest.mark.parametrize("layout", ["HWC", "CHW"])
+def test_tensors_of_every_dtype(dtype: str, layout: str) -> None:
+    tensor = torch.tensor(PIXELS)
+    if dtype != "uint8":
+        tensor = (tensor.double() / 255).to(getattr(torch, dtype))
+    if layout == "CHW":
+        tensor = tensor.permute(2, 0, 1)
+    given = image(tensor.requires_grad_() if dtype == "float32" else tensor)
+    given.check()
+    difference = np.asarray(given.load()).astype(int) - PIXELS
+    assert np.abs(difference).max() <= (1 if dtype == "bfloat16" else 0)
+
+
+def test_grey_arrays_and_tensors() -> None:
+    grey = np.asarray(photograph().convert("L"))
+    tensor = torch.tensor(grey)
+    for value in (grey, grey[:, :, None], tensor, tensor[None], tensor[:, :, None]):
+        loaded = image(value).load()
+        assert loaded.mode == "L" and (np.asarray(loaded) == grey).all()
+
+
+def test_floats_are_rounded_and_tiny_overshoot_is_forgiven() -> None:
+    array = np.array([[0.0, 0.5, 1.0], [0.4999 / 255, 0.5001 / 255, 1.000001]])
+    assert np.asarray(image(array).load()).tolist() == [[0, 128, 255], [0, 1, 255]]
+
+
+def test_tensors_that_numpy_cannot_view_are_read() -> None:
+    """Negation that is still to be done, and floats of 8 bits."""
+    negative = torch.view_as_complex(torch.full((4, 5, 3, 2), -0.5)).conj().imag
+    assert negative.is_neg()
+    assert image(negative).key == image(torch.full((4, 5, 3), 0.5)).key
+    small = torch.full((3, 4, 5), 0.5).to(torch.float8_e4m3fn)
+    assert image(small).key == image(np.full((4, 5, 3), 0.5)).key
+
+
+def test_what_is_loaded_is_ones_own() -> None:
+    decoded = photograph()
+    given, key = image(decoded), image(decoded).key
+    given.load().paste((0, 0, 0), (0, 0, 96, 64))
+    assert given.key == key
+
+
+def test_images_can_be_pickled(tmp_path: Path, jpeg: bytes) -> None:
+    batch = torch.zeros(50, 3, 40, 40)
+    for value in (written(tmp_path, jpeg), jpeg, photograph(), np.zeros((5, 6, 3), "uint8"), batch[7]):
+        given = image(value, "images[3]")
+        again = pickle.loads(pickle.dumps(given))
+        assert (again.key, again.where, again.name) == (given.key, "images[3]", given.name)
+    assert len(pickle.dumps(image(batch[7]))) < 2 * batch[7].nbytes
+
+
+def test_many_threads_agree(tmp_path: Path) -> None:
+    paths = [written(tmp_path, encoded(photograph(seed=i)), f"{i}.jpg") for i in range(24)]
+    expected = [Image.open(path).tobytes() for path in paths]
+    given = [image(path) for path in paths]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda one: one.check(), given))
+        assert [one.tobytes() for one in pool.map(lambda one: one.load(), given)] == expected
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts open files in /proc")
+def test_no_file_stays_open(tmp_path: Path, jpeg: bytes) -> None:
+    good, bad = written(tmp_path, jpeg), written(tmp_path, jpeg[:900], "bad.jpg")
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    kept: list[Any] = []
+    for _ in range(20):
+        given = image(good)
+        kept += [given, given.key, given.load(), refused(bad)]
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+# ---- what is no image
+
+
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "GIF", "BMP", "TIFF", "PPM"])
+def test_truncated_files(form: str) -> None:
+    data = encoded(photograph(), form)
+    assert not refused(data)
+    assert all(refused(data[: int(share * len(data))]) for share in (0.3, 0.6, 0.95))
+
+
+_WAYS: dict[str, dict[str, Any]] = {
+    "baseline": {},
+    "grey": {"mode": "L"},
+    "restarts": {"restart_marker_blocks": 2},
+    "optimised": {"optimize": True, "subsampling": 0},
+    "progressive": {"progressive": True},
+    "cmyk": {"mode": "CMYK"},
+}
+
+
+def damaged(data: bytes, rng: np.random.Generator, way: int) -> bytes:
+    start = int(rng.integers(2, len(data)))
+    if way == 0:  # flipped bits
+        changed = bytearray(data)
+        for place in rng.integers(start, len(data), 4):
+            changed[place] ^= 1 << int(rng.integers(8))
+        return bytes(changed)
+    if way == 1:  # cut off
+        return data[:start]
+    if way == 2:  # a marker of any kind where none belongs
+        return data[:start] + bytes([0xFF, int(rng.integers(1, 256)), 0, 4, 1, 2]) + data[start:]
+    if way == 3:  # a hole
+        return data[:start] + data[start + int(rng.integers(1, 200)) :]
+    return data[:start] + rng.bytes(20) + data[start + 20 :]
+
+
+@pytest.mark.parametrize("kind", _WAYS)
+def test_a_damaged_jpeg_is_refused_before_the_run_or_never(kind: str) -> None:
+    """The quick check before the run gives the verdict of decoding the file whole."""
+    rng, options = np.random.default_rng(len(kind)), dict(_WAYS[kind])
+    mode, verdicts = options.pop("mode", "RGB"), []
+    for place in range(250):
+        pixels = rng.integers(0, 256, (45, 60, 3), dtype=np.uint8)
+        data = encoded(Image.fromarray(pixels).convert(mode), quality=85, **options)
+        verdicts.append(refused(damaged(data, rng, place % 5)))
+    assert 20 < sum(verdicts) < 250
+
+
+def test_a_photograph_with_bytes_behind_it_is_whole(jpeg: bytes) -> None:
+    """Phones put a film there, and thumbnails and metadata hold what looks like markers."""
+    false = b"\xff\xda\0\x08" * 10_000
+    for data in (jpeg, encoded(photograph(), progressive=True)):
+        inside = b"\xff\xfe" + (len(false) + 2).to_bytes(2, "big") + false
+        whole = data[:2] + inside + data[2:] + b"\0\0ftypmp42" + data + false
+        assert not refused(whole)
+        assert image(whole).load().tobytes() == image(data).load().tobytes()
+
+
+@pytest.fixture
+def ghostscript(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file that a stand-in for Ghostscript writes when Pillow starts it."""
+    folder, started = tmp_path / "bin", tmp_path / "started"
+    folder.mkdir()
+    program = folder / "gs"
+    program.write_text(f"#!/bin/sh\necho started > '{started}'\n")  # and succeeds, without an image
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=":")
+    monkeypatch.setattr(EpsImagePlugin, "gs_binary", None)  # look for it again
+    with Image.open(io.BytesIO(encoded(photograph(), "EPS"))) as opened, pytest.raises(OSError):
+        opened.load()
+    assert started.exists(), "the stand-in is not what Pillow starts"
+    started.unlink()
+    return started
+
+
+def test_eps_starts_no_program(tmp_path: Path, ghostscript: Path) -> None:
+    data = encoded(photograph(), "EPS")
+    dos = b"\xc5\xd0\xd3\xc6" + (30).to_bytes(4, "little") + bytes(22) + data
+    for content in (data, dos):
+        assert refused(content) and refused(written(tmp_path, content, "x.png"))
+    with Image.open(io.BytesIO(data)) as opened:
+        assert refused(opened)
+        with pytest.raises(InputError):
+            _ = image(opened).key
+    assert not ghostscript.exists()
+
+
+@pytest.mark.parametrize("form", ["PDF", "ICO", "TGA", "DDS", "PCX"])
+def test_other_formats_are_named(form: str) -> None:
+    data = encoded(photograph(), form, **({"sizes": [(64, 64)]} if form == "ICO" else {}))
+    with pytest.raises(InputError, match=f" {form}, which is not opened"):
+        image(data).check()
+    if form == "PCX":  # whoever opens such a file and reads its pixels, has decided that
+        with Image.open(io.BytesIO(data)) as opened:
+            assert refused(opened)
+            opened.load()
+            assert image(opened).load().size == (96, 64)
+
+
+@pytest.mark.parametrize("form", ["GIF", "PNG", "WEBP", "TIFF"])
+def test_animations_are_refused_and_their_frames_are_not(form: str) -> None:
+    frames = [photograph(seed=i) for i in range(3)]
+    data = encoded(frames[0], form, save_all=True, append_images=frames[1:])
+    assert refused(data)
+    with Image.open(io.BytesIO(data)) as opened:
+        assert refused(opened)
+        opened.seek(1)
+        assert not refused(opened.copy())
+
+
+def test_the_limit_of_pixels_is_pillows_own(monkeypatch: pytest.MonkeyPatch, jpeg: bytes) -> None:
+    huge = np.broadcast_to(np.zeros((1, 1, 3), "uint8"), (200_000, 200_000, 3))  # a view of one pixel
+    assert refused(huge)
+    for limit, expected in ((96 * 64 - 1, True), (96 * 64, False), (None, False)):
+        monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            assert refused(jpeg) == expected
+    assert not refused(Image.new("RGB", (400, 2))) and refused(Image.new("RGB", (402, 2)))
+    assert not refused(Image.new("RGB", (2, 2))) and refused(Image.new("RGB", (1, 5)))
+
+
+def test_lazy_and_closed_pil_images(tmp_path: Path, jpeg: bytes) -> None:
+    path = written(tmp_path, jpeg)
+    with Image.open(path) as lazy:
+        given = image(lazy)
+        given.check()
+        assert given.load().tobytes() == image(jpeg).load().tobytes()
+    assert given.load().size == (96, 64)
+    with Image.open(path) as closed:
+        pass
+    with path.open("rb") as file:
+        without_file = Image.open(file)
+    gone = photograph()
+    gone.close()
+    assert all(map(refused, (closed, without_file, gone)))
+    with Image.open(written(tmp_path, jpeg[:900])) as cut:
+        assert refused(cut)
+
+
+# ---- the same pixels with every version of Pillow
+
+SHAPES = [(30, 160), (160, 30), (7, 200), (33, 34), (1, 90)]
+SIZES = [(20, 20), (64, 21), (5, 150), (40, 200)]
+MODES = ["RGB", "L", "RGBA", "LA", "P", "1", "CMYK", "I", "F"]
+METHODS = [Image.Resampling.BICUBIC, Image.Resampling.BILINEAR]
+
+
+def noise(mode: str, width: int, height: int) -> Image.Image:
+    rng = np.random.default_rng(width + height)
+    drawn = Image.fromarray(rng.integers(0, 256, (height, width, 4), dtype=np.uint8), "RGBA")
+    return drawn if mode == "RGBA" else drawn.convert("LA" if mode == "LA" else "L").convert(mode)
+
+
+def each(check: Callable[[Image.Image, tuple[int, int], Image.Resampling], None], mode: str) -> None:
+    for shape in SHAPES:
+        for size in SIZES:
+            for method in METHODS:
+                check(noise(mode, *shape), size, method)
+
+
+@pytest.mark.skipif(
+    int(PIL.__version__.split(".")[0]) >= 13, reason="this Pillow orders its passes otherwise"
+)
+@pytest.mark.parametrize("mode", MODES)
+def test_pixels_are_those_of_pillow_before_13(mode: str) -> None:
+    def same(drawn: Image.Image, size: tuple[int, int], method: Image.Resampling) -> None:
+        ours, theirs = resized(drawn, size, method), drawn.resize(size, method)
+        assert (ours.mode, ours.size, ours.tobytes()) == (mode, size, theirs.tobytes())
+
+    each(same, mode)
+
+
+def test_pixels_are_pinned_for_every_version() -> None:
+    digest = hashlib.sha256()
+    for mode in ("RGB", "RGBA", "L"):
+        each(lambda drawn, size, method: digest.update(resized(drawn, size, method).tobytes()), mode)
+    assert digest.hexdigest()[:16] == "8cc45cdc03c41957"
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_box_is_a_part_of_the_whole(mode: str) -> None:
+    rng = np.random.default_rng(len(mode))
+
+    def part(drawn: Image.Image, size: tuple[int, int], method: Image.Resampling) -> None:
+        for width, height in (size, (size[0], drawn.height), (drawn.width, size[1]), drawn.size):
+            xs, ys = (sorted(rng.choice(n + 1, 2, replace=False).tolist()) for n in (width, height))
+            box = xs[0], ys[0], xs[1], ys[1]
+            cut = resized(drawn, (width, height), method, box)
+            whole = resized(drawn, (width, height), method).crop(box)
+            assert (cut.mode, cut.size, cut.tobytes()) == (whole.mode, whole.size, whole.tobytes())
+
+    each(part, mode)

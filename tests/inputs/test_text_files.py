@@ -1,0 +1,406 @@
+"""Files of captions and references, as people, datasets and other programs write them."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import os
+import random
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from capeval_core.errors import FileError
+from tests.support.seams import LIMITS, read_texts
+
+Texts = dict[str, list[str]]
+TEXTS = {"7": ["a dog", 'a "big", black dog'], "8": ["two cats", "cats | on a mat"]}
+NAMED = {f"{image_id}.jpg": texts for image_id, texts in TEXTS.items()}
+
+
+def rows(texts: Texts) -> list[tuple[str, str]]:
+    return [(image_id, text) for image_id, own in texts.items() for text in own]
+
+
+def lines(texts: Texts, image_id: str, text: str) -> str:
+    return "\n".join(json.dumps({image_id: i, text: t}, ensure_ascii=False) for i, t in rows(texts))
+
+
+def annotations(texts: Texts) -> str:
+    own = [{"image_id": i, "id": n, "caption": t} for n, (i, t) in enumerate(rows(texts))]
+    images = [{"id": i, "file_name": f"{i}.jpg"} for i in texts]
+    return json.dumps({"info": {}, "images": images, "annotations": own})
+
+
+def table(texts: Texts, names: tuple[str, str] = ("image_id", "caption")) -> str:
+    file = io.StringIO(newline="")
+    csv.writer(file).writerows([names, *rows(texts)])
+    return file.getvalue()
+
+
+def table_of_lists(texts: Texts) -> str:
+    return table({i: [json.dumps(own)] for i, own in texts.items()}, ("id", "captions"))
+
+
+def parquet(texts: Texts) -> bytes:
+    file = io.BytesIO()
+    ids = list(texts)
+    pq.write_table(
+        pa.table({"image_id": ids, "split": ["x"] * len(ids), "captions": [*texts.values()]}), file
+    )
+    return file.getvalue()
+
+
+def karpathy(texts: Texts) -> str:
+    images = [
+        {"filename": name, "imgid": n, "split": "test", "sentences": [{"raw": t, "imgid": n} for t in own]}
+        for n, (name, own) in enumerate(texts.items())
+    ]
+    return json.dumps({"images": images, "dataset": "flickr8k"})
+
+
+def pycocoevalcap(texts: Texts) -> str:
+    return json.dumps({i: [{"image_id": i, "caption": t, "id": 5} for t in own] for i, own in texts.items()})
+
+
+def tokens(texts: Texts) -> str:
+    return "".join(f"{i}#{n}\t{text}\r\n" for i, own in texts.items() for n, text in enumerate(own))
+
+
+def tabs(texts: Texts) -> str:
+    return pd.DataFrame(rows(texts), columns=["image_id", "caption"]).to_csv(index=False, sep="\t")
+
+
+# ---- forms
+
+FORMS: dict[str, Callable[[Texts], str | bytes]] = {
+    "mapping.json": json.dumps,
+    "results.json": lambda texts: json.dumps([{"image_id": i, "caption": t} for i, t in rows(texts)]),
+    "annotations.json": annotations,
+    "lines.jsonl": lambda texts: lines(texts, "image", "caption"),
+    "lists.ndjson": lambda texts: "\n".join(json.dumps({"id": i, "captions": t}) for i, t in texts.items()),
+    "table.csv": lambda texts: b"\xef\xbb\xbf" + table(texts).encode(),
+    "lists.CSV": table_of_lists,
+    "table.parquet": parquet,
+}
+FOREIGN: dict[str, tuple[Callable[[Texts], str], Texts]] = {
+    "gts.json": (pycocoevalcap, TEXTS),
+    "metadata.jsonl": (lambda texts: lines(texts, "file_name", "text"), NAMED),
+    "metadata.csv": (lambda texts: table(texts, ("file_name", "text")), NAMED),
+    "c.tsv": (tabs, TEXTS),
+    "spreadsheet.csv": (lambda texts: tabs(texts).replace("\t", ";").replace("\n", "\r\n"), TEXTS),
+    "Flickr8k.token.txt": (tokens, NAMED),
+    "results_20130124.token": (tokens, NAMED),
+    "dataset_flickr8k.json": (karpathy, NAMED),
+    "lines.json": (lambda texts: lines(texts, "file_name", "text"), NAMED),
+}
+
+texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20)
+mappings = st.dictionaries(
+    texts.filter(bool), st.lists(texts, min_size=1, max_size=3), min_size=1, max_size=5
+)
+
+
+@pytest.mark.parametrize("name", FORMS)
+@given(mapping=mappings)
+def test_every_form_reads_back_what_was_written(
+    tmp_path_factory: pytest.TempPathFactory, name: str, mapping: Texts
+) -> None:
+    path = tmp_path_factory.mktemp("form", numbered=True) / name
+    data = FORMS[name](mapping)
+    path.write_bytes(data if isinstance(data, bytes) else data.encode())
+    assert read_texts(path) == read_texts(path, references=True) == rows(mapping)
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+@pytest.mark.parametrize("stored", ["plain", "gzip", "standard input", "other name", "UTF-16", "UTF-8 mark"])
+def test_files_are_read_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, stored: str
+) -> None:
+    write, texts = FOREIGN[name]
+    path, data = tmp_path / name, write(texts).encode()
+    if stored == "gzip":
+        path, data = path.with_name(f"{name}.gz"), gzip.compress(data)
+    elif stored == "UTF-16":
+        data = data.decode().encode("utf-16")
+    elif stored == "UTF-8 mark":
+        data = b"\xef\xbb\xbf" + data
+    elif stored == "other name":
+        path = tmp_path / "captions"
+    path.write_bytes(data)
+    if stored == "standard input":
+        path = Path("-")
+    for references in (False, True):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+        assert read_texts(path, references) == rows(texts)
+
+
+def test_parquet_from_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(parquet(NAMED))))
+    assert read_texts("-", references=True) == rows(NAMED)
+
+
+def written(folder: Path, content: Any, name: str = "c.json") -> Path:
+    path = folder / name
+    content = content if isinstance(content, (str, bytes)) else json.dumps(content)
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def test_one_caption_per_image_and_numbers_as_ids(tmp_path: Path) -> None:
+    several = written(tmp_path, {"7": "a", "b": ["c", "d"]})
+    assert read_texts(several) == [("7", "a"), ("b", "c"), ("b", "d")]
+    assert read_texts(written(tmp_path, [{"image_id": 42, "caption": "a", "id": 1}])) == [("42", "a")]
+    pq.write_table(pa.table({"image_id": [42.0, 7.0], "caption": ["a", "b"]}), tmp_path / "c.parquet")
+    assert read_texts(tmp_path / "c.parquet") == [("42", "a"), ("7", "b")]
+    an_image = written(tmp_path, {"annotations": ["x"]})  # may be called so
+    assert read_texts(an_image, references=True) == [("annotations", "x")]
+
+
+def test_one_file_can_hold_captions_and_references(tmp_path: Path) -> None:
+    line = '{"id": "a", "caption": "%s", "references": %s}\n'
+    both = line % ("x", '["r", "s"]') + "\n" + line % ("y", '["r", "s"]')
+    path = written(tmp_path, both, "both.jsonl")
+    assert read_texts(path) == [("a", "x"), ("a", "y")]
+    assert read_texts(path, references=True) == [("a", "r"), ("a", "s")]
+    path = written(tmp_path, both + line % ("z", '["r"]'), "both.jsonl")
+    with pytest.raises(FileError, match=r"line 4 \(id 'a'\)"):
+        read_texts(path, references=True)
+
+
+def test_the_table_of_flickr30k(tmp_path: Path) -> None:
+    path = tmp_path / "results.csv"
+    path.write_text(
+        "image_name| comment_number| comment\n"
+        '7.jpg| 0| "Stop" is on the sign .\n7.jpg| 1| A dog , a cat\n8.jpg| 4   A dog runs .\n'
+    )
+    with pytest.warns(UserWarning, match=r"results.csv: 1 row lacks"):
+        found = read_texts(path)
+    captions = ['"Stop" is on the sign .', "A dog , a cat", "A dog runs ."]
+    assert found == list(zip(["7.jpg", "7.jpg", "8.jpg"], captions, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ('7\t"Stop" on a sign\n8\t"Go\n', ['"Stop" on a sign', '"Go']),  # marks of the caption
+        ('7\t"a ""big"" dog"\n8\t"two\tcats"\n', ['a "big" dog', "two\tcats"]),  # marks around a cell
+        ('7\t"a dog\n\nand a cat"\n8\tx\n', ["a dog\n\nand a cat", "x"]),
+        ('7\t"a dog\n8\ta cat"\n', ['"a dog', 'a cat"']),  # two rows and not one
+    ],
+)
+def test_quotation_marks_in_tables_with_tabs(tmp_path: Path, lines: str, expected: list[str]) -> None:
+    path = written(tmp_path, f"id\tcaption\n{lines}", "c.tsv")
+    assert [text for _, text in read_texts(path)] == expected
+
+
+# ---- lists that became text
+
+LISTS = {"x": ["a dog", "it's a dog"], "y": ['a "big" cat', "a cat, black\nand white"], "z": ["one"]}
+
+
+@pytest.mark.parametrize("column", ["captions", "references"])
+@pytest.mark.parametrize("kind", [list, tuple])
+@pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
+def test_lists_that_pandas_wrote_are_read_as_lists(tmp_path: Path, column: str, kind: Any, form: str) -> None:
+    own = [str(kind(texts)) for texts in LISTS.values()]
+    frame, path = pd.DataFrame({"image_id": list(LISTS), column: own}), tmp_path / f"c.{form}"
+    if form == "jsonl":
+        frame.to_json(path, orient="records", lines=True)
+    elif form == "csv":
+        frame.to_csv(path, index=False)
+    else:
+        frame.to_parquet(path)
+    assert read_texts(path, references=True) == rows(LISTS)
+
+
+def with_cell(folder: Path, cell: str, column: str) -> Path:
+    with (folder / "c.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("id", column), ("x", cell)])
+    return folder / "c.csv"
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        str(np.array(["a dog", "a cat"])),  # without commas, Python would join the two
+        "['a dog', nan]",
+        "[None, 'a dog']",
+        "['a dog', 'a c",  # cut off
+        "['a dog'] + ['a cat']",
+        "['a dog', __import__('os').getcwd()]",
+        "['a dog', ['a cat']]",
+        "['a dog', 5]",
+        "('a dog', nan)",
+    ],
+)
+def test_a_list_that_is_not_one_of_strings_is_refused(tmp_path: Path, cell: str) -> None:
+    with pytest.raises(FileError, match=r"c\.csv: line 2 \(id 'x'\): references "):
+        read_texts(with_cell(tmp_path, cell, "references"), references=True)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[sic] a dog",
+        "[a dog]",
+        "[unclear] man ['s hat]",
+        '["Stop"] on a sign',
+        "a dog ['a', 'b']",
+        "(a dog)",
+        "[]",
+        "[5]",
+        "['",
+        "('a' is written on a wall) and a door",
+    ],
+)
+def test_captions_may_begin_with_a_bracket(tmp_path: Path, text: str) -> None:
+    path = with_cell(tmp_path, text, "caption")
+    assert read_texts(path) == read_texts(path, references=True) == [("x", text)]
+    path = written(tmp_path, b'id,captions\na,x\nb,[sic] y\nc," [""p"", ""q""]"\n', "d.csv")
+    assert read_texts(path) == [("a", "x"), ("b", "[sic] y"), ("c", "p"), ("c", "q")]
+
+
+@pytest.mark.parametrize("cell", ["['a dog', 'a cat']", '["a dog"]', "['a dog' 'a cat']", "['a dog', nan]"])
+def test_a_list_in_a_column_of_single_captions_is_refused(tmp_path: Path, cell: str) -> None:
+    for references in (False, True):
+        with pytest.raises(FileError, match=r"c\.csv: line 2: caption is a list written as text"):
+            read_texts(with_cell(tmp_path, cell, "caption"), references)
+    pd.DataFrame({"id": ["x"], "captions": [["a"]], "caption": [cell]}).to_csv(tmp_path / "c.csv")
+    assert read_texts(tmp_path / "c.csv", references=True) == [("x", "a")]
+    path = written(tmp_path, {"x": cell})
+    with pytest.raises(FileError, match="id 'x' is a list written as text"):
+        read_texts(path, references=True)
+    assert read_texts(path) == [("x", cell)]  # a captioner may write one
+
+
+@pytest.mark.parametrize("word", ["nan", "NaN", "None", "null"])
+def test_words_for_a_missing_value_are_warned_of_once(tmp_path: Path, word: str) -> None:
+    path = written(tmp_path, f"id,caption\nx,{word}\ny,a dog\nz,{word}\nw,nan bread\n", "c.csv")
+    with pytest.warns(UserWarning, match=r"c.csv: 2 of 4 captions") as caught:
+        assert read_texts(path)[0] == ("x", word)
+    assert len(caught) == 1
+
+
+# ---- what cannot be read
+
+ROW = {"image_id": 7, "caption": "x"}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "place"),
+    [
+        ("c.json", b'{"a": "x",\n "b"}', "line 2, column 5"),
+        ("c.json", b'{"id": "a", "caption": "x"}\n{"id": "b"}', "line 2 has"),
+        ("c.json", b'{"a": "x", "b": "y", "a": "z"}', "'a' comes twice"),
+        ("c.json", {"a": ["x", 5]}, "id 'a'[1] is"),
+        ("c.json", {"7": [{"title": "x"}]}, "id '7'[0] has"),
+        ("c.json", [{"image_id": 1, "title": "x"}], "entry 0 has"),
+        ("c.json", [{"id": 1, "caption": 5}], "entry 0 (id '1'): caption is"),
+        ("c.json", [{"id": 1.5, "caption": "x"}], "entry 0: id is"),
+        ("c.json", {"annotations": [{"image_id": 3, "n": 2}], "images": []}, "annotation 0 has"),
+        ("c.json", {"images": [{"sentences": [{}], "filename": "a"}]}, "image 0 (id 'a'): sentences[0] "),
+        ("c.json", {"images": {"id": 7}, "annotations": [ROW]}, "images is"),
+        ("c.json", {"images": [{"id": 7, "file_name": 5}], "annotations": [ROW]}, "image 0: file_name is"),
+        ("c.jsonl", b'{"id": 1, "caption": "x"}\n{"id": 2,', "line 2, column 10"),
+        ("c.csv", b"id,caption\na,x,y\n", "line 2 has 3 cells"),
+        ("c.csv", b'id,caption\n"x","two\nlines"\n\n"y","3\n\nlines",more\n', "line 5 has 3 cells"),
+        ("c.csv", b'id,caption\nx,"2\nlines"\n\ny,"a dog\n' + b"z,a cat\n" * 40_000, "line 5 has a cell of"),
+        ("c.txt", b"7.jpg#0\ta dog\nand more\n", "line 2 is"),
+        ("c.json.gz", gzip.compress(b'{"7": "x"}', mtime=0)[:-9], "is damaged ("),
+    ],
+)  # fmt: skip
+def test_the_place_is_named(tmp_path: Path, name: str, content: Any, place: str) -> None:
+    path = written(tmp_path, content, name)
+    with pytest.raises(FileError) as caught:
+        read_texts(path)
+    assert str(caught.value).startswith(f"{path}: ") and place in str(caught.value)
+
+
+def test_a_cell_of_the_longest_length_and_deep_brackets_are_texts(tmp_path: Path) -> None:
+    for text in ("a" * 131_072, "[" * 100_000):
+        assert read_texts(with_cell(tmp_path, text, "captions")) == [("x", text)]
+
+
+def test_all_that_is_wrong_with_a_file_comes_at_once(tmp_path: Path) -> None:
+    path = written(tmp_path, b'{"id": 1}\nnot json\n{"caption": "x"}\n' + b'{"id": 7}\n' * 1000, "c.jsonl")
+    with pytest.raises(FileError) as caught:
+        read_texts(path)
+    found = [problem.index for problem in caught.value.problems]
+    assert len(found) == 1003 and {"line 1", "line 3", "line 4"} <= {*found}
+    assert len(str(caught.value).splitlines()) == 4  # equal ones are one line
+
+
+def test_a_small_file_does_not_become_any_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = written(tmp_path, gzip.compress(b'{"7": "x"}' + bytes(1 << 10)), "c.json.gz")
+    monkeypatch.setattr(LIMITS, "file_bytes", 1 << 9)
+    with pytest.raises(FileError, match="is longer than"):
+        read_texts(path)
+    with Path("/dev/zero").open() as endless:
+        monkeypatch.setattr(sys, "stdin", endless)
+        with pytest.raises(FileError, match="standard input: is longer than"):
+            read_texts("-")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
+@pytest.mark.parametrize("name", ["c.json", "c.jsonl", "c.csv", "c.parquet"])
+def test_a_pipe_is_not_waited_for(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(FileError, match="is a pipe, a socket or a device"):
+        read_texts(tmp_path / name)
+
+
+def test_damaged_parquet_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "c.parquet"
+    own = pa.table({"id": [str(i) for i in range(40)], "caption": [f"a café {i}" for i in range(40)]})
+    pq.write_table(own, path)
+    sound, seeds = path.read_bytes(), random.Random(11)
+    refused = 0
+    for _ in range(120):
+        data = bytearray(sound)
+        at, kind = seeds.randrange(len(data)), seeds.randrange(3)
+        if kind == 0:
+            del data[at:]
+        elif kind == 1:
+            data[at : at + 20] = seeds.randbytes(20)
+        else:
+            data[at] ^= 1 << seeds.randrange(8)
+        path.write_bytes(data)
+        try:
+            read_texts(path)
+        except FileError as error:
+            refused += 1
+            assert str(path) in str(error)
+    assert refused > 60
+    pq.write_table(own, path, write_page_checksum=True, compression="none", use_dictionary=False)
+    data = bytearray(path.read_bytes())
+    data[data.index("a café 25".encode()) + 2] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(FileError, match="damaged"):
+        read_texts(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("c.json", '{{"a": "x", {odd}: "y"}}'),
+        ("d.json", '[{{"image_id": {odd}, "caption": "y"}}]'),
+        ("c.jsonl", '{{"id": {odd}, "caption": "y"}}'),
+    ],
+)
+def test_ids_that_are_not_utf8_are_refused(tmp_path: Path, name: str, content: str) -> None:
+    """They would fail when results are written, after all work."""
+    path = written(tmp_path, content.format(odd=json.dumps("caf\udce9.jpg")), name)
+    with pytest.raises(FileError, match=rf"{name}: .*'caf\\udce9\.jpg', which is not UTF-8"):
+        read_texts(path)
