@@ -24,7 +24,7 @@ from capeval_core.weights.catalogue import FASTER_RCNN_VG
 from capeval_core.weights.faster_rcnn import RELEASED
 from capeval_core.weights.folder import WeightsError
 from tests.inputs.photographs import encoded, photograph
-from tests.regions.test_selection import survivors
+from tests.regions.test_suppression import survivors
 from tests.support.seeded import faster_rcnn, faster_rcnn_release, write_config
 
 Floats = NDArray[np.float32]

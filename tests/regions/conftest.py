@@ -13,7 +13,8 @@ from PIL import Image
 from tools.scenes import draw, sample_scene
 
 
-def save_sam(folder: Path, seed: int = 0) -> Path:
+def save_sam(folder: Path, seed: int = 0, *, sure: bool = False) -> Path:
+    """sure: it takes every mask for a good one."""
     from transformers import SamConfig, SamImageProcessor, SamModel
 
     torch.manual_seed(seed)
@@ -26,17 +27,21 @@ def save_sam(folder: Path, seed: int = 0) -> Path:
         prompt_encoder_config={"hidden_size": 32, **common},
         mask_decoder_config=decoder,
     )
-    model = SamModel(config)
+    model: Any = SamModel(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim > 1 and "layer_norm" not in name:
                 parameter.normal_(std=parameter[0].numel() ** -0.5)
+        if sure:
+            model.mask_decoder.iou_prediction_head.proj_out.bias += 9
+            for head in model.mask_decoder.output_hypernetworks_mlps:
+                head.proj_out.weight *= 1000
     model.save_pretrained(folder)
     SamImageProcessor(size={"longest_edge": 128}).save_pretrained(folder)
     return folder
 
 
-def save_owlv2(folder: Path, seed: int = 0) -> Path:
+def save_owlv2(folder: Path, seed: int = 0, *, less_sure_by: float = 0) -> Path:
     from transformers import Owlv2Config, Owlv2ForObjectDetection, Owlv2ImageProcessor
 
     torch.manual_seed(seed)
@@ -46,10 +51,11 @@ def save_owlv2(folder: Path, seed: int = 0) -> Path:
         vision_config={**sizes, "image_size": 96, "patch_size": 16, "initializer_range": 0.3},
         projection_dim=32,
     )
-    model = Owlv2ForObjectDetection(config)
+    model: Any = Owlv2ForObjectDetection(config)
     with torch.no_grad():
         for parameter in (*model.box_head.parameters(), *model.objectness_head.parameters()):
             parameter.normal_(std=0.3)
+        model.objectness_head.dense2.bias -= less_sure_by
     model.save_pretrained(folder)
     Owlv2ImageProcessor(size={"height": 96, "width": 96}).save_pretrained(folder)
     return folder

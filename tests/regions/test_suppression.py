@@ -1,4 +1,4 @@
-"""Suppression of all classes at once, beside the plain double loop and torchvision's kernel."""
+"""Suppression beside the plain double loop and torchvision's kernel, as a CPU and as a GPU do it."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torchvision.ops import nms
 
-from capeval_core.regions.device_suppression import best_on_device
-from capeval_core.regions.suppression import Suppression, class_confidences
+from tests.support.seams import best_boxes, confidences
 
 Array = NDArray[Any]
-CAFFE, PLAIN = Suppression(0.5, pixel=1, at_bound=True), Suppression(0.5)
+CAFFE: dict[str, Any] = {"pixel": 1, "at_bound": True}
+RULES: list[dict[str, Any]] = [CAFFE, {}, {"pixel": 1}, {"at_bound": True}]
 
 
 def drawn(n: int, classes: int, seed: int = 0) -> tuple[Array, Array]:
@@ -22,7 +24,12 @@ def drawn(n: int, classes: int, seed: int = 0) -> tuple[Array, Array]:
     random = np.random.default_rng(seed)
     corners = random.integers(0, 12, (n, 2))
     boxes = np.concatenate([corners, corners + random.integers(0, 12, (n, 2))], axis=1).astype(np.float32)
-    return boxes, random.integers(0, 20, (n, classes)).astype(np.float32) / 20
+    return boxes, random.integers(1, 20, (n, classes)).astype(np.float32) / 20
+
+
+def sorted_boxes(n: int) -> Array:
+    boxes, scores = drawn(n, 1, seed=n)
+    return boxes[np.argsort(-scores[:, 0], kind="stable")]
 
 
 def ratio(one: Array, other: Array, pixel: float) -> float:
@@ -33,98 +40,81 @@ def ratio(one: Array, other: Array, pixel: float) -> float:
     return float(np.float32(shared / (sum(areas) - shared))) if sum(areas) > shared else 0.0
 
 
-def greedy(boxes: Array, scores: Array, rule: Suppression) -> list[int]:
-    """Indices that survive, best first, by two loops."""
+def survivors(
+    boxes: Array, scores: Array, overlap: float, *, pixel: float = 0, at_bound: bool = False
+) -> list[int]:
+    """Indices of the boxes that no better one of the survivors covers, best first, by two loops."""
     kept: list[int] = []
-    for index in sorted(range(len(boxes)), key=lambda index: -scores[index]):
-        overlaps = [ratio(boxes[other], boxes[index], rule.pixel) for other in kept]
-        if not any(o >= rule.overlap if rule.at_bound else o > rule.overlap for o in overlaps):
+    for index in sorted(range(len(boxes)), key=lambda i: (-scores[i], i)):
+        overlaps = [ratio(boxes[other], boxes[index], pixel) for other in kept]
+        if not any(o >= overlap if at_bound else o > overlap for o in overlaps):
             kept.append(index)
     return kept
 
 
-@pytest.mark.parametrize("rule", [CAFFE, PLAIN, Suppression(0.5, pixel=1), Suppression(0.5, at_bound=True)])
-def test_survivors_are_those_of_two_loops(rule: Suppression) -> None:
-    for n, classes in ((1, 1), (7, 3), (40, 11)):
-        boxes, scores = drawn(n, classes, seed=n)
-        survives = rule.survivors(boxes, scores)
-        for of_class in range(classes):
-            kept = greedy(boxes, scores[:, of_class], rule)
-            assert sorted(kept) == np.flatnonzero(survives[:, of_class]).tolist()
-        order = np.argsort(-scores[:, 0], kind="stable")
-        best = rule.best(boxes[order], most=5)
-        assert order[best].tolist() == greedy(boxes, scores[:, 0], rule)[:5]
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(0, 30),
+    st.integers(1, 6),
+    st.integers(0, 10**6),
+    st.sampled_from(RULES),
+    st.sampled_from([0, 0.5]),
+)
+def test_confidences_are_those_of_plain_loops(
+    n: int, classes: int, seed: int, rule: dict[str, Any], threshold: float
+) -> None:
+    boxes, scores = drawn(n, classes, seed)
+    expected = np.zeros(n, dtype=np.float32)
+    for of_class in range(classes):
+        for index in survivors(boxes, scores[:, of_class], 0.5, **rule):
+            if scores[index, of_class] > threshold:
+                expected[index] = max(expected[index], scores[index, of_class])
+    assert confidences(boxes, scores, 0.5, threshold, **rule) == expected.tolist()
 
 
 def test_the_rules_differ_where_boxes_share_exactly_the_bound() -> None:
     """The drawn boxes tell all four rules apart, or the test above would not."""
-    boxes, scores = drawn(40, 11, seed=40)
-    rules = [CAFFE, PLAIN, Suppression(0.5, pixel=1), Suppression(0.5, at_bound=True)]
-    assert len({rule.survivors(boxes, scores).tobytes() for rule in rules}) == 4
+    boxes, scores = drawn(40, 1, seed=40)
+    assert len({tuple(confidences(boxes, scores, 0.5, **rule)) for rule in RULES}) == 4
+    one = np.float32([[0, 0, 9, 9], [0, 0, 9, 6]])  # 7 of 10 rows of pixels, which float32 rounds
+    scores = np.float32([[0.9], [0.8]])
+    assert confidences(one, scores, 0.7, **CAFFE)[1] == 0
+    assert confidences(one, scores, 0.7, pixel=1)[1] == np.float32(0.8)
 
 
 @pytest.mark.parametrize("overlap", [0.3, 0.5, 0.6, 0.7])
 def test_without_a_pixel_it_is_torchvisions(overlap: float) -> None:
     """Also where whole corners share exactly the bound, which float32 rounds up or down."""
-    random = np.random.default_rng(3)
     boxes = drawn(200, 1)[0]
     boxes[:, 2:] += 1
-    scores = random.random((200, 9)).astype(np.float32)
-    survives = Suppression(overlap).survivors(boxes, scores)
-    for of_class in range(9):
-        kept = nms(torch.from_numpy(boxes), torch.from_numpy(scores[:, of_class].copy()), overlap)
-        assert sorted(kept.tolist()) == np.flatnonzero(survives[:, of_class]).tolist()
+    scores = np.random.default_rng(3).uniform(0.01, 1, (200, 1)).astype(np.float32)
+    kept = nms(torch.from_numpy(boxes), torch.from_numpy(scores[:, 0].copy()), overlap)
+    assert np.flatnonzero(confidences(boxes, scores, overlap)).tolist() == sorted(kept.tolist())
 
 
-@pytest.mark.parametrize("rule", [CAFFE, PLAIN, Suppression(0.3), Suppression(0.7, pixel=1, at_bound=True)])
-def test_a_gpus_way_keeps_the_same_boxes(rule: Suppression) -> None:
-    groups = []
-    for n in (0, 1, 40, 300):
-        boxes, scores = drawn(n, 1, seed=n)
-        groups.append(boxes[np.argsort(-scores[:, 0], kind="stable")])
+@pytest.mark.parametrize("on_device", [False, True])
+@pytest.mark.parametrize("rule", RULES)
+def test_the_best_boxes_are_those_of_plain_loops(rule: dict[str, Any], on_device: bool) -> None:
+    groups = [sorted_boxes(n) for n in (0, 1, 40, 150)]
+    every = [survivors(boxes, -np.arange(len(boxes)), 0.5, **rule) for boxes in groups]
     for most in (5, 1000):
-        kept = best_on_device(rule, [torch.from_numpy(boxes) for boxes in groups], most)
-        assert [own.tolist() for own in kept] == [rule.best(boxes, most).tolist() for boxes in groups]
+        kept = best_boxes(groups, 0.5, most, on_device=on_device, **rule)
+        assert kept == [own[:most] for own in every]
 
 
 def test_boxes_that_are_not_usable_neither_survive_nor_suppress() -> None:
     boxes = drawn(200, 1)[0]
     usable = np.random.default_rng(1).random(200) < 0.6
-    (kept,) = best_on_device(PLAIN, [torch.from_numpy(boxes)], 1000, torch.from_numpy(usable))
-    assert kept.tolist() == np.flatnonzero(usable)[PLAIN.best(boxes[usable], 1000)].tolist()
+    (kept,) = best_boxes([boxes], 0.5, 1000, on_device=True, usable=usable)
+    assert kept == np.flatnonzero(usable)[best_boxes([boxes[usable]], 0.5, 1000, on_device=False)[0]].tolist()
 
 
-def test_a_gpus_way_follows_a_chain_to_its_end() -> None:
+@pytest.mark.parametrize("on_device", [False, True])
+def test_a_chain_is_followed_to_its_end(on_device: bool) -> None:
     """Each box overlaps the next one only, so that whether the last one survives depends on all."""
     x = np.arange(101, dtype=np.float32) * 4
     boxes = np.stack([x, x * 0, x + 10, x * 0 + 10], axis=1)
-    (kept,) = best_on_device(Suppression(0.4), [torch.from_numpy(boxes)], 1000)
-    assert kept.tolist() == list(range(0, 101, 2)) == Suppression(0.4).best(boxes, 1000).tolist()
-
-
-def test_the_bound_of_caffes_kernel_is_in_float32() -> None:
-    boxes = np.float32([[0, 0, 9, 9], [0, 0, 9, 6]])  # 7 of 10 rows of pixels
-    assert Suppression(0.7, pixel=1, at_bound=True).pairs(boxes[0], boxes[1])
-    assert not Suppression(0.7, pixel=1).pairs(boxes[0], boxes[1])
-
-
-def test_confidences_are_the_best_scores_of_classes_that_are_survived() -> None:
-    boxes, scores = drawn(40, 11)
-    for threshold in (0.0, 0.8):
-        expected = np.zeros(40, dtype=np.float32)
-        for of_class in range(11):
-            for index in greedy(boxes, scores[:, of_class], CAFFE):
-                if scores[index, of_class] > threshold:
-                    expected[index] = max(expected[index], scores[index, of_class])
-        found = class_confidences(boxes, scores, CAFFE, threshold)
-        assert found.tolist() == expected.tolist()
-    assert 0 < np.count_nonzero(found) < 40
-
-
-def test_nothing_and_boxes_without_area() -> None:
-    empty = np.zeros((0, 4), dtype=np.float32)
-    assert class_confidences(empty, np.zeros((0, 3), dtype=np.float32), CAFFE).shape == (0,)
-    assert PLAIN.best(empty, 3).tolist() == []
+    assert best_boxes([boxes], 0.4, 1000, on_device=on_device) == [list(range(0, 101, 2))]
     point = np.float32([[5, 5, 5, 5], [5, 5, 5, 5]])
-    assert PLAIN.best(point, 3).tolist() == [0, 1]  # no area, no overlap
-    assert CAFFE.best(point, 3).tolist() == [0]  # a pixel each, the same one
+    assert best_boxes([point], 0.5, 3, on_device=on_device) == [[0, 1]]  # no area, no overlap
+    assert best_boxes([point], 0.5, 3, on_device=on_device, **CAFFE) == [[0]]  # a pixel each, the same one

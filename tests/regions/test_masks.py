@@ -1,0 +1,193 @@
+"""Masks as runs, against a plain way of computing; and the ways to write the regions of an image."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from numpy.typing import NDArray
+from PIL import Image
+
+from capeval_core.errors import InputError
+from tests.support.seams import open_regions
+
+MASKS = arrays.arrays(np.bool_, st.tuples(st.integers(2, 9), st.integers(2, 9)))
+MASK = np.zeros((6, 8), bool)
+MASK[1:4, 2:7] = True
+RUNS = {"size": [6, 8], "counts": [13, 3, 3, 3, 3, 3, 3, 3, 3, 3, 8]}
+
+
+def blank(height: int, width: int, name: str = "a.png") -> Image.Image:
+    image: Any = Image.new("L", (width, height))
+    image.filename = name
+    return image
+
+
+def regions_of(*entries: Any, size: tuple[int, int]) -> Any:
+    return open_regions({"a": list(entries)}).segment(blank(*size))
+
+
+def plain_runs(mask: NDArray[np.bool_]) -> list[int]:
+    """COCO's definition: pixels column by column, zeros first."""
+    plain, value = [0], False
+    for pixel in mask.T.reshape(-1):
+        if bool(pixel) != value:
+            plain.append(0)
+            value = not value
+        plain[-1] += 1
+    return plain
+
+
+@given(MASKS)
+def test_runs_are_cocos(mask: NDArray[np.bool_]) -> None:
+    runs = {"size": list(mask.shape), "counts": plain_runs(mask)}
+    found = regions_of(mask, runs, size=mask.shape)
+    rows, columns = np.nonzero(mask)
+    if not len(rows):
+        assert (len(found), found.dropped) == (0, 2)
+        return
+    box = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
+    assert found.boxes.tolist() == [box, box] and found.areas.tolist() == [mask.sum()] * 2
+    assert [own.tolist() for own in found.runs] == [plain_runs(mask)] * 2
+    assert (regions_of(*found.coco(), size=mask.shape).masks() == mask).all()  # by compressed runs
+
+
+@given(st.data())
+def test_rectangles(data: st.DataObject) -> None:
+    height, width = data.draw(st.tuples(st.integers(2, 7), st.integers(2, 7)))
+    x0, y0 = data.draw(st.tuples(st.floats(-3, 9), st.floats(-3, 9)))
+    w, h = data.draw(st.tuples(st.floats(0, 9), st.floats(0, 9)))
+    x, y = np.meshgrid(np.arange(width) + 0.5, np.arange(height) + 0.5)
+    expected = (x >= x0) & (x < x0 + w) & (y >= y0) & (y < y0 + h)
+    found = regions_of({"bbox": [x0, y0, w, h]}, np.ones((height, width), bool), size=(height, width))
+    assert len(found) == 1 + expected.any()
+    assert (found.masks()[0] == (expected if expected.any() else True)).all()
+
+
+def test_compressed_runs_of_pycocotools() -> None:
+    """`counts` that pycocotools 2.0 writes."""
+    found = regions_of({"size": [44, 28], "counts": r"\975mk0?"}, size=(44, 28))
+    assert found.runs[0].tolist() == [300, 7, 5, 900, 20]
+    assert found.coco()[0]["segmentation"]["counts"] == r"\975mk0?"
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        MASK,
+        RUNS,
+        RUNS | {"counts": regions_of(MASK, size=(6, 8)).coco()[0]["segmentation"]["counts"]},
+        RUNS | {"counts": regions_of(MASK, size=(6, 8)).coco()[0]["segmentation"]["counts"].encode()},
+        {"segmentation": RUNS, "score": 1, "category_id": 3},
+        {"bbox": [2, 1, 5, 3]},
+    ],
+)
+def test_ways_to_write_a_region(entry: Any) -> None:
+    regions = regions_of(entry, size=(6, 8))
+    assert (regions.masks() == MASK).all()
+    assert regions.boxes.tolist() == [[2, 1, 7, 4]] and regions.quality.tolist() == [1]
+
+
+def test_limits_keep_the_best_in_order_and_slices_are_those_of_all() -> None:
+    masks = np.random.default_rng(0).random((4, 5, 7)) < 0.5
+    entries = [
+        {"segmentation": {"size": [5, 7], "counts": plain_runs(mask)}, "score": score}
+        for mask, score in zip(masks, [0.2, 0.4, 0.4, 0.4], strict=True)
+    ]
+    regions = regions_of(*entries, size=(5, 7))
+    best = regions.limited(2)
+    assert (best.masks() == masks[1:3]).all() and len(regions) == 4 and regions.limited(4) is regions
+    assert (regions.masks(1, 3) == masks[1:3]).all() and (regions.masks(3) == masks[3:]).all()
+    with pytest.raises(ValueError):
+        regions.limited(0)
+    with pytest.raises(ValueError):
+        regions.quality[0] = 1
+
+
+def test_empty_masks_are_dropped_and_counted() -> None:
+    regions = regions_of(np.zeros((6, 8), bool), MASK, size=(6, 8))
+    assert (len(regions), regions.dropped) == (1, 1)
+    none = open_regions({"a": []}).segment(blank(6, 8))
+    assert len(none) == 0 and none.masks().shape == (0, 6, 8) and none.boxes.shape == (0, 4)
+
+
+def test_five_hundred_regions_of_a_photograph_are_small() -> None:
+    boxes = [{"bbox": [i * 5.0, i * 3.0, 400, 400]} for i in range(500)]
+    tracemalloc.start()
+    regions = regions_of(*boxes, size=(2000, 3000))
+    for start in range(0, len(regions), 4):
+        regions.masks(start, start + 4)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 100e6  # all of them as arrays would take 3 GB
+
+
+@pytest.mark.parametrize("name", ["42", "COCO_val2014_000000000042", "COCO_val2014_000000000042.png"])
+def test_ids_are_those_of_captions(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "COCO_val2014_000000000042.png"
+    blank(6, 8).save(path)
+    source = open_regions({name: [RUNS], "7": []})
+    for image in (path, {"bytes": path.read_bytes(), "path": str(path)}, blank(6, 8, str(path))):
+        assert len(source.segment(image)) == 1
+
+
+def test_files_are_those_of_coco_and_what_regions_write(tmp_path: Path) -> None:
+    annotation = {"image_id": 42, "segmentation": RUNS, "score": 0.75}
+    coco = {"images": [{"id": 5, "file_name": "42.png"}], "annotations": [annotation | {"image_id": 5}]}
+    written = [entry | {"score": 0.75} for entry in regions_of(MASK, size=(6, 8)).coco()]
+    file = tmp_path / "masks.json"
+    for content in ({"42": [RUNS | {"score": 0.75}]}, [annotation], coco, {"42": written}):
+        file.write_text(json.dumps(content))
+        for spec in (file, str(file)):
+            source = open_regions(spec)
+            assert source.name == "precomputed:masks.json"
+            regions = source.segment(blank(6, 8, "42.png"))
+            assert regions.quality.tolist() == [0.75] and (regions.masks() == MASK).all()
+
+
+def test_masks_that_do_not_fit_are_named_all_at_once() -> None:
+    wrong: list[Any] = [
+        {"size": [8, 6], "counts": [48]},
+        {"size": [6, 8], "counts": [40]},
+        {"size": [6, 8], "counts": [-5, 53]},
+        {"size": [6, 8], "counts": [1, None]},
+        {"size": 30, "counts": [48]},
+        {"size": [6, 8], "counts": "61X\x07"},
+        MASK.T,
+        {"bbox": [1, 2, -3, 4]},
+        {"bbox": ["a", 2, 3, 4]},
+        {"bbox": [1, 2, 3, 4], "score": "x"},
+    ]
+    with pytest.raises(InputError) as caught:
+        regions_of(RUNS, *wrong, size=(6, 8))
+    messages = [str(InputError(problem)) for problem in caught.value.problems]
+    assert len(messages) == len(wrong) and all("a.png" in message for message in messages)
+    assert all(f"mask {i + 1} " in message for i, message in enumerate(messages))
+
+
+def test_fingerprints_cover_the_masks() -> None:
+    flat = np.zeros((8, 6), bool)
+    flat.reshape(-1)[:] = MASK.reshape(-1)  # the same bits in another shape
+    written: list[Any] = [{"a": [MASK]}, {"a": [~MASK]}, {"b": [MASK]}, {"a": [RUNS]}, {"a": [flat]}]
+    prints = [open_regions(masks).fingerprint for masks in [*written, {"a": [RUNS | {"score": 1}]}]]
+    assert len(set(prints)) == 6
+    assert open_regions({"a": [MASK.copy()]}).fingerprint == prints[0]
+
+
+def test_images_without_names_have_regions_by_content() -> None:
+    red, blue = np.full((6, 8, 3), 200, np.uint8), np.full((6, 8, 3), 20, np.uint8)
+    of_images = type(open_regions({})).of  # type: ignore[attr-defined]
+    source = of_images([red, blue, red], [[MASK], [], [MASK]])
+    assert (len(source.segment(red.copy())), len(source.segment(blue))) == (1, 0)
+    for images, masks in (([red, blue, red], [[MASK], [], [~MASK]]), ([red, blue], [[]])):
+        with pytest.raises(ValueError):
+            of_images(images, masks)
+    with pytest.raises(InputError):
+        open_regions({"42": [RUNS]}).segment(red)

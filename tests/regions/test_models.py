@@ -1,0 +1,253 @@
+"""SAM and OWLv2 as sources of regions: beside transformers, in every form of a release, and from the Hub."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from capeval_core import load
+from capeval_core.cache import FeatureCache
+from capeval_core.cli import main
+from tests.golden import recipe
+from tests.hub import Repository, ask, commit, serving
+from tests.regions.conftest import save_owlv2, save_sam
+from tests.support.seams import LIMITS, convert, open_regions, shapes
+
+CASES = Path(__file__).parents[1] / "golden" / "cases"
+SEGMENTER, DETECTOR = "Zigeng/SlimSAM-uniform-77", "google/owlv2-base-patch16-ensemble"
+
+
+def cached(cache: Path, repository: str, folder: Path) -> None:
+    """Put a model where huggingface_hub keeps what it has downloaded."""
+    place = cache / f"models--{repository.replace('/', '--')}"
+    (place / "refs").mkdir(parents=True, exist_ok=True)
+    (place / "snapshots").mkdir(exist_ok=True)
+    (place / "refs" / "main").write_text(commit("main"))
+    link = place / "snapshots" / commit("main")
+    link.unlink(missing_ok=True)
+    link.symlink_to(folder)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sam_folder: Path, owlv2_folder: Path) -> Path:
+    """A cache of the Hub with tiny models where the defaults would be."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    cached(tmp_path / "hub", SEGMENTER, sam_folder)
+    cached(tmp_path / "hub", DETECTOR, owlv2_folder)
+    return tmp_path / "hub"
+
+
+def opened(spec: str, **settings: Any) -> Any:
+    return open_regions(spec, device="cpu", **settings)
+
+
+def test_objects_are_what_transformers_finds(cache: Path, image: Image.Image, sam_folder: Path) -> None:
+    """The boxes of OWLv2 prompt SAM, whose masks are those of transformers' model."""
+    from transformers import SamImageProcessor, SamModel
+
+    source = opened("objects")
+    regions, boxes = source.segment(image), opened("rectangles").segment(image)
+    assert source.name == f"objects:{SEGMENTER}@{commit('main')[:8]}+{DETECTOR}@{commit('main')[:8]}"
+    assert opened(f"objects:{sam_folder}").fingerprint == source.fingerprint
+    assert regions.size == (100, 160)
+    assert len(regions) + regions.dropped == len(boxes) + boxes.dropped > 5
+
+    theirs: Any = SamModel.from_pretrained(sam_folder)
+    theirs.config.mask_decoder_config.layer_norm_eps = 1e-5
+    for layer in theirs.mask_decoder.transformer.layers:
+        for norm in (layer.layer_norm1, layer.layer_norm2, layer.layer_norm3, layer.layer_norm4):
+            norm.eps = 1e-5
+    theirs.mask_decoder.transformer.layer_norm_final_attn.eps = 1e-5
+    processor: Any = SamImageProcessor.from_pretrained(sam_folder, pad_size={"height": 128, "width": 128})
+    pixels = processor(image, return_tensors="pt")["pixel_values"]
+    scaled = torch.from_numpy(regions.boxes * np.float32(128 / 160))[None]
+    with torch.no_grad():
+        output = theirs(pixels, input_boxes=scaled, multimask_output=False)
+    assert np.allclose(regions.quality, output.iou_scores[0, :, 0], atol=1e-3)
+    size, resized = torch.tensor([[100, 160]]), torch.tensor([[80, 128]])
+    masks = processor.post_process_masks(output.pred_masks, size, resized)[0][:, 0].numpy()
+    assert (regions.masks() != masks).mean() < 1e-3
+
+
+def test_owlv2_boxes_are_those_of_transformers(image: Image.Image, owlv2_folder: Path) -> None:
+    """The best box is the one that its own one-shot detection takes as its query."""
+    from transformers import Owlv2ForObjectDetection, Owlv2ImageProcessor
+
+    model: Any = Owlv2ForObjectDetection.from_pretrained(owlv2_folder)
+    processor: Any = Owlv2ImageProcessor.from_pretrained(owlv2_folder)
+    pixels = processor(images=image, return_tensors="pt")["pixel_values"]
+    with torch.no_grad():
+        detected = model.image_guided_detection(pixels, query_pixel_values=pixels)
+        features = model.image_embedder(pixels)[0].flatten(1, 2)
+        _, best, boxes = model.embed_image_query(features, detected.query_image_embeds)
+    x, y, width, height = (boxes[0, int(best)] * 160).tolist()
+    ours = opened(f"rectangles:{owlv2_folder}").segment(image)
+    expected = np.clip([x - width / 2, y - height / 2, x + width / 2, y + height / 2], 0, [160, 100] * 2)
+    assert np.allclose(ours.boxes[0], expected, atol=1e-3)
+    assert (np.diff(ours.quality) <= 0).all()
+    for mask, (x0, _, _, y1) in zip(ours.masks(), ours.boxes, strict=True):
+        rows, columns = np.nonzero(mask)
+        assert mask.sum() == (np.ptp(rows) + 1) * (np.ptp(columns) + 1)
+        assert abs(columns.min() - x0) <= 0.5 and abs(rows.max() + 1 - y1) <= 0.5
+
+
+def test_the_threshold_of_boxes(cache: Path, image: Image.Image, sam_folder: Path, tmp_path: Path) -> None:
+    detector = save_owlv2(tmp_path / "threshold=7", less_sure_by=3)  # a folder may be called as a setting is
+    cached(cache, DETECTOR, detector)
+
+    def scores(spec: str) -> list[float]:
+        return [float(score) for score in opened(spec).segment(image).quality]
+
+    every = scores("rectangles:threshold=0")
+    assert min(every) < 0.1 < 0.6 < max(every)
+    assert scores("rectangles") == scores(f"rectangles:{detector}") == [s for s in every if s >= 0.1]
+    middle = every[4]
+    assert scores(f"rectangles:threshold={middle!r}") == every[:5]  # a box at the threshold stays
+    assert scores(f"rectangles:{detector},threshold=6e-1") == [s for s in every if s >= 0.6]
+    assert scores("rectangles:threshold=1") == []
+    counts = [len(opened(f"objects{more}").segment(image)) for more in ("", ":threshold=0.6")]
+    assert counts[0] > counts[1] == len(opened(f"objects:{sam_folder},threshold=0.6").segment(image))
+
+
+def test_an_image_without_objects_has_no_region_and_is_its_own(cache: Path, tmp_path: Path) -> None:
+    cached(cache, DETECTOR, save_owlv2(tmp_path / "owl", less_sure_by=30))
+    grey = Image.new("RGB", (160, 100), "grey")
+    for spec in ("objects", "rectangles"):
+        assert len(opened(spec).segment(grey)) == 0
+    usual, every = (
+        load("hices", weights="tiny", regions=spec, device="cpu", cache=FeatureCache()).score(
+            ["a grey wall"], [grey]
+        )
+        for spec in ("objects", "objects:threshold=0")
+    )
+    assert every.parts["region_count"][0] > 5  # without a threshold there are regions of nothing
+    assert usual.parts["region_count"] == [0]
+    assert usual.parts["recall"][0] == pytest.approx(usual.parts["precision"][0], abs=1e-6)  # one and one
+
+
+def test_settings_and_weights_change_the_fingerprint(cache: Path, sam_folder: Path, tmp_path: Path) -> None:
+    other = {"sam": save_sam(tmp_path / "sam", seed=1), "owl": save_owlv2(tmp_path / "owl", seed=1)}
+    specs = ["objects", "objects:threshold=0.2", f"objects:{other['sam']}", "everything", "rectangles"]
+    specs += [
+        f"everything:{other['sam']}",
+        f"rectangles:{other['owl']}",
+        "rectangles:threshold=0.2",
+        "colours",
+    ]
+    prints = [open_regions(spec).fingerprint for spec in specs]
+    prints += [opened(spec, dtype="bfloat16").fingerprint for spec in ("objects", "everything", "rectangles")]
+    assert len(set(prints)) == len(prints)
+    assert open_regions(f"everything:{sam_folder}").fingerprint == prints[3]
+
+
+def test_boxes_one_by_one_in_threads_and_narrow_types(
+    cache: Path, image: Image.Image, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = opened("objects")
+    whole = source.segment(image)
+    with ThreadPoolExecutor(4) as pool:
+        for own in pool.map(lambda _: source.segment(image), range(4)):
+            assert (own.masks() == whole.masks()).all()
+    half = opened("objects", dtype="bfloat16").segment(image)
+    assert 0 < np.abs(half.quality.mean() - whole.quality.mean()) < 0.1
+    monkeypatch.setattr(LIMITS, "sam_boxes", 1)
+    monkeypatch.setattr(LIMITS, "sam_logits", 1)
+    single = source.segment(image)
+    assert np.allclose(whole.quality, single.quality, atol=1e-5)
+    assert (whole.masks() != single.masks()).mean() < 1e-4  # logits that are all but 0
+
+
+def test_everything_is_at_the_size_of_the_image(image: Image.Image, tmp_path: Path) -> None:
+    sure = opened(f"everything:{save_sam(tmp_path / 'sam', sure=True)}")
+    regions = sure.segment(image.resize((320, 200)))
+    assert regions.size == (200, 320) and len(regions) >= 1
+
+
+def test_releases_in_every_form_become_the_same_weights(tmp_path: Path, image: Image.Image) -> None:
+    tensors = recipe.state_dict(CASES / "sam-boxes-tiny" / "manifest.json", 1)
+    whole = {name: torch.from_numpy(tensor) for name, tensor in tensors.items()}
+    encoder = {name: x for name, x in whole.items() if name.startswith("image_encoder.")}
+    decoder: dict[str, Any] = {"PromtEncoder": {}, "MaskDecoder": {}}  # of MobileSAMv2, in parts
+    for name in whole.keys() - encoder.keys():
+        first, _, rest = name.partition(".")
+        decoder["PromtEncoder" if first == "prompt_encoder" else "MaskDecoder"][rest] = whole[name]
+    bare = {name.removeprefix("image_encoder."): x for name, x in encoder.items()}
+    files = {"whole": whole, "model": {"model": whole}, "l2": {"state_dict": encoder}, "bare": bare}
+    for stem, content in {**files, "decoder": decoder}.items():
+        torch.save(content, tmp_path / f"{stem}.pt")
+    first = convert("sam", tmp_path / "whole.pt", decoder_heads=2)
+    for stem in files:
+        alone = {} if stem == "model" else {"decoder": tmp_path / "decoder.pt"}
+        other = convert("sam", tmp_path / f"{stem}.pt", decoder_heads=2, **alone)
+        assert other.config["architecture"] == first.config["architecture"]
+        assert other.tensors.keys() == first.tensors.keys()
+        assert all(torch.equal(other.tensors[name], x) for name, x in first.tensors.items())
+    missing = {name: x for name, x in whole.items() if name != "mask_decoder.iou_token.weight"}
+    strange = {name.replace("patch_embed", "stem"): x for name, x in whole.items()}
+    for content in (encoder, decoder, missing, strange, {"a.b": torch.ones(1)}, whole | {"head.x": bare}):
+        torch.save(content, tmp_path / "wrong.pt")
+        with pytest.raises(ValueError, match=r"wrong\.pt"):
+            convert("sam", tmp_path / "wrong.pt", decoder_heads=2)
+
+    out = str(tmp_path / "made")
+    assert main(["convert", "regions", str(tmp_path / "whole.pt"), "--out", out, "--decoder-heads", "2"]) == 0
+    assert opened(f"everything:{out}").name.startswith("everything:made@")
+    with pytest.raises(ValueError, match="owlv2"):
+        opened(f"rectangles:{out}")
+
+
+def test_the_config_of_the_default_on_the_hub() -> None:
+    """As it lies there: sizes that are default are left out, and parts have no model type."""
+    from transformers import SamConfig, SamModel
+
+    config = {
+        "mask_decoder_config": {"model_type": ""},
+        "model_type": "sam",
+        "prompt_encoder_config": {"model_type": ""},
+        "vision_config": {"hidden_size": 168, "mlp_dim": 696, "model_type": ""},
+    }
+    with torch.device("meta"):
+        theirs = {name: x.shape for name, x in SamModel(SamConfig(**config)).state_dict().items()}
+    assert theirs["vision_encoder.layers.11.mlp.lin1.weight"] == (696, 168)
+    ours = shapes("sam", {"architecture": {"transformers": config}})
+    assert {name: x.shape for name, x in ours.items()} == theirs
+
+
+OPEN = """
+import json
+from PIL import Image
+from tests.support.seams import open_regions
+
+results = []
+for spec in ("objects", "objects:org/sam@v1", "rectangles:org/owl", "objects:org/none", "rectangles:org/sam"):
+    try:
+        source = open_regions(spec, device="cpu")
+        regions = source.segment(Image.new("RGB", (60, 40), "red"))
+        results.append([source.name, source.fingerprint, list(regions.size), len(regions) + regions.dropped])
+    except ValueError as error:
+        results.append(str(error))
+print(json.dumps(results))
+"""
+
+
+@pytest.mark.system
+def test_models_from_the_hub(sam_folder: Path, owlv2_folder: Path, tmp_path: Path) -> None:
+    sam, owl = (Repository.of({"main": folder, "v1": folder}) for folder in (sam_folder, owlv2_folder))
+    with serving({SEGMENTER: sam, DETECTOR: owl, "org/sam": sam, "org/owl": owl}) as hub:
+        default, named, rectangles, none, another = ask(OPEN, hub.address, tmp_path)
+    main_, v1 = commit("main")[:8], commit("v1")[:8]
+    assert default[0] == f"objects:{SEGMENTER}@{main_}+{DETECTOR}@{main_}"
+    assert named[0] == f"objects:org/sam@{v1}+{DETECTOR}@{main_}"
+    assert rectangles[0] == f"rectangles:org/owl@{main_}"
+    assert default[1] == named[1]  # the same weights under another name
+    assert default[2] == [40, 60] and default[3] > 0
+    assert "'org/none'" in none and "'org/sam'" in another and "owlv2" in another
+    files = {request.rsplit("/", 1)[-1] for request in hub.requests if "/resolve/" in request}
+    assert files == {"config.json", "preprocessor_config.json", "model.safetensors"}
