@@ -1,324 +1,352 @@
-"""Loaders: the protocol of each set, what is left out and counted, and what is refused."""
+"""`capeval judge` on every kind of set: its protocol, what is left out, and what is refused."""
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from scipy.stats import kendalltau, pearsonr, spearmanr
 
-from capeval_core.errors import FileError
-from capeval_core.judgements.judged_set import Scored
-from capeval_core.judgements.others import MarkedSet, PoolSet, SystemSet
-from capeval_core.judgements.pairs import PairedSet
-from capeval_core.judgements.published import PUBLISHED
-from capeval_core.judgements.ratings import RatedSet
-from capeval_core.judgements.sets import SETS, load_set, set_entry
+import capeval_core
+from capeval_core.cli import main
 from tests.hub import Repository, ask, serving
-from tests.judgements.data import REFERENCES, write_expert, write_foil, write_json, write_lines, write_pascal
+from tests.judgements.conftest import Judge
+from tests.judgements.data import (
+    REFERENCES,
+    SHARED,
+    needs_shared,
+    write_expert,
+    write_foil,
+    write_json,
+    write_lines,
+    write_pascal,
+)
+from tools.scenes import Scene, SceneObject, draw
 
 
-def rated(name: str, folder: Path) -> RatedSet:
-    judged = load_set(name, folder)
-    assert isinstance(judged, RatedSet)
-    return judged
+def taus(scores: Sequence[float], ratings: Sequence[float]) -> dict[str, float]:
+    return {f"tau_{kind}": 100 * kendalltau(scores, ratings, variant=kind).statistic for kind in "bc"}
 
 
-def test_expert_keeps_every_rating_and_leaves_out_candidates_that_are_references(tmp_path: Path) -> None:
-    judged = rated("flickr8k_expert", write_expert(tmp_path))
-    assert judged.items.captions == [
-        "a red round circle", "two stars", "a green circle", "some blue stars here"
-    ]  # fmt: skip
-    assert judged.item.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 3]
-    assert judged.ratings["rating"].tolist() == [4, 3, 4, 1, 1, 2, 1, 2, 3]
-    assert judged.dropped == {
-        "ratings of a candidate that is a reference of its image": 3,
-        "rating missing": 1,
-        "rating not a number": 2,
-    }
-    assert judged.clusters == ["a.png"] * 6 + ["b.png"] * 3
+def rouge(captions: Sequence[str], references: Sequence[Sequence[str]]) -> list[float]:
+    scores: list[float] = capeval_core.load("rougel").score(list(captions), references=references).scores
+    return scores
 
 
-def test_cf_has_the_references_that_its_file_has(tmp_path: Path) -> None:
-    captions = {"a.png#0": "a red circle", "b.png#1": "blue stars"}
-    write_json(tmp_path / "captions.json", captions)
+def test_expert_keeps_every_rating_and_leaves_out_candidates_that_are_references(
+    judge: Judge, tmp_path: Path
+) -> None:
+    folder = write_expert(tmp_path / "set")
+    scores = [0.9, 0.1, 0.4, 0.3]  # a red round circle, two stars, a green circle, some blue stars here
+    found = judge("flickr8k_expert", folder, {"M": scores})
+    by_rating = [0.9] * 3 + [0.1] * 3 + [0.4] * 2 + [0.3]
+    ratings = [4, 3, 4, 1, 1, 2, 1, 2, 3]
+    assert found.values() == pytest.approx(taus(by_rating, ratings), abs=1e-5) and found.rows() == [9, 9]
+    assert found.left_out == [
+        "3 ratings of a candidate that is a reference of its image",
+        "1 rating missing",
+        "2 ratings not a number",
+    ]
+    assert "9 ratings of 2 images" in found.text
+
+
+def test_cf_has_shares_of_votes(judge: Judge, tmp_path: Path) -> None:
+    write_json(tmp_path / "captions.json", {"a.png#0": "a red circle", "b.png#1": "blue stars"})
     write_json(tmp_path / "references.json", REFERENCES)
-    rows = ["a.png,a.png#0,3,0", "a.png,b.png#1,1,2", "b.png,b.png#1,0,0", "b.png,a.png#0,,3"]
-    header = "image,caption_id,n_yes,n_no\n"
-    (tmp_path / "judgements.csv").write_text(header + "\n".join(rows) + "\n")
-    judged = rated("flickr8k_cf", tmp_path)
-    assert judged.items.references == [REFERENCES["a.png"]] * 2 + [REFERENCES["b.png"]] * 2
-    assert judged.ratings["rating"].tolist() == [1.0, pytest.approx(1 / 3)]
-    write_json(tmp_path / "captions.json", {"a.png#0": "x"})
-    with pytest.raises(FileError, match=r"captions\.json has no caption of 'b\.png#1'"):
-        load_set("flickr8k_cf", tmp_path)
+    rows = ["a.png,a.png#0,3,0", "a.png,b.png#1,1,2", "b.png,b.png#1,0,0", "b.png,a.png#0,2,3"]
+    (tmp_path / "judgements.csv").write_text("image,caption_id,n_yes,n_no\n" + "\n".join(rows) + "\n")
+    found = judge("flickr8k_cf", tmp_path, None, "--metrics", "rougel")
+    captions = ["a red circle", "blue stars", "a red circle"]
+    scores = rouge(captions, [REFERENCES[image] for image in ("a.png", "a.png", "b.png")])
+    assert found.values("ROUGE-L") == pytest.approx(taus(scores, [1.0, 1 / 3, 0.4]), abs=1e-5)
 
 
-def test_composite_takes_the_human_candidate_out_for_all_three(tmp_path: Path) -> None:
+def test_composite_takes_the_human_candidate_out_for_all_three(judge: Judge, tmp_path: Path) -> None:
+    captions = ["a red circle", "two stars", "a circle red", "stars"]
     rows = [
         {"subset": "8k", "image": "a.png", "slot": slot, "candidate": text, "rating": rating}
-        for slot, (text, rating) in enumerate([("a red circle", 5), ("two stars", 1), ("a circle", None)])
-    ] + [{"subset": "coco", "image": "b.png", "slot": 0, "candidate": "stars", "rating": 3}]
+        for slot, (text, rating) in enumerate(zip(captions[:3], [5, 1, None], strict=True))
+    ] + [{"subset": "coco", "image": "b.png", "slot": 0, "candidate": captions[3], "rating": 3}]
     write_lines(tmp_path / "judgements.jsonl", rows)
     references = {
         "8k/a.png": {"references": REFERENCES["a.png"], "human_candidate_index": 0},
         "coco/b.png": {"references": REFERENCES["b.png"], "human_candidate_index": None},
     }
     write_json(tmp_path / "references.json", references)
-    judged = rated("composite", tmp_path)
-    assert judged.items.references == [REFERENCES["a.png"][1:]] * 3 + [REFERENCES["b.png"]]
-    assert judged.items.images == ["8k/a.png"] * 3 + ["coco/b.png"]
-    assert (judged.item.tolist(), judged.dropped) == ([0, 1, 3], {"rating missing": 1})
-    references["8k/a.png"]["human_candidate_index"] = 7
-    write_json(tmp_path / "references.json", references)
-    with pytest.raises(FileError, match=r"key '8k/a\.png' has no references"):
-        load_set("composite", tmp_path)
+    found = judge("composite", tmp_path, None, "--metrics", "rougel", "--statistics", "pearson")
+    scores = rouge(captions, [REFERENCES["a.png"][1:]] * 3 + [REFERENCES["b.png"]])
+    expected = 100 * pearsonr([scores[0], scores[1], scores[3]], [5, 1, 3]).statistic
+    assert found.values("ROUGE-L")["pearson"] == pytest.approx(expected, abs=1e-5)
+    assert found.left_out == ["1 rating missing"]
 
 
-def test_pascal_has_draws_labels_and_categories(tmp_path: Path) -> None:
-    judged = load_set("pascal50s", write_pascal(tmp_path))
-    assert isinstance(judged, PairedSet)
-    assert judged.columns == ("HC", "HI", "MM", "mean")
-    assert judged.dropped == {"pairs without label": 1}
-    assert judged.preferred == ([0, 0, 1], [0, 0, 1])
-    assert judged.scorings[1].references() == [[REFERENCES[i][2]] for i in judged.scorings[1].items.images]
-    own = load_set("pascal50s", tmp_path, labels="label_fleur_run", draws="fixed")
-    assert isinstance(own, PairedSet) and own.preferred == ([1, 0, 1, 0],)
-    runs = [Scored(np.array([2.0, 1, 1, 1, 0, 3])), Scored(np.array([1.0, 2, 2, 1, 0, 3]))]
-    cells = judged.cells(runs, None)
-    assert cells["HC"].runs == (1.0, 0.0) and cells["HI"].runs == (0.0, 1.0)
-    assert [cells[name].value for name in judged.columns] == pytest.approx([0.5, 0.5, 1.0, 2 / 3])
-    assert cells["HC"].deviation == pytest.approx(math.sqrt(0.5))
+def test_pascal_has_draws_labels_and_categories(judge: Judge, tmp_path: Path) -> None:
+    folder = write_pascal(tmp_path / "set")
+    found = judge("pascal50s", folder, {"M": [2.0, 1, 1, 1, 0, 3]})
+    assert found.values() == pytest.approx({"HC": 100, "HI": 0, "MM": 100, "mean": 200 / 3}, abs=1e-5)
+    assert found.left_out == ["1 pair without label"]
+    fleur = judge("pascal50s", folder, {"M": [2.0, 1, 1, 2, 0, 3, 3, 1]}, "--labels", "label_fleur_run")
+    assert fleur.values() == pytest.approx({"HC": 0, "HI": 0, "MM": 100, "mean": 100 / 3}, abs=1e-5)
+    rouged = judge("pascal50s", folder, None, "--metrics", "rougel")
+    captions = ["a red circle here", "a circle", "a red circle", "two blue stars", "a circle", "blue stars"]
+    won = []
+    for chosen in ([0, 1], [2]):  # the two draws
+        references = [[REFERENCES[image][k] for k in chosen] for image in ("a.png", "a.png", "b.png")]
+        sides = np.reshape(rouge(captions, [own for own in references for _ in range(2)]), (3, 2))
+        won.append(np.array([1, 1, -1]) * (sides[:, 0] - sides[:, 1]) > 0)  # b is preferred of the last
+    means = 100 * np.mean(won, axis=0)
+    assert list(rouged.values("ROUGE-L").values())[:3] == pytest.approx(means.tolist(), abs=1e-5)
+    deviations = 100 * np.std(won, axis=0, ddof=1)
+    found_deviations = [float(rouged.cells["ROUGE-L", name]["deviation"]) for name in ("HC", "HI", "MM")]
+    assert found_deviations == pytest.approx(deviations.tolist(), abs=1e-5)
 
 
-def test_draws_are_made_where_none_are_recorded(tmp_path: Path) -> None:
-    (write_pascal(tmp_path) / "draws.json").unlink()
-    judged = load_set("pascal50s", tmp_path)
-    assert len(judged.scorings) == 5
-    for scoring in judged.scorings:
-        chosen = scoring.chosen or []
-        assert all(len(set(own)) == len(own) == 3 for own in chosen) and chosen[0] == chosen[1]
-    again = load_set("pascal50s", tmp_path)
-    assert [s.chosen for s in again.scorings] == [s.chosen for s in judged.scorings]
+def test_draws_are_made_where_none_are_recorded(judge: Judge, tmp_path: Path) -> None:
+    (write_pascal(tmp_path / "set") / "draws.json").unlink()
+    first, again = (judge("pascal50s", tmp_path / "set", None, "--metrics", "rougel") for _ in range(2))
+    assert first.values("ROUGE-L") == again.values("ROUGE-L")
+    assert first.text == again.text and "refs:3|" in first.cells["ROUGE-L", "HC"]["signature"]
 
 
-def test_abstract_decides_tied_votes_by_the_labels_of_a_draw(tmp_path: Path) -> None:
+def test_abstract_decides_tied_votes_by_the_labels_of_a_draw(judge: Judge, tmp_path: Path) -> None:
     pair = {"image": "a.png", "caption_b": "x", "caption_c": "y", "references": ["1", "2"]}
-    votes = ([1, 1], [-1, -1], [1, -1])
-    write_lines(tmp_path / "pairs.jsonl", [{**pair, "votes": own} for own in votes])
+    write_lines(tmp_path / "pairs.jsonl", [{**pair, "votes": own} for own in ([1, 1], [-1, -1], [1, -1])])
     indices = [[0], [1], [0]]
     draws = [{"reference_indices": indices, "labels": ["b", "c", label]} for label in "bc"]
     write_json(tmp_path / "draws.json", draws)
-    judged = load_set("abstract50s", tmp_path)
-    assert isinstance(judged, PairedSet) and judged.preferred == ([0, 1, 0], [0, 1, 1])
+    scores = {"M": [2.0, 1, 1, 2, 2, 1]}
+    assert judge("abstract50s", tmp_path, scores).values() == {"accuracy": pytest.approx(250 / 3, abs=1e-5)}
     (tmp_path / "draws.json").unlink()
-    drawn = load_set("abstract50s", tmp_path)
-    assert isinstance(drawn, PairedSet)
-    assert all(list(own[:2]) == [0, 1] for own in drawn.preferred) and len(drawn.preferred) == 5
-    write_json(tmp_path / "draws.json", [{"reference_indices": [[0], [2], [0]], "labels": list("bcb")}])
-    with pytest.raises(FileError, match=r"pair 1 has \[2\], of 2 references"):
-        load_set("abstract50s", tmp_path)
-    write_json(tmp_path / "draws.json", [{"reference_indices": indices, "labels": list("bca")}])
-    with pytest.raises(FileError, match="3 labels, expected b or c for each of 3 pairs"):
-        load_set("abstract50s", tmp_path)
+    assert 200 / 3 - 1e-5 < judge("abstract50s", tmp_path, scores).values()["accuracy"] < 100.1
 
 
-def test_foil_takes_the_first_references_and_needs_a_strictly_higher_score(tmp_path: Path) -> None:
-    judged = load_set("foil", write_foil(tmp_path))
-    assert judged.columns == ("1 reference", "4 references")
-    assert judged.scorings[0].references() == [[REFERENCES[i][0]] for i in ("a.png", "a.png", *["b.png"] * 4)]
-    assert judged.scorings[1].references() == [REFERENCES[i] for i in judged.scorings[0].items.images]
-    runs = [Scored(np.array([2.0, 1, 1, 1, 1, math.nan])), Scored(np.array([2.0, 1, 2, 1, 1, 3]))]
-    cells = judged.cells(runs, None)
-    assert [(cell.value, cell.rows) for cell in cells.values()] == [(0.5, 2), (pytest.approx(2 / 3), 3)]
+def test_foil_takes_the_first_references_and_needs_a_strictly_higher_score(
+    judge: Judge, tmp_path: Path
+) -> None:
+    folder = write_foil(tmp_path / "set")
+    scores = {"M__refs1": [2.0, 1, 1, 1, 1, math.nan], "M__refs4": [[2.0, 1], [2, 1], [1, 3]]}
+    found = judge("foil", folder, scores)
+    assert found.values() == {"1 reference": 50.0, "4 references": pytest.approx(200 / 3, abs=1e-5)}
+    assert found.rows() == [2, 3]
+    rows = [json.loads(line) for line in (folder / "pairs.jsonl").read_text().splitlines()]
+    expected = {}
+    for name, count in (("1 reference", 1), ("4 references", 4)):
+        references = [row["references"][:count] for row in rows]
+        true, foil = (
+            rouge([row[f"{kind}_caption"] for row in rows], references) for kind in ("true", "foil")
+        )
+        expected[name] = 100 * np.mean(np.array(true) > foil)
+    assert judge("foil", folder, None, "--metrics", "rougel").values("ROUGE-L") == pytest.approx(
+        expected, abs=1e-5
+    )
 
 
-def test_paragraphs_of_videos_are_compared_by_the_mean_of_their_sentences(tmp_path: Path) -> None:
+def test_paragraphs_of_videos_are_compared_by_the_mean_of_their_sentences(
+    judge: Judge, tmp_path: Path
+) -> None:
     row = {"true_caption": "x", "foil_caption": "y", "references": ["r"]}
     places = [("v1", "1"), ("v1", "1"), ("v1", "2"), ("v2", "1")]
     write_lines(tmp_path / "pairs.jsonl", [{"video": v, "paragraph": p, **row} for v, p in places])
-    judged = load_set("activitynet_foil", tmp_path)
     # paragraph v1/1: 0.5 and 0.9 against 0.6 and 0.7; v1/2: tied; v2/1: lost
-    scores = np.array([0.5, 0.6, 0.9, 0.7, 0.4, 0.4, 0.1, 0.2])
-    (cell,) = judged.cells([Scored(scores)], None).values()
-    assert (cell.value, cell.rows) == (pytest.approx(1 / 3), 3)
-    assert judged.clusters == ["v1", "v1", "v2"]
+    found = judge("activitynet_foil", tmp_path, {"M": [0.5, 0.6, 0.9, 0.7, 0.4, 0.4, 0.1, 0.2]})
+    assert list(found.values().values()) == [pytest.approx(100 / 3, abs=1e-5)] and found.rows() == [3]
 
 
-def test_vatex_averages_annotators_and_leaves_out_half_rated_captions(tmp_path: Path) -> None:
-    ratings = [[5, 4, 5], [1, 2, 1], [3, 3, None], [2, 3], [4, 3, 3]]
-    rows = [{"video": "a.png", "candidate": f"caption {i}", "ratings": own} for i, own in enumerate(ratings)]
+def test_vatex_averages_annotators_and_compares_metrics_for_videos(
+    judge: Judge, tmp_path: Path, videos: Path
+) -> None:
+    names = sorted(path.name for path in videos.iterdir())
+    ratings: list[list[int | None]] = [[5, 4, 5], [1, 2, 1], [3, 3, None], [2, 3], [4, 3, 3]]
+    texts = ["a red circle", "two blue stars", "a green heart", "a cross", "some pink stars"]
+    rows = [
+        {"video": video, "candidate": text, "ratings": own}
+        for video, text, own in zip(names, texts, ratings, strict=True)
+    ]
     write_lines(tmp_path / "judgements.jsonl", rows)
-    write_json(tmp_path / "references.json", {"a.png": [f"reference {i}" for i in range(12)]})
-    judged = rated("vatex_eval", tmp_path)
-    assert judged.item.tolist() == [0, 1, 4]
-    assert judged.dropped == {"rating missing": 1, "captions that not all annotators rated": 1}
-    assert [len((s.references() or [])[0]) for s in judged.scorings] == [0, 1, 9]
-    scores = np.array([0.9, 0.1, 0.2, 0.3, 0.5])
-    nothing = np.full(5, np.nan)
-    cells = judged.cells([Scored(nothing), Scored(scores), Scored(-scores)], None)
-    assert cells["tau_b no reference"].undefined == "there are no rows, and a correlation needs two"
-    assert cells["tau_b 1 reference"].value == 1.0 and cells["spearman 9 references"].value == -1.0
+    references = {video: [f"{text} {j}" for j in range(12)] for video, text in zip(names, texts, strict=True)}
+    write_json(tmp_path / "references.json", references)
+    flags = ["--metrics", "pacs,refpacs", "--weights", "tiny", "--videos", videos]
+    found = judge("vatex_eval", tmp_path, {"M": [0.9, 0.1, 0.2, 0.3, 0.5]}, *flags)
+    assert found.left_out == ["1 rating missing", "1 caption that not all annotators rated"]
+    values, kept = found.values(), [0, 1, 4]
+    for count in (1, 9):
+        metric = capeval_core.load("refpacs", media="video", weights="tiny")
+        given = [references[video][:count] for video in names]
+        files = [videos / video for video in names]
+        scores = metric.score(texts, videos=files, references=given).scores
+        columns = list(zip(*(ratings[row] for row in kept), strict=True))
+        reference = "1 reference" if count == 1 else "9 references"
+        for label, own in (("RefPAC-S for videos", scores), ("M", [0.9, 0.1, 0.2, 0.3, 0.5])):
+            rounded = [round(own[row], 4) for row in kept]
+            each = [spearmanr(rounded, column).statistic for column in columns]
+            value = found.values(label)[f"spearman {reference}"]
+            assert value == pytest.approx(100 * np.mean(each), abs=0.01)
+    assert math.isnan(found.values("RefPAC-S for videos")["tau_b no reference"])
+    assert values["tau_b no reference"] == values["tau_b 1 reference"]
 
 
-def test_thumb_compares_a_metrics_own_precision_and_recall_where_it_has_them(tmp_path: Path) -> None:
+def test_thumb_is_of_precision_and_recall_without_and_with_people(judge: Judge, tmp_path: Path) -> None:
     rows = [
         {"SYS": system, "seg_id": "7", "hyp": "x", "image": "a.png", "P": p, "R": r, "human_score": p}
         for system, p, r in [("Human", 5, 1), ("M", 4, 2), ("M", 3, 4), ("M", 1, 3), ("M", 2, None)]
     ]
     write_lines(tmp_path / "captions.jsonl", rows)
     write_json(tmp_path / "references.json", {"7": ["r"]})
-    judged = rated("thumb", tmp_path)
-    assert judged.dropped == {"R missing": 1}
-    scores = np.array([5.0, 4, 3, 1, 9])
-    parts = {"precision": scores, "recall": np.array([1.0, 2, 4, 3, 9])}
-    cells = judged.cells([Scored(scores, parts)], None)
-    assert cells["P"].value == pytest.approx(1.0) and cells["R"].value < 0
-    assert cells["precision with P"].value == cells["recall with R"].value == pytest.approx(1.0)
-    assert (cells["P"].rows, cells["P without human captions"].rows) == (4, 3)
-    without = judged.cells([Scored(scores)], None)
-    assert without["recall with R"].undefined == "the metric has no recall"
+    found = judge("thumb", tmp_path, {"M": [5.0, 4, 3, 1, 9]})
+    values = found.values()
+    assert found.left_out == ["1 R missing"] and values["P"] == pytest.approx(100) and values["R"] < 0
+    assert math.isnan(values["recall with R"])  # these scores have no recall
+    assert [found.cells["M", name]["rows"] for name in ("P", "P without human captions")] == ["4", "3"]
 
 
-def test_hat_ranks_low_scores_first(tmp_path: Path) -> None:
+def test_hat_ranks_low_scores_first(judge: Judge, tmp_path: Path) -> None:
     rows = [
         {"image": f"{i}.png", "caption": "x", "contains_hallucination": mark, "references": ["r"]}
         for i, mark in enumerate([True, False, False, None])
     ]
     write_lines(tmp_path / "captions.jsonl", rows)
-    judged = load_set("hat", tmp_path)
-    assert isinstance(judged, MarkedSet) and judged.dropped == {"captions without contains_hallucination": 1}
-    assert judged.cells([Scored(np.array([0.1, 0.5, 0.9]))], None)["AP"].value == 1.0
-    assert judged.cells([Scored(np.array([0.9, 0.5, 0.1]))], None)["AP"].value == pytest.approx(1 / 3)
-    flat = judged.cells([Scored(np.array([0.5, 0.5, 0.5]))], None)["AP"]
-    assert math.isnan(flat.value) and flat.undefined == "all 3 scores are equal"
-    none = judged.cells([Scored(np.array([math.nan, 0.5, 0.4]))], None)["AP"]
-    assert none.undefined == "of 2 captions none are marked"
+    scores = {
+        "low": [0.1, 0.5, 0.9],
+        "high": [0.9, 0.5, 0.1],
+        "flat": [0.5] * 3,
+        "none": [math.nan, 0.5, 0.4],
+    }
+    found = judge("hat", tmp_path, scores)
+    values = {name: found.values(name)["AP"] for name in scores}
+    assert (values["low"], values["high"]) == (100, pytest.approx(100 / 3, abs=1e-5))
+    assert math.isnan(values["flat"]) and math.isnan(values["none"])
+    assert found.left_out == ["1 caption without contains_hallucination"]
 
 
-def test_systems_report_what_a_metric_reports(tmp_path: Path) -> None:
-    write_json(tmp_path / "reference_captions.json", REFERENCES)
-    write_json(tmp_path / "one.json", {"a.png": "a red circle", "z.png": "?"})
-    write_json(tmp_path / "two.json", {"b.png": "stars", "a.png": "x"})
-    judged = load_set("coco_systems", tmp_path)
-    assert isinstance(judged, SystemSet) and judged.columns == ("one", "two")
-    assert judged.dropped == {"captions of images without references": 1}
-    cells = judged.cells([Scored(np.array([0.5])), Scored(np.array([0.5, 0.7]), corpus=0.9)], None)
-    assert (cells["one"].value, cells["two"].value) == (0.5, 0.9)
-    for path in ("one.json", "two.json"):
-        (tmp_path / path).unlink()
-    with pytest.raises(FileError, match=r"no file of a system beside reference_captions\.json"):
-        load_set("coco_systems", tmp_path)
+def test_systems_have_the_corpus_value_and_not_a_mean_of_rows(judge: Judge, tmp_path: Path) -> None:
+    references = {"a.png": ["a red circle on the left of a star"], "b.png": ["two blue stars and a heart"]}
+    write_json(tmp_path / "reference_captions.json", references)
+    write_json(
+        tmp_path / "one.json", {"a.png": "a red circle", "b.png": "two blue stars and a big heart", "z": "?"}
+    )
+    write_json(tmp_path / "two.json", {"b.png": "stars and a heart", "a.png": "x"})
+    found = judge("coco_systems", tmp_path, None, "--metrics", "bleu")
+    assert found.left_out == ["1 caption of images without references"]
+    texts = ["a red circle", "two blue stars and a big heart"]
+    result = capeval_core.load("bleu").score(texts, references=list(references.values()))
+    for n in (1, 2, 3, 4):
+        assert found.values(f"BLEU-{n}")["one"] == pytest.approx(100 * result.numbers[f"bleu_{n}"], abs=1e-5)
+    assert found.values("BLEU-4").keys() == {"one", "two"}
+    assert result.numbers["bleu_4"] != pytest.approx(np.mean(result.scores))
 
 
-def test_pools_are_worth_what_is_chosen(tmp_path: Path) -> None:
-    write_json(tmp_path / "pools.json", {"a.png": ["x", "a red circle"], "b.png": ["stars", "y"]})
-    write_json(tmp_path / "references.json", REFERENCES)
-    judged = load_set("nice_pools", tmp_path)
-    assert isinstance(judged, PoolSet)
-    assert judged.chosen(Scored(np.array([0.1, 0.2, 0.3, 0.3]))) == [1, 2]  # the first of equal ones
-    assert judged.chosen(Scored(np.array([0.1, math.nan, math.nan, math.nan]))) == [0]
+@pytest.mark.filterwarnings("ignore:eco")  # of pools so small
+def test_pools_are_worth_what_is_chosen(judge: Judge, tmp_path: Path) -> None:
+    circle = SceneObject("circle", "red", "large", (0.5, 0.5), 0.35)
+    stars = [SceneObject("star", "blue", "large", (x, 0.5), 0.3) for x in (0.3, 0.7)]
+    (tmp_path / "images").mkdir()
+    for name, objects in (("a.png", [circle]), ("b.png", stars)):
+        draw(Scene(tuple(objects), "white"), 96).save(tmp_path / "images" / name)
+    pools = {
+        "a.png": ["a red circle", "two blue stars on the left"],
+        "b.png": ["a green heart", "stars", "x y"],
+    }
+    write_json(tmp_path / "set" / "pools.json", pools)
+    write_json(tmp_path / "set" / "references.json", REFERENCES)
+    flags = ["--metrics", "eco", "--weights", "tiny", "--images", tmp_path / "images"]
+    found = judge(
+        "nice_pools", tmp_path / "set", {"first": [1.0, 1, 0, 2, 2], "failed": [0.1] + [math.nan] * 4}, *flags
+    )
+    paths = [tmp_path / "images" / name for name in pools]
+    choices = capeval_core.load("eco", weights="tiny").score(list(pools.values()), paths).parts["choice"]
+    chosen = {"first": [0, 1], "ECO": choices}
+    for label, picks in chosen.items():
+        texts = [pool[int(pick)] for pool, pick in zip(pools.values(), picks, strict=True)]
+        expected = 100 * np.mean(rouge(texts, [REFERENCES[name] for name in pools]))
+        assert found.values(label)["ROUGE-L"] == pytest.approx(expected, abs=1e-5)
+    alone = 100 * rouge(["a red circle"], [REFERENCES["a.png"]])[0]  # of the pool that has a choice
+    assert found.values("failed")["ROUGE-L"] == pytest.approx(alone, abs=1e-5)
 
 
-def test_a_set_of_ones_own_may_lack_references(tmp_path: Path) -> None:
+def test_a_set_of_ones_own_has_numbers_for_ids_and_may_lack_references(judge: Judge, tmp_path: Path) -> None:
     rows = [
-        {"image": "a.png", "candidate": "x", "rating": 1},
-        {"image": "a.png", "candidate": "y", "rating": 2},
+        {"image": image, "candidate": "x", "rating": rating} for image, rating in ((42, 1), ("b", 2), (7, 4))
     ]
     write_lines(tmp_path / "judgements.jsonl", rows)
-    judged = rated("own", tmp_path)
-    assert judged.items.references is None and judged.ratings["rating"].tolist() == [1, 2]
-
-
-def test_ids_of_ones_own_images_may_be_numbers(tmp_path: Path) -> None:
-    write_lines(tmp_path / "judgements.jsonl", [{"image": 42, "candidate": "x", "rating": 1}])
-    write_json(tmp_path / "references.json", {"42": ["y"]})
-    judged = rated("own", tmp_path)
-    assert (judged.image_ids, judged.items.references) == (["42"], [["y"]])
-    write_lines(tmp_path / "judgements.jsonl", [{"image": True, "candidate": "x", "rating": 1}])
-    with pytest.raises(FileError, match=r"image: .*: expected a text or a whole number"):
-        load_set("own", tmp_path)
+    assert judge("own", tmp_path, {"M": [1, 2, 3]}).values() == {"tau_b": 100, "tau_c": 100}
+    # Several ratings of a caption are one, their mean, where pairs of an image are compared.
+    ratings = [(0, [1, 5, 5]), (0, [3])]
+    write_lines(
+        tmp_path / "judgements.jsonl",
+        [{"image": "a", "candidate": f"{i}", "ratings": own} for i, (_, own) in enumerate(ratings)],
+    )
+    assert judge("own", tmp_path, {"M": [0.9, 0.1]}, "--statistics", "acc_eq").values() == {"acc_eq": 100}
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("name", "content"),
     [
-        ("", "holds no rows"),
-        ("[1]\n", "line 1 is a list of length 1: expected an object with image, candidate, ratings"),
-        ('{"image": "a", "candidates": "x", "ratings": []}\n', "no 'candidate': did you mean 'candidates'"),
-        ('{"image": 3, "candidate": "x", "ratings": []}\n', "line 1: image: the number 3: expected a text"),
-        ("{\n", r"is not jsonl \("),
-        ('{"image": "q", "candidate": "x", "ratings": [1]}\n', r"1 of 1 images \('q'\) have no references"),
+        ("judgements.jsonl", ""),
+        ("judgements.jsonl", "[1]\n"),
+        ("judgements.jsonl", '{"image": "a", "candidates": "x", "ratings": []}\n'),
+        ("judgements.jsonl", '{"image": 3.5, "candidate": "x", "ratings": []}\n'),
+        ("judgements.jsonl", "{\n"),
+        ("references.json", '{"q": ["no image of the set"]}'),
+        ("references.json", "[]"),
+        ("references.json", '{"a.png": "x", "b.png": []}'),
+        ("references.json", '"\udcff"'),
+        ("scores.json", "[1, 2]"),
+        ("scores.json", '{"m": [[1, 2], [3, 4]]}'),
+        ("scores.json", '{"m": [1, "x", 2, 3]}'),
+        ("scores.json", '{"m": [true, false, true, true]}'),
+        ("scores.json", '{"scores": [1, 2, 3, 4], "captions": ["two stars", "x", "y", "z"]}'),
+        ("scores.json", "{}"),
+        ("scores.npz", "PK\x03\x04 no archive"),
+        ("scores.txt", "1"),
+        ("../absent/scores.npz", None),
     ],
 )
-def test_what_is_wrong_with_a_file_is_named(text: str, message: str, tmp_path: Path) -> None:
-    write_expert(tmp_path)
-    (tmp_path / "judgements.jsonl").write_text(text)
-    with pytest.raises(FileError, match=message):
-        load_set("flickr8k_expert", tmp_path)
+def test_what_is_wrong_with_a_file_is_named(
+    name: str, content: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_expert(tmp_path / "set")
+    if content is not None:
+        (folder / name).write_text(content, errors="surrogateescape")
+    scores = folder / name if "scores" in name else folder / "scores.json"
+    if "scores" not in name:
+        scores.write_text("[1, 2, 3, 4]")
+    arguments = ["judge", "flickr8k_expert", "--data", str(folder), "--scores", str(scores)]
+    assert main(arguments) == 2 and name.rpartition("/")[2] in capsys.readouterr().err
 
 
-def test_files_of_other_forms_are_refused(tmp_path: Path) -> None:
-    write_expert(tmp_path)
-    for content, message in [
-        ([], "a list of length 0, expected {image: "),
-        ({"a.png": "x", "b.png": []}, r"key 'a\.png': a str"),
-    ]:
-        (tmp_path / "references.json").write_text(json.dumps(content))
-        with pytest.raises(FileError, match=message):
-            load_set("flickr8k_expert", tmp_path)
-    (tmp_path / "references.json").write_bytes(b"\xff")
-    with pytest.raises(FileError, match="not UTF-8"):
-        load_set("flickr8k_expert", tmp_path)
+def test_scores_are_read_by_name(judge: Judge, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_expert(tmp_path / "set")
+    captions = ["a red  round circle", "two stars", "a green circle", "some blue stars here"]
+    contents = [[1, 2, 3, 4], {"mine": [1, 2, 3, 4]}, {"metric": "mine", "scores": [1, 2, 3, 4]}]
+    contents.append({"scores": [1, 2, 3, 4], "captions": captions})
+    for content in contents:
+        write_json(tmp_path / "mine.json", content)
+        found = judge(
+            "flickr8k_expert",
+            folder,
+            {"FLEUR": range(4), "rating": range(4)},
+            "--scores",
+            tmp_path / "mine.json",
+        )
+        assert {label for label, _ in found.cells} == {"FLEUR", "mine"}
+        assert found.values("mine") == found.values("FLEUR")
+    write_json(tmp_path / "mine.json", [1, None, 3, 4])
+    assert judge("flickr8k_expert", folder, None, "--scores", tmp_path / "mine.json").rows("mine") == [6, 6]
 
 
-def test_a_set_that_is_not_there_says_where_it_comes_from_and_in_which_form(tmp_path: Path) -> None:
-    for name, entry in SETS.items():
-        with pytest.raises(FileError) as caught:
-            load_set(name, tmp_path)
-        message = str(caught.value)
-        assert entry.title in message and entry.source in message and entry.files[0] in message
-        assert f"`{entry.files[0]}`" in message  # the form
-    with pytest.raises(FileError, match="there is no such folder"):
-        load_set("foil", tmp_path / "absent")
-    (tmp_path / "file").write_text("")
-    with pytest.raises(FileError, match="is a file, expected a folder"):
-        load_set("foil", tmp_path / "file")
-
-
-def test_a_set_is_found_by_its_name_in_a_folder_of_sets(tmp_path: Path) -> None:
+def test_a_set_is_found_by_its_name_in_a_folder_of_sets(judge: Judge, tmp_path: Path) -> None:
     write_expert(tmp_path / "flickr8k_expert")
-    write_foil(tmp_path / "foil")
-    assert len(load_set("flickr8k-expert", tmp_path).clusters) == 9
-    assert len(load_set("foil", tmp_path).clusters) == 3
-    with pytest.raises(ValueError, match="unknown set 'flicker8k': did you mean 'flickr8k_cf'"):
-        set_entry("flicker8k")
-
-
-def test_the_folder_of_another_set_is_refused_whatever_its_files_are_called(tmp_path: Path) -> None:
     folder = write_foil(tmp_path / "nocaps-FOIL")
-    with pytest.raises(FileError, match=r"is the folder of nocaps-FOIL, not of FOIL: .*judge nocaps_foil"):
-        load_set("foil", folder)
-    assert len(load_set("foil", folder.rename(tmp_path / "mine")).clusters) == 3
-    expert = write_expert(tmp_path / "flickr8k_expert")
-    assert load_set("own", expert).name == "own"  # for which nothing is published
-
-
-def test_published_tables_name_columns_and_sets_that_exist(tmp_path: Path) -> None:
-    assert PUBLISHED.keys() <= SETS.keys()
-    write_pascal(tmp_path / "pascal50s")
-    write_foil(tmp_path / "foil")
-    write_expert(tmp_path / "flickr8k_expert")
-    columns = {name: load_set(name, tmp_path).columns for name in ("foil", "flickr8k_expert")}
-    columns["pascal50s"] = ("HC", "HI", "HM", "MM", "mean")
-    for name, known in columns.items():
-        for table in PUBLISHED[name]:
-            assert set(table.columns) <= set(known)
-    for tables in PUBLISHED.values():
-        for table in tables:
-            assert {len(values) for values in table.values.values()} == {len(table.columns)}
+    assert judge("flickr8k_expert", tmp_path, {"M": range(4)}).rows() == [9, 9]
+    given = ["judge", "foil", "--metrics", "rougel", "--data"]
+    assert main([*given, str(folder)]) == 2  # the folder of another set, whatever its files are called
+    assert main([*given, str(folder.rename(tmp_path / "mine"))]) == 0
+    assert main([*given, str(tmp_path / "absent")]) == 2
 
 
 def test_a_set_comes_from_the_hub_by_its_id(tmp_path: Path) -> None:
@@ -326,18 +354,47 @@ def test_a_set_comes_from_the_hub_by_its_id(tmp_path: Path) -> None:
     (tmp_path / "home").mkdir()
     code = """
 import json
-from capeval_core.judgements.sets import load_set
-answers = []
-for name in ("org/judged", "org/judged@v1", "org/none"):
-    try:
-        judged = load_set("flickr8k_expert", name)
-        answers.append([len(judged.clusters), judged.dropped])
-    except ValueError as error:
-        answers.append(str(error))
-print(json.dumps(answers))
+from capeval_core.cli import main
+names = ["org/judged", "org/judged@v1", "org/none"]
+given = ["judge", "flickr8k_expert", "--metrics", "rougel", "--resamples", "0", "--data"]
+print(json.dumps([main([*given, name]) for name in names]))
 """
     repositories = {"datasets/org/judged": Repository.of({"main": folder, "v1": folder})}
     with serving(repositories) as hub:
-        newest, tagged, missing = ask(code, hub.address, tmp_path / "home")
-    assert newest == tagged == [9, load_set("flickr8k_expert", folder).dropped]
-    assert missing.startswith("org/none: the data set could not be loaded from the Hub (")
+        assert ask(code, hub.address, tmp_path / "home") == [0, 0, 2]
+
+
+@needs_shared
+@pytest.mark.parametrize(
+    ("name", "folder", "labels"),
+    [
+        ("flickr8k_expert", "flickr8k_expert", ("BLEU-1", "BLEU-4", "ROUGE-L", "CIDEr", "METEOR", "FLEUR")),
+        ("flickr8k_cf", "flickr8k_cf", ("BLEU-1", "CIDEr", "METEOR")),
+        ("composite", "composite", ("BLEU-1", "BLEU-4", "ROUGE-L", "CIDEr", "METEOR", "FLEUR")),
+        ("nebula", "nebula_test", ("BLEU-4", "CIDEr", "METEOR")),
+        ("capeval1k", "capeval1k", ("BLEU-1", "CIDEr", "METEOR")),
+    ],
+)
+def test_stored_scores_of_the_sets_give_the_expected_taus(
+    name: str, folder: str, labels: tuple[str, ...], judge: Judge
+) -> None:
+    expected = json.loads((SHARED / folder / "expected.json").read_text())["recomputed"]
+    found = judge(name, SHARED, None, "--scores", SHARED / folder / "scores.npz")
+    for label in labels:
+        for column, value in found.values(label).items():
+            assert value == pytest.approx(expected[label][f"kendall_{column}"], abs=1e-6)
+            cell: Any = found.cells[label, column]
+            if name == "flickr8k_expert" and cell["published"]:
+                digits = len(cell["published"].rpartition(".")[2])
+                assert round(value, digits) == float(cell["published"])
+
+
+@needs_shared
+def test_fleur_on_pascal_and_umic_on_capeval1k_are_the_published_ones(judge: Judge) -> None:
+    scores = ["--scores", SHARED / "pascal50s" / "scores_references5.npz"]
+    found = judge("pascal50s", SHARED, None, "--labels", "label_fleur_run", *scores)
+    values = [round(value, 1) for value in found.values("FLEUR").values()]
+    assert values == [61.3, 99.7, 97.6, 74.2, 83.2]
+    umic = SHARED / "capeval1k" / "released_umic_scores.json"
+    found = judge("capeval1k", SHARED, None, "--scores", f"UMIC={umic}")
+    assert round(found.values("UMIC")["tau_b"] / 100, 3) == 0.328

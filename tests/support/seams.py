@@ -18,6 +18,7 @@ from torch import Tensor
 
 from capeval_core import registry
 from capeval_core.cache import FeatureCache
+from capeval_core.encoders.vilbert import LocatedBoxes
 from capeval_core.errors import Problems
 from capeval_core.inputs import collection as _collection
 from capeval_core.inputs import file_texts, text_files
@@ -29,6 +30,7 @@ from capeval_core.inputs.samples import Samples, check_pools, check_samples
 from capeval_core.inputs.sampling import Sampling
 from capeval_core.inputs.sources import Source
 from capeval_core.inputs.visual import InputImage
+from capeval_core.judgements.resampling import Resamples, WeightedRows
 from capeval_core.limits import LIMITS
 from capeval_core.phrases.consensus import consensus as ngram_consensus
 from capeval_core.phrases.consensus import tfidf_consensus
@@ -40,6 +42,12 @@ from capeval_core.regions.device_suppression import best_on_device
 from capeval_core.regions.opening import region_opener
 from capeval_core.regions.source import RegionSource
 from capeval_core.regions.suppression import Suppression, class_confidences
+from capeval_core.training import masking, negatives, similar_images, tags
+from capeval_core.training.groups import NegativeSampler
+from capeval_core.training.pacs import info_nce
+from capeval_core.training.positive_shards import PositiveShards, Shard
+from capeval_core.training.positives import Positive
+from capeval_core.training.umic import ranking_loss
 from capeval_core.weights.folder import config_checksum
 
 __all__ = [
@@ -51,23 +59,36 @@ __all__ = [
     "confidences",
     "config_checksum",
     "consensus",
+    "contrastive_loss",
     "convert",
     "encode",
     "graph_phrases",
+    "image",
+    "mask_boxes",
+    "mask_words",
+    "negative_caption",
+    "negative_groups",
     "network",
     "open_phrases",
     "open_regions",
     "ptb_tokens",
+    "ranking_loss",
     "read_collection",
     "read_texts",
     "read_video",
+    "resampled_correlations",
+    "resamples",
     "resized",
     "shapes",
+    "similar",
+    "tagger",
     "visual",
+    "write_positives",
     "wrong_words",
 ]
 
 # networks
+
 
 KINDS = tuple(registry.NETWORKS)
 
@@ -184,7 +205,13 @@ def read_collection(
     return _collection.read_collection(candidates, images, references, options=chosen, **more)
 
 
+def image(value: Any, where: str = "image") -> Any:
+    """Any value of an image, with its `key`, `name`, `load()` and `check()`."""
+    return InputImage.of(value, where)
+
+
 # media
+
 
 _VISUALS: dict[str, Any] = {"image": InputImage, "video": InputFrames, "boxes": InputBoxes}
 
@@ -255,3 +282,75 @@ def consensus(pools: Any, kind: str = "cider", documents: str = "doc_caption_wit
 def graph_phrases(graph: str, style: str = "triplet") -> list[str]:
     """The phrases of a scene graph as FACTUAL writes it."""
     return phrases_of(graph, style)  # type: ignore[arg-type]
+
+
+# training
+
+
+contrastive_loss = info_nce
+
+
+def negative_groups(images: Sequence[str], captions: Sequence[str], tagged: Any, **options: Any) -> Any:
+    """`group(epoch, index)` with the captions and kinds of a training set, its `len` the captions."""
+    return NegativeSampler(images, captions, tagged, **options)
+
+
+def negative_caption(
+    kind: str, tokens: Sequence[str], words: Any, rng: np.random.Generator, **options: Any
+) -> list[str] | None:
+    """A negative of a kind: `words` are the tags, for a substitution with counts of words by tag."""
+    if kind == "substitution":
+        tags_of, counts = words
+        return negatives.substitution(tokens, tags_of, negatives.WordTable(counts), rng, **options)
+    if kind == "repetition_removal":
+        return negatives.repetition_removal(tokens, words, rng, **options)
+    return negatives.word_order(tokens, rng, **options)
+
+
+def similar(images: Sequence[str], *, top: int, features: Any = None, captions: Any = None) -> dict[str, Any]:
+    """By id of an image, the ids of the most similar ones, by features or by captions."""
+    if features is not None:
+        return similar_images.similar_by_features(images, features, top=top)
+    return similar_images.similar_by_captions(images, captions, top=top)
+
+
+def tagger(name: str) -> Any:
+    """`tags(captions)` gives pairs of token and tag; `fingerprint`."""
+    return tags.open_tagger(name)
+
+
+def mask_words(texts: Any, share: float, mask: int, rng: np.random.Generator, **options: Any) -> Any:
+    """`texts` with masks, the `places` of the masked tokens in all of them, and those `tokens`."""
+    return masking.mask_words(texts, share, mask, rng, **options)
+
+
+def mask_boxes(features: Any, locations: Any, share: float, rng: np.random.Generator) -> tuple[Any, Any, Any]:
+    """Features and locations of boxes of which some are hidden, and which are."""
+    boxes, hidden = masking.mask_boxes(LocatedBoxes(features, locations), share, rng)
+    return boxes.features, boxes.locations, hidden
+
+
+def write_positives(
+    folder: Path, positives: Sequence[tuple[Any, ...]], settings: Mapping[str, Any], number: int = 0
+) -> None:
+    """A shard of each kind of `capeval augment`: tuples of kind, id, source caption, caption, image."""
+    for kind in ("caption", "image"):
+        own = [Positive(*positive) for positive in positives if positive[0] == kind]
+        if own:
+            PositiveShards(folder, kind, settings).write(number, Shard(dict(enumerate(own))))  # type: ignore[arg-type]
+
+
+# judgements
+
+
+def resamples(groups: Sequence[str], *, draws: int, seed: int = 0) -> Any:
+    """Resamples of images: `weights(draw)` of the rows, `means(values)`, `interval(values, level=)`."""
+    return Resamples(groups, draws=draws, seed=seed)
+
+
+def resampled_correlations(scores: Any, ratings: Any, weights: Any) -> dict[str, float]:
+    """The coefficients of rows that count as often as their weights say."""
+    rows, counts = WeightedRows(scores, ratings), np.asarray(weights)
+    taus = rows.taus(counts)
+    others = {"spearman": rows.spearman(counts), "pearson": rows.pearson(counts)}
+    return {"kendall_tau_b": taus.b, "kendall_tau_c": taus.c, **others}

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from capeval_core.cli import main
-from capeval_core.training.positives import CAPTION, IMAGE, Positive
-from tests.training.positive_writing import write_positives
+from tests.support.seams import write_positives
 from tools.captions import describe
 from tools.scenes import draw, sample_scene
 
@@ -29,24 +28,24 @@ SHORT = {
 }
 
 
-def write_pairs(folder: Path, scenes: int = 20) -> Path:
+def write_pairs(folder: Path, scenes: int = 20, captions_each: int = 2) -> Path:
     """`images`, `captions.jsonl` with two captions each, and `positives`, of which scene 0 has none."""
     (folder / "images").mkdir(parents=True)
     rng = np.random.default_rng(5)
     rows = []
-    positives = []
+    positives: list[tuple[Any, ...]] = []
     for index in range(scenes):
         scene, name = sample_scene(rng), str(index)
         draw(scene, 64).save(folder / "images" / f"{name}.png")
-        captions = [describe(scene, rng) for _ in range(2)]
+        captions = [describe(scene, rng) for _ in range(captions_each)]
         rows.append({"image_id": name, "captions": captions})
         if not index:
             continue
-        positives.append(Positive(CAPTION, name, caption=describe(scene, rng)))
+        positives.append(("caption", name, None, describe(scene, rng), None))
         for caption in captions:
             file = io.BytesIO()
             draw(scene, int(rng.integers(48, 80))).save(file, "PNG")
-            positives.append(Positive(IMAGE, name, caption, image=file.getvalue()))
+            positives.append(("image", name, caption, None, file.getvalue()))
     write_positives(folder / "positives", positives, {"captioner": "drawn", "seed": 5})
     (folder / "captions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder

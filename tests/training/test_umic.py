@@ -88,12 +88,23 @@ def test_other_settings_in_the_same_folder_are_refused(
     )
 
 
-def test_a_damaged_state_is_named(scenes: Path, trained: Path, tmp_path: Path) -> None:
-    from capeval_core.training.state import FileError, SavedState
-
-    (tmp_path / "state.safetensors").write_bytes((trained / "state.safetensors").read_bytes()[:500])
-    with pytest.raises(FileError, match=r"state\.safetensors: is no state of a training .*: remove it"):
-        SavedState.read(tmp_path)
+def test_a_damaged_state_or_line_of_the_log_is_named(
+    scenes: Path, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = Path(shutil.copytree(trained, tmp_path / "run"))
+    shutil.rmtree(out / "weights")
+    log, state = (out / "log.jsonl").read_bytes(), (out / "state.safetensors").read_bytes()
+    (out / "state.safetensors").write_bytes(state[:500])
+    assert main(arguments(scenes, out)) == 2 and "state.safetensors" in capsys.readouterr().err
+    (out / "state.safetensors").write_bytes(state)
+    for damaged in (b"{", b"\xff", b"7", b"{}", b'{"step": "1", "phase": "words"}', b"[" * 9_999):
+        first, _, rest = log.partition(b"\n")
+        (out / "log.jsonl").write_bytes(first + b"\n" + damaged + b"\n" + rest)
+        assert main(arguments(scenes, out)) == 2 and "line 2" in capsys.readouterr().err
+        assert damaged in (out / "log.jsonl").read_bytes()
+    (out / "log.jsonl").write_bytes(log + b'{"step": 15, "ph')  # cut off by a kill
+    train(scenes, out)
+    assert (out / "log.jsonl").read_bytes() == log
 
 
 def test_a_folder_that_another_training_writes_into_is_left_alone(
@@ -103,24 +114,10 @@ def test_a_folder_that_another_training_writes_into_is_left_alone(
 
     out = tmp_path / "out"
     out.mkdir()
-    with locked(out, PartialState()):
+    with FileLock(out / ".lock"):
         assert main(arguments(scenes, out)) == 2
     assert f"{out}: another training is writing into it" in " ".join(capsys.readouterr().err.split())
     assert {path.name for path in out.iterdir()} <= {".lock"}
-
-
-@pytest.mark.parametrize(
-    "damaged", [b"{", b"\xff", b"7", b"{}", b'{"step": "1", "phase": "words"}', b"[" * 9_999]
-)
-def test_a_damaged_line_of_the_log_is_named(damaged: bytes, tmp_path: Path) -> None:
-    line = b'{"step": 1, "phase": "words"}\n'
-    path = tmp_path / "log.jsonl"
-    path.write_bytes(line + damaged + b"\n" + line)
-    with pytest.raises(FileError, match=r"log\.jsonl: line 2 is damaged .*: delete the line to go on"):
-        TrainingLog(tmp_path, 5)
-    assert damaged in path.read_bytes()
-    path.write_bytes(line + damaged)  # cut off by a kill
-    assert TrainingLog(tmp_path, 5).lines == [json.loads(line)]
 
 
 def test_ranking_starts_from_the_matching_heads_row_for_a_match(scenes: Path, tmp_path: Path) -> None:
