@@ -37,8 +37,7 @@ from tests.inputs.video_writing import FORMS, drawn, written
 from tests.judgements.data import write_lines
 from tests.snippets import commands, run_snippets
 from tests.support.seeded import CASES, uniter
-from tests.weights.conftest import write_open_clip
-from tests.weights.test_uniter import released
+from tests.weights.conftest import umic_checkpoint, write_open_clip
 from tools.documents import CHECKOUT
 
 Repositories = dict[str, Repository]
@@ -171,7 +170,7 @@ STAND_INS: dict[str, Callable[[Path], object]] = {
     "clip_ViT-B-32.pth": checkpoint,
     "pacs-clip-vit-b-32": converted,
     "my-weights": lambda path: uniter().save_pretrained(path),
-    "umic.pt": lambda path: released(path.parent, uniter(region_size=128, width=64)),
+    "umic.pt": lambda path: umic_checkpoint(path.parent, uniter(region_size=128, width=64)),
     "frcnn-vg-finetuned/pytorch_model.bin": detector,
     "dog.jpg": image(0),
     "bench.jpg": image(1),

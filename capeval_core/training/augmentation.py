@@ -41,8 +41,6 @@ class Augmentation(Settings):
     kind: ClassVar[Literal["caption", "image"]]
     libraries: ClassVar[tuple[str, ...]]
     """Packages whose versions are recorded."""
-    shard: ClassVar[int]
-    """Sources of a shard."""
     batch: ClassVar[int]
     """Sources per forward pass, where the user does not say."""
 
@@ -83,7 +81,6 @@ class CaptionAugmentation(Augmentation):
 
     kind: ClassVar = CAPTION
     libraries: ClassVar = ("transformers",)
-    shard: ClassVar = 256
     batch: ClassVar = 16
 
     model: str | PathLike[str] = option(
@@ -119,7 +116,6 @@ class ImageAugmentation(Augmentation):
 
     kind: ClassVar = IMAGE
     libraries: ClassVar = ("diffusers", "transformers")
-    shard: ClassVar = 64
     batch: ClassVar = 4
 
     model: str | PathLike[str] = option(
@@ -215,7 +211,7 @@ class AugmentationRun:
 
     def _stretches(self) -> Iterator[tuple[int, range]]:
         """The shards of this part: number and positions of the sources."""
-        size, total = self.settings.shard, len(self.sources)
+        size, total = LIMITS.augmented[self.settings.kind], len(self.sources)
         for number in numbers_of_part(-(-total // size), self.part):
             yield number, range(number * size, min((number + 1) * size, total))
 

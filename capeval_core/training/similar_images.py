@@ -18,7 +18,6 @@ from capeval_core.phrases.ptb import ptb_tokens
 
 TOP = 3
 """Similar images of which hard negatives are drawn."""
-_FREQUENT = 64  # an n-gram is frequent if more than one image in so many has it
 
 
 def similar_by_features(
@@ -91,7 +90,7 @@ def similar_by_captions(
         pools.setdefault(image, []).append(tuple(ptb_tokens(caption)))
     vectors = mean_cider_vectors(list(pools.values())).tocsc()
     # N-grams of many images make up most of the work, which is less in a dense product.
-    frequent = np.diff(vectors.indptr) * _FREQUENT > len(pools)
+    frequent = np.diff(vectors.indptr) * LIMITS.frequent > len(pools)
     dense = vectors[:, frequent].toarray().astype(np.float32)
     rare = vectors[:, ~frequent].astype(np.float32).tocsr()
     across = rare.T.tocsr()

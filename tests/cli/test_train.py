@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from capeval_core.training.positives import CAPTION, Positive
 from capeval_core.weights.folder import WeightsFolder
 from tests.cli.conftest import Ran
+from tests.support.seams import write_positives
 from tests.support.seeded import encoder
 from tests.training import pac_pairs
-from tests.training.positive_writing import write_positives
 from tests.training.scenes import arguments, write_set
 
 Capeval = Callable[..., Ran]
@@ -115,7 +114,7 @@ def test_help_of_vilbert_has_no_judgements(capeval: Capeval) -> None:
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = pac_pairs.write_pairs(tmp_path_factory.mktemp("pairs") / "set", scenes=6)
-    write_positives(folder / "others", [Positive(CAPTION, "99", caption="a dog")], {})
+    write_positives(folder / "others", [("caption", "99", None, "a dog", None)], {})
     rows = (folder / "captions.jsonl").read_text().splitlines(keepends=True)
     (folder / "one.jsonl").write_text(json.dumps({"image_id": "0", "caption": "a red star"}))
     (folder / "empty").mkdir()

@@ -27,12 +27,10 @@ from capeval_core.metric import CaptionMetric
 from capeval_core.models.device import cuda_is_lost, numbered_device
 from capeval_core.registry import METRICS, load, metric_class
 from capeval_core.reranking import Reranker
-from capeval_core.training.pacs_objective import PairBatch
 from tests.cuda.fake import fake_cuda
 from tests.cuda.host_reads import HostReads
 from tests.integrations.captioner import Scenes, make_trainer
 from tests.support.seams import LIMITS
-from tests.training.test_pacs_losses import Identity, objective
 from tools.scenes import draw, sample_scene
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -155,27 +153,6 @@ def test_a_copy_from_the_device_needs_little_memory_there(monkeypatch: pytest.Mo
         gpu.clear()
         in_memory(images, "images")
         assert len(gpu.waits) == 4 + 2
-
-
-@NO_GPU
-@pytest.mark.parametrize("count", [4, 16])
-def test_a_step_of_pacs_training_waits_once_for_its_losses(count: int) -> None:
-    present = torch.arange(count) % 4 != 1
-    with fake_cuda() as gpu:
-        model = Identity(0.5)
-        model.scale = model.scale.to("cuda")
-        pairs = [torch.rand(count, 6) for _ in range(4)]
-        gpu.clear()
-        loss, read = objective(model).losses(
-            "contrast", PairBatch(pairs[0], pairs[1], pairs[2], present, pairs[3], present)
-        )
-        assert gpu.waits == [] and gpu.launches and loss.is_cuda
-        terms = read()
-        assert len(gpu.waits) == 1
-    on_cpu = objective(Identity(0.5)).losses(
-        "contrast", PairBatch(pairs[0], pairs[1], pairs[2], present, pairs[3], present)
-    )
-    assert len(terms) == 4 and terms == on_cpu[1]()
 
 
 # What a program does around a metric

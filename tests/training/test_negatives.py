@@ -1,10 +1,13 @@
-"""Laws of negative captions against lists of all cases, and what no negative may be."""
+"""Negative captions: laws against lists of all cases, what no negative may be, and groups of a set."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+import pickle
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from itertools import combinations, permutations, product
 from math import prod
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,15 +15,10 @@ from hypothesis import given as for_all
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from capeval_core.training import negatives
-from capeval_core.training.negatives import (
-    WordTable,
-    random_subset,
-    repetition_removal,
-    substitution,
-    word_order,
-)
+from tests.support.seams import negative_caption, negative_groups, tagger
 from tests.training.laws import assert_law, given
+from tools.captions import describe
+from tools.scenes import sample_scene
 
 COUNTS = {
     "NN": {"cat": 6, "dog": 3, "Cat": 2, "hat": 1},
@@ -28,12 +26,17 @@ COUNTS = {
     "VBZ": {"is": 9},
     "IN": {"on": 9, "at": 9},
 }
-TABLE = WordTable(COUNTS)
+KINDS = ("hard", "substitution", "word_order", "repetition_removal")
 
 
 @pytest.fixture
 def rng() -> np.random.Generator:
     return np.random.default_rng(20210614)
+
+
+def negative(kind: str, tokens: Any, tags: Any, rng: Any, **options: Any) -> tuple[str, ...]:
+    words = (tags, COUNTS) if kind == "substitution" else tags
+    return tuple(negative_caption(kind, tokens, words, rng, **options) or ())
 
 
 def subsets(count: int, probability: float, most: int) -> Iterator[tuple[tuple[int, ...], float]]:
@@ -42,61 +45,22 @@ def subsets(count: int, probability: float, most: int) -> Iterator[tuple[tuple[i
             yield subset, probability**number * (1 - probability) ** (count - number)
 
 
-@pytest.mark.parametrize(("count", "most"), [(1, 1), (2, 1), (4, 4), (4, 3)])
-def test_subsets_are_bernoulli_draws_given_the_bounds(
-    count: int, most: int, rng: np.random.Generator
-) -> None:
-    law = given(subsets(count, 0.3, most))
-    assert_law(lambda: tuple(random_subset(range(count), 0.3, rng, most=most)), law)
-
-
-@pytest.mark.parametrize("count", [1, 2, 5, 12])
-def test_the_law_of_how_many_is_exact(count: int) -> None:
-    law = negatives._count_law(count, 0.29, count)
-    expected = given((len(subset), weight) for subset, weight in subsets(count, 0.29, count))
-    assert np.allclose(law, np.cumsum([expected[n] for n in range(1, count)]), atol=1e-13)
-
-
-def test_a_caption_may_be_long(rng: np.random.Generator) -> None:
-    items = random_subset(range(20000), 0.3, rng)
-    assert items == sorted(set(items)) and 5500 < len(items) < 6500
-
-
-@pytest.mark.parametrize("probability", [0.0, 1.0, -0.1, float("nan")])
-def test_a_probability_is_between_0_and_1(probability: float, rng: np.random.Generator) -> None:
-    with pytest.raises(ValueError, match="expected more than 0 and less than 1"):
-        substitution(["a", "cat"], ["DT", "NN"], TABLE, rng, probability=probability)
-
-
 def test_words_are_drawn_by_frequency_and_never_the_original_in_any_case(rng: np.random.Generator) -> None:
-    for word in ("cat", "Cat", "CAT"):
-        assert_law(lambda word=word: TABLE.draw("NN", word, rng), {"dog": 3 / 4, "hat": 1 / 4})
-    law = {"cat": 6 / 12, "dog": 3 / 12, "Cat": 2 / 12, "hat": 1 / 12}
-    assert_law(lambda: TABLE.draw("NN", "zeppelin", rng), law)
-    assert_law(
-        lambda: TABLE.draw("NN", "hat", rng), given((w, n) for w, n in COUNTS["NN"].items() if w != "hat")
-    )
-
-
-def test_a_word_without_another_of_its_tag_has_no_substitute(rng: np.random.Generator) -> None:
-    assert not TABLE.has_other("VBZ", "IS") and not TABLE.has_other("NNS", "cats")
-    assert TABLE.has_other("VBZ", "runs") and TABLE.has_other("NN", "cat")
-    for tag, word in (("VBZ", "is"), ("NNS", "cats")):
-        with pytest.raises(ValueError, match=f"no word of tag '{tag}' is there but '{word}'"):
-            TABLE.draw(tag, word, rng)
-    assert substitution(["is", "on"], ["VBZ", "IN"], TABLE, rng) is None
+    laws = {
+        **{word: {"dog": 3 / 4, "hat": 1 / 4} for word in ("cat", "Cat", "CAT")},
+        "zeppelin": {word: count / 12 for word, count in COUNTS["NN"].items()},
+        "hat": given((word, count) for word, count in COUNTS["NN"].items() if word != "hat"),
+    }
+    for word, law in laws.items():
+        expected = {(other,): share for other, share in law.items()}
+        assert_law(lambda word=word: negative("substitution", [word], ["NN"], rng), expected, draws=3000)
 
 
 def test_three_words_in_ten_are_substituted(rng: np.random.Generator) -> None:
     """How many of ten words, which depends on the probability more than where they are."""
     tokens, tags = ["hat"] * 10, ["NN"] * 10
     law = given((len(subset), weight) for subset, weight in subsets(10, 0.30, 10))
-
-    def changed() -> int:
-        negative = substitution(tokens, tags, TABLE, rng)
-        return sum(token != "hat" for token in negative or ())
-
-    assert_law(changed, law)
+    assert_law(lambda: sum(t != "hat" for t in negative("substitution", tokens, tags, rng)), law)
 
 
 @pytest.mark.parametrize("probability", [0.30, 0.29, 0.8])
@@ -115,7 +79,7 @@ def test_substitution_follows_its_law(probability: float, rng: np.random.Generat
                 yield (old, cat, "is", "on"), prod(weights)
 
     law = given(cases())
-    assert_law(lambda: tuple(substitution(tokens, tags, TABLE, rng, probability=probability) or ()), law)
+    assert_law(lambda: negative("substitution", tokens, tags, rng, probability=probability), law)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +106,7 @@ def test_repetition_and_removal_follow_their_law(
             if negative and not same:
                 yield negative, prod(weight[n] for weight, n in zip(weights, copies, strict=True))
 
-    assert_law(lambda: tuple(repetition_removal(tokens, tags, rng) or ()), given(cases()))
+    assert_law(lambda: negative("repetition_removal", tokens, tags, rng), given(cases()))
 
 
 @pytest.mark.parametrize("tokens", [["a", "dog"], ["a", "b", "A"], ["x", "x", "x"], ["a", "dog", "runs"]])
@@ -157,28 +121,7 @@ def test_word_order_follows_its_law(tokens: list[str], rng: np.random.Generator)
         for cases in filter(None, (shuffled, shorter)):
             yield from ((case, weight / 2) for case, weight in cases.items())
 
-    assert_law(lambda: tuple(word_order(tokens, rng) or ()), given(law()))
-
-
-def test_what_cannot_be_made_is_none(rng: np.random.Generator) -> None:
-    tokens, tags = ["up", "and", "over", "there"], ["RB", "CC", "IN", "RB"]
-    assert substitution(tokens, tags, TABLE, rng) is None
-    assert repetition_removal(tokens, tags, rng) is None
-    assert word_order(["up"], rng) is None and word_order([], rng) is None
-    assert substitution([], [], TABLE, rng) is None and repetition_removal([], [], rng) is None
-
-
-def test_tokens_and_tags_are_equally_many(rng: np.random.Generator) -> None:
-    with pytest.raises(ValueError, match="shorter"):
-        substitution(["a", "cat"], ["DT"], TABLE, rng)
-
-
-def check(original: Sequence[str], negative: Sequence[str] | None) -> None:
-    """A negative has a word and is not the original, in any case; words are not changed in themselves."""
-    if negative is not None:
-        assert negative
-        assert [token.casefold() for token in negative] != [token.casefold() for token in original]
-        assert all(token and not any(map(str.isspace, token)) for token in negative)
+    assert_law(lambda: negative("word_order", tokens, None, rng), given(law()))
 
 
 CAPTIONS = st.lists(
@@ -191,25 +134,291 @@ CAPTIONS = st.lists(
 
 
 @settings(max_examples=200, deadline=None)
-@for_all(caption=CAPTIONS, seed=st.integers(0, 2**32), tries=st.sampled_from([1, 2, 64]))
-def test_no_negative_equals_its_original_or_is_empty(
-    caption: list[tuple[str, str]], seed: int, tries: int
-) -> None:
-    """Also where the draws run out, which `TRIES` draws never do in a lifetime."""
+@for_all(caption=CAPTIONS, seed=st.integers(0, 2**32))
+def test_no_negative_equals_its_original_or_is_empty(caption: list[tuple[str, str]], seed: int) -> None:
     tokens, tags = [token for token, _ in caption], [tag for _, tag in caption]
     rng = np.random.default_rng(seed)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(negatives, "TRIES", tries)
-        for _ in range(5):
-            changed = substitution(tokens, tags, TABLE, rng)
-            touched = repetition_removal(tokens, tags, rng)
-            ordered = word_order(tokens, rng)
-            for negative in (changed, touched, ordered):
-                check(tokens, negative)
     content = [tag[:1] in ("V", "N", "J") for tag in tags]
-    assert (touched is None) == (not any(content))
-    assert (ordered is None) == (len(tokens) < 2)
-    if changed is not None:
-        assert len(changed) == len(tokens)
-        for old, new, tag, on in zip(tokens, changed, tags, content, strict=True):
-            assert new == old or (on and new in COUNTS[tag])
+    for _ in range(5):
+        made = {kind: negative(kind, tokens, tags, rng) for kind in KINDS[1:]}
+        for found in filter(None, made.values()):
+            assert [token.casefold() for token in found] != [token.casefold() for token in tokens]
+            assert all(token and not any(map(str.isspace, token)) for token in found)
+        assert bool(made["repetition_removal"]) == any(content)
+        assert bool(made["word_order"]) == (len(tokens) > 1)
+        if made["substitution"]:
+            for old, new, tag, on in zip(tokens, made["substitution"], tags, content, strict=True):
+                assert new == old or (on and new in COUNTS[tag])
+
+
+@pytest.mark.parametrize("probability", [0.0, 1.0, -0.1, float("nan")])
+def test_a_probability_is_between_0_and_1(probability: float, rng: np.random.Generator) -> None:
+    with pytest.raises(ValueError):
+        negative("substitution", ["a", "cat"], ["DT", "NN"], rng, probability=probability)
+
+
+# Groups
+
+
+def sampler(captions: Mapping[str, Sequence[str]], **options: Any) -> Any:
+    """Of scenes' captions by image."""
+    images = [image for image, texts in captions.items() for _ in texts]
+    texts = [text for each in captions.values() for text in each]
+    return negative_groups(images, texts, tagger("scenes").tags(texts), **options)
+
+
+def named(images: Sequence[str], **options: Any) -> Any:
+    """A set whose captions `11.0`, `11.1` name their image; how many an image has is its last digit + 1."""
+    captions = [f"{image}.{number}" for image in images for number in range(int(image[-1]) + 1)]
+    tagged = [[(caption, "CD")] for caption in captions]
+    return negative_groups([caption.split(".")[0] for caption in captions], captions, tagged, **options)
+
+
+def drawn_scenes(count: int, seed: int = 5) -> dict[str, list[str]]:
+    rng = np.random.default_rng(seed)
+    scenes = [sample_scene(rng) for _ in range(count)]
+    return {f"{number}": [describe(scene, rng) for _ in range(3)] for number, scene in enumerate(scenes)}
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_a_group_has_the_positive_first_then_every_kind(count: int) -> None:
+    scenes = drawn_scenes(40)
+    groups = sampler(scenes, random_negatives=count, seed=2)
+    images = [image for image, texts in scenes.items() for _ in texts]
+    texts = [text for each in scenes.values() for text in each]
+    assert len(groups) == len(texts)
+    for index in range(len(groups)):
+        group = groups.group(0, index)
+        assert group.image == images[index] and group.captions[0] == texts[index]
+        assert group.kinds == ("positive", *["random"] * count, *KINDS)
+        assert len(group.captions) == 5 + count
+        own = {text.lower() for text in scenes[group.image]}
+        for text in group.captions[1:]:
+            assert text.lower() not in own and text == " ".join(text.split()) != ""
+            assert " ," not in text
+        assert {*group.captions[1 : 2 + count]} <= {*texts}
+
+
+def test_a_group_depends_on_seed_epoch_and_index_alone() -> None:
+    scenes = drawn_scenes(20)
+    groups = sampler(scenes, seed=7)
+    everything = {(epoch, index): groups.group(epoch, index) for epoch in (0, 1) for index in range(60)}
+    worker = pickle.loads(pickle.dumps(groups))
+    for epoch, index in sorted(everything, reverse=True)[::7]:
+        assert worker.group(epoch, index) == everything[epoch, index]
+    assert sum(everything[0, index] != everything[1, index] for index in range(60)) >= 59
+    other = sampler(scenes, seed=8)
+    assert sum(other.group(0, index) != everything[0, index] for index in range(60)) >= 59
+    # Equal captions at different places draw different negatives.
+    twins = sampler(
+        {"a": ["a red star"] * 20, "b": ["two blue stars"], "c": ["a green heart above a red star"]}
+    )
+    assert len({twins.group(0, index).captions for index in range(20)}) > 10
+
+
+def test_random_negatives_are_uniform_over_captions_of_other_images() -> None:
+    groups = named(["11", "12", "23", "31"], random_negatives=2)
+    others = ["12.0", "12.1", "12.2", "23.0", "23.1", "23.2", "23.3", "31.0", "31.1"]
+    epochs = iter(range(10**6))
+    for place in (1, 2):
+        assert_law(
+            lambda place=place: groups.group(next(epochs), 0).captions[place], dict.fromkeys(others, 1 / 9)
+        )
+
+
+def test_a_negative_is_drawn_where_nearly_all_captions_are_the_images_own() -> None:
+    """The few others are found, at equal odds, and equal texts of other images are passed over."""
+    groups = sampler(
+        {"a": ["a red star"] * 2000, "b": ["two blue stars", "A  red Star"], "c": ["a green heart"]}
+    )
+    epochs = iter(range(10**6))
+    law = {"two blue stars": 0.5, "a green heart": 0.5}
+    assert_law(lambda: groups.group(next(epochs), 0).captions[1], law, draws=600)
+
+
+IMAGES = ["11", "12", "13", "14", "15", "16", "17", "99"]
+
+
+def hard_law(shares: Mapping[str, float]) -> dict[str, float]:
+    """Images at their shares, then their captions at equal odds."""
+    return {
+        f"{image}.{number}": share / (int(image[-1]) + 1)
+        for image, share in shares.items()
+        for number in range(int(image[-1]) + 1)
+    }
+
+
+@pytest.mark.parametrize(
+    ("lists", "law"),
+    [
+        # Of the first list only its top three count, of the second only what is in the set.
+        (
+            [["12", "13", "14", "15"], ["600", "17", "601"]],
+            hard_law({"12": 1 / 6, "13": 1 / 6, "14": 1 / 6, "17": 1 / 2}),
+        ),
+        ([["12", "13"], ["13", "12"]], hard_law({"12": 1 / 2, "13": 1 / 2})),
+        ([["15"]], hard_law({"15": 1.0})),
+        # An image is not similar to itself.
+        ([["11", "12", "13", "14", "15"]], hard_law({"12": 1 / 3, "13": 1 / 3, "14": 1 / 3})),
+    ],
+)  # fmt: skip
+def test_hard_negatives_follow_their_law(lists: list[list[str]], law: dict[str, float]) -> None:
+    groups = named(IMAGES, similar=[{"11": each} for each in lists], random_negatives=0)
+    epochs = iter(range(10**6))
+    assert_law(lambda: groups.group(next(epochs), 1).captions[1], law)
+
+
+@pytest.mark.parametrize(
+    "similar", [(), [{}, {}], [{"11": ["500", "501"]}, {"12": ["13"]}], [{"11": ["500", "501", "502", "12"]}]]
+)
+def test_without_a_similar_image_a_hard_negative_is_of_any_other_image(
+    similar: Sequence[Mapping[str, Sequence[str]]],
+) -> None:
+    groups = named(["11", "12", "13"], similar=similar, random_negatives=0)
+    epochs = iter(range(10**6))
+    others = ["12.0", "12.1", "12.2", "13.0", "13.1", "13.2", "13.3"]
+    assert_law(lambda: groups.group(next(epochs), 0).captions[1], dict.fromkeys(others, 1 / 7), draws=4000)
+
+
+def test_a_similar_image_with_the_same_captions_gives_no_hard_negative() -> None:
+    captions = {
+        "a": ["a red star"],
+        "b": ["a Red  star"],
+        "c": ["two blue stars", "a red star"],
+        "d": ["a heart"],
+    }
+    groups = sampler(captions, similar=[{"a": ["b", "c"]}])
+    assert {groups.group(epoch, 0).captions[2] for epoch in range(50)} == {"two blue stars"}
+
+
+def test_a_caption_without_a_negative_of_a_kind_has_a_random_one_there() -> None:
+    """No word to substitute, no word to repeat, and a caption of one word, which has no other order."""
+    texts = ["over there", "up", "dogs", "cats run", "runs"]
+    tags = ["IN RB", "RB", "NNS", "NNS VBP", "VBZ"]
+    tagged = [
+        list(zip(text.split(), tag.split(), strict=True)) for text, tag in zip(texts, tags, strict=True)
+    ]
+    groups = negative_groups(["0", "1", "2", "3", "4"], texts, tagged)
+    kinds = [groups.group(0, index).kinds[3:] for index in range(5)]
+    assert kinds == [
+        ("random", "word_order", "random"),
+        ("random", "random", "random"),
+        ("substitution", "random", "repetition_removal"),
+        ("substitution", "word_order", "repetition_removal"),
+        ("random", "random", "repetition_removal"),  # no other VBZ
+    ]
+    for epoch in range(20):
+        for index, text in enumerate(texts):
+            group = groups.group(epoch, index)
+            for kind, negative in zip(group.kinds[1:], group.captions[1:], strict=True):
+                assert negative != text and (kind != "random" or negative in texts)
+
+
+@pytest.mark.parametrize(
+    ("own", "orders"),
+    [
+        (["star red", "red star"], {"red", "star"}),
+        (["star red", "Red  Star", "red"], {"star"}),
+        (
+            ["star red", "red star", "red", "star"],
+            {"blue hearts"},
+        ),  # none is left: a caption of another image
+    ],
+)
+def test_a_changed_caption_is_no_other_caption_of_its_image(own: list[str], orders: set[str]) -> None:
+    texts = [*own, "blue hearts"]
+    tagged = [[(word, "XX") for word in text.split()] for text in texts]
+    groups = negative_groups([*("a" * len(own)), "b"], texts, tagged)
+    assert {groups.group(epoch, 0).captions[4] for epoch in range(100)} == orders
+
+
+@pytest.mark.parametrize(
+    ("caption", "tokens", "allowed"),
+    [
+        ("a sink, a toilet.", ["a", "sink", ",", "a", "toilet", "."], "a sink toilet , ."),
+        ("a sink , a toilet .", ["a", "sink", ",", "a", "toilet", "."], "a sink toilet , ."),
+        ("A man's (Red) hat", ["A", "man", "'s", "(", "Red", ")", "hat"], "A man 's ( Red ) hat"),
+        ("a black-and-white cat", ["a", "black", "-", "and", "-", "white", "cat"], "a black - and white cat"),
+        ("  two \t dogs\n", ["two", "dogs"], "two dogs"),
+        ('a "red hat" on', ["a", '"', "red", "hat", '"', "on"], 'a " red hat on'),
+    ],
+)
+def test_words_are_spelt_as_in_the_caption(caption: str, tokens: list[str], allowed: str) -> None:
+    """No negative shows by its white space that it was made from tokens, and no word touches another."""
+    tagged = [
+        [(token, "NN" if token in ("sink", "man", "dogs") else "XX") for token in tokens],
+        [("x", "NN")],
+    ]
+    groups = negative_groups("ab", [caption, "x"], tagged)
+    texts = {text for epoch in range(60) for text in groups.group(epoch, 0).captions}
+    assert " ".join(caption.split()) in texts and len(texts) > 4
+    for text in texts - {"x"}:
+        assert text == " ".join(text.split())
+        words = text
+        for mark in (",", ".", "(", ")", "-", '"'):
+            words = words.replace(mark, f" {mark} ")
+        words = words.replace("'s", " 's")
+        assert {*words.split()} <= {*allowed.split(), "x"}
+        if '"' in caption:
+            assert 'a"' not in text and '"on' not in text and '" red' not in text and 'hat "' not in text
+        if " ," not in caption:
+            assert " ," not in text and " ." not in text and " '" not in text and "( " not in text
+
+
+STAR, STARS = [("a", "DT"), ("star", "NN")], [("two", "CD"), ("stars", "NNS")]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"images": ["a"]},
+        {"tagged": []},
+        {"captions": ["  ", "a red star"], "tagged": [[], [("a", "DT"), ("red", "JJ"), ("star", "NN")]]},
+        {"tagged": [STARS, STAR]},
+        {"images": ["a", "a"]},
+        {"seed": -1},
+        {"random_negatives": -1},
+    ],
+)
+def test_what_cannot_be_a_training_set_is_refused(change: dict[str, Any]) -> None:
+    given = {"images": ["a", "b"], "captions": ["a star", "two stars"], "tagged": [STAR, STARS], **change}
+    with pytest.raises(ValueError):
+        negative_groups(**given)
+
+
+# Foils
+
+
+def test_a_foil_has_one_other_word_that_stands_in_such_a_place_elsewhere() -> None:
+    rng = np.random.default_rng(3)
+    captions = [describe(sample_scene(rng), rng) for _ in range(400)]
+    tagged = tagger("scenes").tags(captions)
+    places = set()
+    for caption in tagged:
+        padded = ["", "", *(word for word, _ in caption), ""]
+        places |= {(tag, *padded[i : i + 2], padded[i + 3], word) for i, (word, tag) in enumerate(caption)}
+    images = [str(number // 2) for number in range(400)]
+    plain, with_foils = (negative_groups(images, captions, tagged, foils=foils) for foils in (0, 3))
+    changed: Counter[str] = Counter()
+    for index, caption in enumerate(tagged):
+        group = with_foils.group(1, index)
+        assert group.captions[:6] == plain.group(1, index).captions and len(group.captions) == 9
+        assert set(group.kinds[6:]) <= {"foil", "random"}
+        words = [word for word, _ in caption]
+        for kind, foil in zip(group.kinds[6:], group.captions[6:], strict=True):
+            other = foil.replace(",", " ,").split()
+            if kind == "foil":
+                (i,) = (k for k, pair in enumerate(zip(words, other, strict=True)) if pair[0] != pair[1])
+                padded = ["", "", *words, ""]
+                assert (caption[i][1], *padded[i : i + 2], padded[i + 3], other[i]) in places
+                changed[caption[i][1]] += 1
+    assert {"JJ", "NN", "NNS", "CD", "IN"} <= changed.keys() and not changed.keys() & {"DT", "CC", "TO"}
+    assert sum(changed.values()) > 900
+
+
+def test_the_more_frequent_word_comes_more_often_in_a_foil() -> None:
+    captions = ["a red star"] + ["a blue star"] * 3 + ["a pink star"]
+    groups = negative_groups("abcde", captions, tagger("scenes").tags(captions), foils=1)
+    law = {"a blue star": 0.75, "a pink star": 0.25}
+    epochs = iter(range(10**6))
+    assert_law(lambda: groups.group(next(epochs), 0).captions[-1], law, draws=600)

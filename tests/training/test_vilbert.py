@@ -1,3 +1,5 @@
+"""`capeval train vilbert`: kills, losses, and what is masked."""
+
 from __future__ import annotations
 
 import json
@@ -6,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from accelerate import PartialState
+from safetensors.numpy import load_file
 
-from capeval_core.encoders.vilbert import LocatedBoxes, VilbertEncoder
-from capeval_core.training.masking import mask_boxes, mask_words
-from capeval_core.training.state import LOG, locked
+import capeval_core
+from capeval_core.cli import main
+from tests.support.seams import mask_boxes, mask_words
 from tests.training.scenes import arguments_of, log_of, run_until_killed, tensors_of
 from tools.tiny.region_training import write_scenes
 from tools.tiny.vilbert import write_start
@@ -33,8 +35,6 @@ def arguments(folder: Path, out: Path, **settings: Any) -> list[str]:
 
 
 def train(folder: Path, out: Path, **settings: Any) -> Path:
-    from capeval_core.cli import main
-
     assert main(arguments(folder, out, **settings)) == 0
     return out
 
@@ -59,16 +59,8 @@ def test_a_killed_training_goes_on_as_if_nothing_had_been(
     run_until_killed(arguments(scenes, out), saves=3)
     assert not (out / "weights").exists()
     train(scenes, out)
-    for name in ("weights/model.safetensors", "weights/config.json", LOG):
+    for name in ("weights/model.safetensors", "weights/config.json", "log.jsonl"):
         assert (out / name).read_bytes() == (trained / name).read_bytes(), name
-
-
-def test_a_folder_that_another_training_writes_into_is_left_alone(scenes: Path, tmp_path: Path) -> None:
-    from capeval_core.cli import main
-
-    with locked(tmp_path, PartialState()):
-        assert main(arguments(scenes, tmp_path)) == 2
-    assert {path.name for path in tmp_path.iterdir()} <= {".lock"}
 
 
 def test_the_log_has_every_loss_and_the_weights_no_head(scenes: Path, trained: Path) -> None:
@@ -83,13 +75,10 @@ def test_the_log_has_every_loss_and_the_weights_no_head(scenes: Path, trained: P
     assert tensors_of(trained).keys() == tensors_of_start(scenes).keys()
     config = json.loads((trained / "weights" / "config.json").read_text())
     assert config["constants"] == {"regions": "tiny"} and config["training"]["foils"] == 3
-    encoder = VilbertEncoder.from_pretrained(trained / "weights", device="cpu")
-    assert encoder.hidden_size == 16 and encoder.task_tokens == 0
+    capeval_core.load("vilbertscore", weights=trained / "weights", device="cpu", regions="tiny")
 
 
 def tensors_of_start(folder: Path) -> dict[str, Any]:
-    from safetensors.numpy import load_file
-
     tensors: dict[str, Any] = load_file(folder / "start" / "model.safetensors")
     return tensors
 
@@ -125,24 +114,15 @@ def test_a_hidden_box_leaves_nothing_of_its_features() -> None:
         [[0, 0, 1, 1], [0, 0, 0.5, 0.5], [0, 0, 0.5, 0.4], [0.5, 0.5, 1, 1], [0.4, 0.5, 1, 1]]
     )
     area = (places[:, 2:] - places[:, :2]).prod(axis=1, keepdims=True)
-    boxes = LocatedBoxes(features, np.concatenate([places, area], axis=1))
+    locations = np.concatenate([places, area], axis=1)
     patterns = set()
     for seed in range(99):
-        masked, hidden = mask_boxes(boxes, 0.25, np.random.default_rng(seed))
+        masked, where, hidden = mask_boxes(features, locations, 0.25, np.random.default_rng(seed))
         patterns.add(tuple(hidden.tolist()))
         assert hidden[1] == hidden[2] and hidden[3] == hidden[4] and not hidden[0]  # those overlap
-        assert not masked.features[hidden].any()
-        np.testing.assert_array_equal(masked.features[1:][~hidden[1:]], features[1:][~hidden[1:]])
+        assert not masked[hidden].any()
+        np.testing.assert_array_equal(masked[1:][~hidden[1:]], features[1:][~hidden[1:]])
         left = features[1:][~hidden[1:]]
-        np.testing.assert_allclose(masked.features[0], left.mean(axis=0) if len(left) else [0, 0])
-        np.testing.assert_array_equal(masked.locations, boxes.locations)
+        np.testing.assert_allclose(masked[0], left.mean(axis=0) if len(left) else [0, 0])
+        np.testing.assert_array_equal(where, locations)
     assert len(patterns) == 4
-
-
-def test_a_task_token_moves_no_masked_word(scenes: Path) -> None:
-    from capeval_core.training.masking import MaskedWords
-    from capeval_core.training.vilbert_objective import rows_of_words
-
-    words = MaskedWords([(2, 7, 4, 3), (2, 4, 9, 4, 3)], [2, 5, 7], [8, 8, 8])
-    assert rows_of_words(words, 0) == [2, 5, 7]
-    assert rows_of_words(words, 1) == [3, 7, 9]

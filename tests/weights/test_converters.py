@@ -1,0 +1,815 @@
+"""Original checkpoints of every network: names, wrappings, types, what is refused, what a config records."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from open_clip.model import CLIP
+from safetensors.torch import load_file, save_file
+
+from capeval_core.cli import main
+from tests.golden.frcnn_vg_tiny import write_checkpoint
+from tests.support.eva_checkpoint import Sizes, as_transformers, seeded
+from tests.support.seams import convert, network, shapes
+from tests.support.seeded import CASES, alpha_checkpoints, encoder, eva_tensors, uniter, x152_checkpoint
+from tests.weights.conftest import manifest, umic_tensors
+
+Tensors = dict[str, Any]
+NO_HEADS: dict[str, Any] = {}
+OPENCLIP = {"head_width": 16, "text_heads": 4}
+EVA = {"head_width": Sizes().head_width}
+VILBERT_HEADS = {"text_heads": 4, "visual_heads": 4, "co_heads": 4}
+DECODER, WORD_ROWS = "cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A release: its network, its tensors, settings that they do not show, files beside, and one of them.
+
+    anchor: the tensor by which the release is known. one: a vector of the network.
+    """
+
+    network: str
+    tensors: Callable[[Path], Tensors]
+    anchor: str
+    one: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    words: int = 0
+
+
+def of(case: str, file: str = "manifest") -> Callable[[Path], Tensors]:
+    return lambda folder: manifest(case, file)
+
+
+def vilbert(file: str = "manifest") -> Callable[[Path], Tensors]:
+    def read(folder: Path) -> Tensors:
+        tensors = manifest("vilbertscore-tiny", file)
+        return {**tensors, DECODER: tensors[WORD_ROWS]}
+
+    return read
+
+
+def lavis(folder: Path) -> Tensors:
+    """BLIP-2 under LAVIS' names, which splits some of transformers' tensors."""
+    names = json.loads((CASES / "blip2-itm" / "lavis_key_map.json").read_text())
+    tensors: Tensors = {}
+    for name, tensor in manifest("blip2-itm").items():
+        originals = names.get(name, [])
+        originals = [originals] if isinstance(originals, str) else originals
+        for original, part in zip(originals, tensor.chunk(max(len(originals), 1)), strict=False):
+            if original:
+                tensors[original] = part.clone()
+    return tensors
+
+
+def loaded(write: Callable[[Path], Path]) -> Callable[[Path], Tensors]:
+    def read(folder: Path) -> Tensors:
+        content: Tensors = torch.load(write(folder), weights_only=True)
+        return content.get("model", content)
+
+    return read
+
+
+BLOCK = "visual.transformer.resblocks.0.ln_1.bias"
+RELEASES = {
+    "CLIP": Case("clip", of("pacs-vit-tiny"), "visual.conv1.weight", BLOCK),
+    "CLIP's ResNet": Case("clip", of("pacs-resnet-tiny"), "visual.conv1.weight", "ln_final.bias"),
+    "OpenCLIP": Case("clip", of("pacs-openclip-tiny"), "visual.conv1.weight", BLOCK, OPENCLIP),
+    "PAC-S++": Case("clip", of("pacs-plusplus-lora-tiny"), "visual.conv1.weight", BLOCK),
+    "Alpha-CLIP": Case(
+        "alpha_clip",
+        loaded(lambda folder: alpha_checkpoints(folder)[0]),
+        "conv1_alpha.weight",
+        "transformer.resblocks.0.ln_1.bias",
+        {"base": "manifest.pth"},
+    ),
+    "EVA-CLIP": Case(
+        "eva_clip",
+        lambda folder: dict(eva_tensors()),
+        "visual.patch_embed.proj.weight",
+        "visual.norm.bias" if "visual.norm.bias" in eva_tensors() else "visual.norm.weight",
+        EVA,
+    ),
+    "BLIP-2": Case(
+        "blip2",
+        lavis,
+        "query_tokens",
+        "ln_vision.bias",
+        {"vocabulary": "vocab.txt", "vision_heads": 4, "qformer_heads": 4},
+        120,
+    ),
+    "UMIC": Case(
+        "uniter",
+        lambda folder: umic_tensors(),
+        "uniter.embeddings.word_embeddings.weight",
+        "uniter.pooler.dense.bias",
+        {"vocabulary": "vocab.txt", "heads": 4},
+        58,
+    ),
+    "ViLBERT, 12-in-1": Case(
+        "vilbert",
+        vilbert(),
+        "bert.v_embeddings.image_embeddings.weight",
+        "bert.v_pooler.dense.bias",
+        {"vocabulary": "vocab.txt", **VILBERT_HEADS},
+        300,
+    ),
+    "ViLBERT, pre-trained": Case(
+        "vilbert",
+        vilbert("manifest_pretrained"),
+        "bert.v_embeddings.image_embeddings.weight",
+        "bert.v_pooler.dense.bias",
+        {"vocabulary": "vocab.txt", **VILBERT_HEADS},
+        300,
+    ),
+    "bottom-up attention": Case(
+        "faster_rcnn",
+        loaded(lambda folder: write_checkpoint(CASES / "frcnn-vg-tiny", folder)),
+        "backbone.stem.conv1.weight",
+        "roi_heads.box_predictor.cls_score.bias",
+    ),
+    "ResNeXt-152": Case(
+        "x152",
+        loaded(lambda folder: x152_checkpoint(folder / "x152.pth")),
+        "module.backbone.body.stem.conv1.weight",
+        "module.roi_heads.box.predictor.cls_score.bias",
+    ),
+    "SAM": Case(
+        "sam",
+        of("sam-boxes-tiny"),
+        "mask_decoder.mask_tokens.weight",
+        "image_encoder.patch_embed.proj.bias",
+        {"decoder_heads": 2},
+    ),
+}
+
+
+@pytest.fixture(params=RELEASES)
+def case(request: pytest.FixtureRequest) -> Case:
+    return RELEASES[request.param]
+
+
+def read(case: Case, folder: Path, content: Any = None, name: str = "release.pth", **settings: Any) -> Any:
+    """The release, or other content in its place, as `config`, `tensors` and `notes`."""
+    tensors = case.tensors(folder)
+    if case.words:
+        marks = {0: "[PAD]", 1: "[UNK]", 2: "[CLS]", 3: "[SEP]", 100: "[UNK]", 101: "[CLS]", 102: "[SEP]"}
+        words = [marks.get(index, f"w{index}") for index in range(case.words)]
+        (folder / "vocab.txt").write_text("\n".join(words) + "\n")
+    path = folder / str(len(list(folder.iterdir()))) / name  # of its own: tensors may stay in the file
+    path.parent.mkdir(parents=True)
+    for beside in folder.glob("config.yaml"), folder.glob("detectron_config.yaml"):
+        for file in beside:
+            shutil.copy(file, path.parent)
+    torch.save(tensors if content is None else content, path)
+    given = {**case.settings, **settings}
+    for file in ("vocabulary", "base"):
+        if isinstance(given.get(file), str):
+            given[file] = str(folder / given[file])
+    return convert(case.network, path, **{key: v for key, v in given.items() if v is not None})
+
+
+def same(release: Any, expected: Any) -> bool:
+    return release.tensors.keys() == expected.tensors.keys() and all(
+        torch.equal(release.tensors[name], tensor) for name, tensor in expected.tensors.items()
+    )
+
+
+def prefixed(prefix: str, tensors: Tensors) -> Tensors:
+    return OrderedDict((prefix + name, tensor) for name, tensor in tensors.items())
+
+
+WRAPPINGS: dict[str, Callable[[Tensors], Any]] = {
+    "state_dict": lambda t: {"state_dict": prefixed("module.", t), "epoch": 3},
+    "model": lambda t: {"model": t, "iteration": 3},
+    "module": lambda t: {"module": t},
+    "prefix": lambda t: prefixed("module.model.", t),
+}
+
+
+def test_wrappings_change_nothing_and_a_config_says_all(case: Case, tmp_path: Path) -> None:
+    release, tensors = read(case, tmp_path), case.tensors(tmp_path)
+    (path,) = tmp_path.rglob("release.pth")
+    expected = {name: tuple(tensor.shape) for name, tensor in shapes(case.network, release.config).items()}
+    assert {name: tuple(tensor.shape) for name, tensor in release.tensors.items()} == expected
+    assert all(tensor.is_contiguous() for tensor in release.tensors.values())
+    assert json.loads(json.dumps(release.config))["encoder"] == case.network
+    source, content = release.config["source"], path.read_bytes()
+    assert source["sha256"] == hashlib.sha256(content).hexdigest() and source["size"] == len(content)
+    assert (source["name"], source["file"], source["url"]) == ("release", "release.pth", None)
+    assert source["notes"] == release.notes
+    for name, wrap in WRAPPINGS.items():
+        if case.network == "sam" and name != "model":
+            continue  # whose names begin with the part that they are of
+        wrapped = read(case, tmp_path, wrap(tensors))
+        assert same(wrapped, release)
+        assert wrapped.config["architecture"] == release.config["architecture"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_other_types_become_float32_or_stay(case: Case, dtype: torch.dtype, tmp_path: Path) -> None:
+    tensors = {
+        name: tensor.to(dtype) if tensor.is_floating_point() else tensor
+        for name, tensor in case.tensors(tmp_path).items()
+    }
+    if case.network == "alpha_clip":  # whose text tower is another file's
+        tensors["proj"] = tensors["proj"].to(dtype)
+    release = read(case, tmp_path, tensors)
+    kept = dtype if case.network in ("eva_clip", "uniter") else torch.float32  # as large as it was released
+    found = {tensor.dtype for tensor in release.tensors.values()} - {torch.int64}
+    assert found == {kept}
+    rounded = {
+        name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()
+    }
+    expected = read(case, tmp_path, rounded)
+    assert all(
+        torch.allclose(release.tensors[name].float(), tensor.float(), rtol=0, atol=1e-6)
+        for name, tensor in expected.tensors.items()
+    )
+
+
+DAMAGE: dict[str, Callable[[Tensors, Case], Any]] = {
+    "missing": lambda t, case: t.pop(case.one),
+    "unknown": lambda t, case: t.update({f"{case.anchor.partition('.')[0]}.extra": torch.ones(2)}),
+    "shape": lambda t, case: t.update({case.one: torch.ones(5)}),
+    "NaN": lambda t, case: t.update({case.one: torch.full_like(t[case.one], float("nan"))}),
+    "infinite": lambda t, case: t.update({case.one: torch.full_like(t[case.one], float("inf"))}),
+    "integers": lambda t, case: t.update({case.one: t[case.one].int()}),
+    "no tensor": lambda t, case: t.update({case.one: "x"}),
+    "sparse": lambda t, case: t.update({case.one: t[case.one].to_sparse()}),
+    "another network": lambda t, case: t.pop(case.anchor),
+    "two models": lambda t, case: t.update({f"other.{case.anchor}": torch.ones(1)}),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_what_is_not_the_release_is_refused(damage: str, case: Case, tmp_path: Path) -> None:
+    tensors = dict(case.tensors(tmp_path))
+    DAMAGE[damage](tensors, case)
+    with pytest.raises(ValueError) as caught:
+        read(case, tmp_path, tensors)
+    assert "release.pth" in str(caught.value) and len(str(caught.value)) < 1000
+
+
+OPENAI, RESEARCH = "not stated by the original", "research only"
+LISTED = [
+    ("CLIP", "clip_ViT-B-32.pth", "https://github.com/aimagelab/pacscore", OPENAI),
+    ("Alpha-CLIP", "clip_l14_grit20m_fultune_2xe.pth", "https://github.com/SunzeY/AlphaCLIP", RESEARCH),
+    ("EVA-CLIP", "EVA_CLIP_18B_psz14_s6B.fp16.pt", "https://huggingface.co/BAAI/EVA-CLIP-18B", "Apache-2.0"),
+    ("UMIC", "umic.pt", "https://archive.org/download/umic_data/umic.pt", "MIT"),
+    ("ViLBERT, 12-in-1", "multi_task_model.bin", "https://dl.fbaipublicfiles.com/vilbert-multi-task", "MIT"),
+    ("bottom-up attention", "frcnn-vg-finetuned/pytorch_model.bin", "https://huggingface.co", "Apache-2.0"),
+    ("ResNeXt-152", "vilbert-multi-task/detectron_model.pth", "https://dl.fbaipublicfiles.com", "MIT"),
+]
+
+
+@pytest.mark.parametrize(("name", "file", "url", "licence"), LISTED)
+def test_a_listed_file_brings_its_address_and_licence(
+    name: str, file: str, url: str, licence: str, tmp_path: Path
+) -> None:
+    source = read(RELEASES[name], tmp_path, name=file).config["source"]
+    assert source["url"].startswith(url) and source["licence"] == licence
+    given = {"source": "mine", "url": "https://a/b", "licence": "CC0"}
+    stated = read(RELEASES[name], tmp_path, name=file, **given).config["source"]
+    assert (stated["name"], stated["url"], stated["licence"]) == tuple(given.values())
+    if "/" in file:  # many files are called so
+        other = read(RELEASES[name], tmp_path, name=file.rpartition("/")[2]).config["source"]
+        assert other["url"] is None
+
+
+# CLIP
+
+
+def build(config: dict[str, Any]) -> CLIP:
+    """open_clip's own model of a config."""
+    architecture = config["architecture"]
+    quick = config["activation"] == "quick_gelu"
+    vision, text = architecture["vision"], architecture["text"]
+    return CLIP(architecture["embed_dim"], vision, text, quick_gelu=quick).eval()
+
+
+@pytest.mark.parametrize("name", ["CLIP", "CLIP's ResNet", "OpenCLIP", "PAC-S++"])
+def test_open_clips_model_takes_the_tensors_and_has_the_originals_sizes(name: str, tmp_path: Path) -> None:
+    release = read(RELEASES[name], tmp_path)
+    build(release.config).load_state_dict(release.tensors, strict=True)
+    case = {"CLIP": "vit", "CLIP's ResNet": "resnet", "OpenCLIP": "openclip", "PAC-S++": "plusplus-lora"}[
+        name
+    ]
+    model = json.loads((CASES / f"pacs-{case}-tiny" / "config.json").read_text())["model"]
+    architecture = release.config["architecture"]
+    vision, text = architecture["vision"], architecture["text"]
+    assert architecture["embed_dim"] == model["embed_dim"]
+    assert release.config["preprocessing"]["image_size"] == vision["image_size"]
+    if "vision_cfg" in model:
+        assert vision == model["vision_cfg"]
+        assert text == {**model["text_cfg"], "mlp_ratio": 4.0}
+        return
+    scale = 32 if isinstance(vision["layers"], list) else 1
+    assert vision["width"] * scale // vision["head_width"] == model["vision_heads"]
+    expected = {"image_resolution": "image_size", "vision_layers": "layers", "vision_width": "width"}
+    assert {key: vision[own] for key, own in expected.items()} == {key: model[key] for key in expected}
+    assert vision.get("patch_size") == model["vision_patch_size"]
+    assert all(text[part] == model[f"text_{part}"] for part in ("width", "heads", "layers"))
+
+
+def test_leftovers_go_counters_stay_and_scalars_are_scalars(tmp_path: Path) -> None:
+    tensors = manifest("pacs-resnet-tiny") | {
+        "input_resolution": torch.tensor(64),
+        "vocab_size": 49408,
+        "attn_mask": torch.full((77, 77), float("-inf")).triu(1),
+        "visual.bn1.num_batches_tracked": torch.tensor(7),
+        "logit_scale": torch.ones(1),
+    }
+    release = read(RELEASES["CLIP's ResNet"], tmp_path, tensors)
+    build(release.config).load_state_dict(release.tensors, strict=True)
+    (dropped,) = (note for note in release.notes if "left out" in note)
+    assert all(name in dropped for name in ("input_resolution", "vocab_size", "attn_mask"))
+    assert release.tensors["visual.bn1.num_batches_tracked"].item() == 7
+    assert release.tensors["logit_scale"].shape == ()
+
+
+def test_slices_of_one_buffer_get_memory_of_their_own(tmp_path: Path) -> None:
+    tensors = manifest("pacs-vit-tiny")
+    both = torch.stack([tensors["ln_final.weight"], tensors["ln_final.bias"]])
+    tensors["ln_final.weight"], tensors["ln_final.bias"] = both[0], both[1]
+    tensors["text_projection"] = torch.nn.Parameter(tensors["text_projection"].t().contiguous().t())
+    release = read(RELEASES["CLIP"], tmp_path, tensors)
+    save_file(release.tensors, tmp_path / "model.safetensors")  # which refuses shared memory
+    own = release.tensors["ln_final.bias"]
+    assert torch.equal(own, both[1]) and own.untyped_storage().nbytes() == 4 * own.numel()
+    assert not release.tensors["text_projection"].requires_grad
+
+
+def sorted_names(tensors: Tensors) -> Tensors:
+    return {name: tensors[name] for name in sorted(tensors)}
+
+
+def test_the_order_of_the_tensors_shows_the_activation(tmp_path: Path) -> None:
+    model = CLIP(
+        16,
+        {"image_size": 32, "patch_size": 16, "width": 64, "layers": 1},
+        {"width": 64, "heads": 1, "layers": 1},
+    )
+    clip, openclip, lora = (RELEASES[name] for name in ("CLIP", "OpenCLIP", "PAC-S++"))
+    for case, content, activation in (
+        (clip, None, "quick_gelu"),
+        (openclip, None, "gelu"),
+        (clip, model.state_dict(), "gelu"),  # as open_clip itself saves it
+        (lora, sorted_names(manifest("pacs-plusplus-lora-tiny")), "quick_gelu"),  # its adapters show OpenAI's
+    ):
+        assert read(case, tmp_path, content).config["activation"] == activation
+        assert read(case, tmp_path, content, activation="quick_gelu").config["activation"] == "quick_gelu"
+
+
+def test_other_orders_show_no_activation(tmp_path: Path) -> None:
+    """Sorted, or one block as OpenAI's code saves it and the others as open_clip does."""
+    tensors, block = manifest("pacs-vit-tiny"), "transformer.resblocks.1."
+    parts = [name for name in tensors if name.startswith(block)]
+    orders = [sorted(tensors)]
+    for order in (["ln_1", "attn", "ln_2", "mlp"], ["mlp", "attn", "ln_1", "ln_2"]):
+        moved = sorted(parts, key=lambda name: order.index(name[len(block) :].split(".")[0]))
+        others = [name for name in tensors if name not in parts]
+        orders += [[*others, *moved], [*moved, *others]]
+    for names in orders:
+        mixed = {name: tensors[name] for name in names}
+        with pytest.raises(ValueError, match="activation"):
+            read(RELEASES["CLIP"], tmp_path, mixed)
+        assert read(RELEASES["CLIP"], tmp_path, mixed, activation="gelu").config["activation"] == "gelu"
+
+
+ADAPTED = {
+    "in_proj": "transformer.resblocks.1.attn.in_proj_weight",
+    "out_proj": "visual.transformer.resblocks.0.attn.out_proj.weight",
+    "c_fc": "transformer.resblocks.0.mlp.c_fc.weight",
+    "c_proj": "visual.transformer.resblocks.1.mlp.c_proj.weight",
+    "conv1": "visual.conv1.weight",
+}
+
+
+@pytest.mark.parametrize("adapters", ["released", "all", "none"])
+def test_adapters_are_merged_as_the_released_script_applies_them(adapters: str, tmp_path: Path) -> None:
+    """The update is B A / rank, read row by row; the script leaves the MLP's out."""
+    release = read(RELEASES["PAC-S++"], tmp_path, adapters=adapters)
+    tensors = {name: tensor.double().numpy() for name, tensor in manifest("pacs-plusplus-lora-tiny").items()}
+    for part, name in ADAPTED.items():
+        stem = name + "_lora_" if part == "in_proj" else name.removesuffix("weight") + "lora_"
+        expected = tensors[name]
+        if adapters == "all" or (adapters == "released" and part not in ("c_fc", "c_proj")):
+            update = np.einsum("ok,ki->oi", tensors[stem + "B"], tensors[stem + "A"])
+            expected = expected + update.reshape(expected.shape) / 4
+        np.testing.assert_allclose(release.tensors[name].numpy(), expected, rtol=0, atol=2e-7)
+    assert any("17" in note or "9" in note for note in release.notes if "adapters" in note)
+    again = read(RELEASES["CLIP"], tmp_path, release.tensors, activation="quick_gelu")
+    assert same(again, release)  # merged before: taken as they are
+
+
+LORA = "transformer.resblocks.0.attn.out_proj.lora_A"
+
+
+@pytest.mark.parametrize("adapters", ["released", "none"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"visual.proj.lora_A": torch.ones(4, 128)},
+        {LORA: None},
+        {LORA: torch.ones(4, 127)},
+        {"visual.conv1.lora_A": torch.ones(63, 48)},
+        {"transformer.resblocks.0.attn.out_proj.weight": None},
+    ],
+)
+def test_adapters_that_fit_no_weight_are_refused(changes: Tensors, adapters: str, tmp_path: Path) -> None:
+    tensors = manifest("pacs-plusplus-lora-tiny") | changes
+    kept = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    with pytest.raises(ValueError, match=r"lora|out_proj"):
+        read(RELEASES["PAC-S++"], tmp_path, kept, adapters=adapters)
+
+
+def test_heads_that_no_tensor_shows_are_asked_for(tmp_path: Path) -> None:
+    vision = {"image_size": 24, "patch_size": 8, "width": 26, "layers": 1, "head_width": 13}
+    text = {"context_length": 9, "width": 21, "heads": 3, "layers": 2, "mlp_ratio": 3.4}
+    model = CLIP(16, {**vision, "mlp_ratio": 4.9231}, text).eval()
+    content, clip = model.state_dict(), RELEASES["CLIP"]
+    for settings, named in (
+        ({}, "text_heads"),
+        ({"text_heads": 3}, "head_width"),
+        ({"text_heads": 3, "head_width": 20}, "head_width"),
+        ({"text_heads": 5, "head_width": 13}, "text_heads"),
+        ({"activation": "relu"}, "activation"),
+        ({"adapters": "mlp"}, "adapters"),
+    ):
+        with pytest.raises(ValueError, match=named):
+            read(clip, tmp_path, content, **settings)
+    release = read(clip, tmp_path, content, head_width=13, text_heads=3)
+    rebuilt = build(release.config)
+    rebuilt.load_state_dict(release.tensors, strict=True)
+    pixels, ids = torch.randn(2, 3, 24, 24), torch.randint(0, 49408, (2, 9))
+    with torch.no_grad():
+        assert torch.equal(rebuilt.encode_image(pixels), model.encode_image(pixels))
+        assert torch.equal(rebuilt.encode_text(ids), model.encode_text(ids))
+
+
+# Alpha-CLIP
+
+
+def test_the_text_tower_is_that_of_every_kind_of_base(tmp_path: Path) -> None:
+    alpha = RELEASES["Alpha-CLIP"]
+    expected = read(alpha, tmp_path)
+    tower, plain = (torch.load(path, weights_only=True) for path in alpha_checkpoints(tmp_path))
+    visual = {name for name in expected.tensors if name.startswith("visual.")}
+    assert len(visual) == len(tower)
+    for name, tensor in tower.items():
+        assert torch.equal(expected.tensors["visual." + name.replace("in_proj.", "in_proj_")], tensor), name
+    assert all(torch.equal(expected.tensors[name], plain[name]) for name in expected.tensors.keys() - visual)
+    assert expected.config["mask"] == {"mean": 0.5, "std": 0.26}
+    assert (expected.config["activation"], expected.config["base"]) == ("quick_gelu", "manifest.pth")
+    base = convert("clip", tmp_path / "manifest.pth")
+    network("clip", base.config, base.tensors).save_pretrained(tmp_path / "ours")
+    (tmp_path / "theirs").mkdir()
+    save_file(base.tensors, tmp_path / "theirs" / "open_clip_model.safetensors")
+    sizes = base.config["architecture"]
+    model = {"embed_dim": sizes["embed_dim"], "quick_gelu": True}
+    model |= {"vision_cfg": sizes["vision"], "text_cfg": sizes["text"]}
+    preprocess = {"mean": [0.5] * 3, "std": [0.5] * 3, "size": 64}
+    config = {"model_cfg": model, "preprocess_cfg": preprocess}
+    (tmp_path / "theirs" / "open_clip_config.json").write_text(json.dumps(config))
+    for other in ("ours", "theirs"):
+        release = read(alpha, tmp_path, base=other)
+        assert same(release, expected)
+        for part in ("activation", "architecture", "preprocessing"):
+            assert release.config[part] == expected.config[part]
+
+
+def test_zeros_only_when_asked_for_and_no_other_base(tmp_path: Path) -> None:
+    alpha = RELEASES["Alpha-CLIP"]
+    read(alpha, tmp_path)
+    base = tmp_path / "manifest.pth"
+    with pytest.raises(ValueError, match="zero_mask"):
+        convert("alpha_clip", base)
+    release = convert("alpha_clip", base, zero_mask=True)
+    assert not release.tensors["visual.conv1_alpha.weight"].any()
+    network("alpha_clip", release.config, release.tensors).save_pretrained(tmp_path / "alpha")
+    encoder().save_pretrained(tmp_path / "clip")
+    for settings in (
+        {"base": None},
+        {"base": "nowhere"},
+        {"base": "alpha"},
+        {"base": "clip", "activation": "gelu"},
+        {"zero_mask": True},
+    ):
+        with pytest.raises(ValueError, match="base"):
+            read(alpha, tmp_path, **settings)
+    with pytest.raises(ValueError, match="base"):  # of other sizes
+        read(alpha, tmp_path, base=Path("tiny"))
+
+
+@pytest.mark.parametrize(
+    ("width", "patch", "positions", "named"),
+    [
+        (768, 16, 197, "timm/vit_base_patch16_clip_224.openai"),
+        (1024, 14, 257, "timm/vit_large_patch14_clip_224.openai"),
+        (1024, 14, 577, "timm/vit_large_patch14_clip_336.openai"),
+    ],
+)
+def test_the_base_of_a_published_tower_is_named(
+    width: int, patch: int, positions: int, named: str, tmp_path: Path
+) -> None:
+    tensors = {
+        "conv1_alpha.weight": torch.zeros(width, 1, patch, patch),
+        "conv1.weight": torch.zeros(width, 3, patch, patch),
+        "positional_embedding": torch.zeros(positions, width),
+    }
+    with pytest.raises(ValueError, match=named):
+        read(RELEASES["Alpha-CLIP"], tmp_path, tensors, base=None)
+
+
+# EVA-CLIP
+
+
+def sharded(folder: Path, tensors: Tensors, kind: str) -> Path:
+    """The index of three shards in transformers' naming, and the shards."""
+    content = as_transformers(tensors)
+    folder.mkdir(exist_ok=True)
+    shard_of = {name: f"model-0000{i % 3 + 1}-of-00003.{kind}" for i, name in enumerate(content)}
+    for shard in set(shard_of.values()):
+        held = {name: content[name].contiguous() for name, file in shard_of.items() if file == shard}
+        if kind == "safetensors":
+            save_file(held, folder / shard)
+        else:
+            torch.save(held, folder / shard)
+    index = folder / f"model.{kind}.index.json"
+    index.write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": shard_of}))
+    return index
+
+
+@pytest.mark.parametrize("kind", ["bin", "safetensors"])
+def test_shards_of_transformers_give_the_same(kind: str, tmp_path: Path) -> None:
+    eva = RELEASES["EVA-CLIP"]
+    expected = read(eva, tmp_path, eva_tensors(half=True))
+    assert same(
+        expected, read(eva, tmp_path, {n.removeprefix("text."): t for n, t in eva_tensors(half=True).items()})
+    )
+    for name, tensor in eva_tensors(half=True).items():
+        assert torch.equal(expected.tensors[name.removeprefix("text.")], tensor), name
+    release = convert("eva_clip", sharded(tmp_path / "shards", eva_tensors(half=True), kind), **EVA)
+    assert same(release, expected) and release.config["architecture"] == expected.config["architecture"]
+    source = release.config["source"]
+    assert source["file"] == f"model.{kind}.index.json"
+    assert [shard["file"] for shard in source["beside"]] == [
+        f"model-0000{i}-of-00003.{kind}" for i in (1, 2, 3)
+    ]
+    assert len({shard["sha256"] for shard in source["beside"]}) == 3
+
+
+def test_broken_shards_are_refused(tmp_path: Path) -> None:
+    index = sharded(tmp_path / "shards", eva_tensors(), "safetensors")
+    shard = index.parent / "model-00002-of-00003.safetensors"
+    held = load_file(shard)
+    save_file(dict(list(held.items())[1:]), shard)
+    for broken in (
+        None,
+        "gone",
+        '{"weight_map": {"a": "../../elsewhere.bin"}}',
+        "{",
+        "[]",
+        '{"weight_map": 3}',
+    ):
+        if broken == "gone":
+            shard.unlink()
+        elif broken:
+            index.write_text(broken)
+        with pytest.raises((ValueError, FileNotFoundError)):
+            convert("eva_clip", index, **EVA)
+    with pytest.raises(FileNotFoundError):
+        convert("eva_clip", tmp_path / "none.index.json")
+
+
+def test_what_evas_sizes_do_not_show(tmp_path: Path) -> None:
+    eva = RELEASES["EVA-CLIP"]
+    for width, expected in ((4096, "pre"), (5120, "post")):
+        sizes = Sizes(width=width, head_width=128, hidden=8, layers=1, text_layers=1, text_width=64)
+        content = {name: tensor.half() for name, tensor in seeded(sizes).items()}
+        release = read(eva, tmp_path, content, head_width=128)
+        assert release.config["architecture"]["vision"]["norm"] == expected
+    pre = read(eva, tmp_path, content, head_width=128, norm="pre")
+    assert pre.config["architecture"]["vision"]["norm"] == "pre"
+    for settings in ({"head_width": 128}, {"text_heads": 3}):
+        with pytest.raises(ValueError, match=next(iter(settings))):
+            read(eva, tmp_path, **settings)
+    theirs = as_transformers(eva_tensors())
+    for broken in (
+        {**theirs, "visual_projection.bias": torch.ones(Sizes().dimension)},
+        {
+            name: t
+            for name, t in theirs.items()
+            if "vision_model.encoder.layers.1.self_attn.k_proj" not in name
+        },
+        {**eva_tensors(), "visual.pos_embed": torch.zeros(1, 18, 48)},
+        {**eva_tensors(), "ln_final.bias": torch.zeros(128)},
+    ):
+        with pytest.raises(ValueError, match=r"release\.pth"):
+            read(eva, tmp_path, broken)
+
+
+# UMIC and ViLBERT
+
+
+def test_older_names_of_norms_and_a_missing_ranking_head(tmp_path: Path) -> None:
+    umic = RELEASES["UMIC"]
+    older = {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+            "LayerNorm.bias", "LayerNorm.beta"
+        ): tensor
+        for name, tensor in umic_tensors().items()
+    }
+    expected = uniter().model.state_dict()
+    assert all(
+        torch.equal(tensor, expected[name]) for name, tensor in read(umic, tmp_path, older).tensors.items()
+    )
+    without = {name: tensor for name, tensor in umic_tensors().items() if "rank_output" not in name}
+    release = read(umic, tmp_path, without)
+    for part in ("weight", "bias"):  # the matching head's row for a match
+        own = release.tensors[f"ranking_head.{part}"]
+        assert torch.equal(own, expected[f"matching_head.{part}"][1:])
+    with pytest.raises(ValueError, match="itm_output"):
+        read(umic, tmp_path, {**without, "itm_output.weight": torch.ones(())})
+
+
+def test_a_decoder_that_differs_is_what_the_original_would_read_words_by(tmp_path: Path) -> None:
+    case = RELEASES["ViLBERT, 12-in-1"]
+    content = case.tensors(tmp_path)
+    content[DECODER] = content[WORD_ROWS] + 1
+    for wrapped in (content, prefixed("module.", content)):
+        release = read(case, tmp_path, wrapped)
+        assert torch.equal(release.tensors["embeddings.word_embeddings.weight"], content[DECODER])
+
+
+def test_both_releases_of_vilbert_say_what_runs_before_each_co_attention(tmp_path: Path) -> None:
+    tuned, plain = (read(RELEASES[f"ViLBERT, {name}"], tmp_path) for name in ("12-in-1", "pre-trained"))
+    shape = tuned.config["architecture"]
+    assert shape["text_layers_before"] == [2, 3] and shape["visual_layers_before"] == [0, 1]
+    assert (shape["tasks"], tuned.config["task"], tuned.config["context_length"]) == (20, 7, 37)
+    assert (plain.config["architecture"]["tasks"], plain.config["task"]) == (0, None)
+    assert "task_embeddings.weight" not in plain.tensors and tuned.config["lowercase"] is True
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "named"),
+    [
+        ("UMIC", {"heads": None}, "heads"),
+        ("UMIC", {"heads": 5}, "heads"),
+        ("UMIC", {"vocabulary": None}, "vocabulary"),
+        ("UMIC", {"vocabulary": "missing.txt"}, "missing.txt"),
+        ("ViLBERT, 12-in-1", {"vocabulary": None}, "vocabulary"),
+        ("ViLBERT, 12-in-1", {"text_heads": None}, "text_heads"),
+        ("ViLBERT, 12-in-1", {"visual_heads": 5}, "visual_heads"),
+        ("ViLBERT, 12-in-1", {"text_layers_before": "1"}, "text_layers_before"),
+        ("ViLBERT, 12-in-1", {"text_layers_before": "3,1"}, "text_layers_before"),
+        ("ViLBERT, 12-in-1", {"visual_layers_before": "0,3"}, "visual_layers_before"),
+        ("ViLBERT, 12-in-1", {"visual_layers_before": "0;1"}, "visual_layers_before"),
+        ("ViLBERT, 12-in-1", {"task": 20}, "task"),
+        ("ViLBERT, pre-trained", {"task": 7}, "task"),
+        ("BLIP-2", {"vocabulary": None}, "vocabulary"),
+    ],
+)
+def test_wrong_settings_are_named(name: str, settings: dict[str, Any], named: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=named):
+        read(RELEASES[name], tmp_path, **settings)
+
+
+@pytest.mark.parametrize("name", ["UMIC", "ViLBERT, 12-in-1"])
+def test_a_vocabulary_of_another_model_is_refused(name: str, tmp_path: Path) -> None:
+    case = RELEASES[name]
+    read(case, tmp_path)
+    (tmp_path / "other.txt").write_text("\n".join(f"w{i}" for i in range(case.words - 1)) + "\n")
+    with pytest.raises(ValueError, match=r"vocabulary|words"):
+        read(case, tmp_path, vocabulary="other.txt")
+
+
+# Detectors
+
+
+def test_the_config_of_a_detector_has_what_the_yaml_says_or_the_released_values(tmp_path: Path) -> None:
+    case = RELEASES["bottom-up attention"]
+    config = read(case, tmp_path).config
+    assert config["architecture"] == {
+        "layers": [3, 4, 6, 3],
+        **{"stem_width": 8, "width": 8, "out_width": 16, "proposal_width": 24, "anchors": 12},
+        **{"classes": 30, "attributes": 11, "class_width": 16, "attribute_width": 32},
+    }
+    mean = [102.9801, 115.9465, 122.7717]
+    sides = {"shortest_side": 128, "longest_side": 208, "mean": mean, "std": [1.0, 1.0, 1.0]}
+    assert config["preprocessing"] == sides
+    proposals = {"before_nms": 400, "after_nms": 48, "overlap": 0.7, "delta_weights": [1.0] * 4}
+    detections = {"delta_weights": [10.0, 10.0, 5.0, 5.0], "overlaps": [0.5, 0.6, 0.7]}
+    assert config["proposals"] == proposals
+    assert config["detections"] == {**detections, "least": 12, "most": 12}
+    assert config["source"]["beside"][0]["file"] == "config.yaml"
+    torch.save(case.tensors(tmp_path), tmp_path / "alone.pth")
+    other = (tmp_path / "config.yaml").rename(tmp_path / "other.yaml")
+    released = convert("faster_rcnn", tmp_path / "alone.pth").config
+    assert released["preprocessing"]["shortest_side"] == 800
+    assert (released["proposals"]["after_nms"], released["detections"]["most"]) == (300, 36)
+    given = convert("faster_rcnn", tmp_path / "alone.pth", release_config=other).config
+    assert given["preprocessing"] == sides
+
+
+SETTINGS = """
+MODEL:
+  META_ARCHITECTURE: "GeneralizedRCNN"
+  RPN:
+    USE_FPN: True
+    ANCHOR_STRIDE: (4, 8, 16, 32, 64)
+    PRE_NMS_TOP_N_TEST: 60
+    POST_NMS_TOP_N_TEST: 20
+    FPN_POST_NMS_TOP_N_TEST: 40
+  RESNETS:
+    STRIDE_IN_1X1: False
+"""
+
+
+def test_the_settings_of_12_in_1s_detector(tmp_path: Path) -> None:
+    case = RELEASES["ResNeXt-152"]
+    released = read(case, tmp_path).config
+    assert released["preprocessing"]["shortest_side"] == 800
+    proposals = {"before_nms": 6000, "after_nms": 1000, "most": 2000, "overlap": 0.7}
+    assert released["proposals"] == {**proposals, "delta_weights": [1.0] * 4}
+    assert released["detections"] == {"most": 100, "overlap": 0.5, "threshold": 0.0}
+    (tmp_path / "detectron_config.yaml").write_text(SETTINGS)
+    own = {"before_nms": 60, "after_nms": 20, "most": 40, "overlap": 0.7, "delta_weights": [1.0] * 4}
+    assert read(case, tmp_path).config["proposals"] == own
+    tensors = case.tensors(tmp_path)
+    for name in ("rpn.anchor_generator.cell_anchors.2", "backbone.fpn.fpn_layer2.weight"):
+        with pytest.raises(ValueError, match=r"cell_anchors|fpn"):
+            read(case, tmp_path, {key: tensor for key, tensor in tensors.items() if not key.endswith(name)})
+    for old, new in (("False", "True"), ("(4, 8, 16, 32, 64)", "(16,)"), ("MODEL:", "MODEL: [")):
+        (tmp_path / "other.yaml").write_text(SETTINGS.replace(old, new))
+        with pytest.raises(ValueError, match=r"other\.yaml"):
+            read(case, tmp_path, release_config=tmp_path / "other.yaml")
+
+
+BOMB: list[Any] = ["x"] * 8
+"""A list whose text would take all memory, and whose YAML, with aliases, is short."""
+for _ in range(20):
+    BOMB = [BOMB] * 8
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("rpn.nms_thresh", None),
+        ("resnets.stride_in_1x1", False),
+        ("input.format", "RGB"),
+        ("input.format", BOMB),
+        ("model.pixel_mean", BOMB),
+        ("input.format", "x" * 101),
+        ("roi_box_head.res5halve", True),
+        ("anchor_generator.offset", 0.5),
+        ("input.min_size_test", "large"),
+        ("min_detections", 100),
+        ("model.pixel_std", [1, 1]),
+    ],
+)
+def test_settings_of_another_detector_are_refused(name: str, value: Any, tmp_path: Path) -> None:
+    case = RELEASES["bottom-up attention"]
+    read(case, tmp_path)
+    content = part = yaml.safe_load((tmp_path / "config.yaml").read_text())
+    *parts, last = name.split(".")
+    for key in parts:
+        part = part[key]
+    part[last] = value
+    if value is None:
+        del part[last]
+    (tmp_path / "other.yaml").write_text(yaml.safe_dump(content))
+    with pytest.raises(ValueError) as caught:
+        read(case, tmp_path, release_config=tmp_path / "other.yaml")
+    assert "yaml" in str(caught.value) and len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a: [", "- 1\n- 2", "just words", "", "!!python/object/apply:os.getcwd []", "a: " + "x" * (1 << 21)],
+)
+def test_what_is_no_yaml_of_a_release_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "other.yaml").write_text(text)
+    (tmp_path / "release.bin").write_bytes(b"never read")
+    with pytest.raises(ValueError, match=r"other\.yaml"):
+        convert("faster_rcnn", tmp_path / "release.bin", release_config=tmp_path / "other.yaml")
+
+
+def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.save(eva_tensors(), tmp_path / "release.pth")
+    given = ["convert", "eva-clip", str(tmp_path / "release.pth"), "--out", str(tmp_path / "w")]
+    assert main(given) == 2 and "--head-width" in capsys.readouterr().err
+    assert main([*given, "--head-width", str(Sizes().head_width)]) == 0
+    assert network("eva_clip", tmp_path / "w").dimension == Sizes().dimension
