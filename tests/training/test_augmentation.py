@@ -6,14 +6,10 @@ import hashlib
 import io
 import json
 import multiprocessing
-import os
 import shutil
-import signal
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -22,7 +18,6 @@ from PIL import Image
 from capeval_core.cli import main
 from tests.hub import Repository, ask, commit, serving
 from tests.support.seams import LIMITS
-from tests.support.small_disk import fill
 from tests.training.generative import SIZE, arguments, contents, generated, write_pipeline
 
 
@@ -98,40 +93,6 @@ def test_a_caption_from_the_nucleus_depends_on_its_own_image_alone(
     assert alone == together and sum(alone[name] != other[name] for name in alone) > 3
 
 
-def killed_at(arguments: Sequence[str], writes: int) -> None:
-    """Run the command in a process that is killed while it puts its n-th shard in place."""
-    replace, names = Path.replace, list[str]()
-
-    def replaced(path: Path, target: Any) -> Path:
-        names.append(Path(target).name)
-        if sum(name.startswith("positives-") for name in names) == writes:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return replace(path, target)
-
-    def run() -> None:
-        Path.replace = replaced  # type: ignore[assignment,method-assign]
-        main(arguments)
-
-    process = multiprocessing.get_context("fork").Process(target=run)
-    process.start()
-    process.join()
-    assert process.exitcode == -signal.SIGKILL
-
-
-@pytest.mark.parametrize("what", ["captions", "images"])
-@pytest.mark.parametrize("writes", [1, 4])
-def test_a_run_that_was_killed_goes_on_exactly(
-    what: str, writes: int, drawn: Path, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
-    model = request.getfixturevalue("captioner" if what == "captions" else "pipeline")
-    whole = generated(what, drawn, model, tmp_path / "whole")
-    killed_at(arguments(what, drawn, model, tmp_path / "killed"), writes)
-    before = contents(tmp_path / "killed")
-    assert len(before) < len(contents(whole))
-    generated(what, drawn, model, tmp_path / "killed")
-    assert contents(tmp_path / "killed") == contents(whole)
-
-
 def test_processes_share_the_work(
     captioner: Path, drawn: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -159,46 +120,6 @@ def test_one_folder_takes_both_kinds_of_two_processes_at_once(
     assert settings["images"]["made_with"]["model"] == "pipeline"
 
 
-def test_what_is_there_needs_no_model(captioner: Path, drawn: Path, tmp_path: Path) -> None:
-    model = Path(shutil.copytree(captioner, tmp_path / "model"))
-    folder = generated("captions", drawn, model, tmp_path / "out")
-    before = {path: path.stat().st_mtime_ns for path in folder.glob("*.parquet")}
-    generated("captions", drawn, model, folder)
-    assert {path: path.stat().st_mtime_ns for path in folder.glob("*.parquet")} == before
-
-
-@pytest.mark.parametrize("keep", [0, 200, -1])
-def test_a_damaged_shard_is_made_again(
-    keep: int, captioner: Path, drawn: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = generated("captions", drawn, captioner, tmp_path / "out")
-    whole = contents(folder)
-    damaged = folder / "positives-captions-00001.parquet"
-    damaged.write_bytes(whole[damaged.name][:keep])
-    generated("captions", drawn, captioner, folder)
-    ran = capsys.readouterr()
-    assert f"{damaged} is damaged" in ran.err and "3 generated, 4 found" in ran.out
-    assert contents(folder) == whole
-
-
-def test_no_changed_bit_passes_for_what_was_written(
-    captioner: Path, drawn: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = generated("captions", drawn, captioner, tmp_path / "out")
-    path = folder / "positives-captions-00001.parquet"
-    whole, rng = path.read_bytes(), np.random.default_rng(0)
-    for at in rng.choice(len(whole), 12, replace=False):
-        changed = bytearray(whole)
-        changed[at] ^= 1 << int(rng.integers(8))
-        path.write_bytes(changed)
-        capsys.readouterr()
-        generated("captions", drawn, captioner, folder)
-        ran = capsys.readouterr()
-        same = "7 found" in ran.out  # a bit that nothing reads
-        assert path.read_bytes() == whole or (same and captions(folder) == captions(folder))
-        assert same or "is damaged" in ran.err
-
-
 def test_a_shard_of_other_sources_is_made_again(
     captioner: Path, drawn: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -208,18 +129,6 @@ def test_a_shard_of_other_sources_is_made_again(
     generated("captions", drawn, captioner, folder)
     assert contents(folder) == whole
     assert "00001.parquet holds positives of other sources" in capsys.readouterr().err
-
-
-def test_a_shard_of_other_settings_is_refused(captioner: Path, drawn: Path, tmp_path: Path) -> None:
-    first, second = (
-        generated("captions", drawn, captioner, tmp_path / seed, "--seed", seed, "--decoding", "nucleus")
-        for seed in ("1", "2")
-    )
-    shard = "positives-captions-00001.parquet"
-    assert (first / shard).read_bytes() != (second / shard).read_bytes()
-    shutil.copy(first / shard, second / shard)
-    flags = ["--seed", "2", "--decoding", "nucleus"]
-    assert main([*arguments("captions", drawn, captioner, second), *flags]) == 2
 
 
 def test_lost_settings_are_written_again_and_kept_to(
@@ -260,20 +169,6 @@ def test_images_that_the_safety_checker_blacks_out_are_dropped_once(
         counted = "0 generated, 0 found, 14 dropped (14 blacked out by the safety checker), 0 failed"
         assert counted in capsys.readouterr().out
     assert positives(tmp_path / "out") == []
-
-
-def test_a_full_disk_leaves_what_was_written(
-    captioner: Path, drawn: Path, small_disk: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = generated("captions", drawn, captioner, small_disk / "out", "--shard", "1/3")
-    before = contents(folder)
-    fill(small_disk)
-    assert main(arguments("captions", drawn, captioner, folder)) == 2
-    assert f"{folder}: cannot be written (No space left on device)" in capsys.readouterr().err
-    assert contents(folder) == before
-    (small_disk / "filler").unlink()
-    generated("captions", drawn, captioner, folder)
-    assert len(captions(folder)) == 7
 
 
 def test_settings_name_everything_that_positives_depend_on(

@@ -180,16 +180,6 @@ def test_the_canary_shows_what_tensors_cannot_and_the_fingerprint_what_it_would(
     assert loaded(kept / "0").fingerprint in fingerprints
 
 
-def test_the_canary_shows_exchanged_tensors(folder: Path) -> None:
-    def exchange(tensors: dict[str, Any]) -> None:
-        blocks = "transformer.resblocks.0.mlp.c_fc.weight", "transformer.resblocks.1.mlp.c_fc.weight"
-        tensors[blocks[0]], tensors[blocks[1]] = tensors[blocks[1]], tensors[blocks[0]]
-
-    rewrite(folder, exchange)
-    with pytest.raises(ValueError, match="canary"):
-        loaded(folder)
-
-
 def test_damaged_tensors_never_open(folder: Path) -> None:
     tensors = folder / "model.safetensors"
     whole = tensors.read_bytes()
@@ -242,30 +232,6 @@ def test_tensors_do_not_lie_where_the_file_puts_them(seeded_weights: Path) -> No
     """A product of the same numbers has other last bits where a factor begins elsewhere."""
     model = loaded(seeded_weights).model
     assert {tensor.data_ptr() % 64 for tensor in model.state_dict().values()} == {0}
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_values_that_are_not_finite_are_refused(dtype: str, value: float, folder: Path) -> None:
-    import torch
-
-    def spoil(tensors: dict[str, Any]) -> None:
-        for name in tensors:
-            tensors[name] = tensors[name].to(getattr(torch, dtype))
-        tensors["token_embedding.weight"][40_000, 3] = value  # of a word that no canary holds
-
-    rewrite(folder, spoil)
-    bare(folder)
-    with pytest.raises(ValueError, match=r"token_embedding\.weight"):
-        loaded(folder)
-
-
-def test_weights_beyond_the_range_of_float16_are_refused_there(folder: Path) -> None:
-    rewrite(folder, lambda tensors: tensors["transformer.resblocks.0.mlp.c_fc.weight"][0].fill_(1e5))
-    bare(folder)
-    with pytest.raises(ValueError, match=r"c_fc.*dtype"):
-        network("clip", folder, dtype="float16")
-    assert network("clip", folder, dtype="bfloat16").dtype == "bfloat16"
 
 
 def test_open_clips_own_format_gives_the_same_features(open_clip_folder: Path, images: list[Path]) -> None:
