@@ -1,0 +1,636 @@
+"""ECO: the ranking beside a plain way of computing it, members that open one by one, pools that go wrong."""
+
+from __future__ import annotations
+
+import gc
+import json
+import math
+import os
+import shutil
+import warnings
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+import torch
+from PIL import Image
+
+import capeval_core
+from capeval_core.cache import FeatureCache
+from capeval_core.integrations import CaptionMetrics, reward
+from capeval_core.result import Result
+from capeval_core.rows import canonical
+from capeval_core.testing import count_forwards
+from tests.support.seams import LIMITS, consensus, network, ptb_tokens
+from tests.support.seeded import blip2_weights, encoder, eva, open_clip_repository, write_config
+from tools.captions import describe, holds
+from tools.scenes import draw, sample_scene
+from tools.sets import RIGHT, describe_pool
+
+
+@pytest.fixture(scope="module")
+def matcher(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Weights of a seeded BLIP-2."""
+    return str(blip2_weights(tmp_path_factory.mktemp("eco")))
+
+
+@pytest.fixture(scope="module")
+def seeded(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Weights of a seeded CLIP, which as a member is called by its folder."""
+    folder = tmp_path_factory.mktemp("eco") / "Seeded"
+    encoder().save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def scenes() -> tuple[list[list[str]], list[Image.Image]]:
+    """Five pools of 1 to 7 candidates of several kinds."""
+    rng = np.random.default_rng(1)
+    shown = [sample_scene(rng) for _ in range(5)]
+    pools = [
+        [describe(scene, rng) + f" w{i}" for i in range(2 + number)] for number, scene in enumerate(shown)
+    ]
+    pools[0] = pools[0][:1]
+    pools[2] += ["a dog w3", "a, b, c, d, and e on a plain background"]
+    pools[4].append(pools[4][0])
+    return pools, [draw(scene) for scene in shown]
+
+
+def opened(matcher: str, members: Any = ("pacs-tiny", "blip2-itc"), **options: Any) -> Any:
+    given = {"weights": matcher, "members": members, "device": "cpu", "cache": FeatureCache(), **options}
+    return capeval_core.load("eco", **given)
+
+
+def values_of(rows: pa.Table) -> Any:
+    return np.array(canonical(rows)["values"].to_pylist(), dtype=np.float64)
+
+
+def assert_same_rows(rows: pa.Table, expected: pa.Table) -> None:
+    """Equal up to the rounding of cosines, which z-scores and weights multiply by twenty and more."""
+    one, other = canonical(rows), canonical(expected)
+    assert one.drop_columns(["values", "itm"]).equals(other.drop_columns(["values", "itm"]))
+    assert values_of(one) == pytest.approx(values_of(other), abs=1e-6, nan_ok=True)
+    assert np.array(one["itm"]) == pytest.approx(np.array(other["itm"]), abs=1e-6, nan_ok=True)
+
+
+# The ranking.
+
+
+def plainly(rows: pa.Table, options: Any) -> list[tuple[int, float]]:
+    """ECO of rows as the paper words it: the choice of each pool and its total."""
+    released = options.compat == "released"
+    assert not released and options.consensus_documents == "doc_caption_within_pool"
+    table = rows.sort_by("index").to_pylist()
+    pools: dict[int, list[dict[str, Any]]] = {}
+    for row in table:
+        pools.setdefault(row["index"] - row["candidate"], []).append(row)
+
+    def z(values: list[float]) -> list[float]:
+        mean = sum(values) / len(values)
+        deviation = math.sqrt(sum((v - mean) ** 2 for v in values) / len(values))
+        return [(v - mean) / deviation if deviation > 1e-12 else 0.0 for v in values]
+
+    members = [z([row["values"][m] for row in table]) for m in range(len(table[0]["values"]))]
+    for row, value in zip(table, z([sum(zscores) for zscores in zip(*members, strict=True)]), strict=True):
+        row["ensemble"] = value
+    kept = []
+    for pool in pools.values():
+        formed = [
+            r
+            for r in pool
+            if len(r["caption"].split()) >= 5
+            and r["caption"].count(",") <= 3
+            and r["caption"].count(".") <= 2
+        ] or pool
+        best = sorted(formed, key=lambda r: -r["itm"])[: math.ceil(len(formed) / 2)]
+        kept.append([r for r in pool if r in best])
+    survivors = [row for pool in kept for row in pool]
+    for pool in kept:
+        for row, value in zip(pool, cider([ptb_tokens(r["caption"]) for r in pool]), strict=True):
+            row["cider"] = value
+    for row, value in zip(survivors, z([row["cider"] for row in survivors]), strict=True):
+        row["total"] = options.ensemble_weight * row["ensemble"] + options.consensus_weight * value
+    chosen = []
+    for pool in kept:
+        order = sorted(pool, key=lambda r: -r["total"])
+        second = next((r for r in order if r["caption"] != order[0]["caption"]), order[0])
+        near = order[0]["total"] - second["total"] < options.threshold
+        short = len(second["caption"].split()) < len(order[0]["caption"].split())
+        choice = second if near and short else order[0]
+        chosen.append((choice["candidate"], choice["total"]))
+    return chosen
+
+
+def cider(pool: list[list[str]]) -> list[float]:
+    """CIDEr of each caption against the others, each caption a document."""
+
+    def grams(tokens: list[str], n: int) -> Counter[tuple[str, ...]]:
+        return Counter(tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1))
+
+    values = []
+    for i, one in enumerate(pool):
+        total = 0.0
+        for n in range(1, 5):
+            held = [grams(tokens, n) for tokens in pool]
+            idf = {g: math.log(len(pool) / sum(g in h for h in held)) for h in held for g in h}
+            weights = [{g: count * idf[g] for g, count in h.items()} for h in held]
+            norms = [math.sqrt(sum(w * w for w in vector.values())) for vector in weights]
+            for j in range(len(pool)):
+                if i != j and norms[i] and norms[j]:
+                    dot = sum(w * weights[j].get(g, 0.0) for g, w in weights[i].items())
+                    total += dot / norms[i] / norms[j]
+        values.append(10 * total / 4 / max(len(pool) - 1, 1) if one else 0.0)
+    return values
+
+
+def test_the_ranking_is_what_the_paper_says(matcher: str, seeded: str, scenes: Any) -> None:
+    members = ["pacs-tiny", seeded, "blip2-itc"]
+    metric = opened(matcher, members)
+    rows = metric.encode_all(metric.check(*scenes))
+    assert rows.schema == metric.ROW and len(rows) == sum(map(len, scenes[0]))
+    for options in ({}, {"threshold": 3.0}, {"ensemble_weight": 0.5, "threshold": 0.0}):
+        other = opened(matcher, members, **options)
+        ranked, expected = other.combine(rows), plainly(rows, other.options)
+        choices = [choice for choice, _ in expected]
+        assert ranked.parts["choice"] == choices
+        assert ranked.scores == pytest.approx([total for _, total in expected], abs=1e-9)
+        chosen = [pool[choice] for pool, choice in zip(scenes[0], choices, strict=True)]
+        assert ranked.parts["caption"] == chosen
+    assert "|weights:blip2@" in ranked.signature and "|seeded:Seeded@" in ranked.signature
+    assert ranked.counts.captions == len(ranked.groups) == 5
+
+
+def test_the_result_has_the_scores_of_every_candidate(matcher: str, scenes: Any) -> None:
+    result = opened(matcher, evidence=True).score(*scenes)
+    tables = result.parts["candidates"]
+    for pool, table, choice, total in zip(
+        scenes[0], tables, result.parts["choice"], result.scores, strict=True
+    ):
+        assert [candidate["caption"] for candidate in table] == pool
+        kept = [candidate for candidate in table if candidate["dropped"] is None]
+        assert sorted(candidate["rank"] for candidate in kept) == list(range(1, len(kept) + 1))
+        assert all(c["total"] is None and c["rank"] is None for c in table if c["dropped"])
+        assert table[choice]["dropped"] is None and table[choice]["total"] == total
+        totals = [c["total"] for c in sorted(kept, key=lambda candidate: candidate["rank"])]
+        assert totals == sorted(totals, reverse=True)
+        assert list(table[0]["members"]) == ["pacs-tiny", "blip2-itc"]
+    assert "3 words" in tables[2][4]["dropped"] and "4 commas" in tables[2][5]["dropped"]
+    again = Result.from_dict(json.loads(json.dumps(result.to_dict())))
+    assert again.parts == result.parts and again.scores == result.scores
+    assert [result.explain(i)["candidates"] for i in range(5)] == tables
+    for ask in (result.interval, again.interval, lambda: result.compare(result)):
+        with pytest.raises(ValueError, match=r"\(\) is undefined for eco: its totals are z-scores"):
+            ask()
+    for train in (
+        lambda: reward(opened(matcher)),
+        lambda: CaptionMetrics(Words(), images=scenes[1], metrics=[opened(matcher)]),
+    ):
+        with pytest.raises(ValueError, match=r"eco .*training"):
+            train()
+
+
+class Words:
+    """A processor for a training."""
+
+    def batch_decode(self, ids: Any, skip_special_tokens: bool) -> list[str]:
+        return []
+
+
+DOG, WIDE, CAT, SUN = (
+    "a dog runs on the sand",
+    "a dog runs on the wide sand",
+    "two cats sleep in the sun",
+    "a dog sleeps in the warm sun",
+)
+
+
+def ranked(
+    pools: Sequence[Sequence[str]],
+    values: Sequence[Sequence[float]],
+    itm: Sequence[Sequence[float]] | None = None,
+    **options: Any,
+) -> Result:
+    """Pools with the given values of one member, and matches, which are the same unless they are given."""
+    rows = [
+        {
+            **{"group": "", "references": 0, "empty": False, "truncated": 0, "candidate": position},
+            **{"caption": caption, "values": [value], "itm": match},
+        }
+        for pool, own, matches in zip(pools, values, itm or values, strict=True)
+        for position, (caption, value, match) in enumerate(zip(pool, own, matches, strict=True))
+    ]
+    metric = opened("tiny", ["blip2-itc"], **options)
+    table = pa.Table.from_pylist([{"index": i, **row} for i, row in enumerate(rows)], schema=metric.ROW)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*cannot tell")
+        found: Result = metric.combine(table)
+    return found
+
+
+def of_candidates(result: Result, name: str) -> list[Any]:
+    return [candidate[name] for pool in result.parts["candidates"] for candidate in pool]
+
+
+def z_scores(values: Sequence[float]) -> Any:
+    return (np.array(values) - np.nanmean(values)) / np.nanstd(values)
+
+
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [({"consensus": "tfidf"}, "tfidf"), ({"compat": "released"}, "tfidf"), ({}, "cider")]
+    + [({"compat": "released", "consensus": kind}, kind) for kind in ("cider", "cider_d")],
+)
+def test_the_consensus_is_the_one_that_the_options_mean(
+    options: dict[str, Any], kind: str, matcher: str, scenes: Any
+) -> None:
+    metric = opened(matcher)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        result = opened(matcher, **options).combine(metric.encode_all(metric.check(*scenes)))
+    assert f"|consensus:{kind}|" in result.signature
+    for pool in result.parts["candidates"]:
+        kept = [candidate for candidate in pool if candidate["dropped"] is None]
+        texts = [candidate["caption"] for candidate in kept]
+        (expected,) = consensus([texts if kind == "tfidf" else [*map(ptb_tokens, texts)]], kind)
+        assert [candidate["cider"] for candidate in kept] == pytest.approx(expected.tolist(), abs=1e-12)
+
+
+def test_released_z_scores_count_copies_of_a_pool_once() -> None:
+    """The released code keeps values by text, after its filters and its consensus, which see every copy."""
+    pools = [[DOG, WIDE, DOG, DOG, CAT, SUN], [DOG, CAT, WIDE, SUN]]
+    values = [[0.9, 0.8, 0.9, 0.9, 0.1, 0.2], [0.4, 0.7, 0.6, 0.3]]
+    once = [0.8, 0.9, 0.1, 0.2, 0.4, 0.7, 0.6, 0.3]
+    plain = np.concatenate(values)
+    found = ranked(pools, values, compat="released")
+    expected = (plain - np.mean(once)) / np.std(once)
+    assert of_candidates(found, "ensemble") == pytest.approx(expected, abs=1e-6)
+    # The better three of six are all copies: the filters count them, and each agrees with the others.
+    dropped = of_candidates(found, "dropped")
+    assert [row for row, reason in enumerate(dropped) if reason is None] == [0, 2, 3, 7, 8]
+    raw = np.array(of_candidates(found, "cider"))[[0, 7, 8]].astype(float)
+    z = (raw - raw.mean()) / raw.std()
+    agreement = np.array(of_candidates(found, "consensus"))[[0, 2, 3, 7, 8]].astype(float)
+    assert raw[0] == pytest.approx(1) and agreement == pytest.approx([z[0]] * 3 + [z[1], z[2]], abs=1e-12)
+    # The paper does not mention copies: all count.
+    assert of_candidates(ranked(pools, values), "ensemble") == pytest.approx(z_scores(plain), abs=1e-6)
+    nan = float("nan")
+    last = ranked([[DOG, DOG, DOG, CAT, SUN]], [[0.1, 0.3, nan, 0.5, 0.9]], compat="released")
+    dog, cat, sun = z_scores([0.3, 0.5, 0.9])
+    kept = [value for value in of_candidates(last, "ensemble") if value is not None]
+    assert kept == pytest.approx([dog, dog, cat, sun], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("captions", "totals", "threshold", "best"),
+    [
+        ([WIDE, DOG], [1.3, 1.0], 0.39, 1),  # near, and shorter
+        ([DOG, WIDE], [1.3, 1.0], 0.39, 0),  # near, but longer
+        ([DOG, CAT], [1.3, 1.0], 0.39, 0),  # near and equally long: the better total
+        ([CAT, DOG], [1.0, 1.3], 0.39, 1),
+        ([WIDE, DOG], [1.375, 1.0], 0.374, 0),
+        ([WIDE, DOG], [1.375, 1.0], 0.376, 1),
+        ([WIDE, WIDE, DOG], [1.3, 1.3, 1.0], 0.39, 2),  # a copy of the best is no runner-up
+        ([WIDE, WIDE, DOG], [1.5, 1.5, 1.0], 0.39, 0),
+        ([DOG, DOG], [1.0, 1.0], 0.39, 0),
+        ([WIDE, SUN, DOG], [1.3, 1.2, 1.1], 0.39, 0),  # the third is no alternative
+        ([WIDE, DOG], [1.0, 1.0], 0.0, 0),  # no threshold: of equal totals the first
+    ],
+)
+def test_the_shorter_of_the_best_two_if_they_are_near(
+    captions: list[str], totals: list[float], threshold: float, best: int
+) -> None:
+    """As many candidates of no match again are what the better half leaves out."""
+    n = len(captions)
+    values = [*totals, *[0.5] * n]
+    options = {"ensemble_weight": 1.0, "consensus_weight": 0.0, "threshold": threshold / np.std(values)}
+    found = ranked(
+        [[*captions, *["one two three four five"] * n]], [values], [[1.0] * n + [0.0] * n], **options
+    )
+    assert found.parts["choice"] == [best]
+
+
+def test_a_choice_far_below_the_best_match_of_its_pool_is_warned_of() -> None:
+    pools = [["a dog", WIDE], [DOG, WIDE, CAT], ["a cat", DOG], ["dogs", DOG], ["cats", SUN], ["sun", WIDE]]
+    itm = [[0.981, 0.0], [0.9, 0.8, 0.1], [0.75, 0.25], [0.9, 0.3], [0.8, 0.1], [0.8, 0.2]]
+    with pytest.warns(UserWarning, match=r"eco: in 4 of 6 pools .*captions\[0\]\[1\].*and 1 more"):
+        result = ranked(pools, itm)
+    # A distance of exactly 0.5 may be two answers of yes, or two of no.
+    assert result.parts["doubtful"] == [True, False, False, True, True, True]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*best of its pool")
+        assert ranked(pools[1:3], itm[1:3]).parts["doubtful"] == [False, False]
+        nan = float("nan")
+        found = ranked([[DOG, WIDE], [CAT, SUN]], [[nan, nan], [0.9, 0.1]])
+        assert found.parts["doubtful"] == [False, False] and found.parts["choice"] == [-1, 0]
+        assert math.isnan(found.scores[0])
+
+
+def test_a_candidate_without_a_finite_value_is_left_out_alone() -> None:
+    nan, texts = float("nan"), [DOG, WIDE, SUN]
+    found = ranked([texts] * 2, [[0.3, nan, 0.1], [nan] * 3], [[0.7, 0.9, 0.8], [0.5] * 3])
+    lost = "a member has no finite value for it"
+    assert of_candidates(found, "dropped")[1:] == [lost, None, *[lost] * 3]
+    assert found.parts["choice"] == [2, -1] and found.parts["gave_way"] == ["", ""]
+    assert math.isfinite(found.scores[0]) and math.isnan(found.scores[1])
+
+
+def test_options_move_the_total_as_they_say() -> None:
+    texts = [DOG, WIDE, CAT, "two cats sleep in the warm sand", "a dog sleeps in the sun"]
+    given: Any = (
+        [texts, [*texts[:4], texts[3]]],
+        [[0.1, 0.2, 0.0, 0.1, 0.1]] * 2,
+        [[0.9, 0.8, 0.7, 0.3, 0.2]] * 2,
+    )
+    usual = ranked(*given)
+    assert usual.parts["choice"] == [1, 1]  # of the better half the best; copies in another pool are kept
+    assert ranked(*given, threshold=100.0).parts["choice"] == [0, 0]
+    for documents in ("doc_caption_all_pools", "doc_image_all_pools", "doc_leave_one_out_all_pools"):
+        other = ranked(*given, consensus_documents=documents)
+        assert of_candidates(other, "cider")[0] != of_candidates(usual, "cider")[0]
+    alone = ranked(*given, consensus_weight=0.0)
+    totals, ensemble = (of_candidates(alone, name)[:2] for name in ("total", "ensemble"))
+    assert totals == pytest.approx([3.52 * value for value in ensemble])
+
+
+def test_where_nothing_can_be_told_apart_a_warning_says_so(matcher: str, scenes: Any) -> None:
+    pools, images = scenes
+    with pytest.warns(UserWarning, match="pacs-tiny, blip2-itc, consensus cannot tell"):
+        alone = opened(matcher).score([pools[1][:1]], images[1:2])
+    with pytest.warns(UserWarning, match="all values are equal"):
+        equal = opened(matcher).score([[pools[1][0]] * 4], images[1:2])
+    for result in (alone, equal):
+        assert result.scores == [0.0] and result.parts["choice"] == [0]
+    assert [reason is None for reason in of_candidates(equal, "dropped")] == [True, True, False, False]
+    # Where the rules leave none, they give way.
+    with pytest.warns(UserWarning, match="consensus cannot tell"):
+        result = opened(matcher).score(
+            [["a dog", "a cat w1", "two w2 w3"], ["a red star on the left"]], [images[0], images[3]]
+        )
+    assert result.parts["gave_way"] == ["format", ""]
+    with pytest.warns(UserWarning, match="consensus"):
+        result = opened(matcher, empty="score").score([["", *pools[1]], pools[3]], [images[1], images[3]])
+    assert "0 words" in of_candidates(result, "dropped")[0]
+
+
+def test_equal_rules_have_equal_signatures(matcher: str, scenes: Any) -> None:
+    usual = opened(matcher).signature()
+    assert "|consensus:cider|consensus_documents:doc_caption_within_pool|" in usual
+    assert opened(matcher, consensus="cider").signature() == usual
+    released = opened(matcher, compat="released")
+    assert "|compat:released|" in released.signature() and "|consensus:tfidf|v:" in released.signature()
+    documents = opened(matcher, compat="released", consensus_documents="doc_image_all_pools")
+    assert documents.signature() == released.signature()
+
+
+# Rows and members.
+
+
+def test_rows_are_kept_by_member(matcher: str, seeded: str, scenes: Any, tmp_path: Path) -> None:
+    first = opened(matcher).score(*scenes, rows=tmp_path)
+    with count_forwards() as forwards:
+        assert opened(matcher).score(*scenes, rows=tmp_path) == first
+    assert forwards.items == 0  # weights are not even opened
+    members = ["pacs-tiny", seeded, "blip2-itc"]
+    with count_forwards() as forwards:
+        larger = opened(matcher, members).score(*scenes, rows=tmp_path)
+    with count_forwards() as alone:
+        assert opened(matcher, members).score(*scenes) == larger
+    assert 0 < forwards.items < alone.items / 2  # the new member's alone
+    shutil.rmtree(tmp_path / "pacs-tiny")
+    assert opened(matcher).score(*scenes, rows=tmp_path) == first
+    for other in ({"dtype": "bfloat16"}, {"weights": "tiny"}):
+        with pytest.raises(ValueError, match=r"other settings"):
+            opened(**{"matcher": matcher, **other} if "weights" not in other else {"matcher": "tiny"}).score(
+                *scenes, rows=tmp_path
+            )
+
+
+def test_a_stopped_run_goes_on_inside_a_member(
+    matcher: str, scenes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = opened(matcher).score(*scenes)
+    monkeypatch.setattr(LIMITS, "texts_between_shards", 4)
+    monkeypatch.setattr(LIMITS, "shard_seconds", -1)
+    calls, fsync = [], os.fsync
+
+    def stop(file: int) -> None:
+        calls.append(file)
+        if len(calls) == 20:
+            raise KeyboardInterrupt
+        fsync(file)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(os, "fsync", stop)
+        opened(matcher).score(*scenes, rows=tmp_path)
+    kept = sum(len(pq.read_table(shard)) for shard in tmp_path.rglob("*.parquet"))
+    assert 0 < kept < 2 * sum(map(len, scenes[0]))
+    found = opened(matcher).score(*scenes, rows=tmp_path)
+    assert found.parts["choice"] == expected.parts["choice"]
+
+
+def test_processes_combine_to_the_same_though_pools_are_cut(matcher: str, scenes: Any) -> None:
+    metric = opened(matcher)
+    samples, expected = metric.check(*scenes), metric.score(*scenes)
+    order = np.random.default_rng(0).permutation(len(samples)).tolist()
+    tables = [metric.encode_all(samples.select(share)) for share in (sorted(order[:9]), sorted(order[9:]))]
+    gathered = pa.concat_tables(tables[::-1])
+    assert_same_rows(gathered, metric.encode_all(samples))
+    result = metric.combine(gathered)
+    assert result.parts["choice"] == expected.parts["choice"] and result.signature == expected.signature
+
+
+def test_a_broken_image_costs_its_own_pool(matcher: str, scenes: Any, tmp_path: Path) -> None:
+    pools, images = scenes
+    broken = [*images[:3], tmp_path / "missing.png", images[4]]
+    with pytest.raises(ValueError, match=r"images\[3\].*missing.png"):
+        opened(matcher).score(pools, broken)
+    for compat in (None, "released"):
+        result = opened(matcher, on_error="nan", compat=compat).score(pools, broken)
+        assert math.isnan(result.scores[3]) and list(result.errors) == [3]
+        assert "images[3]" in result.errors[3] and result.counts.failed == 1
+        assert result.parts["choice"][3] == -1 and result.parts["caption"][3] == ""
+        reasons = {candidate["dropped"] for candidate in result.parts["candidates"][3]}
+        assert reasons == {"its image could not be read"}
+    metric = opened(matcher, on_error="nan")
+    rows = metric.encode_all(metric.check(pools, broken)).sort_by("index")
+    rows = rows.filter(pc.is_null(rows["error"]))
+    without = metric.encode_all(metric.check(pools[:3] + pools[4:], images[:3] + images[4:]))
+    index = pa.array(range(len(without)), pa.int64())
+    assert_same_rows(rows.set_column(0, "index", index), without)
+
+
+def test_members_run_one_after_another_and_free_their_memory(matcher: str, seeded: str, scenes: Any) -> None:
+    def networks() -> int:
+        gc.collect()
+        return sum(isinstance(each, torch.nn.Module) for each in gc.get_objects())
+
+    metric = opened(matcher, [seeded, "blip2-itc"])
+    before = networks()
+    with count_forwards() as forwards:
+        metric.score(*scenes)
+    assert networks() == before
+    # Each image once per network, however many candidates it has; texts, pairs and canaries are the rest.
+    candidates = sum(map(len, scenes[0]))
+    assert forwards.items < 2 * 5 + 3 * candidates + 20
+
+
+@pytest.mark.parametrize("kind", ["pacs-tiny", "eva_clip", "open_clip", "alpha_clip"])
+def test_the_value_of_a_member_is_its_own_cosine(
+    kind: str, matcher: str, scenes: Any, tmp_path: Path
+) -> None:
+    """Whatever dual encoder it is; `pacs-tiny` has a prompt."""
+    folder: Any = tmp_path / "member"
+    if kind == "eva_clip":
+        eva().save_pretrained(folder)
+    elif kind == "open_clip":
+        open_clip_repository(folder)
+    elif kind == "alpha_clip":
+        network("alpha_clip", "tiny").save_pretrained(folder)
+    member = kind if kind == "pacs-tiny" else str(folder)
+    metric = opened(matcher, [member, "blip2-itc"])
+    samples = metric.check(*scenes)
+    values = values_of(metric.encode_all(samples))[:, 0]
+    clip = network("clip" if kind == "pacs-tiny" else kind, "tiny" if kind == "pacs-tiny" else folder)
+    prompt = "A photo depicts " if kind == "pacs-tiny" else ""
+    texts = clip.encode_texts([prompt + caption for caption in samples.captions]).features
+    images = np.concatenate([part.features for part in clip.encode_images(samples.images)])
+    lengths = np.linalg.norm(texts, axis=1) * np.linalg.norm(images, axis=1)
+    assert values == pytest.approx((texts * images).sum(1) / lengths, abs=1e-5)
+
+
+def test_another_blip2_is_a_member_by_its_contrast(matcher: str, scenes: Any, tmp_path: Path) -> None:
+    (tmp_path / "Second").symlink_to(matcher)
+    both, alone, filtering = (
+        metric.encode_all(metric.check(*scenes))
+        for metric in (
+            opened("tiny", [str(tmp_path / "Second"), "blip2-itc"]),
+            opened(matcher, "blip2-itc"),
+            opened("tiny", "blip2-itc"),
+        )
+    )
+    expected = np.stack([values_of(alone)[:, 0], values_of(filtering)[:, 0]], axis=1)
+    assert values_of(both) == pytest.approx(expected, abs=1e-6)
+    assert np.allclose(both["itm"], filtering["itm"], atol=1e-6)  # `weights` filter, whoever else matches
+
+
+@pytest.mark.parametrize(
+    "members", [["pacs-tiny", "nope"], ["pacs-tin"], ["./no-folder"], ["pacs-tiny"] * 2, [], "pacs-tiny,,"]
+)
+def test_wrong_members_are_named(matcher: str, members: Any) -> None:
+    with pytest.raises(ValueError, match="members"):
+        opened(matcher, members)
+
+
+def test_a_member_that_is_no_dual_encoder_or_has_broken_tensors_is_named(
+    matcher: str, scenes: Any, tmp_path: Path, seeded: str
+) -> None:
+    config = json.loads((Path(seeded) / "config.json").read_text())
+    for name in ("other", "cut"):
+        (tmp_path / name).mkdir()
+    write_config(tmp_path / "other", {**config, "encoder": "sam"})
+    with pytest.raises(ValueError, match=r"members: '.*other' could not be opened"):
+        opened(matcher, [str(tmp_path / "other")])
+    write_config(tmp_path / "cut", {name: value for name, value in config.items() if name != "checksum"})
+    whole = (Path(seeded) / "model.safetensors").read_bytes()
+    (tmp_path / "cut" / "model.safetensors").write_bytes(whole[:-1000])
+    with pytest.raises(ValueError, match=r"members: 'cut' could not be opened"):
+        opened(matcher, [str(tmp_path / "cut"), "blip2-itc"]).score(*scenes, rows=tmp_path / "rows")
+    shards = (tmp_path / "rows" / "blip2-itc").glob("*.parquet")  # what ran before it is kept
+    assert sum(len(pq.read_table(shard)) for shard in shards) == sum(map(len, scenes[0]))
+
+
+def test_all_members_that_are_missing_are_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    members = ["pacs-tiny", "nobody/nothing", "eva02-l14"]
+    with pytest.raises(ValueError) as missing:
+        capeval_core.load("eco", weights="nobody/matcher", members=members, device="cpu")
+    for name in ("weights 'nobody/matcher'", "members: 'nobody/nothing'", "members: 'eva02-l14'"):
+        assert name in str(missing.value)
+
+
+def test_a_folder_of_a_known_name_is_that_member(
+    matcher: str, seeded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "eva-clip-18b").symlink_to(seeded)
+    shutil.copytree(seeded, tmp_path / "weights")
+    monkeypatch.chdir(tmp_path)
+    assert "|seeded:Seeded@" in opened(matcher, ["eva-clip-18b", "blip2-itc"]).signature()
+    for members in (["eva-clip-18b", "./eva-clip-18b"], ["weights", "blip2-itc"]):
+        with pytest.raises(ValueError, match=r"twice|cannot be told"):
+            opened(matcher, members)
+
+
+@pytest.mark.parametrize(
+    ("captions", "places"),
+    [
+        (["a dog", "a cat"], ["captions[0]"]),
+        ([["a dog"], []], ["captions[1]"]),
+        ([["a dog"], None], ["captions[1]"]),
+        ([["a dog"], ["a", ""]], ["captions[1][1]"]),
+        ([["a dog"], ["a", 3]], ["captions[1][1]"]),
+        ([["a dog"]], ["captions", "images"]),
+        ([["a", ""], "b"], ["captions[0][1]", "captions[1]"]),
+        ("a dog", ["captions"]),
+        ([{"a": 1}, ["b"]], ["captions[0]"]),
+    ],
+)
+def test_wrong_pools_are_named_by_their_index(captions: Any, places: list[str], images: list[Path]) -> None:
+    metric = opened("tiny")
+    with pytest.raises((ValueError, TypeError)) as caught:
+        metric.score(captions, images[:2])
+    assert all(place in str(caught.value) for place in places)
+
+
+@pytest.mark.parametrize("compat", [None, "released"])
+def test_released_images_are_in_rgb_before_any_member_sees_them(compat: str | None, matcher: str) -> None:
+    shown = draw(sample_scene(np.random.default_rng(7)), 150).convert("RGB")
+    seen_through = shown.convert("RGBA")
+    seen_through.putalpha(Image.linear_gradient("L").resize(shown.size))
+    images = [shown, shown.quantize(12), seen_through]
+    pools, members = [[DOG, CAT]] * 3, ["pacs-tiny", "alpha-clip-tiny"]
+    own, plain = opened(matcher, members, compat=compat), opened(matcher, members)
+    values = values_of(own.encode_all(own.check(pools, images)))
+    converted = values_of(plain.encode_all(plain.check(pools, [image.convert("RGB") for image in images])))
+    distance = np.abs(values - converted).reshape(3, 2, 2).max(axis=1)  # (images, members)
+    assert distance[:, 1].max() < 1e-6  # Alpha-CLIP's own preprocessing converts first
+    assert distance[0, 0] < 1e-6
+    assert (distance[1:, 0] < 1e-6).all() if compat else (distance[1:, 0] > 1e-3).all()
+
+
+def test_a_caption_that_one_member_alone_cuts_is_counted(matcher: str, scenes: Any) -> None:
+    """CLIP reads 77 ids, this BLIP-2 fewer: what any member does not read to its end was cut."""
+    long = " ".join(["a dog"] * 25)
+    with pytest.warns(UserWarning, match="cannot tell"):
+        assert opened(matcher, ["pacs-tiny"]).score([[long]], scenes[1][:1]).counts.truncated == 1
+    with pytest.warns(UserWarning, match="cannot tell"):
+        pacs = capeval_core.load("pacs", weights="tiny").score([long], scenes[1][:1])
+        assert opened(matcher).score([[DOG]], scenes[1][:1]).counts.truncated == pacs.counts.truncated == 0
+
+
+def test_a_right_caption_is_chosen_more_often_than_by_a_part_alone() -> None:
+    """On drawn scenes, with what ships."""
+    rng = np.random.default_rng(20240613)
+    drawn = []
+    while len(drawn) < 120:
+        scene, other = sample_scene(rng), sample_scene(rng)
+        if (pool := describe_pool(scene, other, rng)) is not None:
+            drawn.append((scene, pool))
+            right = [c for c, kind in zip(pool.captions, pool.kinds, strict=True) if kind == RIGHT]
+            assert all(holds(scene, caption) for caption in right)
+    metric = capeval_core.load("eco", weights="tiny", device="cpu", cache=FeatureCache())
+    result = metric.score([pool.captions for _, pool in drawn], [draw(scene) for scene, _ in drawn])
+
+    def share_right(places: Sequence[Any]) -> float:
+        return float(np.mean([pool.kinds[at] == RIGHT for (_, pool), at in zip(drawn, places, strict=True)]))
+
+    tables = result.parts["candidates"]
+    ensemble = [np.argmax([c["ensemble"] for c in pool]) for pool in tables]
+    agreement = [np.argmax([-1 if c["dropped"] else c["cider"] for c in pool]) for pool in tables]
+    eco = share_right(result.parts["choice"])
+    assert eco >= 0.85 and eco > share_right(ensemble) and eco > share_right(agreement)
