@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -66,7 +67,7 @@ def names_of_files(flag: str, paths: Sequence[str | Path]) -> list[str]:
     ['a/val', 'b/val', 'test']
     """
     files = [Path(path) for path in paths]
-    resolved = [path if str(path) == STANDARD_INPUT else path.resolve() for path in files]
+    resolved = [path if str(path) == STANDARD_INPUT else Path(os.path.realpath(path)) for path in files]
     for place, path in enumerate(resolved):
         if path in resolved[:place]:
             raise ValueError(f"{flag} {paths[place]} comes twice: name each system once")

@@ -173,7 +173,11 @@ def _names_of(batch: Batch, needed: Sequence[str], chosen: Mapping[str, str]) ->
 
 def _columns_of(batch: Batch, needed: Sequence[str], chosen: Mapping[str, str]) -> dict[str, list[Any]]:
     """The columns that a metric needs, by what they hold."""
-    return {role: _stored(batch, name) for role, name in _names_of(batch, needed, chosen).items()}
+    columns = {role: _stored(batch, name) for role, name in _names_of(batch, needed, chosen).items()}
+    counts = {role: len(values) for role, values in columns.items()}
+    if len(set(counts.values())) > 1:
+        raise wrong_option("batch", counts, "not equally many of each", "give every row one of each")
+    return columns
 
 
 def _stored(batch: Batch, name: str) -> list[Any]:

@@ -177,8 +177,8 @@ def without_reasoning(text: str) -> str:
 
 def _rows_with(visuals: Any, captions: Any, references: Any) -> list[int] | None:
     """Rows that have a visual, where some have none; None: all have one, or the input is to be refused."""
-    listed = [column for column in (visuals, captions, references) if column is not None]
-    if not all(isinstance(column, (list, tuple)) and len(column) == len(captions) for column in listed):
+    listed = [captions, *(column for column in (visuals, references) if column is not None)]
+    if not all(isinstance(column, (list, tuple)) for column in listed) or len({*map(len, listed)}) > 1:
         return None
     rows = [row for row, visual in enumerate(visuals or []) if visual is not None]
     return rows if visuals is not None and len(rows) < len(visuals) else None
@@ -187,7 +187,7 @@ def _rows_with(visuals: Any, captions: Any, references: Any) -> list[int] | None
 def in_memory(visuals: Any, argument: str) -> Any:
     """Visuals, copied from a device together, and once: their pixels are read several times."""
     if _is_tensor(visuals):
-        return visuals.detach().cpu()
+        return visuals if visuals.is_meta else visuals.detach().cpu()
     if not isinstance(visuals, (list, tuple)):
         return visuals
     problems = Problems()
@@ -212,7 +212,7 @@ def _on_the_host(values: Sequence[Any]) -> list[Any]:
     copied = [value.detach() if _is_tensor(value) else value for value in values]
     together: dict[Any, list[int]] = {}
     for i, value in enumerate(copied):
-        if _is_tensor(value) and value.device.type != "cpu":
+        if _is_tensor(value) and value.device.type not in ("cpu", "meta"):
             kind = (value.device, value.dtype) if value.layout is torch.strided else i
             together.setdefault(kind, []).append(i)
     for places in together.values():

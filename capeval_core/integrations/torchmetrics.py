@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import replace
 from typing import Any
 
@@ -72,7 +72,7 @@ class CaptionScore(torchmetrics.Metric):
         """
         argument = argument_of(self.metric.media)
         visuals = {"images": images, "videos": videos}.get(argument or "")
-        if len(captions) == 0 and (visuals is None or len(visuals) == 0):
+        if isinstance(captions, Sized) and not len(captions) and (visuals is None or not len(visuals)):
             return
         needed = references if self.metric.needs_references else None
         samples = self.metric.check(captions, in_memory(visuals, argument or ""), needed)

@@ -41,7 +41,7 @@ from capeval_core.integrations.page.uploads import CUT, DEEP, TRANSPARENT, TURNE
 from capeval_core.integrations.page.views import scale, ticks
 from capeval_core.integrations.page.words import PageWords, lines_of
 from capeval_core.weights.folder import WeightsError, open_weights
-from tests.adversarial.case import png_header
+from tests.hostile.world import png_header
 from tests.inputs.photographs import encoded, photograph
 
 if TYPE_CHECKING:

@@ -32,6 +32,7 @@ from capeval_core.inputs.sources import Source
 from capeval_core.inputs.visual import InputImage
 from capeval_core.judgements.resampling import Resamples, WeightedRows
 from capeval_core.limits import LIMITS
+from capeval_core.matching.greedy import greedy_match
 from capeval_core.phrases.consensus import consensus as ngram_consensus
 from capeval_core.phrases.consensus import tfidf_consensus
 from capeval_core.phrases.graph import phrases_of
@@ -63,6 +64,7 @@ __all__ = [
     "convert",
     "encode",
     "graph_phrases",
+    "greedy_match",
     "image",
     "mask_boxes",
     "mask_words",

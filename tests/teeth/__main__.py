@@ -28,7 +28,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PATHS = ("tests/golden", "tests/behaviour", "tests/adversarial", "tests/test_contract.py", "tests/doors")
+PATHS = ("tests/golden", "tests/behaviour", "tests/hostile", "tests/test_contract.py", "tests/doors")
 NET = dict(zip(PATHS, ("golden", "behaviour", "hostile", "contract", "doors"), strict=True))
 REST, LIVES, MOVED, NOT_RUN = "rest", "lives", "moved", "not run"
 REPORT = Path(__file__).with_name("report.md")
