@@ -10,13 +10,12 @@ import contextlib
 import csv
 import re
 import shlex
+import tomllib
 import warnings
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
-
-import tomllib
 
 from tests.hostile import doors
 from tests.hostile.doors import TEXTS, RefusedError, opened
