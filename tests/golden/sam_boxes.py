@@ -5,24 +5,14 @@ A case is a folder with config.json, manifest.json, scales.json, and image{i}.pn
 
 from __future__ import annotations
 
-import json
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from PIL import Image
 
-from capeval_core.regions.sam import Sam
-from tests.golden import recipe
-from tests.golden.comparison import Comparison, UnreadableCaseError, compare
-from tests.support.device import device
-
-Array = NDArray[Any]
+from tests.golden.case import Array, Case, Comparison, Place, compare, converted, opened, save
 
 TOLERANCES = {
     "resized": 0.0, "pixel_values": 1e-6, "input_size": 0.0, "boxes_model": 1e-4, "image_embeddings": 1e-4,
@@ -30,78 +20,34 @@ TOLERANCES = {
     "multi_low_res_masks_first3": 1e-4, "multi_iou": 1e-4, "mask_logits": 2e-3, "masks": 0.0, "areas": 0.0,
     "area_order": 0.0,
 }  # fmt: skip
-INPUTS = ("boxes", "original_size")
+IGNORED = tuple(f"image{i}_{name}" for i in range(99) for name in ("boxes", "original_size"))
 SURE = 2e-3
 """Where the original's logit is nearer to 0, a mask may differ."""
 
 
-def expected_quantities(folder: Path) -> set[str]:
-    """What a run must have compared."""
-    return {f"image{i}_{name}" for i, outputs in _outputs(folder) for name in outputs if name not in INPUTS}
+def run(case: Case) -> Iterator[Comparison]:
+    preprocessing = {"mean": case.config["pixel_mean"], "std": case.config["pixel_std"]}
+    with Place() as place:
+        checkpoint, heads = save(case.tensors(scales="scales"), place / "original.pth"), case.config["heads"]
+        change = {"preprocessing": preprocessing}
+        sam = opened("sam", converted("sam", checkpoint, place / "weights", change, decoder_heads=heads))
+        for i in range(case.images):
+            with Image.open(case.path(f"image{i}.png")) as decoded:
+                yield from of_image(case, sam, decoded, f"image{i}_")
 
 
-def run_case(folder: Path) -> Iterator[Comparison]:
-    """Compare everything that the case pins."""
-    try:
-        config = json.loads((folder / "config.json").read_text())
-        manifest = json.loads((folder / "manifest.json").read_text())
-        scales = json.loads((folder / "scales.json").read_text())
-        cases = list(_outputs(folder))
-        seed, heads = int(config["seed"]), int(config["heads"])
-        preprocessing = {"mean": config["pixel_mean"], "std": config["pixel_std"]}
-    except (OSError, ValueError, KeyError, TypeError, BadZipFile) as error:
-        raise UnreadableCaseError(f"cannot be read: {' '.join(str(error).split())}") from error
-    with tempfile.TemporaryDirectory(prefix="golden-") as place:
-        weights = convert(Path(place), manifest, seed, scales, heads, preprocessing)
-        sam = Sam.from_pretrained(weights, device=device())
-        for index, outputs in cases:
-            for found in _compare(sam, folder / f"image{index}.png", outputs):
-                yield Comparison(
-                    f"image{index}_{found.quantity}", found.error, found.tolerance, found.defined
-                )
-
-
-def convert(
-    place: Path,
-    manifest: dict[str, Any],
-    seed: int,
-    scales: dict[str, float],
-    heads: int,
-    preprocessing: dict[str, Any],
-) -> Path:
-    """A weights folder in `place`, of a seeded checkpoint with the names of a manifest."""
-    tensors = {
-        name: torch.from_numpy(x * np.float32(scales.get(name, 1)))
-        for name, x in recipe.state_dict(manifest, seed).items()
-    }
-    torch.save(tensors, place / "original.pth")
-    release = Sam.convert(place / "original.pth", decoder_heads=heads)
-    config = {**release.config, "preprocessing": preprocessing}
-    Sam(config, release.tensors, device=device()).save_pretrained(place / "weights")
-    return place / "weights"
-
-
-def _outputs(folder: Path) -> Iterator[tuple[int, dict[str, Array]]]:
-    files = sorted(folder.glob("image*.npz"))
-    if not files:
-        raise UnreadableCaseError("there is no image0.npz")
-    for file in files:
-        with np.load(file) as stored:
-            yield int(file.stem.removeprefix("image")), dict(stored)
-
-
-def _compare(sam: Sam, image: Path, theirs: dict[str, Array]) -> Iterator[Comparison]:
-    model: Any = sam.model
+def of_image(case: Case, sam: Any, decoded: Image.Image, prefix: str) -> Iterator[Comparison]:
+    theirs = case.of(prefix)
     size = (int(theirs["original_size"][0]), int(theirs["original_size"][1]))
     height, width = sam.resized(size)
-    with Image.open(image) as decoded, torch.inference_mode():
+    with torch.inference_mode():
         pixels = sam.preprocess(decoded)
         mean, std = (torch.tensor(sam.config["preprocessing"][k]).view(3, 1, 1) for k in ("mean", "std"))
         boxes = torch.from_numpy(sam.scaled(theirs["boxes"], size)).to(sam.device)
         features = sam.embed(decoded)
-        prompts, dense = model.prompt_encoder(None, None, boxes[None], None)
+        prompts, dense = sam.model.prompt_encoder(None, None, boxes[None], None)
         logits, quality = sam.decode(features, theirs["boxes"], size)
-        several = model(image_embeddings=features, input_boxes=boxes[None], multimask_output=True)
+        several = sam.model(image_embeddings=features, input_boxes=boxes[None], multimask_output=True)
         regions = sam.segment(decoded, theirs["boxes"])
         first = len(theirs["multi_low_res_masks_first3"])
         ours = {
@@ -110,7 +56,7 @@ def _compare(sam: Sam, image: Path, theirs: dict[str, Array]) -> Iterator[Compar
             "input_size": (height, width),
             "boxes_model": boxes,
             "image_embeddings": features,
-            "dense_pe": model.get_image_wide_positional_embeddings(),
+            "dense_pe": sam.model.get_image_wide_positional_embeddings(),
             "dense_embedding": dense.detach(),
             "sparse_embeddings": prompts[0],
             "low_res_masks": logits,
@@ -119,16 +65,20 @@ def _compare(sam: Sam, image: Path, theirs: dict[str, Array]) -> Iterator[Compar
             "multi_iou": several.iou_scores[0],
             "mask_logits": sam.upsample(logits, size)[:, None],
         }
-    for name, values in ours.items():
-        yield compare(name, values, theirs[name], TOLERANCES[name])
-    stored = np.unpackbits(theirs["masks"], axis=-1)[..., : size[1]].astype(bool)
+    yield from case.compare_all(ours, TOLERANCES.__getitem__, prefix)
+    yield from of_masks(theirs, regions.masks(), prefix)
+
+
+def of_masks(theirs: dict[str, Array], found: Array, prefix: str) -> Iterator[Comparison]:
+    stored = np.unpackbits(theirs["masks"], axis=-1)[..., : int(theirs["original_size"][1])].astype(bool)
     sure = np.abs(theirs["mask_logits"][:, 0].astype(np.float32)) >= SURE
     masks = np.zeros_like(stored)  # empty ones are no regions
-    masks[theirs["areas"] > 0] = regions.masks()
-    yield compare("masks", (masks & sure).astype(int), (stored & sure).astype(int), TOLERANCES["masks"])
+    masks[theirs["areas"] > 0] = found
+    mine, original = ((each & sure).astype(int) for each in (masks, stored))
+    yield compare(f"{prefix}masks", mine, original, TOLERANCES["masks"])
     doubtful = float((~sure).sum((1, 2)).max())
     areas = masks.sum((1, 2))
-    yield compare("areas", areas, theirs["areas"], TOLERANCES["areas"] + doubtful)
+    yield compare(f"{prefix}areas", areas, theirs["areas"], TOLERANCES["areas"] + doubtful)
     # By the areas in that order: equal ones may change places.
     order = np.argsort(-areas, kind="stable")
-    yield compare("area_order", areas[order], areas[theirs["area_order"]], doubtful)
+    yield compare(f"{prefix}area_order", areas[order], areas[theirs["area_order"]], doubtful)
