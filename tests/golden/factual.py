@@ -7,93 +7,73 @@ entity without a name, and taking the marks off leaves no `p` of `pv:` behind an
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
-from capeval_core.phrases import graph
-from tests.golden.comparison import Comparison, UnreadableCaseError
+from tests.golden.case import Case, Comparison, Json, compare
+from tests.support.seams import graph_phrases, soft_spice_phrases, without_mark
 
-FIELDS = ("spaced", "cleaned", "is_graph_format", "segments_of_cleaned", "object_of_cleaned", "phrases",
-          "spice_tuples")  # fmt: skip
-
-
-def expected_quantities(folder: Path) -> set[str]:
-    """What a run must have compared."""
-    return {f"{file}_{field}" for file in ("pairs", "strings") for field in FIELDS} | {
-        "id_pairs_without_marks",
-        "strings_empty_graph",
-    }
-
-
-def run_case(folder: Path) -> Iterator[Comparison]:
-    for file in ("pairs", "strings"):
-        entries = _read(folder / f"{file}.json")
-        empty = [entry for entry in entries if not entry["cleaned"]]
-        for field in FIELDS:
-            wrong = 0
-            for entry in entries:
-                ours = _forms(entry)[field]
-                # Of an empty graph the original says that it has an entity without a name.
-                wrong += ours != (entry[field] if entry["cleaned"] else _NOTHING.get(field, entry[field]))
-            yield Comparison(f"{file}_{field}", float(wrong), 0.0)
-        if file == "strings":
-            named = sum(len(graph.triplets(entry["graph"])) for entry in empty)
-            yield Comparison("strings_empty_graph", float(named), 0.0, defined=len(empty))
-    wrong = 0
-    pairs = _read(folder / "id_pairs.json")
-    for entry in pairs:
-        wrong += _without_marks(entry["graph"]) != _mended(entry["graph"], entry["without_marks"])
-    yield Comparison("id_pairs_without_marks", float(wrong), 0.0, defined=_bugs(pairs))
-
-
-_NOTHING: dict[str, Any] = {
+NOTHING: Json = {
     "segments_of_cleaned": [],
     "object_of_cleaned": {"entities": [], "relations": []},
     "phrases": {},
     "spice_tuples": [],
 }
+"""What is said of an empty graph, of which the original says that it has an entity without a name."""
 
 
-def _forms(entry: dict[str, Any]) -> dict[str, Any]:
+def run(case: Case) -> Iterator[Comparison]:
+    for file in ("pairs", "strings"):
+        entries = case.json(file)
+        forms = [forms_of(entry["graph"]) for entry in entries]
+        for field in forms[0]:
+            theirs = [(entry if entry["cleaned"] else entry | NOTHING)[field] for entry in entries]
+            wrong = sum(own[field] != other for own, other in zip(forms, theirs, strict=True))
+            yield compare(f"{file}_{field}", wrong, 0, 0.0)
+    empty = [entry["graph"] for entry in case.json("strings") if not entry["cleaned"]]
+    named = sum(len(graph_phrases(graph, "soft-spice")) for graph in empty)
+    yield Comparison("strings_empty_graph", float(named), 0.0, defined=len(empty))
+    pairs = [(entry["graph"], entry["without_marks"]) for entry in case.json("id_pairs")]
+    unmarked = [re.sub(r"[^(),]+", lambda field: without_mark(field[0]), graph) for graph, _ in pairs]
+    correct = [mended(*pair) for pair in pairs]
+    bugs = sum(mend != theirs for mend, (_, theirs) in zip(correct, pairs, strict=True))
+    wrong = sum(mine != mend for mine, mend in zip(unmarked, correct, strict=True))
+    yield Comparison("id_pairs_without_marks", float(wrong), 0.0, defined=bugs)
+
+
+def forms_of(graph: str) -> Json:
     """Everything that the case says of a graph, by ours."""
-    spaced = " ".join(re.sub(r"([(),])", r" \1 ", entry["graph"]).split())
-    cleaned = _normal_form(spaced)
-    segments = _facts(cleaned)
+    spaced = " ".join(re.sub(r"([(),])", r" \1 ", graph).split())
+    cleaned = normal_form(spaced)
+    segments = [fact for fact in map(bare, cleaned.split(") ,")) if fact]
     facts = [[field.strip() for field in fact.split(",")] for fact in segments]
     return {
         "spaced": spaced,
         "cleaned": cleaned,
-        "is_graph_format": re.search(r"\(.*?\)", entry["graph"]) is not None,
+        "is_graph_format": re.search(r"\(.*?\)", graph) is not None,
         "segments_of_cleaned": segments,
-        "object_of_cleaned": _object_form(facts),
-        "phrases": graph.soft_spice_phrases(facts),
-        "spice_tuples": _spice_tuples(facts),
+        "object_of_cleaned": object_form(facts),
+        "phrases": soft_spice_phrases(facts),
+        "spice_tuples": spice_tuples(facts),
     }
 
 
-def _normal_form(spaced: str) -> str:
+def normal_form(spaced: str) -> str:
     """FACTUAL's normal form: facts once each, sorted; of a graph that was cut off the last one goes."""
     facts = spaced.strip().split(") ,")
     if not spaced.endswith(")"):
         facts = facts[:-1] if len(facts) > 1 else [spaced.split(",")[0]]
-    return " , ".join(f"( {fact} )" for fact in sorted(set(map(_bare, facts)) - {""}))
+    return " , ".join(f"( {fact} )" for fact in sorted(set(map(bare, facts)) - {""}))
 
 
-def _facts(cleaned: str) -> list[str]:
-    return [fact for fact in map(_bare, cleaned.split(") ,")) if fact]
-
-
-def _bare(fact: str) -> str:
+def bare(fact: str) -> str:
     return fact.strip().strip("()").strip()
 
 
-def _object_form(facts: list[list[str]]) -> dict[str, list[dict[str, Any]]]:
+def object_form(facts: list[list[str]]) -> Json:
     """Entities in order of first mention, with quantity and attributes, and relations by index."""
-    entities: dict[str, dict[str, Any]] = {}
-    relations: list[dict[str, Any]] = []
+    entities: dict[str, Json] = {}
+    relations: list[Json] = []
 
     def index_of(head: str) -> int:
         entities.setdefault(head, {"head": head, "quantity": "", "attributes": []})
@@ -116,7 +96,7 @@ def _object_form(facts: list[list[str]]) -> dict[str, list[dict[str, Any]]]:
     return {"entities": list(entities.values()), "relations": relations}
 
 
-def _spice_tuples(facts: list[list[str]]) -> list[list[list[str]]]:
+def spice_tuples(facts: list[list[str]]) -> list[list[list[str]]]:
     """The tuples that SPICE compares: entities, attributes, relations; sorted."""
     tuples: set[tuple[str, ...]] = set()
     for first, *others in facts:
@@ -129,30 +109,10 @@ def _spice_tuples(facts: list[list[str]]) -> list[list[list[str]]]:
     return [[[part] for part in parts] for parts in ordered]
 
 
-def _without_marks(marked: str) -> str:
-    return re.sub(r"[^(),]+", lambda field: graph.without_mark(field[0]), marked)
-
-
-def _mended(marked: str, without: str) -> str:
+def mended(marked: str, without: str) -> str:
     """What the original made of a marked graph, with its two bugs undone."""
     for verb in re.findall(r"\bpv:(\w+)", marked):
         without = re.sub(rf"\bp{re.escape(verb)}\b", verb, without)
     for noun, digits in re.findall(r"\b(\w+v):(\d+)", marked):
         without = without.replace(f"{noun[:-1]}{digits}", noun)
     return without
-
-
-def _bugs(pairs: list[dict[str, Any]]) -> int:
-    return sum(_mended(entry["graph"], entry["without_marks"]) != entry["without_marks"] for entry in pairs)
-
-
-def _read(path: Path) -> list[dict[str, Any]]:
-    try:
-        entries = json.loads(path.read_text(encoding="utf-8"))
-        required = {"graph", "without_marks"} if path.stem == "id_pairs" else {"graph", *FIELDS}
-        lacking = {name for entry in entries for name in required - entry.keys()}
-    except (OSError, ValueError, AttributeError, TypeError) as error:
-        raise UnreadableCaseError(f"{path}: {error}") from error
-    if lacking:
-        raise UnreadableCaseError(f"{path}: entries lack {sorted(lacking)}")
-    return list(entries)

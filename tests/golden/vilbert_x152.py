@@ -8,34 +8,19 @@ one box in the original (`objects_as_written`): it is compared with the classes 
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from PIL import Image
 from torch.nn import functional
 
-from capeval_core.encoders.x152 import X152, Detections
-from capeval_core.encoders.x152_model import Proposals
-from capeval_core.inputs.visual import InputImage
-from capeval_core.regions.features import RegionEncoder
-from capeval_core.scores.box_source import box_source_opener
-from capeval_core.weights.conversion import Release, rename, tensor_problems
-from capeval_core.weights.x152 import X152Conversion
-from tests.golden import recipe
-from tests.golden.comparison import Comparison, UnreadableCaseError, compare
+from tests.golden.case import Array, Case, Comparison, Json, Place, compare, converted, opened, save
 from tests.support.device import device
+from tests.support.seams import layout_problems, network, visual
 
-Array = NDArray[Any]
-Json = dict[str, Any]
-
-FILES = ("config.json", "manifest.json", "scales.json")
-FULL = "full_manifest_inferred.json"
 TOLERANCES = {
     "network_input": 1e-4, "image_sizes": 0.0, "im_scales": 1e-12, "rpn_logits_2": 1e-4, "rpn_deltas_2": 1e-4,
     "proposals": 1e-2, "objectness": 1e-4, "proposals_per_image": 0.0, "pooled_first4": 1e-4, "fc6": 1e-4,
@@ -49,61 +34,37 @@ ATTRIBUTES = {"cls_embed.weight": (21, 8), "attr_linear1.weight": (16, 32), "att
 """What the released file may hold beside: heads of attributes, which no feature depends on."""
 
 
-def expected_quantities(folder: Path) -> set[str]:
-    """What a run must have compared."""
-    names = {f"image{i}_{name}" for i, outputs in _outputs(folder) for name in outputs}
-    with np.load(folder / "batch.npz") as batch:
-        names |= {f"batch_{name}" for name in batch.files}
-    return names | ({"full_tensors"} if (folder / FULL).is_file() else set()) | {"anchors"}
+def run(case: Case) -> Iterator[Comparison]:
+    def tolerance(quantity: str) -> float:
+        kind = quantity.partition("_")[2]
+        for prefix in ("conf_", "out0_", "out1_"):
+            kind = kind.removeprefix(prefix)
+        largest = float(np.nanmax(np.abs(case.outputs[quantity])))
+        return TOLERANCES[kind] * (max(1.0, largest) if kind.startswith(RELATIVE) else 1.0)
+
+    with Place() as place:
+        config = case.config
+        detections = {"most": config["num_features"], "overlap": config["nms_for_selection"], "threshold": 0.0}
+        preprocessing = {"shortest_side": config["min_size"], "longest_side": config["max_size"]}
+        preprocessing["mean"] = config["pixel_mean_bgr"]
+        change = {"preprocessing": preprocessing, "detections": detections}
+        released = opened("x152", converted("x152", write_checkpoint(case, place), place / "weights", change))
+    yield compare("anchors", anchors(config), released.network.head.anchors, 0.0)
+    for i in range(case.images):
+        yield from case.compare_all(of_image(case, i, released), tolerance, f"image{i}_")
+    images = [Image.open(case.path(f"image{i}.png")) for i in range(len(case.outputs["batch_im_scales"]))]
+    yield from case.compare_all(of_batch(released, images), tolerance, "batch_")
+    if case.path("full_manifest_inferred.json").exists():
+        header = case.json("full_manifest_inferred").items()
+        tensors = {f"module.{name}": torch.empty(shape, device="meta") for name, shape in header}
+        yield compare("full_tensors", len(layout_problems("x152", tensors)), 0, 0.0)
 
 
-def run_case(folder: Path) -> Iterator[Comparison]:
-    """Compare everything that the case pins."""
-    try:
-        config, manifest, scales = (json.loads((folder / name).read_text()) for name in FILES)
-        cases = list(_outputs(folder))
-        with np.load(folder / "overrides.npz") as stored:
-            overrides = dict(stored)
-        with np.load(folder / "batch.npz") as stored:
-            batch = dict(stored)
-        images = [folder / f"image{i}.png" for i in range(len(batch["im_scales"]))]
-        if missing := [image.name for image in images if not image.is_file()]:
-            raise UnreadableCaseError(f"there is no {missing[0]}")
-    except (OSError, ValueError, KeyError, TypeError, BadZipFile) as error:
-        raise UnreadableCaseError(f"cannot be read: {' '.join(str(error).split())}") from error
-    with tempfile.TemporaryDirectory(prefix="golden-") as place:
-        release = convert(Path(place), config, manifest, scales, overrides)
-        X152(release.config, release.tensors, device=device()).save_pretrained(Path(place) / "weights")
-        released = X152.from_pretrained(Path(place) / "weights", device=device())
-        source = box_source_opener(Path(place) / "weights")(
-            selection="bua10_100", device=device(), dtype="float32"
-        )
-    assert source.encoder is not None
-    yield compare("anchors", _anchors(config), released.network.head.anchors, 0.0)
-    for index, outputs in cases:
-        for found in _compare(released, source.encoder, folder / f"image{index}.png", outputs):
-            yield Comparison(f"image{index}_{found.quantity}", found.error, found.tolerance, found.defined)
-    for found in _compare_batch(released, images, batch):
-        yield Comparison(f"batch_{found.quantity}", found.error, found.tolerance, found.defined)
-    if (folder / FULL).is_file():
-        yield _compare_full(folder)
-
-
-def convert(
-    place: Path, config: Json, manifest: Json, scales: dict[str, float], overrides: dict[str, Array]
-) -> Release:
-    """The release of a seeded checkpoint with the names of a manifest, written to `place` as it is released.
-
-    The script's own constants, which no file holds, are set in the config.
-    """
-    arrays = {
-        name: x * np.float32(scales.get(name, 1))
-        for name, x in recipe.state_dict(manifest, config["seed"]).items()
-    }
-    arrays |= overrides
-    arrays |= {f"roi_heads.box.predictor.{name}": np.ones(shape, "f") for name, shape in ATTRIBUTES.items()}
-    tensors = {f"module.{name}": torch.from_numpy(x) for name, x in arrays.items()}
-    torch.save({"model": tensors, "iteration": 1}, place / "detectron_model.pth")
+def write_checkpoint(case: Case, place: Path) -> Path:
+    """The seeded checkpoint, as it is released; the script's own constants, which no file holds, are missing."""
+    tensors, config = case.tensors(scales="scales"), case.config
+    tensors |= {name: torch.from_numpy(values) for name, values in case.npz("overrides").items()}
+    tensors |= {f"roi_heads.box.predictor.{name}": torch.ones(shape) for name, shape in ATTRIBUTES.items()}
     rpn = {
         "PRE_NMS_TOP_N_TEST": config["pre_nms_top_n_per_level"],
         "POST_NMS_TOP_N_TEST": config["post_nms_top_n_per_level"],
@@ -120,62 +81,35 @@ def convert(
     resnets = {"STRIDE_IN_1X1": config["stride_in_1x1"]}
     settings = {"MODEL": {"RPN": rpn, "ROI_BOX_HEAD": pooling, "RESNETS": resnets}}
     (place / "detectron_config.yaml").write_text(json.dumps(settings))  # YAML reads JSON
-    release = X152.convert(place / "detectron_model.pth")
-    preprocessing = {
-        "shortest_side": config["min_size"],
-        "longest_side": config["max_size"],
-        "mean": config["pixel_mean_bgr"],
-    }
-    detections = {"most": config["num_features"], "overlap": config["nms_for_selection"], "threshold": 0.0}
-    changed = {**release.config, "preprocessing": preprocessing, "detections": detections}
-    return Release(changed, release.tensors, release.notes)
+    content = {f"module.{name}": tensor for name, tensor in tensors.items()}
+    return save({"model": content, "iteration": 1}, place / "detectron_model.pth")
 
 
-def _outputs(folder: Path) -> Iterator[tuple[int, dict[str, Array]]]:
-    files = sorted(folder.glob("image*.npz"))
-    if not files:
-        raise UnreadableCaseError("there is no image0.npz")
-    for file in files:
-        with np.load(file) as stored:
-            yield int(file.stem.removeprefix("image")), dict(stored)
-
-
-def _anchors(config: Json) -> Array:
+def anchors(config: Json) -> Array:
     """Anchors by the strides, sizes and ratios of the config, made and rounded as in the first Detectron."""
-    return np.array(
-        [
-            [_anchor(stride, size, ratio) for ratio in config["aspect_ratios"]]
-            for stride, size in zip(config["anchor_strides"], config["anchor_sizes"], strict=True)
-        ]
-    )
+    levels = zip(config["anchor_strides"], config["anchor_sizes"], strict=True)
+    return np.array([[anchor(*level, ratio) for ratio in config["aspect_ratios"]] for level in levels])
 
 
-def _anchor(stride: int, size: int, ratio: float) -> Array:
+def anchor(stride: int, size: int, ratio: float) -> Array:
     width = np.round(np.sqrt(stride * stride / ratio))
     sides = np.array([width, np.round(width * ratio)]) * size / stride - 1
     centre = (stride - 1) / 2
     return np.concatenate([centre - sides / 2, centre + sides / 2])
 
 
-def _compared(name: str, ours: Any, theirs: Array) -> Comparison:
-    """The comparison of one output of an image."""
-    kind = name.removeprefix("conf_").removeprefix("out0_").removeprefix("out1_")
-    tolerance = TOLERANCES[kind]
-    if kind.startswith(RELATIVE):
-        tolerance *= max(1.0, float(np.nanmax(np.abs(theirs))))
-    return compare(name, ours, theirs, tolerance)
-
-
-def _compare(
-    released: X152, encoder: RegionEncoder, image: Path, theirs: dict[str, Array]
-) -> Iterator[Comparison]:
-    network = released.network
-    with Image.open(image) as decoded, torch.inference_mode():
+def of_image(case: Case, number: int, released: Any) -> Json:
+    inner, path, theirs = released.network, case.path(f"image{number}.png"), case.of(f"image{number}_")
+    threshold = float(theirs["conf"])
+    with Image.open(path) as decoded, torch.inference_mode():
         pixels, scale = released.preprocess(decoded)
         pixels = pixels.to(released.device)
-        found = released.propose(pixels)
-        maps = network.feature_maps(pixels[None])
-        logits, deltas = network.head(maps[2])
+        found, maps = released.propose(pixels), inner.feature_maps(pixels[None])
+        logits, deltas = inner.head(maps[2])
+        detections = {**released.config["detections"], "threshold": threshold}
+        config = {**released.config, "detections": detections}
+        strict = network("x152", config, inner.state_dict(), device=device())
+        confident = kept("conf_out0_", strict.detect(decoded))
         ours = {
             "network_input": pixels[None],
             "image_sizes": [pixels.shape[1:]],
@@ -183,27 +117,27 @@ def _compare(
             **{f"fpn{level}": map_ for level, map_ in enumerate(maps)},
             "rpn_logits_2": logits,
             "rpn_deltas_2": deltas,
-            **_proposed([found]),
-            "pooled_first4": network.pooled(maps, found.boxes[: len(theirs["pooled_first4"])]),
+            **proposed([found]),
+            "pooled_first4": inner.pooled(maps, found.boxes[: len(theirs["pooled_first4"])]),
             "fc6": found.features,
             "fc7": found.hidden,
             "scores_logits": found.class_logits,
-            **_kept("out0_", released.detect(decoded)),
+            **kept("out0_", released.detect(decoded)),
+            "conf": threshold,
+            **confident,
         }
-        for name, values in ours.items():
-            yield _compared(name, values, theirs[name])
-        detections = {**released.config["detections"], "threshold": float(theirs["conf"])}
-        strict = X152({**released.config, "detections": detections}, network.state_dict(), device=device())
-        yield _compared("conf", detections["threshold"], theirs["conf"])
-        yield from _confident(strict.detect(decoded), theirs)
-    (visual,) = encoder.encode_boxes([InputImage.of(image)])
-    streamed = visual.load()
-    kept = {"bbox": streamed.boxes, "features": streamed.features, "image_wh": streamed.size}
-    for name, values in kept.items():
-        yield _compared(f"out0_{name}", values, theirs[f"out0_{name}"])
+    # Boxes without confidence come in an order that the original leaves open.
+    for name in confident:
+        if np.ndim(theirs.get(name)):
+            values = theirs[name].astype(np.float64)
+            values[int(theirs["conf_out0_num_boxes"]) :] = np.nan
+            case.outputs[f"image{number}_{name}"] = values
+    (shown,) = released.encode_boxes([visual("image", path)], selection="bua10_100")
+    streamed = shown.load()
+    return ours | {"out0_bbox": streamed.boxes, "out0_features": streamed.features}
 
 
-def _proposed(found: list[Proposals]) -> dict[str, Any]:
+def proposed(found: list[Any]) -> Json:
     return {
         "proposals": torch.cat([each.boxes for each in found]),
         "objectness": torch.cat([each.objectness for each in found]),
@@ -211,72 +145,31 @@ def _proposed(found: list[Proposals]) -> dict[str, Any]:
     }
 
 
-def _kept(prefix: str, kept: Detections) -> dict[str, Any]:
+def kept(prefix: str, found: Any) -> Json:
     """What the original returns of one image."""
     ours = {
-        "features": kept.features,
-        "bbox": kept.boxes,
-        "num_boxes": np.count_nonzero(kept.scores),
-        "cls_prob": kept.class_scores,
+        "features": found.features,
+        "bbox": found.boxes,
+        "num_boxes": np.count_nonzero(found.scores),
+        "cls_prob": found.class_scores,
         # Arg-max with the background, of all boxes but the first.
-        "objects_as_written": kept.class_scores[1:].argmax(axis=1),
-        "image_wh": kept.size,
+        "objects_as_written": found.class_scores[1:].argmax(axis=1),
+        "image_wh": found.size,
     }
     return {prefix + name: values for name, values in ours.items()}
 
 
-def _confident(kept: Detections, theirs: dict[str, Array]) -> Iterator[Comparison]:
-    """The same with a threshold. Boxes without confidence come in an order that the original leaves open."""
-    count = int(theirs["conf_out0_num_boxes"])
-    for name, values in _kept("conf_out0_", kept).items():
-        if name in theirs:
-            expected = theirs[name].astype(np.float64)
-            if expected.ndim:
-                expected[count:] = np.nan
-            yield _compared(name, values, expected)
-
-
-def _compare_batch(released: X152, images: list[Path], theirs: dict[str, Array]) -> Iterator[Comparison]:
+def of_batch(released: Any, images: list[Image.Image]) -> Json:
     """Images in one padded batch: the network on their pixels with a larger margin; no door pads more."""
-    decoded = [Image.open(image) for image in images]
-    prepared = [released.preprocess(image) for image in decoded]
+    prepared = [released.preprocess(image) for image in images]
     height, width = np.max([pixels.shape[1:] for pixels, _ in prepared], axis=0).tolist()
+    margins = [(0, width - own.shape[2], 0, height - own.shape[1]) for own, _ in prepared]
     found = [
-        released.propose(
-            functional.pad(own.to(released.device), (0, width - own.shape[2], 0, height - own.shape[1]))
-        )
-        for own, _ in prepared
+        released.propose(functional.pad(own.to(released.device), margin))
+        for (own, _), margin in zip(prepared, margins, strict=True)
     ]
-    ours = {
-        "image_sizes": [(height, width)] * len(images),
-        "im_scales": [scale for _, scale in prepared],
-        **_proposed(found),
-    }
-    for i, (proposals, (_, scale), image) in enumerate(zip(found, prepared, decoded, strict=True)):
-        ours |= _kept(f"out{i}_", released.select(proposals, scale, image.size))
-    for name in theirs:
-        yield _compared(name, ours[name], theirs[name])
-
-
-def _compare_full(folder: Path) -> Comparison:
-    """Names and shapes of the full network, built by what the converter reads off them; no tensor is made."""
-    manifest = json.loads((folder / FULL).read_text())
-    header = {f"module.{name}": torch.empty(shape, device="meta") for name, shape in manifest.items()}
-    conversion, notes = X152Conversion(), list[str]()
-    plain = {name.removeprefix("module."): tensor for name, tensor in header.items()}
-    used = {name: tensor for name, tensor in plain.items() if not _is_unused(name)}
-    renamed = rename(used, conversion.names)
-    levels = [renamed.pop(f"rpn.anchor_generator.cell_anchors.{level}") for level in range(5)]
-    renamed["head.anchors"] = torch.stack(levels)
-    shapes = {name: tuple(tensor.shape) for name, tensor in renamed.items()}
-    config = conversion.config(shapes, renamed, notes)
-    problems = tensor_problems(X152.empty(config).state_dict(), renamed)
-    problems += X152.config_problems(config)
-    described = X152.describe(config)
-    if described != "Faster R-CNN, ResNeXt 3-8-36-3, 32x8d, FPN 512; 1600 classes; 2048 dimensions":
-        problems.append(described)
-    return compare("full_tensors", len(problems) + abs(len(used) - (len(manifest) - 2)), 0, 0.0)
-
-
-def _is_unused(name: str) -> bool:
-    return name.startswith("roi_heads.box.predictor.bbox_pred.")
+    scales = [scale for _, scale in prepared]
+    ours = {"image_sizes": [(height, width)] * len(images), "im_scales": scales, **proposed(found)}
+    for i, (proposals, scale, image) in enumerate(zip(found, scales, images, strict=True)):
+        ours |= kept(f"out{i}_", released.select(proposals, scale, image.size))
+    return ours
