@@ -54,7 +54,9 @@ def run(case: Case) -> Iterator[Comparison]:
         encoder = opened("alpha_clip", converted("alpha_clip", alpha, place / "tuned", base=base, **heads))
         plain = opened("alpha_clip", converted("alpha_clip", base, place / "plain", zero_mask=True, **heads))
     if theirs := case.of("input_ids"):
-        yield case.compare("input_ids", padded(encoder.tokenizer.encode(given.texts).ids, theirs[""].shape[1]), 0)
+        yield case.compare(
+            "input_ids", padded(encoder.tokenizer.encode(given.texts).ids, theirs[""].shape[1]), 0
+        )
     texts = encoder.encode_texts(given.texts).features
     yield from case.compare_all({"text_features": texts}, lambda _: case.tolerance("features"))
     for transform in TRANSFORMS:
@@ -70,10 +72,14 @@ def images(case: Case, given: Given, encoder: Any, transform: str, texts: Array)
     cosines = cosine(found[:, None], texts[None])
     ours = {f"alpha{masks}": alphas(given, encoder, transform), name: found, f"cosine{end}": cosines}
     if transform != "released_no_antialias":
-        ours["pixels" if transform == "released" else "pixels_square_crop"] = pixels(given, encoder, transform)
+        ours["pixels" if transform == "released" else "pixels_square_crop"] = pixels(
+            given, encoder, transform
+        )
 
     def tolerance(quantity: str) -> float:
-        kind = next(kind for kind in ("alpha", "cosine", "pixels", "image_features") if quantity.startswith(kind))
+        kind = next(
+            kind for kind in ("alpha", "cosine", "pixels", "image_features") if quantity.startswith(kind)
+        )
         return case.tolerance(quantity if kind == "pixels" else kind.removeprefix("image_"))
 
     yield from case.compare_all(ours, tolerance)

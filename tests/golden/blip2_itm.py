@@ -32,7 +32,7 @@ from tests.golden.case import (
     unit,
     write_vocabulary,
 )
-from tests.support.seams import blip2_matched_states, visual
+from tests.support.seams import blip2_states, visual
 
 SCORES, STATES = 1e-4, 1e-3
 """The tolerances that the README gives, of scores and of hidden states."""
@@ -45,7 +45,9 @@ def run(case: Case) -> Iterator[Comparison]:
     images = [visual("image", case.path(f"image{i}.png")) for i in range(len(case.outputs["pixel_values"]))]
     texts = [text_of(ids) for ids in case.outputs["input_ids"]]
     with Place() as place:
-        ours = opened("blip2", converted("blip2", lavis(case, place), place / "ours", **settings(case, place)))
+        ours = opened(
+            "blip2", converted("blip2", lavis(case, place), place / "ours", **settings(case, place))
+        )
         direct = opened("blip2", transformers(case, place))
     yield from states(case, ours, images, texts)
     yield from case.compare_all(matched(ours, images, texts), lambda _: SCORES)
@@ -99,7 +101,7 @@ def states(case: Case, encoder: Any, images: list[Any], texts: list[str]) -> Ite
     image_states = encoder.states([encoder.prepare_visual(each) for each in decoded])
     (features,) = encoder.encode_images(images, cache=FeatureCache(0))
     ours = {
-        "itm_query_hidden_caption0": blip2_matched_states(encoder, image_states, tokens[0]),
+        "itm_query_hidden_caption0": blip2_states(encoder, image_states, tokens[0]),
         "image_embeds": image_states,
         "itc_image_feats": unit(features.features),
         "itc_text_feats": unit(encoder.encode_texts(texts, cache=FeatureCache(0)).features),

@@ -125,7 +125,9 @@ class Case:
     def tolerance(self, name: str) -> float:
         return float(self.config["tolerance"][f"{name}_atol"])
 
-    def tensors(self, manifest: str = "manifest", seed: int | None = None, scales: str = "") -> dict[str, Tensor]:
+    def tensors(
+        self, manifest: str = "manifest", seed: int | None = None, scales: str = ""
+    ) -> dict[str, Tensor]:
         """The seeded tensors of a manifest, in its order, those that `scales` names multiplied."""
         arrays = recipe.state_dict(self.json(manifest), int(self.config["seed"]) if seed is None else seed)
         for name, scale in (self.json(scales) if scales else {}).items():

@@ -87,7 +87,9 @@ def pairwise_accuracy(content: Json) -> Iterator[Comparison]:
     for name, ties in TIES.items():
         ours, theirs = [], [[draw[name][key] for key in draws[0][name]] for draw in draws]
         for draw, own in zip(draws, labels, strict=True):
-            sides = np.where(own > 0, (draw["scores_a"], draw["scores_b"]), (draw["scores_b"], draw["scores_a"]))
+            sides = np.where(
+                own > 0, (draw["scores_a"], draw["scores_b"]), (draw["scores_b"], draw["scores_a"])
+            )
             found = correlation.accuracy_by_category(*sides, categories, ties=ties)  # type: ignore[arg-type]
             ours.append([100 * found[key] for key in draws[0][name]])
         yield same(f"pairwise_{name}", list(np.ravel(ours)), list(np.ravel(theirs)), PERCENT)

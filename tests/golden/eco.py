@@ -66,7 +66,9 @@ def with_statistics(metric: str, pools: list[list[str]], groups: list[list[str]]
     rows = [(text, [*pool[:i], *pool[i + 1 :]]) for pool in pools for i, text in enumerate(pool)]
     scored = [(text, others) for text, others in rows if others]
     captions, references = zip(*scored, strict=True)
-    found = capeval_core.load(metric, statistics=statistics, empty="score").score(captions, references=references)
+    found = capeval_core.load(metric, statistics=statistics, empty="score").score(
+        captions, references=references
+    )
     scores = iter(found.scores)
     return np.array([next(scores) if others else 0.0 for _, others in rows])
 
@@ -115,11 +117,15 @@ def filters(found: Json) -> Iterator[Comparison]:
     yield Comparison("released_filters", float(sum(wrong)), 0.0, ranking.gave_way.count("itm"))
 
 
-def ranked(pools: list[list[str]], itm: list[list[float]], cosines: Json | None = None, **options: Any) -> Any:
+def ranked(
+    pools: list[list[str]], itm: list[list[float]], cosines: Json | None = None, **options: Any
+) -> Any:
     """What ECO makes of these pools, from raw values on; cosines by member."""
     members = cosines or {"none": [np.zeros(len(pool)) for pool in pools]}
     values = np.stack([flat(own) for own in members.values()], axis=1)
-    return eco_ranking(pools, flat(itm), dict(zip(members, values.T, strict=True)), **{"compat": "released", **options})
+    return eco_ranking(
+        pools, flat(itm), dict(zip(members, values.T, strict=True)), **{"compat": "released", **options}
+    )
 
 
 def is_well_formed(caption: str, compat: str | None) -> bool:
@@ -157,7 +163,10 @@ def standardised(case: Case, pools: list[Json]) -> Iterator[Comparison]:
 
 def choices(case: Case, pools: list[Json]) -> Iterator[Comparison]:
     """Totals and choices of the captions that the released filters leave."""
-    images, wrong = [pool["image"] for pool in pools], {"top2": 0, "selected": 0, "short_caption_changed_choice": 0}
+    images, wrong = (
+        [pool["image"] for pool in pools],
+        {"top2": 0, "selected": 0, "short_caption_changed_choice": 0},
+    )
     pairs: dict[str, list[tuple[float, float]]] = {"total": [], "gap": []}
     for setting in case.json("final"):
         weights = {"ensemble_weight": setting["weight_clip"], "consensus_weight": setting["weight_consensus"]}

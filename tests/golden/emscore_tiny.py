@@ -144,7 +144,9 @@ def idf(case: Case, runs: Runs) -> Iterator[Comparison]:
 def of_references(metric: Any, rows: pa.Table) -> dict[str, Array]:
     """Components of each pair of a caption and one of its nine references, (captions, 9)."""
     found, _ = metric.of_references(rows, metric.table(rows))
-    return {name: getattr(found, name).reshape(len(rows), -1) for name in (*LETTERS.values(), "coarse", "score")}
+    return {
+        name: getattr(found, name).reshape(len(rows), -1) for name in (*LETTERS.values(), "coarse", "score")
+    }
 
 
 def stacked(parts: Mapping[str, Any]) -> Array:

@@ -47,7 +47,9 @@ def run(case: Case) -> Iterator[Comparison]:
     meta = case.json("meta")
     with Place() as place:
         release = convert("faster_rcnn", write_checkpoint(case.folder, place))
-        network("faster_rcnn", release.config, release.tensors, device=device()).save_pretrained(place / "ours")
+        network("faster_rcnn", release.config, release.tensors, device=device()).save_pretrained(
+            place / "ours"
+        )
         released = opened("faster_rcnn", place / "ours")
     variants = {name: variant(release, values) for name, values in meta["variants"].items()}
     yield compare("anchors", anchors(case.config), release.tensors["head.anchors"], 1e-4)
@@ -79,7 +81,9 @@ def variant(release: Any, values: Json) -> Any:
     """The network with other thresholds of its last suppression."""
     detections = {"overlaps": values["nms"], "least": values["mind"], "most": values["maxd"]}
     detections = {**release.config["detections"], **detections}
-    return network("faster_rcnn", {**release.config, "detections": detections}, release.tensors, device=device())
+    return network(
+        "faster_rcnn", {**release.config, "detections": detections}, release.tensors, device=device()
+    )
 
 
 def anchors(config: Json) -> Array:
@@ -155,7 +159,9 @@ def of_batch(case: Case, released: Any, images: list[Image.Image]) -> Iterator[C
     for image, own in zip(images, pixels, strict=True):
         size = (own.shape[1], own.shape[2])
         margin = functional.pad(own, (0, width - size[1], 0, height - size[0]))
-        found.append(detected(released.select(released.propose(margin, size), size, image.size, "lxmert36"), rows))
+        found.append(
+            detected(released.select(released.propose(margin, size), size, image.size, "lxmert36"), rows)
+        )
     ours: Json = {f"A_{name}": np.concatenate([each[name] for each in found]) for name in found[0]}
     raw = np.array([image.size[::-1] for image in images])
     ours |= {"pre_shape": (len(images), 3, height, width), "sizes": sizes, "A_sizes": sizes}

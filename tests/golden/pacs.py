@@ -124,7 +124,10 @@ def features(given: Pairs, encoder: Any) -> Json:
 
 def scores(given: Pairs, weights: Path, prefix: str) -> Iterator[Comparison]:
     """Scores, parts and means: as released and, where they coincide, as in the paper."""
-    case, options = given.case, {"weights": str(weights), "device": device(), "empty": "score", "w": given.scale}
+    case, options = (
+        given.case,
+        {"weights": str(weights), "device": device(), "empty": "score", "w": given.scale},
+    )
     pacs, refpacs = (capeval_core.load(name, compat="released", **options) for name in ("pacs", "refpacs"))
     found = pacs.score(given.captions, given.shown)
     with_references = refpacs.score(given.captions, given.shown, given.references)

@@ -17,8 +17,7 @@ from tests.golden.case import Case, compare
 
 HERE = Path(__file__).parent
 SHARED = HERE.parents[2] / "shared" / "golden"
-QUANTITIES = {
-}
+QUANTITIES = {}
 """How many quantities the copied cases have, so that none is passed over unnoticed."""
 FULL_SIZE = ("mobilesamv2", "pacs-vit-b32-full")
 
@@ -50,7 +49,9 @@ def test_copied_cases_agree(folder: Path, capsys: pytest.CaptureFixture[str]) ->
     assert all(len(line) == 5 and line[0] == folder.name for line in lines)
     assert len({line[1] for line in lines}) == QUANTITIES[folder.name]
     ignored = getattr(find_module(folder.name), "IGNORED", ())
-    assert {name for name in Case(folder).outputs if not name.startswith(ignored)} <= {line[1] for line in lines}
+    assert {name for name in Case(folder).outputs if not name.startswith(ignored)} <= {
+        line[1] for line in lines
+    }
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason=f"there is no {SHARED}")

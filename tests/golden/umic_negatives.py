@@ -208,7 +208,9 @@ def items(largest: Largest, captions: list[Json], composition: Json) -> None:
             right = all(matches) and group.captions[0] == caption["caption"]
             largest.add("item_order", right, True, defined=not whole)
             largest.add("item_image", group.image == image, True)
-            largest.add("item_special_tokens", sum(mark in text for mark in SPECIAL for text in group.captions), 0)
+            largest.add(
+                "item_special_tokens", sum(mark in text for mark in SPECIAL for text in group.captions), 0
+            )
         both = len(groups[0].captions) + len(groups[1].captions)
         largest.add("item_rows", both, case["rows_for_2_positives"])
 

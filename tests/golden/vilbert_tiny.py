@@ -69,7 +69,9 @@ def run(case: Case) -> Iterator[Comparison]:
             rows = [row for row in range(len(texts)) if tasks[row] == task]
             with Place() as place:
                 encoder = opened("vilbert", weights(place, tensors, settings["model"], task))
-            found = states(encoder, [texts[row] for row in rows], [boxes(case, f"{part}/raw{row}") for row in rows])
+            found = states(
+                encoder, [texts[row] for row in rows], [boxes(case, f"{part}/raw{row}") for row in rows]
+            )
             for quantity, values in found.items():
                 own = ours.setdefault(f"{part}/{quantity}", [np.empty(0)] * len(texts))
                 for row, value in zip(rows, values, strict=True):

@@ -6,7 +6,8 @@ inputs.npz (a candidate and its references per item, images, an idf table) and o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from capeval_core.result import Result
 from tests.golden.case import Case, Comparison, Place, compare, opened
 from tests.golden.vilbert_tiny import of_real_rows, real_texts, weights
 from tests.support.device import device
-from tests.support.seams import token_idf, visual
+from tests.support.seams import visual
 
 PLAIN, WEIGHTED = 2e-6, 1e-5
 """The tolerances that the README gives, without and with idf weights."""
@@ -33,22 +34,25 @@ class Items:
         pairs = zip(given["input_ids"], given["input_mask"], strict=True)
         self.texts = [real_texts(ids, mask) for ids, mask in pairs]
         self.images = [
-            {"boxes": given[f"raw{i}_bbox"], "features": given["features"][i, 1:], "size": given[f"raw{i}_wh"]}
+            {
+                "boxes": given[f"raw{i}_bbox"],
+                "features": given["features"][i, 1:],
+                "size": given[f"raw{i}_wh"],
+            }
             for i in given["image_of_item"].tolist()
         ]
-        table = dict(zip(given["idf_ids"].tolist(), given["idf_values"].tolist(), strict=True))
-        self.idf = token_idf(table, max(table.values()))  # of ids that the table lacks: the largest
+        self.idf = dict(zip(given["idf_ids"].tolist(), given["idf_values"].tolist(), strict=True))
 
 
 def run(case: Case) -> Iterator[Comparison]:
     items, model, task = Items(case), case.config["model"], int(case.config["task_id"])
     with Place() as place:
         folder = weights(place, case.tensors(), model, task)
-        yield from inputs(case, items, folder)
+        table = yield from inputs(case, items, folder)
         for layer in case.config["layers"]:
             modes: tuple[tuple[str, float, dict[str, Any]], ...] = (
                 ("plain_mask", PLAIN, {}),
-                ("idf", WEIGHTED, {"statistics": items.idf}),
+                ("idf", WEIGHTED, {"statistics": table}),
             )
             for mode, tolerance, options in modes:
                 found = score(items, folder, layer=layer, compat="released", **options)
@@ -64,7 +68,13 @@ def run(case: Case) -> Iterator[Comparison]:
 
 
 def score(items: Items, folder: Path, **options: Any) -> Result:
-    settings = {"weights": folder, "device": device(), "empty": "score", "cache": FeatureCache(), "regions": "tiny"}
+    settings = {
+        "weights": folder,
+        "device": device(),
+        "empty": "score",
+        "cache": FeatureCache(),
+        "regions": "tiny",
+    }
     metric = capeval_core.load("vilbertscore", **{**settings, **options})
     return metric.score([own[0] for own in items.texts], items.images, [own[1:] for own in items.texts])
 
@@ -74,8 +84,8 @@ def of_references(case: Case, found: Result, name: str, tolerance: float) -> Com
     return case.compare(name, np.stack(ours, axis=2), tolerance)
 
 
-def inputs(case: Case, items: Items, folder: Path) -> Iterator[Comparison]:
-    """What the network takes, its states, and the idf table as `prepare` makes it."""
+def inputs(case: Case, items: Items, folder: Path) -> Generator[Comparison, None, Any]:
+    """What the network takes, its states, and the idf table as `prepare` makes it. Returns the case's own."""
     encoder, visuals = opened("vilbert", folder), [visual("boxes", image) for image in items.images]
     theirs = case.inputs["spatials"][case.inputs["image_of_item"]]
     ours = np.stack([encoder.prepare_visual(each.load()).locations for each in visuals])
@@ -88,9 +98,9 @@ def inputs(case: Case, items: Items, folder: Path) -> Iterator[Comparison]:
     # holds the beginnings of those that were cut: each may hold one more id.
     references = [text for own in items.texts for text in own[1:]]
     cut = int((case.inputs["input_mask"][:, 1:].sum(axis=2) == case.config["max_text_tokens"]).sum())
-    metric = capeval_core.load("vilbertscore", weights=folder, device=device(), regions="tiny", idf=True)
-    table, ids = metric.prepare(references), case.inputs["idf_ids"].tolist()
-    counts, expected = (
-        (len(references) + 1) / np.exp(values) for values in (table.of(ids), case.inputs["idf_values"])
-    )
+    metric = capeval_core.load("vilbertscore", weights=folder, device=device(), regions="tiny")
+    table = metric.prepare(references)
+    made, theirs = table.of(list(items.idf)), list(items.idf.values())
+    counts, expected = ((len(references) + 1) / np.exp(values) for values in (made, theirs))
     yield compare("idf_values, as counts", counts, expected, cut + 1e-6)
+    return replace(table, weights=items.idf, unseen=max(theirs))  # of ids that the table lacks: the largest
