@@ -10,14 +10,17 @@ from dataclasses import fields
 from os import PathLike
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL.Image import Image
 from torch import Tensor
 
 from capeval_core import registry
 from capeval_core.cache import FeatureCache
+from capeval_core.encoders.blip2_model import matched_states
 from capeval_core.encoders.vilbert import LocatedBoxes
 from capeval_core.errors import Problems
 from capeval_core.inputs import collection as _collection
@@ -35,26 +38,32 @@ from capeval_core.limits import LIMITS
 from capeval_core.matching.greedy import greedy_match
 from capeval_core.phrases.consensus import consensus as ngram_consensus
 from capeval_core.phrases.consensus import tfidf_consensus
-from capeval_core.phrases.graph import phrases_of
+from capeval_core.phrases.graph import phrases_of, soft_spice_phrases, without_mark
 from capeval_core.phrases.opening import phrase_opener
 from capeval_core.phrases.ptb import ptb_tokens
 from capeval_core.phrases.spans import wrong_words
+from capeval_core.regions import object_aware
 from capeval_core.regions.device_suppression import best_on_device
 from capeval_core.regions.opening import region_opener
 from capeval_core.regions.source import RegionSource
 from capeval_core.regions.suppression import Suppression, class_confidences
+from capeval_core.scores.box_source import FirstBoxes
+from capeval_core.scores.eco.metric import EcoOptions
+from capeval_core.scores.eco.ranking import Candidates, Ranking, rank
 from capeval_core.training import masking, negatives, similar_images, tags
 from capeval_core.training.groups import NegativeSampler
 from capeval_core.training.pacs import info_nce
 from capeval_core.training.positive_shards import PositiveShards, Shard
 from capeval_core.training.positives import Positive
 from capeval_core.training.umic import ranking_loss
+from capeval_core.weights import conversion as conversions
 from capeval_core.weights.folder import config_checksum
 
 __all__ = [
     "KINDS",
     "LIMITS",
     "best_boxes",
+    "blip2_states",
     "box_store",
     "check",
     "confidences",
@@ -62,15 +71,20 @@ __all__ = [
     "consensus",
     "contrastive_loss",
     "convert",
+    "eco_ranking",
     "encode",
+    "first_boxes",
     "graph_phrases",
     "greedy_match",
     "image",
+    "layout_problems",
+    "letterbox",
     "mask_boxes",
     "mask_words",
     "negative_caption",
     "negative_groups",
     "network",
+    "object_boxes",
     "open_phrases",
     "open_regions",
     "ptb_tokens",
@@ -83,8 +97,10 @@ __all__ = [
     "resized",
     "shapes",
     "similar",
+    "soft_spice_phrases",
     "tagger",
     "visual",
+    "without_mark",
     "write_positives",
     "wrong_words",
 ]
@@ -356,3 +372,56 @@ def resampled_correlations(scores: Any, ratings: Any, weights: Any) -> dict[str,
     taus = rows.taus(counts)
     others = {"spearman": rows.spearman(counts), "pearson": rows.pearson(counts)}
     return {"kendall_tau_b": taus.b, "kendall_tau_c": taus.c, **others}
+
+
+# golden
+
+
+def letterbox(image: Image) -> NDArray[np.float32]:
+    """The input of MobileSAMv2's object detector."""
+    return object_aware.letterbox(image)
+
+
+def object_boxes(raw: NDArray[np.float32], network_size: Any, image_size: Any) -> Any:
+    """`corners` and `scores` of the boxes in that detector's output."""
+    return object_aware.read_output(raw, network_size, image_size)
+
+
+def first_boxes(path: Path, selection: Any = "bua10_100") -> Any:
+    """The first boxes of a file of box features, as many as a rule keeps."""
+    return FirstBoxes(InputBoxes.of(path), selection)
+
+
+def layout_problems(kind: str, header: Mapping[str, Tensor], **settings: Any) -> list[str]:
+    """What is wrong with the original names and shapes of a checkpoint, whose tensors are on `meta`."""
+    class_: Any = registry.network(kind)
+    conversion = class_.Conversion.of("convert", settings)
+    with mock.patch.object(conversions, "as_float32", lambda content, notes: dict(content)):
+        tensors = conversion.translate(conversion.select(header, []), [])
+    config = conversion.config(conversions.shapes_of(tensors), tensors, [])
+    return [
+        *conversions.tensor_problems(class_.empty(config).state_dict(), tensors),
+        *class_.config_problems({"encoder": kind, **config}),
+    ]
+
+
+def blip2_states(encoder: Any, image_states: Tensor, ids: Sequence[int]) -> Tensor:
+    """The query tokens of a BLIP-2 after looking at images, each with the same text."""
+    with torch.inference_mode():
+        tokens = torch.tensor([list(ids)] * len(image_states), device=image_states.device)
+        return matched_states(encoder.model, image_states, tokens)
+
+
+def eco_ranking(
+    pools: Sequence[Sequence[str]], itm: Any, cosines: Mapping[str, Any], **options: Any
+) -> Ranking:
+    """What ECO makes of pools, from raw values on: cosines of each caption by member, and matches."""
+    sizes = [len(pool) for pool in pools]
+    candidates = Candidates(
+        pool=np.repeat(np.arange(len(pools)), sizes),
+        captions=[caption for pool in pools for caption in pool],
+        cosines=np.stack(list(cosines.values()), axis=1),
+        itm=itm,
+        failed=np.zeros(sum(sizes), dtype=np.bool_),
+    )
+    return rank(candidates, list(cosines), EcoOptions(**options))
