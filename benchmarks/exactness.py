@@ -100,10 +100,10 @@ def main() -> None:
 
 def originals() -> Iterator[Original]:
     """Every golden case of a metric, run as `python -m tests.golden` runs it."""
-    from tests.golden.__main__ import find_module
+    from tests.golden.__main__ import comparisons
 
     for case, scores in ORIGINALS.items():
-        found = list(find_module(case).run_case(CASES / case))
+        found = list(comparisons(CASES / case))
         for metric, name in scores.items():
             own = [one for one in found if re.match(name, one.quantity)]
             largest, tolerance = max(one.error for one in own), max(one.tolerance for one in own)

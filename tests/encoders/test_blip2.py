@@ -6,7 +6,6 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,23 +23,18 @@ from capeval_core.inputs.visual import InputImage
 from capeval_core.matching.cosine import best_query_cosine
 from capeval_core.models.batching import BatchSize
 from capeval_core.weights.folder import WeightsError
-from tests.golden.blip2_itm import Case
+from tests.golden import blip2_itm
+from tests.golden.case import Case, words
 from tests.hub import Repository, ask, serving
 from tests.support.seeded import write_config
 
-CASE = Path(__file__).parents[1] / "golden" / "cases" / "blip2-itm"
-
-
-@cache
-def case() -> Case:
-    return Case.read(CASE)
+CASE = Case(Path(__file__).parents[1] / "golden" / "cases" / "blip2-itm")
 
 
 def convert(folder: Path, checkpoint: Path | None = None, **settings: Any) -> Any:
     """The seeded checkpoint, in LAVIS's format unless another is given, converted."""
-    (folder / "vocab.txt").write_text("\n".join(case().words) + "\n")
-    settings = {"vocabulary": str(folder / "vocab.txt"), **case().heads} | settings
-    return Blip2Encoder.convert(checkpoint or case().lavis_checkpoint(folder), **settings)
+    settings = blip2_itm.settings(CASE, folder) | settings
+    return Blip2Encoder.convert(checkpoint or blip2_itm.lavis(CASE, folder), **settings)
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +49,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def theirs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The seeded model in transformers' format; not to be changed."""
-    return case().transformers_folder(tmp_path_factory.mktemp("theirs"))
+    return blip2_itm.transformers(CASE, tmp_path_factory.mktemp("theirs"))
 
 
 @pytest.fixture(scope="module")
@@ -353,7 +347,7 @@ def test_a_repository_of_transformers_itself(encoder: Blip2Encoder, tmp_path: Pa
 
     encoder.model.save_pretrained(tmp_path)
     assert (tmp_path / "model.safetensors").is_file()
-    (tmp_path / "words.txt").write_text("\n".join(case().words))
+    (tmp_path / "words.txt").write_text("\n".join(words(CASE.config["qformer_config"]["vocab_size"])))
     tokenizer = BertTokenizerFast(str(tmp_path / "words.txt"))
     tokenizer.add_tokens(["[DEC]", "<image>"], special_tokens=True)
     tokenizer.save_pretrained(tmp_path)
@@ -415,7 +409,7 @@ print(json.dumps(found))
 
 
 def test_what_matching_does_not_use_is_left_out(encoder: Blip2Encoder, tmp_path: Path) -> None:
-    path = case().lavis_checkpoint(tmp_path)
+    path = blip2_itm.lavis(CASE, tmp_path)
     content = torch.load(path, weights_only=True)
     content["model"] |= {
         "temp": torch.zeros(()),
@@ -431,7 +425,7 @@ def test_what_matching_does_not_use_is_left_out(encoder: Blip2Encoder, tmp_path:
 
 
 def test_the_frozen_tower_lies_in_a_file_of_its_own(encoder: Blip2Encoder, tmp_path: Path) -> None:
-    path = case().lavis_checkpoint(tmp_path)
+    path = blip2_itm.lavis(CASE, tmp_path)
     content = torch.load(path, weights_only=True)["model"]
     tower = {
         name.removeprefix("visual_encoder."): t for name, t in content.items() if "visual_encoder" in name
@@ -468,7 +462,7 @@ def test_other_checkpoints_are_refused(tmp_path: Path) -> None:
     torch.save({"visual.conv1.weight": torch.zeros(3, 3)}, tmp_path / "clip.pth")
     with pytest.raises(ValueError, match=r"clip.pth: no BLIP-2 .*: expected Qformer.bert.embeddings.word_"):
         convert(tmp_path, tmp_path / "clip.pth")
-    path = case().lavis_checkpoint(tmp_path)
+    path = blip2_itm.lavis(CASE, tmp_path)
     content = torch.load(path, weights_only=True)["model"]
     del content["itm_head.weight"], content["visual_encoder.blocks.1.attn.proj.bias"]
     torch.save(content, path)

@@ -1,4 +1,4 @@
-"""ECO: tokens, consensus of pools by CIDEr, CIDEr-D and the released TF-IDF cosine; filters, ensemble, choice.
+"""ECO: tokens, consensus of pools by CIDEr, CIDEr-D and the released TF-IDF cosine; filters and choice.
 
 A case is a folder with pools.json, consensus_cider.json, consensus_tfidf.json, and filters.json,
 ensemble.json and final.json. The document frequencies of Flickr8k's references need the judgement set

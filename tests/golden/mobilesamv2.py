@@ -16,9 +16,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from tests.golden import recipe
+from tests.golden import recipe, sam_decoder
 from tests.golden.case import Case, Comparison, Json, Place, compare, converted, opened, save
-from tests.regions import original_sam
 from tests.support.seams import letterbox, object_boxes
 
 TOLERANCE, PIXELS, SCORES, LEVEL = 1e-4, 1e-3, 1e-6, 1.001 / 255
@@ -40,7 +39,7 @@ def weights(case: Case, name: str, place: Path) -> Path:
     scales = f"{name}_scales" if case.path(f"{name}_scales.json").exists() else ""
     tensors = case.tensors(f"{name}_manifest", case.json("encoders")["seed"], scales)
     encoder = {f"image_encoder.{key}": tensor for key, tensor in tensors.items()}
-    decoder = {key: torch.from_numpy(x) for key, x in recipe.state_dict(original_sam.decoder()).items()}
+    decoder = {key: torch.from_numpy(x) for key, x in recipe.state_dict(sam_decoder.decoder()).items()}
     if name == "tinyvit":
         return converted("sam", save(encoder | decoder, place / "mobile_sam.pt"), place / "weights")
     parts: dict[str, dict[str, Tensor]] = {"PromtEncoder": {}, "MaskDecoder": {}}

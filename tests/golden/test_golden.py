@@ -17,7 +17,28 @@ from tests.golden.case import Case, compare
 
 HERE = Path(__file__).parent
 SHARED = HERE.parents[2] / "shared" / "golden"
-QUANTITIES = {}
+QUANTITIES = {
+    "alphaclip-tiny": 18,
+    "blip2-itm": 12,
+    "correlation": 18,
+    "eco": 36,
+    "emscore-tiny": 469,
+    "factual": 16,
+    "frcnn-vg-tiny": 56,
+    "greedy-matching": 18,
+    "mobilesamv2": 23,
+    "pacs-openclip-tiny": 17,
+    "pacs-plusplus-lora-tiny": 33,
+    "pacs-resnet-tiny": 17,
+    "pacs-vit-b32-full": 19,
+    "pacs-vit-tiny": 21,
+    "sam-boxes-tiny": 32,
+    "umic-negatives": 24,
+    "umic-tiny": 64,
+    "vilbert-tiny": 30,
+    "vilbert-x152": 45,
+    "vilbertscore-tiny": 23,
+}
 """How many quantities the copied cases have, so that none is passed over unnoticed."""
 FULL_SIZE = ("mobilesamv2", "pacs-vit-b32-full")
 

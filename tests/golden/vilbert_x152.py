@@ -69,7 +69,7 @@ def tolerance(name: str, theirs: Array) -> float:
 
 
 def write_checkpoint(case: Case, place: Path) -> Path:
-    """The seeded checkpoint, as it is released; the script's own constants, which no file holds, are missing."""
+    """The seeded checkpoint as it is released, without the constants of the script, which no file holds."""
     tensors, config = case.tensors(scales="scales"), case.config
     tensors |= {name: torch.from_numpy(values) for name, values in case.npz("overrides").items()}
     tensors |= {f"roi_heads.box.predictor.{name}": torch.ones(shape) for name, shape in ATTRIBUTES.items()}

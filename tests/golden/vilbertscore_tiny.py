@@ -27,7 +27,7 @@ PARTS = {"P": "precision", "R": "recall", "F": "f"}
 
 
 class Items:
-    """Per item a candidate, its references, and the boxes of its image, whose features follow the whole image's."""
+    """Per item a candidate, its references, and the boxes of its image."""
 
     def __init__(self, case: Case) -> None:
         given = case.inputs

@@ -313,13 +313,18 @@ def negative_groups(images: Sequence[str], captions: Sequence[str], tagged: Any,
     return NegativeSampler(images, captions, tagged, **options)
 
 
+_TABLES: dict[int, tuple[Any, negatives.WordTable]] = {}
+
+
 def negative_caption(
     kind: str, tokens: Sequence[str], words: Any, rng: np.random.Generator, **options: Any
 ) -> list[str] | None:
     """A negative of a kind: `words` are the tags, for a substitution with counts of words by tag."""
     if kind == "substitution":
         tags_of, counts = words
-        return negatives.substitution(tokens, tags_of, negatives.WordTable(counts), rng, **options)
+        if id(counts) not in _TABLES:  # made once, since laws take thousands of negatives
+            _TABLES[id(counts)] = (counts, negatives.WordTable(counts))
+        return negatives.substitution(tokens, tags_of, _TABLES[id(counts)][1], rng, **options)
     if kind == "repetition_removal":
         return negatives.repetition_removal(tokens, words, rng, **options)
     return negatives.word_order(tokens, rng, **options)

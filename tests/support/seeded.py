@@ -100,12 +100,11 @@ def alpha_encoder(dtype: str = "float32", zero_mask: bool = False) -> Any:
 
 def blip2_weights(folder: Path) -> Path:
     """A weights folder of the golden BLIP-2, made in `folder`; its words are w0, w1 and so on."""
-    from tests.golden.blip2_itm import Case
+    from tests.golden.blip2_itm import lavis, settings
+    from tests.golden.case import Case
 
-    case = Case.read(CASES / "blip2-itm")
-    (folder / "vocab.txt").write_text("\n".join(case.words) + "\n")
-    settings = {"vocabulary": str(folder / "vocab.txt"), **case.heads}
-    found = seams.convert("blip2", case.lavis_checkpoint(folder), **settings)
+    case = Case(CASES / "blip2-itm")
+    found = seams.convert("blip2", lavis(case, folder), **settings(case, folder))
     seams.network("blip2", found.config, found.tensors).save_pretrained(folder / "blip2")
     return folder / "blip2"
 

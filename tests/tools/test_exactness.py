@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.exactness import CASES, ORIGINALS
 from capeval_core.registry import METRICS, metric_class, variant_classes
-from tests.golden.__main__ import find_module
+from tests.golden.__main__ import comparisons
 from tools.documents import CHECKOUT, exactness_table
 from tools.exactness import NOT_YET, ON_CPU, ON_GPU, exactness_rows, of_subject, read_lines
 
@@ -39,7 +39,7 @@ def test_what_is_measured_on_the_cpu_stays_near() -> None:
 
 @pytest.mark.parametrize("case", ["pacs-vit-tiny", "umic-tiny"])
 def test_a_run_of_a_golden_case_is_what_the_file_says(case: str) -> None:
-    found = list(find_module(case).run_case(CASES / case))
+    found = list(comparisons(CASES / case))
     for metric, pattern in ORIGINALS[case].items():
         [line] = [line for line in of_subject(LINES, metric) if line.get("case") == case]
         own = [one for one in found if re.match(pattern, one.quantity)]
