@@ -24,7 +24,7 @@ from capeval_core.weights.catalogue import WeightsEntry
 
 if TYPE_CHECKING:
     from capeval_core.encoders.clip import ClipEncoder
-    from capeval_core.encoders.encoding import ImageFeatures
+    from capeval_core.encoders.engine import ImageFeatures
     from capeval_core.matching.greedy import greedy_match
 
 __all__ = [
@@ -36,7 +36,7 @@ __all__ = [
 ]  # fmt: skip
 _WITH_TORCH = {
     "ClipEncoder": "capeval_core.encoders.clip",
-    "ImageFeatures": "capeval_core.encoders.encoding",
+    "ImageFeatures": "capeval_core.encoders.engine",
     "greedy_match": "capeval_core.matching.greedy",
 }
 

@@ -15,6 +15,8 @@ class Limits:
     hice_texts: int = 4_096  # captions of a window with the features of their regions and phrases
     video_texts: int = 2_048  # captions of a window with the features of their frames
     token_texts: int = 1_024  # captions of a window with the features of their tokens
+    items: int = 64  # images whose keys are looked up together; the next ones are read meanwhile
+    items_waiting: int = 1_024  # images that may wait for an earlier one
     consensus_words: int = 200_000
     graphs: int = 65_536  # parsed captions that FACTUAL keeps
 

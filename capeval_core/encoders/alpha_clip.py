@@ -25,7 +25,15 @@ from capeval_core.encoders.clip import ClipTowers
 from capeval_core.encoders.clip_model import build_clip, config_problems, empty_clip, mask_problems
 from capeval_core.encoders.clip_modules import Clip
 from capeval_core.encoders.cuda_blocks import run_vision_packed
-from capeval_core.encoders.encoding import Encoded, Encoding, ImageFeatures, Item, Units
+from capeval_core.encoders.engine import (
+    Encoded,
+    Encoding,
+    ImageFeatures,
+    Item,
+    Units,
+    encode_stream,
+    with_extras,
+)
 from capeval_core.encoders.preprocessing import (
     MaskTransform,
     check_mask_transform,
@@ -35,7 +43,6 @@ from capeval_core.encoders.preprocessing import (
     resize_masks,
 )
 from capeval_core.encoders.run_masks import RunMask, shares_of
-from capeval_core.encoders.stream import encode_stream, with_extras
 from capeval_core.encoders.transformer import run_vision
 from capeval_core.inputs.visual import InputImage
 from capeval_core.models.batching import BatchSize

@@ -30,10 +30,9 @@ from capeval_core.encoders.blip2_model import (
     text_states,
 )
 from capeval_core.encoders.cuda_blocks import Kernels, usable_kernels
-from capeval_core.encoders.encoding import Encoded, Encoding, ImageFeatures
+from capeval_core.encoders.engine import Encoded, Encoding, ImageFeatures, chunks, encode_stream, with_extras
 from capeval_core.encoders.pairs import Pairs
 from capeval_core.encoders.preprocessing import normalised
-from capeval_core.encoders.stream import chunks, encode_stream, with_extras
 from capeval_core.encoders.texts import TextFeatures, encode_distinct, sentence_features
 from capeval_core.encoders.tokenizers import PAD, Ids, Tokens, WordPiece
 from capeval_core.inputs.visual import InputImage

@@ -24,9 +24,8 @@ from capeval_core.encoders.cuda_blocks import (
     run_vision_packed,
     usable_kernels,
 )
-from capeval_core.encoders.encoding import Encoding, ImageFeatures
+from capeval_core.encoders.engine import Encoding, ImageFeatures, encode_stream
 from capeval_core.encoders.preprocessing import Preprocessing, normalised
-from capeval_core.encoders.stream import encode_stream
 from capeval_core.encoders.texts import (
     TextFeatures,
     TokenFeatures,

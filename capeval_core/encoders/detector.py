@@ -13,8 +13,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from capeval_core.cache import FeatureCache, feature_key
-from capeval_core.encoders.encoding import Encoding
-from capeval_core.encoders.stream import box_visuals
+from capeval_core.encoders.engine import Encoding, box_visuals
 from capeval_core.inputs.visual import InputImage
 from capeval_core.models.architecture import is_number, is_whole, scaling_problems, shown
 from capeval_core.models.batching import BatchSize

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from capeval_core.encoders.encoding import Encoding, Item, Units
+from capeval_core.encoders.engine import Encoding, Item, Units
 from capeval_core.encoders.tokenizers import Ids, Tokens
 from capeval_core.models.batching import BatchSize
 from capeval_core.models.copies import Arriving, arriving, made_of

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from capeval_core.encoders.stream import chunks
+from capeval_core.encoders.engine import chunks
 from capeval_core.encoders.tokenizers import Tokens, WordPiece
 from capeval_core.models.architecture import shown
 from capeval_core.models.batching import BatchSize

@@ -16,8 +16,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from capeval_core.cache import SHARED, FeatureCache, feature_key
-from capeval_core.encoders.encoding import Encoding
-from capeval_core.encoders.stream import box_visuals
+from capeval_core.encoders.engine import Encoding, box_visuals
 from capeval_core.inputs.boxes import BoxFeatures
 from capeval_core.inputs.decoding import resized
 from capeval_core.inputs.visual import InputImage

@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from capeval_core.cache import SHARED, FeatureCache, feature_key
-from capeval_core.encoders.encoding import Encoded
+from capeval_core.encoders.engine import Encoded, encode_stream, with_extras
 from capeval_core.encoders.pairs import Pairs
 from capeval_core.encoders.region_text import RegionTextEncoder, canary_boxes
-from capeval_core.encoders.stream import encode_stream, with_extras
 from capeval_core.encoders.tokenizers import Ids
 from capeval_core.encoders.uniter_model import Uniter, build_uniter, config_problems, empty_uniter
 from capeval_core.inputs.boxes import BoxFeatures, InputBoxes

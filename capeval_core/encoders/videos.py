@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,8 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from capeval_core.cache import FeatureCache
-from capeval_core.encoders.encoding import Encoded, Encoding, Item, Units
-from capeval_core.encoders.stream import encode_stream, preparing
+from capeval_core.encoders.engine import Encoded, Encoding, Item, Units, encode_stream, preparing
 from capeval_core.inputs.frames import InputFrames, Reading
 from capeval_core.inputs.sampling import Sampling
 from capeval_core.models.batching import BatchSize
@@ -28,49 +27,6 @@ _AHEAD = 8
 """Videos that are opened before their turn: each has a decoder and a group of frames in memory."""
 _TOGETHER = 4
 """Videos whose features are taken from the cache at once: an hour of frames has 100 MB and more."""
-
-
-class FrameRows(MutableMapping[int, Floats]):
-    """Rows of equal length by the number of their frame, packed: an array of its own costs more than a row.
-
-    >>> rows = FrameRows()
-    >>> rows[7], rows[3] = np.float32([1, 2]), np.float32([3, 4])
-    >>> rows.of([3, 7, 7]).tolist(), len(rows)
-    ([[3.0, 4.0], [1.0, 2.0], [1.0, 2.0]], 2)
-    """
-
-    _TOGETHER = 4096
-
-    def __init__(self) -> None:
-        self._places: dict[int, int] = {}
-        self._blocks: list[Floats] = []
-
-    def __setitem__(self, frame: int, row: Floats) -> None:
-        block, place = divmod(self._places.setdefault(frame, len(self._places)), self._TOGETHER)
-        if block == len(self._blocks):
-            self._blocks.append(np.empty((self._TOGETHER, len(row)), dtype=np.float32))
-        self._blocks[block][place] = row
-
-    def __getitem__(self, frame: int) -> Floats:
-        block, place = divmod(self._places[frame], self._TOGETHER)
-        row: Floats = self._blocks[block][place]
-        return row
-
-    def __delitem__(self, frame: int) -> None:
-        raise TypeError("rows are kept until all are there")
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._places)
-
-    def of(self, frames: Sequence[int]) -> Floats:
-        """(len(frames), d) rows of these frames, in this order."""
-        rows = np.empty((len(frames), self._blocks[0].shape[1]), dtype=np.float32)
-        for i, frame in enumerate(frames):
-            rows[i] = self[frame]
-        return rows
 
 
 @dataclass(frozen=True)
@@ -130,7 +86,7 @@ def _frames(
     missing: Sequence[str],
 ) -> Units:
     reading: Reading = video.read(sampling)
-    return Units(_groups(item, reading, pixels), detail=reading, decoded=True, values=FrameRows())
+    return Units(_groups(item, reading, pixels), detail=reading, decoded=True)
 
 
 def _groups(
@@ -151,7 +107,7 @@ def _features(keys: Sequence[str], units: Units, values: Any) -> dict[str, Float
     sampled = units.detail.sampled
     why = (sampled.incomplete or "").encode()
     return {
-        keys[0]: values.of(sampled.indices),
+        keys[0]: np.stack([values[index] for index in sampled.indices]),
         keys[1]: np.frombuffer(why, dtype=np.uint8).astype(np.float32),  # the cache holds float32 alone
     }
 

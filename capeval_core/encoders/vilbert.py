@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from capeval_core.cache import SHARED, FeatureCache, feature_key
-from capeval_core.encoders.encoding import Encoded
+from capeval_core.encoders.engine import Encoded, encode_stream, with_extras
 from capeval_core.encoders.pairs import Pairs
 from capeval_core.encoders.region_text import RegionTextEncoder, canary_boxes
-from capeval_core.encoders.stream import encode_stream, with_extras
 from capeval_core.encoders.texts import encode_distinct
 from capeval_core.encoders.tokenizers import Ids, Tokens
 from capeval_core.encoders.vilbert_model import Vilbert, build_vilbert, config_problems, empty_vilbert

@@ -28,7 +28,7 @@ from capeval_core.weights.catalogue import PACS_B32, PROMPT
 
 if TYPE_CHECKING:
     from capeval_core.encoders.clip import ClipEncoder
-    from capeval_core.encoders.encoding import ImageFeatures
+    from capeval_core.encoders.engine import ImageFeatures
     from capeval_core.encoders.texts import TextFeatures
     from capeval_core.encoders.tokenizers import ClipTokenizer
 

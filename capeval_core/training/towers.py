@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from capeval_core.cache import FeatureCache
 from capeval_core.encoders.clip import ClipEncoder
 from capeval_core.encoders.clip_modules import Clip, VisionTransformer
-from capeval_core.encoders.encoding import Encoding
-from capeval_core.encoders.stream import encode_stream
+from capeval_core.encoders.engine import Encoding, encode_stream
 from capeval_core.encoders.tokenizers import Ids
 from capeval_core.errors import Problem, Problems
 from capeval_core.inputs.visual import ImageError, InputImage

@@ -12,9 +12,9 @@ from capeval_core.cache import FeatureCache
 from capeval_core.encoders import run_masks
 from capeval_core.encoders.alpha_clip import AlphaClipEncoder, _Regions
 from capeval_core.encoders.cuda_blocks import PYTORCH
+from capeval_core.encoders.engine import encode_stream
 from capeval_core.encoders.preprocessing import MaskTransform, crop_masks, resize_masks
 from capeval_core.encoders.run_masks import RunMask, shares_of
-from capeval_core.encoders.stream import encode_stream
 from capeval_core.inputs.visual import InputImage
 from capeval_core.models.batching import BatchSize
 from capeval_core.regions import rle

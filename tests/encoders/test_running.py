@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,8 @@ import torch
 from numpy.typing import NDArray
 
 from capeval_core.cache import FeatureCache
-from capeval_core.encoders import running as module
-from capeval_core.encoders.encoding import Encoding, Units
-from capeval_core.encoders.running import Running
-from capeval_core.encoders.stream import encode_stream
+from capeval_core.encoders import engine as module
+from capeval_core.encoders.engine import Encoding, Units, encode_stream
 from capeval_core.inputs.visual import InputImage
 from capeval_core.models.batching import BatchSize, count_forwards
 from capeval_core.models.copies import Arriving, arriving, stacked_on_device, to_host
@@ -106,21 +105,19 @@ def test_a_batch_whose_copy_does_not_fit_is_repeated_smaller(monkeypatch: pytest
         return arriving(values)
 
     monkeypatch.setattr(module, "arriving", scarce)
-    size, kept = BatchSize(16, automatic=True), []
-    running = Running(size, torch.tensor, lambda batch, values: kept.extend(zip(batch, values, strict=True)))
-    units = list(range(20))
-    running.launch(units, units)
-    running.wait()
-    assert kept == list(zip(units, units, strict=True)) and size.size == 4
+    size, values = BatchSize(16, automatic=True), list(range(20))
+    own = replace(encoding(Device(), size), forward=torch.tensor)
+    found = [item for part in encode_stream(images(values), own, FeatureCache(0)) for item in part]
+    assert [float(item.array((1,))[0]) for item in found] == values and size.size == 4
 
 
 def test_another_error_is_the_callers() -> None:
     def fail() -> Any:
         raise RuntimeError("device-side assert")
 
-    running = Running(BatchSize(4, automatic=True), lambda units: Arriving(fail), lambda batch, values: None)
+    own = replace(encoding(Device(), BatchSize(4, automatic=True)), forward=lambda units: Arriving(fail))
     with pytest.raises(RuntimeError, match="device-side assert"):
-        running.launch([1], [1])
+        list(encode_stream(images([1]), own, FeatureCache(0)))
 
 
 def test_what_is_shared_with_an_item_that_runs_is_waited_for() -> None:

@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from capeval_core.cache import FeatureCache
-from capeval_core.encoders import stream as module
-from capeval_core.encoders.encoding import Encoding, ImageFeatures, Item, Units
+from capeval_core.encoders import engine as module
+from capeval_core.encoders.engine import Encoding, ImageFeatures, Item, Units, encode_stream
 from capeval_core.encoders.pairs import Pairs
-from capeval_core.encoders.stream import encode_stream
 from capeval_core.encoders.tokenizers import Ids, Tokens
 from capeval_core.errors import Problem
 from capeval_core.inputs.visual import ImageError, InputImage
 from capeval_core.models.batching import BatchSize, count_forwards
+from tests.support.seams import LIMITS
 
 Floats = NDArray[np.float32]
 
@@ -159,7 +159,7 @@ def test_files_that_break_after_they_were_keyed(
 
 
 def test_images_are_taken_as_they_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_LOOKED_UP", 32)
+    monkeypatch.setattr(LIMITS, "items", 32)
     taken = 0
 
     def endless() -> Iterator[InputImage]:
@@ -291,8 +291,8 @@ def test_an_item_with_more_units_than_a_batch_is_never_whole_in_memory() -> None
 
 def test_what_waits_for_a_batch_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch that never fills does not hold back cached items for ever."""
-    monkeypatch.setattr(module, "_LOOKED_UP", 8)
-    monkeypatch.setattr(module, "_IN_FLIGHT", 40)
+    monkeypatch.setattr(LIMITS, "items", 8)
+    monkeypatch.setattr(LIMITS, "items_waiting", 40)
     model, cache, taken = Model(), FeatureCache(), 0
     flat(model.run([InputImage.of(grey(1))], cache))
 
@@ -337,7 +337,7 @@ def test_what_was_given_out_is_not_kept() -> None:
 
 
 def test_cached_items_come_out_as_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_LOOKED_UP", 8)
+    monkeypatch.setattr(LIMITS, "items", 8)
     model, cache, taken = Model(), FeatureCache(), 0
     flat(model.run([InputImage.of(grey(i)) for i in range(100)], cache))
 
@@ -443,7 +443,7 @@ def test_equal_images_with_other_texts_share_their_pairs() -> None:
 
 def test_pairs_that_are_there_already_do_not_cut_a_batch_short(monkeypatch: pytest.MonkeyPatch) -> None:
     """The third item shares arrays with the second, which the cache has: nothing is waited for."""
-    monkeypatch.setattr(module, "_LOOKED_UP", 2)
+    monkeypatch.setattr(LIMITS, "items", 2)
     encoder, cache = Sums(), FeatureCache()
 
     def run(*given: tuple[int, list[Ids]]) -> None:

@@ -6,7 +6,6 @@ import itertools
 import threading
 import weakref
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +16,10 @@ from PIL import Image
 from capeval_core.cache import FeatureCache
 from capeval_core.encoders import videos as module
 from capeval_core.encoders.clip import ClipEncoder
-from capeval_core.encoders.reading_ahead import ReadAhead
 from capeval_core.encoders.videos import VideoFeatures, encode_frames
 from capeval_core.inputs.frames import InputFrames
 from capeval_core.inputs.sampling import Sampling
-from capeval_core.inputs.visual import ImageError, InputImage
+from capeval_core.inputs.visual import InputImage
 from capeval_core.models.batching import BatchSize, count_forwards
 from tests.inputs.photographs import encoded, photograph
 from tests.inputs.video_writing import drawn, video
@@ -224,38 +222,6 @@ def test_the_next_frames_are_decoded_while_some_run() -> None:
         run([InputFrames.of(frames)], pixels=pixels, forward=forward, size=module._GROUP)
     ).features
     assert features[:, 0].tolist() == list(range(len(frames)))
-
-
-def test_groups_of_a_failing_iterator_come_before_its_error() -> None:
-    def groups() -> Iterator[list[int]]:
-        yield [1, 2]
-        yield [3]
-        raise ImageError("broken")
-
-    with ThreadPoolExecutor(1) as threads:
-        ahead = ReadAhead(groups(), threads, 1)
-        found = []
-        with pytest.raises(ImageError, match="broken"):
-            found.extend(iter(ahead.__next__, None))
-        assert list(itertools.chain(*_taken(groups(), threads))) == [1, 2, 3]
-        with pytest.raises(ImageError):
-            ReadAhead(_broken(), threads, 1)
-        assert list(ReadAhead(iter(()), threads, 1)) == []
-
-
-def _broken() -> Iterator[list[int]]:
-    raise ImageError("broken")
-    yield []
-
-
-def _taken(groups: Iterator[list[int]], threads: ThreadPoolExecutor) -> list[Any]:
-    taken: list[Any] = []
-    try:
-        for group in ReadAhead(groups, threads, 1):
-            taken.append(group)
-    except ImageError:
-        pass
-    return taken
 
 
 def test_a_run_that_is_given_up_stops_reading() -> None:

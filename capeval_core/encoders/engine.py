@@ -1,0 +1,474 @@
+"""The streaming engine: items in, arrays out, in order; equal ones run once, and memory does not grow.
+
+How an item travels. An item is a visual (an image, frames, box features) with what belongs to it: nothing,
+its regions, its texts.
+
+1. `encode_stream` takes some items at a time. Threads compute their content keys while those before are
+   encoded.
+2. `_Run.add` gives equal items one `_Entry` and looks its keys up in the cache.
+3. Threads load and prepare what is missing, a bounded number of items ahead (`_Run._prepared`). That gives
+   `Units`, the rows of a forward pass that the item needs.
+4. `_Run._fill` puts units into a batch. It is launched when it is full (`_Run.launch`); two batches may run
+   while the next one is filled.
+5. When the values of all its units have arrived (`_Run._keep`), the item's arrays are made and cached.
+6. `_Run.done` gives out the items at the front that are done. One that cannot be read, prepared or fitted has
+   an error instead of arrays.
+
+An encoder says how in an `Encoding`. Two shapes cover all networks: an item alone, which is the default, and
+an item with each of its texts (`Pairs`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import chain, islice, zip_longest
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from capeval_core.cache import FeatureCache
+from capeval_core.errors import Problem, Problems
+from capeval_core.inputs.visual import ImageError, InputImage, Visual
+from capeval_core.limits import LIMITS
+from capeval_core.models.batching import BatchSize
+from capeval_core.models.copies import Arriving, arriving
+from capeval_core.regions.features import BoxVisual, refuse_unusable
+
+Floats = NDArray[np.float32]
+Item = tuple[Visual[Any], Any]
+V = TypeVar("V")
+T = TypeVar("T")
+
+RUNNING = 2
+"""Batches that may wait for their values: the device is busy with one while the next one is launched."""
+_THREADS = 16
+_TOGETHER = 8  # items at most that a thread prepares in one task, which costs Python as much as one of them
+
+
+@dataclass(frozen=True)
+class Units:
+    """The rows of a forward pass that an item needs.
+
+    groups: some at a time, each with its label; made as they are needed, since an item may have more units
+        than fit into memory. ImageError where one cannot be made.
+    detail: what `Encoding.arrays` must know of the item.
+    decoded: whether making a group takes long, as it does for frames of a video: threads then make the next
+        groups while one runs.
+    """
+
+    groups: Iterable[Sequence[tuple[int, Any]]]
+    detail: Any = None
+    decoded: bool = False
+
+
+def _one_unit(item: Item, loaded: Any, prepared: Any, missing: Sequence[str]) -> Units:
+    return Units([[(0, prepared)]])
+
+
+def _one_array(keys: Sequence[str], units: Units, values: Mapping[int, Any]) -> dict[str, Floats]:
+    return {keys[0]: values[0]}
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """How an encoder turns items into arrays; by default each into one, of its visual alone.
+
+    size: units per forward pass.
+    keys: the cache's keys of an item's arrays, by its visual's content key and what belongs to it.
+    prepare: what the network takes of a loaded visual; runs in threads.
+    forward: one value per unit of a list; where they are a tensor on a device, or `Arriving`, further batches
+        are launched meanwhile.
+    units: the rows that an item needs, by the item, its visual as loaded and as prepared, and the keys whose
+        arrays are to be computed; runs in threads. ImageError if what belongs to the visual does not fit it.
+    arrays: the arrays of an item whose units have all run, by key; values are by label.
+    elsewhere: some visuals as prepared by other processes, None for one that a thread has to prepare.
+    ahead: items that are prepared before their turn; None: two batches.
+    together: items whose keys are looked up in the cache at once, which brings their arrays into memory;
+        None: the engine's number.
+    """
+
+    size: BatchSize
+    keys: Callable[[str, Any], tuple[str, ...]]
+    prepare: Callable[[Any], Any]
+    forward: Callable[[list[Any]], Iterable[Any] | Tensor | Arriving]
+    units: Callable[[Item, Any, Any, Sequence[str]], Units] = _one_unit
+    arrays: Callable[[Sequence[str], Units, Mapping[int, Any]], dict[str, Floats]] = _one_array
+    elsewhere: Callable[[Sequence[Any]], Sequence[Any]] | None = None
+    ahead: int | None = None
+    together: int | None = None
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """What one item became.
+
+    extra: what belongs to its visual.
+    arrays: by cache key, all that `Encoding.keys` names; None where there is an error.
+    keys: those keys, in order.
+    content: content key of the visual, '' where it could not be read.
+    error: why it could not be encoded, None where it could.
+    """
+
+    extra: Any
+    arrays: dict[str, Floats] | None
+    keys: tuple[str, ...]
+    content: str
+    error: str | None
+
+    def array(self, shape: tuple[int, ...]) -> Floats:
+        """The first array, in this shape; NaN where there is none."""
+        if not self.arrays:
+            return np.full(shape, np.nan, dtype=np.float32)
+        return self.arrays[self.keys[0]].reshape(shape)
+
+
+@dataclass(frozen=True)
+class ImageFeatures:
+    """Features of some consecutive images.
+
+    features: (n, ...) float32, un-normalised; NaN where an image could not be read.
+    keys: content key of each image, '' where it could not be read.
+    errors: why an image could not be read, None where it could.
+    """
+
+    features: Floats
+    keys: list[str]
+    errors: list[str | None]
+
+    @classmethod
+    def of(cls, part: Sequence[Encoded], *, shape: tuple[int, ...]) -> ImageFeatures:
+        """The first array of each item, in this shape."""
+        features = np.stack([item.array(shape) for item in part])
+        return cls(features, [item.content for item in part], [item.error for item in part])
+
+    @classmethod
+    def joined(cls, parts: Iterable[ImageFeatures]) -> ImageFeatures:
+        """Parts, at least one, as one."""
+        features, keys, errors = zip(
+            *((part.features, part.keys, part.errors) for part in parts), strict=True
+        )
+        return cls(np.concatenate(features), list(chain(*keys)), list(chain(*errors)))
+
+
+def encode_stream(items: Iterable[Item], encoding: Encoding, cache: FeatureCache) -> Iterator[list[Encoded]]:
+    """Items as arrays, in order, some at a time; memory does not grow with their number.
+
+    One that cannot be read or prepared costs its own row only.
+
+    Raises:
+        MemoryError: a batch of a given size, or a single unit, does not fit into memory.
+    """
+    threads = ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1), thread_name_prefix="capeval-read")
+    run = _Run(encoding, cache, threads)
+    try:
+        for read in _keyed(items, encoding.together or LIMITS.items, threads):
+            run.add(read)
+            if done := run.done():
+                yield done
+        run.wait()
+        if done := run.done():
+            yield done
+    finally:
+        threads.shutdown(cancel_futures=True)  # an interrupted run does not wait for what was read ahead
+
+
+_Keyed = list[tuple[Item, "str | ImageError"]]
+
+
+def _keyed(items: Iterable[Item], together: int, threads: ThreadPoolExecutor) -> Iterator[_Keyed]:
+    """Items with their content keys, some at a time; those of the next ones are computed meanwhile."""
+    waiting: deque[list[tuple[list[Item], Future[list[str | ImageError]]]]] = deque()
+    for chunk in chain(chunks(items, together), [None]):
+        if chunk is not None:
+            parts = chunks(chunk, max(1, len(chunk) // _THREADS))
+            waiting.append([(part, threads.submit(content_keys, part)) for part in parts])
+        if waiting and (chunk is None or len(waiting) > 1):
+            yield [pair for own, keys in waiting.popleft() for pair in zip(own, keys.result(), strict=True)]
+
+
+@dataclass(eq=False)
+class _Entry:
+    """A distinct item, shared by all equal items in flight.
+
+    expected: the number of its units, None until all are made. waiting: items that have not been given out.
+    """
+
+    item: Item
+    keys: tuple[str, ...]
+    error: ImageError | None = None
+    arrays: dict[str, Floats] = field(default_factory=dict)
+    units: Units | None = None
+    values: dict[int, Any] = field(default_factory=dict)
+    expected: int | None = None
+    waiting: int = 0
+
+    @property
+    def done(self) -> bool:
+        return self.error is not None or len(self.arrays) == len(self.keys)
+
+
+class _Run:
+    """Items between reading and giving out: prepared ahead, in a batch, running, or waiting their turn."""
+
+    def __init__(self, encoding: Encoding, cache: FeatureCache, threads: ThreadPoolExecutor) -> None:
+        self.encoding, self.cache, self.threads = encoding, cache, threads
+        self.in_order: deque[tuple[Item, str, _Entry]] = deque()
+        self.entries: dict[tuple[str, ...], _Entry] = {}
+        self.owners: dict[str, _Entry] = {}  # by each of their keys
+        self.preparing: deque[tuple[list[_Entry], Future[list[Units | ImageError]]]] = deque()
+        self.batch: list[tuple[_Entry, int, Any]] = []
+        self.running: deque[tuple[list[tuple[_Entry, int]], Arriving]] = deque()
+
+    def add(self, read: _Keyed) -> None:
+        """Take items whose content keys are known."""
+        new: list[_Entry] = []
+        for item, content in read:
+            if isinstance(content, ImageError):
+                entry, content = _Entry(item, (), content), ""
+            else:
+                keys = self.encoding.keys(content, item[1])
+                if keys not in self.entries:
+                    if not all(self.owners[key].done for key in keys if key in self.owners):
+                        # Some of its arrays are being computed for another item: they are waited for.
+                        self._prepare(new)
+                        self.wait()
+                        new = []
+                    new.append(self._own(item, keys))
+                entry = self.entries[keys]
+            entry.waiting += 1
+            self.in_order.append((item, content, entry))
+        self._prepare(new)
+        if len(self.in_order) > LIMITS.items_waiting + sum(len(batch) for batch, _ in self.running):
+            self.wait()
+
+    def _own(self, item: Item, keys: tuple[str, ...]) -> _Entry:
+        entry = self.entries[keys] = _Entry(item, keys)
+        for key in keys:
+            if key in self.owners and key in self.owners[key].arrays:
+                entry.arrays[key] = self.owners[key].arrays[key]
+            self.owners[key] = entry
+        return entry
+
+    def _prepare(self, entries: list[_Entry]) -> None:
+        """Look items up in the cache, and have those prepared that are not there."""
+        stored = self.cache.get({key: None for entry in entries for key in entry.keys})
+        for entry in entries:
+            entry.arrays.update({key: stored[key] for key in entry.keys if key in stored})
+        new = [entry for entry in entries if not entry.done]
+        ahead = 2 * self.encoding.size.size if self.encoding.ahead is None else self.encoding.ahead
+        for group in chunks(new, max(1, min(_TOGETHER, ahead // (8 if self.encoding.elsewhere else 64)))):
+            self.preparing.append((group, self.threads.submit(self._prepared, group)))
+            while sum(len(waiting) for waiting, _ in self.preparing) > ahead:
+                self._fill(*self.preparing.popleft())
+
+    def _prepared(self, group: list[_Entry]) -> list[Units | ImageError]:
+        """What each item needs of the network, or why it has no visual; runs in a thread."""
+        done = self.encoding.elsewhere([entry.item[0] for entry in group]) if self.encoding.elsewhere else []
+        units: list[Units | ImageError] = []
+        for entry, prepared in zip_longest(group, done):
+            visual, loaded = entry.item[0], None
+            try:
+                if prepared is None:
+                    loaded = visual.load()
+                    with preparing(visual, loaded):
+                        prepared = self.encoding.prepare(loaded)
+                units.append(self._units(entry, loaded, prepared))
+            except ImageError as error:
+                units.append(error)
+        return units
+
+    def _units(self, entry: _Entry, loaded: Any, prepared: Any) -> Units:
+        missing = [key for key in entry.keys if key not in entry.arrays]
+        try:
+            units = self.encoding.units(entry.item, loaded, prepared, missing)
+        except ImageError:
+            raise
+        except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, OSError) as error:
+            # A source of regions is the user's own code, whose error says nothing of the image.
+            found = f"what belongs to it could not be made ({type(error).__name__}: {error})"
+            raise ImageError(Problem(entry.item[0].where, None, found, verb="")) from error
+        if units.decoded:
+            return replace(units, groups=_made_ahead(units.groups, self.encoding.size.size, self.threads))
+        return units
+
+    def _fill(self, group: list[_Entry], future: Future[list[Units | ImageError]]) -> None:
+        """Add the units of items to the batch, and launch it whenever it is full."""
+        for entry, units in zip(group, future.result(), strict=True):
+            count = 0
+            try:
+                if isinstance(units, ImageError):
+                    raise units
+                entry.units = units
+                for label, unit in chain.from_iterable(units.groups):
+                    count += 1
+                    self.batch.append((entry, label, unit))
+                    if len(self.batch) >= self.encoding.size.size:
+                        self.launch()
+            except ImageError as error:
+                entry.error, entry.units = error, None
+            else:
+                entry.expected = count
+                if arrays := self._finished(entry):
+                    self.cache.put(arrays)
+
+    def launch(self) -> None:
+        """Start a batch, and keep what has arrived meanwhile.
+
+        Raises:
+            MemoryError: a batch of a given size, or a single unit, does not fit into memory.
+        """
+        batch, self.batch = self.batch, []
+        units = [unit for _, _, unit in batch]
+        for part, values in self.encoding.size.run(units, self.encoding.forward, after=arriving):
+            self.running.append(([(entry, label) for entry, label, _ in batch[part]], values))
+            while self.running and (len(self.running) > RUNNING or self.running[0][1].arrived()):
+                self._keep()
+
+    def _keep(self) -> None:
+        """Note the values of the first batch that runs."""
+        batch, values = self.running.popleft()
+        for (entry, label), value in zip(batch, values.values(), strict=True):
+            if entry.units is not None:  # None: a later unit could not be made
+                entry.values[label] = value
+        arrays: dict[str, Floats] = {}
+        for entry in dict.fromkeys(entry for entry, _ in batch):
+            arrays.update(self._finished(entry))
+        if arrays:
+            self.cache.put(arrays)
+
+    def _finished(self, entry: _Entry) -> dict[str, Floats]:
+        """The arrays of an item whose units have all run."""
+        if entry.units is None or len(entry.values) != entry.expected:
+            return {}
+        arrays = self.encoding.arrays(entry.keys, entry.units, entry.values)
+        entry.arrays.update(arrays)
+        entry.units, entry.values = None, {}
+        return arrays
+
+    def wait(self) -> None:
+        """Run what is left, in batches that need not be full, and keep all values."""
+        while self.preparing:
+            self._fill(*self.preparing.popleft())
+        if self.batch:
+            self.launch()
+        while self.running:
+            self._keep()
+
+    def done(self) -> list[Encoded]:
+        """The items at the front that are done."""
+        done: list[Encoded] = []
+        while self.in_order and self.in_order[0][2].done:
+            (visual, extra), content, entry = self.in_order.popleft()
+            if entry.error is None:
+                done.append(Encoded(extra, entry.arrays, entry.keys, content, None))
+            else:
+                # What is said of the first of equal items holds for this one.
+                first, problems = entry.item[0].where, entry.error.problems
+                own = [replace(p, argument=visual.where) if p.argument == first else p for p in problems]
+                done.append(Encoded(extra, None, entry.keys, content, str(ImageError(Problems(own)))))
+            entry.waiting -= 1
+            if not entry.waiting:
+                self._forget(entry)
+        return done
+
+    def _forget(self, entry: _Entry) -> None:
+        if self.entries.get(entry.keys) is entry:
+            del self.entries[entry.keys]
+        for key in entry.keys:
+            if self.owners.get(key) is entry:
+                del self.owners[key]
+
+
+def _made_ahead(
+    groups: Iterable[Sequence[T]], size: int, threads: ThreadPoolExecutor
+) -> Iterator[Sequence[T]]:
+    """Groups that threads make: those of `size` elements at once, here, then of twice as many while the ones
+    before are used. An error comes where its group would be, that of the first group at once."""
+    source = iter(groups)
+
+    def made(most: int) -> tuple[list[Sequence[T]], ImageError | None, bool]:
+        part: list[Sequence[T]] = []
+        try:
+            for group in source:
+                part.append(group)
+                if sum(map(len, part)) >= most:
+                    return part, None, False
+        except ImageError as error:
+            return part, error, True
+        return part, None, True
+
+    first = made(size)
+    if first[1] is not None and not first[0]:
+        raise first[1]
+
+    def taken() -> Iterator[Sequence[T]]:
+        part, error, last = first
+        while True:
+            following = None if last else threads.submit(made, 2 * size)
+            yield from part
+            if error is not None:
+                raise error
+            if following is None:
+                return
+            part, error, last = following.result()
+
+    return taken()
+
+
+@contextmanager
+def preparing(visual: Visual[Any], loaded: Any) -> Iterator[None]:
+    """Let what fails be an ImageError about this visual."""
+    try:
+        yield
+    except (ValueError, OSError, MemoryError) as error:  # e.g. no way from the mode La to RGB
+        mode = f" ({loaded.mode})" if hasattr(loaded, "mode") else ""
+        found = f"cannot prepare {visual.name}{mode}: {error}"
+        raise ImageError(Problem(visual.where, None, found, verb="")) from None
+
+
+def content_keys(items: Iterable[Item]) -> list[str | ImageError]:
+    """The content key of each visual, or why it cannot be read."""
+    keys: list[str | ImageError] = []
+    for visual, _ in items:
+        try:
+            keys.append(visual.key)
+        except ImageError as error:
+            keys.append(error)
+    return keys
+
+
+def with_extras(images: Iterable[V], extras: Iterable[T], names: str, hint: str) -> Iterator[tuple[V, T]]:
+    """Pairs of an image and its regions or texts.
+
+    Raises:
+        ValueError: there are more of one than of the other; `names` is what messages call the extras.
+    """
+    missing: Any = object()
+    for index, (image, extra) in enumerate(zip_longest(images, extras, fillvalue=missing)):
+        if image is missing or extra is missing:
+            fewer, more = (names, "images") if extra is missing else ("images", names)
+            raise ValueError(f"there are {index} {fewer} but more {more}: {hint}")
+        yield image, extra
+
+
+def box_visuals(images: Iterable[InputImage], encoding: Encoding, cache: FeatureCache) -> Iterator[BoxVisual]:
+    """What `encode_boxes` returns, by an `Encoding` whose values are packed box features."""
+    for part in encode_stream(((image, image) for image in images), encoding, cache):
+        for item in part:
+            image, key = item.extra, next(iter(item.keys), "")
+            packed = None if item.arrays is None else item.arrays[key]
+            yield refuse_unusable(BoxVisual(image.where, image.name, item.content, item.error, key, packed))
+
+
+def chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    """Consecutive items, `size` at a time."""
+    iterator = iter(items)
+    while chunk := list(islice(iterator, size)):
+        yield chunk
