@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 
-from capeval_core.encoders.running import Running
 from capeval_core.models.batching import BatchSize
 from capeval_core.models.copies import Arriving, stacked_on_device, to_host
 
@@ -20,7 +17,6 @@ def test_batches_in_flight_keep_their_values() -> None:
     """The device is kept busy, so that every copy would come too early where nothing waits for it."""
     rng = np.random.default_rng(0)
     busy = torch.randn(4096, 4096, device=CUDA)
-    kept: list[tuple[list[int], np.ndarray[Any, Any]]] = []
 
     def forward(units: list[int]) -> Arriving:
         arrays = [rng.integers(0, 256, (3, 224, 224), dtype=np.uint8) for _ in units]
@@ -30,30 +26,19 @@ def test_batches_in_flight_keep_their_values() -> None:
         return to_host(stacked_on_device(CUDA, arrays).double().sum((1, 2, 3))[:, None] / 2**10)
 
     sums: list[int] = []
-    running = Running(
-        BatchSize(16, automatic=True), forward, lambda batch, values: kept.append((batch, values))
-    )
-    for start in range(0, 640, 16):
-        units = list(range(start, start + 16))
-        running.launch(units, units)
-    running.wait()
-    assert [unit for batch, _ in kept for unit in batch] == list(range(640))
-    found = np.concatenate([values for _, values in kept])[:, 0]
+    running = [values for _, values in BatchSize(16, automatic=True).run(list(range(640)), forward)]
+    found = np.concatenate([values.values() for values in running])[:, 0]
     assert np.allclose(found * 2**10, sums, rtol=1e-6)
 
 
 def test_a_batch_that_does_not_fit_is_launched_smaller_while_others_run() -> None:
     free, _ = torch.cuda.mem_get_info()
     each = max(free, torch.cuda.memory_reserved()) // 10
-    kept: list[int] = []
 
     def forward(units: list[int]) -> Arriving:
         large = torch.empty(len(units) * each, dtype=torch.uint8, device=CUDA)
         return to_host(large[: len(units), None].fill_(1).float())
 
     size = BatchSize(64, automatic=True)
-    running = Running(size, forward, lambda batch, values: kept.extend(batch))
-    units = list(range(64))
-    running.launch(units, units)
-    running.wait()
-    assert kept == units and 1 <= size.size < 64
+    running = list(size.run(list(range(64)), forward))
+    assert sum(len(values.values()) for _, values in running) == 64 and 1 <= size.size < 64
