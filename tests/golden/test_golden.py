@@ -20,6 +20,7 @@ SHARED = HERE.parents[2] / "shared" / "golden"
 QUANTITIES = {
     "alphaclip-tiny": 18,
     "blip2-itm": 12,
+    "clips-vit-tiny": 8,
     "correlation": 18,
     "eco": 36,
     "emscore-tiny": 469,
