@@ -49,7 +49,7 @@ PAGES = [
 NOT_RUN = {
     "pip install": "changes the environment; test_extras_that_a_page_installs_exist",
     "pytest": "is what runs this",
-    "capeval page": "serves until it is stopped; tests/cli/test_page.py",
+    "capeval page": "serves until it is stopped; tests/cli/test_process.py",
     "export": "is for the lines that follow it, which cannot run",
     "lmms-eval": "is a package of its own environment; tools/adapters runs it",
 }

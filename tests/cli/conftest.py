@@ -21,9 +21,18 @@ REFERENCES = {
 }
 
 
-def refuse_token(token: str) -> None:
-    """Let JSON be read as strict readers do, which know no NaN and no Infinity."""
-    raise AssertionError(f"{token} is no JSON")
+def read_json(path: Path) -> Any:
+    """As strict readers do, which know no NaN and no Infinity."""
+
+    def refuse(token: str) -> None:
+        raise AssertionError(f"{token} is no JSON")
+
+    return json.loads(path.read_text(), parse_constant=refuse)
+
+
+def write_json(path: Path, content: Any) -> Path:
+    path.write_text(json.dumps(content))
+    return path
 
 
 @dataclass(frozen=True)
@@ -35,8 +44,11 @@ class Ran:
     err: str
 
 
+Capeval = Callable[..., Ran]
+
+
 @pytest.fixture
-def capeval(capsys: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
+def capeval(capsys: pytest.CaptureFixture[str]) -> Capeval:
     def run(*arguments: object) -> Ran:
         capsys.readouterr()
         status = main([str(argument) for argument in arguments])
@@ -52,31 +64,31 @@ def files(tmp_path: Path, images: list[Path]) -> Path:
     names = ["dog.1.jpg", "dog.2.png", "COCO_val2014_000000000042.png"]
     for image, name in zip(images, names, strict=False):
         shutil.copy(image, tmp_path / "images" / name)
-    (tmp_path / "captions.json").write_text(json.dumps(CAPTIONS))
-    (tmp_path / "references.json").write_text(json.dumps(REFERENCES))
+    write_json(tmp_path / "captions.json", CAPTIONS)
+    write_json(tmp_path / "references.json", REFERENCES)
     return tmp_path
 
 
 @pytest.fixture
-def score(capeval: Callable[..., Ran], files: Path, seeded_weights: Path) -> Callable[..., Ran]:
+def score(capeval: Capeval, files: Path) -> Capeval:
     """`capeval score METRIC` on those files; further arguments follow, and win."""
 
     def run(metric: str, *arguments: object) -> Ran:
         given = ["--candidates", files / "captions.json", "--images", files / "images"]
-        return capeval("score", metric, *given, "--weights", seeded_weights, "--device", "cpu", *arguments)
+        return capeval("score", metric, *given, "--weights", "tiny", "--device", "cpu", *arguments)
 
     return run
 
 
 @pytest.fixture
-def scored(score: Callable[..., Ran], files: Path) -> Callable[..., dict[str, Any]]:
+def scored(score: Capeval, files: Path) -> Callable[..., dict[str, Any]]:
     """The content of the --json file of a run that must go well."""
 
     def run(metric: str, *arguments: object) -> dict[str, Any]:
         out = files / "scored.json"
         ran = score(metric, *arguments, "--json", out)
         assert ran.status == 0, ran.err
-        content: dict[str, Any] = json.loads(out.read_text(), parse_constant=refuse_token)
+        content: dict[str, Any] = read_json(out)
         return content
 
     return run

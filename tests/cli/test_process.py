@@ -1,4 +1,4 @@
-"""`capeval` as a process: exit statuses, pipes, signals, terminals."""
+"""`capeval` as a process: pipes, signals, terminals, disks, and the page that it serves."""
 
 from __future__ import annotations
 
@@ -9,21 +9,25 @@ import os
 import pty
 import shlex
 import signal
+import socket
 import struct
 import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from tests.cli.conftest import Ran
+from tests.cli.conftest import CAPTIONS, Capeval, write_json
+from tests.support.seams import LIMITS
+from tests.support.small_disk import fill, largest_file
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "capeval_core"]
@@ -32,53 +36,58 @@ PATIENCE = 300.0
 """Seconds for a process that ends soon, beside any number of others."""
 
 
-def run(*arguments: object, cwd: Path) -> Ran:
-    command = [*COMMAND, *map(str, arguments)]
-    done = subprocess.run(command, cwd=cwd, env=environment(), capture_output=True, text=True)
-    return Ran(done.returncode, done.stdout, done.stderr)
+def environment(**more: object) -> dict[str, str]:
+    return {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(ROOT),
+        **{k: str(v) for k, v in more.items()},
+    }
 
 
-def environment() -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+def start(command: list[str], **settings: Any) -> subprocess.Popen[str]:
+    given: dict[str, Any] = {"env": environment(), "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, text=True, **(given | settings))
 
 
-def test_wrong_input_is_one_message_and_status_2(tmp_path: Path) -> None:
-    ran = run("score", "pacs", "--candidates", "c.json", "--images", "here", cwd=tmp_path)
-    assert (ran.status, ran.out) == (2, "")
-    assert "c.json: there is no such file" in ran.err and "here: there is no such folder" in ran.err
-    assert "Traceback" not in ran.err
+def communicate(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """What a process that ends soon has printed; one that does not is killed, and has failed."""
+    try:
+        return process.communicate(timeout=PATIENCE)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
 
 
-def test_a_reader_that_leaves_is_no_error(tmp_path: Path) -> None:
-    read, write = os.pipe()
-    os.close(read)
-    done = subprocess.run([*COMMAND, "list"], env=environment(), stdout=write, stderr=subprocess.PIPE)
-    os.close(write)
-    assert (done.returncode, done.stderr) == (141, b"")
+def read_all(terminal: int) -> str:
+    read = b""
+    with contextlib.suppress(OSError):  # Linux's way to say that the other end is closed
+        while piece := os.read(terminal, 4096):
+            read += piece
+    os.close(terminal)
+    return read.decode()
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has a disk that is always full")
-def test_a_full_disk_is_told() -> None:
-    with Path("/dev/full").open("w") as full:
-        done = subprocess.run([*COMMAND, "list"], env=environment(), stdout=full, stderr=subprocess.PIPE)
-    assert (done.returncode, done.stderr) == (2, b"capeval: [Errno 28] No space left on device\n")
+def wait_for(folder: Path, pattern: str, process: subprocess.Popen[str]) -> None:
+    """Until `folder` holds such a file; the process must still run then."""
+    while not list(folder.glob(pattern)):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
 
 
-def test_what_needs_no_model_does_not_load_torch(tmp_path: Path) -> None:
+def test_help_loads_no_torch_and_the_demo_says_first_that_it_loads() -> None:
     program = (
         "import sys; from capeval_core.cli import main\n"
         "for a in (['list'], ['--help'], ['score', '--help'], ['score', 'refpacs', '--help'],"
         " ['convert', '--help'], ['demo', '--help'], ['compare', '--help']): assert main(a) == 0, a\n"
         "assert not {'torch', 'open_clip', 'datasets'} & set(sys.modules), 'loaded'"
     )
-    done = subprocess.run([sys.executable, "-c", program], env=environment(), capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
-def test_the_demo_imports_no_package_for_one_class_of_it_and_says_at_once_that_it_loads() -> None:
+    process = start([sys.executable, "-c", program])
+    _, err = communicate(process)
+    assert process.returncode == 0, err
     terminal, end = pty.openpty()
     command = [sys.executable, "-X", "importtime", "-m", "capeval_core", "demo"]
-    process = subprocess.Popen(command, env=environment(), stdout=subprocess.DEVNULL, stderr=end)
+    process = start(command, stdout=subprocess.DEVNULL, stderr=end)
     os.close(end)
     lines = read_all(terminal).splitlines()
     assert process.wait() == 0
@@ -90,50 +99,26 @@ def test_the_demo_imports_no_package_for_one_class_of_it_and_says_at_once_that_i
     assert not heavy & set(imported)
 
 
-def test_scores_are_printed_where_stderr_is_closed(tmp_path: Path) -> None:
-    folder = tmp_path / "demo"
-    assert run("demo", "--out", folder, cwd=tmp_path).status == 0
-    files = f"--candidates {folder}/good.json --images {folder}/images"
-    command = f"{shlex.join(COMMAND)} score pacs --weights tiny {files}"
-    closed, plain = (
-        subprocess.run(["sh", "-c", command + end], env=environment(), capture_output=True, text=True)
-        for end in (" 2>&-", "")
-    )
-    assert (closed.returncode, closed.stdout) == (0, plain.stdout)
-    assert closed.stdout.startswith("PAC-S")
+def test_scores_are_printed_where_stderr_is_closed(files: Path) -> None:
+    given = f"--candidates {files}/captions.json --images {files}/images --weights tiny"
+    command = f"{shlex.join(COMMAND)} score pacs {given}"
+    closed, plain = (start(["sh", "-c", command + end]) for end in (" 2>&-", ""))
+    assert communicate(closed)[0] == communicate(plain)[0] != ""
+    assert closed.returncode == plain.returncode == 0
 
 
 @pytest.fixture
-def long_run(tmp_path: Path, seeded_weights: Path) -> list[str]:
+def long_run(tmp_path: Path) -> list[str]:
     """Arguments of a run that takes some seconds: many images, one per batch."""
     rng = np.random.default_rng(5)
     (tmp_path / "images").mkdir()
-    captions = {}
     for i in range(IMAGES):
         drawn = Image.fromarray(rng.integers(0, 256, (3, 3, 3), dtype=np.uint8)).resize((96, 96))
         drawn.save(tmp_path / "images" / f"{i}.bmp")
-        captions[str(i)] = f"image {i % 7}"
-    (tmp_path / "captions.json").write_text(json.dumps(captions))
-    arguments = ["score", "pacs", "--candidates", tmp_path / "captions.json", "--images", tmp_path / "images"]
-    arguments += ["--weights", seeded_weights, "--device", "cpu", "--batch-size", "1"]
+    captions = write_json(tmp_path / "captions.json", {str(i): f"image {i % 7}" for i in range(IMAGES)})
+    arguments = ["score", "pacs", "--candidates", captions, "--images", tmp_path / "images"]
+    arguments += ["--weights", "tiny", "--device", "cpu", "--batch-size", "1"]
     return [str(argument) for argument in arguments]
-
-
-def start(arguments: list[str], **settings: Any) -> subprocess.Popen[str]:
-    pipe = subprocess.PIPE
-    command = [*COMMAND, *arguments]
-    return subprocess.Popen(command, env=environment(), stdout=pipe, stderr=pipe, text=True, **settings)
-
-
-def wait_for(folder: Path, pattern: str, process: subprocess.Popen[str]) -> None:
-    """Until `folder` holds such a file; the process must still run then."""
-    while not list(folder.glob(pattern)):
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.01)
-
-
-def indices(shards: Iterable[Path]) -> list[int]:
-    return [index for shard in shards for index in pq.read_table(shard)["index"].to_pylist()]
 
 
 @pytest.mark.system
@@ -143,14 +128,7 @@ def test_ctrl_c_on_a_terminal_ends_the_bar_and_says_how_to_resume(
     rows = tmp_path / "rows"
     terminal, end = pty.openpty()
     fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-    command = [*COMMAND, *long_run, "--rows", str(rows)]
-    process = subprocess.Popen(
-        command,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=end,
-        text=True,
-    )
+    process = start([*COMMAND, *long_run, "--rows", str(rows)], stderr=end)
     os.close(end)
     shown = b""
     while f"0/{IMAGES}".encode() not in shown:
@@ -162,58 +140,13 @@ def test_ctrl_c_on_a_terminal_ends_the_bar_and_says_how_to_resume(
     lines = text.rstrip().split("\r\n")
     assert any(f"0/{IMAGES}" in line for line in lines[:-1])  # the bar, which has a line of its own
     message = f"capeval: interrupted; rows are kept in {rows}: run the same command again to resume"
-    assert (lines[-1], out) == (message, "")
-    assert process.returncode == 130
-
-
-SWALLOWERS = {
-    "a callback of a weak reference": "weakref.finalize(Thing(), press)",
-    "a finalizer": "Thing.__del__ = lambda self: press()\nThing()",
-    "a callback from C": "ctypes.CFUNCTYPE(None)(press)()",
-    "a library that goes on after everything": "try: press()\nexcept BaseException: pass",
-    "an import that makes another error of it": (
-        "try: press()\nexcept BaseException: raise ImportError('cannot import half a module')"
-    ),
-    "a generator that is thrown away": (
-        "def endless():\n    try: yield\n    finally: press()\nnext(endless())"
-    ),
-}
-"""Places where Python or a library drops a KeyboardInterrupt that is raised there."""
-
-
-@pytest.mark.system
-@pytest.mark.parametrize("place", SWALLOWERS)
-def test_ctrl_c_ends_a_command_that_drops_the_exception(place: str) -> None:
-    # A command in place of `demo`, whose user presses Ctrl-C at such a place; it would run for a minute.
-    program = (
-        "import ctypes, os, signal, sys, time, types, weakref\n"
-        "from capeval_core.__main__ import run\n"
-        "class Thing: pass\n"
-        "def press(): os.kill(os.getpid(), signal.SIGINT); time.sleep(0.01)\n"
-        "def work(arguments):\n"
-        f"    exec({SWALLOWERS[place]!r}, globals())\n"
-        "    for _ in range(6000): time.sleep(0.01)\n"
-        "    return 0\n"
-        "demo = sys.modules['capeval_core.commands.demo'] = types.ModuleType('demo')\n"
-        "demo.run, sys.argv = work, ['capeval', 'demo']\n"
-        "sys.exit(run())"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", program],
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    out, err = communicate(process)
-    assert (process.returncode, out, err) == (130, "", "capeval: interrupted\n")
+    assert (lines[-1], out, process.returncode) == (message, "", 130)
 
 
 @pytest.mark.system
 def test_ctrl_c_ends_a_run_at_every_moment_of_its_start(long_run: list[str], tmp_path: Path) -> None:
-    endless = [*long_run, "--rows", str(tmp_path / "rows")]
     for moment in np.linspace(0.0, 2.4, 9):  # imports, weights and the first rows
-        process = start(endless)
+        process = start([*COMMAND, *long_run, "--rows", str(tmp_path / "rows")])
         time.sleep(moment)
         process.send_signal(signal.SIGINT)
         out, err = communicate(process)
@@ -223,42 +156,12 @@ def test_ctrl_c_ends_a_run_at_every_moment_of_its_start(long_run: list[str], tmp
         assert err.startswith("capeval: interrupted") and err.count("\n") == 1, (moment, err)
 
 
-def test_the_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
-    program = (
-        "import sys, time, types\n"
-        "from capeval_core.__main__ import run\n"
-        "def work(arguments):\n"
-        "    try: print('at work', flush=True); time.sleep(60)\n"
-        "    finally: print('cleaning up', flush=True); time.sleep(60)\n"
-        "demo = sys.modules['capeval_core.commands.demo'] = types.ModuleType('demo')\n"
-        "demo.run, sys.argv = work, ['capeval', 'demo']\n"
-        "sys.exit(run())"
-    )
-    process = subprocess.Popen([sys.executable, "-c", program], env=environment(), stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    for line in (b"at work\n", b"cleaning up\n"):
-        assert process.stdout.readline() == line
-        process.send_signal(signal.SIGINT)
-    communicate(process)
-    assert process.returncode == -signal.SIGINT  # 130 in a shell
-
-
-def communicate(process: subprocess.Popen[Any]) -> tuple[Any, Any]:
-    """What a process that ends soon has printed; one that does not is killed, and has failed."""
-    try:
-        return process.communicate(timeout=PATIENCE)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        raise
-
-
 @pytest.mark.system
 def test_a_killed_run_resumes_to_the_same_numbers(
-    long_run: list[str], tmp_path: Path, capeval: Callable[..., Ran]
+    long_run: list[str], tmp_path: Path, capeval: Capeval
 ) -> None:
     rows = tmp_path / "rows"
-    resumable = [*long_run, "--rows", str(rows)]
-    process = start(resumable)
+    process = start([*COMMAND, *long_run, "--rows", str(rows)])
     wait_for(rows, "stamp.json", process)
     # Rows reach the disk after some seconds: let them pass without work, so that most is left to do.
     process.send_signal(signal.SIGSTOP)
@@ -266,13 +169,11 @@ def test_a_killed_run_resumes_to_the_same_numbers(
     process.send_signal(signal.SIGCONT)
     wait_for(rows, "*.parquet", process)
     process.kill()
-    out, err = process.communicate(timeout=PATIENCE)
-    assert (out, err) == ("", "")  # no bar in a pipe
+    assert communicate(process) == ("", "")  # no bar in a pipe
     before = set(rows.glob("*.parquet"))
     kept = indices(before)
     assert 0 < len(kept) < IMAGES
-
-    resumed = capeval(*resumable, "--json", tmp_path / "resumed.json")
+    resumed = capeval(*long_run, "--rows", rows, "--json", tmp_path / "resumed.json")
     computed = indices(set(rows.glob("*.parquet")) - before)
     assert sorted(kept + computed) == list(range(IMAGES))  # nothing lost, nothing twice
     whole = capeval(*long_run, "--json", tmp_path / "whole.json")
@@ -282,10 +183,89 @@ def test_a_killed_run_resumes_to_the_same_numbers(
     assert found["signature"] == expected["signature"] and found.keys() == expected.keys()
 
 
-def read_all(terminal: int) -> str:
-    read = b""
-    with contextlib.suppress(OSError):  # Linux's way to say that the other end is closed
-        while piece := os.read(terminal, 4096):
-            read += piece
-    os.close(terminal)
-    return read.decode()
+def indices(shards: Iterable[Path]) -> list[int]:
+    return [index for shard in shards for index in pq.read_table(shard)["index"].to_pylist()]
+
+
+@pytest.mark.parametrize("what", ["full", "read-only"])
+def test_a_disk_that_takes_no_rows_costs_a_warning(
+    what: str, score: Capeval, files: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = score("pacs", "--json", files / "usual.json")
+    kept = small_disk / "rows"
+    write_json(files / "captions.json", {"42": CAPTIONS["42"]})
+    assert score("pacs", "--rows", kept).status == 0
+    write_json(files / "captions.json", CAPTIONS)
+    if what == "full":
+        fill(small_disk)
+    else:
+        subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    monkeypatch.setattr(LIMITS, "shard_rows", 1)  # several writings
+    ran = score("pacs", "--rows", kept, "--json", files / "found.json")
+    assert (ran.status, ran.out) == (0, usual.out) and ran.err.count("warning:") == 1
+    assert (files / "found.json").read_text() == (files / "usual.json").read_text()
+    assert sum(len(pq.read_table(shard)) for shard in kept.glob("*.parquet")) == 1
+    assert not list(kept.glob("*.partial"))
+
+
+def test_a_full_disk_costs_neither_the_score_nor_the_other_file(
+    score: Capeval, capeval: Capeval, files: Path
+) -> None:
+    out, best = files / "scored.json", files / "best.csv"
+    for place in (out, best):
+        place.write_text("before")
+    with largest_file(200):
+        ran = score("pacs", "--json", out)
+    assert ran.status == 2 and "PAC-S" in ran.out and out.read_text() == "before"
+    assert ran.err == f"capeval: --json {out} cannot be written (File too large)\n"
+    write_json(files / "pools.json", {name: [*texts, "a wall"] for name, texts in CAPTIONS.items()})
+    given = ["--candidates", files / "pools.json", "--images", files / "images", "--weights", "tiny"]
+    with largest_file(200):  # enough for the chosen captions
+        ran = capeval("rerank", *given, "--members", "tiny", "--out", best, "--json", out)
+    assert ran.status == 2 and "ECO" in ran.out and f"--json {out} cannot be written" in ran.err
+    assert best.read_text().startswith("filename,caption\n") and out.read_text() == "before"
+    assert not list(files.glob(".*"))
+
+
+@pytest.mark.parametrize("place", ["captions.json", "images/../captions.json", "link.json"])
+def test_a_file_that_is_read_is_not_written_whatever_it_is_called(
+    place: str, score: Capeval, files: Path
+) -> None:
+    (files / "link.json").symlink_to(files / "captions.json")
+    before = (files / "captions.json").read_text()
+    ran = score("pacs", "--json", files / place)
+    assert ran.status == 2 and "which it would overwrite" in ran.err
+    assert (files / "captions.json").read_text() == before
+
+
+@pytest.mark.parametrize("medium", ["image", "video"])
+def test_a_page_is_served_until_ctrl_c(medium: str, tmp_path: Path, capeval: Capeval) -> None:
+    pytest.importorskip("gradio", reason="needs gradio: pip install capeval[page]")
+    browser, opened = tmp_path / "browser", tmp_path / "opened"
+    browser.write_text(f'#!/bin/sh\necho "$1" > {opened}.part && mv {opened}.part {opened}\n')
+    browser.chmod(0o755)
+    more = [] if medium == "image" else ["--no-browser", "--media", "video", "--host", "0.0.0.0"]
+    process = start(
+        [*COMMAND, "page", "pacs", "--weights", "tiny", *more],
+        env=environment(BROWSER=browser),
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        stderr=None,
+    )
+    assert process.stdout is not None
+    title, _, url = process.stdout.readline().removesuffix(" (Ctrl-C ends it)\n").partition(" is served at ")
+    with urlopen(f"{url}config") as answer:
+        config = json.load(answer)
+    components = [component["props"] for component in config["components"]]
+    about = [one["value"] for one in components if one.get("elem_id") == "about"]
+    assert title.endswith("for videos") == (about == ["video"]) == (medium == "video")
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        ran = capeval("page", "pacs", "--weights", "tiny", "--port", port)
+    assert (ran.status, ran.err) == (2, f"capeval: --port {port} is taken: pass another\n")
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 0
+    assert opened.exists() == (medium == "image") and (
+        not opened.exists() or opened.read_text() == f"{url}\n"
+    )

@@ -1,421 +1,268 @@
-"""`capeval score` on the user's own files."""
+"""`capeval score` and `compare`: systems by metrics, kept rows, drawings and pages."""
 
 from __future__ import annotations
 
 import csv
+import io
 import json
 import re
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
+import numpy as np
 import pytest
 from PIL import Image
 
 import capeval_core
-from capeval_core.commands.arguments import FlagWords, add_flags, chosen, in_words_of_the_user
-from capeval_core.commands.terminal import Parser
-from capeval_core.errors import Argument, InputError, Problem, Setting, Text
-from capeval_core.inputs.sources import OnDisk
-from capeval_core.options import Options, describe_options, option
-from capeval_core.registry import METRICS, metric_class
+from capeval_core.registry import metric_class
 from capeval_core.result import Result
-from tests.cli.conftest import CAPTIONS, REFERENCES, Ran
+from capeval_core.statistics import holm
+from capeval_core.testing import count_forwards
+from tests.cli.conftest import CAPTIONS, REFERENCES, Capeval, Ran, read_json, write_json
 
-Score = Callable[..., Ran]
-Scored = Callable[..., dict[str, Any]]
-PAIRS = [(image_id, text) for image_id, texts in CAPTIONS.items() for text in texts]
-ROWS = [{"image_id": image_id, "caption": text} for image_id, text in PAIRS]
-
-
-@pytest.mark.parametrize("metric", ["pacs", "refpacs", "clips", "refclips"])
-def test_the_numbers_are_those_of_the_library(
-    metric: str, scored: Scored, files: Path, seeded_weights: Path
-) -> None:
-    references = ["--references", files / "references.json"] if metric.startswith("ref") else []
-    content = scored(metric, *references)
-
-    names = {"dog.1": "dog.1.jpg", "dog.2": "dog.2.png", "42": "COCO_val2014_000000000042.png"}
-    expected = capeval_core.load(metric, weights=seeded_weights, device="cpu").score(
-        [text for _, text in PAIRS],
-        [files / "images" / names[image_id] for image_id, _ in PAIRS],
-        [REFERENCES[image_id] for image_id, _ in PAIRS] if references else None,
-    )
-    assert {key: content[key] for key in expected.to_dict()} == expected.to_dict()
-    assert content["ids"] == [image_id for image_id, _ in PAIRS]
-    assert content["captions"] == [text for _, text in PAIRS]
-    assert content["interval"] is None  # of three images
-    assert Result.from_dict(content) == expected
-
-
-def test_the_summary_says_mean_interval_counts_and_signature(score: Score, scored: Scored) -> None:
-    content = scored("pacs")
-    ran = score("pacs")
-    assert ran.out.splitlines() == [
-        f"PAC-S      {content['mean']:.4f}",
-        "interval   none: an interval needs at least 5 images with a score, found 3: score more images",
-        "captions   4 (0 failed, 0 truncated, 0 empty)",
-        f"signature  {content['signature']}",
-    ]
-    assert ran.err == ""
-
-
-def write_json(path: Path, content: Any) -> Path:
-    path.write_text(json.dumps(content))
-    return path
-
-
-def write_csv(path: Path) -> Path:
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, ["image_id", "caption"])
-        writer.writeheader()
-        writer.writerows(ROWS)
-    return path
-
-
-def write_parquet(path: Path) -> Path:
-    pq.write_table(pa.Table.from_pylist(ROWS), path)
-    return path
-
-
-FORMS: dict[str, Callable[[Path], Path]] = {
-    "lists": lambda folder: write_json(folder / "c.json", CAPTIONS),
-    "COCO results": lambda folder: write_json(folder / "c.json", ROWS),
-    "COCO annotations": lambda folder: write_json(
-        folder / "c.json",
-        {
-            "images": [{"id": 7, "file_name": "dog.1.jpg"}],
-            "annotations": [
-                {**row, "image_id": 7 if row["image_id"] == "dog.1" else row["image_id"]} for row in ROWS
-            ],
-        },
-    ),
-    "JSON lines": lambda folder: Path(shutil.copy(write_lines(folder), folder / "c.jsonl")),
-    "CSV": lambda folder: write_csv(folder / "c.csv"),
-    "Parquet": lambda folder: write_parquet(folder / "c.parquet"),
+IDS = [f"p{i}" for i in range(7)]
+COLOURS = ["red", "green", "blue", "yellow", "grey", "white", "black"]
+SYSTEMS = {
+    "A": {name: f"a {colour} house" for name, colour in zip(IDS, COLOURS, strict=True)},
+    "B": dict.fromkeys(IDS, "a red circle"),
+    "C": {name: f"{colour}" for name, colour in zip(IDS, reversed(COLOURS), strict=True)},
 }
+WALLS = {
+    name: [f"a {colour} wall", f"the wall is {colour}"] for name, colour in zip(IDS, COLOURS, strict=True)
+}
+METRICS = "pacs,refpacs,cider,rougel"
 
 
-def write_lines(folder: Path) -> Path:
-    path = folder / "lines.txt"
-    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    return path
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A.json, B.json and C.json, refs.json, and images/ of seven plain pictures."""
+    (tmp_path / "images").mkdir()
+    for i, name in enumerate(IDS):
+        colour = (36 * i, 200 - 20 * i, (90 * i) % 256)
+        Image.new("RGB", (40, 30), colour).save(tmp_path / "images" / f"{name}.png")
+    for name, captions in {**SYSTEMS, "refs": WALLS}.items():
+        write_json(tmp_path / f"{name}.json", captions)
+    return tmp_path
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_every_form_of_file_gives_the_same_scores(form: str, scored: Scored, files: Path) -> None:
-    assert scored("pacs", "--candidates", FORMS[form](files))["scores"] == scored("pacs")["scores"]
+@pytest.fixture
+def systems(capeval: Capeval, folder: Path) -> Capeval:
+    """`capeval score METRICS` of systems, with the small weights."""
+
+    def run(metrics: str, names: str, *arguments: object) -> Ran:
+        given: list[object] = ["--candidates", *(folder / f"{name}.json" for name in names.split())]
+        classes = [metric_class(name) for name in metrics.split(",")]
+        if any(metric.media for metric in classes):
+            given += ["--images", folder / "images", "--weights", "tiny"]
+        if any(metric.needs_references for metric in classes):
+            given += ["--references", folder / "refs.json"]
+        return capeval("score", metrics, *given, "--device", "cpu", *arguments)
+
+    return run
 
 
-def test_one_caption_per_image_and_one_image(score: Score, files: Path) -> None:
-    ran = score("pacs", "--candidates", write_json(files / "one.json", {"dog.1": "a dog"}))
-    assert ran.status == 0
-    assert "interval   none: an interval needs at least 5 images with a score, found 1" in ran.out
+def results(path: Path) -> dict[tuple[str, str], Result]:
+    """The results of a file of --json by system and metric."""
+    return {
+        (system["system"], one["metric"]): Result.from_dict(one)
+        for system in read_json(path)["systems"]
+        for one in system["results"]
+    }
 
 
-def test_five_images_have_an_interval(score: Score, files: Path) -> None:
-    for i in range(5):
-        Image.new("RGB", (40, 30), (50 * i, 200, 255 - 50 * i)).save(files / "images" / f"plain{i}.png")
-    captions = write_json(files / "five.json", {f"plain{i}": "a wall" for i in range(5)})
-    ran = score("pacs", "--candidates", captions, "--json", files / "five.out")
-    content = json.loads((files / "five.out").read_text())
-    assert content["interval"] == vars(Result.from_dict(content).interval())
-    low, high = content["interval"]["low"], content["interval"]["high"]
-    assert f"interval   {low:.4f} to {high:.4f} (95%, 5 images)" in ran.out
+def test_numbers_and_tests_are_the_library_s(systems: Capeval, folder: Path) -> None:
+    assert systems(METRICS, "A B C", "--json", folder / "out.json").status == 0
+    content, found = read_json(folder / "out.json"), results(folder / "out.json")
+    assert list(found) == [(system, metric) for system in "ABC" for metric in METRICS.split(",")]
+    for metric in METRICS.split(","):
+        texts = metric in ("cider", "rougel")
+        opened = capeval_core.load(metric, **({} if texts else {"weights": "tiny", "device": "cpu"}))
+        images = None if texts else [folder / "images" / f"{one}.png" for one in IDS]
+        references = list(WALLS.values()) if opened.needs_references else None
+        alone = {n: opened.score(list(texts.values()), images, references) for n, texts in SYSTEMS.items()}
+        for name, result in alone.items():
+            assert found[name, metric].scores == pytest.approx(result.scores, abs=1e-6)
+            assert found[name, metric].signature == result.signature
+        tests = {name: alone[name].compare(alone["A"]) for name in "BC"}
+        adjusted = holm([test.p_value for test in tests.values()])
+        for (name, test), p_value in zip(tests.items(), adjusted, strict=True):
+            (system,) = (one for one in content["systems"] if one["system"] == name)
+            (saved,) = (one["test"] for one in system["results"] if one["metric"] == metric)
+            # A system of equal scores has a difference of rounding alone.
+            assert saved["difference"] == pytest.approx(test.difference, abs=1e-6)
+            assert saved["adjusted"] == pytest.approx(p_value, rel=1e-3, abs=1e-9)
+            assert saved["significant"] == (saved["adjusted"] < 0.05)
+    assert (content["systems"][0]["ids"], content["baseline"]) == (IDS, "A")
 
 
-def test_evidence_goes_into_the_json(scored: Scored) -> None:
-    evidence = scored("pacs", "--evidence")["evidence"]
-    assert [entry["caption"] for entry in evidence] == [text for _, text in PAIRS]
-    assert "evidence" not in scored("pacs")
+def test_compare_gives_the_table_that_score_gave(systems: Capeval, capeval: Capeval, folder: Path) -> None:
+    options = ["--baseline", "C", "--format", "csv"]
+    ran = systems("pacs,bleu", "A B C", *options, "--json", folder / "out.json")
+    again = capeval("compare", folder / "out.json", *options)
+    assert (again.status, again.out, again.err) == (0, ran.out, "")
+    rows = list(csv.DictReader(io.StringIO(ran.out)))
+    assert [row["baseline"] for row in rows] == ["C", "C", "C", "C", "", ""]
+    assert [float(row["mean"]) for row in rows] == [r.mean for r in results(folder / "out.json").values()]
+    other = systems("pacs,bleu", "C A B", *options)
+    assert {*other.out.splitlines()} == {*ran.out.splitlines()}  # the order of systems changes their order
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, a disk that is always full")
-def test_a_full_disk_does_not_cost_the_score(score: Score) -> None:
-    ran = score("pacs", "--json", "/dev/full")
-    assert ran.status == 2 and ran.out.startswith("PAC-S")
-    assert ran.err == "capeval: --json /dev/full cannot be written (No space left on device)\n"
+def test_rows_are_kept_by_metric_and_system_and_reused(systems: Capeval, folder: Path) -> None:
+    rows = folder / "rows"
+    first = systems("pacs,cider", "A B", "--rows", rows, "--format", "csv")
+    assert (first.status, first.err) == (0, "")
+    names = sorted(path.relative_to(rows).as_posix() for path in rows.glob("*/*"))
+    assert names == ["cider/A", "cider/B", "pacs/A", "pacs/B"]
+    opened = capeval_core.load("pacs", weights="tiny", device="cpu")
+    with count_forwards() as counts:
+        again = systems("pacs,cider", "A B", "--rows", rows, "--format", "csv")
+    assert counts.items == 0 and again.out == first.out
+    assert again.err == f"capeval: 28 of 28 rows were in {rows}\n"
+    more = systems("pacs,cider", "A C B", "--rows", rows)
+    assert more.err == f"capeval: 28 of 42 rows were in {rows}\n" and opened
+    single = systems("pacs", "A", "--rows", rows / "pacs" / "A")
+    assert single.err == f"capeval: 7 of 7 rows were in {rows / 'pacs' / 'A'}\n"
 
 
-@pytest.mark.parametrize("flag", ["candidates", "references"])
-def test_an_input_file_is_not_overwritten(flag: str, score: Score, files: Path) -> None:
-    path = files / ("captions.json" if flag == "candidates" else "references.json")
-    before = path.read_bytes()
-    more = ["--references", path] if flag == "references" else []
-    ran = score("refpacs" if more else "pacs", *more, "--json", path)
-    assert ran.status == 2 and f"is the file of --{flag}" in ran.err
-    assert path.read_bytes() == before
-    assert score("pacs", "--json", "-").status == 2
+def test_systems_of_different_images_are_weighed_by_one_table(systems: Capeval, folder: Path) -> None:
+    for name, ids in (("few", IDS[:6]), ("rest", IDS[1:])):
+        write_json(folder / f"{name}.json", {one: SYSTEMS["A"][one] for one in ids})
+    found = []
+    for order in ("few rest", "rest few"):
+        assert systems("cider", order, "--json", folder / "out.json").status == 0
+        found.append({system: result for (system, _), result in results(folder / "out.json").items()})
+    assert len({result.signature for run in found for result in run.values()}) == 1
+    assert all(found[0][name].scores == found[1][name].scores for name in ("few", "rest"))
 
 
-def test_references_are_ignored_with_one_warning_where_none_are_needed(score: Score, files: Path) -> None:
-    ran = score("pacs", "--references", files / "no such file")
-    assert ran.status == 0
-    assert ran.err == "capeval: warning: pacs needs no references: --references is ignored\n"
+def test_systems_of_images_with_other_numbers_of_references_are_tested(
+    systems: Capeval, folder: Path
+) -> None:
+    write_json(folder / "refs.json", WALLS | {"p0": ["a wall"]})
+    write_json(folder / "rest.json", {one: SYSTEMS["B"][one] for one in IDS[1:]})
+    assert systems("refpacs", "A rest", "--json", folder / "out.json").status == 0
+    first, second = results(folder / "out.json").values()
+    assert "|refs:1-2|" in first.signature and "|refs:2|" in second.signature
+    content = read_json(folder / "out.json")
+    test = content["systems"][1]["results"][0]["test"]
+    assert (test["count"], test["left_out"]) == (6, 1) and "('p0')" in content["messages"][0]
+    common = np.subtract(second.scores, first.scores[1:])
+    assert test["difference"] == pytest.approx(common.mean(), abs=1e-6)
 
 
-def test_rows_resume_and_refuse_other_settings(scored: Scored, score: Score, files: Path) -> None:
+def test_equal_references_of_two_images_are_two_images(systems: Capeval, folder: Path) -> None:
+    write_json(folder / "refs.json", {name: ["a wall"] for name in IDS})
+    ran = systems("cider,rougel", "A B")
+    assert "an interval needs" not in ran.out and "a comparison needs" not in ran.out
+
+
+def test_each_picture_is_encoded_once_and_fails_once(systems: Capeval, folder: Path) -> None:
+    (folder / "images" / "p0.png").write_bytes(b"no image")
+    write_json(folder / "A.json", SYSTEMS["A"] | {"p0": ["a", "b"]})
+    ran = systems("pacs,refpacs", "A B")
+    assert (ran.status, ran.out) == (2, "") and ran.err.count("image of 'p0'") == 1
+    opened = capeval_core.load("pacs", weights="tiny", device="cpu")
+    with count_forwards() as counts:
+        ran = systems("pacs,refpacs,cider", "A B", "--on-error", "nan", "--cache", folder / "cache")
+    texts = {
+        "a",
+        "b",
+        *(text for name, text in SYSTEMS["A"].items() if name != "p0"),
+        *SYSTEMS["B"].values(),
+        *(t for own in WALLS.values() for t in own),
+    }
+    assert ran.status == 0 and counts.items == 6 + len(texts) and opened
+    found = re.findall(r"\d of \d captions of '\w' failed|\(\d captions of 'A'\)", ran.err)
+    assert found == ["2 of 8 captions of 'A' failed", "(2 captions of 'A')", "1 of 7 captions of 'B' failed"]
+
+
+def test_rows_resume_and_others_are_refused(scored: Callable[..., Any], score: Capeval, files: Path) -> None:
     first = scored("pacs", "--rows", files / "rows")
     assert scored("pacs", "--rows", files / "rows") == first == scored("pacs")
-    ran = score("pacs", "--rows", files / "rows", "--prompt", "An image of ")
-    assert ran.status == 2
-    assert ran.err.startswith(f"capeval: --rows {files / 'rows'} holds rows of other settings")
-
-
-def test_a_broken_image_is_named_by_its_id(score: Score, files: Path) -> None:
-    broken = files / "images" / "dog.1.jpg"
-    broken.write_bytes(broken.read_bytes()[:300])
-    ran = score("pacs")
-    assert (ran.status, ran.out) == (2, "")
-    assert ran.err.startswith("capeval: image of 'dog.1': ")
-    assert "dog.1.jpg" in ran.err and "images[" not in ran.err
-
-
-def test_with_nan_a_broken_image_costs_its_captions_alone(score: Score, scored: Scored, files: Path) -> None:
-    whole = scored("pacs")
-    broken = files / "images" / "dog.1.jpg"
-    broken.write_bytes(broken.read_bytes()[:300])
-    ran = score("pacs", "--on-error", "nan")
-    assert ran.status == 0
-    assert "captions   4 (2 failed, 0 truncated, 0 empty)" in ran.out
-    assert ran.err.startswith("capeval: 2 of 4 captions failed:\n  image of 'dog.1': ")
-    content = scored("pacs", "--on-error", "nan")
-    assert content["scores"] == [None, None, *whole["scores"][2:]]
-    assert list(content["errors"]) == ["0", "1"]
-
-
-def test_a_resumed_run_checks_and_counts_what_is_new_alone(
-    score: Score, files: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    decoded: list[str] = []
-    decode = OnDisk.decode
-
-    def record(self: OnDisk, reduced: bool = False) -> Any:
-        decoded.append(Path(self.path).name)
-        return decode(self, reduced)
-
-    monkeypatch.setattr(OnDisk, "decode", record)
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    fewer = write_json(files / "fewer.json", {"dog.1": CAPTIONS["dog.1"]})
-    rows = ["--rows", files / "rows", "--references", files / "references.json"]
-    assert score("refpacs", *rows, "--candidates", fewer).status == 0
-    assert set(decoded) == {"dog.1.jpg"}
-    decoded.clear()
-    ran = score("refpacs", *rows)
-    assert ran.status == 0 and set(decoded) == {"dog.2.png", "COCO_val2014_000000000042.png"}
-    assert re.search(r"checking: 100%.* 3/3 ", ran.err)
-    decoded.clear()
-    ran = score("refpacs", *rows)
-    assert ran.status == 0 and decoded == []
-    assert re.search(r"refpacs: 100%.* 4/4 \[00:0\d<\?, \? ?caption/s\]", ran.err)  # no speed: none was made
-    (files / "images" / "dog.2.png").write_bytes(b"no image")
-    ran = score("refpacs", *rows)
-    assert ran.status == 2 and "image of 'dog.2': " in ran.err
-
-
-def test_all_that_is_wrong_with_captions_and_images_is_one_list(score: Score, files: Path) -> None:
-    captions = {"dog.1": ["a dog", ""], "dog.2": "a cat", "42": None, "bird": "a bird"}
-    (files / "images" / "dog.2.png").write_bytes(b"no image")
-    ran = score("pacs", "--candidates", write_json(files / "c.json", captions))
-    assert (ran.status, ran.out) == (2, "")
-    title, *lines = ran.err.splitlines()
-    assert title == "capeval: 4 problems with the input:"
-    for found in (
-        "id '42' is null",
-        "ids ('bird') has no image",
-        "caption 2 of 'dog.1'",
-        "image of 'dog.2': ",
-    ):
-        assert sum(found in line for line in lines) == 1
+    assert score("pacs", "--rows", files / "rows", "--prompt", "An image of ").status == 2
 
 
 @pytest.mark.parametrize("missing", ["bird", "birds/1.jpg", "../captions", "/etc/hosts"])
 def test_with_nan_a_missing_image_costs_its_captions_alone(
-    missing: str, score: Score, scored: Scored, files: Path
+    missing: str, scored: Callable[..., Any], files: Path
 ) -> None:
     whole = scored("pacs")
+    (files / "images" / "dog.1.jpg").write_bytes(b"no image")
     given = write_json(files / "c.json", {**CAPTIONS, missing: "a bird"})
-    ran = score("pacs", "--on-error", "nan", "--candidates", given)
-    assert ran.status == 0
-    assert ran.err.startswith(f"capeval: 1 of 5 captions failed:\n  image of '{missing}': there is no file ")
     content = scored("pacs", "--on-error", "nan", "--candidates", given)
-    assert content["scores"] == [*whole["scores"], None]
-
-    none_there = write_json(files / "n.json", {missing: "a bird"})
-    ran = score("pacs", "--on-error", "nan", "--candidates", none_there)
-    assert ran.status == 2 and "1 of 1 ids" in ran.err
+    assert content["scores"] == [None, None, *whole["scores"][2:], None]
+    assert list(content["errors"]) == ["0", "1", "4"] and missing in content["errors"]["4"]
 
 
-def test_status_1_when_no_caption_has_a_score(score: Score, files: Path) -> None:
-    for image in (files / "images").iterdir():
-        image.write_bytes(b"no image")
-    ran = score("pacs", "--on-error", "nan")
-    assert ran.status == 1
-    assert ran.out.startswith(
-        "PAC-S      n/a\ninterval   none: an interval needs at least 5 images with a score, found 0"
-    )
-
-
-def test_empty_captions_are_named_or_scored(score: Score, files: Path) -> None:
-    content = {"dog.1": ["a dog", ""], "dog.2": " ", "COCO_val2014_000000000042": "a cat"}
-    captions = write_json(files / "c.json", content)
-    ran = score("pacs", "--candidates", captions)
-    assert ran.status == 2
-    assert ran.err.splitlines() == [
-        "capeval: 2 problems with the input:",
-        "  caption 2 of 'dog.1' is empty: write a caption or pass --empty score",
-        "  caption of 'dog.2' is empty (only whitespace): write a caption or pass --empty score",
-    ]
-    ran = score("pacs", "--candidates", captions, "--empty", "score")
-    assert ran.status == 0
-    assert "2 empty" in ran.out
-
-
-def test_empty_references_are_named(score: Score, files: Path) -> None:
-    references = write_json(files / "r.json", {**REFERENCES, "42": ["rain", ""]})
-    ran = score("refpacs", "--references", references)
-    assert ran.status == 2
-    assert ran.err.startswith("capeval: reference 2 of '42' is empty: ")
-
-
-WRONG: dict[str, tuple[list[str], str]] = {
-    "no metric": ([], f"the metric comes first: capeval score {{{','.join(METRICS)}}} ..."),
-    "metric last": (["--images", "x", "pacs"], "the metric comes first"),
-    "unknown metric": (["pasc"], "unknown metric 'pasc': did you mean 'pacs'?"),
-    "no files": (["pacs"], "the following arguments are required: --candidates, --images"),
-    "no references": (["refpacs", "--candidates", "c", "--images", "i"], "are required: --references"),
-    "unknown flag": (
-        ["pacs", "--candidate", "c"],
-        "unknown option --candidate: did you mean '--candidates'?",
-    ),
-    "no number": (
-        ["pacs", "--candidates", "c", "--images", "i", "--w", "x"],
-        "--w x: expected a number",
-    ),
-    "wrong choice": (
-        ["pacs", "--candidates", "c", "--images", "i", "--dtype", "float23"],
-        "--dtype float23: expected 'float32' or 'bfloat16' or 'float16': did you mean 'float32'?",
-    ),
-    "out of range": (["pacs", "--candidates", "c", "--images", "i", "--batch-size=0"], "--batch-size 0: "),
-    "no file": (["pacs", "--candidates", "c.json", "--images", "."], "c.json: there is no such file"),
-    "no folder": (["pacs", "--candidates", "c.json", "--images", "i"], "i: there is no such folder"),
-    "no place": (
-        ["pacs", "--candidates", "c", "--images", "i", "--json", "no/o.json"],
-        "--json no/o.json: there is no folder no",
-    ),
-    "no file name": (["pacs", "--candidates", "c", "--images", "i", "--json", "."], "--json . is a folder"),
-}
-
-
-@pytest.mark.parametrize("case", WRONG)
-def test_wrong_input_is_a_message_and_status_2(case: str, capeval: Callable[..., Ran]) -> None:
-    arguments, message = WRONG[case]
-    ran = capeval("score", *arguments)
-    assert (ran.status, ran.out) == (2, "")
-    assert ran.err.startswith("capeval: ") and message in ran.err
-
-
-def test_ids_without_a_image_and_wrong_weights(score: Score, files: Path) -> None:
-    ran = score("pacs", "--candidates", write_json(files / "c.json", {"dog.1": "x", "bird": "y"}))
-    assert ran.status == 2
-    assert "1 of 2 ids ('bird') has no image" in ran.err
-    ran = score("pacs", "--weights", files / "nothing")
-    assert ran.status == 2
-    assert f"--weights {files / 'nothing'} is neither a folder" in ran.err
-
-
-def test_an_unexpected_error_keeps_its_traceback(score: Score, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr("capeval_core.scores.pac.PacS.aggregate")
-    with pytest.raises(AttributeError):
-        score("pacs")
-
-
-def test_weights_of_another_metric_are_warned_of(
-    score: Callable[..., Ran], files: Path, seeded_weights: Path
+def test_a_mean_beyond_the_range_of_numbers_is_null_in_the_file(
+    scored: Callable[..., Any], files: Path
 ) -> None:
+    captions = write_json(files / "many.json", {"dog.1": [f"a dog {i}" for i in range(40)]})
+    content = scored("pacs", "--candidates", captions, "--w", "1.7e308")
+    assert any(score is not None and score > 1e306 for score in content["scores"])
+    assert content["mean"] is None and content["interval"] is None
+
+
+def test_weights_of_another_metric_are_warned_of(score: Capeval, files: Path, seeded_weights: Path) -> None:
     named = shutil.copytree(seeded_weights, files / "pacs-clip-vit-b-32")
     ran = score("clips", "--weights", named)
-    assert ran.status == 0
-    assert "warning: PAC-S, CLIP ViT-B/32 (pacs-clip-vit-b-32) is for pacs and refpacs: " in ran.err
-    assert "not CLIP-S" in ran.err
+    assert ran.status == 0 and "is for pacs and refpacs: " in ran.err and "not CLIP-S" in ran.err
     assert not score("pacs", "--weights", named).err
 
 
-def test_help_shows_every_option_with_its_default(capeval: Callable[..., Ran]) -> None:
-    for metric in capeval_core.list_metrics():
-        ran = capeval(*(["rerank"] if metric == "eco" else ["score", metric]), "--help")
-        assert ran.status == 0
-        options = {one.name: one for one in describe_options(metric_class(metric).Options)}
-        for flag in ("--on-error {raise,nan}", "--cache", "--rows"):
-            assert flag in ran.out
-        for name, flag in (("weights", "--weights"), ("batch_size", "--batch-size N")):
-            assert (flag in ran.out) == (name in options)
-        assert " X " in ran.out or not any(one.type == "float" for one in options.values())
-        assert "None:" not in ran.out
-        assert max(map(len, ran.out.splitlines())) <= 80
-    assert "(default: 2.5)" in capeval("score", "clips", "--help").out
-    assert "refpacs" in capeval("score", "--help").out
+def test_each_caption_is_drawn_with_its_numbers(score: Capeval, files: Path) -> None:
+    (files / "images" / "dog.2.png").write_bytes(b"no image")
+    given = ["--references", files / "references.json", "--on-error", "nan", "--explain", files / "out"]
+    ran = score("refhices", *given, "--json", files / "scored.json")
+    assert ran.status == 0 and f"explained  3 of 4 captions in {files / 'out'}" in ran.out
+    names = ["dog.1-1", "dog.1-2", "dog.2-1", "42-1"]
+    assert {path.stem for path in (files / "out").glob("*.png")} == {*names} - {"dog.2-1"}
+    found = [read_json(files / "out" / f"{name}.json") for name in names]
+    assert [(one["id"], one["number"]) for one in found] == [
+        ("dog.1", 1),
+        ("dog.1", 2),
+        ("dog.2", 1),
+        ("42", 1),
+    ]
+    evidence = read_json(files / "scored.json")["evidence"]
+    for one, own in zip(found, evidence, strict=True):
+        assert {key: one[key] for key in own} == own
+    assert [note["reference"] for note in found[0]["compared"]] == REFERENCES["dog.1"]
+    assert "cannot" in found[2]["error"] or "is not an image" in found[2]["error"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class ManyOptions(Options):
-    idf: bool = option(True, "weigh words")
-    layer: int = option(-1, "which layer, 100 % of them from the end")
-    mode: Literal["fast", "exact"] = option("exact", "how")
+def test_a_page_holds_the_captions_and_no_folder_of_ours(score: Capeval, files: Path) -> None:
+    ran = score("refpacs,hices", "--references", files / "references.json", "--report", files / "report")
+    assert ran.status == 0 and ran.out.endswith(f"report  {files / 'report' / 'index.html'}\n")
+    html = (files / "report" / "index.html").read_text(encoding="utf-8")
+    assert all(f">{text}</blockquote>" in html for texts in CAPTIONS.values() for text in texts)
+    assert "--candidates captions.json --images images" in html and str(files) not in html
+    assert "gITC: global image-text compatibility" in html and html.count("data:image/") >= 3
+    (files / "index.html").write_text("my own page")
+    assert score("pacs", "--report", files, "--weights", files / "none").status == 2
+    assert (files / "index.html").read_text() == "my own page"
 
 
-def test_flags_follow_any_options_class() -> None:
-    parser = Parser(prog="x")
-    add_flags(parser, ManyOptions)
-    given = parser.read(["--no-idf", "--layer", "-2", "--mode", "fast", "--evidence", "--cache", "here"])
-    assert chosen(given, ManyOptions) == {
-        "idf": False,
-        "layer": -2,
-        "mode": "fast",
-        "evidence": True,
-        "cache": "here",
-    }
-    assert chosen(parser.read([]), ManyOptions) == {}
-    assert "100 % of them" in " ".join(parser.format_help().split())
-
-
-def of_metric(name: str, found: Text = "", fix: Text = "", **keywords: Any) -> str:
-    options = capeval_core.registry.metric_class("pacs").Options
-    error = InputError(Problem(name, None, found, fix, verb="", **keywords))
-    with pytest.raises(ValueError) as caught, in_words_of_the_user(options):
-        raise error
-    return str(caught.value)
-
-
-def test_messages_speak_of_flags() -> None:
-    assert of_metric("batch_size", "", "expected 1", value=0) == "--batch-size 0: expected 1"
-    assert of_metric("w", "", "expected 1", value=-1.5) == "--w -1.5: expected 1"
-    assert of_metric("rows", "nothing there", value="") == "--rows '': nothing there"
-    assert of_metric("", "x", Setting("weights", "a b/c", "pass ")) == "x: pass --weights 'a b/c'"
-    assert of_metric("", "x", (Setting("weights", "tiny", "pass "), " (it")) == "x: pass --weights tiny (it"
-    assert of_metric("", ("len(", Argument("captions"), ")=3 but row=4")) == "len(captions)=3 but row=4"
-    assert of_metric("cherries", "red", value=3) == "cherries=3: red"  # no option of the metric
-    assert of_metric("", "weights='a' is what a program says") == "weights='a' is what a program says"
-
-
-def test_rows_are_named_by_the_ids_of_their_images() -> None:
-    words = FlagWords(Options, ["dog", "dog", "cat"])
-    assert words.line(Problem("captions", 1, "empty")) == "caption 2 of 'dog' is empty"
-    assert words.line(Problem("captions", (2, 3), "empty")) == "caption 4 of 'cat' is empty"
-    assert words.line(Problem("captions", 2, "empty")) == "caption of 'cat' is empty"
-    assert words.line(Problem("references", (0, 1), "empty")) == "reference 2 of 'dog' is empty"
-    assert words.line(Problem("references", 0, "empty")) == "references of 'dog' is empty"
-    broken = Problem("images", 0, "cannot decode 'x.jpg'", verb="")
-    assert words.line(broken, [0, 1]) == "image of 'dog': cannot decode 'x.jpg'"  # one image, two captions
-    assert words.line(Problem("images", 7, "empty")) == "images[7] is empty"  # of no id
-
-
-def test_a_mean_beyond_the_range_of_numbers_is_null_in_the_file(scored: Scored, files: Path) -> None:
-    captions = write_json(files / "many.json", {"dog.1": [f"a dog {i}" for i in range(40)]})
-    content = scored("pacs", "--candidates", captions, "--w", "1.7e308")  # read strictly
-    assert any(score is not None and score > 1e306 for score in content["scores"])
-    assert content["mean"] is None and content["interval"] is None
+def test_videos_are_drawn_and_named_by_their_ids(capeval: Capeval, tmp_path: Path, videos: Path) -> None:
+    shutil.copytree(videos, tmp_path / "videos")
+    captions = write_json(tmp_path / "c.json", {"clip1": ["a red circle", "two stars"], "clip3": "hearts"})
+    given = [
+        "--media",
+        "video",
+        "--candidates",
+        captions,
+        "--videos",
+        tmp_path / "videos",
+        "--weights",
+        "tiny",
+    ]
+    assert capeval("score", "pacs", *given, "--explain", tmp_path / "drawn").status == 0
+    assert Image.open(tmp_path / "drawn" / "clip1-2.png").width == 1440
+    note = json.loads((tmp_path / "drawn" / "clip3-1.json").read_text())
+    assert len(note["frame_cosines"]) == 5 and note["words"][1]["word"] == "hearts"
+    (tmp_path / "videos" / "clip1.mp4").write_bytes(b"no video")
+    (tmp_path / "videos" / "clip3" / "2.png").write_bytes(b"no image")
+    ran = capeval("score", "pacs", *given)
+    assert ran.status == 2 and "video of 'clip1'" in ran.err and "video of 'clip3'" in ran.err

@@ -1,138 +1,40 @@
-"""A new user's folder, the things that are done in it, and what comes of each."""
+"""The files of a transcript: eight pictures with captions, references and ratings, and mistakes in them."""
 
 from __future__ import annotations
 
-import ast
-import contextlib
-import io
 import json
-import os
-import shlex
-import sys
-import warnings
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from PIL import Image, ImageOps
 
-from capeval_core.cli import main
 from capeval_core.demo import demo_set
 
 
-@dataclass(frozen=True)
-class Action:
-    """Something that a user does.
+def write_world(folder: Path, name: str) -> None:
+    """The files of the transcript of this name."""
+    write_files(folder)
+    if name == "convert":
+        _write_checkpoint(folder)
+    elif name == "augment":
+        from tests.training.generative import write_captioner
 
-    typed: a command line, whose input may follow `<`, or lines of Python, all of one session.
-    reads: what must be there to read, in this order.
-    status: with which a command ends, 1 for an exception. after: names of what must have been done before.
-    without: a package that is not installed.
-    """
-
-    name: str
-    typed: str
-    reads: list[str]
-    status: int = 0
-    after: list[str] = field(default_factory=list)
-    without: str = ""
+        write_captioner(folder / "captioner")
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What there is to read after an action, and the exit status of a command."""
+def _write_checkpoint(folder: Path) -> None:
+    """A small seeded CLIP, as PAC-S's authors save theirs."""
+    import numpy as np
+    import torch
 
-    text: str
-    status: int
+    from tests.golden import recipe
 
-
-class Hour:
-    """A folder of files, and one session of Python in it, for these actions by their names."""
-
-    def __init__(self, folder: Path, actions: Mapping[str, Action]) -> None:
-        self.folder = folder
-        self.actions = actions
-        self._names: dict[str, Any] = {"__name__": "__main__"}
-        self._done: dict[str, Outcome] = {}
-        write_files(folder)
-
-    def do(self, name: str) -> Outcome:
-        """Do it, once, after what must come before it, and return all that the user reads."""
-        if name not in self._done:
-            for earlier in self.actions[name].after:
-                self.do(earlier)
-            self._done[name] = self._do(self.actions[name])
-        return self._done[name]
-
-    def _do(self, action: Action) -> Outcome:
-        screen = io.StringIO()
-        with (
-            _inside(self.folder),
-            _not_installed(action.without),
-            contextlib.redirect_stdout(screen),
-            contextlib.redirect_stderr(screen),
-        ):
-            if action.typed.partition(" ")[0] == "capeval":
-                status = _run_command(action.typed)
-            else:
-                status = self._run_python(action.typed)
-        return Outcome(screen.getvalue(), status)
-
-    def _run_python(self, lines: str) -> int:
-        """Run lines as a notebook's cell: the value of the last one is shown."""
-        tree = ast.parse(lines)
-        last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
-        with warnings.catch_warnings():
-            warnings.simplefilter("always")
-            warnings.showwarning = lambda message, kind, *_: print(f"{kind.__name__}: {message}")
-            try:
-                exec(compile(tree, "<cell>", "exec"), self._names)
-                if isinstance(last, ast.Expr):
-                    value = eval(compile(ast.Expression(last.value), "<cell>", "eval"), self._names)
-                    print(value if value is not None else "")
-            except Exception as error:
-                print(f"{type(error).__name__}: {error}")
-                return 1
-        return 0
-
-
-def _run_command(line: str) -> int:
-    line, _, source = line.partition(" < ")
-    stdin = io.BytesIO(Path(source).read_bytes() if source else b"")
-    before, sys.stdin = sys.stdin, io.TextIOWrapper(stdin)
-    try:
-        return main(shlex.split(line)[1:])
-    finally:
-        sys.stdin = before
-
-
-@contextlib.contextmanager
-def _inside(folder: Path) -> Iterator[None]:
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
-        yield
-    finally:
-        os.chdir(before)
-
-
-@contextlib.contextmanager
-def _not_installed(package: str) -> Iterator[None]:
-    """Let imports of a package fail, as where it is not installed."""
-    if not package:
-        yield
-        return
-    ours = ("capeval_core.integrations.", "capeval_core.commands.page")
-    hidden = [name for name in sys.modules if name.partition(".")[0] == package or name.startswith(ours)]
-    kept = {name: sys.modules.pop(name) for name in hidden}
-    sys.modules[package] = None  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        del sys.modules[package]
-        sys.modules.update(kept)
+    case = Path(__file__).parents[1] / "golden" / "cases" / "pacs-vit-tiny"
+    arrays = recipe.state_dict(case / "manifest.json", json.loads((case / "config.json").read_text())["seed"])
+    tensors = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
+    torch.save({"state_dict": tensors}, folder / "clip_tiny.pth")
 
 
 def write_files(folder: Path) -> None:

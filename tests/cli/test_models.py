@@ -1,0 +1,133 @@
+"""`capeval convert` and `augment`: what they record, and models that are not whole."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+from tests.cli.conftest import Capeval, Ran
+from tests.training.generative import SIZE
+from tests.transcripts.world import write_world
+
+SHORT = ["--device", "cpu", "--steps", 1, "--image-size", SIZE]
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """The golden case's checkpoint, as its original release saves one."""
+    write_world(tmp_path, "convert")
+    return tmp_path / "clip_tiny.pth"
+
+
+def test_what_tensors_do_not_show_is_recorded(capeval: Capeval, checkpoint: Path, tmp_path: Path) -> None:
+    out = tmp_path / "w"
+    given = ["--source", "Tiny", "--licence", "CC0", "--activation", "gelu", "--url", "https://example.org/x"]
+    assert capeval("convert", "pacs", checkpoint, "--out", out, *given).status == 0
+    config = json.loads((out / "config.json").read_text())
+    assert config["activation"] == "gelu"
+    assert [config["source"][key] for key in ("name", "licence", "url")] == ["Tiny", "CC0", given[-1]]
+    assert (out / "model.safetensors").stat().st_mode == (out / "config.json").stat().st_mode
+
+
+def test_a_failure_while_writing_leaves_the_old_weights(
+    capeval: Capeval, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out" / "w"
+    out.parent.mkdir()
+    assert capeval("convert", "pacs", checkpoint, "--out", out).status == 0
+    before = (out / "config.json").read_bytes()
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("safetensors.torch.save_file", full)
+    ran = capeval("convert", "pacs", checkpoint, "--out", out, "--force", "--activation", "gelu")
+    assert ran.status == 2 and "No space left on device" in ran.err
+    assert (out / "config.json").read_bytes() == before
+    assert not list(out.glob(".*")) and [entry.name for entry in out.parent.iterdir()] == ["w"]
+
+
+def test_a_pickle_that_is_no_checkpoint_is_one_line(capeval: Capeval, tmp_path: Path) -> None:
+    (tmp_path / "x.pth").write_bytes(pickle.dumps({"a": [1, 2]}))
+    ran = capeval("convert", "pacs", tmp_path / "x.pth", "--out", tmp_path / "w")
+    assert ran.status == 2 and ran.err.startswith(f"capeval: {tmp_path / 'x.pth'} ")
+
+
+@pytest.fixture
+def place(tmp_path: Path, drawn: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with images and captions."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(drawn / "images", "images")
+    shutil.copy(drawn / "captions.json", "captions.json")
+    return tmp_path
+
+
+CAPTIONS = {"images": "images", "model": "model", "out": "out", "device": "cpu"}
+IMAGES = {"captions": "captions.json", "model": "model", "out": "out"}
+
+
+def augment(capeval: Capeval, what: str, given: dict[str, Any], *more: object) -> Ran:
+    flags = [part for name, value in given.items() for part in (f"--{name}", value)]
+    return capeval("augment", what, *flags, *(SHORT if what == "images" else []), *more)
+
+
+@pytest.mark.usefixtures("place")
+@pytest.mark.parametrize(
+    ("what", "file"),
+    [
+        ("captions", "model.safetensors"),
+        ("images", "unet/diffusion_pytorch_model.safetensors"),
+        ("images", "safety_checker/model.safetensors"),
+    ],
+)
+def test_models_are_whole_and_safetensors(
+    what: str, file: str, capeval: Capeval, captioner: Path, pipeline: Path
+) -> None:
+    """Nothing is drawn at random, and nothing unpickled."""
+    shutil.copytree(captioner if what == "captions" else pipeline, "model")
+    given, path = CAPTIONS if what == "captions" else IMAGES, Path("model", file)
+    tensors = load_file(path)
+    lost = next(name for name in sorted(tensors) if "norm" in name.lower())
+    save_file({name: value for name, value in tensors.items() if name != lost}, path, {"format": "pt"})
+    ran = augment(capeval, what, given)
+    assert ran.status == 2 and "1 tensors are missing, such as " in ran.err, ran.err
+    path.write_bytes(b"no tensors")
+    assert augment(capeval, what, given).status == 2
+    path.rename(path.with_suffix(".bin"))
+    ran = augment(capeval, what, given)
+    assert ran.status == 2 and "pickled weights are not opened" in ran.err and not Path("out").exists()
+
+
+@pytest.mark.usefixtures("place")
+def test_a_dataset_gives_images_and_captions(capeval: Capeval, captioner: Path, pipeline: Path) -> None:
+    rows = {
+        "picture": [Image.open(f"images/{number}.png") for number in (0, 1, 0)],
+        "text": [["a dog", "a cat"], ["a dog"], ["a dog and a cat and a dog and a cat"]],
+        "cocoid": [7, 8, 7],
+    }
+    features = {"picture": datasets.Image(), "text": datasets.List(datasets.Value("string"))}
+    features |= {"cocoid": datasets.Value("int64")}
+    datasets.Dataset.from_dict(rows, features=datasets.Features(features)).save_to_disk("set")
+    given = {"dataset": "set", "out": "out", "id-column": "cocoid"}
+    of_captions = {**given, "model": captioner, "device": "cpu"}
+    unknown = augment(capeval, "captions", of_captions)
+    assert unknown.status == 2 and "--image-column image is no column of set" in unknown.err
+    assert augment(capeval, "captions", {**of_captions, "image-column": "picture"}).status == 0
+    of_images = {**given, "model": pipeline, "caption-column": "text"}
+    ran = augment(capeval, "images", of_images)
+    assert ran.status == 0 and "4 generated" in ran.out and "1 captions are longer" in ran.err
+    found = pa.concat_tables(
+        [pq.read_table(path) for path in sorted(Path("out").glob("*.parquet"))], promote_options="default"
+    )
+    assert {*found["id"].to_pylist()} == {"7", "8"}
+    assert augment(capeval, "images", {**of_images, "caption-column": "cocoid"}).status == 2
