@@ -159,7 +159,7 @@ class _Session:
         line = line.replace(str(self.folder), "HERE")
         for pattern, name in _VARYING:
             line = re.sub(pattern, name, line)
-        return re.sub(r"\d+\.\d{7,}", lambda match: f"{float(match[0]):.6f}", line)
+        return re.sub(r"\d+\.\d{5,}", lambda match: f"{float(match[0]):.4f}", line)
 
     def _python(self, lines: str) -> tuple[str, str, int]:
         """Run lines as a notebook's cell: the value of the last one is shown."""
