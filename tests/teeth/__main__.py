@@ -28,8 +28,14 @@ from tempfile import TemporaryDirectory
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PATHS = ("tests/golden", "tests/behaviour", "tests/hostile", "tests/test_contract.py", "tests/doors")
-NET = dict(zip(PATHS, ("golden", "behaviour", "hostile", "contract", "doors"), strict=True))
+NET = {
+    "tests/golden": "golden",
+    "tests/behaviour": "behaviour",
+    "tests/hostile": "hostile",
+    "tests/test_contract.py": "contract",
+    "tests/doors": "doors",
+    "tests/transcripts": "transcripts",
+}
 REST, LIVES, MOVED, NOT_RUN = "rest", "lives", "moved", "not run"
 REPORT = Path(__file__).with_name("report.md")
 FAILS = {0: False, 1: True, 2: True, 5: False}  # by pytest's exit status: 2 cannot collect, 5 has no test
@@ -155,7 +161,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--only", action="append", metavar="ID")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--rest", action="store_true")
-    parser.add_argument("net", nargs="*", default=PATHS)
+    parser.add_argument("net", nargs="*", default=[*NET])
     options = parser.parse_args(arguments)
     os.environ |= {"OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "1"}
     for name in IMPORTED.split():
@@ -169,7 +175,7 @@ def main(arguments: list[str]) -> int:
             fault, part = runs[done], done.result()
             print(f"{part:10} {fault.id}: {fault.what}", flush=True)
             bad += part in (LIVES, MOVED)
-            if part != LIVES or {*PATHS} <= {*options.net}:
+            if part != LIVES or {*NET} <= {*options.net}:
                 report(faults, {fault.id: part})
     return int(bad > 0)
 

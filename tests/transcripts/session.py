@@ -1,12 +1,9 @@
 """Transcripts: read, played in a folder of their own, and compared.
 
-== a heading, or any line of notes
-$ a command line          `capeval` in this process, and everything else in a shell
->>> lines of Python       all lines of a transcript are of one session; the last value of a block is shown
-    what stdout shows
-  ! what stderr shows
-  [status]                unless it is 0
-  + files that were written
+`== ...` is a heading, as any line of notes; `$ ...` a command line: `capeval` runs in this process, everything
+else in a shell. Lines after three `>` are Python, of one session; the last value of a block is shown. Then come,
+indented, what stdout shows, without its empty lines; after `!` what stderr shows; in brackets the status, unless
+it is 0; after `+` the files that were written.
 """
 
 from __future__ import annotations
