@@ -1,9 +1,9 @@
 """Transcripts: read, played in a folder of their own, and compared.
 
-`== ...` is a heading, as any line of notes; `$ ...` a command line: `capeval` runs in this process, everything
-else in a shell. Lines after three `>` are Python, of one session; the last value of a block is shown. Then come,
-indented, what stdout shows, without its empty lines; after `!` what stderr shows; in brackets the status, unless
-it is 0; after `+` the files that were written.
+A line that begins with `$ ` is a command line (`capeval` runs in this process, the rest in a shell), one
+with three `>` is Python, of one session; the last value of a block is shown. Others are headings and
+notes. Then come, indented, what stdout shows, without its empty lines; after `!` what stderr shows; in
+brackets the status that is not 0; after `+` the files that were written.
 """
 
 from __future__ import annotations
