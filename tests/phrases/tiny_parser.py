@@ -9,8 +9,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
 
-from capeval_core.phrases.factual import PROMPT
-
+PROMPT = "Generate Scene Graph: "
 GRAPHS = {
     "a brown dog runs in the park": "( dog , is , brown ) , ( dog , run in , park )",
     "two men": "( men , is , 2 )",
