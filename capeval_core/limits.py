@@ -43,6 +43,9 @@ class Limits:
     settled_seconds: float = 2.0  # age of a file whose time of change can be trusted
     hub_waits: tuple[float, ...] = (1.0, 2.0, 4.0)  # seconds before a busy Hub is asked again
 
+    page_seconds: float = 60.0  # for reading an upload
+    page_memory: int = 2 << 30  # bytes for reading it
+    page_image_pixels: int = 25_000_000  # a photograph of 24 megapixels fits
     page_frames: int = 3_000  # of an uploaded video
     page_pixels: int = 2_000_000_000  # of all its frames
     page_frames_encoded: int = 64

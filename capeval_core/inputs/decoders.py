@@ -126,7 +126,7 @@ class Decoders:
 
 def _started() -> _Process:
     process = subprocess.Popen(
-        [sys.executable or "python", "-c", _PROGRAM, *_import_path()],
+        [sys.executable or "python", "-c", _PROGRAM, *import_path()],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -144,7 +144,7 @@ def _started() -> _Process:
     return process
 
 
-def _import_path() -> list[str]:
+def import_path() -> list[str]:
     """Where this process finds modules, without the current folder; first this package if it is not there."""
     folders = [folder for folder in sys.path if isinstance(folder, str) and os.path.isabs(folder)]  # noqa: PTH117
     own = str(Path(__file__).parents[2])

@@ -126,7 +126,7 @@ class Scorer:
         samples = self.check(visual, caption, references, weights)
         options, notes = {}, []
         if visual is not None and self.medium is not None:
-            options = self.medium.options(Path(visual).read_bytes())
+            options = self.medium.options(Path(visual))
             notes = self.medium.notes(visual, crops=self.metric.crops, options=options)
         with self._busy, warnings.catch_warnings(record=True) as caught:
             metric, marks = self._open(weights, options)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ CUT = "The metric sees the square in the image's centre only, {:.0%} of it."
 _NOT_HERE = "the {} is not among the uploads of this page, which are deleted after an hour: upload it (again)"
 
 
-def uploaded(value: Any, noun: str, refuse_costly: Callable[[bytes], None]) -> str | None:
+def uploaded(value: Any, noun: str) -> Path | None:
     """The resolved path of the file that an event handed in, None where it has none.
 
     Gradio checks a path only where the request itself says, by its `meta`, that there is one. The message
@@ -44,8 +44,7 @@ def uploaded(value: Any, noun: str, refuse_costly: Callable[[bytes], None]) -> s
     resolved = _resolved(path)
     if resolved is None or not resolved.is_file():
         raise ValueError(_NOT_HERE.format(noun))
-    refuse_costly(resolved.read_bytes())
-    return str(resolved)
+    return resolved
 
 
 def _resolved(path: Any) -> Path | None:
