@@ -25,7 +25,7 @@ from capeval_core.errors import (
 )
 from capeval_core.inputs.media import ARGUMENTS, argument_of, medium_of
 from capeval_core.inputs.samples import Samples
-from capeval_core.inputs.sources import IdentifiedTexts
+from capeval_core.inputs.sources import Texts
 from capeval_core.options import OptionDescription, Settings, describe_options
 from capeval_core.values import shown
 
@@ -310,7 +310,7 @@ def with_ids(
     ]
     if not media and entries is not None:
         pairs = zip(entries, samples.references or [], strict=True)
-        sources = {entry: IdentifiedTexts(texts, entry) for entry, texts in pairs}
+        sources = {entry: Texts(texts, entry) for entry, texts in pairs}
         images = [
             type(image)(image.where, sources[entry]) for image, entry in zip(images, entries, strict=True)
         ]

@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import islice
 from typing import IO
 
 import numpy as np
@@ -43,14 +42,6 @@ BOMB: Text = (
     "scale it down",
     InPython(", or raise PIL.Image.MAX_IMAGE_PIXELS if you trust the image"),
 )
-SCANS = 100
-"""Of a JPEG at most: each is decoded over the whole image. Progressive files have some ten."""
-FEW = 1_000
-"""Parts that any file may have: Pillow reads each in Python."""
-SHORTEST = 256
-"""Bytes that parts must have on average in files of more than `FEW`: encoders write kilobytes at a time."""
-COMMENT_BLOCKS = 1_000
-"""Of a GIF at most, each of up to 255 bytes: Pillow copies the comment once for each."""
 
 
 class ImageError(InputError):
@@ -73,18 +64,17 @@ class Refused(Exception):  # noqa: N818  (on its way to who knows which argument
         kind: Kind = ImageError,
     ) -> None:
         super().__init__(found, fix)
-        self._problem = Problem("", index or None, found, fix, verb, kind=kind)
+        self.index = index
+        self._problem = Problem("", None, found, fix, verb, kind=kind)
 
-    def problem(self, argument: str, index: Index = None) -> Problem:
+    def problem(self, argument: str, *index: int | str) -> Problem:
         """The problem with an argument, at an index of it."""
-        steps = () if index is None else index if isinstance(index, tuple) else (index,)
-        inner = self._problem.index
-        if isinstance(inner, tuple):
-            index = (*steps, *inner)
-        return replace(self._problem, argument=argument, index=index)
+        path = (*index, *self.index)
+        place: Index = path if len(path) > 1 or self.index else path[0] if path else None
+        return replace(self._problem, argument=argument, index=place)
 
     def __str__(self) -> str:
-        return str(InputError(replace(self._problem, index=None)))
+        return str(InputError(self._problem))
 
 
 @contextmanager
@@ -93,7 +83,7 @@ def within(index: int | str) -> Iterator[None]:
     try:
         yield
     except Refused as refused:
-        refused._problem = refused.problem("", (index,))
+        refused.index = (index, *refused.index)
         raise
 
 
@@ -108,16 +98,10 @@ def readable_formats() -> list[str]:
     return [form for form in FORMATS if form in Image.OPEN]
 
 
-def other_format(name: str, form: str, more: str = "") -> Refused:
-    found = f"{name} is in the format {form}, which is not opened"
-    return Refused(found, f"convert it to one of {OPENED}{more}")
-
-
 def decode(data: bytes, name: str, reduced: bool) -> Image.Image:
     """Decode the bytes of a file that has pixels worth scoring; Refused otherwise."""
-    markers = refuse_crowded(data, name)
     if reduced:
-        data = without_scan(data, markers) or data
+        data = without_scan(data) or data
     with io.BytesIO(data) as file:
         try:
             image = open_image(file)
@@ -131,14 +115,34 @@ def decode(data: bytes, name: str, reduced: bool) -> Image.Image:
         except UnidentifiedImageError:
             if form := format_of(data):
                 raise other_format(name, form) from None
-            raise Refused(
-                f"{name} is not an image that Pillow can read, or its header is truncated"
-            ) from None
+            found = f"{name} is not an image that Pillow can read, or its header is truncated"
+            raise Refused(found) from None
         except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
             reason = " ".join(str(error).split()).rstrip(".")
             raise Refused(f"{name} is too large to trust ({reason})", BOMB) from None
         except Exception as error:  # Pillow's plugins raise whatever their parsing trips over
             raise undecodable(name, error) from None
+
+
+_SEGMENT = re.compile(rb"\xff([\xc0-\xcf\xda-\xfe])(..)", re.DOTALL)
+_SCAN_END = re.compile(rb"\xff([^\x00\xd0-\xd7\xff])")
+_SEQUENTIAL = re.compile(rb"[\xc4\xcc\xdb-\xfe]*[\xc0\xc1][\xc4\xcc\xdb-\xfe]*\xda")
+
+
+def without_scan(data: bytes) -> bytes | None:
+    """A JPEG that decodes exactly if this one does, in a tenth of the time; None where there is none.
+
+    In the one scan of a sequential JPEG nothing that is wrong is an error of libjpeg, which warns and goes on
+    with grey: it fails by what is written before the scan, or because the file ends before the image does. So
+    where the next marker behind the scan is the end of the image, the scan can be left out.
+    """
+    kinds, end = b"", 2
+    while not kinds.endswith(b"\xda") and (segment := _SEGMENT.match(data, end)):
+        kinds, end = kinds + segment[1], end + 2 + int.from_bytes(segment[2], "big")
+    behind = _SCAN_END.search(data, end) if data[:2] == b"\xff\xd8" and _SEQUENTIAL.fullmatch(kinds) else None
+    if behind is None or behind[1] != b"\xd9" or b"MPF\0" in data[:end]:  # that one says where others lie
+        return None
+    return data[:end] + b"\xff\xd9"
 
 
 def format_of(data: bytes) -> str | None:
@@ -148,13 +152,7 @@ def format_of(data: bytes) -> str | None:
             return form
     if data.endswith(b"TRUEVISION-XFILE.\0"):
         return "TGA"
-    for form, (_, accepts) in list(Image.OPEN.items()):
-        try:
-            if form not in FORMATS and accepts and accepts(data[:16]):
-                return form
-        except Exception:  # a plugin that trips over a few bytes does not know them
-            continue
-    return None
+    return _begins(data, [form for form in Image.OPEN if form not in FORMATS])
 
 
 def image_format(start: bytes) -> str | None:
@@ -166,83 +164,49 @@ def image_format(start: bytes) -> str | None:
     for form in ("HEIC", "AVIF", "JPEG XL", "PDF", "SVG"):
         if SIGNATURES[form].match(start):
             return form
-    for form in readable_formats():
+    return _begins(start, [form for form in readable_formats() if form != "GIF"])
+
+
+def _begins(data: bytes, forms: list[str]) -> str | None:
+    """The first of Pillow's formats whose files begin so."""
+    for form in forms:
         accepts = Image.OPEN[form][1]
-        if form != "GIF" and accepts and accepts(start[:16]):
-            return form
+        try:
+            if accepts and accepts(data[:16]):
+                return form
+        except Exception:  # a plugin that trips over a few bytes does not know them
+            continue
     return None
 
 
-def refuse_format(image: Image.Image, name: str) -> None:
-    """Refuse an image that Pillow has opened from a file of another format and not read yet."""
-    form = image.format
-    unread = bool(getattr(image, "tile", None)) or isinstance(image, ImageFile.StubImageFile)
-    fits = form is None or form in readable_formats() or form in NOT_FRAMES
-    if isinstance(image, ImageFile.ImageFile) and not fits and unread:
-        raise other_format(name, str(form), ", or .load() it first")
-
-
-def refuse_crowded(data: bytes, name: str) -> list[tuple[int, int]]:
-    """Refuse, before Pillow opens it, a small file with so many parts that it would take minutes.
-
-    Returns:
-        Of a JPEG its markers, each with the end of its segment.
-    """
-    most, many = max(FEW, len(data) // SHORTEST), None
-    markers: list[tuple[int, int]] = []
-    if data.startswith(b"\xff\xd8"):
-        markers = list(islice(_jpeg_markers(data), most + 1))
-        if sum(marker == _SOS for marker, _ in markers) > SCANS:
-            many = f"more than {SCANS} scans"
-        elif len(markers) > most:
-            many = f"more than {most:,} segments"
-    elif data.startswith(b"\x89PNG") and any(islice(_png_chunks(data), most, None)):
-        many = f"more than {most:,} chunks"
-    elif data.startswith(b"GIF8") and any(islice(_gif_comment_blocks(data), COMMENT_BLOCKS, None)):
-        many = f"a comment of more than {COMMENT_BLOCKS:,} blocks"
-    if many:
-        raise Refused(f"{name} has {many}, which would take minutes", "save it again as a plain image")
-    return markers
-
-
-def without_scan(data: bytes, markers: list[tuple[int, int]]) -> bytes | None:
-    """A JPEG that decodes exactly if this one does, in a tenth of the time; None where there is none.
-
-    In the one scan of a sequential JPEG nothing that is wrong is an error of libjpeg, which warns and goes on
-    with grey: it fails by what is written around the scan, or because the file ends before the image does. So
-    where the next marker behind the scan is the end of the image, the scan can be left out.
-    """
-    frames = [marker for marker, _ in markers if marker in _FRAMES]
-    plain = len(markers) > 1 and markers[-1][0] == _EOI and markers[-2][0] == _SOS
-    once = sum(marker == _SOS for marker, _ in markers) == 1
-    if not plain or not once or frames not in ([0xC0], [0xC1]):
-        return None
-    header = data[: markers[-2][1]]
-    return None if b"MPF\0" in header else header + b"\xff\xd9"  # that one says where further images lie
+def other_format(name: str, form: str, more: str = "") -> Refused:
+    found = f"{name} is in the format {form}, which is not opened"
+    return Refused(found, f"convert it to one of {OPENED}{more}")
 
 
 def refuse_unfit(image: Image.Image, name: str) -> None:
-    """Refuse sizes that no encoder can use, and animations, by the header alone."""
+    """Refuse unread files of other formats, sizes that no encoder can use, and animations, by the header."""
+    form = image.format
+    unread = bool(getattr(image, "tile", None)) or isinstance(image, ImageFile.StubImageFile)
+    known = form is None or form in readable_formats() or form in NOT_FRAMES
+    if isinstance(image, ImageFile.ImageFile) and unread and not known:
+        raise other_format(name, str(form), ", or .load() it first")
     refuse_size(*image.size, name)
     # Not `n_frames`: to count them Pillow reads a whole GIF, and a TIFF in quadratic time.
-    if image.format not in NOT_FRAMES and getattr(image, "is_animated", False):
+    if form not in NOT_FRAMES and getattr(image, "is_animated", False):
         raise Refused(f"{name} has more than one frame", "save one of them as an image")
 
 
 def refuse_size(width: int, height: int, name: str) -> None:
-    size = f"{width}x{height}"
+    size = f"{name} is {width}x{height}"
     limit = Image.MAX_IMAGE_PIXELS
     if limit is not None and width * height > limit:
-        raise Refused(
-            f"{name} is {size} = {width * height:,} pixels (a decompression bomb?), the limit is {limit:,}",
-            BOMB,
-        )
+        found = f"{size} = {width * height:,} pixels (a decompression bomb?), the limit is {limit:,}"
+        raise Refused(found, BOMB)
     if min(width, height) <= 1:
-        raise Refused(f"{name} is {size} pixels", "an image needs at least 2 on each side")
+        raise Refused(f"{size} pixels", "an image needs at least 2 on each side")
     if max(width, height) > STEEPEST * min(width, height):
-        raise Refused(
-            f"{name} is {size} pixels", f"one side is more than {STEEPEST} times the other, crop it"
-        )
+        raise Refused(f"{size} pixels", f"one side is more than {STEEPEST} times the other, crop it")
 
 
 def undecodable(name: str, error: Exception) -> Refused:
@@ -321,64 +285,3 @@ def square_pixels(image: Image.Image, size: int, method: Image.Resampling) -> ND
     sides, box = central_box(image.size, size)
     cropped = resized(image, sides, method, box).convert("RGB")
     return np.ascontiguousarray(np.asarray(cropped).transpose(2, 0, 1))
-
-
-# Not `\xff+`: only a pattern that begins with a constant is searched for quickly.
-_JPEG_MARKER = re.compile(rb"\xff([^\x00\xff])")
-_SCAN_END = re.compile(rb"\xff([^\x00\xd0-\xd7\xff])")
-_SOS, _EOI = 0xDA, 0xD9
-_FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
-_ALONE = {0x01, *range(0xD0, 0xD9)}  # markers without a length
-
-
-def _jpeg_markers(data: bytes) -> Iterator[tuple[int, int]]:
-    """Markers up to the end of the image, as libjpeg comes upon them: bytes between segments are skipped.
-
-    Each with the end of its segment.
-
-    Not a count of FF DA: metadata, thumbnails and the film behind a phone's photograph have these bytes too.
-    """
-    position, scan = 2, False
-    while found := (_SCAN_END if scan else _JPEG_MARKER).search(data, position):
-        marker, position = found[1][0], found.end()
-        if marker not in _ALONE and marker != _EOI:
-            position += int.from_bytes(data[position : position + 2], "big")
-        yield marker, position
-        if marker == _EOI:
-            return
-        scan = marker == _SOS
-
-
-def _png_chunks(data: bytes) -> Iterator[int]:
-    """Where each chunk begins."""
-    position = 8
-    while position + 8 <= len(data):
-        yield position
-        position += 12 + int.from_bytes(data[position : position + 4], "big")
-
-
-def _gif_comment_blocks(data: bytes) -> Iterator[int]:
-    """Where each block of a comment begins, before the second frame: an animation is refused anyway."""
-    frames, position = 0, 13 + _colours(data[10:11])
-    while frames < 2 and position < len(data):
-        kind, label = data[position], data[position + 1 : position + 2]
-        position += 1
-        if kind == 0x2C:
-            frames += 1
-            position += 10 + _colours(data[position + 8 : position + 9])
-        elif kind == 0x21:
-            position += 1
-        elif kind == 0x3B:
-            return
-        else:
-            continue  # Pillow skips what it does not know
-        while position < len(data) and data[position]:
-            if kind == 0x21 and label == b"\xfe":
-                yield position
-            position += 1 + data[position]
-        position += 1
-
-
-def _colours(flags: bytes) -> int:
-    """Bytes of the colour table that flags announce."""
-    return 3 << (flags[0] & 7) + 1 if flags and flags[0] & 0x80 else 0

@@ -17,7 +17,7 @@ from capeval_core.inputs.frame_sources import FrameList, FrameSource, Sampled, V
 from capeval_core.inputs.sampling import Sampling
 from capeval_core.inputs.sequences import as_list, is_tensor, shape_of
 from capeval_core.inputs.sources import Source
-from capeval_core.inputs.visual import InputVisual, bytes_of, content_of_dict, image_source, local_path
+from capeval_core.inputs.visual import InputVisual, content_of_dict, image_source, local_path
 from capeval_core.values import described
 
 ACCEPTED = (
@@ -36,7 +36,7 @@ def frames_source(value: Any) -> Source[FrameSource]:
     if isinstance(value, (str, os.PathLike)):
         return VideoPath(local_path(value, "videos"))
     if isinstance(value, (bytes, bytearray, memoryview)):
-        return VideoBytes(bytes_of(value))
+        return VideoBytes(bytes(value))
     if type(value).__module__.startswith("torchcodec."):
         return _of_decoder(value)
     if isinstance(value, Mapping) and value.keys() & {"bytes", "path"}:

@@ -15,26 +15,27 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, Self
 
 from PIL import Image
 
 from capeval_core.errors import Problems
-from capeval_core.inputs.arrays import source_of_array, source_of_tensor
 from capeval_core.inputs.decoding import ImageError, Refused, quoted
 from capeval_core.inputs.sequences import is_tensor, shape_of
-from capeval_core.inputs.sources import Changed, FromPIL, InMemory, Loaded, OnDisk, Source, Texts
+from capeval_core.inputs.sources import (
+    Changed,
+    FromPIL,
+    InMemory,
+    Loaded,
+    OnDisk,
+    Source,
+    Texts,
+    source_of_array,
+    source_of_tensor,
+)
 from capeval_core.values import described
 
-__all__ = [
-    "ImageError",
-    "InputImage",
-    "InputReferences",
-    "InputVisual",
-    "Visual",
-    "image_source",
-    "local_path",
-]
+__all__ = ["ImageError", "InputImage", "InputReferences", "InputVisual", "Visual", "image_source"]
 
 ACCEPTED = (
     "a path (str or PathLike), bytes, a PIL image, a numpy array, a torch tensor or "
@@ -42,29 +43,27 @@ ACCEPTED = (
 )
 URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|data:image/")
 
-Self = TypeVar("Self", bound="InputVisual[Any]")
-
 
 class Visual(Protocol[Loaded]):
-    """What an encoder sees of an image, a video or boxes."""
+    """What an encoder sees of an image, a video or boxes; all but the names raise ImageError.
+
+    key: equal for equal contents, wherever they lie. where: its argument and index, `images[17]`. name: what
+    it is, `'dogs/x.jpg'`, `the PIL image (RGB, 640x480)`. load: its content, decoded. check: whether `load`
+    will succeed.
+    """
 
     @property
-    def key(self) -> str:
-        """The content key: equal for equal contents, wherever they lie. Raises ImageError."""
+    def key(self) -> str: ...
 
     @property
-    def where(self) -> str:
-        """Its argument and index, for messages: `images[17]`."""
+    def where(self) -> str: ...
 
     @property
-    def name(self) -> str:
-        """What it is, in few words: `'dogs/x.jpg'`, `the PIL image (RGB, 640x480)`."""
+    def name(self) -> str: ...
 
-    def load(self) -> Loaded:
-        """Its content, decoded. Raises ImageError."""
+    def load(self) -> Loaded: ...
 
-    def check(self) -> None:
-        """Raise ImageError unless `load` will succeed."""
+    def check(self) -> None: ...
 
 
 class InputVisual(ABC, Generic[Loaded]):
@@ -85,7 +84,7 @@ class InputVisual(ABC, Generic[Loaded]):
         """The source of any value that can be such a visual, or Refused."""
 
     @classmethod
-    def of(cls: type[Self], value: Any, where: str = "") -> Self:
+    def of(cls, value: Any, where: str = "") -> Self:
         """Wrap a value without reading or decoding it; `where` names it in messages: `images[17]`.
 
         Raises InputTypeError for what can never be such a visual and ImageError for what could but is not
@@ -122,11 +121,7 @@ class InputVisual(ABC, Generic[Loaded]):
             return self.source.decode()
 
     def check(self) -> None:
-        """Raise ImageError unless `load` will succeed.
-
-        A whole image file is decoded, but a JPEG at an eighth of its size, so that nearly only the entropy
-        decoding is paid, which is where truncation and damage show.
-        """
+        """Raise ImageError unless `load` will succeed, which is mostly cheaper to find out."""
         with self.named():
             self.source.decode(reduced=True)
 
@@ -138,7 +133,7 @@ class InputVisual(ABC, Generic[Loaded]):
         except Refused as refused:
             raise ImageError(refused.problem(self.where)) from None
 
-    def at(self: Self, where: str) -> Self:
+    def at(self, where: str) -> Self:
         """The same visual under another name in messages."""
         return type(self)(where, self.source)
 
@@ -155,7 +150,7 @@ def image_source(value: Any) -> Source[Image.Image]:
     if isinstance(value, (str, os.PathLike)):
         return OnDisk(local_path(value))
     if isinstance(value, (bytes, bytearray, memoryview)):
-        return InMemory(bytes_of(value))
+        return InMemory(bytes(value))
     if isinstance(value, Image.Image):
         return FromPIL(value)
     if isinstance(value, Mapping):
@@ -171,28 +166,13 @@ def image_source(value: Any) -> Source[Image.Image]:
 
 def local_path(value: str | os.PathLike[Any], content: str = "images") -> str:
     """A path that is not empty and no address; Refused otherwise."""
-    path = _path_text(value)
+    path = os.fsdecode(value)
     if not path:
         raise Refused("the path is empty")
     if URL.match(path):
         fix = "pass the path without file://" if path.startswith("file:") else "download it first"
         raise Refused(f"{quoted(path)} is a URL, and {content} are never fetched; {fix}")
     return path
-
-
-def _path_text(value: str | os.PathLike[Any]) -> str:
-    try:
-        return os.fsdecode(value)
-    except Exception as error:  # a path of the user's own may fail in any way
-        found = f"{described(value)} that gives no path ({error})"
-        raise Refused(found, verb="is", kind=TypeError) from None
-
-
-def bytes_of(value: bytes | bytearray | memoryview) -> bytes:
-    try:
-        return bytes(value)
-    except ValueError as error:
-        raise Refused(f"{described(value)} that gives no bytes ({error})", verb="is") from None
 
 
 def content_of_dict(value: Mapping[Any, Any], content: str = "images") -> tuple[bytes | None, str]:
@@ -205,15 +185,14 @@ def content_of_dict(value: Mapping[Any, Any], content: str = "images") -> tuple[
         raise Refused(f'a dict needs the keys "bytes" and "path", found {found or "none"}')
     data, path = value.get("bytes"), value.get("path")
     if path is not None and not isinstance(path, (str, os.PathLike)):
-        expected = "expected a str or None"
-        raise Refused(described(path), expected, verb="is", index=("path",), kind=TypeError)
+        raise Refused(described(path), "expected a str or None", verb="is", index=("path",), kind=TypeError)
     if data is not None and not isinstance(data, (bytes, bytearray, memoryview)):
         raise Refused(described(data), "expected bytes or None", verb="is", index=("bytes",), kind=TypeError)
     if data is not None:
-        return bytes_of(data), "" if path is None else _path_text(path)
-    if path is not None:
-        return None, local_path(path, content)
-    raise Refused('both "bytes" and "path" are None')
+        return bytes(data), "" if path is None else os.fsdecode(path)
+    if path is None:
+        raise Refused('both "bytes" and "path" are None')
+    return None, local_path(path, content)
 
 
 class InputImage(InputVisual[Image.Image]):
@@ -237,23 +216,12 @@ class InputImage(InputVisual[Image.Image]):
     source_of = staticmethod(image_source)
 
     def changed(self, how: str, change: Callable[[Image.Image], Image.Image]) -> InputImage:
-        """Another view of the image, such as a crop; `how` tells its key from those of other changes.
-
-        >>> tall = InputImage.of(Image.new("L", (4, 6)))
-        >>> top = tall.changed("top", lambda image: image.crop((0, 0, 4, 4)))
-        >>> top.load().size, top.key == f"top-{tall.key}"
-        ((4, 4), True)
-        """
+        """Another view of the image, such as a crop; `how` tells its key from those of other changes."""
         return InputImage(self.where, Changed(self.source, how, change))
 
 
 class InputReferences(InputVisual[Any]):
-    """What an image is to a metric on texts alone: its references, by which its captions are grouped.
-
-    >>> first, second = InputReferences.of(["a dog", "a cat"]), InputReferences.of(["a dog", "a cat"])
-    >>> first.key == second.key
-    True
-    """
+    """What an image is to a metric on texts alone: its references, by which its captions are grouped."""
 
     __slots__ = ()
     medium = "references"
