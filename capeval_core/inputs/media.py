@@ -35,24 +35,20 @@ from capeval_core.values import described
 
 CHECKED_AT_ONCE = 1024  # visuals queued for the threads; bounds what waits, not what is decoded
 CHECKED_TOGETHER = 8  # of those by one task, which costs as much of Python as a visual
-CHECKING = 16
-"""Threads that check at most."""
+CHECKING = 16  # threads that check at most
 MEDIA: dict[str, type[InputVisual[Any]]] = {
     kind.medium: kind for kind in (InputImage, InputFrames, InputBoxes)
 }
 """The kinds of visuals by their names in `CaptionMetric.media`."""
-_ONE = {"image": "an image", "video": "a video", "boxes": "boxes"}
+ARGUMENTS = ("images", "videos")
+"""Every argument of `CaptionMetric.score` that takes visuals."""
 _MANY = {
     "image": "images",
     "video": "videos (paths, arrays, lists of frames)",
     "boxes": "dicts of boxes",
 }
-_AXES = {"image": 3, "video": 4}
-_ARGUMENTS = {"image": "images", "video": "videos", "boxes": "images"}
-ARGUMENTS = tuple(dict.fromkeys(_ARGUMENTS.values()))
-"""Every argument of `CaptionMetric.score` that takes visuals."""
-
 _FILES = (OnDisk, VideoPath, VideoBytes, StoredBoxes)
+_PATHS = (str, os.PathLike)
 
 Rows = list[InputVisual[Any] | None]
 
@@ -63,7 +59,7 @@ def argument_of(media: Sequence[str]) -> str | None:
     >>> argument_of(("image", "boxes")), argument_of(("video",)), argument_of(())
     ('images', 'videos', None)
     """
-    return _ARGUMENTS[media[0]] if media else None
+    return ("videos" if media[0] == "video" else "images") if media else None
 
 
 def medium_of(name: str) -> str:
@@ -77,7 +73,7 @@ def medium_of(name: str) -> str:
 
 def check_visuals(values: Any, problems: Problems, media: Sequence[str] = ("image",)) -> Rows | None:
     """One visual of the kinds `media` per value, None where the value can be none; None if all are unfit."""
-    argument = _ARGUMENTS[media[0]]
+    argument = str(argument_of(media))
     many = " or ".join(_MANY[medium] for medium in media)
     if values is None:
         problems.add(Problem(argument, None, "missing", f"pass a list of {many}"))
@@ -105,7 +101,7 @@ def _single_medium(value: Any, media: Sequence[str]) -> str | None:
     """The medium of a value that is one visual and not a list of them."""
     if isinstance(value, InputVisual):
         return value.medium
-    if isinstance(value, (str, os.PathLike, bytes, bytearray, memoryview, Image.Image)):
+    if isinstance(value, (*_PATHS, bytes, bytearray, memoryview, Image.Image)):
         return media[0]
     if isinstance(value, Mapping):
         if "boxes" in media and value.keys() & set(REQUIRED):
@@ -114,68 +110,52 @@ def _single_medium(value: Any, media: Sequence[str]) -> str | None:
     shape = shape_of(value)
     if shape is None or str(getattr(value, "dtype", "object")) in ("object", "str", "string"):
         return None
-    if "video" in media and len(shape) == _AXES["video"]:
+    if "video" in media and len(shape) == 4:
         return "video"
-    if len(shape) == _AXES["image"]:  # (N, H, W) counts images; a colour axis tells a single one
+    if len(shape) == 3:  # (N, H, W) counts images; a colour axis tells a single one
         return "image" if shape[-1] in (1, 3, 4) or shape[0] in (1, 3) else None
     return "image" if len(shape) in (0, 2) else None
 
 
 def source_of(value: Any, media: Sequence[str]) -> tuple[type[InputVisual[Any]], Source[Any]]:
     """The kind and the source of a value that is one of these media, or Refused."""
-    if isinstance(value, InputVisual):
-        medium = value.medium
-    else:
-        medium = media[0] if len(media) == 1 or value is None else _medium_by_value(value)
+    given = value.medium if isinstance(value, InputVisual) else None
+    medium = given or (media[0] if len(media) == 1 or value is None else _medium_by_value(value))
     if medium not in media:
+        one = {"image": "an image", "video": "a video"}.get(medium, medium)
         expected = " or ".join(_MANY[name] for name in media)
-        raise Refused(_ONE[medium], f"this metric takes {expected}", verb="is", kind=TypeError)
-    kind = MEDIA[medium]
-    return kind, kind.source_of(value)
+        raise Refused(one, f"this metric takes {expected}", verb="is", kind=TypeError)
+    return MEDIA[medium], MEDIA[medium].source_of(value)
 
 
 def _medium_by_value(value: Any) -> str:
     """What a value is, as far as that shows without reading it."""
     if isinstance(value, Mapping):
         return "image" if value.keys() & {"bytes", "path"} else "boxes"
-    if isinstance(value, (str, os.PathLike)):
-        try:
-            path = os.fsdecode(value)
-        except Exception:  # a path of the user's own, which its source refuses
-            return "image"
+    if isinstance(value, _PATHS):
+        path = os.fsdecode(value)
         if path.endswith(".npz"):
             return "boxes"
         return "video" if path.lower().endswith(EXTENSIONS) or Path(path).is_dir() else "image"
-    if isinstance(value, (list, tuple)) or len(shape_of(value) or ()) == _AXES["video"]:
-        return "video"
-    return "image"
+    return "video" if isinstance(value, (list, tuple)) or len(shape_of(value) or ()) == 4 else "image"
 
 
 def _listed(values: list[Any], problems: Problems, media: Sequence[str]) -> Rows:
     """Visuals of values that are at hand. The same path or object is one source: read and checked once."""
-    argument = _ARGUMENTS[media[0]]
+    argument = argument_of(media)
     first: dict[object, InputVisual[Any]] = {}
     visuals: Rows = []
     for i, value in enumerate(values):
-        identity = _identity(value)
-        if identity not in first:
-            try:
+        identity = os.fspath(value) if isinstance(value, _PATHS) else id(value)
+        try:
+            if identity not in first:
                 kind, source = source_of(value, media)
-            except Refused as refused:
-                problems.add(refused.problem(argument, i))
-                visuals.append(None)
-                continue
-            first[identity] = kind(f"{argument}[{i}]", source)
-        visuals.append(first[identity].at(f"{argument}[{i}]"))
+                first[identity] = kind("", source)
+            visuals.append(first[identity].at(f"{argument}[{i}]"))
+        except Refused as refused:
+            problems.add(refused.problem(str(argument), i))
+            visuals.append(None)
     return visuals
-
-
-def _identity(value: Any) -> object:
-    """What equal paths and the same object have in common."""
-    try:
-        return os.fspath(value) if isinstance(value, (str, os.PathLike)) else id(value)
-    except Exception:  # a path of the user's own, which its source refuses
-        return id(value)
 
 
 @dataclass(eq=False, slots=True)
@@ -201,14 +181,13 @@ class Row(Source[Any]):
         try:
             value = self.rows[self.index]
         except Exception as error:  # the rows' own code may fail in any way, and costs this row only
-            found = f"({type(error).__name__}: {error})"
-            raise Refused(found, verb="cannot be fetched") from None
+            raise Refused(f"({type(error).__name__}: {error})", verb="cannot be fetched") from None
         return source_of(value, self.media)[1]
 
 
 def _lazy_rows(rows: Any, problems: Problems, media: Sequence[str]) -> Rows:
     """Visuals of rows that are made on demand; only the first is looked at, for its type."""
-    argument = _ARGUMENTS[media[0]]
+    argument = str(argument_of(media))
     if len(rows):
         try:
             Row(rows, 0, media).fetch()
@@ -217,8 +196,7 @@ def _lazy_rows(rows: Any, problems: Problems, media: Sequence[str]) -> Rows:
             if problem.kind is TypeError:  # otherwise that row's own matter, for check or load to report
                 problems.add(problem)
                 return [None] * len(rows)
-    kind = MEDIA[media[0]]
-    return [kind(f"{argument}[{i}]", Row(rows, i, media)) for i in range(len(rows))]
+    return [MEDIA[media[0]](f"{argument}[{i}]", Row(rows, i, media)) for i in range(len(rows))]
 
 
 def check_decodable(
@@ -253,11 +231,10 @@ def check_decodable(
         return None
 
     def failures(group: list[Source[Any]]) -> list[Refused | None]:
-        known = {source for source in group if kept is not None and any(map(kept, indices[source]))}
-        rest = [source for source in group if source not in known]
+        rest = [source for source in group if kept is None or not any(map(kept, indices[source]))]
         done = shared_decoders(decoders).check(rest) if decoders and rest else [False] * len(rest)
-        known.update(source for ok, source in zip(done, rest, strict=True) if ok)
-        return [None if source in known else failure(source) for source in group]
+        unknown = {source for ok, source in zip(done, rest, strict=True) if not ok}
+        return [failure(source) if source in unknown else None for source in group]
 
     bar = tqdm(total=len(distinct), desc="checking", unit=media[0], disable=None if progress else True)
     with bar, ThreadPoolExecutor(min(CHECKING, os.cpu_count() or 1)) as pool:
@@ -266,5 +243,6 @@ def check_decodable(
             groups = [window[k : k + CHECKED_TOGETHER] for k in range(0, len(window), CHECKED_TOGETHER)]
             for source, refused in zip(window, chain.from_iterable(pool.map(failures, groups)), strict=True):
                 bar.update()
-                for index in indices[source] if refused is not None else ():
-                    problems.add(refused.problem(_ARGUMENTS[media[0]], index))  # type: ignore[union-attr]
+                if refused is not None:
+                    for index in indices[source]:
+                        problems.add(refused.problem(str(argument_of(media)), index))

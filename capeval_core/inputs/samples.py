@@ -163,10 +163,9 @@ def check_pools(
     media: Sequence[str] = ("image",),
     progress: bool = False,
 ) -> Pools:
-    """Check pools of candidates and their images, and raise all problems at once.
+    """Check pools of candidates and their images; arguments and errors as for `check_samples`.
 
     captions: per image a list of candidates, one or more, each pool of any size.
-    images, on_error, empty, media, progress, and errors: as for `check_samples`.
 
     Returns:
         One row per candidate, pool after pool, with its position in the pool in `candidates`.
@@ -176,11 +175,6 @@ def check_pools(
     >>> samples = check_pools([["a wall", "grey"], ["a door"]], [grey, grey])
     >>> samples.captions, samples.candidates
     (['a wall', 'grey', 'a door'], [0, 1, 0])
-    >>> check_pools([["a wall", ""], "a door"], [grey, grey])
-    Traceback (most recent call last):
-    capeval_core.errors.InputError: 2 problems with the input:
-      captions[0][1] is empty: write a caption or leave it out or pass empty="score"
-      captions[1] is a single string: pass the list of its candidates, ['a door', ...]
     """
     problems = _check_choices(on_error, empty)
     pools = check_candidates(captions, empty, problems)

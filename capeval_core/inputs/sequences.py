@@ -10,25 +10,19 @@ def as_list(value: Any) -> list[Any] | None:
     """A sequence of any make as a list; None for what has no order, no length, or is no sequence."""
     if isinstance(value, (str, bytes, bytearray, range, type, Mapping, Set)):
         return None
-    try:
-        if isinstance(value, Sequence):
-            return list(value)
-        for method in ("to_pylist", "tolist"):  # pyarrow; numpy, pandas
-            if hasattr(value, method):
-                rows = getattr(value, method)()
-                return rows if isinstance(rows, list) else None  # a numpy scalar has tolist too
-    except Exception:  # tensors without storage, or a sequence of the user's own that fails
-        return None
-    return None
+    if isinstance(value, Sequence):
+        return list(value)
+    to_list = getattr(value, "to_pylist", None) or getattr(value, "tolist", None)  # pyarrow; numpy, pandas
+    rows = to_list() if to_list else None
+    return rows if isinstance(rows, list) else None  # a numpy scalar has tolist too
 
 
 def shape_of(value: Any) -> tuple[int, ...] | None:
     """The shape of an array or tensor; None for what has none, as a class, a mock and a nested tensor."""
     try:
-        shape = value.shape
-    except Exception:  # a property may fail in any way
+        return tuple(value.shape) if isinstance(value.shape, tuple) else None
+    except (AttributeError, RuntimeError):  # nested tensors have none
         return None
-    return tuple(shape) if isinstance(shape, tuple) else None
 
 
 def is_tensor(value: Any) -> bool:
@@ -79,11 +73,7 @@ class UndecodedColumn:
 
     @classmethod
     def of(cls, column: Any) -> Any:
-        """The stored rows behind a column; the column itself where its rows are not stored as images.
-
-        The latter are columns behind a transform of the user's own (`with_transform`), and features that hold
-        arrays.
-        """
+        """The stored rows behind a column; the column itself if it is transformed, or of arrays."""
         names = [column.column_name]
         root = column.source
         while is_dataset_column(root):
