@@ -16,7 +16,7 @@ from capeval_core.commands.interrupts import interruptible
 from capeval_core.commands.outputs import tell_reasons
 from capeval_core.commands.terminal import WHOLE_LINES, Parser, complain, paragraph, table
 from capeval_core.errors import did_you_mean
-from capeval_core.inputs.file_texts import FileOptions
+from capeval_core.inputs.text_files import FileOptions
 
 if TYPE_CHECKING:
     from capeval_core.training.augmentation import Augmentation, Counts

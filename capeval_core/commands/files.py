@@ -8,7 +8,7 @@ import os
 from capeval_core.commands.arguments import add_flags, chosen, in_words_of_the_user
 from capeval_core.errors import Problems
 from capeval_core.inputs.collection import Collection, read_collection
-from capeval_core.inputs.file_texts import FileOptions
+from capeval_core.inputs.text_files import FileOptions
 
 FILES = (
     "Files are JSON ({image id: caption}, {image id: [captions or references]}, COCO results, COCO "

@@ -22,8 +22,8 @@ from capeval_core.commands.systems_output import (
 from capeval_core.commands.terminal import WHOLE_LINES, Parser, complain, paragraph, table
 from capeval_core.errors import Problems, beside
 from capeval_core.evidence import Evidence
-from capeval_core.inputs.file_texts import FileOptions
 from capeval_core.inputs.folder import bare, names_in, some_of
+from capeval_core.inputs.text_files import FileOptions
 from capeval_core.metric import CaptionMetric
 from capeval_core.registry import metric_class
 from capeval_core.result import Result, json_text

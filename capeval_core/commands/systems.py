@@ -26,10 +26,10 @@ from capeval_core.commands.terminal import announce, complain
 from capeval_core.errors import Piece, Problem, Problems, ProblemsError, Setting, beside, did_you_mean
 from capeval_core.evidence import Evidence
 from capeval_core.inputs.collection import Collection
-from capeval_core.inputs.file_texts import FileOptions
 from capeval_core.inputs.folder import KINDS, bare, names_in
 from capeval_core.inputs.media import argument_of
 from capeval_core.inputs.samples import Samples
+from capeval_core.inputs.text_files import FileOptions
 from capeval_core.metric import CaptionMetric
 from capeval_core.options import Options, Settings
 from capeval_core.result import Result

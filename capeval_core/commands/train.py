@@ -12,7 +12,7 @@ from capeval_core.commands.files import FILES
 from capeval_core.commands.interrupts import interruptible
 from capeval_core.commands.terminal import Parser, complain, paragraph
 from capeval_core.errors import FileError, file_problem
-from capeval_core.inputs.file_texts import FileOptions
+from capeval_core.inputs.text_files import FileOptions
 from capeval_core.training.pacs import PacsTraining
 from capeval_core.training.settings import RegionTraining, Training
 from capeval_core.training.umic import UmicTraining

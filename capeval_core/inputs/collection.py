@@ -9,13 +9,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 from capeval_core.errors import FileError, Problems, Setting, Text, file_problem, warn
-from capeval_core.inputs.file_texts import (
-    CANDIDATE_FIELDS,
-    REFERENCE_FIELDS,
-    FileOptions,
-    Texts,
-    refuse_unused,
-)
 from capeval_core.inputs.folder import (
     KINDS,
     Names,
@@ -25,7 +18,15 @@ from capeval_core.inputs.folder import (
     only_matches,
     some_of,
 )
-from capeval_core.inputs.text_files import STANDARD_INPUT, read_texts
+from capeval_core.inputs.text_files import (
+    CANDIDATE_FIELDS,
+    REFERENCE_FIELDS,
+    STANDARD_INPUT,
+    FileOptions,
+    Texts,
+    read_texts,
+    refuse_unused,
+)
 
 Read = TypeVar("Read")
 

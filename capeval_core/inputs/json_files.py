@@ -1,4 +1,4 @@
-"""JSON and JSON lines: bytes to text, text to values, and the forms that captions have in the field."""
+"""Text and JSON of files: bytes of a regular file, decoded, and JSON in which no key repeats."""
 
 from __future__ import annotations
 
@@ -10,127 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from capeval_core.errors import FileError, did_you_mean, file_problem, refuse_nul
-from capeval_core.inputs.file_texts import Gatherer
-from capeval_core.values import described
 
-FORMS = (
-    '{image id: caption}, {image id: [captions or references]}, {image id: [{"caption": ...}]}, '
-    'COCO results [{"image_id": ..., "caption": ...}], COCO annotations {"images": [...], '
-    '"annotations": [...]} and Karpathy\'s {"images": [{"sentences": [...]}]}'
-)
-
-
-def read_json(data: bytes, gatherer: Gatherer) -> None:
-    """A JSON file in any of these forms, or JSON lines under the name of JSON."""
-    text = decoded(gatherer.path, data)
-    if _is_json_lines(text):
-        read_json_lines(data, gatherer)
-        return
-    content = parse_json(gatherer.path, text)
-    if isinstance(content, dict) and _is_list_of_objects(content.get("annotations")):
-        _read_annotations(content, gatherer)
-    elif isinstance(content, dict) and _is_karpathy(content.get("images")):
-        _read_karpathy(content["images"], gatherer)
-    elif isinstance(content, dict) and (not content or any(map(_is_text_or_list, content.values()))):
-        _read_mapping(content, gatherer)
-    elif _is_list_of_objects(content):
-        for i, row in enumerate(content):
-            gatherer.row(row, f"entry {i}")
-    else:
-        gatherer.complain(None, f"unknown form, found {_outlined(content)}; read are {FORMS}", verb="")
-
-
-def _is_json_lines(text: str) -> bool:
-    """Whether the first line is an object of its own, and another line follows."""
-    line, _, rest = text.lstrip().partition("\n")
-    if not line.startswith("{") or not rest.strip():
-        return False
-    try:
-        return isinstance(json.loads(line), dict)
-    except (ValueError, RecursionError):
-        return False
-
-
-def _is_karpathy(images: Any) -> bool:
-    return _is_list_of_objects(images) and any("sentences" in image for image in images)
-
-
-def _is_list_of_objects(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(row, dict) for row in value)
-
-
-def _is_text_or_list(value: Any) -> bool:
-    return isinstance(value, (str, list))
-
-
-def _read_mapping(content: dict[str, Any], gatherer: Gatherer) -> None:
-    """Captions by image id. Values of another kind, but null, are reported alone."""
-    unfit = any(value is not None and not _is_text_or_list(value) for value in content.values())
-    for image_id, value in content.items():
-        if not _is_text_or_list(value):
-            found = described(value, none="null")
-            gatherer.complain(f"id {image_id!r}", found, "expected a caption or a list of them")
-        elif not unfit and gatherer.image_id(image_id, "an image id") is not None:
-            gatherer.add(image_id, value, f"id {image_id!r}")
-
-
-def _read_annotations(content: dict[str, Any], gatherer: Gatherer) -> None:
-    """Rows under `annotations`, and from `images` the file names of their ids."""
-    for i, row in enumerate(content["annotations"]):
-        gatherer.row(row, f"annotation {i}")
-    images = content.get("images", [])
-    if not isinstance(images, list):
-        gatherer.complain("images", described(images, none="null"), "expected a list, or leave it out")
-        return
-    for i, image in enumerate(images):
-        if not isinstance(image, dict):
-            gatherer.complain(f"image {i}", described(image, none="null"), "expected an object with an id")
-            continue
-        if "file_name" not in image:
-            continue
-        name = image["file_name"]
-        if not isinstance(name, str) or not name:
-            found = "empty" if name == "" else described(name, none="null")
-            gatherer.complain(f"image {i}: file_name", found, "expected a file's name, or leave it out")
-        else:
-            image_id = gatherer.image_id(image.get("id"), f"image {i}: id")
-            if image_id is not None:
-                gatherer.file_name(image_id, name, f"image {i}")
-
-
-def _read_karpathy(images: list[dict[str, Any]], gatherer: Gatherer) -> None:
-    """Images with their sentences. The number of COCO is the id where there is one, else the file's name."""
-    for i, image in enumerate(images):
-        row = dict(image)
-        if "cocoid" in image:
-            row.setdefault("image_id", image["cocoid"])
-        folder, name = image.get("filepath"), image.get("filename")
-        if isinstance(folder, str) and isinstance(name, str):
-            row.setdefault("file_name", f"{folder}/{name}")
-        gatherer.row(row, f"image {i}")
-
-
-def _outlined(content: Any) -> str:
-    """The form of a JSON value in a few words."""
-    if isinstance(content, dict):
-        key, value = next(iter(content.items()))
-        return f"an object with {key!r}: {described(value)}"
-    if isinstance(content, list):
-        return f"a list with {described(content[0])}" if content else "an empty list"
-    return described(content, none="null")
-
-
-def read_json_lines(data: bytes, gatherer: Gatherer) -> None:
-    """One object a line."""
-    # Not splitlines: a caption may hold U+2028, which JSON does not escape.
-    for number, line in enumerate(decoded(gatherer.path, data).split("\n"), start=1):
-        if line.strip():
-            try:
-                row = parse_json(gatherer.path, line, first_line=number)
-            except FileError as error:
-                gatherer.problems.extend(error.problems)
-            else:
-                gatherer.row(row, f"line {number}")
+_PICTURES = {b"\xff\xd8\xff": "JPEG", b"\x89PNG\r\n": "PNG"}
+"""What files of images begin with, neither of which is UTF-8."""
+_ONCE = "for several captions of an image use {image id: [captions]}"
 
 
 def contents(path: Path) -> bytes:
@@ -140,8 +23,8 @@ def contents(path: Path) -> bytes:
         mode = path.stat().st_mode
         data = path.read_bytes() if stat.S_ISREG(mode) else b""
     except FileNotFoundError:
-        found = "there is no such file"
-        raise FileError(file_problem(path, found + did_you_mean(path.name, _beside(path)))) from None
+        found = "there is no such file" + did_you_mean(path.name, _beside(path))
+        raise FileError(file_problem(path, found)) from None
     except OSError as error:
         raise FileError(file_problem(path, f"cannot be read ({error.strerror})")) from None
     if stat.S_ISDIR(mode):
@@ -162,23 +45,17 @@ def _beside(path: Path) -> list[str]:
         return []
 
 
-_PICTURES = {b"\xff\xd8\xff": "JPEG", b"\x89PNG\r\n": "PNG"}
-"""What files of images begin with, neither of which is UTF-8."""
-
-
 def decoded(path: Path, data: bytes) -> str:
     """The text of a file in UTF-8, or in UTF-16 with a byte order mark, without that mark.
 
     Raises FileError.
     """
-    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):  # as Excel and PowerShell write
-        try:
-            return data.decode("utf-16")
-        except UnicodeDecodeError as error:
-            raise FileError(file_problem(path, f"is not UTF-16 ({error.reason})", "write it again")) from None
+    wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))  # as Excel and PowerShell write
     try:
-        text = data.decode("utf-8-sig")
+        text = data.decode("utf-16" if wide else "utf-8-sig")
     except UnicodeDecodeError as error:
+        if wide:
+            raise FileError(file_problem(path, f"is not UTF-16 ({error.reason})", "write it again")) from None
         kind = next((kind for start, kind in _PICTURES.items() if data.startswith(start)), None)
         if kind is not None:
             fix = "expected a file of text, such as captions by image id"
@@ -189,9 +66,6 @@ def decoded(path: Path, data: bytes) -> str:
         found = "holds NUL characters, as UTF-16 without a byte order mark does"
         raise FileError(file_problem(path, found, "convert it to UTF-8"))
     return text
-
-
-_ONCE = "for several captions of an image use {image id: [captions]}"
 
 
 def load_json(path: Path, once: str = _ONCE) -> Any:

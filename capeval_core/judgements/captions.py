@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from capeval_core.errors import FileError, Problems, did_you_mean, file_problem
-from capeval_core.inputs.file_texts import ID_FIELDS
+from capeval_core.inputs.text_files import ID_FIELDS
 from capeval_core.judgements.correlation import kendall_tau_c
 from capeval_core.judgements.files import named_rows
 from capeval_core.values import described

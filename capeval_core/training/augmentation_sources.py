@@ -12,9 +12,9 @@ from typing import Generic, TypeVar
 from PIL import Image
 
 from capeval_core.errors import FileError, Problems, file_problem, warn
-from capeval_core.inputs.file_texts import FileOptions, Texts
 from capeval_core.inputs.folder import Names, match_images, names_in, paths_by_id
 from capeval_core.inputs.sources import InRgb
+from capeval_core.inputs.text_files import FileOptions, Texts
 from capeval_core.inputs.visual import InputImage
 from capeval_core.options import Settings, option
 from capeval_core.training.captioned import (

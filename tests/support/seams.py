@@ -24,7 +24,7 @@ from capeval_core.encoders.blip2_model import matched_states
 from capeval_core.encoders.vilbert import LocatedBoxes
 from capeval_core.errors import Problems
 from capeval_core.inputs import collection as _collection
-from capeval_core.inputs import file_texts, text_files
+from capeval_core.inputs import text_files
 from capeval_core.inputs.box_stores import BoxFeatureStore
 from capeval_core.inputs.boxes import InputBoxes
 from capeval_core.inputs.decoding import resized
@@ -208,7 +208,7 @@ def check(
 def read_texts(path: str | PathLike[str], references: bool = False) -> list[tuple[str, str]]:
     """The ids and texts of a file of candidates, or of references."""
     problems = Problems()
-    fields = file_texts.REFERENCE_FIELDS if references else file_texts.CANDIDATE_FIELDS
+    fields = text_files.REFERENCE_FIELDS if references else text_files.CANDIDATE_FIELDS
     rows = text_files.read_texts(path, fields, problems).rows
     problems.raise_if_any()
     return rows
@@ -219,7 +219,7 @@ def read_collection(
 ) -> Any:
     """Files joined by image id, with `ids`, `captions`, `images`, `references` and `entries`."""
     more = {name: options.pop(name) for name in ("wide", "medium") if name in options}
-    chosen = file_texts.FileOptions(**options)
+    chosen = text_files.FileOptions(**options)
     return _collection.read_collection(candidates, images, references, options=chosen, **more)
 
 
