@@ -18,7 +18,7 @@ from capeval_core.commands.systems_output import (
 )
 from capeval_core.commands.terminal import WHOLE_LINES, Parser, complain, paragraph, table
 from capeval_core.errors import Problems
-from capeval_core.inputs.folder import KINDS, Names, match_images, names_in
+from capeval_core.inputs.folder import Folder
 from capeval_core.registry import metric_of
 from capeval_core.result import Result, not_comparable
 from capeval_core.statistics import NoTestError
@@ -72,9 +72,8 @@ def _with_visuals(systems: Sequence[ScoredSystem], folder: Path | None) -> list[
     if folder is None:
         return list(systems)
     problems = Problems()
-    kind = KINDS[next(iter(systems[0].results.values())).visual]
-    names = Names(names_in(folder, kind), kind.extensions)
-    paths = [match_images(folder, names, list(dict.fromkeys(s.ids)), problems, kind=kind) for s in systems]
+    there = Folder(folder, next(iter(systems[0].results.values())).visual)
+    paths = [there.match(list(dict.fromkeys(system.ids)), problems) for system in systems]
     problems.raise_if_any()
     return [
         replace(system, images=[own[one] for one in system.ids])

@@ -26,7 +26,7 @@ from capeval_core.commands.terminal import announce, complain
 from capeval_core.errors import Piece, Problem, Problems, ProblemsError, Setting, beside, did_you_mean
 from capeval_core.evidence import Evidence
 from capeval_core.inputs.collection import Collection
-from capeval_core.inputs.folder import KINDS, bare, names_in
+from capeval_core.inputs.folder import bare, names_in
 from capeval_core.inputs.media import argument_of
 from capeval_core.inputs.samples import Samples
 from capeval_core.inputs.text_files import FileOptions
@@ -268,9 +268,8 @@ def _read(
 
 def _tell_without_caption(folder: str, medium: str, collections: Sequence[Collection]) -> None:
     """Say how many images of a folder no system has a caption of, and which, unless they are most of it."""
-    kind = KINDS[medium]
     captioned = {Path(image).name for one in collections for image in one.images}
-    there = [name for name in names_in(Path(folder), kind) if Path(name).suffix.lower() in kind.extensions]
+    there = [name for name in names_in(Path(folder), medium) if bare(name, medium) != name]
     without = sorted(set(there) - captioned)
     if not without:
         return
@@ -279,7 +278,7 @@ def _tell_without_caption(folder: str, medium: str, collections: Sequence[Collec
         if len(without) == 1
         else f"{len(without):,} {medium}s of the folder have"
     )
-    listed = ", ".join(repr(bare(name, kind.extensions)) for name in without[:3])
+    listed = ", ".join(repr(bare(name, medium)) for name in without[:3])
     shown = f" ({listed}{', ...' if len(without) > 3 else ''})" if len(without) < len(captioned) else ""
     complain(f"note: {have} no caption{shown}")
 

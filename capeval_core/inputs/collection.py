@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeVar
+from typing import Any
 
 from capeval_core.errors import FileError, Problems, Setting, Text, file_problem, warn
-from capeval_core.inputs.folder import (
-    KINDS,
-    Names,
-    file_finder,
-    match_images,
-    names_in,
-    only_matches,
-    some_of,
-)
+from capeval_core.inputs.folder import Folder, Names, only_matches, some_of
 from capeval_core.inputs.text_files import (
     CANDIDATE_FIELDS,
     REFERENCE_FIELDS,
@@ -27,8 +20,6 @@ from capeval_core.inputs.text_files import (
     read_texts,
     refuse_unused,
 )
-
-Read = TypeVar("Read")
 
 
 @dataclass(frozen=True)
@@ -63,13 +54,10 @@ def read_collection(
     no candidate has are left out. Ids need not be written the same way in all three (see `Names`). Where rows
     have several columns that may be ids, that one counts which names images of the folder (without one: which
     the other file knows); two that name different images are refused, unless `options.id_column` is one.
-    Where COCO annotations give an id a `file_name`, that image is taken. If none of these files is there, as
-    in a folder whose images were renamed to their ids, a warning says so and the ids are used; if only some
-    are, the others are an error. `images` None: there is no folder, ids alone name images. `options`: columns
-    and splits to read. `wide`: a table may have one row per image, its candidates side by side. `medium`:
-    "image", or "video": a video is a file, or a folder of its frames. `problems`: if all files can be
-    read, where problems with rows are noted, which are then left out. `absent_too`: unless no image is there,
-    one that is missing is a path where nothing is.
+    Where COCO annotations give an id a `file_name`, that image is taken (see `Folder.match`, also for
+    `absent_too`). `images` None: there is no folder, ids alone name images. `options`: columns and splits to
+    read. `wide`: a table may have one row per image, its candidates side by side. `problems`: if all files
+    can be read, where problems with rows are noted, which are then left out.
 
     All captions of an image count, equal ones too; a warning says how many repeat, and how many images have
     different ones in several rows, as where a run was appended to another.
@@ -89,80 +77,86 @@ def read_collection(
     if references is not None and os.fspath(candidates) == os.fspath(references) == STANDARD_INPUT:
         fix = "name a file for one of them"
         raise FileError(file_problem("standard input", "cannot be both candidates and references", fix))
-    texts = _attempted(
-        lambda: read_texts(candidates, CANDIDATE_FIELDS, problems, options, wide=wide), problems
-    )
-    folder = None if images is None else Path(images)
-    kind = KINDS[medium]
-    names = None
-    if folder is not None:
-        names = _attempted(lambda: Names(names_in(folder, kind), kind.extensions), problems)
-    reference_texts = None
-    if references is not None:
-        column = "reference_column"
-        reference_texts = _attempted(
-            lambda: read_texts(
+    texts, folder, known = None, None, None
+    with _noting(problems):
+        texts = read_texts(candidates, CANDIDATE_FIELDS, problems, options, wide=wide)
+    with _noting(problems):
+        folder = None if images is None else Folder(Path(images), medium)
+    with _noting(problems):
+        if references is not None:
+            column = "reference_column"
+            known = read_texts(
                 references, REFERENCE_FIELDS, problems, options, column=column, all_splits=True
-            ),
-            problems,
-        )
-    if texts is not None and (reference_texts is not None or references is None):
-        read = [(candidates, texts), (references, reference_texts)]
+            )
+    if texts is not None and (known is not None or references is None):
+        read = [(candidates, texts), (references, known)]
         refuse_unused(options, {Path(path): one for path, one in read if path and one}, problems)
-
-    if texts is None or (names is None and images is not None):
-        problems.raise_if_any()
-    if reference_texts is None and references is not None:
-        problems.raise_if_any()
-    texts = texts or Texts()
-    if folder is not None and names is not None:
-        find = file_finder(folder, names, kind)
-        texts.use_id_column(Path(candidates), find, options, problems)
-    else:
-        find = _finder_of_candidates(texts)
-    if references is not None and reference_texts is not None:
-        reference_texts.use_id_column(Path(references), find, options, problems)
+    if texts is None or (folder is None and images is not None) or (known is None and references is not None):
+        raise problems.error()
+    file = Path(candidates)
+    if folder is not None:
+        texts.use_id_column(file, folder.find, options, problems)
+    if known is not None and references is not None:
+        find = _finder_of_candidates(texts) if folder is None else folder.find
+        known.use_id_column(Path(references), find, options, problems)
     ids = list(texts.by_id())
     paths: Mapping[str, Path | str] = {image_id: image_id for image_id in ids}
-    references_of: dict[str, list[str]] = {}
+    if folder is not None:
+        file_names = {**(known.file_names if known else {}), **texts.file_names}
+        paths = folder.match(ids, problems, file_names, absent_too=absent_too)
+        _refuse_two_ids(file, paths, problems)
     matched: dict[str, str] = {}
-    if folder is not None and names is not None:
-        file_names = {**(reference_texts.file_names if reference_texts else {}), **texts.file_names}
-        paths = matched_paths = match_images(
-            folder, names, ids, problems, file_names=file_names, kind=kind, absent_too=absent_too
-        )
-        _refuse_two_ids(Path(candidates), matched_paths, problems)
-    if references is not None and reference_texts is not None:
-        entries = reference_texts.by_id()
-        find = _finder(reference_texts, entries)
-        column = texts.id_column(Path(candidates), find, options, problems) or ""
-        matches: dict[str, list[str]] = {image_id: [] for image_id in ids}
-        for (image_id, _), own in zip(texts.rows, texts.entries, strict=True):
-            found = find(own.get(column, image_id))
-            matches[image_id] += [entry for entry in found if entry not in matches[image_id]]
-        lacking, advice = _lacking(reference_texts, entries, matches, options)
+    references_of: dict[str, list[str]] = {}
+    if known is not None and references is not None:
+        entries = known.by_id()
+        matches = _matches(texts, known, entries, file, options, problems)
+        lacking, advice = _lacking(known, entries, matches, options)
         matched = only_matches(Path(references), matches, lacking, problems, advice)
         if len({*paths.values()}) == len(paths):  # else they are refused already
-            _refuse_two_ids(Path(candidates), matched, problems)
+            _refuse_two_ids(file, matched, problems)
         references_of = {image_id: entries[entry] for image_id, entry in matched.items()}
+    if not len(problems):
+        _warn_of_repeats(file, texts, references_of, wide=wide)
     if noted is None:
         problems.raise_if_any()
     else:
         noted.extend(problems)
-    if not len(problems):
-        _warn_of_repeats(Path(candidates), texts, references_of, wide=wide)
-    rows = [
-        (image_id, caption)
-        for image_id, caption in texts.rows
-        if image_id in paths and (reference_texts is None or image_id in matched)
-    ]
+    kept = [row for row in texts.rows if row[0] in paths and (known is None or row[0] in matched)]
+    own = [image_id for image_id, _ in kept]
     return Collection(
-        ids=[image_id for image_id, _ in rows],
-        captions=[caption for _, caption in rows],
-        images=[paths[image_id] for image_id, _ in rows],
-        references=None if reference_texts is None else [references_of[image_id] for image_id, _ in rows],
-        entries=None if reference_texts is None else [matched[image_id] for image_id, _ in rows],
+        ids=own,
+        captions=[caption for _, caption in kept],
+        images=[paths[image_id] for image_id in own],
+        references=None if known is None else [references_of[image_id] for image_id in own],
+        entries=None if known is None else [matched[image_id] for image_id in own],
     )
+
+
+@contextmanager
+def _noting(problems: Problems) -> Iterator[None]:
+    """Note what is wrong with a file, so that the other files are read as well."""
+    try:
+        yield
+    except FileError as error:
+        problems.extend(error.problems)
+
+
+def _matches(
+    texts: Texts,
+    known: Texts,
+    entries: Mapping[str, Any],
+    file: Path,
+    options: FileOptions,
+    problems: Problems,
+) -> dict[str, list[str]]:
+    """What each id of the candidates can mean among the entries of the references."""
+    find = _finder(known, entries)
+    column = texts.id_column(file, find, options, problems) or ""
+    matches: dict[str, list[str]] = {}
+    for (image_id, _), own in zip(texts.rows, texts.entries, strict=True):
+        found = matches.setdefault(image_id, [])
+        found += [entry for entry in find(own.get(column, image_id)) if entry not in found]
+    return matches
 
 
 def _finder_of_candidates(texts: Texts) -> Callable[[str], list[str]]:
@@ -208,15 +202,6 @@ def _lacking(
         return found, ("pass ", Setting("split", ",".join([*kept, *sorted(elsewhere)])))
     examples = f"; it has ids like {', '.join(map(repr, [*entries][:3]))}" if entries else ""
     return f"no references{examples}", ""
-
-
-def _attempted(read: Callable[[], Read], problems: Problems) -> Read | None:
-    """What `read` returns, or None with its problems noted, so that the other files are read as well."""
-    try:
-        return read()
-    except FileError as error:
-        problems.extend(error.problems)
-        return None
 
 
 def _refuse_two_ids(path: Path, meant: Mapping[str, Path | str], problems: Problems) -> None:

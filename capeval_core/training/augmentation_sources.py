@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 from PIL import Image
 
 from capeval_core.errors import FileError, Problems, file_problem, warn
-from capeval_core.inputs.folder import Names, match_images, names_in, paths_by_id
+from capeval_core.inputs.folder import Folder, paths_by_id
 from capeval_core.inputs.sources import InRgb
 from capeval_core.inputs.text_files import FileOptions, Texts
 from capeval_core.inputs.visual import InputImage
@@ -65,7 +65,7 @@ def images_of_files(
     else:
         texts = _texts_of(captions, options, images)
         ids = list(dict.fromkeys(image_id for image_id, _ in texts.rows))
-        found = match_images(images, Names(names_in(images)), ids, problems, texts.file_names)
+        found = Folder(images).match(ids, problems, texts.file_names)
         paths = {image_id: found[image_id] for image_id in ids if image_id in found}
     problems.raise_if_any()
     files = list(paths.values())

@@ -11,7 +11,7 @@ from typing import Any
 
 from capeval_core.errors import Problems, did_you_mean, file_problem, warn, wrong_option
 from capeval_core.inputs.box_stores import BoxFeatureStore
-from capeval_core.inputs.folder import Names, file_finder, match_images, names_in
+from capeval_core.inputs.folder import Folder
 from capeval_core.inputs.text_files import REFERENCE_FIELDS, FileOptions, Texts, read_texts, refuse_unused
 from capeval_core.inputs.visual import InputImage, InputVisual
 from capeval_core.scores.box_source import boxes_by_id
@@ -69,8 +69,7 @@ def texts_of(captions: Path, options: FileOptions | None = None, images: Path | 
     texts = read_texts(captions, REFERENCE_FIELDS, problems, options)
     refuse_unused(options, {captions: texts}, problems)
     if images is not None:
-        find = file_finder(images, Names(names_in(images)))
-        texts.use_id_column(captions, find, options, problems)
+        texts.use_id_column(captions, Folder(images).find, options, problems)
     problems.raise_if_any()
     return texts
 
@@ -97,7 +96,7 @@ def images_of(
     if images is None:
         raise ValueError(f"{file}: a folder of images is needed, or box features that were made before")
     problems = Problems()
-    paths = match_images(images, Names(names_in(images)), ids, problems, file_names)
+    paths = Folder(images).match(ids, problems, file_names)
     problems.raise_if_any()
 
     def visuals() -> Iterator[InputVisual[Any]]:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import gradio as gr
 
-from capeval_core.inputs.folder import VIDEO_EXTENSIONS
+from capeval_core.inputs.folder import EXTENSIONS
 from capeval_core.inputs.trial import frames_within_limits
 from capeval_core.integrations.page.uploads import notes_on, uploaded
 from capeval_core.limits import LIMITS
@@ -92,7 +92,7 @@ class PageVideo(PageMedium):
     def component(self, *, visible: bool) -> gr.File:
         return gr.File(
             label="Video: MP4, WebM, MOV, MKV, AVI or GIF",
-            file_types=sorted(VIDEO_EXTENSIONS),
+            file_types=sorted(EXTENSIONS["video"]),
             height=160,
             visible=visible,
             elem_id=self.name,
