@@ -124,7 +124,7 @@ class Folder:
         if renamed and len(problems) == before:
             warn(
                 f"{self.path}: none of the file_names that {len(named):,} of {len(ids):,} ids are given, "
-                f"such as {file_names[named[0]]!r}, is there: the {self.medium}s of these ids themselves are used"
+                f"such as {file_names[named[0]]!r}, is there: the {self.medium}s of these ids are used"
             )
         for name in matched.values():
             if not valid_unicode(name):  # it could not be written into any file of results
