@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import zlib
 from typing import Any
 
 import numpy as np
@@ -29,17 +28,3 @@ def turned() -> bytes:
     exif = Image.Exif()
     exif[0x0112] = 6
     return encoded(photograph(), exif=exif)
-
-
-def crowded_jpeg(scans: int) -> bytes:
-    """A progressive JPEG whose last scan is there as often as asked for: each costs as much as an image."""
-    data = encoded(photograph(), progressive=True)
-    last = data.rindex(b"\xff\xda")
-    return data[:-2] + data[last:-2] * (scans - data.count(b"\xff\xda")) + b"\xff\xd9"
-
-
-def crowded_png(chunks: int) -> bytes:
-    """A PNG with so many chunks of text."""
-    data = encoded(photograph(), "PNG")
-    chunk = (3).to_bytes(4, "big") + b"tEXtk\0x"
-    return data[:33] + (chunk + zlib.crc32(chunk[4:]).to_bytes(4, "big")) * chunks + data[33:]
