@@ -76,10 +76,10 @@ def seeded_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def weights(seeded_weights: Path) -> Iterator[str]:
     """Weights for tests of what holds with any weights: the shipped ones, where they are built."""
-    from capeval_core.encoders.clip import ClipEncoder
+    import capeval_core
 
     name = "tiny" if (TINY / "model.safetensors").is_file() else str(seeded_weights)
-    kept = ClipEncoder.from_pretrained(name)  # a loaded encoder is shared as long as someone holds it
+    kept = capeval_core.load("pacs", weights=name)  # a loaded encoder is shared as long as someone holds it
     yield name
     del kept
 

@@ -62,59 +62,27 @@ def test_a_scalar_of_numpy_is_the_value_that_it_holds() -> None:
     assert [type(value) for value in keywords] == [float, int, bool, str, int]
 
 
-BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
-    ({"dtype": "float64"}, ValueError, "dtype='float64': expected 'float32' or 'bfloat16' or 'float16'"),
-    ({"dtype": "flaot16"}, ValueError, "did you mean 'float16'"),
-    ({"dtype": 16}, TypeError, "dtype=16"),
-    ({"dtype": None}, TypeError, "dtype=None"),
-    ({"on_error": "NaN"}, ValueError, "did you mean 'nan'"),
-    ({"compat": "paper"}, ValueError, "expected 'released'"),
-    ({"batch_size": 0}, ValueError, "at least 1"),
-    ({"batch_size": -4}, ValueError, "at least 1"),
-    ({"batch_size": 2.0}, TypeError, "batch_size=2.0: expected int or None"),
-    ({"batch_size": True}, TypeError, "batch_size=True"),
-    ({"batch_size": "8"}, TypeError, "batch_size='8'"),
-    ({"evidence": 1}, TypeError, "evidence=1"),
-    ({"evidence": "yes"}, TypeError, "evidence='yes': expected bool"),
-    ({"weights": 5}, TypeError, "weights=5: expected str or path or None"),
-    ({"device": 0}, TypeError, "device=0"),
-    ({"cache": 12}, TypeError, "cache=12"),
-    ({"cache": ""}, ValueError, "cache='' is empty: pass the path of a folder"),
-    ({"cache": "a\0"}, ValueError, "cache='a\\x00' has a NUL character"),
-    ({"rows": 5}, TypeError, "rows=5"),
-    ({"rows": ""}, ValueError, "rows='' is empty: pass the path of a folder"),
-    ({"rows": Path("a\0")}, ValueError, "rows='a\\x00' has a NUL character"),
-    ({"scale": "2"}, TypeError, "scale='2'"),
-    ({"scale": 0.4}, ValueError, "at least 0.5"),
-    ({"scale": float("nan")}, ValueError, "scale=nan"),
-    ({"scale": float("inf")}, ValueError, "scale=inf"),
-    ({"scale": True}, TypeError, "scale=True"),
-    ({"region": 3}, TypeError, "region=3: expected str or None"),
-    ({"scale": 10**400}, ValueError, "scale=1e400 or so is too large a number: pass a smaller one"),
-    ({"scale": 10**5000}, ValueError, "scale=1e5000 or so"),
-    ({"batch_size": 1 << 63}, ValueError, "batch_size=1e18 or so is too large a number"),
-    ({"region": 10**5000}, TypeError, "region=1e5000 or so: expected str or None"),
-    ({"scale": np.float64("nan")}, ValueError, "scale=nan"),
-    ({"scale": np.bool_(True)}, TypeError, "scale=True"),
-    ({"batch_size": np.float64(4)}, TypeError, "batch_size=4.0: expected int or None"),
-    ({"weights": "a\0b"}, ValueError, r"weights='a\x00b' has a NUL character"),
-    ({"weights": "a\udcffb"}, ValueError, r"weights='a\udcffb' is not valid Unicode"),
-    ({"weights": Path("a\0b")}, ValueError, "has a NUL character"),
-    ({"region": "a\udcffb"}, ValueError, r"region='a\udcffb' is not valid Unicode"),
-]
+WRONG_TYPES: list[dict[str, Any]] = [
+    {"dtype": 16}, {"dtype": None}, {"batch_size": 2.0}, {"batch_size": True}, {"batch_size": "8"},
+    {"evidence": 1}, {"evidence": "yes"}, {"weights": 5}, {"device": 0}, {"cache": 12}, {"rows": 5},
+    {"scale": "2"}, {"scale": True}, {"region": 3}, {"region": 10**5000}, {"scale": np.bool_(True)},
+    {"batch_size": np.float64(4)}
+]  # fmt: skip
+WRONG_VALUES: list[dict[str, Any]] = [
+    {"dtype": "float64"}, {"dtype": "flaot16"}, {"on_error": "NaN"}, {"compat": "paper"}, {"batch_size": 0},
+    {"batch_size": -4}, {"cache": ""}, {"cache": "a\0"}, {"rows": ""}, {"rows": Path("a\0")}, {"scale":
+    0.4}, {"scale": float("nan")}, {"scale": float("inf")}, {"scale": 10**400}, {"scale": 10**5000},
+    {"batch_size": 1 << 63}, {"scale": np.float64("nan")}, {"weights": "a\0b"}, {"weights": "a\udcffb"},
+    {"weights": Path("a\0b")}, {"region": "a\udcffb"}
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("keywords", "kind", "message"), BAD)
-def test_refuses_the_rest(keywords: dict[str, Any], kind: type[Exception], message: str) -> None:
-    with pytest.raises(kind) as caught:
-        Own.of("own", keywords)
-    assert isinstance(caught.value, kind) and message in str(caught.value)
-
-
-def test_an_array_is_refused_in_words() -> None:
-    for name in ("dtype", "batch_size", "scale", "weights", "compat"):
-        with pytest.raises(TypeError, match=f"{name}="):
-            Own(**{name: np.array([1.0, 2.0])})  # type: ignore[arg-type]
+@pytest.mark.parametrize(("kind", "wrong"), [(TypeError, WRONG_TYPES), (ValueError, WRONG_VALUES)])
+def test_refuses_the_rest(kind: type[Exception], wrong: list[dict[str, Any]]) -> None:
+    for keywords in wrong:
+        with pytest.raises(kind, match=f"{next(iter(keywords))}=") as caught:
+            Own.of("own", keywords)
+        assert len(str(caught.value)) < 200
 
 
 def test_all_problems_are_raised_at_once() -> None:

@@ -27,9 +27,6 @@ from PIL import Image
 
 from capeval_core.cli import main
 from capeval_core.demo import DemoItem, demo_set
-from capeval_core.training.captioner import BLIP
-from capeval_core.training.text_to_image import STABLE_DIFFUSION
-from capeval_core.weights.catalogue import CLIP_B32
 from tests.golden import recipe
 from tests.golden.frcnn_vg_tiny import write_checkpoint
 from tests.hub import WRITER, Repository, log_in, serving
@@ -205,9 +202,11 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture(scope="module")
 def repositories(captioner: Path, pipeline: Path, tmp_path_factory: pytest.TempPathFactory) -> Repositories:
     folders = {
-        CLIP_B32.repository: write_open_clip(tmp_path_factory.mktemp("open_clip"), "pacs-vit-tiny"),
-        BLIP: captioner,
-        STABLE_DIFFUSION: pipeline,
+        "timm/vit_base_patch32_clip_224.openai": write_open_clip(
+            tmp_path_factory.mktemp("open_clip"), "pacs-vit-tiny"
+        ),
+        "Salesforce/blip-image-captioning-large": captioner,
+        "CompVis/stable-diffusion-v1-4": pipeline,
     }
     return {name: Repository.of({"main": folder}) for name, folder in folders.items()}
 

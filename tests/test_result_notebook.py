@@ -13,8 +13,6 @@ from PIL import Image
 
 import capeval_core
 from capeval_core.demo import demo_set
-from capeval_core.metric_facts import PUBLIC
-from capeval_core.reports.matches import MatchExplanation, word_matches
 from tests.reports.pages import Parsed
 from tests.test_result import NAN, result
 
@@ -85,21 +83,6 @@ def test_a_notebook_shows_the_number_the_ends_and_what_failed() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("scores", "ends"),
-    [
-        ([0.3], [("worst", "0"), ("best", "0")]),
-        ([0.3, 0.1], [("worst", "1"), ("best", "0")]),
-        ([0.3, 0.1, NAN, 0.2], [("worst", "1"), ("best", "0")]),
-    ],
-)
-def test_a_caption_is_not_among_the_worst_and_the_best(
-    scores: list[float], ends: list[tuple[str, str]]
-) -> None:
-    shown = result(scores)._repr_html_()
-    assert re.findall("<tr><th[^>]*>(worst|best)</th><td>([0-9]+)</td>", shown) == ends
-
-
 def test_what_a_notebook_shows_is_escaped_and_small() -> None:
     hostile = "<script>alert(1)</script>" * 1000
     own = result(
@@ -127,14 +110,3 @@ def test_an_explanation_shows_its_drawing() -> None:
     explanation: Any = metric.score([item.good], [item.image]).explain(0)
     data = explanation._repr_png_()
     assert Image.open(io.BytesIO(data)).size == explanation.plot().size
-    empty = MatchExplanation(
-        {"caption": "", "matches": [word_matches("a", [], ["a"], [], 0, 0, 0)], "best": 0}
-    )
-    assert empty._repr_png_() is None  # the notebook then shows the values
-
-
-def test_completion_lists_what_is_public() -> None:
-    metric = capeval_core.load("bleu")
-    assert [name for name in dir(metric) if not name.startswith("_")] == sorted(PUBLIC)
-    assert all(hasattr(metric, name) for name in PUBLIC)
-    assert callable(metric.aggregate)  # the steps are there, for those who write one

@@ -14,7 +14,18 @@ ORDER = (
     "judgements", "publishing", "training", "integrations", "commands",
 )  # fmt: skip
 SIDE_BY_SIDE = {"regions": {"phrases"}, "phrases": {"regions"}}
-SHARED = {"errors", "values", "options", "cache", "writing", "ragged", "demo", "project", "_version"}
+SHARED = {
+    "errors",
+    "values",
+    "options",
+    "cache",
+    "writing",
+    "ragged",
+    "demo",
+    "project",
+    "_version",
+    "limits",
+}
 """Files beside the rooms that any room may import; the others are the contract, for scores and doors."""
 LAST_WITHOUT_THE_CONTRACT = ORDER.index("reports")
 

@@ -27,7 +27,6 @@ from capeval_core.statistics import (
     mean_interval,
     paired_comparison,
 )
-from capeval_core.values import p_in_words, signed
 
 NAN = float("nan")
 System = list[list[float]]  # the scores of each image
@@ -422,36 +421,13 @@ def test_a_comparison_says_what_it_means() -> None:
     assert str(better) == (
         "the first system scores higher: 0 lies outside the 95% interval "
         f"(difference {better.difference:+.4f}, interval {low:+.4f} to {high:+.4f}, "
-        f"{p_in_words(better.p_value, 0.95)}, {TEST.format('image')}, 12 images, 0 left out)"
+        f"p < 0.001, {TEST.format('image')}, 12 images, 0 left out)"
     )
     assert repr(better) == f"Comparison({better})"
     worse = compared((list(scores), names(12)), (list(scores + rng.normal(0.1, 0.05, 12)), names(12)))
     assert worse.verdict.startswith("the first system scores lower: ")
     none = compared((list(scores), names(12)), (list(rng.permutation(scores)), names(12)), level=0.999)
     assert none.verdict == "no difference shown: 0 lies within the 99.9% interval"
-
-
-@pytest.mark.parametrize(
-    ("p_value", "words"),
-    [
-        (0.0, "p < 0.001"),
-        (0.0009999, "p < 0.001"),
-        (0.001, "p = 0.001"),
-        (0.0123, "p = 0.012"),
-        (0.0498, "p = 0.0498"),
-        (0.0502, "p = 0.050"),
-        (0.049999, "p = 0.049999"),
-        (1.0, "p = 1.000"),
-    ],
-)
-def test_a_p_value_is_printed_on_its_side_of_the_level(p_value: float, words: str) -> None:
-    assert p_in_words(p_value, 0.95) == words
-
-
-def test_a_small_difference_is_not_printed_as_none() -> None:
-    assert [signed(value) for value in (0.0, 0.01234, -0.5, 0.000012, -3e-9, 1e-12)] == [
-        *("+0.0000", "+0.0123", "-0.5000", "+0.00001200", "-3.0e-09", "+1.0e-12"),
-    ]
 
 
 @pytest.mark.parametrize("level", [0, 1, -0.1, 1.5, 95, NAN])
