@@ -55,20 +55,15 @@ def test_mypy_accepts_right_calls_and_refuses_wrong_ones(tmp_path: Path) -> None
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     reported: dict[int, str] = {}
     for line in done.stdout.splitlines():
-        if (
-            report := re.match(r".*calls\.py:(\d+): (error: .*|note: Revealed type is .*)", line)
-        ) is not None:
+        if report := re.match(r".*calls\.py:(\d+): (error: .*|note: Revealed type is .*)", line):
             reported.setdefault(int(report[1]), report[2])
     assert reported, done.stdout + done.stderr
     for number, line in enumerate(CALLS.splitlines(), 1):
-        _, _, expected = line.partition("  # ")
-        report = reported.get(number, "")
-        if expected.startswith("error: "):
-            assert report.startswith(expected), (line, report)
-        elif expected:
+        expected, report = line.partition("  # ")[2], reported.get(number, "")
+        if expected and not expected.startswith("error: "):
             assert re.fullmatch(rf"note: Revealed type is .*\b{re.escape(expected)}\"", report), (
                 line,
                 report,
             )
         else:
-            assert not report, (line, report)
+            assert report.startswith(expected) and bool(report) == bool(expected), (line, report)

@@ -1,0 +1,149 @@
+"""Drawn scenes and clips: masks, captions that are true and false of them, weights that read them."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image, ImageSequence
+
+import capeval_core
+from capeval_core.demo import FOLDER, demo_clips, demo_set
+from tools.captions import KINDS, describe, foil, foils, holds
+from tools.clips import THEN, describe_clip, foils_of_clip, holds_of_clip, sample_clip, with_wrong_moment
+from tools.scenes import BACKGROUNDS, COLOURS, SIZES, Scene, SceneObject, draw, masks, sample_scene
+from tools.sets import write_demo_clips, write_demo_set
+
+SCENES = [sample_scene(np.random.default_rng([11, index])) for index in range(300)]
+
+
+def one(shape: str, colour: str, size: str, x: float, y: float) -> SceneObject:
+    return SceneObject(shape, colour, size, (x, y), 0.15 if size == "small" else 0.3)
+
+
+def test_objects_stay_apart_and_inside() -> None:
+    for scene in SCENES:
+        for thing in scene.objects:
+            low, high = SIZES[thing.size]
+            assert low <= thing.extent <= high
+            assert all(thing.extent / 2 < value < 1 - thing.extent / 2 for value in thing.centre)
+        for thing, other in combinations(scene.objects, 2):
+            gap = max(abs(a - b) for a, b in zip(thing.centre, other.centre, strict=True))
+            assert gap > (thing.extent + other.extent) / 2
+
+
+@pytest.mark.parametrize("size", [64, 97])
+def test_masks_agree_with_the_drawing(size: int) -> None:
+    for scene in SCENES[:25]:
+        image, visible = np.asarray(draw(scene, size)).astype(int), masks(scene, size)
+        assert visible.shape == (len(scene.objects), size, size) and (visible.sum(0) <= 1).all()
+        for mask, thing in zip(visible, scene.objects, strict=True):
+            away = np.abs(image - COLOURS[thing.colour]).max(-1)
+            assert away[mask].max() <= 0.51 * 255 and (away[mask] == 0).mean() > 0.4
+            rows, columns = np.nonzero(mask)
+            middle = ((columns.mean() + 0.5) / size, (rows.mean() + 0.5) / size)
+            assert np.abs(np.subtract(middle, thing.centre)).max() < 0.15 * thing.extent + 1 / size
+        empty = np.abs(image[~visible.any(0)] - BACKGROUNDS[scene.background]).max(-1)
+        assert (empty < 30).mean() > 0.8, "the rest is background, shadows and edges"
+
+
+@pytest.mark.parametrize(
+    ("caption", "truth"),
+    [
+        ("two red stars", True),
+        ("three red stars", False),
+        ("a red star", True),  # there is one, and another
+        ("a blue star", False),
+        ("two large red stars", False),
+        ("two red stars on the left side and a blue circle", True),
+        ("two red stars on the right and a blue circle", False),
+        ("a red star in the top left corner", True),
+        ("a red star in the top right corner", False),
+        ("on the left are two red stars", True),
+        ("on the right side are two red stars", False),
+        ("on the right there is a big blue circle and two red stars on the left", True),
+        ("a blue circle to the right of a red star", True),
+        ("a blue circle to the left of a red star", False),
+        ("a red star above a blue circle", True),
+        ("a blue circle in the middle", False),
+    ],
+)
+def test_the_judge_of_captions(caption: str, truth: bool) -> None:
+    stars = (one("star", "red", "small", 0.2, 0.2), one("star", "red", "small", 0.2, 0.8))
+    assert holds(Scene((*stars, one("circle", "blue", "large", 0.8, 0.5)), "white"), caption) is truth
+
+
+def test_captions_are_true_and_foils_of_one_word_false() -> None:
+    counts = dict.fromkeys(KINDS, 0)
+    for seed, scene in enumerate(SCENES):
+        caption = describe(scene, np.random.default_rng(seed))
+        assert holds(scene, caption)
+        for kind in KINDS:
+            every = foils(scene, caption, kind)
+            counts[kind] += bool(every)
+            assert not every or foil(scene, caption, kind, np.random.default_rng(seed)) in every
+            for text in every:
+                pairs = zip(caption.split(), text.split(), strict=True)
+                assert sum(before != after for before, after in pairs) == 1
+                assert not holds(scene, text, margin=0.0)
+    assert min(counts.values()) > 20, "enough captions say something of each kind"
+
+
+def test_captions_of_clips_are_true_and_wrong_ones_false() -> None:
+    rng = np.random.default_rng(0)
+    clips = [sample_clip(rng) for _ in range(120)]
+    captions = [describe_clip(clip, rng) for clip in clips]
+    for place, (clip, caption, other) in enumerate(zip(clips, captions, captions[1:], strict=False)):
+        assert holds_of_clip(clip, caption) and len(caption.split(THEN)) == 2
+        assert not any(holds_of_clip(clip, text) for _, text in foils_of_clip(clip, caption))
+        wrong = with_wrong_moment(clip, caption, other, place % 2)
+        if wrong is not None:
+            part = wrong.split(THEN)[place % 2]
+            assert part in other and not any(holds(moment, part, 0.0) for moment in clip.moments)
+
+
+def test_what_is_packaged_is_what_its_seed_draws(tmp_path: Path) -> None:
+    write_demo_set(tmp_path)
+    write_demo_clips(tmp_path)
+    for file in ("demo.json", "clips.json"):
+        assert (tmp_path / file).read_text() == (FOLDER / file).read_text()
+    for item in (*demo_set(), *demo_clips()):
+        packaged, drawn = (frames(path) for path in (item.image, tmp_path / item.image.name))
+        assert packaged.shape == drawn.shape and np.abs(packaged - drawn).mean() < 2
+        pairs = zip(item.good.split(), item.subtly_wrong.split(), strict=True)
+        assert sum(before != after for before, after in pairs) == 1
+
+
+def frames(path: Path) -> np.ndarray:
+    with Image.open(path) as image:
+        return np.stack([np.asarray(frame.convert("RGB"), int) for frame in ImageSequence.Iterator(image)])
+
+
+@pytest.mark.parametrize("name", ["pacs", "clips", "hices", "umic", "vilbertscore", "eco"])
+def test_the_packaged_weights_read_scenes_of_new_seeds(name: str) -> None:
+    """The right caption is preferred to that of another scene, and to one with a wrong word."""
+    rng = np.random.default_rng(4711)
+    scenes = [sample_scene(rng) for _ in range(40)]
+    right = [describe(scene, rng) for scene in scenes]
+    references = [[describe(scene, rng) for _ in range(2)] for scene in scenes]
+    wrong = [
+        next(text for kind in KINDS for text in foils(scene, caption, kind))
+        for scene, caption in zip(scenes, right, strict=True)
+    ]
+    images, others = [draw(scene, 192) for scene in scenes], [*right[1:], right[0]]
+    metric = capeval_core.load(name, weights="tiny", device="cpu")
+    if name == "eco":
+        choices = metric.score(list(zip(right, others, wrong, strict=True)), images).parts["choice"]
+        assert np.mean(np.array(choices) == 0) > 0.85
+        return
+    given = {"references": references} if name == "vilbertscore" else {}
+    scores = [np.array(metric.score(texts, images, **given).scores) for texts in (right, others, wrong)]
+    assert min(np.mean(scores[0] > low) for low in scores[1:]) > 0.95
+
+
+def test_the_packaged_weights_are_small() -> None:
+    files = (Path(capeval_core.__file__).parent / "weights" / "tiny").rglob("*.safetensors")
+    sizes = [file.stat().st_size for file in files]
+    assert sizes and max(sizes) <= 8_000_000 and sum(sizes) < 30_000_000
