@@ -58,7 +58,7 @@ ONLY_SETTINGS = {
 UNREAD = {
     "uniter": ("matching_head",),
     "vilbert": ("text_layers.3", "visual_layers.2", "co_layers.1.visual", "co_layers.1.text.value"),
-    "sam": ("output_hypernetworks_mlps", "mask_embed"),
+    "sam": ("output_hypernetworks_mlps", "prompt_encoder"),
 }
 """Tensors behind what the canary reads."""
 

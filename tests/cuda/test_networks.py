@@ -1,75 +1,133 @@
-"""Every network on CUDA: all it computes with is there, the host rarely waits, and values are the CPU's."""
+"""Networks on CUDA: all they compute with is there, and values are the CPU's; what a program has set."""
 
 from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from capeval_core.registry import NETWORKS
+from capeval_core import load
+from capeval_core.cache import FeatureCache
+from capeval_core.integrations import reward
 from tests.cuda.fake import fake_cuda
-from tests.cuda.networks import KINDS, Arrays, on, run
+from tests.support.networks import KINDS, distance, folder, items, on, run, together
+from tests.support.seams import network
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 WITHOUT = pytest.mark.skipif(torch.cuda.is_available(), reason="stands in for a GPU, and here is one")
 EVERY = pytest.mark.parametrize("kind", KINDS)
-PER_IMAGE = {"faster_rcnn": 2, "x152": 4}
-"""How often the host may wait for each image: detectors keep as many boxes as there are."""
-PER_RUN = 9
 DEVICES, NARROW = 1e-5, {"bfloat16": 0.06, "float16": 0.01}
 """Differences relative to the largest value: of two devices, and of a narrow type from float32."""
-
-
-def test_every_network_is_here() -> None:
-    assert set(KINDS) == set(NETWORKS)
+pytestmark = pytest.mark.filterwarnings("ignore:Triton kernels cannot be used")
 
 
 @WITHOUT
 @EVERY
-@pytest.mark.filterwarnings("ignore:Triton kernels cannot be used")
-def test_everything_is_on_the_device_and_the_host_waits_per_batch(kind: str) -> None:
-    expected = {count: run(on(kind, "cpu"), count) for count in (2, 6)}
-    with fake_cuda() as gpu:
-        encoder = on(kind, "cuda")
-        assert {tensor.device.type for tensor in encoder.model.state_dict().values()} == {"cuda"}
-        waits = {}
-        for count in expected:
-            gpu.clear()
-            close(run(encoder, count), expected[count], DEVICES)
-            waits[count] = gpu.waits
-        assert gpu.launches > 10
-    assert len(waits[2]) <= PER_RUN + 2 * PER_IMAGE.get(kind, 0), waits[2]
-    assert len(waits[6]) - len(waits[2]) <= 4 * PER_IMAGE.get(kind, 0), waits[6]
+def test_everything_is_on_the_device(kind: str) -> None:
+    given = items(kind, 4)
+    expected = together(run(on(kind), given))
+    with fake_cuda():
+        moved = on(kind, "cuda")
+        assert {tensor.device.type for tensor in moved.model.state_dict().values()} == {"cuda"}
+        assert distance(together(run(moved, given)), expected) < DEVICES
+
+
+@WITHOUT
+def test_tensors_of_both_devices_do_not_mix() -> None:
+    with fake_cuda(), torch.inference_mode():
+        here, there = torch.ones(2, device="cuda"), torch.ones(2)
+        for wrong in (lambda: here + there, lambda: torch.nn.functional.linear(here, there[None])):
+            with pytest.raises(RuntimeError, match="several devices"):
+                wrong()
+        with pytest.raises(TypeError, match="can't convert cuda:0"):
+            here.numpy()
+        assert (here + torch.tensor(1.0)).cpu().tolist() == [2.0, 2.0]  # a single number may lie anywhere
+        made: list[torch.Tensor] = []
+        thread = threading.Thread(target=lambda: made.append(torch.ones(1).cuda()))
+        thread.start()
+        thread.join()
+        assert made[0].is_cuda
+
+
+@WITHOUT
+def test_a_network_is_opened_once_for_a_gpu_and_its_number() -> None:
+    with fake_cuda():
+        one = network("uniter", folder("uniter"), device="cuda")
+        assert one.device == torch.device("cuda", 0)
+        assert one is network("uniter", folder("uniter"), device="cuda:0")
+        assert one is network("uniter", folder("uniter"), device=None)
+
+
+@WITHOUT
+def test_images_of_a_reward_may_lie_on_the_device() -> None:
+    drawn = [torch.rand(3, 40 + i, 50) for i in range(6)]
+    pacs = reward("pacs", weights="tiny", device="cpu")
+    with fake_cuda():
+        scores = pacs(["a star"] * 6, [image.to("cuda") for image in drawn])
+    assert scores == pacs(["a star"] * 6, drawn)
+
+
+@contextmanager
+def default(set_default: Any, value: Any, before: Any) -> Iterator[None]:
+    set_default(value)
+    try:
+        yield
+    finally:
+        set_default(before)
+
+
+SURROUNDINGS: dict[str, Any] = {
+    "autocast": lambda: torch.autocast("cuda", torch.bfloat16),
+    "inference": torch.inference_mode,
+    "default device": lambda: default(torch.set_default_device, "cuda", None),
+    "default dtype": lambda: default(torch.set_default_dtype, torch.bfloat16, torch.float32),
+}
+
+
+@WITHOUT
+@pytest.mark.parametrize("surroundings", SURROUNDINGS)
+def test_what_a_training_switches_on_moves_no_score(surroundings: str) -> None:
+    images = items("clip", 4)
+    captions = [f"a {colour} circle" for colour in ("red", "green", "blue", "pink")]
+
+    def scores() -> list[float]:
+        metric = load("refpacs", weights="tiny", device="cuda", cache=FeatureCache(0))
+        return metric.score(captions, images, [[f"the {text}"] for text in captions]).scores
+
+    with fake_cuda():
+        kept = (
+            load("refpacs", weights="tiny", device="cuda") if surroundings == "inference" else nullcontext()
+        )
+        expected = scores()  # else it is opened anew, within the surroundings
+        with SURROUNDINGS[surroundings]():
+            assert scores() == expected
+        del kept
+
+
+# ---- on a GPU
 
 
 @GPU
 @EVERY
 def test_float32_is_that_of_the_cpu_and_repeats(kind: str) -> None:
-    encoder = on(kind, "cuda")
-    first, second = run(encoder, 6), run(encoder, 6)
+    moved, given = on(kind, "cuda"), items(kind, 6)
+    first, second = together(run(moved, given)), together(run(moved, given))
     for name, array in first.items():
         assert np.array_equal(array, second[name], equal_nan=True), f"{name} differs in a second run"
-    close(first, run(on(kind, "cpu"), 6), DEVICES)
+    assert distance(first, together(run(on(kind), given))) < DEVICES
 
 
 @GPU
 @EVERY
 @pytest.mark.parametrize("dtype", NARROW)
 def test_narrow_types_are_near(kind: str, dtype: str) -> None:
-    narrow, wide = (run(on(kind, "cuda", each), 6) for each in (dtype, "float32"))
+    narrow, wide = (together(run(on(kind, "cuda", each), items(kind, 6))) for each in (dtype, "float32"))
     if kind in ("faster_rcnn", "x152", "sam"):  # which of nearly equal boxes or masks are kept is rounding
-        assert {name: array.shape[1:] for name, array in narrow.items()} == {
-            name: array.shape[1:] for name, array in wide.items()
-        }
         assert all(np.isfinite(array).all() for array in narrow.values())
-        return
-    close(narrow, wide, NARROW[dtype])
-
-
-def close(found: Arrays, expected: Arrays, tolerance: float) -> None:
-    """Hold arrays against each other, relative to the largest value of each."""
-    assert found.keys() == expected.keys()
-    for name, array in expected.items():
-        assert found[name].shape == array.shape, name
-        largest = np.abs(found[name] - array).max(initial=0.0) / np.abs(array).max(initial=1e-9)
-        assert largest <= tolerance, f"{name} differs by {largest:.1e} of its largest value"
+    else:
+        assert distance(narrow, wide) < NARROW[dtype] * (2 if kind == "uniter" else 1)

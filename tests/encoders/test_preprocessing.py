@@ -1,11 +1,12 @@
-"""Pixels against torchvision's own steps, as the original CLIP code chains them."""
+"""Pixels against torchvision's own steps, as the original CLIP code chains them; ids against open_clip's."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from functools import cache
 from typing import Any
 
 import numpy as np
+import open_clip
 import PIL
 import pytest
 import torch
@@ -14,15 +15,9 @@ from hypothesis import strategies as st
 from PIL import Image
 from torchvision.transforms import CenterCrop, Compose, InterpolationMode, Normalize, Resize, ToTensor
 
-import capeval_core
-from capeval_core.cache import FeatureCache
-from capeval_core.encoders.alpha_clip import AlphaClipEncoder
-from capeval_core.encoders.blip2 import Blip2Encoder
-from capeval_core.encoders.preprocessing import CLIP_MEAN, CLIP_STD, Preprocessing
-from capeval_core.inputs.visual import InputImage
+from tests.support import seams
+from tests.support.networks import MASKS, TOWERS, opened
 from tests.support.seeded import encoder
-
-TINY = Path(capeval_core.__file__).parent / "weights" / "tiny"
 
 MODES = ["RGB", "L", "RGBA", "LA", "P", "1", "CMYK", "YCbCr", "HSV", "I", "F", "I;16", "PA", "RGBX"]
 
@@ -41,80 +36,56 @@ def drawn(mode: str, width: int, height: int, seed: int) -> Image.Image:
     return noise.convert("RGB").convert(mode) if mode not in ("RGBA", "LA") else noise.convert(mode)
 
 
-def chain(size: int) -> Compose:
-    """What CLIP's own code does between a decoded file and the tensor, without its last step."""
+@cache
+def chain() -> Compose:
+    """What CLIP's own code does between a decoded file and the tensor."""
+    settings = encoder().config["preprocessing"]
+    size = settings["image_size"]
     return Compose(
-        [Resize(size, interpolation=InterpolationMode.BICUBIC), CenterCrop(size), lambda x: x.convert("RGB")]
+        [
+            Resize(size, interpolation=InterpolationMode.BICUBIC),
+            CenterCrop(size),
+            lambda image: image.convert("RGB"),
+            ToTensor(),
+            Normalize(settings["mean"], settings["std"]),
+        ]
     )
 
 
 @pytest.mark.skipif(
-    int(PIL.__version__.split(".")[0]) >= 13,
-    reason="this Pillow resizes otherwise than CLIP's did",
+    int(PIL.__version__.split(".")[0]) >= 13, reason="this Pillow resizes otherwise than CLIP's did"
 )
-@given(
-    mode=st.sampled_from(MODES),
-    width=st.integers(1, 150),
-    height=st.integers(1, 150),
-    size=st.sampled_from([7, 32, 64]),
-    seed=st.integers(0, 99),
-)
-@example(mode="RGB", width=1, height=1, size=32, seed=0)
-@example(mode="RGB", width=1, height=150, size=32, seed=0)
-@example(mode="L", width=150, height=1, size=32, seed=0)
-@example(mode="P", width=64, height=64, size=64, seed=0)
-@example(mode="RGBA", width=7, height=7, size=7, seed=0)
-@example(mode="LA", width=32, height=90, size=32, seed=0)
-@example(mode="RGB", width=65, height=64, size=64, seed=0)
-@example(mode="RGB", width=64, height=67, size=64, seed=0)
-@settings(max_examples=150)
-def test_pixels_are_torchvisions(mode: str, width: int, height: int, size: int, seed: int) -> None:
+@given(st.sampled_from(MODES), st.integers(1, 150), st.integers(1, 150), st.integers(0, 99))
+@example("RGB", 1, 1, 0)
+@example("RGB", 1, 150, 0)
+@example("L", 150, 1, 0)
+@example("P", 64, 64, 0)
+@example("LA", 64, 90, 0)
+@example("RGB", 65, 64, 0)
+@example("RGB", 64, 67, 0)
+@settings(max_examples=100)
+def test_pixels_are_torchvisions(mode: str, width: int, height: int, seed: int) -> None:
     image = drawn(mode, width, height, seed)
-    expected = np.asarray(chain(size)(image)).transpose(2, 0, 1)
     before = image.tobytes()
-    found = Preprocessing(size).pixels(image)
-    assert found.dtype == np.uint8 and found.shape == (3, size, size) and found.flags.c_contiguous
-    assert np.array_equal(found, expected)
+    found = encoder().preprocess(image)
+    assert found.dtype == np.float32 and torch.from_numpy(found).allclose(chain()(image), atol=1e-6)
     assert image.tobytes() == before
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_what_the_tower_sees_is_torchvisions(mode: str) -> None:
-    image = drawn(mode, 91, 77, 5)
-    expected = Compose([chain(64), ToTensor(), Normalize(CLIP_MEAN, CLIP_STD)])(image)
-    found = encoder().preprocess(image)
-    assert found.dtype == np.float32
-    assert torch.from_numpy(found).allclose(expected, atol=1e-6)
-
-
-def opened(network: str, dtype: str) -> Any:
-    if network == "clip":
-        return encoder(dtype=dtype)
-    if network == "alpha_clip":
-        return AlphaClipEncoder.from_pretrained(TINY / "hices", device="cpu", dtype=dtype)
-    return Blip2Encoder.from_pretrained(TINY / "blip2", device="cpu", dtype=dtype)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("network", ["clip", "alpha_clip", "blip2"])
-def test_pixels_are_normalised_in_float32(network: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("kind", ["clip", "alpha_clip", "blip2"])
+def test_pixels_are_normalised_in_float32(kind: str, dtype: str) -> None:
     """Subtracting the mean in 16 bits would round twice: only what the tower takes is rounded."""
-    image = drawn("RGB", 91, 77, 6)
-    wide, narrow = (opened(network, name) for name in ("float32", str(dtype).removeprefix("torch.")))
-    seen: list[torch.Tensor] = []
+    image, narrow, seen = drawn("RGB", 80, 60, 6), opened(kind, dtype), list[torch.Tensor]()
     convolution = next(
         part for part in narrow.model.modules() if isinstance(part, torch.nn.Conv2d) and part.in_channels == 3
     )
     hook = convolution.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-    shown = [InputImage.of(image)]
-    if network == "alpha_clip":
-        list(narrow.encode_regions(shown, [np.ones((1, 77, 91), dtype=np.bool_)], cache=FeatureCache(0)))
-    else:
-        list(narrow.encode_images(shown, cache=FeatureCache(0)))
+    more: dict[str, Any] = {"regions": [MASKS[:1]]} if kind == "alpha_clip" else {}
+    list(seams.encode(narrow, [image], **more))
     hook.remove()
-    (first, *_) = seen
-    assert first.dtype == dtype
-    assert torch.equal(first[0], torch.from_numpy(wide.preprocess(image)).to(dtype))
+    expected = torch.from_numpy(opened(kind).preprocess(image)).to(seen[0].dtype)
+    assert str(seen[0].dtype) == f"torch.{dtype}" and torch.equal(seen[0][0], expected)
 
 
 def test_a_photograph_is_not_turned_upright() -> None:
@@ -122,9 +93,67 @@ def test_a_photograph_is_not_turned_upright() -> None:
     image.getexif()[0x0112] = 6
     turned = image.copy()
     turned.info.clear()
-    assert np.array_equal(Preprocessing(32).pixels(image), Preprocessing(32).pixels(turned))
+    assert np.array_equal(encoder().preprocess(image), encoder().preprocess(turned))
 
 
-def test_another_interpolation_is_refused() -> None:
-    with pytest.raises(ValueError, match="bilinear"):
-        Preprocessing(64, interpolation="lanczos")
+# ---- ids
+
+START, END = 49406, 49407
+
+
+def ids(text: str) -> list[int]:
+    return list(encoder().tokenizer.encode([text]).ids[0])
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("   \n\t", []),
+        ("a photo of a cat", [320, 1125, 539, 320, 2368]),  # as printed by OpenAI's code
+        ("a diagram", [320, 22697]),
+        ("A  DOG \n", [320, 1929]),
+        ("!", [256]),
+        ("<|startoftext|>", [START]),
+        ("<|ENDOFTEXT|>", [END]),
+        ("a <|endoftext|> dog", [320, END, 1929]),
+    ],
+)
+def test_known_ids(text: str, expected: list[int]) -> None:
+    assert ids(text) == [START, *expected, END]
+
+
+@pytest.mark.parametrize(
+    ("text", "same_as"),
+    [
+        ("schÃ¶n", "schön"),  # mojibake
+        ("salt &amp;amp; pepper", "salt & pepper"),  # escaped twice
+        ("1 < 2 &amp;amp; 3", "1 < 2 & 3"),
+        ("ﬁne “quoted”", 'fine "quoted"'),
+        ("DON'T", "don't"),
+        ("a\u00a0ｆｕｌｌ", "a full"),
+    ],
+)
+def test_texts_are_repaired(text: str, same_as: str) -> None:
+    assert ids(text) == ids(same_as)
+
+
+_THEIRS = open_clip.tokenizer.SimpleTokenizer()
+_PRINTABLE_ASCII = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=60)
+
+
+@given(
+    (st.text(max_size=60) | _PRINTABLE_ASCII).filter(
+        lambda text: "<|" not in text and "_of_text" not in text.lower()
+    )
+)
+def test_ordinary_text_has_open_clips_ids(text: str) -> None:
+    assert ids(text)[1:-1] == _THEIRS.encode(text)[:75]
+
+
+@pytest.mark.parametrize("kind", TOWERS)
+def test_what_is_too_long_keeps_its_beginning_and_the_end_token(kind: str) -> None:
+    tokenizer = opened(kind).tokenizer
+    found = tokenizer.encode(["dog " * 200, "dog " * 75, "dog " * 76, "", "<start_of_text> a"])
+    assert found.ids[0] == (START, *[1929] * 75, END) == found.ids[1]
+    assert found.truncated == [125, 0, 1, 0, 0] and START not in found.ids[4][1:]
+    assert tokenizer.encode([]).ids == []

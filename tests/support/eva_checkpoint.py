@@ -1,12 +1,7 @@
-"""EVA-CLIP written out: names as its authors release them, seeded values, and the forward pass step by step.
-
-After the description of the architecture (Sun et al., 2023 and 2024): written for comparison, it shares
-nothing with the package and does everything the long way.
-"""
+"""Checkpoints of EVA-CLIP: names as its authors release them, seeded values."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -94,68 +89,6 @@ def seeded(sizes: Sizes = Sizes(), seed: int = 18) -> Tensors:
     }
 
 
-def image_feature(tensors: Tensors, pixels: Tensor, sizes: Sizes = Sizes(), norm: str = "post") -> Tensor:
-    """(dimension,) feature of the normalised pixels (3, s, s) of one image, in float64."""
-    p = {
-        name.removeprefix("visual."): tensor.double()
-        for name, tensor in tensors.items()
-        if name.startswith("visual.")
-    }
-    pixels = pixels.double()
-    tokens = [p["cls_token"][0, 0]]
-    for top in range(0, sizes.image, sizes.patch):
-        for left in range(0, sizes.image, sizes.patch):
-            patch = pixels[:, top : top + sizes.patch, left : left + sizes.patch]
-            kernel = p["patch_embed.proj.weight"]
-            tokens.append((kernel * patch).sum(dim=(1, 2, 3)) + p["patch_embed.proj.bias"])
-    x = torch.stack(tokens) + p["pos_embed"][0]
-    for layer in range(sizes.layers):
-        b = {
-            name.removeprefix(f"blocks.{layer}."): tensor
-            for name, tensor in p.items()
-            if name.startswith(f"blocks.{layer}.")
-        }
-        if norm == "post":
-            x = x + _rms(_attention(b, x, sizes), b["norm1.weight"])
-            x = x + _rms(_mlp(b, x), b["norm2.weight"])
-        else:
-            x = x + _attention(b, _rms(x, b["norm1.weight"]), sizes)
-            x = x + _mlp(b, _rms(x, b["norm2.weight"]))
-    return p["head.weight"] @ _rms(x, p["norm.weight"])[0]
-
-
-def text_feature(tensors: Tensors, ids: list[int]) -> Tensor:
-    """(dimension,) feature of a text's ids, padded to 77 and read at its end mark, in float64."""
-    p = {
-        name.removeprefix("text."): tensor.double()
-        for name, tensor in tensors.items()
-        if name.startswith("text.")
-    }
-    padded = ids + [0] * (77 - len(ids))
-    x = p["token_embedding.weight"][padded] + p["positional_embedding"]
-    layers = len({name.split(".")[2] for name in p if name.startswith("transformer.")})
-    for layer in range(layers):
-        b = {
-            name.removeprefix(f"transformer.resblocks.{layer}."): tensor
-            for name, tensor in p.items()
-            if name.startswith(f"transformer.resblocks.{layer}.")
-        }
-        h = _layer_norm(x, b["ln_1.weight"], b["ln_1.bias"])
-        query, keys, values = (h @ b["attn.in_proj_weight"].T + b["attn.in_proj_bias"]).chunk(3, dim=1)
-        heads = []
-        for start in range(0, x.shape[1], 64):
-            part = slice(start, start + 64)
-            logits = query[:, part] @ keys[:, part].T / 8
-            later = torch.ones_like(logits).triu(1).bool()
-            heads.append(logits.masked_fill(later, -math.inf).softmax(dim=1) @ values[:, part])
-        x = x + torch.cat(heads, dim=1) @ b["attn.out_proj.weight"].T + b["attn.out_proj.bias"]
-        h = _layer_norm(x, b["ln_2.weight"], b["ln_2.bias"])
-        h = _gelu(h @ b["mlp.c_fc.weight"].T + b["mlp.c_fc.bias"])
-        x = x + h @ b["mlp.c_proj.weight"].T + b["mlp.c_proj.bias"]
-    x = _layer_norm(x, p["ln_final.weight"], p["ln_final.bias"])
-    return x[ids.index(49407)] @ p["text_projection"]
-
-
 def as_transformers(tensors: Tensors) -> Tensors:
     """The same checkpoint as transformers' class of the authors saves it."""
     renamed: Tensors = {"logit_scale": tensors["logit_scale"]}
@@ -204,30 +137,3 @@ def _parts(name: str, tensor: Tensor) -> Tensors:
         if name.startswith(own):
             return {theirs + name.removeprefix(own): tensor}
     return {name: tensor}
-
-
-def _rms(x: Tensor, weight: Tensor) -> Tensor:
-    return x / torch.sqrt((x * x).mean(dim=-1, keepdim=True) + 1e-6) * weight
-
-
-def _layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    centred = x - x.mean(dim=-1, keepdim=True)
-    return centred / torch.sqrt((centred * centred).mean(dim=-1, keepdim=True) + 1e-5) * weight + bias
-
-
-def _gelu(x: Tensor) -> Tensor:
-    return x * (1 + torch.erf(x / math.sqrt(2))) / 2
-
-
-def _attention(b: Tensors, x: Tensor, sizes: Sizes) -> Tensor:
-    width, heads = sizes.width, []
-    query, keys, values = (x @ b["attn.qkv.weight"][i * width : (i + 1) * width].T for i in range(3))
-    for start in range(0, width, sizes.head_width):
-        part = slice(start, start + sizes.head_width)
-        weights = (query[:, part] @ keys[:, part].T / math.sqrt(sizes.head_width)).softmax(dim=1)
-        heads.append(weights @ values[:, part])
-    return torch.cat(heads, dim=1) @ b["attn.proj.weight"].T + b["attn.proj.bias"]
-
-
-def _mlp(b: Tensors, x: Tensor) -> Tensor:
-    return _gelu(x @ b["mlp.fc1.weight"].T + b["mlp.fc1.bias"]) @ b["mlp.fc2.weight"].T + b["mlp.fc2.bias"]

@@ -6,6 +6,7 @@ Everything else in `tests/` uses the public modules and `tests.support`. At most
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import fields
 from os import PathLike
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+import pytest
 import torch
 from numpy.typing import NDArray
 from PIL.Image import Image
@@ -21,6 +23,10 @@ from torch import Tensor
 from capeval_core import registry
 from capeval_core.cache import FeatureCache
 from capeval_core.encoders.blip2_model import matched_states
+from capeval_core.encoders.cuda_blocks import PYTORCH, Kernels
+from capeval_core.encoders.cuda_blocks import usable_kernels as tried_kernels
+from capeval_core.encoders.packed import Packing, groups_of, starts_of
+from capeval_core.encoders.packed import attend as packed_attention
 from capeval_core.encoders.vilbert import LocatedBoxes
 from capeval_core.errors import Problems
 from capeval_core.inputs import collection as _collection
@@ -36,6 +42,8 @@ from capeval_core.inputs.visual import InputImage
 from capeval_core.judgements.resampling import Resamples, WeightedRows
 from capeval_core.limits import LIMITS
 from capeval_core.matching.greedy import greedy_match
+from capeval_core.models.copies import _stream as copy_stream
+from capeval_core.models.device import cuda_is_lost, triton_version
 from capeval_core.phrases.consensus import consensus as ngram_consensus
 from capeval_core.phrases.consensus import tfidf_consensus
 from capeval_core.phrases.graph import phrases_of, soft_spice_phrases, without_mark
@@ -45,6 +53,7 @@ from capeval_core.phrases.spans import wrong_words
 from capeval_core.regions import object_aware
 from capeval_core.regions.device_suppression import best_on_device
 from capeval_core.regions.opening import region_opener
+from capeval_core.regions.regions import Regions
 from capeval_core.regions.source import RegionSource
 from capeval_core.regions.suppression import Suppression, class_confidences
 from capeval_core.scores.box_source import FirstBoxes
@@ -59,9 +68,13 @@ from capeval_core.training.umic import ranking_loss
 from capeval_core.weights import conversion as conversions
 from capeval_core.weights.folder import config_checksum
 
+if triton_version() is not None:
+    from capeval_core.encoders import cuda_kernels
+
 __all__ = [
     "KINDS",
     "LIMITS",
+    "attend",
     "best_boxes",
     "blip2_states",
     "box_store",
@@ -71,16 +84,21 @@ __all__ = [
     "consensus",
     "contrastive_loss",
     "convert",
+    "copy_stream",
+    "cuda_is_lost",
     "eco_ranking",
     "encode",
     "first_boxes",
     "graph_phrases",
     "greedy_match",
     "image",
+    "kernel",
     "layout_problems",
     "letterbox",
     "mask_boxes",
+    "mask_regions",
     "mask_words",
+    "needs_triton",
     "negative_caption",
     "negative_groups",
     "network",
@@ -99,7 +117,9 @@ __all__ = [
     "similar",
     "soft_spice_phrases",
     "tagger",
+    "usable_kernels",
     "visual",
+    "with_kernels",
     "without_mark",
     "write_positives",
     "wrong_words",
@@ -178,6 +198,55 @@ def encode(
     else:
         for part in network.encode_images(images, **options):
             yield from _rows(part)
+
+
+def mask_regions(masks: Any) -> Any:
+    """Masks (n, h, w) as regions that hold run lengths."""
+    return Regions.of(masks)
+
+
+def attend(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    heads: int,
+    own: Sequence[int],
+    other: Sequence[int],
+    *,
+    causal: bool = False,
+    firsts: bool = False,
+    dropout: float = 0.0,
+) -> Tensor:
+    """Attention within packed sequences of sorted lengths; with `firsts`, of the first row of each alone."""
+    groups = groups_of(own)
+    mine, theirs = (Packing(n, groups, torch.from_numpy(starts_of(n)).int()) for n in (own, other))
+    queries = mine.firsts if firsts else mine
+    return packed_attention(query, keys, values, heads, queries, theirs, causal=causal, dropout=dropout)
+
+
+needs_triton = pytest.mark.skipif(triton_version() is None, reason="triton is not installed")
+
+
+def with_kernels(network: Any, name: str) -> Any:
+    """A network of CLIP's blocks by the steps of CUDA: `triton`, or PyTorch's where no kernel can be used."""
+    other = copy(network)
+    other.kernels = Kernels() if name == "triton" else PYTORCH
+    return other
+
+
+def usable_kernels(dtype: torch.dtype, broken: str | None = None) -> str:
+    """What a trial of all kernels leaves on the CPU; one of them may be `broken`."""
+    with pytest.MonkeyPatch.context() as patch:
+        if broken:
+            right = kernel(broken)
+            patch.setattr(cuda_kernels, broken, lambda *given: right(*given) * 1.1)
+        found = tried_kernels.__wrapped__(torch.device("cpu"), dtype)
+    return "triton" if found == Kernels() else "pytorch"
+
+
+def kernel(name: str) -> Any:
+    """A Triton kernel of CLIP's blocks."""
+    return getattr(cuda_kernels, name)
 
 
 def _named(found: Any) -> dict[str, Any]:

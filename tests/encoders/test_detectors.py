@@ -1,0 +1,238 @@
+"""The detectors: which boxes are kept against plain loops, pixels, true sizes; drawn scenes."""
+
+from __future__ import annotations
+
+import json
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch.nn import functional
+
+from capeval_core.cache import FeatureCache
+from capeval_core.testing import count_forwards
+from tests.support import seams
+from tests.support.networks import arrays, distance
+from tests.support.seeded import X152_CONFIG, faster_rcnn, faster_rcnn_release, x152, x152_tensors
+from tools.scenes import Scene, SceneObject, draw, masks, sample_scene
+
+RULES = ("bua10_100", "lxmert36")
+SCENE = Scene(
+    (
+        SceneObject("star", "red", "large", (0.25, 0.3), 0.3),
+        SceneObject("circle", "blue", "small", (0.75, 0.6), 0.18),
+    ),
+    "cream",
+)
+
+
+def image(seed: int, width: int = 96, height: int = 64) -> Image.Image:
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return Image.fromarray(pixels)
+
+
+def altered(section: str, tensors: dict[str, torch.Tensor] | None = None, **settings: Any) -> Any:
+    """The seeded Faster R-CNN with another config or other tensors."""
+    found = faster_rcnn_release()
+    config = {key: value for key, value in json.loads(json.dumps(found.config)).items() if key != "canary"}
+    config[section] |= settings
+    return seams.network("faster_rcnn", config, {**found.tensors, **(tensors or {})})
+
+
+def survivors(boxes: NDArray[np.float32], scores: Any, overlap: float, pixel: float) -> list[int]:
+    """Boxes that a suppression leaves, best first, one by one."""
+    kept: list[int] = []
+    for index in sorted(range(len(boxes)), key=lambda i: -scores[i]):
+        x0, y0, x1, y1 = boxes[index]
+        for other in kept:
+            a0, b0, a1, b1 = boxes[other]
+            shared = max(min(x1, a1) - max(x0, a0) + pixel, 0) * max(min(y1, b1) - max(y0, b0) + pixel, 0)
+            union = (x1 - x0 + pixel) * (y1 - y0 + pixel) + (a1 - a0 + pixel) * (b1 - b0 + pixel) - shared
+            if shared > overlap * union or (pixel and shared >= overlap * union):
+                break
+        else:
+            kept.append(index)
+    return kept
+
+
+def best_scores(boxes: Any, scores: Any, overlap: float, pixel: float) -> list[float]:
+    """The best score of each box among the classes whose suppression it survives."""
+    best = [0.0] * len(boxes)
+    for column in scores.T:
+        for index in survivors(boxes, column, overlap, pixel):
+            best[index] = max(best[index], float(column[index]))
+    return best
+
+
+# ---- bottom-up attention's
+
+
+@pytest.mark.parametrize(("proposals", "sharp"), [(6, 1.0), (40, 0.05), (40, 1.0), (200, 4.0)])
+def test_bua10_100_is_what_plain_loops_keep(proposals: int, sharp: float) -> None:
+    """All above 0.2, but 10 at least and 100 at most."""
+    name = "predictor.cls_score.weight"
+    weight = faster_rcnn_release().tensors[name] * sharp
+    network = altered("proposals", {name: weight}, after_nms=proposals, overlap=0.95)
+    for seed in range(3):
+        pixels = network.preprocess(image(seed))
+        found = network.propose(pixels)
+        scores = torch.softmax(found.class_logits, dim=1)[:, :-1].numpy()
+        best = best_scores(found.boxes.numpy(), scores, 0.3, 0)
+        order = sorted(range(len(best)), key=lambda index: -best[index])
+        count = min(100, max(10, sum(each > 0.2 for each in best)))
+        kept = network.detect(image(seed), "bua10_100")
+        assert kept.scores.tolist() == pytest.approx([best[i] for i in order[:count]], abs=1e-6)
+        assert kept.classes.tolist() == scores[order[:count]].argmax(axis=1).tolist()
+        assert np.array_equal(kept.features, found.features.numpy()[order[:count]])
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_rule_makes_a_region_encoder_of_its_own(rule: str, tmp_path: Any) -> None:
+    network, cache = faster_rcnn(), {"cache": FeatureCache(folder=tmp_path)}
+    own, other = network.selecting(rule), RULES[rule == RULES[0]]
+    assert len({network.fingerprint, own.fingerprint, network.selecting(other).fingerprint}) == 3
+    (found,) = seams.encode(network, [image(0)], selection=rule, **cache)
+    (second,) = seams.encode(network, [image(0)], selection=other, **cache)
+    assert found["key"] != second["key"] and distance_of_counts(found, second)
+    with count_forwards() as count:
+        (again,) = seams.encode(network, [image(0)], selection=rule, cache=FeatureCache(folder=tmp_path))
+    assert count.items == 0 and distance(arrays(again), arrays(found)) == 0
+    with pytest.raises(ValueError, match="selection='bua36' is unknown: expected 'bua10_100' or 'lxmert36'"):
+        list(seams.encode(network, [image(0)], selection="bua36"))
+
+
+def distance_of_counts(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return one["boxes"].shape != other["boxes"].shape or not np.array_equal(one["boxes"], other["boxes"])
+
+
+def test_the_full_network_has_the_tensors_of_the_release() -> None:
+    config = {
+        **faster_rcnn_release().config,
+        "architecture": {
+            "layers": [3, 4, 23, 3],
+            **{"stem_width": 64, "width": 64, "out_width": 256, "proposal_width": 512, "anchors": 12},
+            **{"classes": 1600, "attributes": 400, "class_width": 256, "attribute_width": 512},
+        },
+        "proposals": {"before_nms": 6000, "after_nms": 300, "overlap": 0.7, "delta_weights": [1.0] * 4},
+    }
+    shapes = seams.shapes("faster_rcnn", config)
+    assert len(shapes) == 640
+    assert sum(shape.numel() * shape.element_size() for shape in shapes.values()) == 262_181_688
+
+
+def test_blue_comes_first_less_its_mean_and_a_margin_would_change_features() -> None:
+    network = faster_rcnn()
+    pixels = network.preprocess(Image.new("RGB", (20, 10), (10, 20, 30)))
+    mean = torch.tensor(network.config["preprocessing"]["mean"])
+    assert torch.allclose(pixels[:, 0, 0], torch.tensor([30.0, 20.0, 10.0]) - mean)
+    assert pixels.shape == (3, 104, 208)  # the longer side is bounded
+    pixels = network.preprocess(image(0))
+    size = tuple(pixels.shape[1:])
+    bare, wide = network.propose(pixels), network.propose(functional.pad(pixels, (0, 40)), size)
+    assert not torch.equal(bare.features[:5], wide.features[:5]) and (wide.boxes[:, 2] <= size[1]).all()
+
+
+def test_images_without_a_box_and_numbers_that_overflow_cost_their_row() -> None:
+    name = "res5.2.conv3.norm.bias"
+    broken = torch.full_like(faster_rcnn_release().tensors[name], 3e38)
+    (found,) = seams.encode(altered("detections", {name: broken}), [image(0)])
+    assert 'not finite: pass dtype="float32"' in found["error"]
+    found, _ = seams.encode(faster_rcnn(), [Image.new("RGB", (1, 1)), image(0)])
+    assert "images[0]" in found["error"] and "1x1 pixels" in found["error"]
+    for width, height in ((2, 1), (900, 1), (1, 900), (400, 3)):
+        kept = faster_rcnn().detect(image(0, width, height))
+        assert kept.size == (width, height) and len(kept) >= 1 and np.isfinite(kept.features).all()
+
+
+def test_rounding_moves_no_box_out_of_the_image() -> None:
+    wide = next(w for w in range(300, 900) if np.float32(w) / np.float32(208) * np.float32(208) > w)
+    for rule in RULES:
+        kept = faster_rcnn().detect(image(1, wide, wide // 2), rule)
+        assert kept.boxes[:, 2].max() <= wide and kept.boxes[:, 3].max() <= wide // 2
+
+
+# ---- ViLBERT's
+
+
+@pytest.mark.parametrize(("width", "height"), [(90, 60), (61, 90), (33, 64)])
+def test_x152s_pixels_are_resized_between_the_two_nearest(width: int, height: int) -> None:
+    """Linearly, by the scale itself and not by the ratio of rounded sizes; then a margin of zeros."""
+    network, shown = x152(), image(2, width, height)
+    pixels, scale = network.preprocess(shown)
+    short, long = 64 / min(width, height), 96 / max(width, height)
+    assert scale == (long if round(short * max(width, height)) > 96 else short)
+    mean = np.float32(X152_CONFIG["preprocessing"]["mean"])
+    source = np.asarray(shown, dtype=np.float32)[:, :, ::-1] - mean
+    rows, columns = round(height * scale), round(width * scale)
+    assert pixels.shape == (3, -(-rows // 32) * 32, -(-columns // 32) * 32)
+    assert not pixels[:, rows:].any() and not pixels[:, :, columns:].any()
+    for row, column in np.random.default_rng(0).integers(0, [rows, columns], (60, 2)).tolist():
+        y, x = (max((place + 0.5) / scale - 0.5, 0) for place in (row, column))
+        top, left = min(int(y), height - 1), min(int(x), width - 1)
+        down, right = min(top + 1, height - 1), min(left + 1, width - 1)
+        a, b = min(y, height - 1) - top, min(x, width - 1) - left
+        upper = source[top, left] * (1 - b) + source[top, right] * b
+        lower = source[down, left] * (1 - b) + source[down, right] * b
+        expected = upper * (1 - a) + lower * a
+        assert pixels[:, row, column].numpy() == pytest.approx(expected, abs=2e-3)
+    opaque, clear = (network.preprocess(image(3).convert(mode))[0] for mode in ("RGB", "RGBA"))
+    assert torch.equal(opaque, clear)
+
+
+def test_x152_keeps_the_most_confident_proposals() -> None:
+    """By plain loops in which a side has a pixel more, and an overlap at the bound suppresses."""
+    network = x152()
+    for seed in range(3):
+        shown = image(seed, 90, 60)
+        pixels, scale = network.preprocess(shown)
+        found, kept = network.propose(pixels), network.detect(shown)
+        boxes = found.boxes.numpy() / np.float32(scale)
+        scores = found.class_logits.softmax(dim=1)[:, 1:].numpy()
+        best = best_scores(boxes, scores, X152_CONFIG["detections"]["overlap"], 1)
+        order = np.argsort(-np.array(best), kind="stable")[:8]
+        assert kept.scores.tolist() == pytest.approx([best[i] for i in order], abs=1e-6)
+        assert np.array_equal(kept.boxes, boxes[order])
+        assert kept.classes.tolist() == scores[order].argmax(axis=1).tolist()
+        assert (found.objectness.diff() <= 0).all() and len(found.boxes) <= 40
+        assert (found.boxes >= 0).all() and (found.boxes[:, 2] <= pixels.shape[2] - 1).all()
+        (streamed,) = seams.encode(network, [shown])
+        assert np.array_equal(streamed["boxes"], kept.boxes)
+        assert np.array_equal(streamed["features"], kept.features)
+
+
+def test_x152s_narrow_types_round_the_convolutions_only_and_overflow_is_told() -> None:
+    rounded = x152("bfloat16").model.state_dict()
+    narrow = {name for name, tensor in rounded.items() if tensor.dtype == torch.bfloat16}
+    assert narrow and all(name.startswith("body.") for name in narrow)
+    changed = dict(x152_tensors())
+    changed["fc6.bias"] = changed["fc6.bias"] + 3e38
+    changed["fc6.weight"] = changed["fc6.weight"] * 3e37
+    (found,) = seams.encode(seams.network("x152", deepcopy(X152_CONFIG), changed), [image(0)])
+    assert 'not finite: pass dtype="float32"' in found["error"]
+
+
+# ---- of drawn scenes
+
+
+def test_objects_of_scenes_come_first_with_their_boxes() -> None:
+    network = seams.network("scene_regions", "tiny")
+    (found,) = seams.encode(network, [draw(SCENE, 192)])
+    assert found["features"].shape == (10, network.region_size)
+    assert (found["scores"][:2] > 0.9).all() and (found["scores"][2:] < 0.2).all()
+    for mask in masks(SCENE, 192):
+        rows, columns = np.nonzero(mask)
+        expected = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
+        assert min(np.abs(box - expected).max() for box in found["boxes"][:2]) <= 4
+
+
+def test_boxes_of_scenes_are_10_to_36() -> None:
+    rng = np.random.default_rng(2)
+    tiles = Image.fromarray(rng.integers(0, 255, (9, 9, 3), dtype=np.uint8)).resize((270, 180), 0)
+    shown = [draw(sample_scene(rng), 96), tiles, Image.new("L", (2, 2)), Image.new("P", (300, 2))]
+    for each, found in zip(shown, seams.encode(seams.network("scene_regions", "tiny"), shown), strict=True):
+        assert 10 <= len(found["boxes"]) <= 36 and np.isfinite(found["features"]).all()
+        assert (found["boxes"][:, 2:] <= each.size).all()

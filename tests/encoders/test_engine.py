@@ -1,0 +1,250 @@
+"""The streaming engine through CLIP: in order, equal items once, broken ones alone, bounded memory."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from capeval_core.cache import FeatureCache
+from capeval_core.testing import count_forwards
+from tests.inputs.photographs import encoded, photograph
+from tests.inputs.video_writing import drawn, video
+from tests.support import seams
+from tests.support.seeded import encoder
+
+Floats = NDArray[np.float32]
+
+
+def grey(value: int) -> NDArray[np.uint8]:
+    """An image that stands for a value, 0 to 65535."""
+    return np.full((2, 2, 3), [value % 256, value // 256, 0], np.uint8)
+
+
+def rows(found: Any) -> Floats:
+    return np.stack([each["features"] for each in found])
+
+
+def encode(images: Any, **more: Any) -> Iterator[dict[str, Any]]:
+    return seams.encode(encoder(), images, **more)
+
+
+def reading() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("capeval-read")]
+
+
+@contextmanager
+def batches() -> Iterator[list[int]]:
+    """Sizes of the batches of images."""
+    sizes: list[int] = []
+    layer = encoder().model.visual.conv1
+    hook = layer.register_forward_pre_hook(lambda _, inputs: sizes.append(len(inputs[0])))
+    try:
+        yield sizes
+    finally:
+        hook.remove()
+
+
+# ---- images
+
+
+def test_many_images_keep_their_order_and_run_once() -> None:
+    values = np.random.default_rng(1).permutation(900) % 600  # some twice, near and far
+    with batches() as sizes:
+        found = list(encode((grey(v) for v in values), cache=FeatureCache()))
+    assert sum(sizes) == 600 and len({each["key"] for each in found}) == 600 and max(sizes) <= 32
+    alone = rows(encode([grey(v) for v in range(600)]))
+    assert np.abs(rows(found) - alone[values]).max() < 1e-5
+    with batches() as sizes:  # near ones once without a cache, too
+        list(encode(grey(i % 7) for i in range(300)))
+    assert sum(sizes) == 7
+
+
+def test_broken_images_in_between_cost_only_their_own_rows(tmp_path: Path) -> None:
+    Image.fromarray(grey(9)).resize((40, 40)).save(tmp_path / "whole.png")
+    cut = (tmp_path / "whole.png").read_bytes()[:60]
+    broken = {0: cut, 1: tmp_path / "none.png", 2: b"text"}
+    found = list(encode([broken.get(i % 10, grey(i)) for i in range(300)]))
+    alone = rows(encode([grey(i) for i in range(300)]))
+    for i, each in enumerate(found):
+        if i % 10 <= 2:
+            assert np.isnan(each["features"]).all() and each["error"].startswith(f"images[{i}]")
+        else:
+            assert each["error"] is None and np.abs(each["features"] - alone[i]).max() < 1e-5
+    assert len({found[i]["key"] for i in range(0, 300, 10)}) == 1  # broken bytes have a content, and so a key
+    assert {found[i]["key"] for i in range(1, 300, 10)} == {""}
+    with batches() as sizes:
+        assert all(each["error"] for each in encode([b"text"] * 20))
+    assert sizes == []
+
+
+def test_files_that_break_after_they_were_keyed(tmp_path: Path) -> None:
+    given: list[Any] = [grey(i) for i in range(400)]
+    late = {0: b"text", 17: b"", 310: None, 399: b"\x89PNG"}
+    for i, content in late.items():
+        path = tmp_path / f"{i}.png"
+        Image.fromarray(grey(i)).save(path)
+        given[i] = seams.visual("image", path, f"images[{i}]")
+        assert given[i].key
+        path.unlink() if content is None else path.write_bytes(content)
+    shown = [each if hasattr(each, "key") else seams.visual("image", each) for each in given]
+    parts = list(encoder().encode_images(shown, cache=FeatureCache(0)))
+    errors = [error for part in parts for error in part.errors]
+    assert {i for i, error in enumerate(errors) if error} == late.keys()
+    assert all(str(errors[i]).startswith(f"images[{i}]: ") for i in late)
+
+
+def test_a_run_that_is_given_up_stops_reading() -> None:
+    taken = 0
+
+    def endless() -> Iterator[Any]:
+        nonlocal taken
+        for i in itertools.count():
+            taken += 1
+            yield grey(i % 60_000)
+
+    running = encode(endless())
+    found = [next(running) for _ in range(100)]
+    assert len({each["key"] for each in found}) == 100 and taken <= 100 + 3 * 64 + 32
+    running.close()  # type: ignore[attr-defined]
+    assert not reading()
+
+
+def test_images_in_memory_are_bounded_where_a_batch_never_fills() -> None:
+    """Nor does it hold back cached items for ever."""
+    taken, cache = 0, FeatureCache()
+    list(encode([grey(1)], cache=cache))
+
+    def mostly_cached() -> Iterator[Any]:
+        nonlocal taken
+        for i in itertools.count():
+            taken += 1
+            yield grey(1 if i else 2)
+
+    assert next(encode(mostly_cached(), cache=cache))["error"] is None and taken <= 1024 + 3 * 64
+    taken = 0
+    cached = encode(itertools.chain([grey(1)], mostly_cached()), cache=cache)
+    assert next(cached)["error"] is None and taken <= 3 * 64  # what is there already comes out as it is read
+
+
+def test_one_image_object_may_be_shared_by_threads() -> None:
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (300, 300, 3), dtype=np.uint8))
+    with batches() as sizes:
+        found = rows(encode([image] * 40))
+    assert sum(sizes) == 1 and len({row.tobytes() for row in found}) == 1
+
+
+def test_forwards_are_counted() -> None:
+    with count_forwards() as outer:
+        list(encode(grey(i % 20) for i in range(30)))
+        with count_forwards() as inner:
+            list(encode(grey(i) for i in range(3)))
+    list(encode([grey(9)]))
+    assert (outer.items, outer.batches, inner.items, inner.batches) == (23, 2, 3, 1)
+
+
+# ---- videos
+
+
+def several() -> list[Any]:
+    rng = np.random.default_rng(3)
+    return [
+        video(),
+        rng.integers(0, 256, (1, 20, 30, 3), dtype=np.uint8),
+        video("mp4"),
+        rng.integers(0, 256, (70, 24, 24, 3), dtype=np.uint8),
+        video()[:1500],
+        [photograph(seed=1), photograph(40, 50, seed=2).convert("L")],
+    ]
+
+
+def videos(given: Any, **more: Any) -> list[dict[str, Any]]:
+    return list(seams.encode(encoder(), given, medium="videos", **more))
+
+
+def test_frames_are_encoded_as_images_in_any_order_and_batch() -> None:
+    expected = videos(several())
+    assert [len(each["features"]) for each in expected] == [12, 1, 12, 70, 7, 2]
+    for one, each in zip(several(), expected, strict=True):
+        images, used, _ = seams.read_video(one)
+        alone = rows(encode([images[i] for i in used]))
+        assert np.abs(each["features"] - alone).max() < 1e-5 and each["error"] is None
+    for batch_size, order in itertools.product((1, 7, 64), ([5, 3, 4, 0, 2, 1], [0, 0, 3, 0, 3, 3, 1, 4])):
+        with count_forwards() as count:
+            found = videos([several()[i] for i in order], batch_size=batch_size)
+        frames = sum(len(expected[i]["features"]) for i in set(order))
+        assert (count.items, count.batches) == (frames, -(-frames // batch_size))  # videos share batches
+        for i, each in zip(order, found, strict=True):
+            assert np.abs(each["features"] - expected[i]["features"]).max() < 1e-5
+            assert (each["incomplete"], each["key"]) == (expected[i]["incomplete"], expected[i]["key"])
+
+
+def test_frames_that_are_used_are_those_of_all(tmp_path: Path) -> None:
+    kept = {"cache": FeatureCache(folder=tmp_path)}
+    given = several()[:1]
+    (every,) = videos(given, **kept)
+    for sampling in ({"max_frames": 5}, {"fps": 3}):
+        (some,) = videos(given, sampling=sampling, **kept)
+        _, used, _ = seams.read_video(given[0], **sampling)
+        assert 0 < len(used) < 12 and np.abs(some["features"] - every["features"][used]).max() < 1e-5
+    with count_forwards() as count:
+        (twice,) = videos([drawn(3)], sampling={"max_frames": 10})
+    assert count.items == 3 and (twice["features"][0] == twice["features"][4]).all()
+    (first,) = videos(several()[4:5], cache=FeatureCache(folder=tmp_path))
+    assert str(first["incomplete"]).startswith("frames end after 7")
+    with count_forwards() as count:
+        (again,) = videos(several()[4:5], cache=FeatureCache(folder=tmp_path))
+    assert count.items == 0 and again["incomplete"] == first["incomplete"]
+
+
+def test_broken_videos_cost_their_own_rows() -> None:
+    good, bad = encoded(photograph()), encoded(photograph(seed=1))[:900]
+    given: list[Any] = [b"text", [good] * 20 + [bad], video(), "no-such-file.mp4", [good, bad], [good]]
+    found = videos(given, batch_size=4)
+    assert [each["features"].shape for each in found] == [(n, 32) for n in (0, 0, 12, 0, 0, 1)]
+    errors = [each["error"] for each in found]
+    assert errors[2] is None is errors[5] and errors[0].startswith("videos[0]: ")
+    assert errors[1].startswith("videos[1][20]: ") and errors[4].startswith("videos[4][1]: ")
+    assert found[3]["key"] == "" and all(each["incomplete"] is None for each in found)
+
+
+def test_frames_in_memory_do_not_grow_with_a_video_or_their_number() -> None:
+    """Frames are decoded a few batches ahead of those that have run."""
+    ahead: list[int] = []
+    decoded = ran = 0
+
+    def note(_: Any, inputs: Any) -> None:
+        nonlocal ran
+        ran += len(inputs[0])
+        ahead.append(decoded - ran)
+
+    load = Image.Image.convert
+
+    def convert(self: Image.Image, *given: Any, **more: Any) -> Image.Image:
+        nonlocal decoded
+        decoded += 1
+        return load(self, *given, **more)
+
+    def most(frames: int, count: int) -> int:
+        nonlocal decoded, ran
+        decoded = ran = 0
+        ahead.clear()
+        given = [[Image.new("L", (4, 4), (7 * v + i) % 250) for i in range(frames)] for v in range(count)]
+        hook = encoder().model.visual.conv1.register_forward_pre_hook(note)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Image.Image, "convert", convert)
+            found = videos(given, batch_size=8)
+        hook.remove()
+        assert [len(each["features"]) for each in found] == [frames] * count
+        return max(ahead)
+
+    assert most(600, 1) <= 3 * 16
+    assert most(30, 30) <= 300
