@@ -73,7 +73,7 @@ def golden(folder: Path, gpu: Gpu) -> Row:
 
 def suite(gpu: Gpu) -> Row:
     """The tests that differ on a GPU, by pytest."""
-    paths = ("tests/cuda/test_fake.py",) if gpu.small else SUITE
+    paths = ("tests/cuda/test_networks.py",) if gpu.small else SUITE
     options = ["-q", "-p", "no:cacheprovider", "-n", "2" if gpu.small else str(PROCESSES), "--tb=line"]
     status, output = _run(gpu, "-m", "pytest", *options, *paths)
     print(output[-6000:], flush=True)

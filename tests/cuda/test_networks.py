@@ -100,10 +100,9 @@ def test_what_a_training_switches_on_moves_no_score(surroundings: str) -> None:
         return metric.score(captions, images, [[f"the {text}"] for text in captions]).scores
 
     with fake_cuda():
-        kept = (
-            load("refpacs", weights="tiny", device="cuda") if surroundings == "inference" else nullcontext()
-        )
-        expected = scores()  # else it is opened anew, within the surroundings
+        # Else it is opened anew, within the surroundings.
+        kept = load("refpacs", weights="tiny", device="cuda") if surroundings == "inference" else None
+        expected = scores()
         with SURROUNDINGS[surroundings]():
             assert scores() == expected
         del kept
