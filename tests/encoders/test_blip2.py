@@ -16,20 +16,18 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from capeval_core.cache import FeatureCache
-from tests.golden.blip2_itm import Case
+from tests.golden import blip2_itm
+from tests.golden.case import Case, words
 from tests.support import seams
 from tests.support.seeded import CASES, blip2_weights, kept, write_config
+
+CASE = Case(CASES / "blip2-itm")
 
 
 @pytest.fixture(scope="module")
 def weights() -> Path:
     """A weights folder of the seeded model; not to be changed."""
     return kept("blip2-seeded", lambda place: [place.mkdir(), blip2_weights(place)]) / "blip2"
-
-
-@pytest.fixture(scope="module")
-def case() -> Case:
-    return Case.read(CASES / "blip2-itm")
 
 
 @pytest.fixture(scope="module")
@@ -204,13 +202,13 @@ def test_weights_that_lack_something_are_refused(
         seams.network("blip2", folder)
 
 
-def test_a_repository_of_transformers_itself(encoder: Any, case: Case, tmp_path: Path) -> None:
+def test_a_repository_of_transformers_itself(encoder: Any, tmp_path: Path) -> None:
     """Saved by transformers' own code, the words in tokenizer.json alone, marks added for images."""
     from transformers import BertTokenizerFast
 
-    place = case.transformers_folder(tmp_path)
+    place = blip2_itm.transformers(CASE, tmp_path)
     encoder.model.save_pretrained(place)
-    (tmp_path / "words.txt").write_text("\n".join(case.words))
+    (tmp_path / "words.txt").write_text("\n".join(words(CASE.config["qformer_config"]["vocab_size"])))
     tokenizer = BertTokenizerFast(str(tmp_path / "words.txt"))
     tokenizer.add_tokens(["[DEC]", "<image>"], special_tokens=True)
     tokenizer.save_pretrained(place)
@@ -235,12 +233,63 @@ def test_a_repository_of_transformers_itself(encoder: Any, case: Case, tmp_path:
     ],
 )
 def test_other_repositories_are_refused(
-    case: Case, tmp_path: Path, file: str, change: Callable[[Any], Any] | None, message: str
+    tmp_path: Path, file: str, change: Callable[[Any], Any] | None, message: str
 ) -> None:
-    place = case.transformers_folder(tmp_path)
+    place = blip2_itm.transformers(CASE, tmp_path)
     if change is None:
         (place / file).unlink()
     else:
         edit(place, change, file)
     with pytest.raises(ValueError, match=message):
         seams.network("blip2", place)
+
+
+# ---- the original's checkpoint
+
+
+def convert(folder: Path, content: dict[str, torch.Tensor] | None = None, **more: Any) -> Any:
+    path = blip2_itm.lavis(CASE, folder)
+    if content is not None:
+        torch.save(content, path)
+    return seams.convert("blip2", path, **blip2_itm.settings(CASE, folder) | more)
+
+
+@pytest.fixture
+def content(tmp_path: Path) -> dict[str, torch.Tensor]:
+    tensors: dict[str, torch.Tensor] = torch.load(blip2_itm.lavis(CASE, tmp_path), weights_only=True)["model"]
+    return tensors
+
+
+def test_the_frozen_tower_may_lie_in_a_file_of_its_own(encoder: Any, content: Any, tmp_path: Path) -> None:
+    more = {"temp": torch.zeros(()), "Qformer.bert.embeddings.position_ids": torch.arange(64)[None]}
+    whole = convert(tmp_path, {**content, **more})  # what matching does not use is left out
+    tower = {name.removeprefix("visual_encoder."): t for name, t in content.items() if "visual_enc" in name}
+    last = {name.replace("blocks.2.", "blocks.3."): t for name, t in tower.items() if "blocks.2." in name}
+    torch.save({**tower, **last, "head.weight": torch.zeros(3, 32)}, tmp_path / "eva.pth")
+    rest = {name: tensor for name, tensor in content.items() if "visual_encoder" not in name}
+    apart = convert(tmp_path, rest, vision=str(tmp_path / "eva.pth"))
+    for name, tensor in encoder.model.state_dict().items():
+        assert torch.equal(whole.tensors[name], tensor) and torch.equal(apart.tensors[name], tensor)
+    with pytest.raises(ValueError, match="no image tower"):
+        convert(tmp_path, rest)
+    with pytest.raises(ValueError, match="its own image tower"):
+        convert(tmp_path, vision=str(tmp_path / "eva.pth"))
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"), [("vocabulary", None), ("vision_heads", None), ("qformer_heads", 7)]
+)
+def test_what_the_checkpoint_does_not_hold_is_asked_for(setting: str, value: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"pass {setting}"):
+        convert(tmp_path, **{setting: value})
+
+
+def test_other_checkpoints_are_refused(content: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no BLIP-2"):
+        convert(tmp_path, {"visual.conv1.weight": torch.zeros(3, 3)})
+    del content["itm_head.weight"], content["visual_encoder.blocks.1.attn.proj.bias"]
+    with pytest.raises(ValueError, match="2 tensors are missing"):
+        convert(tmp_path, content)
+    (tmp_path / "short.txt").write_text("[PAD]\n[UNK]\n")
+    with pytest.raises(ValueError, match="has 2 words, but the model has 120"):
+        convert(tmp_path, vocabulary=str(tmp_path / "short.txt"))
