@@ -18,6 +18,11 @@ _NAME = re.compile(
     r"|(?:visual\.)?transformer\.resblocks\.\d+\.(?:attn\.in_proj_weight|attn\.out_proj|mlp\.c_fc|mlp\.c_proj))"
     r"[._]lora_(?P<half>[AB])"
 )
+_MODES = (
+    "A checkpoint written in training mode needs adapters='all' to give the model that was trained; one "
+    "written in evaluation mode has them in its MLP weights already, and 'all' would add them twice (compare "
+    "mlp.c_fc.weight with the CLIP that was tuned: equal means not yet added)"
+)
 
 
 def is_adapter(name: str) -> bool:
@@ -52,25 +57,18 @@ def merge_adapters(
     """
     plain = {name: tensor for name, tensor in tensors.items() if not is_adapter(name)}
     pairs = _pair_up([name for name in tensors if is_adapter(name)])
-    if not pairs:
-        ineffective = "" if adapters == "released" else f", so adapters={adapters!r} changes nothing"
-        notes.append(f"no adapters in the checkpoint: its weights are taken as they are{ineffective}")
-        return plain
-    ranks: set[int] = set()
     merged = 0
     for target, (a, b) in pairs.items():
         if target not in plain:
             raise ValueError(f"adapter {a} has no weight to change: {target} is not in the checkpoint")
-        weight = plain[target]
         try:
-            update = low_rank_update(weight, tensors[a], tensors[b])
+            update = low_rank_update(plain[target], tensors[a], tensors[b])
         except ValueError as error:
             raise ValueError(f"adapter {a}: {error}") from None
-        ranks.add(tensors[a].shape[0] // (weight.shape[-1] if weight.ndim == 4 else 1))
         if adapters == "all" or (adapters == "released" and ".mlp." not in target):
-            plain[target] = (weight.double() + update).float()
+            plain[target] = (plain[target].double() + update).float()
             merged += 1
-    notes += _notes(adapters, merged, len(pairs) - merged, ranks)
+    notes += _notes(adapters, merged, len(pairs) - merged)
     return plain
 
 
@@ -80,42 +78,32 @@ def _pair_up(names: list[str]) -> dict[str, tuple[str, str]]:
     for name in names:
         parts = _NAME.fullmatch(name)
         if parts is None:
-            raise ValueError(
-                f"unknown adapter {name}: PAC-S++ has them at attn.in_proj_weight, attn.out_proj, mlp.c_fc, "
-                "mlp.c_proj and visual.conv1"
-            )
+            known = "attn.in_proj_weight, attn.out_proj, mlp.c_fc, mlp.c_proj and visual.conv1"
+            raise ValueError(f"unknown adapter {name}: PAC-S++ has them at {known}")
         owner = parts["owner"]
         target = owner if owner.endswith("in_proj_weight") else f"{owner}.weight"
         pairs.setdefault(target, {})[parts["half"]] = name
     for target, halves in pairs.items():
         if len(halves) == 1:
             ((half, name),) = halves.items()
-            raise ValueError(
-                f"adapter {name} lacks its other half, lora_{'B' if half == 'A' else 'A'} of {target}"
-            )
+            raise ValueError(f"adapter {name} lacks its other half, lora_{'AB'[half == 'A']} of {target}")
     return {target: (halves["A"], halves["B"]) for target, halves in pairs.items()}
 
 
-def _notes(adapters: Adapters, merged: int, ignored: int, ranks: set[int]) -> list[str]:
-    rank = " and ".join(map(str, sorted(ranks)))
+def _notes(adapters: Adapters, merged: int, ignored: int) -> list[str]:
+    if not merged + ignored:
+        ineffective = "" if adapters == "released" else f", so adapters={adapters!r} changes nothing"
+        return [f"no adapters in the checkpoint: its weights are taken as they are{ineffective}"]
     if adapters == "none":
-        return [f"all {ignored} low-rank adapters (rank {rank}) were ignored on request (adapters='none')"]
-    scale = f"rank {rank}, scale 1/rank"
-    modes = (
-        "A checkpoint written in training mode needs adapters='all' to give the model that was trained; one "
-        "written in evaluation mode has them in its MLP weights already, and 'all' would add them twice "
-        "(compare mlp.c_fc.weight with the CLIP that was tuned: equal means not yet added)"
-    )
+        return [f"all {ignored} low-rank adapters were ignored on request (adapters='none')"]
     if adapters == "all":
-        return [f"all {merged} low-rank adapters ({scale}) were merged on request (adapters='all'). {modes}"]
-    notes = [
-        f"{merged} low-rank adapters of attention and patch embedding ({scale}) were merged into their "
-        "weights, as the released script applies them"
+        return [f"all {merged} low-rank adapters were merged on request (adapters='all'). {_MODES}"]
+    left = (
+        f"{ignored} adapters of MLP layers were ignored, as the released script does: it enters evaluation "
+        f"mode before it loads the checkpoint, which marks these layers as merged. {_MODES}"
+    )
+    return [
+        f"{merged} low-rank adapters of attention and patch embedding were merged into their weights, as the "
+        "released script applies them",
+        *([left] if ignored else []),
     ]
-    if ignored:
-        notes.append(
-            f"{ignored} adapters of MLP layers were ignored, as the released script does: it enters "
-            "evaluation mode before it loads the checkpoint, which marks these layers as merged while their "
-            f"B is still zero. {modes}"
-        )
-    return notes

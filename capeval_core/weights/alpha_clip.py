@@ -82,9 +82,8 @@ class AlphaClipConversion(Conversion):
             config = replace(self, text_heads=heads).config(shapes_of(tensors), tensors, sizes)
         # The base's notes are about its text tower already, and perhaps about an equal image tower.
         sizes = [note for note in sizes if not note.startswith("text heads")]
-        notes = list(dict.fromkeys([*notes, *base.notes, *sizes]))
         config |= {"activation": base.config["activation"], "base": name}
-        return self.release(files, config, tensors, empty, notes)
+        return self.release(files, config, tensors, empty, list(dict.fromkeys([*notes, *base.notes, *sizes])))
 
     def select(self, content: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
         ends = {end for end in (_CLIP_KERNEL, _KERNEL) if any(name.endswith(end) for name in content)}
@@ -120,17 +119,13 @@ class AlphaClipConversion(Conversion):
             name, base = file.name, self._base_file(file, empty)
         else:
             name, base = self._base_folder(fspath(self.base))
-        if differing := [
-            f"{key} {tuple(tower[key].shape)} and {tuple(tensor.shape)}"
-            for key, tensor in base.tensors.items()
-            if key in tower and tower[key].shape != tensor.shape
-        ]:
+        own = {key: tuple(tensor.shape) for key, tensor in base.tensors.items() if key in tower}
+        if other := [key for key, shape in own.items() if shape != tuple(tower[key].shape)]:
+            shapes = [f"{key} {tuple(tower[key].shape)} and {own[key]}" for key in other]
             found = (f"{path} was not ", Setting("base", fspath(self.base), "tuned from "))
-            difference = (
-                f"{len(differing)} tensors of the image towers have different shapes, "
-                f"{name_some(differing, 2)}{_guess(tower)}"
-            )
-            raise InputError(Problem("", None, found, difference, verb=""))
+            difference = f"{len(other)} tensors of the image towers have different shapes"
+            more = f"{difference}, {name_some(shapes, 2)}{_guess(tower)}"
+            raise InputError(Problem("", None, found, more, verb=""))
         return name, base
 
     def _base_file(self, path: Path, empty: Empty) -> Release:
@@ -150,14 +145,14 @@ class AlphaClipConversion(Conversion):
         if config.get("encoder") != "clip":
             kind = f"weights of encoder {config.get('encoder')!r}, expected those of a CLIP"
             raise wrong_option("base", name, kind, verb="holds")
-        heads = config["architecture"]["text"].get("heads")
-        for option_name, value, stored in (
-            ("activation", self.activation, config.get("activation")),
-            ("text_heads", self.text_heads, heads),
-        ):
-            if value not in (None, stored):
-                other = ("not what ", Setting("base", name), f" says, {stored!r}")
-                raise wrong_option(option_name, value, other, "leave it out")
+        stored = {
+            "activation": config.get("activation"),
+            "text_heads": config["architecture"]["text"].get("heads"),
+        }
+        for setting, value in stored.items():
+            if getattr(self, setting) not in (None, value):
+                other = ("not what ", Setting("base", name), f" says, {value!r}")
+                raise wrong_option(setting, getattr(self, setting), other, "leave it out")
         notes: list[str] = []
         return folder.name, Release(config, as_float32(folder.tensors(), notes), notes)
 

@@ -5,7 +5,6 @@ An image's side is the one that the tower's positions are for.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,9 +16,17 @@ import torch
 from capeval_core.errors import Argument, InputError, Problem, wrong_option
 from capeval_core.options import option
 from capeval_core.values import expanded_path
-from capeval_core.weights.catalogue import BLIP2
+from capeval_core.weights.catalogue import BLIP2_COCO
 from capeval_core.weights.checkpoint import name_some, read_checkpoint
-from capeval_core.weights.conversion import Conversion, Shapes, Tensors, clip_preprocessing, count_blocks
+from capeval_core.weights.conversion import (
+    Conversion,
+    Shapes,
+    Tensors,
+    clip_preprocessing,
+    count_blocks,
+    heads_of,
+    side_of,
+)
 from capeval_core.weights.folder import WeightsError, WeightsFolder, read_json
 from capeval_core.weights.vocabulary import required_words, words_of
 
@@ -34,31 +41,15 @@ _TOWER = "visual_encoder."
 _IN_TOWER = r"cls_token$|pos_embed$|patch_embed\.proj\.|blocks\."
 _BIAS = re.compile(r"(vision_model\.encoder\.layers\.\d+)\.attn\.([qv])_bias")
 _LAYER = "vision_model.encoder.layers.0"
-_DEC = "[DEC]"
 _VISION_KEYS = (
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "image_size",
-    "patch_size",
-    "hidden_act",
-    "layer_norm_eps",
-    "qkv_bias",
-)
+    "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "image_size",
+    "patch_size", "hidden_act", "layer_norm_eps", "qkv_bias",
+)  # fmt: skip
 _QFORMER_KEYS = (
-    "vocab_size",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "intermediate_size",
-    "hidden_act",
-    "max_position_embeddings",
-    "layer_norm_eps",
-    "pad_token_id",
-    "cross_attention_frequency",
+    "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
+    "hidden_act", "max_position_embeddings", "layer_norm_eps", "pad_token_id", "cross_attention_frequency",
     "encoder_hidden_size",
-)
+)  # fmt: skip
 """What the towers depend on, named as in transformers' configuration."""
 
 
@@ -144,9 +135,7 @@ class Blip2Conversion(Conversion):
         width, _, _, patch = shapes["vision_model.embeddings.patch_embedding.weight"]
         positions = shapes["vision_model.embeddings.position_embedding"][1] - 1
         words, hidden = shapes["embeddings.word_embeddings.weight"]
-        side = math.isqrt(positions)
-        if side * side != positions:
-            raise ValueError(f"{positions} positions of patches are no square")
+        side = side_of(positions, "visual_encoder.pos_embed")
         crossed = [
             int(layer[1])
             for name in shapes
@@ -156,7 +145,7 @@ class Blip2Conversion(Conversion):
             "hidden_size": width,
             "intermediate_size": shapes[f"{_LAYER}.mlp.fc1.weight"][0],
             "num_hidden_layers": count_blocks(shapes, r"vision_model\.encoder\.layers\.(\d+)\."),
-            "num_attention_heads": _heads(width, self.vision_heads, _VISION_HEAD, "vision_heads"),
+            "num_attention_heads": heads_of(width, self.vision_heads, _VISION_HEAD, "vision_heads"),
             "image_size": side * patch,
             "patch_size": patch,
             "hidden_act": "gelu",
@@ -167,7 +156,7 @@ class Blip2Conversion(Conversion):
             "vocab_size": words,
             "hidden_size": hidden,
             "num_hidden_layers": count_blocks(shapes, r"qformer\.encoder\.layer\.(\d+)\."),
-            "num_attention_heads": _heads(hidden, self.qformer_heads, _QFORMER_HEAD, "qformer_heads"),
+            "num_attention_heads": heads_of(hidden, self.qformer_heads, _QFORMER_HEAD, "qformer_heads"),
             "intermediate_size": shapes["qformer.encoder.layer.0.intermediate_query.dense.weight"][0],
             "hidden_act": "gelu",
             "max_position_embeddings": shapes["embeddings.position_embeddings.weight"][0],
@@ -186,26 +175,11 @@ class Blip2Conversion(Conversion):
             "architecture": architecture,
             "preprocessing": preprocessing(architecture),
             "context_length": CONTEXT,
-            "vocabulary": self._vocabulary(words, notes),
+            # BLIP-2 adds the start mark of captioning to BERT's words.
+            "vocabulary": required_words(
+                self.vocabulary, "google-bert/bert-base-uncased", words, notes, added="[DEC]"
+            ),
         }
-
-    def _vocabulary(self, rows: int, notes: list[str]) -> list[str]:
-        _, words = required_words(self.vocabulary, "google-bert/bert-base-uncased", notes)
-        if len(words) == rows - 1 and _DEC not in words:
-            words.append(_DEC)  # the start mark of captioning, which BLIP-2 adds to BERT's words
-        if len(words) != rows:
-            found = f"{len(words)} words, but the model has {rows}, {_DEC} included"
-            other = "pass that of bert-base-uncased"
-            raise wrong_option("vocabulary", self.vocabulary, found, other, verb="has")
-        return words
-
-
-def _heads(width: int, heads: int | None, head_width: int, name: str) -> int:
-    heads = heads or width // head_width
-    if not heads or width % heads:
-        found = f"the tensors do not show how many heads share the width {width}"
-        raise InputError(Problem("", None, found, ("pass ", Argument(name)), verb=""))
-    return heads
 
 
 def translate_transformers(folder: WeightsFolder) -> dict[str, Any]:
@@ -214,7 +188,7 @@ def translate_transformers(folder: WeightsFolder) -> dict[str, Any]:
     if model_type != "blip-2" or architectures != ["Blip2ForImageTextRetrieval"]:
         raise WeightsError(
             f"these are weights of {model_type!r} ({architectures}), expected a Blip2ForImageTextRetrieval "
-            f"such as {BLIP2[0].repository}"
+            f"such as {BLIP2_COCO.repository}"
         )
     from transformers import Blip2Config
 

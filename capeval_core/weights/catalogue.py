@@ -1,10 +1,13 @@
-"""Where weights live, Hub repositories and the original releases, and what they were trained with."""
+"""Where weights live, Hub repositories and the original releases (`catalogue.toml`), and how CLIP sees."""
 
 from __future__ import annotations
 
 import os
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 PROMPT = "A photo depicts "
 """Put before every caption and reference by PAC-S."""
@@ -16,19 +19,12 @@ LICENCE_NOT_STATED = "not stated by the original"
 """In a config, the licence of weights whose authors state none."""
 NAMESPACE = os.environ.get("CAPEVAL_NAMESPACE", "capeval")
 """The Hub namespace of everything that this project publishes."""
+EVA_CLIP, FASTER_RCNN, X152 = "eva-clip", "faster-rcnn", "x152"
+"""Networks in `capeval convert` that are no metric's own."""
 
-LICENCES: Mapping[str, str | None] = {
-    "Apache-2.0": None,
-    "BSD-3-Clause": None,
-    "MIT": None,
-    "CC-BY-NC-4.0": "reproduce and Share the Licensed Material, in whole or in part, for NonCommercial "
-    "purposes only",
-    "apple-amlr": "to use, copy, modify, distribute, and create Model Derivatives (defined below) of the "
-    "Apple Machine Learning Research Model exclusively for Research Purposes",
-    "research only": "The data and checkpoint is intended and licensed for research use only.",
-}
-"""Every licence of listed weights, and what it restricts, word for word; None: anyone may use them for
-anything and hand them on. `research only` quotes Alpha-CLIP's README."""
+_FILE = tomllib.loads(Path(__file__).with_name("catalogue.toml").read_text(encoding="utf-8"))
+LICENCES: Mapping[str, str | None] = {name: text or None for name, text in _FILE["licences"].items()}
+"""Every licence of listed weights, and what it restricts, word for word; None: nothing."""
 
 
 def restriction_of(licence: str) -> str | None:
@@ -36,7 +32,6 @@ def restriction_of(licence: str) -> str | None:
 
     >>> restriction_of("cc-by-nc-4.0")
     'reproduce and Share the Licensed Material, in whole or in part, for NonCommercial purposes only'
-    >>> restriction_of("MIT")
     """
     return next((text for name, text in LICENCES.items() if name.lower() == licence.lower()), None)
 
@@ -65,12 +60,26 @@ class WeightsEntry:
     metrics: tuple[str, ...] = ()
     architecture: str | None = None
 
+    @classmethod
+    def of(cls, content: dict[str, Any]) -> WeightsEntry:
+        """The entry of a table of the file."""
+        owner, _, name = content["repository"].partition("/")
+        return cls(
+            f"{NAMESPACE if owner == 'capeval' else owner}/{name}",
+            content["title"],
+            content["original"],
+            content.get("checkpoint"),
+            content.get("licence"),
+            content.get("settings", {}),
+            tuple(content.get("metrics", ())),
+            content.get("architecture"),
+        )
+
     def is_another(self, described: str) -> str | None:
         """The problem of weights that have this entry's name but are described as another model.
 
         >>> PACS_B32.is_another("ViT/32 2x64, 64 pixels; text 2x64; 32 dimensions; gelu")
         'PAC-S, CLIP ViT-B/32 is ViT/32 12x768, ..., but these weights are ViT/32 2x64, ...; gelu'
-        >>> PACS_B32.is_another(f"{PACS_B32.architecture}; quick_gelu")
         """
         if self.architecture is None or described.startswith(self.architecture):
             return None
@@ -78,11 +87,7 @@ class WeightsEntry:
 
     @property
     def folder(self) -> str:
-        """The repository's name without its namespace, which is also a good name for a local folder.
-
-        >>> PACS_B32.folder
-        'pacs-clip-vit-b-32'
-        """
+        """The repository's name without its namespace, which is also a good name for a local folder."""
         return self.repository.rsplit("/", 1)[-1]
 
     def convert_command(self, metric: str) -> str:
@@ -103,145 +108,31 @@ class WeightsEntry:
                 f"copy the folder here, "
             )
         return (
-            f"The original release is {self.checkpoint} at\n"
-            f"    {self.original}\n"
-            f"Download it, run\n"
-            f"    {self.convert_command(metric)}\n"
+            f"The original release is {self.checkpoint} at\n    {self.original}\n"
+            f"Download it, run\n    {self.convert_command(metric)}\n"
         )
 
 
-_QUICK, _EXACT = {"activation": "quick_gelu"}, {"activation": "gelu"}
-
-# The release's repository and the folder that its README names for the checkpoints.
-_PACSCORE = (
-    "https://github.com/aimagelab/pacscore and "
-    "https://drive.google.com/drive/folders/15Da_nh7CYv8xfryIdETG6dPFSqcBiqpd"
-)
-_PLUSPLUS = "https://ailb-web.ing.unimore.it/publicfiles/pac++"
-_OPEN_CLIP = "https://github.com/mlfoundations/open_clip"
-_META = "https://github.com/facebookresearch/MetaCLIP"
-
-# CLIP's published sizes (Radford et al., 2021, table 20).
-_VIT_B32 = "ViT/32 12x768, 224 pixels; text 12x512; 512 dimensions"
-_VIT_L14 = "ViT/14 24x1024, 224 pixels; text 12x768; 768 dimensions"
+WEIGHTS: tuple[WeightsEntry, ...] = tuple(map(WeightsEntry.of, _FILE["weights"]))
+_TABLES = list(zip(WEIGHTS, _FILE["weights"], strict=True))
+ECO_MEMBERS = {table["member"]: entry for entry, table in _TABLES if "member" in table}
+"""Dual encoders of ECO's ensemble by their names in its option `members`."""
 
 
-def _pac(
-    name: str,
-    title: str,
-    checkpoint: str,
-    architecture: str,
-    original: str | None = None,
-    settings: Mapping[str, str] = _QUICK,
-) -> WeightsEntry:
-    # The authors state no licence for the weights: users convert them, none are hosted again.
-    original = original or f"{_PLUSPLUS}/{checkpoint}"
-    metrics = ("pacs", "refpacs")
-    repository = f"{NAMESPACE}/{name}"
-    return WeightsEntry(repository, title, original, checkpoint, None, settings, metrics, architecture)
+def listed(folder: str) -> WeightsEntry:
+    """The entry of a repository's name.
+
+    >>> listed("umic-uniter-base").title
+    'UMIC, UNITER-base'
+    """
+    return next(entry for entry in WEIGHTS if entry.folder == folder)
 
 
-def _openai(repository: str, title: str) -> WeightsEntry:
-    original, metrics = "https://github.com/openai/CLIP", ("clips", "refclips")
-    title = f"OpenAI CLIP {title}"
-    return WeightsEntry(f"timm/{repository}", title, original, None, "MIT", _QUICK, metrics)
+PACS_B32, CLIP_B32 = listed("pacs-clip-vit-b-32"), listed("vit_base_patch32_clip_224.openai")
+ALPHA_L14, BLIP2_COCO = listed("alpha-clip-vit-l-14"), listed("blip2-itm-vit-g-coco")
+UMIC, VILBERT = listed("umic-uniter-base"), listed("vilbert-12-in-1")
+FASTER_RCNN_VG, X152_VG = listed("faster-rcnn-vg-resnet-101"), listed("faster-rcnn-vg-resnext-152")
 
-
-def _openclip(repository: str, title: str) -> WeightsEntry:
-    return WeightsEntry(f"laion/{repository}", f"OpenCLIP {title}", _OPEN_CLIP, None, "MIT", _EXACT)
-
-
-def _meta(repository: str, title: str) -> WeightsEntry:
-    return WeightsEntry(f"timm/{repository}", f"MetaCLIP {title}", _META, None, "CC-BY-NC-4.0", _QUICK)
-
-
-def _alpha(name: str, title: str, checkpoint: str, base: str) -> WeightsEntry:
-    original = "https://github.com/SunzeY/AlphaCLIP/blob/main/model-zoo.md"
-    settings = {**_QUICK, "base": f"timm/{base}"}
-    repository, title = f"{NAMESPACE}/{name}", f"Alpha-CLIP {title}"
-    # The code is Apache-2.0, the checkpoints are not.
-    return WeightsEntry(repository, title, original, checkpoint, "research only", settings)
-
-
-def _blip2(name: str, title: str, checkpoint: str) -> WeightsEntry:
-    original = f"https://storage.googleapis.com/sfr-vision-language-research/LAVIS/models/BLIP2/{checkpoint}"
-    return WeightsEntry(f"Salesforce/{name}", f"BLIP-2 {title}", original, None, "BSD-3-Clause", {})
-
-
-_OPENAI_B16, _OPENAI_L14 = "vit_base_patch16_clip_224.openai", "vit_large_patch14_clip_224.openai"
-PACS_B32 = _pac("pacs-clip-vit-b-32", "PAC-S, CLIP ViT-B/32", "clip_ViT-B-32.pth", _VIT_B32, _PACSCORE)
-CLIP_B32 = _openai("vit_base_patch32_clip_224.openai", "ViT-B/32")
-ALPHA_L14 = _alpha("alpha-clip-vit-l-14", "ViT-L/14", "clip_l14_grit20m_fultune_2xe.pth", _OPENAI_L14)
-BLIP2: tuple[WeightsEntry, ...] = (
-    _blip2("blip2-itm-vit-g-coco", "ViT-g, COCO", "blip2_finetune_coco.pth"),
-    _blip2("blip2-itm-vit-g", "ViT-g", "blip2_pretrained.pth"),
-)
-"""Image-text matching; the first one is what ECO uses."""
-ALPHA_CLIP: tuple[WeightsEntry, ...] = (
-    ALPHA_L14,
-    _alpha("alpha-clip-vit-b-16", "ViT-B/16", "clip_b16_grit20m_fultune_2xe.pth", _OPENAI_B16),
-    _alpha(
-        "alpha-clip-vit-l-14-336",
-        "ViT-L/14@336",
-        "clip_l14_336_grit_20m_4xe.pth",
-        "vit_large_patch14_clip_336.openai",
-    ),
-)
-
-UMIC = WeightsEntry(
-    f"{NAMESPACE}/umic-uniter-base",
-    "UMIC, UNITER-base",
-    "https://archive.org/download/umic_data/umic.pt",
-    "umic.pt",
-    "MIT",
-    {},
-    ("umic",),
-    "UNITER 12x768, box features of 2048 numbers, 28996 words",
-)
-
-_VILBERT = "ViLBERT 12x768 and 6x1024, 6 co-attentions, box features of 2048 numbers, 30522 words, {} tasks"
-
-
-def _vilbert(name: str, title: str, checkpoint: str, tasks: int) -> WeightsEntry:
-    original = f"https://dl.fbaipublicfiles.com/vilbert-multi-task/{checkpoint}"
-    repository, described = f"{NAMESPACE}/{name}", _VILBERT.format(tasks)
-    return WeightsEntry(repository, title, original, checkpoint, "MIT", {}, ("vilbertscore",), described)
-
-
-VILBERT = _vilbert("vilbert-12-in-1", "ViLBERT, 12-in-1", "multi_task_model.bin", 20)
-"""What ViLBERTScore uses by default: tuned on twelve tasks, of which one is the retrieval of captions."""
-VILBERT_PRETRAINED = _vilbert("vilbert-pretrained", "ViLBERT, pre-trained", "pretrained_model.bin", 0)
-
-FASTER_RCNN_VG = WeightsEntry(
-    f"{NAMESPACE}/faster-rcnn-vg-resnet-101",
-    "Faster R-CNN ResNet-101, Visual Genome",
-    # A copy: the authors' own addresses, of unc-nlp/frcnn-vg-finetuned, are gone.
-    "https://huggingface.co/spaces/WwYc/explain-LXMERT/tree/main/lxmert/unc-nlp/frcnn-vg-finetuned",
-    "frcnn-vg-finetuned/pytorch_model.bin",
-    "Apache-2.0",
-    {},
-    architecture="Faster R-CNN, ResNet 3-4-23-3, width 64; 1600 classes, 400 attributes; 2048 dimensions",
-)
-"""What finds the boxes of networks on regions."""
-
-X152_VG = WeightsEntry(
-    f"{NAMESPACE}/faster-rcnn-vg-resnext-152",
-    "Faster R-CNN ResNeXt-152 FPN, Visual Genome",
-    "https://dl.fbaipublicfiles.com/vilbert-multi-task/detectron_model.pth",
-    # Its authors' other detector, of MMF, has the same file name.
-    "vilbert-multi-task/detectron_model.pth",
-    "MIT",
-    {},
-    architecture="Faster R-CNN, ResNeXt 3-8-36-3, 32x8d, FPN 512; 1600 classes; 2048 dimensions",
-)
-"""What finds the boxes of 12-in-1's ViLBERT."""
-
-EVA_CLIP = "eva-clip"
-"""EVA-CLIP in `capeval convert`: no metric's own weights."""
-FASTER_RCNN = "faster-rcnn"
-"""Bottom-up attention's Faster R-CNN in `capeval convert`: no metric's own weights."""
-X152 = "x152"
-"""12-in-1's ResNeXt-152 FPN detector in `capeval convert`: no metric's own weights."""
 CONVERTED_AS: Mapping[str, str] = {
     "clip": "pacs",
     "alpha_clip": "hices",
@@ -265,76 +156,6 @@ TINY_OF: Mapping[str, str] = {
     "scene_regions": "scene-regions",
 }
 """Name of a network -> folder of its embedded small model."""
-EVA_18B = WeightsEntry(
-    f"{NAMESPACE}/eva-clip-18b",
-    "EVA-CLIP-18B",
-    "https://huggingface.co/BAAI/EVA-CLIP-18B",
-    "EVA_CLIP_18B_psz14_s6B.fp16.pt",
-    "Apache-2.0",
-    {},
-)
-ECO_MEMBERS: dict[str, WeightsEntry] = {
-    "eva-clip-18b": EVA_18B,
-    "metaclip-bigg": _meta("vit_gigantic_patch14_clip_224.metaclip_2pt5b", "ViT-bigG/14"),
-    "mobileclip-b": WeightsEntry(
-        "apple/MobileCLIP-B-LT-OpenCLIP",
-        "MobileCLIP-B (LT)",
-        "https://github.com/apple/ml-mobileclip",
-        None,
-        "apple-amlr",
-        _EXACT,
-    ),
-    "openclip-bigg": _openclip("CLIP-ViT-bigG-14-laion2B-39B-b160k", "ViT-bigG/14"),
-    "eva02-l14": WeightsEntry(
-        "timm/eva02_large_patch14_clip_224.merged2b_s4b_b131k",
-        "EVA-02-CLIP ViT-L/14",
-        "https://github.com/baaivision/EVA",
-        None,
-        "MIT",
-        _EXACT,
-    ),
-    "metaclip-l14": _meta("vit_large_patch14_clip_224.metaclip_2pt5b", "ViT-L/14"),
-    "openclip-l14": _openclip("CLIP-ViT-L-14-laion2B-s32B-b82K", "ViT-L/14"),
-}
-"""Dual encoders of ECO's ensemble by their names in its option `members`."""
-
-WEIGHTS: tuple[WeightsEntry, ...] = (
-    PACS_B32,
-    _pac(
-        "pacs-openclip-vit-l-14",
-        "PAC-S, OpenCLIP ViT-L/14",
-        "openClip_ViT-L-14.pth",
-        _VIT_L14,
-        _PACSCORE,
-        _EXACT,
-    ),
-    _pac("pacs-plusplus-clip-vit-b-32", "PAC-S++, CLIP ViT-B/32", "PAC++_clip_ViT-B-32.pth", _VIT_B32),
-    _pac("pacs-plusplus-clip-vit-l-14", "PAC-S++, CLIP ViT-L/14", "PAC++_clip_ViT-L-14.pth", _VIT_L14),
-    CLIP_B32,
-    _openai(_OPENAI_B16, "ViT-B/16"),
-    _openai(_OPENAI_L14, "ViT-L/14"),
-    _openai("resnet50_clip.openai", "RN50"),
-    _openai("resnet101_clip.openai", "RN101"),
-    _openai("resnet50x4_clip.openai", "RN50x4"),
-    _openclip("CLIP-ViT-B-32-laion2B-s34B-b79K", "ViT-B/32"),
-    *ECO_MEMBERS.values(),
-    *ALPHA_CLIP,
-    *BLIP2,
-    UMIC,
-    VILBERT,
-    VILBERT_PRETRAINED,
-    FASTER_RCNN_VG,
-    X152_VG,
-)
-
-
-_OF_OTHERS: Mapping[str, tuple[WeightsEntry, ...]] = {
-    "hices": ALPHA_CLIP,
-    "refhices": ALPHA_CLIP,
-    "eco": (*BLIP2, *ECO_MEMBERS.values()),
-    FASTER_RCNN: (FASTER_RCNN_VG,),
-    X152: (X152_VG,),
-}
 
 
 def weights_of(metric: str) -> Sequence[WeightsEntry]:
@@ -343,8 +164,8 @@ def weights_of(metric: str) -> Sequence[WeightsEntry]:
     >>> weights_of("clips")[0].repository
     'timm/vit_base_patch32_clip_224.openai'
     """
-    own = tuple(entry for entry in WEIGHTS if metric in entry.metrics)
-    return own or _OF_OTHERS.get(metric, WEIGHTS)
+    own = [entry for entry in WEIGHTS if metric in entry.metrics]
+    return own or [entry for entry, table in _TABLES if metric in table.get("for", ())] or WEIGHTS
 
 
 def entry_known_as(name: str, original: str | None) -> WeightsEntry | None:

@@ -29,15 +29,10 @@ def read_checkpoint(path: str | Path, *, in_place: bool = False) -> dict[str, An
 
     `.pth`, `.pt` and `.bin` files are read with ``torch.load(weights_only=True)`` and nothing else, so a file
     that would run code is refused; `.safetensors` files are read as they are. The first bytes, not the name,
-    show the kind. A state dict is accepted bare, as ``{"state_dict": {...}}``, or in
-    parts, as ``{"model": {...}, "epoch": 3}``, whose tensors are then named `model.` and so on.
+    show the kind. A state dict is accepted bare, as ``{"state_dict": {...}}``, or in parts, as
+    ``{"model": {...}, "epoch": 3}``, whose tensors are then named `model.` and so on.
 
     With `in_place` tensors stay in the file, which is mapped into memory, where its format allows that.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the file is a folder, empty, damaged, a TorchScript archive, needs code to be read,
-            or holds no state dict. The message names the file and what to do.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -102,16 +97,10 @@ def _read_pickle(path: Path, mapped: bool) -> Any:
     except pickle.UnpicklingError as error:
         # torch's own message advises weights_only=False, which nobody should do here: hence from None.
         code = re.search(r"(?:GLOBAL|Unsupported (?:global|class)) ([\w.]+)", str(error))
-        if not code:
-            raise ValueError(
-                f"{path} is refused: it is not a plain file of tensors, or it is damaged. Fetch it again; if "
-                "it stays so, ask its author for a plain state dict or a .safetensors file"
-            ) from None
+        found = f"reading it would run code (it asks for {code[1]})" if code else "no plain file of tensors"
         raise ValueError(
-            f"{path} is refused: reading it would run code (it asks for {code[1]}), and a pickle can run "
-            "anything on this machine. Nothing was executed. Ask its author for a plain state dict or a "
-            ".safetensors file, or extract the tensors where you trust the file and save them with "
-            "torch.save"
+            f"{path} is refused: {found}. Nothing was executed. Fetch it again, or ask its author for a "
+            "plain state dict or a .safetensors file"
         ) from None
     except (RuntimeError, EOFError, OSError, KeyError, IndexError, ValueError) as error:
         raise _damaged(path, error) from error
@@ -150,10 +139,7 @@ def _check_archive(path: Path) -> None:
             f"a state dict. Extract the tensors first, then convert the result:\n    {_EXTRACT.format(path)}"
         )
     if "data.pkl" not in members:
-        raise ValueError(
-            f"{path} is a zip archive without a checkpoint in it: unpack it and give the file inside "
-            f"({name_some(members)})"
-        )
+        raise ValueError(f"{path} is a zip archive without a checkpoint: unpack it ({name_some(members)})")
 
 
 def _describe(head: bytes) -> str:
@@ -162,8 +148,6 @@ def _describe(head: bytes) -> str:
         return "it is a web page, so the download answered with a page; fetch the file itself"
     if start.startswith(b"version https://git-lfs"):
         return "it is a Git LFS pointer; fetch the file that it stands for (git lfs pull)"
-    if head.startswith(b"\x1f\x8b") or head[257:262] == b"ustar":
-        return "it is a compressed archive; unpack it and give the file inside"
     return f"it starts with {head[:8]!r}; expected a .pth, .pt, .bin or .safetensors file"
 
 

@@ -23,6 +23,8 @@ from capeval_core.weights.conversion import (
     as_float32,
     clip_preprocessing,
     count_blocks,
+    shape_of,
+    side_of,
 )
 from capeval_core.weights.folder import OPEN_CLIP_CONFIG, WeightsError
 
@@ -81,25 +83,22 @@ def _infer_activation(names: list[str], option: Activation | None) -> tuple[Acti
     if option is not None:
         return option, f"activation: {option}, as given"
     if any(is_adapter(name) for name in names):
-        return (
-            "quick_gelu",
-            "activation: quick_gelu, because adapters are present and exist in OpenAI's code only",
-        )
+        return "quick_gelu", "activation: quick_gelu, because adapters exist in OpenAI's code only"
     orders = _block_orders(names)
     if orders == {_OPENAI_BLOCK}:
-        return "quick_gelu", (
-            "activation: quick_gelu, because the order of the tensors (attn, ln_1, mlp, ln_2) is that of "
-            "OpenAI's code"
+        return (
+            "quick_gelu",
+            "activation: quick_gelu, because the order of the tensors is that of OpenAI's code",
         )
     if orders == {_OPEN_CLIP_BLOCK}:
         return "gelu", (
-            "activation: gelu, because the order of the tensors (ln_1, attn, ln_2, mlp) is that of "
-            "open_clip, whose models have the exact GELU unless built with quick_gelu; if this one holds "
-            "OpenAI's weights, convert it again with activation='quick_gelu'"
+            "activation: gelu, because the order of the tensors is that of open_clip, whose models have the "
+            "exact GELU unless built with quick_gelu; if this one holds OpenAI's weights, convert it again "
+            "with activation='quick_gelu'"
         )
     found = (
         "the activation cannot be inferred: shapes do not show it, and the order of the tensors is neither "
-        "that of OpenAI's code nor that of open_clip (they are sorted by name or mixed). "
+        "that of OpenAI's code nor that of open_clip. "
     )
     released = Setting("activation", "quick_gelu", "Pass ")
     more = " (OpenAI's models and what was tuned from them) or 'gelu' (open_clip's own)"
@@ -120,8 +119,7 @@ def read_architecture(
 ) -> dict[str, Any]:
     """Architecture (keys of open_clip's configuration) of the CLIP with tensors of these shapes.
 
-    Head counts leave no trace in shapes: they are width / 64 unless `head_width` (vision) or `text_heads` are
-    given.
+    Head counts leave no trace in shapes: they are width / 64 unless they are given.
     """
     text = read_text(shapes, notes, text_heads)
     embed_dim = shape_of(shapes, "text_projection", 2)[1]
@@ -194,24 +192,6 @@ def _read_resnet(shapes: Shapes, notes: list[str], head_width: int | None) -> di
         "layers": layers,
         "head_width": head_width or HEAD_WIDTH,
     }
-
-
-def shape_of(shapes: Shapes, name: str, dimensions: int) -> tuple[int, ...]:
-    """The shape of a tensor that shows sizes."""
-    shape = shapes.get(name)
-    if shape is None:
-        raise ValueError(f"{name} is not in the checkpoint: it shows the sizes of the model")
-    if len(shape) != dimensions or 0 in shape:
-        raise ValueError(f"{name} has shape {shape}: expected {dimensions} dimensions, none of them zero")
-    return shape
-
-
-def side_of(positions: int, name: str) -> int:
-    """The side of a square image in patches."""
-    side = math.isqrt(max(positions, 0))
-    if side < 1 or side * side != positions:
-        raise ValueError(f"{name} has {positions} image positions, not a square: expected square images")
-    return side
 
 
 def _mlp_ratio(shapes: Shapes, tower: str, width: int) -> float:

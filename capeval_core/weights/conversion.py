@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,13 +14,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from capeval_core.errors import in_file
+from capeval_core.errors import Argument, InputError, Problem, in_file
 from capeval_core.options import Settings, option
 from capeval_core.weights.catalogue import (
     CLIP_MEAN,
     CLIP_STD,
     LICENCE_NOT_STATED,
     WEIGHTS,
+    WeightsEntry,
 )
 from capeval_core.weights.checkpoint import name_some, read_checkpoint
 from capeval_core.weights.folder import sha256_of
@@ -37,11 +39,9 @@ _ENDINGS = re.compile(r"(\.(fp16|pt|pth|bin|safetensors|index|json))+$")
 class Release:
     """An original checkpoint in plain form.
 
-    Attributes:
-        config: the weights folder's config.json, without checksum and canary.
-        tensors: as the encoder names them, contiguous, float32 or integers, complete and nothing else;
-            those of very large models in the type in which they are stored.
-        notes: what was inferred, merged or left out, and why; also in ``config["source"]["notes"]``.
+    config: the weights folder's config.json, without checksum and canary. tensors: as the encoder names them,
+    contiguous, complete and nothing else, in float32 or as released. notes: what was inferred, merged or left
+    out, and why; also in ``config["source"]["notes"]``.
     """
 
     config: dict[str, Any]
@@ -94,12 +94,9 @@ class Conversion(Settings, ABC):
         """What the model needs, without the common prefix."""
         if self.anchors:
             content = without_prefix(content, self.anchors, self.title, notes)
-        unused = [name for name in content if re.match(self.unused, name)]
-        if unused:
-            notes.append(
-                f"left out {len(unused)} tensors that the model does not use or makes itself: "
-                f"{name_some(unused)}"
-            )
+        if unused := [name for name in content if re.match(self.unused, name)]:
+            found = f"left out {len(unused)} tensors that the model does not use or makes itself"
+            notes.append(f"{found}: {name_some(unused)}")
         return {name: value for name, value in content.items() if name not in unused}
 
     def translate(self, content: Mapping[str, Any], notes: list[str]) -> Tensors:
@@ -108,11 +105,7 @@ class Conversion(Settings, ABC):
 
     @abstractmethod
     def config(self, shapes: Shapes, content: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
-        """The architecture, its sizes read off the shapes of tensors, and what else the encoder needs.
-
-        Raises:
-            ValueError, KeyError: a tensor that shows a size is missing or has an impossible shape.
-        """
+        """The architecture, its sizes read off the shapes of tensors, and what else the encoder needs."""
 
     def release(
         self,
@@ -129,14 +122,7 @@ class Conversion(Settings, ABC):
         first, *beside = [
             {"file": file.name, "size": file.stat().st_size, "sha256": sha256_of(file)} for file in files
         ]
-        # Weights that are taken as they are have no checkpoint in the catalogue, but its address.
-        address, path = f"/{files[0].name}", f"/{files[0].absolute().as_posix()}"
-        named = (
-            e
-            for e in WEIGHTS
-            if (path.endswith(f"/{e.checkpoint}") if e.checkpoint else e.original.endswith(address))
-        )
-        listed = next(named, None)
+        listed = _listed(files[0])
         source = {
             "name": self.source or _ENDINGS.sub("", files[0].name),
             "url": self.url or (listed and listed.original),
@@ -146,6 +132,15 @@ class Conversion(Settings, ABC):
             "notes": notes,
         }
         return Release({**config, "source": source}, tensors, list(notes))
+
+
+def _listed(file: Path) -> WeightsEntry | None:
+    """The catalogue's entry of a released file; weights that are taken as they are have but an address."""
+    address, path = f"/{file.name}", f"/{file.absolute().as_posix()}"
+    for entry in WEIGHTS:
+        if path.endswith(f"/{entry.checkpoint}") if entry.checkpoint else entry.original.endswith(address):
+            return entry
+    return None
 
 
 @contextmanager
@@ -220,7 +215,7 @@ def as_float32(content: Mapping[str, Any], notes: list[str]) -> Tensors:
             continue
         tensor = checked_floats(name, value)
         if tensor.dtype is not torch.float32:
-            narrow.add(str(tensor.dtype).removeprefix("torch."))
+            narrow.add(_type(tensor))
         tensors[name] = own_memory(tensor.to(torch.float32))
     if narrow:
         notes.append(f"{' and '.join(sorted(narrow))} tensors were stored as float32")
@@ -230,7 +225,7 @@ def as_float32(content: Mapping[str, Any], notes: list[str]) -> Tensors:
 def as_released(content: Mapping[str, Any], notes: list[str]) -> Tensors:
     """The same tensors in their own types, none a slice of another."""
     tensors = {name: own_memory(checked_floats(name, value)) for name, value in content.items()}
-    types = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()})
+    types = sorted(set(map(_type, tensors.values())))
     notes.append(f"tensors are kept in {' and '.join(types)}, as released")
     return tensors
 
@@ -238,20 +233,20 @@ def as_released(content: Mapping[str, Any], notes: list[str]) -> Tensors:
 def checked_floats(name: str, value: Any) -> Tensor:
     """An entry of a checkpoint as it is, if it is a dense tensor of finite floating-point numbers."""
     if not isinstance(value, Tensor):
-        raise ValueError(
-            f"{name} is no tensor but a {type(value).__name__}: save the model's state dict alone"
-        )
+        raise ValueError(f"{name} is no tensor but a {type(value).__name__}: save the state dict alone")
     if value.layout is not torch.strided:
         raise ValueError(f"{name} is a sparse tensor: save it as a dense one")
     if not value.is_floating_point():
-        raise ValueError(
-            f"{name} is of type {str(value.dtype).removeprefix('torch.')}: expected floating point"
-        )
+        raise ValueError(f"{name} is of type {_type(value)}: expected floating point")
     if value.numel() * value.element_size() > value.untyped_storage().nbytes():
         raise ValueError(f"{name} repeats one part of its values: save it whole, by tensor.contiguous()")
     if not bool(torch.isfinite(value).all()):
         raise ValueError(f"{name} holds NaN or infinite values: the checkpoint is broken, fetch it again")
     return value.detach()
+
+
+def _type(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def own_memory(tensor: Tensor) -> Tensor:
@@ -271,10 +266,7 @@ def complete(tensors: Tensors, expected: Mapping[str, Tensor], title: str, notes
     counters = [name for name in expected if name.endswith("num_batches_tracked") and name not in completed]
     if counters:
         completed |= {name: torch.zeros((), dtype=torch.int64) for name in counters}
-        notes.append(
-            f"{len(counters)} BatchNorm counters were missing and set to 0: they do not matter outside "
-            "training"
-        )
+        notes.append(f"{len(counters)} BatchNorm counters were missing and set to 0, which moves no score")
     if problems := tensor_problems(expected, completed):
         raise ValueError(f"not a complete {title}: " + "; ".join(problems))
     return {name: completed[name] for name in expected}
@@ -300,14 +292,37 @@ def tensor_problems(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor
 
 def clip_preprocessing(image_size: int) -> dict[str, Any]:
     """How CLIP, and what was tuned from it, makes pixels of an image."""
-    return {
-        "image_size": image_size,
-        "mean": list(CLIP_MEAN),
-        "std": list(CLIP_STD),
-        "interpolation": "bicubic",
-    }
+    settings = {"mean": list(CLIP_MEAN), "std": list(CLIP_STD), "interpolation": "bicubic"}
+    return {"image_size": image_size, **settings}
 
 
 def count_blocks(shapes: Shapes, pattern: str) -> int:
     """How many numbers the group of a pattern has in the names that it begins."""
     return len({block[1] for name in shapes if (block := re.match(pattern, name))})
+
+
+def shape_of(shapes: Shapes, name: str, dimensions: int) -> tuple[int, ...]:
+    """The shape of a tensor that shows sizes."""
+    shape = shapes.get(name)
+    if shape is None:
+        raise ValueError(f"{name} is not in the checkpoint: it shows the sizes of the model")
+    if len(shape) != dimensions or 0 in shape:
+        raise ValueError(f"{name} has shape {shape}: expected {dimensions} dimensions, none of them zero")
+    return shape
+
+
+def side_of(positions: int, name: str) -> int:
+    """The side of a square image in patches."""
+    side = math.isqrt(max(positions, 0))
+    if side < 1 or side * side != positions:
+        raise ValueError(f"{name} has {positions} image positions, not a square: expected square images")
+    return side
+
+
+def heads_of(width: int, given: int | None, usual: int, name: str) -> int:
+    """Attention heads of a width: as given by the setting `name`, or of the usual width each."""
+    heads = given or width // usual
+    if not heads or width % heads:
+        found = f"the tensors do not show how many heads share the width {width}"
+        raise InputError(Problem("", None, found, ("pass ", Argument(name)), verb=""))
+    return heads

@@ -52,12 +52,7 @@ class DetectorConversion(Conversion, ABC):
         return content, files if self.release_config is None else [*files, Path(self.release_config)]
 
     def settings(self, notes: list[str]) -> dict[str, Any]:
-        """The values of `released` that hold, and a note that says where they come from.
-
-        Raises:
-            InputError, FileError: there is no such file, it is no YAML, lacks a setting, or is of a network
-                that is built otherwise.
-        """
+        """The values of `released` that hold, and a note that says where they come from."""
         if self.release_config is None:
             notes.append(f"sizes, thresholds and means: as released, since there is no {self.yaml}")
             return dict(self.released)
@@ -81,18 +76,18 @@ class DetectorConversion(Conversion, ABC):
             found = f"no {self.yaml} of a release ({reason})"
             raise FileError(file_problem(path, found, verb="is")) from error
         values = {name: _value(content, name) for name in (*self.released, *self.fixed)}
-        fix = "pass the one that lies beside this checkpoint"
-        missing = [name for name in self.released if values[name] is None]
-        if missing and not self.partial:
-            raise FileError(file_problem(path, f"{', '.join(missing)} is missing", fix))
+        problems = []
         for name, value in values.items():
-            if not _is_plain(value):
-                problem = f"{name} is {described(value)}, expected a number, a short text, or a list of some"
-                raise FileError(file_problem(path, problem, fix))
-        for name, value in self.fixed.items():
-            if values[name] not in (None, value):
-                problem = f"{name} is {values[name]!r}, but only {value!r} is known here"
-                raise FileError(file_problem(path, problem, fix))
+            if value is None and name in self.released and not self.partial:
+                problems.append(f"{name} is missing")
+            elif not _is_plain(value):
+                problems.append(
+                    f"{name} is {described(value)}, expected a number, a short text, or a list of some"
+                )
+            elif name in self.fixed and value not in (None, self.fixed[name]):
+                problems.append(f"{name} is {value!r}, but only {self.fixed[name]!r} is known here")
+        if problems:
+            raise FileError(file_problem(path, problems[0], "pass the one that lies beside this checkpoint"))
         return {
             name: default if values[name] is None else values[name] for name, default in self.released.items()
         }

@@ -17,7 +17,7 @@ import torch
 from capeval_core.errors import wrong_option
 from capeval_core.options import option
 from capeval_core.weights.checkpoint import INDEX, read_checkpoint, read_shards
-from capeval_core.weights.clip import read_text, shape_of, side_of
+from capeval_core.weights.clip import read_text
 from capeval_core.weights.conversion import (
     Conversion,
     Shapes,
@@ -26,6 +26,8 @@ from capeval_core.weights.conversion import (
     clip_preprocessing,
     count_blocks,
     rename,
+    shape_of,
+    side_of,
 )
 
 Norm = Literal["post", "pre"]

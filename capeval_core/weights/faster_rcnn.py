@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from capeval_core.weights.clip import shape_of
-from capeval_core.weights.conversion import Shapes, count_blocks
+from capeval_core.weights.conversion import Shapes, count_blocks, shape_of
 from capeval_core.weights.detectors import DetectorConversion
 
 STAGES = ("res2", "res3", "res4", "res5")

@@ -30,8 +30,6 @@ VOCABULARY, TOKENIZER = "vocab.txt", "tokenizer.json"
 _TRANSFORMERS = ("blip-2",)
 """Models that are also read from repositories in transformers' format."""
 TINY = Path(__file__).parent / "tiny"
-_JSON_BYTES = 1 << 25
-"""Bounds of a file of settings or of words: a tokenizer of 250,000 words takes half of that."""
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
 
 
@@ -94,31 +92,21 @@ class WeightsFolder:
         return f"{self.name}@{(self.revision or fingerprint)[:8]}"
 
     def header(self) -> dict[str, Tensor]:
-        """All tensors of the folder on torch's meta device: names and shapes, none of them read.
-
-        Raises:
-            WeightsError: the file cannot be read.
-        """
+        """All tensors of the folder on torch's meta device: names and shapes, none of them read."""
         import torch
         from safetensors import safe_open
 
         with self._reading(), safe_open(self.tensor_file, framework="pt") as file:
-            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
+            parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
+            floats = {name: part.get_dtype().startswith(("F", "BF")) for name, part in parts.items()}
+            types = {True: torch.float32, False: torch.int64}
             return {
-                name: torch.empty(
-                    part.get_shape(),
-                    dtype=torch.float32 if part.get_dtype().startswith(("F", "BF")) else torch.int64,
-                    device="meta",
-                )
-                for name, part in slices.items()
+                name: torch.empty(part.get_shape(), dtype=types[floats[name]], device="meta")
+                for name, part in parts.items()
             }
 
     def tensors(self) -> dict[str, Tensor]:
-        """All tensors of the folder, on the CPU, as stored.
-
-        Raises:
-            WeightsError: the file cannot be read, or some tensor holds NaN or infinity.
-        """
+        """All tensors of the folder, on the CPU, as stored; finite."""
         from safetensors.torch import load_file
 
         with self._reading():
@@ -151,26 +139,22 @@ def check_finite(tensors: Mapping[str, Tensor], fix: str = "download or convert 
         low, high = torch.aminmax(tensor if tensor.element_size() > 1 else tensor.float())
         return bool(torch.isfinite(low)) and bool(torch.isfinite(high))
 
-    broken = [name for name in sorted(tensors) if not is_finite(tensors[name])]
-    if broken:
-        first = tensors[broken[0]].float()
-        count = int((~torch.isfinite(first)).sum())
-        more = f" and {len(broken) - 1} more" if broken[1:] else ""
+    if broken := [name for name in sorted(tensors) if not is_finite(tensors[name])]:
+        values = tensors[broken[0]].float()
+        count, more = (
+            int((~torch.isfinite(values)).sum()),
+            f" and {len(broken) - 1} more" if broken[1:] else "",
+        )
         raise WeightsError(
-            f"{count:,} of {first.numel():,} values of tensor {broken[0]}{more} are NaN or infinite: {fix}"
+            f"{count:,} of {values.numel():,} values of tensor {broken[0]}{more} are NaN or infinite: {fix}"
         )
 
 
 def open_weights(weights: str | os.PathLike[str], *, metric: str, tiny: str) -> WeightsFolder:
-    """The folder that `weights` means.
+    """The folder that `weights` means; WeightsError where it cannot be had or is damaged.
 
-    Args:
-        weights: a local folder, a Hub repository id (`org/name` or `org/name@revision`), or `"tiny"`.
-        metric: what `capeval convert` calls such weights, for messages.
-        tiny: folder of the embedded small model that `"tiny"` means.
-
-    Raises:
-        WeightsError: unknown name, no such repository or revision, no network, files missing or damaged.
+    weights: a local folder, a Hub repository id (`org/name` or `org/name@revision`), or `"tiny"`.
+    metric: what `capeval convert` calls such weights, for messages. tiny: folder of the embedded small model.
     """
     name = os.fspath(weights)
     if name == "tiny":
@@ -263,7 +247,7 @@ def _read(path: Path, name: str, revision: str | None, metric: str = "") -> Weig
 
 
 def config_checksum(config: dict[str, Any]) -> str:
-    """sha256 of a config without this sum itself, which is beside the tensors' in `checksum`."""
+    """sha256 of a config without this sum itself."""
     sums = {name: value for name, value in config.get("checksum", {}).items() if name != CONFIG}
     text = json.dumps({**config, "checksum": sums}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
@@ -307,8 +291,6 @@ def read_json(path: Path) -> Any:
     """The content of a JSON file beside weights; ValueError or OSError where it cannot be one."""
     if not path.is_file():
         raise ValueError("it is no regular file")
-    if (size := path.stat().st_size) > _JSON_BYTES:
-        raise ValueError(f"it takes {size:,} bytes, at most {_JSON_BYTES:,} are expected")
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except RecursionError:
@@ -316,12 +298,10 @@ def read_json(path: Path) -> Any:
 
 
 def file_checksum(path: Path, *, remembered: bool = True) -> str:
-    """sha256 of a file, in hexadecimal; computed once and remembered while the file stays as it is.
+    """sha256 of a file, in hexadecimal; remembered while path, inode, size and times stay as they are.
 
-    A change shows in the file's path, device, inode, size, modification time, or status change time. The last
-    one is set by the system alone: whoever writes into a file and puts its modification time back moves it.
-    A file that changed just now is always read, since a second change may not show in the times. So is every
-    file where `remembered` is False.
+    Whoever puts a modification time back moves the status change time. A file that changed just now is always
+    read, since a second change may not show in the times.
     """
     stat = path.stat()
     settled = time.time() - max(stat.st_mtime, stat.st_ctime) >= LIMITS.settled_seconds

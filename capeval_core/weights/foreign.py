@@ -43,12 +43,8 @@ def open_foreign(
         default: a repository that fits.
         without: how to work without the model, in messages.
         tensors: the files of tensors to download, by the folder of the other ones.
-        error: class of the error that is raised.
-
-    Raises:
-        error: the model could not be loaded, or a file is missing.
+        error: class of the error that is raised where it could not be loaded, or a file is missing.
     """
-
     without = without and f" {without}"
 
     def unavailable(repository: str, why: str | None) -> Exception:

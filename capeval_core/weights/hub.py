@@ -1,9 +1,9 @@
 """Files of a Hub repository at one commit: never an old version without a warning.
 
-What huggingface_hub does by itself (read in 2.4): when it cannot learn which commit a name means now (dead
-server, 503, time-out), `snapshot_download` silently returns the commit that the name meant last time. It
-requests lists and headers of files six times over 23 seconds, even where no server is, but the commit, and a
-file that is answered with 503, only once. So the commit is requested here, and files by commit.
+Where huggingface_hub (read in 2.4) cannot learn which commit a name means now, `snapshot_download` silently
+returns the commit that it meant last time. It requests lists and headers of files six times over 23 seconds,
+even where no server is, but the commit, and a file that is answered with 503, only once. So the commit is
+requested here, and files by commit.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from __future__ import annotations
 import json
 import re
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from capeval_core.errors import warn
 from capeval_core.limits import LIMITS
 
 T = TypeVar("T")
@@ -47,8 +47,7 @@ def download(
     It warns where they may not be the newest.
 
     Args:
-        name: repository and revision.
-        what: their name in the warning.
+        what: the files in the warning.
         small: patterns of the files that come first.
         large: the other files that are needed, by the folder of the first ones.
         error: the error for a repository and the reason why it could not be loaded; None: it is no Hub id.
@@ -66,20 +65,20 @@ def download(
     except HFValidationError:
         raise error(repository, None) from None
     except failures() as failed:
+        why = f"not in the local cache; {reason(failed)}"
         if isinstance(failed, GatedRepoError):
             why = "it is gated: accept its terms at its page on the Hub and log in with `hf auth login`"
         elif isinstance(failed, RevisionNotFoundError):
             why = f"no revision {revision!r} on the Hub"
         elif isinstance(failed, RepositoryNotFoundError):
             why = "no such repository on the Hub, or it is private"
-        else:
-            why = f"not in the local cache; {reason(failed)}"
         raise error(repository, why) from None
     if unverified:
-        warn(
+        warnings.warn(
             f"{what}: the Hub did not say which version is the newest ({unverified}). Commit {path.name} of "
             f"the local cache is used. To stay at it, pass '{repository}@{path.name}'; to work offline on "
-            "purpose, set HF_HUB_OFFLINE=1"
+            "purpose, set HF_HUB_OFFLINE=1",
+            stacklevel=3,
         )
     return path
 
@@ -99,45 +98,41 @@ def _fetch(
         RevisionNotFoundError,
     )
 
-    there_is_none = (DisabledRepoError, RepositoryNotFoundError, RevisionNotFoundError)
+    def snapshot(commit: str | None) -> Path:
+        """Of the cache alone where there is no commit."""
 
-    def cached(name: str | None) -> Path:
-        path = Path(snapshot_download(repository, revision=name, allow_patterns=small, local_files_only=True))
-        snapshot_download(
-            repository, revision=path.name, allow_patterns=list(large(path)), local_files_only=True
-        )
+        def get(name: str | None, patterns: list[str]) -> Path:
+            cached = commit is None
+            return Path(
+                snapshot_download(repository, revision=name, allow_patterns=patterns, local_files_only=cached)
+            )
+
+        path = get(revision, small)  # by its name, for the cache to remember what that means
+        if commit and path.name != commit:  # the answer was an old one
+            path = get(commit, small)
+        get(path.name, list(large(path)))
         return path
 
     if revision and re.fullmatch(r"[0-9a-f]{40}", revision):
         try:
-            path = cached(revision)
+            path = snapshot(None)
             if all((path / name).is_file() for name in large(path)):
                 return path, None  # a commit does not change
         except OSError:
             pass
     try:
         commit = patiently(lambda: newest_commit(repository, revision))
+    except (DisabledRepoError, RepositoryNotFoundError, RevisionNotFoundError):
+        raise
     except failures() as error:
-        if isinstance(error, there_is_none):
-            raise
         try:
-            path = cached(revision)
+            path = snapshot(None)
         except OSError:
             raise error from None
-        on_purpose = isinstance(error, OfflineModeIsEnabled)
         # A commit may be shortened, as signatures show it.
         pinned = re.fullmatch(r"[0-9a-f]{7,40}", revision or "-") and path.name.startswith(str(revision))
-        return path, None if on_purpose or pinned else reason(error)
-
-    def download() -> Path:
-        # By its name, for the cache to remember what that means; but the answer may be an old commit.
-        path = Path(snapshot_download(repository, revision=revision, allow_patterns=small))
-        if path.name != commit:
-            path = Path(snapshot_download(repository, revision=commit, allow_patterns=small))
-        snapshot_download(repository, revision=commit, allow_patterns=list(large(path)))
-        return path
-
-    return patiently(download), None
+        return path, None if pinned or isinstance(error, OfflineModeIsEnabled) else reason(error)
+    return patiently(lambda: snapshot(commit)), None
 
 
 def newest_commit(repository: str, revision: str | None) -> str:

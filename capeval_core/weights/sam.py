@@ -8,7 +8,7 @@ for boxes (`Prompt_guided_Mask_Decoder.pt`, with the parts `PromtEncoder` [sic] 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -45,17 +45,9 @@ _KINDS = {
 """A tensor of the original -> the kind of image encoder that has it."""
 
 
-def _shifted_stage(name: re.Match[str]) -> str:
-    return f"stages.{int(name[1]) + 1}.downsample."
-
-
-def _stem(name: re.Match[str]) -> str:
-    index = int(name[1])
-    return f"stem.res{index - 1}." if index else "stem.in_conv."
-
-
-def _block(name: re.Match[str]) -> str:
-    return f"stages.{int(name[1]) - 1}.blocks."
+def _moved(pattern: str, step: int) -> Callable[[re.Match[str]], str]:
+    """The name with another number: timm counts a downsample to the stage that it leads to, and the stem."""
+    return lambda name: pattern.format(int(name[1]) + step)
 
 
 ENCODER_NAMES: Mapping[str, Names] = {
@@ -63,12 +55,13 @@ ENCODER_NAMES: Mapping[str, Names] = {
         (r"^patch_embed\.seq\.0\.", "patch_embed.conv1."),
         (r"^patch_embed\.seq\.2\.", "patch_embed.conv2."),
         (r"^layers\.(\d+)\.blocks\.", r"stages.\1.blocks."),
-        (r"^layers\.(\d+)\.downsample\.", _shifted_stage),  # timm counts it to the stage that it leads to
+        (r"^layers\.(\d+)\.downsample\.", _moved("stages.{}.downsample.", 1)),
         (r"\.c\.weight$", ".conv.weight"),
     ],
     "efficientvit_l2": [
-        (r"^backbone\.stages\.0\.op_list\.(\d+)\.", _stem),
-        (r"^backbone\.stages\.(\d+)\.op_list\.", _block),
+        (r"^backbone\.stages\.0\.op_list\.0\.", "stem.in_conv."),
+        (r"^backbone\.stages\.0\.op_list\.(\d+)\.", _moved("stem.res{}.", -1)),
+        (r"^backbone\.stages\.(\d+)\.op_list\.", _moved("stages.{}.blocks.", -1)),
         (r"^neck\.input_ops\.(\d+)\.op_list\.0\.", r"neck.inputs.\1."),
         (r"^neck\.middle\.op_list\.(\d+)\.main\.(spatial|point)_conv\.", r"neck.middle.\1.\2."),
         (r"^neck\.output_ops\.0\.op_list\.0\.conv\.", "neck.output."),
@@ -88,11 +81,10 @@ _HEAD = r"^(.*(?:output_hypernetworks_mlps\.\d+|iou_prediction_head))\.layers\."
 DECODER_NAMES: Names = [
     (r"^prompt_encoder\.pe_layer\.positional_encoding_gaussian_matrix$", GAUSSIAN),
     (r"^prompt_encoder\.point_embeddings\.", "prompt_encoder.point_embed."),
-    (r"\.mask_downscaling\.0\.", ".mask_embed.conv1."),
-    (r"\.mask_downscaling\.1\.", ".mask_embed.layer_norm1."),
-    (r"\.mask_downscaling\.3\.", ".mask_embed.conv2."),
-    (r"\.mask_downscaling\.4\.", ".mask_embed.layer_norm2."),
-    (r"\.mask_downscaling\.6\.", ".mask_embed.conv3."),
+    *(
+        (rf"\.mask_downscaling\.{number}\.", f".mask_embed.{part}.")
+        for number, part in ((0, "conv1"), (1, "layer_norm1"), (3, "conv2"), (4, "layer_norm2"), (6, "conv3"))
+    ),
     (r"\.transformer\.layers\.(\d+)\.norm(\d)\.", r".transformer.layers.\1.layer_norm\2."),
     (r"\.norm_final_attn\.", ".layer_norm_final_attn."),
     (r"\.output_upscaling\.0\.", ".upscale_conv1."),
@@ -180,15 +172,11 @@ def _parts(content: Mapping[str, Any], path: Path) -> tuple[dict[str, Any], dict
     if outside and not encoder and any(name in outside for name in _KINDS):  # an image encoder alone
         encoder, outside = {_ENCODER + name: tensor for name, tensor in outside.items()}, {}
     if outside or not encoder | decoder:
-        raise ValueError(
-            f"{path} is no SAM: expected names that begin with image_encoder, prompt_encoder or "
-            f"mask_decoder, found {name_some(outside)}"
-        )
+        parts = "image_encoder, prompt_encoder or mask_decoder"
+        raise ValueError(f"{path} is no SAM: expected names under {parts}, found {name_some(outside)}")
     if encoder and not _kind(encoder):
-        raise ValueError(
-            f"{path}: the image encoder is neither a ViT, nor TinyViT, nor EfficientViT-L2 (it has "
-            f"{name_some(encoder)})"
-        )
+        kinds = "neither a ViT, nor TinyViT, nor EfficientViT-L2"
+        raise ValueError(f"{path}: the image encoder is {kinds} (it has {name_some(encoder)})")
     return encoder, decoder
 
 

@@ -8,10 +8,17 @@ from typing import Any
 
 from torch import Tensor
 
-from capeval_core.errors import Argument, InputError, Problem, wrong_option
 from capeval_core.options import option
-from capeval_core.weights.clip import shape_of
-from capeval_core.weights.conversion import Conversion, Shapes, Tensors, as_released, count_blocks, rename
+from capeval_core.weights.conversion import (
+    Conversion,
+    Shapes,
+    Tensors,
+    as_released,
+    count_blocks,
+    heads_of,
+    rename,
+    shape_of,
+)
 from capeval_core.weights.vocabulary import required_words
 
 _HEAD = 64
@@ -66,20 +73,13 @@ class UniterConversion(Conversion):
     def config(self, shapes: Shapes, content: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
         rows, width = shape_of(shapes, "embeddings.word_embeddings.weight", 2)
         positions, _ = shape_of(shapes, "embeddings.position_embeddings.weight", 2)
-        heads = self.heads or width // _HEAD
-        if not heads or width % heads:
-            found = f"the tensors do not show how many heads share the width {width}"
-            raise InputError(Problem("", None, found, ("pass ", Argument("heads")), verb=""))
-        _, words = required_words(self.vocabulary, "google-bert/bert-base-cased", notes)
-        if len(words) != rows:
-            found, fix = f"{len(words)} words, but the model has {rows}", "pass that of bert-base-cased"
-            raise wrong_option("vocabulary", self.vocabulary, found, fix, verb="has")
+        words = required_words(self.vocabulary, "google-bert/bert-base-cased", rows, notes)
         return {
             "architecture": {
                 "vocab_size": rows,
                 "hidden_size": width,
                 "num_hidden_layers": count_blocks(shapes, r"layers\.(\d+)\."),
-                "num_attention_heads": heads,
+                "num_attention_heads": heads_of(width, self.heads, _HEAD, "heads"),
                 "intermediate_size": shape_of(shapes, "layers.0.intermediate.dense.weight", 2)[0],
                 "max_position_embeddings": positions,
                 "region_size": shape_of(shapes, "region_embeddings.feature.weight", 2)[1],

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from capeval_core.errors import Argument, InputError, Problem, wrong_option
+from capeval_core.errors import wrong_option
 from capeval_core.options import option
-from capeval_core.weights.conversion import Conversion, Shapes, count_blocks
+from capeval_core.weights.conversion import Conversion, Shapes, count_blocks, heads_of
 from capeval_core.weights.vocabulary import required_words
 
 CONTEXT = 37
@@ -96,17 +96,14 @@ class VilbertConversion(Conversion):
         text, visual = (count_blocks(shapes, rf"{stream}_layers\.(\d+)\.") for stream in ("text", "visual"))
         blocks = count_blocks(shapes, r"co_layers\.(\d+)\.")
         tasks = shapes.get("task_embeddings.weight", (0, 0))[0]
-        _, words = required_words(self.vocabulary, "google-bert/bert-base-uncased", notes)
-        if len(words) != rows:
-            found, fix = f"{len(words)} words, but the model has {rows}", "pass that of bert-base-uncased"
-            raise wrong_option("vocabulary", self.vocabulary, found, fix, verb="has")
+        words = required_words(self.vocabulary, "google-bert/bert-base-uncased", rows, notes)
         return {
             "architecture": {
                 "text": {
                     "vocab_size": rows,
                     "hidden_size": hidden,
                     "num_hidden_layers": text,
-                    "num_attention_heads": self._heads("text_heads", hidden, _TEXT_HEAD),
+                    "num_attention_heads": heads_of(hidden, self.text_heads, _TEXT_HEAD, "text_heads"),
                     "intermediate_size": shapes["text_layers.0.intermediate.dense.weight"][0],
                     "max_position_embeddings": shapes["embeddings.position_embeddings.weight"][0],
                 },
@@ -114,12 +111,12 @@ class VilbertConversion(Conversion):
                     "region_size": region_size,
                     "hidden_size": wide,
                     "num_hidden_layers": visual,
-                    "num_attention_heads": self._heads("visual_heads", wide, _WIDE_HEAD),
+                    "num_attention_heads": heads_of(wide, self.visual_heads, _WIDE_HEAD, "visual_heads"),
                     "intermediate_size": shapes["visual_layers.0.intermediate.dense.weight"][0],
                 },
                 "co_attention": {
                     "hidden_size": width,
-                    "num_attention_heads": self._heads("co_heads", width, _WIDE_HEAD),
+                    "num_attention_heads": heads_of(width, self.co_heads, _WIDE_HEAD, "co_heads"),
                 },
                 "text_layers_before": self._before("text_layers_before", text, blocks),
                 "visual_layers_before": self._before("visual_layers_before", visual, blocks),
@@ -130,13 +127,6 @@ class VilbertConversion(Conversion):
             "vocabulary": words,
             "lowercase": True,
         }
-
-    def _heads(self, name: str, width: int, usual: int) -> int:
-        heads: int = getattr(self, name) or width // usual
-        if not heads or width % heads:
-            found = f"the tensors do not show how many heads share the width {width}"
-            raise InputError(Problem("", None, found, ("pass ", Argument(name)), verb=""))
-        return heads
 
     def _before(self, name: str, layers: int, blocks: int) -> list[int]:
         given: str | None = getattr(self, name)

@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 
-from capeval_core.weights.clip import shape_of
-from capeval_core.weights.conversion import Shapes, Tensors, count_blocks
+from capeval_core.weights.conversion import Shapes, Tensors, count_blocks, shape_of
 from capeval_core.weights.detectors import DetectorConversion
 
 STAGES = ("layer1", "layer2", "layer3", "layer4")

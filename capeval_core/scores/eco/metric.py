@@ -28,7 +28,7 @@ from capeval_core.rows import canonical, column, row_schema
 from capeval_core.scores.eco.formulas import CONSENSUS_WEIGHT, ENSEMBLE_WEIGHT, THRESHOLD
 from capeval_core.scores.eco.members import MATCHER, MEMBER_ROW, Matcher, Member, check_members, open_members
 from capeval_core.scores.eco.ranking import Candidates, rank
-from capeval_core.weights.catalogue import BLIP2
+from capeval_core.weights.catalogue import BLIP2_COCO
 from capeval_core.weights.folder import WeightsError
 
 
@@ -99,7 +99,7 @@ class Eco(Reranker):
     range = (-float("inf"), float("inf"))
     part_titles: ClassVar = {"itm": "ITM: the probability that caption and image match"}
     relative = "its totals are z-scores within one set"
-    default_weights = BLIP2[0]
+    default_weights = BLIP2_COCO
     network = "blip2"
     tiny = "blip2"
     Options: ClassVar[type[CommonOptions]] = EcoOptions
