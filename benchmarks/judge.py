@@ -14,7 +14,7 @@ import time
 import numpy as np
 from scipy.stats import kendalltau
 
-from capeval_core.judgements.resampling import Resamples, WeightedRows, tau_draws
+from capeval_core.judgements.resampling import Resamples, WeightedRows
 
 
 def main() -> None:
@@ -33,7 +33,9 @@ def main() -> None:
 
     start = time.perf_counter()
     resamples = Resamples(groups, draws=options.draws)
-    tau_b, tau_c = tau_draws(WeightedRows(scores, ratings), resamples)
+    rows = WeightedRows(scores, ratings)
+    taus = [rows.taus(resamples.weights(draw)) for draw in range(len(resamples))]
+    tau_b, tau_c = (np.array([getattr(one, name) for one in taus]) for name in "bc")
     ours = time.perf_counter() - start
     compared = min(options.compared, options.draws)
     start, largest = time.perf_counter(), 0.0

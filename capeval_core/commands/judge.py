@@ -262,7 +262,7 @@ def _parser(entry: SetEntry) -> Parser:
         prog=f"capeval judge {entry.name}",
         usage=f"capeval judge {entry.name} --data FOLDER --metrics NAME,NAME [options]",
         description=paragraph(f"{entry.title}: {entry.summary}."),
-        epilog="\n\n".join(map(paragraph, [f"Files: {entry.form()}", *source])),
+        epilog="\n\n".join(map(paragraph, [f"Files: {entry.form}", *source])),
     )
     parser.set_defaults(visuals_flag=flag)
     files = parser.add_argument_group("files")

@@ -6,12 +6,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from capeval_core.errors import FileError, Problems, did_you_mean, file_problem
 from capeval_core.inputs.text_files import ID_FIELDS
 from capeval_core.judgements.correlation import kendall_tau_c
-from capeval_core.judgements.files import named_rows
+from capeval_core.judgements.files import Dropped, named_rows
 from capeval_core.values import described
 
 
@@ -34,40 +33,31 @@ class Judgements:
 
 
 def read_judgements(path: Path) -> Judgements:
-    """The judgements of a JSON list, JSON lines, or CSV: rows with an image's id, a caption and a score.
-
-    Raises:
-        FileError: it cannot be read; a row lacks something, or its score is no finite number; too few rows.
-    """
-    problems = Problems()
-    images, captions, scores = [], [], []
+    """The judgements of a JSON list, JSON lines, or CSV: rows with an image's id, a caption and a score."""
+    problems, judged = Problems(), Judgements([], [], [])
     for name, row in named_rows(path):
         if not isinstance(row, dict):
             fix = "expected an object with image_id, caption and score"
             problems.add(file_problem(path, described(row), fix, index=name, verb="is"))
             continue
         image = next((row[field] for field in ID_FIELDS if row.get(field) not in (None, "")), None)
-        caption, score = row.get("caption"), _number(row.get("score"))
-        if image is None or not isinstance(caption, str) or not caption.strip():
-            lacking = " or ".join(ID_FIELDS) if image is None else "caption"
-            problems.add(file_problem(path, f"no {lacking}", index=name, verb="has"))
-        elif score is None:
+        caption, score = row.get("caption"), Dropped().rating(row.get("score"), "score")
+        lacking = None
+        if image is None:
+            lacking = " or ".join(ID_FIELDS)
+        elif not isinstance(caption, str) or not caption.strip():
+            lacking = "caption"
+        elif math.isnan(score):
             hint = did_you_mean("score", row) if "score" not in row else f" ({row['score']!r})"
-            problems.add(file_problem(path, f"no finite score{hint}", index=name, verb="has"))
-        else:
-            images.append(str(image))
-            captions.append(caption)
-            scores.append(score)
+            lacking = f"finite score{hint}"
+        if lacking:
+            problems.add(file_problem(path, f"no {lacking}", index=name, verb="has"))
+            continue
+        judged.images.append(str(image))
+        judged.captions.append(str(caption))
+        judged.scores.append(score)
     problems.raise_if_any()
-    if len(set(scores)) < 2:
-        found = f"{len(scores)} judgements with {len(set(scores))} different scores"
+    if len(set(judged.scores)) < 2:
+        found = f"{len(judged.scores)} judgements with {len(set(judged.scores))} different scores"
         raise FileError(file_problem(path, found, "a correlation needs at least two", verb="has"))
-    return Judgements(images, captions, scores)
-
-
-def _number(value: Any) -> float | None:
-    try:
-        number = float(value) if not isinstance(value, bool) else math.nan
-    except (TypeError, ValueError, OverflowError):
-        return None
-    return number if math.isfinite(number) else None
+    return judged

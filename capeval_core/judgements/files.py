@@ -16,20 +16,11 @@ from capeval_core.inputs.json_files import contents, decoded, load_json
 from capeval_core.values import described
 
 Kinds = Mapping[str, type | tuple[type, ...]]
-NUMBER = (int, float)
 _FORMS = (".json", ".jsonl", ".ndjson", ".csv")
 
 
 class Rows:
-    """The rows of a file, each a dictionary whose fields have the expected types.
-
-    Args:
-        path: a file of JSON lines, or a JSON list of objects.
-        fields: that every row must have, with their types.
-
-    Raises:
-        FileError: the file cannot be read, or rows lack fields; all problems at once.
-    """
+    """The rows of a file, each a dictionary whose `fields` are there and of these types."""
 
     def __init__(self, path: Path, fields: Kinds) -> None:
         self.path = path
@@ -56,11 +47,7 @@ class Rows:
         if not self.rows:
             raise FileError(file_problem(path, "holds no rows"))
 
-    def __len__(self) -> int:
-        return len(self.rows)
-
     def column(self, field: str) -> list[Any]:
-        """The values of a field."""
         return [row[field] for row in self.rows]
 
 
@@ -82,7 +69,6 @@ class Dropped:
         return dict(self._counts)
 
     def add(self, reason: str, count: int = 1) -> None:
-        """Count rows."""
         if count:
             self._counts[reason] += count
 
@@ -102,11 +88,7 @@ class Dropped:
 
 
 def mapping_of_lists(path: Path) -> dict[str, list[str]]:
-    """A JSON object of lists of texts, e.g. {image: [references]}.
-
-    Raises:
-        FileError: it cannot be read, or has another form.
-    """
+    """A JSON object of lists of texts, e.g. {image: [references]}."""
     content = load_json(path)
     if not isinstance(content, dict) or not content:
         found = f"{described(content, none='null')}, expected {{image: [references]}}"
@@ -123,11 +105,7 @@ def mapping_of_lists(path: Path) -> dict[str, list[str]]:
 def references_of(
     path: Path, references: Mapping[str, Sequence[str]], images: Sequence[str]
 ) -> list[list[str]]:
-    """The references of each image of a list; `path` is the file that `references` came from.
-
-    Raises:
-        FileError: images that have none there.
-    """
+    """The references of each image of a list; `path` is the file that `references` came from."""
     missing = sorted({image for image in images if image not in references})
     if missing:
         found = f"{len(missing):,} of {len(set(images)):,} images ({', '.join(map(repr, missing[:3]))})"
@@ -135,29 +113,8 @@ def references_of(
     return [list(references[image]) for image in images]
 
 
-def csv_rows(path: Path, fields: Sequence[str]) -> list[dict[str, str]]:
-    """The rows of a CSV file with a header.
-
-    Raises:
-        FileError: it cannot be read, or lacks columns.
-    """
-    rows = [row for _, row in named_rows(path)]
-    header = list(rows[0]) if rows else []
-    for field in fields:
-        if field not in header:
-            found = (
-                f"no column {field!r}{did_you_mean(field, header)} (it has {', '.join(header) or 'no rows'})"
-            )
-            raise FileError(file_problem(path, found, verb="has"))
-    return rows
-
-
 def named_rows(path: Path) -> Iterator[tuple[str, Any]]:
-    """The rows of a file of CSV, JSON (a list) or JSON lines, each with its name in messages.
-
-    Raises:
-        FileError: it cannot be read, or is not what its extension says.
-    """
+    """The rows of a file of CSV, JSON (a list) or JSON lines, each with its name in messages."""
     kind = path.suffix.lower()
     if kind not in _FORMS:
         found = f"extension {path.suffix!r}, expected one of {', '.join(_FORMS)}"
@@ -190,7 +147,5 @@ def named_rows(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _name(kind: type | tuple[type, ...]) -> str:
-    names = {str: "a text", list: "a list", dict: "an object", bool: "true or false", int: "a whole number"}
-    if kind is NUMBER:
-        return "a number"
-    return " or ".join(names.get(one, one.__name__) for one in (kind if isinstance(kind, tuple) else (kind,)))
+    names = {str: "a text", list: "a list", int: "a whole number"}
+    return " or ".join(names[one] for one in (kind if isinstance(kind, tuple) else (kind,)))

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 
@@ -29,6 +30,13 @@ class Items:
 
     def __len__(self) -> int:
         return len(self.captions)
+
+    def add(self, caption: str, image: str, references: list[str]) -> None:
+        """One more item of a set that is being read."""
+        self.captions.append(caption)
+        self.images.append(image)
+        if self.references is not None:
+            self.references.append(references)
 
 
 @dataclass(frozen=True)
@@ -93,16 +101,20 @@ class Cell:
 class JudgedSet(ABC):
     """Human judgements and their protocol.
 
-    name: of its entry in `SETS`. dropped: what was left out of the files, by reason.
+    name: of its entry in `SETS`. scorings: what is scored; each metric gives one `Scored` for each.
+    dropped: what was left out of the files, by reason. unit: what a row of `clusters` is.
     """
 
+    unit: ClassVar[str] = "ratings"
+
     name: str
+    scorings: tuple[Scoring, ...]
     dropped: dict[str, int] = field(default_factory=dict, kw_only=True)
 
     @property
-    @abstractmethod
-    def scorings(self) -> tuple[Scoring, ...]:
-        """What is scored; each metric gives one `Scored` for each."""
+    def items(self) -> Items:
+        """What is scored first."""
+        return self.scorings[0].items
 
     @property
     @abstractmethod
@@ -114,14 +126,9 @@ class JudgedSet(ABC):
         """The cells of one metric, by column; without `resamples` none has an interval."""
 
     @property
-    @abstractmethod
     def clusters(self) -> list[str]:
         """The image of each rating or pair."""
-
-    @property
-    def unit(self) -> str:
-        """What a row of `clusters` is."""
-        return "ratings"
+        return self.items.images
 
     @cached_property
     def image_ids(self) -> list[str]:

@@ -14,7 +14,7 @@ import numpy as np
 from capeval_core.judgements.correlation import pearson
 from capeval_core.judgements.differences import Difference, paired_bootstrap, williams
 from capeval_core.judgements.judged_set import Cell, JudgedSet, Scored, interval_of
-from capeval_core.judgements.pairs import PairedSet
+from capeval_core.judgements.others import PairedSet
 from capeval_core.judgements.published import PublishedCell, published
 from capeval_core.judgements.ratings import RatedSet
 from capeval_core.judgements.resampling import Resamples
@@ -37,7 +37,6 @@ class Entry:
 
     @property
     def value(self) -> float:
-        """Ours, times 100."""
         return 100 * self.cell.value
 
     @property
@@ -75,14 +74,9 @@ class Contest:
 
 
 class Judged:
-    """A judged set with the scores of metrics.
+    """A judged set with the scores of metrics: by label, those of each of its scorings.
 
-    Args:
-        judged: the set.
-        scores: by label, the scores of each of its scorings.
-        draws: resamples of an interval; 0: no intervals.
-        level: of the intervals.
-        seed: of the resamples.
+    draws, seed: of the resamples of intervals of a `level`; 0 draws: no intervals.
     """
 
     def __init__(

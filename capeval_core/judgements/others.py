@@ -1,4 +1,4 @@
-"""Protocols that are neither ratings nor pairs: marked captions, whole systems, pools to choose from."""
+"""Protocols other than ratings: pairs of captions, marked ones, whole systems, pools to choose from."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from capeval_core.judgements.correlation import Doubles, average_precision
-from capeval_core.judgements.judged_set import Cell, Items, JudgedSet, Scored, Scoring
+from capeval_core.judgements.correlation import Doubles, Ties, average_precision, won_pairs
+from capeval_core.judgements.judged_set import Cell, Items, JudgedSet, Scored, Scoring, mean_of_runs
 from capeval_core.judgements.resampling import Resamples, centred
 
 PRECISION = "AP"
+MEAN = "mean"
 
 
 @dataclass(frozen=True)
@@ -22,24 +23,13 @@ class MarkedSet(JudgedSet):
     marked: (items,) whether a caption has what is looked for, e.g. a hallucination.
     """
 
-    scored: Scoring
-    marked: Sequence[bool]
+    unit = "captions"
 
-    @property
-    def scorings(self) -> tuple[Scoring, ...]:
-        return (self.scored,)
+    marked: Sequence[bool]
 
     @property
     def columns(self) -> tuple[str, ...]:
         return (PRECISION,)
-
-    @property
-    def clusters(self) -> list[str]:
-        return self.scored.items.images
-
-    @property
-    def unit(self) -> str:
-        return "captions"
 
     def rated(self, run: Scored) -> tuple[Doubles, Doubles] | None:
         return 1.0 - np.asarray(self.marked, dtype=np.float64), run.scores
@@ -66,23 +56,11 @@ class MarkedSet(JudgedSet):
 class SystemSet(JudgedSet):
     """Captions of whole systems on the same images: the value that a metric reports for each."""
 
-    systems: tuple[Scoring, ...]
-
-    @property
-    def scorings(self) -> tuple[Scoring, ...]:
-        return self.systems
+    unit = "captions"
 
     @property
     def columns(self) -> tuple[str, ...]:
-        return tuple(scoring.name for scoring in self.systems)
-
-    @property
-    def clusters(self) -> list[str]:
-        return self.systems[0].items.images
-
-    @property
-    def unit(self) -> str:
-        return "captions"
+        return tuple(scoring.name for scoring in self.scorings)
 
     def cells(self, scored: Sequence[Scored], resamples: Resamples | None) -> dict[str, Cell]:
         cells = {}
@@ -102,16 +80,13 @@ class SystemSet(JudgedSet):
 class PoolSet(JudgedSet):
     """Pools of candidates: how good the captions are that a metric chooses, by metrics on references.
 
-    scored: all candidates, pool after pool. evaluators: by column, what scores the chosen captions as those
-    of a system; `judge` puts the n-gram metrics here.
+    Its one scoring has all candidates, pool after pool. evaluators: by column, what scores the chosen
+    captions as those of a system; `judge` puts the n-gram metrics here.
     """
 
-    scored: Scoring
-    evaluators: Mapping[str, Callable[[Items], Scored]] = field(default_factory=dict)
+    unit = "pools"
 
-    @property
-    def scorings(self) -> tuple[Scoring, ...]:
-        return (self.scored,)
+    evaluators: Mapping[str, Callable[[Items], Scored]] = field(default_factory=dict)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -119,14 +94,10 @@ class PoolSet(JudgedSet):
 
     @property
     def clusters(self) -> list[str]:
-        return list(dict.fromkeys(self.scored.items.images))
-
-    @property
-    def unit(self) -> str:
-        return "pools"
+        return self.image_ids
 
     def cells(self, scored: Sequence[Scored], resamples: Resamples | None) -> dict[str, Cell]:
-        rows, items = self.chosen(scored[0]), self.scored.items
+        rows, items = self.chosen(scored[0]), self.items
         if not rows:
             return {name: Cell(math.nan, 0, undefined="no candidate has a score") for name in self.columns}
         references = items.references or []
@@ -142,7 +113,89 @@ class PoolSet(JudgedSet):
     def chosen(self, scored: Scored) -> list[int]:
         """The candidate with the highest score of each image that has one, the first of equal ones."""
         best: dict[str, int] = {}
-        for row, (image, score) in enumerate(zip(self.scored.items.images, scored.scores, strict=True)):
+        for row, (image, score) in enumerate(zip(self.items.images, scored.scores, strict=True)):
             if math.isfinite(score) and (image not in best or score > scored.scores[best[image]]):
                 best[image] = row
         return list(best.values())
+
+
+@dataclass(frozen=True)
+class PairedSet(JudgedSet):
+    """Pairs of captions. Items 2i and 2i + 1 are the captions a and b of pair i.
+
+    preferred: of each scoring, (pairs,) 0 where a is preferred, 1 where b is.
+    images: of each pair. categories: of each pair, columns beside their mean; None: there are none.
+    by_scoring: whether each scoring is a column of its own, else a column is the mean of all scorings.
+    ties: what equal scores count.
+    paragraphs: of each pair, the paragraph that it is a sentence of: scores are averaged over sentences
+        before they are compared. None: every pair stands alone.
+    """
+
+    unit = "pairs"
+
+    preferred: tuple[Sequence[int], ...]
+    images: list[str]
+    categories: Sequence[str] | None = None
+    by_scoring: bool = False
+    ties: Ties = "wrong"
+    paragraphs: Sequence[str] | None = None
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        if self.categories is not None:
+            return (*sorted(set(self.categories)), MEAN)
+        return tuple(scoring.name for scoring in self.scorings) if self.by_scoring else ("accuracy",)
+
+    @property
+    def clusters(self) -> list[str]:
+        if self.paragraphs is None:
+            return self.images
+        image = dict(zip(self.paragraphs, self.images, strict=True))
+        return list(image.values())
+
+    def cells(self, scored: Sequence[Scored], resamples: Resamples | None) -> dict[str, Cell]:
+        runs = [
+            self._run(run.scores, preferred, resamples)
+            for run, preferred in zip(scored, self.preferred, strict=True)
+        ]
+        if self.by_scoring:
+            names = [scoring.name for scoring in self.scorings]
+            return {name: run["accuracy"] for name, run in zip(names, runs, strict=True)}
+        return {name: mean_of_runs([run[name] for run in runs]) for name in self.columns}
+
+    def _run(self, scores: Doubles, preferred: Sequence[int], resamples: Resamples | None) -> dict[str, Cell]:
+        """The cells of one scoring: of each category and their mean, or `accuracy`."""
+        sides = scores.reshape(-1, 2)
+        first = np.asarray(preferred) == 0
+        better, worse = np.where(first, sides[:, 0], sides[:, 1]), np.where(first, sides[:, 1], sides[:, 0])
+        if self.paragraphs is not None:
+            better, worse = (_means(side, self.paragraphs) for side in (better, worse))
+        won = won_pairs(better, worse, ties=self.ties)
+        if self.categories is None:
+            return {"accuracy": _accuracy(won, resamples)}
+        of_pair = np.asarray(self.categories, dtype=object)
+        names = self.columns[:-1]
+        cells = {name: _accuracy(np.where(of_pair == name, won, np.nan), resamples) for name in names}
+        draws = [cell.draws for cell in cells.values() if cell.draws is not None]
+        cells[MEAN] = Cell(
+            float(np.mean([cell.value for cell in cells.values()])),
+            sum(cell.rows for cell in cells.values()),
+            np.mean(draws, axis=0) if len(draws) == len(names) else None,
+            undefined=next((cell.undefined for cell in cells.values() if cell.undefined), None),
+        )
+        return cells
+
+
+def _accuracy(won: Doubles, resamples: Resamples | None) -> Cell:
+    finite = won[np.isfinite(won)]
+    if not len(finite):
+        return Cell(float("nan"), 0, undefined="no pair has two scores")
+    return Cell(float(finite.mean()), len(finite), None if resamples is None else resamples.means(won))
+
+
+def _means(values: Doubles, paragraphs: Sequence[str]) -> Doubles:
+    """The mean of each paragraph's values, in order of first mention; NaN if one of them is NaN."""
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(paragraphs))}
+    of_row = np.array([numbers[name] for name in paragraphs], dtype=np.int64)
+    total = np.bincount(of_row, values, len(numbers))
+    return np.asarray(total / np.bincount(of_row, minlength=len(numbers)))

@@ -38,11 +38,7 @@ class ScoreFile:
 
 
 def read_score_file(path: Path) -> ScoreFile:
-    """Scores of a file of `capeval score --json`, of {image id: score}, or of a list of numbers.
-
-    Raises:
-        FileError: it cannot be read, or has another form; all values that are no numbers at once.
-    """
+    """Scores of a file of `capeval score --json`, of {image id: score}, or of a list of numbers."""
     content = load_json(path, "write each id once")
     label, ids, captions = path.stem, None, None
     if isinstance(content, dict) and "scores" in content:
@@ -86,9 +82,6 @@ def join_ratings(scores: ScoreFile, path: Path) -> tuple[RatedSet, Scored]:
     and a caption where an image has several. Without ids in the scores' file, rows are taken in order.
     Ratings that are missing or no numbers, and rows whose id or caption has no score, are left out and
     counted.
-
-    Raises:
-        FileError: the file cannot be read, has no column of ratings, or nothing of it has a score.
     """
     dropped = Dropped()
     rows, problems = [], Problems()
@@ -110,13 +103,14 @@ def join_ratings(scores: ScoreFile, path: Path) -> tuple[RatedSet, Scored]:
     id_field = None if scores.ids is None else _field(path, rows, ID_FIELDS, "image id")
     for number, (_, row) in enumerate(rows):
         rating = dropped.rating(row.get(rating_field), "rating")
-        position: int | None = number
+        position: int | str = number
         if id_field is not None:
             key = str(row.get(id_field))
-            position = _position(by_key, key, row.get("caption"), scores.scores, dropped)
-            if position is None:
-                unknown.append(key)
-        if position is not None and math.isfinite(rating):
+            position = _position(by_key, key, row.get("caption"), scores.scores)
+        if isinstance(position, str):
+            unknown.append(key)
+            dropped.add(position)
+        elif math.isfinite(rating):
             item.append(position)
             ratings.append(rating)
     if not item:
@@ -179,24 +173,17 @@ def _position(
     key: str,
     caption: Any,
     scores: Sequence[float],
-    dropped: Dropped,
-) -> int | None:
-    """The score that a row is about, None where there is none or it is not clear which."""
+) -> int | str:
+    """The score that a row is about, or why there is none or it is not clear which."""
     of_image = by_key.get(key) or by_key.get(bare(key))
     if of_image is None:
-        dropped.add("ratings of an unknown image id")
-        return None
+        return "ratings of an unknown image id"
     if isinstance(caption, str) and None not in of_image:
         positions = of_image.get(" ".join(caption.split()))
         if positions is None:
-            dropped.add("ratings of a caption that has no score")
-            return None
-        if len({"" if math.isnan(score) else score for score in (scores[p] for p in positions)}) > 1:
-            dropped.add("ratings of a caption that has different scores")
-            return None
+            return "ratings of a caption that has no score"
+        if len({"" if math.isnan(scores[p]) else scores[p] for p in positions}) > 1:
+            return "ratings of a caption that has different scores"
         return positions[0]
     positions = [position for own in of_image.values() for position in own]
-    if len(positions) > 1:
-        dropped.add("ratings without a caption of an image with several scores")
-        return None
-    return positions[0]
+    return "ratings without a caption of an image with several scores" if positions[1:] else positions[0]

@@ -20,7 +20,7 @@ from capeval_core.judgements.correlation import (
     spearman,
     undefined,
 )
-from capeval_core.judgements.judged_set import Cell, Items, JudgedSet, Scored, Scoring, mean_of_runs
+from capeval_core.judgements.judged_set import Cell, JudgedSet, Scored, mean_of_runs
 from capeval_core.judgements.resampling import Resamples, WeightedRows, centred
 from capeval_core.judgements.ties import tie_calibrated_accuracy
 
@@ -56,22 +56,17 @@ class RatingColumn:
 class RatedSet(JudgedSet):
     """Captions with ratings.
 
-    scored: the scorings of the same items. item: (rows,) the item that each rating is about.
+    Its scorings have the same items. item: (rows,) the item that each rating is about.
     ratings: (rows,) by name, or (rows, annotators) for `by_annotator`. table: columns by name.
     subsets: (rows,) the subset of each row.
     by_annotator: coefficients are means over annotators, as VATEX-EVAL defines them.
     """
 
-    scored: tuple[Scoring, ...]
     item: Integers
     ratings: Mapping[str, Doubles]
     table: Mapping[str, RatingColumn]
     subsets: Sequence[str] | None = None
     by_annotator: bool = False
-
-    @property
-    def scorings(self) -> tuple[Scoring, ...]:
-        return self.scored
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -81,11 +76,6 @@ class RatedSet(JudgedSet):
     def clusters(self) -> list[str]:
         images = self.items.images
         return [images[item] for item in self.item]
-
-    @property
-    def items(self) -> Items:
-        """What is rated."""
-        return self.scored[0].items
 
     def with_statistics(self, statistics: Sequence[str]) -> RatedSet:
         """The same with these statistics, of `STATISTICS`, in place of the papers'."""
@@ -105,7 +95,7 @@ class RatedSet(JudgedSet):
         return values if values.ndim == 1 else values.mean(axis=1), run.scores[self.item]
 
     def cells(self, scored: Sequence[Scored], resamples: Resamples | None) -> dict[str, Cell]:
-        by_name = dict(zip((scoring.name for scoring in self.scored), scored, strict=True))
+        by_name = dict(zip((scoring.name for scoring in self.scorings), scored, strict=True))
         memory: dict[tuple[int, str, str | None], _Rows] = {}
 
         def rows_of(values: Doubles, column: RatingColumn) -> _Rows:
@@ -164,9 +154,9 @@ class _Rows:
             _, first, of_row = np.unique(self.item, return_index=True, return_inverse=True)
             means = np.bincount(of_row, self.ratings) / np.bincount(of_row)
             images = [self.images[row] for row in first]
-            calibrated = tie_calibrated_accuracy(self.scores[first], means, images)
-            found = None if calibrated.pairs else "no image has two rated captions"
-            return Cell(calibrated.accuracy, len(first), undefined=found)
+            accuracy, _ = tie_calibrated_accuracy(self.scores[first], means, images)
+            found = "no image has two rated captions" if math.isnan(accuracy) else None
+            return Cell(accuracy, len(first), undefined=found)
         value = COEFFICIENTS[statistic](self.scores, self.ratings)
         draws = self._draws(statistic)
         moved = None if draws is None else centred(draws, value.value)

@@ -189,23 +189,6 @@ class _Values:
         return mean_ranks[self.codes]
 
 
-def coefficient_draws(name: str, rows: WeightedRows, resamples: Resamples) -> Doubles:
-    """(draws,) a coefficient in each resample: `kendall_tau_b`, `kendall_tau_c`, `spearman` or `pearson`."""
-    of_weights: dict[str, Callable[[Integers], float]] = {
-        "kendall_tau_b": lambda weights: rows.taus(weights).b,
-        "kendall_tau_c": lambda weights: rows.taus(weights).c,
-        "spearman": rows.spearman,
-        "pearson": rows.pearson,
-    }
-    return resamples.each(of_weights[name])
-
-
-def tau_draws(rows: WeightedRows, resamples: Resamples) -> tuple[Doubles, Doubles]:
-    """(draws,) tau-b and (draws,) tau-c of each resample, from the same counts."""
-    both = [rows.taus(resamples.weights(draw)) for draw in range(len(resamples))]
-    return np.array([taus.b for taus in both]), np.array([taus.c for taus in both])
-
-
 def _weighted_pearson(x: Doubles, y: Doubles, weights: Integers) -> float:
     total = float(weights.sum())
     if total < 2:

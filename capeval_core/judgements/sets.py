@@ -1,15 +1,14 @@
-"""The judged sets by name: where each comes from, in which form it lies on disk, and what reads it."""
+"""The judged sets by name (`sets.toml`): where each comes from, and in which form it lies on disk."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from capeval_core.errors import FileError, did_you_mean, file_problem
-from capeval_core.judgements.fifty_sentences import LABELS
 from capeval_core.judgements.judged_set import JudgedSet
 
 
@@ -18,199 +17,41 @@ class SetEntry:
     """A judged set of the field.
 
     summary: what people judged, and what is computed. files: that a folder of it must hold. source: where it
-    comes from, and under which terms; '' for one's own. loader: `module:function` of the function that reads
-    a folder. folders: names that its folder may have inside of a folder of sets. media: of what is described.
-    settings: of its loader that a user may choose, with their values.
+    comes from, and under which terms; '' for one's own. form: of its files. folders: names that its folder
+    may have inside of a folder of sets. media: of what is described. settings: of its loader that a user may
+    choose, with their values.
     """
 
     name: str
     title: str
     summary: str
-    files: tuple[str, ...]
-    source: str
-    loader: str
-    folders: tuple[str, ...] = ()
+    files: Sequence[str]
+    form: str
+    source: str = ""
+    folders: Sequence[str] = ()
     media: str = "image"
-    settings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    settings: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def load(self, folder: Path, **settings: Any) -> JudgedSet:
-        """The set in a folder; `settings` are those of its loader.
+        """The set in a folder; `settings` are those of its loader."""
+        from capeval_core.judgements import loaders
 
-        Raises:
-            FileError: a file is missing or cannot be read as it should be.
-        """
-        module, _, name = self.loader.partition(":")
-        read: Callable[..., JudgedSet] = getattr(import_module(f"capeval_core.judgements.{module}"), name)
+        read: Callable[..., JudgedSet] = getattr(loaders, f"load_{self.name}")
         return read(folder, **settings)
-
-    def form(self) -> str:
-        """The files that a folder must hold, as its loader describes them."""
-        module, _, name = self.loader.partition(":")
-        text = getattr(import_module(f"capeval_core.judgements.{module}"), name).__doc__ or ""
-        return " ".join(text.split())
 
     def advice(self) -> str:
         """Where the set comes from, and in which form it is read."""
         origin = f"{self.title} comes from {self.source}. " if self.source else ""
-        return f"{origin}Put it into a folder in this form: {self.form()}"
+        return f"{origin}Put it into a folder in this form: {self.form}"
 
 
-_UMIC = "txt_db of github.com/hwanheelee1993/UMIC"
-SETS: dict[str, SetEntry] = {
-    entry.name: entry
-    for entry in (
-        SetEntry(
-            "flickr8k_expert",
-            "Flickr8k-Expert",
-            "three experts' ratings of captions, each a row; Kendall's tau-b and tau-c",
-            ("judgements.jsonl", "references.json"),
-            "the Flickr8k corpus (Hodosh et al., JAIR 2013; offered for research with citation), prepared as "
-            "tests/test_data/flickr8k.json of github.com/zhuang-li/FactualSceneGraph",
-            "flickr8k:load_expert",
-        ),
-        SetEntry(
-            "flickr8k_cf",
-            "Flickr8k-CF",
-            "share of yes votes of CrowdFlower; Kendall's tau-b and tau-c",
-            ("judgements.csv", "captions.json", "references.json"),
-            "CrowdFlowerAnnotations.txt and Flickr8k.token.txt of the Flickr8k corpus (Hodosh et al., JAIR "
-            "2013)",
-            "flickr8k:load_cf",
-        ),
-        SetEntry(
-            "composite",
-            "Composite",
-            "ratings of three captions of each image; Kendall's tau-b and tau-c",
-            ("judgements.jsonl", "references.json"),
-            f"Aditya et al., 2015; ratings and candidates in {_UMIC} (MIT), references of Flickr8k, "
-            "Flickr30k and COCO",
-            "caption_ratings:load_composite",
-        ),
-        SetEntry(
-            "pascal50s",
-            "Pascal-50S",
-            "which of two captions people prefer; accuracy by category, mean of five draws of references",
-            ("pairs.jsonl", "references50.json"),
-            "Vedantam et al., CVPR 2015; github.com/vrama91/cider-matlab and annotations/pascal_50s.json of "
-            "github.com/Yebin46/FLEUR (no licence stated)",
-            "fifty_sentences:load_pascal",
-            settings={"labels": LABELS},
-        ),
-        SetEntry(
-            "abstract50s",
-            "Abstract-50S",
-            "which of two captions of a clip-art scene people prefer; accuracy, mean of five draws",
-            ("pairs.jsonl",),
-            "Vedantam et al., CVPR 2015; experimental_data of github.com/gabrielsantosrv/coco-caption (BSD)",
-            "fifty_sentences:load_abstract",
-        ),
-        SetEntry(
-            "foil",
-            "FOIL",
-            "right captions against foils of one word; accuracy with 1 and 4 references",
-            ("pairs.jsonl",),
-            "Shekhar et al., ACL 2017, foilunitn.github.io, joined with the other COCO captions of each "
-            "image",
-            "foil:load_foil",
-        ),
-        SetEntry(
-            "nocaps_foil",
-            "nocaps-FOIL",
-            "right captions against foils of one object; accuracy with 1, 4 and 9 references",
-            ("pairs.jsonl",),
-            "Petryk et al., NAACL 2024; data/nocaps-val-foil.json of github.com/DavidMChan/aloha (no licence "
-            "stated)",
-            "foil:load_nocaps_foil",
-        ),
-        SetEntry(
-            "hat",
-            "HAT",
-            "captions with and without a hallucination; average precision of low scores",
-            ("captions.jsonl",),
-            "Petryk et al., NAACL 2024; data/hat-trainval.json of github.com/DavidMChan/aloha (no licence "
-            "stated)",
-            "other_sets:load_hat",
-        ),
-        SetEntry(
-            "capeval1k",
-            "CapEval1k",
-            "a mean rating of four systems' captions of each image; Kendall's tau-b and tau-c",
-            ("captions.jsonl", "references.json"),
-            f"Lee et al., ACL 2021; {_UMIC} (MIT)",
-            "caption_ratings:load_capeval1k",
-        ),
-        SetEntry(
-            "thumb",
-            "THumB 1.0",
-            "experts' precision and recall of captions; Pearson's correlation",
-            ("captions.jsonl", "references.json"),
-            "Kasai et al., NAACL 2022; mscoco/ of github.com/jungokasai/THumB (no licence stated)",
-            "caption_ratings:load_thumb",
-            ("thumb_mscoco",),
-        ),
-        SetEntry(
-            "nebula",
-            "Nebula",
-            "a mean rating of captions; Kendall's tau-b and tau-c",
-            ("test.jsonl",),
-            "Matsuda et al., ACCV 2024; annotations/nebula_test.json of github.com/hjkim811/EXPERT (no "
-            "licence stated)",
-            "caption_ratings:load_nebula",
-            ("nebula_test",),
-        ),
-        SetEntry(
-            "coco_systems",
-            "COCO systems",
-            "the value of each captioning system on COCO's Karpathy test split",
-            ("reference_captions.json",),
-            "test_captions/ of github.com/aimagelab/awesome-captioning-evaluation (references: COCO, CC BY "
-            "4.0)",
-            "other_sets:load_systems",
-        ),
-        SetEntry(
-            "nice_pools",
-            "NICE pools",
-            "the candidate that a metric chooses for each image, compared with references",
-            ("pools.json", "references.json"),
-            "the caption re-ranking track of NICE 2024 workshop (CVPR 2024), whose references are not public",
-            "other_sets:load_pools",
-        ),
-        SetEntry(
-            "own",
-            "Own set",
-            "ratings of your own, each a row; Kendall's tau-b and tau-c",
-            ("judgements.jsonl",),
-            "",
-            "caption_ratings:load_own",
-        ),
-        SetEntry(
-            "vatex_eval",
-            "VATEX-EVAL",
-            "three annotators' ratings of captions of videos; mean tau-b and Spearman's rho over annotators",
-            ("judgements.jsonl", "references.json"),
-            "Shi et al., CVPR 2022; github.com/ShiYaya/emscore",
-            "caption_ratings:load_vatex",
-            media="video",
-        ),
-        SetEntry(
-            "activitynet_foil",
-            "ActivityNet-FOIL",
-            "right paragraphs about videos against foils; accuracy",
-            ("pairs.jsonl",),
-            "Shi et al., CVPR 2022; github.com/ShiYaya/emscore",
-            "foil:load_activitynet_foil",
-            media="video",
-        ),
-    )
-}
+_FILE = tomllib.loads(Path(__file__).with_name("sets.toml").read_text(encoding="utf-8"))
+SETS: dict[str, SetEntry] = {name: SetEntry(name, **entry) for name, entry in _FILE.items()}
 """Every judged set by its name."""
 
 
 def set_entry(name: str) -> SetEntry:
-    """The entry of a set.
-
-    Raises:
-        ValueError: there is no such set.
+    """The entry of a set; ValueError where there is none.
 
     >>> set_entry("flickr8k-expert").title
     'Flickr8k-Expert'
@@ -222,12 +63,7 @@ def set_entry(name: str) -> SetEntry:
 
 
 def folder_of(entry: SetEntry, data: Path) -> Path:
-    """The folder of a set: `data` itself, or the folder of its name in it.
-
-    Raises:
-        FileError: none of them holds its files (the message says where the set comes from and in which form
-            to put it), or the folder has the name of another set.
-    """
+    """The folder of a set: `data` itself, or the folder of its name in it."""
     candidates = [data, *(data / name for name in (entry.name, *entry.folders))]
     # A folder of sets may hold a file of the same name as one of this set.
     for folder in reversed(candidates):
@@ -250,11 +86,7 @@ def _refuse_another(entry: SetEntry, folder: Path) -> None:
 
 
 def downloaded(entry: SetEntry, dataset: str) -> Path:
-    """The folder of a data set repository on the Hub, `NAME/NAME` or with `@revision`.
-
-    Raises:
-        FileError: it could not be loaded.
-    """
+    """The folder of a data set repository on the Hub, `NAME/NAME` or with `@revision`."""
     from huggingface_hub import snapshot_download
 
     repository, _, revision = dataset.partition("@")
