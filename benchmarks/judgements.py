@@ -209,7 +209,7 @@ def main() -> int:
     text = [
         f"`python -m benchmarks.judgements --data FOLDER`, {datetime.now(UTC):%Y-%m-%d}, times 100.",
         "Expected: recomputed with pycocoevalcap 1.2 and scipy; published: see",
-        "`capeval_core/judgements/published.py`; z: distance in deviations over the draws of references.\n",
+        "`capeval_core/judgements/published.toml`; z: distance in deviations over the draws of references.\n",
         f"| {' | '.join(header)} |",
         "| " + " | ".join(["---"] * len(header)) + " |",
     ]

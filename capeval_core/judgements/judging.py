@@ -40,18 +40,16 @@ class Entry:
         return 100 * self.cell.value
 
     @property
+    def bounds(self) -> tuple[float, float] | None:
+        """Of the interval, times 100."""
+        return None if self.interval is None else (100 * self.interval.low, 100 * self.interval.high)
+
+    @property
     def distance(self) -> float | None:
         """Ours less the published value; None where either is missing."""
         if self.published is None or not math.isfinite(self.value):
             return None
         return self.value - self.published.value
-
-    @property
-    def agrees(self) -> bool | None:
-        """Whether ours rounds to what is printed; None where either is missing."""
-        if self.distance is None or self.published is None:
-            return None
-        return abs(self.distance) <= 0.5 * 10.0**-self.published.digits + 1e-9
 
     @property
     def z_score(self) -> float | None:

@@ -104,26 +104,15 @@ def long_table(judged: Judged, signatures: Mapping[str, str]) -> Table:
     """A line per cell with everything that is known of it, for programs."""
     rows = []
     for entry in judged.entries():
-        interval, published = entry.interval, entry.published
-        rows.append(
-            [
-                judged.judged.name,
-                entry.label,
-                entry.column,
-                _digits(entry.value),
-                _digits(None if interval is None else 100 * interval.low),
-                _digits(None if interval is None else 100 * interval.high),
-                "" if interval is None else f"{interval.level:g}",
-                str(entry.cell.rows),
-                _digits(100 * entry.cell.deviation),
-                "" if published is None else f"{published.value:.{published.digits}f}",
-                _digits(entry.distance),
-                _digits(entry.z_score),
-                "" if published is None else published.source,
-                entry.cell.undefined or "",
-                signatures.get(entry.label, ""),
-            ]
-        )
+        (low, high), published = entry.bounds or (None, None), entry.published
+        level = "" if entry.interval is None else f"{entry.interval.level:g}"
+        printed = "" if published is None else f"{published.value:.{published.digits}f}"
+        numbers = [_digits(value) for value in (entry.value, low, high)]
+        distances = [_digits(value) for value in (entry.distance, entry.z_score)]
+        source, why = "" if published is None else published.source, entry.cell.undefined or ""
+        where = [judged.judged.name, entry.label, entry.column]
+        of_cell = [level, str(entry.cell.rows), _digits(100 * entry.cell.deviation), printed]
+        rows.append([*where, *numbers, *of_cell, *distances, source, why, signatures.get(entry.label, "")])
     return Table(judged.judged.name, _LONG, rows)
 
 
@@ -131,22 +120,13 @@ def contest_table(judged: Judged) -> Table:
     """Every two metrics in each column: the difference, its interval, and two tests."""
     rows = []
     for contest in judged.contests():
-        interval = contest.difference.interval
+        value, interval = contest.difference.value, contest.difference.interval
         bounds = UNDEFINED
         if interval is not None:
             bounds = f"{signed(100 * interval.low)} to {signed(100 * interval.high)}"
-        difference = contest.difference.value
-        rows.append(
-            [
-                contest.first,
-                contest.second,
-                contest.column,
-                signed(100 * difference) if math.isfinite(difference) else UNDEFINED,
-                bounds,
-                _p(contest.difference.p_value),
-                _p(contest.williams),
-            ]
-        )
+        shown = signed(100 * value) if math.isfinite(value) else UNDEFINED
+        tests = [_p(contest.difference.p_value), _p(contest.williams)]
+        rows.append([contest.first, contest.second, contest.column, shown, bounds, *tests])
     header = ["first", "second", "column", "difference", "interval", "p, bootstrap", "p, Williams"]
     notes = ["Williams' test is of Pearson's correlations, and takes rows for independent"] if rows else []
     return Table("Differences between metrics", header, rows, notes)
@@ -156,16 +136,9 @@ def draw_agreement(judged: Judged) -> Image.Image:
     """Every cell with its interval, a panel per column."""
     panels: dict[str, list[Bar]] = {column: [] for column in judged.judged.columns}
     for entry in judged.entries():
-        low, high = (None, None) if entry.interval is None else (entry.interval.low, entry.interval.high)
-        panels[entry.column].append(
-            Bar(
-                entry.label,
-                entry.value,
-                None if low is None else 100 * low,
-                None if high is None else 100 * high,
-                None if entry.published is None else entry.published.value,
-            )
-        )
+        low, high = entry.bounds or (None, None)
+        printed = None if entry.published is None else entry.published.value
+        panels[entry.column].append(Bar(entry.label, entry.value, low, high, printed))
     note = "dot: ours, with its interval; red tick: published"
     return draw_bars(panels, note if any(bar.published for bars in panels.values() for bar in bars) else "")
 
@@ -216,9 +189,9 @@ def file_name(text: str) -> str:
 def _ours(entry: Entry) -> str:
     if not math.isfinite(entry.value):
         return UNDEFINED
-    if entry.interval is None:
+    if entry.bounds is None:
         return f"{entry.value:.2f}"
-    return f"{entry.value:.2f} [{100 * entry.interval.low:.1f}, {100 * entry.interval.high:.1f}]"
+    return f"{entry.value:.2f} [{entry.bounds[0]:.1f}, {entry.bounds[1]:.1f}]"
 
 
 def _published(entry: Entry) -> str:

@@ -17,20 +17,22 @@ from capeval_core.judgements.visuals import find_visuals
 from capeval_core.metric import CaptionMetric
 
 Verdict = Literal["ok", "FAIL", "not checked"]
-_PACS, _CLIPS = (
-    ("pacscore", "README of PAC-S's repository"),
-    ("clipscore", "README of CLIPScore's repository"),
-)
-EXAMPLES: Mapping[str, tuple[tuple[str, str], float, float]] = {
-    "pacs": (_PACS, 0.8264, 0.5772),
-    "refpacs": (_PACS, 0.8393, 0.6357),
-    "bleu": (_PACS, 0.3503, 0.0),
-    "rougel": (_PACS, 0.5012, 0.3268),
-    "ciderd": (_PACS, 1.4918, 0.4259),
-    "clips": (_CLIPS, 0.8584, 0.7153),
-    "refclips": (_CLIPS, 0.8450, 0.7253),
+_MEANS = {
+    ("pacscore", "PAC-S"): {
+        "pacs": (0.8264, 0.5772),
+        "refpacs": (0.8393, 0.6357),
+        "bleu": (0.3503, 0.0),
+        "rougel": (0.5012, 0.3268),
+        "ciderd": (1.4918, 0.4259),
+    },
+    ("clipscore", "CLIPScore"): {"clips": (0.8584, 0.7153), "refclips": (0.8450, 0.7253)},
 }
-"""Published means over two photographs: folder of the set and source, of good captions, of bad ones."""
+EXAMPLES: Mapping[str, tuple[str, Mapping[str, float], str]] = {
+    metric: (folder, {"good_captions": good, "bad_captions": bad}, f"README of {title}'s repository")
+    for (folder, title), means in _MEANS.items()
+    for metric, (good, bad) in means.items()
+}
+"""Published means over two photographs: folder of the set, the mean of each file of captions, the source."""
 _TOLERANCE = {"pacscore": 5e-4, "clipscore": 1e-3}  # CLIPScore's were computed in half precision
 _SET = "flickr8k_expert"
 _SET_TOLERANCE = 0.15  # of tau times 100: decoders of JPEG differ in the last bits
@@ -84,8 +86,7 @@ def _examples(metric: CaptionMetric, data: Path | None) -> Iterator[Check]:
     if metric.name not in EXAMPLES:
         yield Check("two photographs", "not checked", f"no values are published for {metric.title}")
         return
-    (name, source), good, bad = EXAMPLES[metric.name]
-    means = {"good_captions": good, "bad_captions": bad}
+    name, means, source = EXAMPLES[metric.name]
     places = [] if data is None else [data / "example_dogs" / name, data / name]
     folder = next((place for place in places if place.is_dir()), None)
     if folder is None:

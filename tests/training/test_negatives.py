@@ -1,163 +1,35 @@
-"""Negative captions: laws against lists of all cases, what no negative may be, and groups of a set."""
+"""Groups of a training set: negatives and foils, their order, their laws, and what no negative may be.
+
+Laws of single negatives are golden (`umic-negatives`).
+"""
 
 from __future__ import annotations
 
 import pickle
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from itertools import combinations, permutations, product
-from math import prod
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given as for_all
-from hypothesis import settings
-from hypothesis import strategies as st
 
-from tests.support.seams import negative_caption, negative_groups, tagger
-from tests.training.laws import assert_law, given
+from tests.support.seams import negative_groups, tagger
 from tools.captions import describe
 from tools.scenes import sample_scene
 
-COUNTS = {
-    "NN": {"cat": 6, "dog": 3, "Cat": 2, "hat": 1},
-    "JJ": {"old": 5, "red": 4, "new": 1},
-    "VBZ": {"is": 9},
-    "IN": {"on": 9, "at": 9},
-}
 KINDS = ("hard", "substitution", "word_order", "repetition_removal")
 
 
-@pytest.fixture
-def rng() -> np.random.Generator:
-    return np.random.default_rng(20210614)
-
-
-def negative(kind: str, tokens: Any, tags: Any, rng: Any, **options: Any) -> tuple[str, ...]:
-    words = (tags, COUNTS) if kind == "substitution" else tags
-    return tuple(negative_caption(kind, tokens, words, rng, **options) or ())
-
-
-def subsets(count: int, probability: float, most: int) -> Iterator[tuple[tuple[int, ...], float]]:
-    for number in range(1, most + 1):
-        for subset in combinations(range(count), number):
-            yield subset, probability**number * (1 - probability) ** (count - number)
-
-
-def test_words_are_drawn_by_frequency_and_never_the_original_in_any_case(rng: np.random.Generator) -> None:
-    laws = {
-        **{word: {"dog": 3 / 4, "hat": 1 / 4} for word in ("cat", "Cat", "CAT")},
-        "zeppelin": {word: count / 12 for word, count in COUNTS["NN"].items()},
-        "hat": given((word, count) for word, count in COUNTS["NN"].items() if word != "hat"),
-    }
-    for word, law in laws.items():
-        expected = {(other,): share for other, share in law.items()}
-        assert_law(lambda word=word: negative("substitution", [word], ["NN"], rng), expected, draws=3000)
-
-
-def test_three_words_in_ten_are_substituted(rng: np.random.Generator) -> None:
-    """How many of ten words, which depends on the probability more than where they are."""
-    tokens, tags = ["hat"] * 10, ["NN"] * 10
-    law = given((len(subset), weight) for subset, weight in subsets(10, 0.30, 10))
-    assert_law(lambda: sum(t != "hat" for t in negative("substitution", tokens, tags, rng)), law)
-
-
-@pytest.mark.parametrize("probability", [0.30, 0.29, 0.8])
-def test_substitution_follows_its_law(probability: float, rng: np.random.Generator) -> None:
-    """Two words have substitutes; `is` has none, and `on` is of a tag that is never touched."""
-    tokens, tags = ["old", "cat", "is", "on"], ["JJ", "NN", "VBZ", "IN"]
-
-    def cases() -> Iterator[tuple[Hashable, float]]:
-        others = [{"red": 4 / 5, "new": 1 / 5}, {"dog": 3 / 4, "hat": 1 / 4}]
-        for old, cat in product({**others[0], "old": 0}, {**others[1], "cat": 0}):
-            weights = [
-                1 - probability if word == token else probability * share[word]
-                for word, token, share in zip((old, cat), tokens, others, strict=False)
-            ]
-            if (old, cat) != ("old", "cat"):
-                yield (old, cat, "is", "on"), prod(weights)
-
-    law = given(cases())
-    assert_law(lambda: negative("substitution", tokens, tags, rng, probability=probability), law)
-
-
-@pytest.mark.parametrize(
-    ("tokens", "tags"),
-    [
-        (["a", "dog", "runs"], ["DT", "NN", "VBZ"]),
-        (["dog"], ["NN"]),  # removed, nothing would be left
-        (["dog", "Dog"], ["NN", "NN"]),  # one removed and one doubled are the same caption again
-        (["red", "on", "red"], ["JJ", "IN", "JJ"]),
-    ],
-)
-def test_repetition_and_removal_follow_their_law(
-    tokens: list[str], tags: list[str], rng: np.random.Generator
+def assert_law(
+    draw: Callable[[], Hashable], law: Mapping[Hashable, float], draws: int = 6000, sigmas: float = 4.5
 ) -> None:
-    touched = [tag[0] in "VNJ" for tag in tags]
-    weights = [{0: 0.15, 1: 0.7, 2: 0.15} if on else {1: 1.0} for on in touched]
-
-    def cases() -> Iterator[tuple[Hashable, float]]:
-        for copies in product(*weights):
-            negative = tuple(
-                token for token, number in zip(tokens, copies, strict=True) for _ in range(number)
-            )
-            same = [token.lower() for token in negative] == [token.lower() for token in tokens]
-            if negative and not same:
-                yield negative, prod(weight[n] for weight, n in zip(weights, copies, strict=True))
-
-    assert_law(lambda: negative("repetition_removal", tokens, tags, rng), given(cases()))
-
-
-@pytest.mark.parametrize("tokens", [["a", "dog"], ["a", "b", "A"], ["x", "x", "x"], ["a", "dog", "runs"]])
-def test_word_order_follows_its_law(tokens: list[str], rng: np.random.Generator) -> None:
-    def law() -> Iterator[tuple[Hashable, float]]:
-        lower = [token.lower() for token in tokens]
-        shuffled = given((p, 1.0) for p in permutations(tokens) if [t.lower() for t in p] != lower)
-        shorter = given(
-            (tuple(token for index, token in enumerate(tokens) if index not in lost), weight)
-            for lost, weight in subsets(len(tokens), 0.3, len(tokens) - 1)
-        )
-        for cases in filter(None, (shuffled, shorter)):
-            yield from ((case, weight / 2) for case, weight in cases.items())
-
-    assert_law(lambda: negative("word_order", tokens, None, rng), given(law()))
-
-
-CAPTIONS = st.lists(
-    st.tuples(
-        st.sampled_from(["a", "A", "cat", "Cat", "dog", "red", ",", "is"]),
-        st.sampled_from(["NN", "JJ", "VBZ", "DT", "", "RB", "-LRB-"]),
-    ),
-    max_size=6,
-)
-
-
-@settings(max_examples=200, deadline=None)
-@for_all(caption=CAPTIONS, seed=st.integers(0, 2**32))
-def test_no_negative_equals_its_original_or_is_empty(caption: list[tuple[str, str]], seed: int) -> None:
-    tokens, tags = [token for token, _ in caption], [tag for _, tag in caption]
-    rng = np.random.default_rng(seed)
-    content = [tag[:1] in ("V", "N", "J") for tag in tags]
-    for _ in range(5):
-        made = {kind: negative(kind, tokens, tags, rng) for kind in KINDS[1:]}
-        for found in filter(None, made.values()):
-            assert [token.casefold() for token in found] != [token.casefold() for token in tokens]
-            assert all(token and not any(map(str.isspace, token)) for token in found)
-        assert bool(made["repetition_removal"]) == any(content)
-        assert bool(made["word_order"]) == (len(tokens) > 1)
-        if made["substitution"]:
-            for old, new, tag, on in zip(tokens, made["substitution"], tags, content, strict=True):
-                assert new == old or (on and new in COUNTS[tag])
-
-
-@pytest.mark.parametrize("probability", [0.0, 1.0, -0.1, float("nan")])
-def test_a_probability_is_between_0_and_1(probability: float, rng: np.random.Generator) -> None:
-    with pytest.raises(ValueError):
-        negative("substitution", ["a", "cat"], ["DT", "NN"], rng, probability=probability)
-
-
-# Groups
+    """Each case's share is within a few standard errors of its probability; no other case occurs."""
+    found = Counter(draw() for _ in range(draws))
+    assert found.keys() <= law.keys()
+    for case, probability in law.items():
+        error = (probability * (1 - probability) / draws) ** 0.5
+        share = found[case] / draws
+        assert abs(share - probability) <= sigmas * error, (case, share, probability)
 
 
 def sampler(captions: Mapping[str, Sequence[str]], **options: Any) -> Any:
@@ -384,9 +256,6 @@ def test_what_cannot_be_a_training_set_is_refused(change: dict[str, Any]) -> Non
     given = {"images": ["a", "b"], "captions": ["a star", "two stars"], "tagged": [STAR, STARS], **change}
     with pytest.raises(ValueError):
         negative_groups(**given)
-
-
-# Foils
 
 
 def test_a_foil_has_one_other_word_that_stands_in_such_a_place_elsewhere() -> None:
