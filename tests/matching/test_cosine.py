@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from numpy.typing import NDArray
 
-from capeval_core.matching.cosine import grouped_cosine, harmonic_mean, paired_cosine, unit
+from tests.support.seams import grouped_cosine, harmonic_mean, paired_cosine
 
 Floats = NDArray[np.float32]
 
@@ -60,12 +60,6 @@ def test_not_a_number_stays_one_in_its_row_alone() -> None:
     with np.errstate(all="raise"):
         found = paired_cosine(x, np.ones((3, 4), np.float32))
     assert np.isnan(found[1]) and found[[0, 2]].tolist() == [1, 1]
-
-
-def test_rows_are_scaled_to_length_one() -> None:
-    scaled = unit(np.float32([[3, 4], [0, 0], [1e-30, 0]]))
-    assert scaled[:2].tolist() == [[np.float32(0.6), np.float32(0.8)], [0, 0]]
-    assert scaled.dtype == np.float32
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=6), st.integers(0, 1000))

