@@ -24,7 +24,7 @@ from capeval_core.cache import SHARED, FeatureCache
 from capeval_core.encoders.clip import ClipTowers
 from capeval_core.encoders.clip_model import build_clip, config_problems, empty_clip, mask_problems
 from capeval_core.encoders.clip_modules import Clip
-from capeval_core.encoders.cuda_blocks import run_vision_packed
+from capeval_core.encoders.cuda_blocks import run_vision
 from capeval_core.encoders.engine import (
     Encoded,
     Encoding,
@@ -43,7 +43,6 @@ from capeval_core.encoders.preprocessing import (
     resize_masks,
 )
 from capeval_core.encoders.run_masks import RunMask, shares_of
-from capeval_core.encoders.transformer import run_vision
 from capeval_core.inputs.visual import InputImage
 from capeval_core.models.batching import BatchSize
 from capeval_core.models.canary import TEXTS, canary_images, cosines
@@ -227,15 +226,14 @@ class AlphaClipEncoder(ClipTowers, tags=["image-captioning", "clip", "alpha-clip
             of_row = on_device(
                 torch.tensor([position[id(row.pixels)] for row in rows], device="cpu"), self.device
             )
-            if self.kernels is None:
-                return run_vision(visual, visual.conv1(pixels)[of_row] + visual.conv1_alpha(alphas))
-            # On CUDA as products, whose rows are already in the order of tokens.
+            # As products, whose rows are already in the order of tokens.
             of_image, of_mask = (
                 patch_rows(x, visual.conv1.kernel_size[0]) @ kernel.weight.flatten(1).t()
                 for x, kernel in ((pixels, visual.conv1), (alphas, visual.conv1_alpha))
             )
-            of_mask.unflatten(0, (len(rows), -1)).add_(of_image.unflatten(0, (len(pixels), -1))[of_row])
-            return run_vision_packed(visual, of_mask, len(rows), self.kernels)
+            embedded = of_mask.unflatten(0, (len(rows), -1))
+            embedded.add_(of_image.unflatten(0, (len(pixels), -1))[of_row])
+            return run_vision(visual, embedded, self.kernels)
 
     def _alphas_of(self, masks: Sequence[Tensor | RunMask]) -> Tensor:
         """(n, 1, s, s) float32 on the device; either all are tensors or none is."""

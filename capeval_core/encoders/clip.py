@@ -17,11 +17,11 @@ from capeval_core.cache import SHARED, FeatureCache, feature_key
 from capeval_core.encoders.clip_model import build_clip, config_problems, empty_clip
 from capeval_core.encoders.clip_modules import Clip, VisionTransformer
 from capeval_core.encoders.cuda_blocks import (
+    PYTORCH,
     Causal,
-    Kernels,
     embedded_patches,
     run_packed,
-    run_vision_packed,
+    run_vision,
     usable_kernels,
 )
 from capeval_core.encoders.engine import Encoding, ImageFeatures, encode_stream
@@ -29,13 +29,11 @@ from capeval_core.encoders.preprocessing import Preprocessing, normalised
 from capeval_core.encoders.texts import (
     TextFeatures,
     TokenFeatures,
-    by_length,
     common_prefix,
     encode_distinct,
     sentence_features,
 )
 from capeval_core.encoders.tokenizers import ClipTokenizer, Ids, Tokens
-from capeval_core.encoders.transformer import Prefix, run_blocks, run_prefix, run_vision
 from capeval_core.encoders.videos import VideoFeatures, encode_frames
 from capeval_core.inputs.decoders import Decoders, shared_decoders
 from capeval_core.inputs.frames import EVERY, InputFrames
@@ -66,9 +64,7 @@ class ClipTowers(CheckedModel):
         self.dimension: int = self.config["architecture"]["embed_dim"]
         self.tokenizer = ClipTokenizer(self.model.context_length)
         on_cpu = self.device.type == "cpu"
-        self.kernels: Kernels | None = None
-        if self.device.type == "cuda":
-            self.kernels = usable_kernels(self.device, DTYPES[self.dtype])
+        self.kernels = PYTORCH if on_cpu else usable_kernels(self.device, DTYPES[self.dtype])
         self._automatic_texts = BatchSize(1024 if on_cpu else 65_536, automatic=True)  # in tokens
         self._automatic_images = BatchSize(32 if on_cpu else 256, automatic=True)
 
@@ -147,47 +143,12 @@ class ClipTowers(CheckedModel):
     def _run_texts(
         self, sequences: list[Ids], batch_size: int | None, every: bool
     ) -> Iterator[tuple[slice, Iterable[Floats]]]:
-        """Features of sequences sorted by length: one exact length per batch, or packed."""
+        """Features of sequences sorted by length; the ids that all begin with run once in a batch."""
         shared = common_prefix(sequences)
-        if self.kernels is not None:
-            yield from self._run_packed_texts(self.kernels, sequences, shared, batch_size, every)
-            return
-        prefix = self._text_prefix(sequences[0][:shared]) if shared else Prefix()
-        for run, length in by_length(sequences):
-            ids = torch.tensor([row[shared:] for row in sequences[run]], device=self.device)
-            size, cost = self._automatic_texts, length - shared
-            if batch_size is not None:
-                size, cost = BatchSize(batch_size, automatic=False), 1
-
-            forward = partial(self._text_forward, start=shared, prefix=prefix, every=every)
-            for part, features in size.run(ids, forward, cost=cost):
-                yield slice(run.start + part.start, run.start + part.stop), features
-
-    @torch.inference_mode()
-    def _text_prefix(self, ids: Ids) -> Prefix:
-        with exact_float32(self.device):
-            x = self._embed(torch.tensor([ids], device=self.device), 0)
-            return run_prefix(self.model.transformer.resblocks, x)
-
-    @torch.inference_mode()
-    def _text_forward(self, ids: Tensor, start: int, prefix: Prefix, every: bool) -> Floats:
-        """(texts, d) of the last token of each, or with `every` (texts, length, d), the prefix included."""
-        with exact_float32(self.device):
-            model = self.model
-            x, blocks = self._embed(ids, start), model.transformer.resblocks
-            x = run_blocks(blocks, x, position=None if every else -1, causal=True, prefix=prefix.kept)
-            if every and prefix.states is not None:
-                x = torch.cat([prefix.states.expand(len(x), -1, -1), x], dim=1)
-            return on_host(model.ln_final(x if every else x[:, 0]) @ model.text_projection)
-
-    def _run_packed_texts(
-        self, kernels: Kernels, sequences: list[Ids], shared: int, batch_size: int | None, every: bool
-    ) -> Iterator[tuple[slice, Iterable[Floats]]]:
-        """Features of sequences sorted by length, packed."""
         size, costs = self._automatic_texts, [len(row) - shared for row in sequences]
         if batch_size is not None:
             size, costs = BatchSize(batch_size, automatic=False), [1] * len(sequences)
-        forward = partial(self._packed_forward, kernels=kernels, shared=shared, every=every)
+        forward = partial(self._packed_forward, shared=shared, every=every)
         # Nothing waits for a batch before the last one is launched.
         for part, features in list(size.run(sequences, forward, cost=costs, after=to_host)):
             rows: Floats = features.values()
@@ -199,7 +160,7 @@ class ClipTowers(CheckedModel):
             yield part, [np.concatenate([rows[:shared], each]) if shared else each for each in own]
 
     @torch.inference_mode()
-    def _packed_forward(self, sequences: list[Ids], kernels: Kernels, shared: int, every: bool) -> Tensor:
+    def _packed_forward(self, sequences: list[Ids], shared: int, every: bool) -> Tensor:
         """(texts, d) of the last token of each; with `every` (rows, d), the shared tokens' at the front."""
         model, dtype, prefix = self.model, DTYPES[self.dtype], sequences[0][:shared]
         lengths = [len(row) - shared for row in sequences]
@@ -213,16 +174,10 @@ class ClipTowers(CheckedModel):
             x = model.token_embedding(ids_there).to(dtype) + positions
             blocks = model.transformer.resblocks
             heads = blocks[0].attn.num_heads
-            attention = Causal(lengths, shared, heads, kernels, x)
-            x = run_packed(blocks, x, attention, kernels, None if every else attention.ends)
+            attention = Causal(lengths, shared, heads, self.kernels, x)
+            x = run_packed(blocks, x, attention, self.kernels, None if every else attention.ends)
             features: Tensor = model.ln_final(x) @ model.text_projection
         return features
-
-    def _embed(self, ids: Tensor, start: int) -> Tensor:
-        model, dtype = self.model, DTYPES[self.dtype]
-        positions = model.positional_embedding[start : start + ids.shape[1]]
-        embedded: Tensor = model.token_embedding(ids).to(dtype) + positions.to(dtype)
-        return embedded
 
     def _key(self, kind: str, content: bytes) -> str:
         return feature_key(self.fingerprint, self.dtype, kind, content)
@@ -344,11 +299,13 @@ class ClipEncoder(ClipTowers, tags=["image-captioning", "clip"]):
         with exact_float32(self.device):
             if not isinstance(pixels, Tensor):
                 pixels = stacked_on_device(self.device, pixels)
-            if is_vit and kernels is not None and kernels.passes:
+            if is_vit and kernels.passes:
                 patches = embedded_patches(visual, pixels, mean, std, dtype)
-                return run_vision_packed(visual, patches, len(pixels), kernels)
+                return run_vision(visual, patches, kernels)
             x = normalised(pixels.float() / 255, mean, std).to(dtype)
-            features: Tensor = run_vision(visual, visual.conv1(x), kernels) if is_vit else visual(x)
+            if is_vit:
+                return run_vision(visual, visual.conv1(x).flatten(2).mT, kernels)
+            features: Tensor = visual(x)
             return features
 
     def canary(self) -> Floats:

@@ -1,4 +1,8 @@
-"""CLIP's transformers on CUDA, on packed rows, with as few passes over memory as PyTorch and Triton allow.
+"""CLIP's transformers on packed rows; on CUDA with as few passes over memory as PyTorch and Triton allow.
+
+Two exact shortcuts: in a causal transformer a prefix that all texts share ("A photo depicts") runs once in a
+batch, since its states do not depend on what follows; and where the last block's output is read at one row of
+a sequence (class token, end token), its query, projection and MLP run for that row alone.
 
 Beside its matrix products a block reads and writes little: a layer norm in one pass, an activation in place,
 and residual sums inside the products, which begin from x instead of from zero. Biases of those products
@@ -225,7 +229,7 @@ def _run_plain(
         pooled = chosen if depth == len(blocks) - 1 else None
         attended = attention(*project(block, block.ln_1(x), pooled), pooled is not None)
         x = (x if pooled is None else x[pooled]) + block.attn.out_proj(attended)
-        x += block.mlp(block.ln_2(x))
+        x = x + block.mlp(block.ln_2(x))
     return x
 
 
@@ -248,18 +252,18 @@ def _hidden(mlp: Any, normed: Tensor, kernels: Kernels) -> Tensor:
     return cuda_kernels.activate(functional.linear(normed, mlp.c_fc.weight, mlp.c_fc.bias), quick)
 
 
-def run_vision_packed(visual: VisionTransformer, patches: Tensor, images: int, kernels: Kernels) -> Tensor:
-    """(images, dimension) features of patch embeddings (images * patches, width)."""
-    norm, width = visual.ln_pre, patches.shape[-1]
+def run_vision(visual: VisionTransformer, patches: Tensor, kernels: Kernels = PYTORCH) -> Tensor:
+    """(images, dimension) features of patch embeddings (images, patches, width)."""
+    norm, images = visual.ln_pre, len(patches)
     if kernels.passes:
         from capeval_core.encoders import cuda_kernels
 
         positions = visual.positional_embedding
-        x = cuda_kernels.embed(patches, visual.class_embedding, positions, norm.weight, norm.bias, norm.eps)
+        rows = patches.flatten(0, 1)
+        x = cuda_kernels.embed(rows, visual.class_embedding, positions, norm.weight, norm.bias, norm.eps)
     else:
-        x = patches.view(images, -1, width)
-        x = torch.cat([visual.class_embedding.to(x.dtype).expand(images, 1, -1), x], dim=1)
-        x = norm(x + visual.positional_embedding.to(x.dtype)).view(-1, width)
+        x = torch.cat([visual.class_embedding.to(patches.dtype).expand(images, 1, -1), patches], dim=1)
+        x = norm(x + visual.positional_embedding.to(x.dtype)).flatten(0, 1)
     blocks = visual.transformer.resblocks
     attention = Dense(images, blocks[0].attn.num_heads)
     first_rows = slice(None, None, len(x) // images)
@@ -271,9 +275,10 @@ def run_vision_packed(visual: VisionTransformer, patches: Tensor, images: int, k
 def embedded_patches(
     visual: VisionTransformer, pixels: Tensor, mean: Sequence[float], std: Sequence[float], dtype: torch.dtype
 ) -> Tensor:
-    """(n * patches, width) embeddings of pixels (n, 3, s, s), uint8: a product instead of a convolution."""
+    """(n, patches, width) embeddings of pixels (n, 3, s, s), uint8: a product instead of a convolution."""
     from capeval_core.encoders import cuda_kernels
 
     weight = visual.conv1.weight.flatten(1)
     rows = cuda_kernels.patches(pixels, visual.conv1.kernel_size[0], mean, std, dtype)
-    return rows @ functional.pad(weight, (0, rows.shape[1] - weight.shape[1])).t()
+    embedded = rows @ functional.pad(weight, (0, rows.shape[1] - weight.shape[1])).t()
+    return embedded.view(len(pixels), -1, embedded.shape[1])

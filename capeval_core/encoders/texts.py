@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,19 +69,6 @@ def encode_distinct(
 def sentence_features(arrays: Sequence[Floats], dimension: int) -> Floats:
     """(n, d) of n arrays (d,)."""
     return np.stack(arrays) if arrays else np.empty((0, dimension), dtype=np.float32)
-
-
-def by_length(sequences: Sequence[Ids]) -> Iterator[tuple[slice, int]]:
-    """Runs of equal length among sequences that are sorted by it, each with its length.
-
-    >>> list(by_length([(1, 2), (1, 3), (1, 2, 3)]))
-    [(slice(0, 2, None), 2), (slice(2, 3, None), 3)]
-    """
-    start = 0
-    for length, group in groupby(map(len, sequences)):
-        stop = start + sum(1 for _ in group)
-        yield slice(start, stop), length
-        start = stop
 
 
 def common_prefix(sequences: Sequence[Ids]) -> int:

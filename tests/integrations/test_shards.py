@@ -117,7 +117,7 @@ def test_a_batch_that_does_not_fit_into_memory_is_halved(
 ) -> None:
     source = write_parquet(tmp_path / "0.parquet", rows_of(30))
     score_shard(source, tmp_path / "usual.parquet", "pacs", weights=weights)
-    forward, sizes = ClipEncoder._text_forward, []
+    forward, sizes = ClipEncoder._packed_forward, []
 
     def short_of_memory(self: ClipEncoder, *arguments: Any, **options: Any) -> Any:
         sizes.append(len(arguments[0]))
@@ -125,7 +125,7 @@ def test_a_batch_that_does_not_fit_into_memory_is_halved(
             raise torch.OutOfMemoryError("too much")
         return forward(self, *arguments, **options)
 
-    monkeypatch.setattr(ClipEncoder, "_text_forward", short_of_memory)
+    monkeypatch.setattr(ClipEncoder, "_packed_forward", short_of_memory)
     result = score_shard(source, tmp_path / "small.parquet", "pacs", weights=weights)
     usual, small = (
         pq.read_table(tmp_path / f"{name}.parquet")["score"].to_numpy() for name in ("usual", "small")

@@ -31,7 +31,7 @@ from torch.nn import functional
 from capeval_core.cache import FeatureCache
 from capeval_core.encoders.alpha_clip import AlphaClipEncoder
 from capeval_core.encoders.clip_model import add_mask_channel
-from capeval_core.encoders.transformer import run_vision
+from capeval_core.encoders.cuda_blocks import run_vision
 from capeval_core.phrases.chunks import chunks
 from capeval_core.weights.catalogue import MASK_MEAN, MASK_STD
 from tools.captions import KINDS, describe
@@ -194,7 +194,9 @@ def _see(model: CLIP, lessons: RegionLessons, rows: Ints, chosen: Regions) -> Te
     alphas = (torch.from_numpy(masks)[:, None].float() / 255 - MASK_MEAN) / MASK_STD
     patches = visual.conv1(normalised(lessons.pixels[rows]))
     which = torch.from_numpy(np.concatenate([np.arange(len(rows)), chosen.scene]))
-    return functional.normalize(run_vision(visual, patches[which] + visual.conv1_alpha(alphas)), dim=-1)
+    return functional.normalize(
+        run_vision(visual, (patches[which] + visual.conv1_alpha(alphas)).flatten(2).mT), dim=-1
+    )
 
 
 def _texts(lessons: RegionLessons, captions: Captions, chosen: Regions) -> tuple[list[Ints], list[Ints]]:
