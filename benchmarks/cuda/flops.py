@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+from benchmarks import workload
+
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    **workload.ARCHITECTURES,
+    "ViT-bigG-14": {
+        "embed_dim": 1280,
+        "vision": {
+            **{"image_size": 224, "layers": 48, "width": 1664, "patch_size": 14},
+            **{"head_width": 104, "mlp_ratio": 4.9231},
+        },
+        "text": {"context_length": 77, "vocab_size": 49408, "width": 1280, "heads": 20, "layers": 32},
+    },
+}
 
 
 def transformer_flops(tokens: int, width: int, hidden: int, layers: int, *, read: int | None = None) -> float:
@@ -95,3 +109,27 @@ def vilbert_flops(
         flops += transformer_flops(tokens, width, hidden, text_before[-1] - text_before[0])
         flops += transformer_flops(boxes, wide, thick, visual_before[-1] - visual_before[0])
     return flops
+
+
+def vision_flops(architecture: Mapping[str, Any], read: int | None = 1) -> float:
+    """Operations for one image; `read` rows of the last block, None for all of them."""
+    vision = architecture["vision"]
+    width, patch = vision["width"], vision["patch_size"]
+    cells = (vision["image_size"] // patch) ** 2
+    tower = transformer_flops(cells + 1, width, _hidden(vision), vision["layers"], read=read)
+    return 6 * cells * patch**2 * width + tower + 2 * width * architecture["embed_dim"]
+
+
+def text_flops(architecture: Mapping[str, Any], lengths: Iterable[int], shared: int = 0) -> float:
+    """Operations for texts of these many tokens, the first `shared` of which run once."""
+    text = architecture["text"]
+    width, total = text["width"], 0.0
+    for length in lengths:
+        own = length - shared
+        total += transformer_flops(own, width, _hidden(text), text["layers"], read=1)
+        total += 4 * width * shared * ((text["layers"] - 1) * own + 1)  # what they see of the shared ones
+    return total
+
+
+def _hidden(tower: Mapping[str, Any]) -> int:
+    return int(tower["width"] * tower.get("mlp_ratio", 4.0))

@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.cuda.agreement import Subject, agreement
+from benchmarks.cuda.flops import ARCHITECTURES, text_flops, vision_flops
 from benchmarks.cuda.measuring import Gpu, Row, failure, or_failure
 from benchmarks.cuda.seeded import drawn, encoder_of
-from benchmarks.encoders import ARCHITECTURES, text_flops, vision_flops
 from benchmarks.workload import sentences
 from capeval_core.cache import FeatureCache
 from capeval_core.encoders.clip import ClipEncoder

@@ -19,9 +19,9 @@ from torch import Tensor
 
 import capeval_core
 from benchmarks.cuda.agreement import Subject, agreement
+from benchmarks.cuda.flops import vision_flops
 from benchmarks.cuda.measuring import Gpu, Row, or_failure
 from benchmarks.cuda.towers import random_pixels, seeded_clip
-from benchmarks.encoders import vision_flops
 from benchmarks.video import BATCH, ours, padded_match
 from benchmarks.video_memory import draw, streamed
 from benchmarks.workload import sentences

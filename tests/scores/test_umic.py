@@ -16,9 +16,11 @@ from capeval_core.cli import main
 from capeval_core.demo import demo_set
 from capeval_core.scores.umic import umic_score
 from capeval_core.testing import count_forwards
+from tests.support import seams
 from tests.support.seeded import made_up_boxes, uniter, write_config
 from tools.scenes import draw
-from tools.tiny.umic import is_true, make_trials
+from tools.sets import split_caption, split_scene
+from tools.tiny import is_true
 
 SCENES = demo_set()[:4]
 
@@ -148,17 +150,21 @@ def test_an_explanation_outlines_the_boxes(weights: str, features: Path) -> None
 
 def test_captions_score_higher_than_negatives_of_each_kind_and_because_of_the_image() -> None:
     """On drawn scenes, with what ships."""
-    trials = make_trials(100, seed=4711)
+    rng = np.random.default_rng(4711)
+    scenes = [split_scene(rng, held_out=True) for _ in range(100)]
+    right = [split_caption(scene, rng, held_out=i % 2 == 0) for i, scene in enumerate(scenes)]
+    ids, tagged = [str(i) for i in range(100)], seams.tagger("scenes").tags(right)
+    alike = [seams.similar(ids, top=10, captions=right)]
+    sampler = seams.negative_groups(ids, right, tagged, similar=alike, seed=4711)
+    groups = [sampler.group(0, i) for i in range(100)]
     metric = capeval_core.load("umic", weights="tiny", device="cpu", cache=FeatureCache())
-    captions = [caption for group in trials.groups for caption in group.captions]
-    pictures = [draw(scene) for scene in trials.scenes]
+    captions = [caption for group in groups for caption in group.captions]
+    pictures = [draw(scene) for scene in scenes]
     for shift, lowest, highest in ((0, 0.8, 1.0), (37, 0.2, 0.8)):  # their own images, and others
-        images = [
-            pictures[(i + shift) % 100] for i, group in enumerate(trials.groups) for _ in group.captions
-        ]
+        images = [pictures[(i + shift) % 100] for i, group in enumerate(groups) for _ in group.captions]
         scores = np.array(metric.score(captions, images).scores).reshape(100, -1)
         wins = defaultdict(list)
-        for scene, group, row in zip(trials.scenes, trials.groups, scores, strict=True):
+        for scene, group, row in zip(scenes, groups, scores, strict=True):
             for kind, caption, score in zip(group.kinds[1:], group.captions[1:], row[1:], strict=True):
                 if not is_true(scene, caption):
                     wins[kind].append(row[0] > score)

@@ -12,8 +12,7 @@ from typing import Any
 from safetensors.numpy import load_file
 
 from capeval_core.cli import main
-from tools.tiny.region_training import write_scenes
-from tools.tiny.umic import write_start
+from tools.tiny import write_scenes, write_start
 
 SIZES = {
     "hidden_size": 16,
@@ -56,7 +55,7 @@ main(sys.argv[1:])
 def write_set(folder: Path, scenes: int = 12) -> Path:
     """`images`, `captions.jsonl` and `start` in a folder."""
     write_scenes(folder, scenes, seed=5)
-    write_start(folder / "start", 0, SIZES)
+    write_start("umic", folder / "start", 0, SIZES)
     return folder
 
 

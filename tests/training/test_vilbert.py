@@ -14,8 +14,7 @@ import capeval_core
 from capeval_core.cli import main
 from tests.support.seams import mask_boxes, mask_words
 from tests.training.scenes import arguments_of, log_of, run_until_killed, tensors_of
-from tools.tiny.region_training import write_scenes
-from tools.tiny.vilbert import write_start
+from tools.tiny import write_scenes, write_start
 
 NARROW = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32}
 SIZES: dict[str, Any] = {
@@ -43,7 +42,7 @@ def train(folder: Path, out: Path, **settings: Any) -> Path:
 def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("scenes")
     write_scenes(folder, 8, seed=5)
-    write_start(folder / "start", 0, SIZES)
+    write_start("vilbert", folder / "start", 0, SIZES)
     return folder
 
 

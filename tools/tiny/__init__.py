@@ -1,1 +1,0 @@
-"""Trainings of the small models that ship with the package."""
