@@ -23,6 +23,42 @@ from capeval_core.errors import folder_path, warn, wrong_option
 Floats = NDArray[np.float32]
 DEFAULT_BYTES, TEXT_BYTES = 512 << 20, 64 << 20
 """Memory for features, and for those of texts where they are kept apart: new ones rarely come again."""
+UNBOUNDED = sys.maxsize
+"""For a cache of what the current run and the one before used; see `forget_unused`."""
+
+
+class _Memory:
+    """Features by key with the number of the run that used them last, the least recently used first."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes, self.nbytes, self._run = max_bytes, 0, 0
+        self._rows: OrderedDict[str, tuple[int, Floats]] = OrderedDict()
+
+    def get(self, key: str) -> Floats | None:
+        if key not in self._rows:
+            return None
+        row = self._rows[key][1]
+        self._rows[key] = self._run, row
+        self._rows.move_to_end(key)
+        return row
+
+    def put(self, key: str, row: Floats) -> None:
+        if self.get(key) is None:
+            row = row.copy()  # a view would keep its whole batch alive
+            row.setflags(write=False)
+            self._rows[key] = self._run, row
+            self.nbytes += _cost(key, row)
+        while self.nbytes > self.max_bytes:
+            self._forget_oldest()
+
+    def forget_unused(self) -> None:
+        while self._rows and next(iter(self._rows.values()))[0] < self._run:
+            self._forget_oldest()
+        self._run += 1
+
+    def _forget_oldest(self) -> None:
+        key, (_, row) = self._rows.popitem(last=False)
+        self.nbytes -= _cost(key, row)
 
 
 class FeatureCache:
@@ -35,6 +71,8 @@ class FeatureCache:
         max_bytes: bound of the features held in memory (512 MB by default); 0 keeps none there.
         folder: keep every feature on disk too, in `features.sqlite` there; several processes may share it.
             A damaged feature is left out with a warning, so it is computed again.
+        text_bytes: bound of the features of texts, which are then held apart, so that ever new ones push no
+            image out; None: they share `max_bytes`.
 
     Raises:
         TypeError, ValueError: `max_bytes` below 0, or a folder that cannot be used.
@@ -45,13 +83,18 @@ class FeatureCache:
     {'clip-1:dog': array([1., 2.], dtype=float32)}
     """
 
-    def __init__(self, max_bytes: int = DEFAULT_BYTES, folder: str | PathLike[str] | None = None) -> None:
+    def __init__(
+        self,
+        max_bytes: int = DEFAULT_BYTES,
+        folder: str | PathLike[str] | None = None,
+        text_bytes: int | None = None,
+    ) -> None:
         if max_bytes < 0:
             raise ValueError(f"max_bytes={max_bytes}: expected at least 0")
-        self.max_bytes = max_bytes
+        self.max_bytes, self.text_bytes = max_bytes, text_bytes
         self.folder = None if folder is None else folder_path("cache", folder)
-        self._rows: OrderedDict[str, Floats] = OrderedDict()
-        self._bytes = 0
+        self._memory = _Memory(max_bytes)
+        self._texts = self._memory if text_bytes is None else _Memory(text_bytes)
         self._lock = threading.Lock()
         self._disk: _Disk | None = None
         if self.folder is not None:
@@ -66,11 +109,10 @@ class FeatureCache:
         missing: list[str] = []
         with self._lock:
             for key in keys:
-                row = self._rows.get(key)
+                row = self._of(key).get(key)
                 if row is None:
                     missing.append(key)
                 else:
-                    self._rows.move_to_end(key)
                     features[key] = row
             if self._disk and missing:
                 try:
@@ -92,6 +134,37 @@ class FeatureCache:
                 except sqlite3.Error as error:
                     self._give_up(error)
 
+    def forget_unused(self) -> None:
+        """End a run: forget features that were neither read nor put since the end of the last one.
+
+        For runs over the same images with ever new captions, as in training: what all runs need is never
+        lost, and what only one run needed does not pile up.
+
+        >>> cache = FeatureCache(UNBOUNDED)
+        >>> cache.put({"image": np.float32([1]), "caption": np.float32([2])})
+        >>> cache.forget_unused()
+        >>> list(cache.get(["image"]))
+        ['image']
+        >>> cache.forget_unused()
+        >>> list(cache.get(["image", "caption"]))
+        ['image']
+        """
+        with self._lock:
+            for memory in {id(one): one for one in (self._memory, self._texts)}.values():
+                memory.forget_unused()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the features in memory, at most `max_bytes` and `text_bytes`."""
+        return self._memory.nbytes + (0 if self.text_bytes is None else self._texts.nbytes)
+
+    def _of(self, key: str) -> _Memory:
+        return self._memory if self.text_bytes is None or kind_of(key) != "text" else self._texts
+
+    def _remember(self, rows: Mapping[str, Floats]) -> None:
+        for key, row in rows.items():
+            self._of(key).put(key, row)
+
     def _give_up(self, error: sqlite3.Error) -> None:
         """A cache is no reason to lose a run: go on in memory."""
         self._disk = None
@@ -101,26 +174,9 @@ class FeatureCache:
             f"only{again}"
         )
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the features in memory, at most `max_bytes`."""
-        return self._bytes
-
-    def _remember(self, rows: Mapping[str, Floats]) -> None:
-        for key, row in rows.items():
-            if key not in self._rows:
-                row = row.copy()  # A view would keep its whole batch alive.
-                row.setflags(write=False)
-                self._rows[key] = row
-                self._bytes += _cost(key, row)
-            self._rows.move_to_end(key)
-        while self._bytes > self.max_bytes:
-            key, row = self._rows.popitem(last=False)
-            self._bytes -= _cost(key, row)
-
     def __reduce__(self) -> tuple[Any, ...]:
         # A copy in another process starts empty in memory and shares the disk.
-        return FeatureCache, (self.max_bytes, self.folder)
+        return FeatureCache, (self.max_bytes, self.folder, self.text_bytes)
 
 
 def feature_key(fingerprint: str, dtype: str, kind: str, content: bytes) -> str:
@@ -136,67 +192,6 @@ def kind_of(key: str) -> str:
     """
     parts = key.split(":")
     return parts[2] if len(parts) == 4 else ""
-
-
-_RUN = ""  # a key that stands where the current run begins, as what is used moves to the end
-
-
-class RecentFeatures(FeatureCache):
-    """Cache of the features of the current run and of the one before, however many.
-
-    For runs over the same images with ever new captions, as in training: what all runs need is never lost,
-    whatever its size, and what only one run needed does not pile up.
-
-    >>> cache = RecentFeatures()
-    >>> cache.put({"image": np.float32([1]), "caption": np.float32([2])})
-    >>> cache.forget_unused()
-    >>> list(cache.get(["image"]))
-    ['image']
-    >>> cache.forget_unused()
-    >>> list(cache.get(["image", "caption"]))
-    ['image']
-    """
-
-    def __init__(self) -> None:
-        super().__init__(max_bytes=sys.maxsize)
-        self._remember({_RUN: np.empty(0, dtype=np.float32)})
-
-    def forget_unused(self) -> None:
-        """End a run: forget features that were neither read nor put since the end of the last one."""
-        with self._lock:
-            while (key := next(iter(self._rows))) != _RUN:
-                self._bytes -= _cost(key, self._rows.pop(key))
-            self._rows.move_to_end(_RUN)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return RecentFeatures, ()
-
-
-class ImageFirst(FeatureCache):
-    """Keeps features of texts apart, so that ever new ones push no image out."""
-
-    def __init__(self, max_bytes: int = DEFAULT_BYTES, text_bytes: int = TEXT_BYTES) -> None:
-        super().__init__(max_bytes)
-        self._texts = FeatureCache(text_bytes)
-
-    def get(self, keys: Iterable[str]) -> dict[str, Floats]:
-        """The features of these keys; a key without features is left out."""
-        keys = list(keys)
-        texts = [key for key in keys if kind_of(key) == "text"]
-        return self._texts.get(texts) | super().get(key for key in keys if kind_of(key) != "text")
-
-    def put(self, rows: Mapping[str, Floats]) -> None:
-        """Keep these features, float32 arrays of any shape."""
-        self._texts.put({key: row for key, row in rows.items() if kind_of(key) == "text"})
-        super().put({key: row for key, row in rows.items() if kind_of(key) != "text"})
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all features in memory, those of texts included."""
-        return super().nbytes + self._texts.nbytes
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return ImageFirst, (self.max_bytes, self._texts.max_bytes)
 
 
 def _cost(key: str, row: Floats) -> int:
@@ -247,15 +242,14 @@ class _Disk:
 
     def _write_ahead(self) -> None:
         # Of processes that make the file at the same time, SQLite refuses all but one without waiting.
-        for _ in range(600):
+        for attempt in range(600):
             try:
                 self._connection.execute("PRAGMA journal_mode=WAL")
                 return
             except sqlite3.OperationalError as error:
-                if "locked" not in str(error):
+                if "locked" not in str(error) or attempt == 599:
                     raise
                 time.sleep(0.1)
-        raise sqlite3.OperationalError("database is locked for a minute")
 
     def get(self, keys: list[str]) -> dict[str, Floats]:
         features: dict[str, Floats] = {}

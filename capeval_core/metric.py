@@ -25,8 +25,8 @@ from capeval_core.metric_facts import MetricFacts
 from capeval_core.options import CorpusStatistics
 from capeval_core.options import Options as CommonOptions
 from capeval_core.result import Result, Values, stands_for_zero
-from capeval_core.row_store import RowStore, check_folder, kept_rows
-from capeval_core.rows import RowCollector, canonical
+from capeval_core.row_store import RowCollector, RowStore, check_folder, kept_rows
+from capeval_core.rows import canonical
 from capeval_core.weights.folder import WeightsFolder, open_weights
 
 Self = TypeVar("Self", bound="CaptionMetric")

@@ -1,32 +1,40 @@
-"""The Parquet store of rows: an interrupted run goes on where it stopped, damage costs recomputation only."""
+"""Rows while they are encoded, and the Parquet store that they are kept in.
+
+An interrupted run goes on where it stopped, and damage costs recomputation only.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import json
 import re
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, partial
 from os import PathLike
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from tqdm import tqdm
 
-from capeval_core.errors import folder_path, warn, wrong_option
+from capeval_core.errors import Problems, folder_path, warn, wrong_option
+from capeval_core.inputs.samples import Samples, windows
+from capeval_core.inputs.visual import ImageError
 from capeval_core.limits import LIMITS
-from capeval_core.rows import COMMON, canonical, key_of
+from capeval_core.rows import canonical
 from capeval_core.writing import PARTIAL, try_writing, write_whole
 
 STAMP = "stamp.json"
-_CHECKSUM = "checksum"  # of the other entries of stamp.json
-_NOTE = b"capeval_stamp"  # key of the stamp in a shard's metadata
+_STAMP_KEY = b"capeval_stamp"  # of the stamp in a shard's metadata
 _SHARD = re.compile(r"\d{20}-([0-9a-f]{32})\.parquet")  # time of writing, digest of the file
 _CONTENT = "content"
-_NEVER_NULL = (*(spec.name for spec in COMMON if spec.name != "error"), _CONTENT)
 
 
 def check_folder(path: str | PathLike[str]) -> Path:
@@ -43,12 +51,8 @@ def check_folder(path: str | PathLike[str]) -> Path:
     try:
         if folder.is_dir():
             problem = "nothing can be written there"
-            if is_foreign(folder):
+            if _is_foreign(folder):
                 raise wrong_option("rows", rows, "a folder of something else", "pass an empty or new one")
-            stamp = folder / STAMP
-            if stamp.exists() and not stamp.is_file():
-                found = f"{STAMP} there is no regular file"
-                raise wrong_option("rows", rows, found, "delete it, or pass another folder", verb="")
             if any(path.suffix != PARTIAL for path in folder.iterdir()):
                 return folder
         elif folder.exists() and not folder.is_dir():  # another run may have made it at this moment
@@ -60,14 +64,40 @@ def check_folder(path: str | PathLike[str]) -> Path:
     return folder
 
 
+def _is_foreign(folder: Path) -> bool:
+    """Whether a folder holds something else, and nothing shows that it holds rows, too."""
+    own = (PARTIAL, STAMP)
+    others = [
+        path for path in folder.iterdir() if not (path.name.endswith(own) or _SHARD.fullmatch(path.name))
+    ]
+    below = [path for path in others if path.is_dir() and _stamp_of(path)]  # of a metric's members
+    return len(others) > len(below) and not _stamp_of(folder)
+
+
 def kept_rows(folder: str | PathLike[str]) -> Callable[[str, Any, Sequence[str]], bool]:
     """Whether a folder of rows, or one below it, has a row of a caption, its image and references."""
     kept: set[str] = set()
     for path in Path(folder).rglob("*.parquet"):
         with contextlib.suppress(DamagedError, KeyError):
-            rows, _ = read_shard(path)
+            rows, _ = _read(path)
             kept.update(rows.filter(pc.is_null(rows["error"]))[_CONTENT].to_pylist())
     return lambda *parts: key_of(*parts) in kept
+
+
+def content_key(samples: Samples, row: int) -> str:
+    """Key of the caption, image and references of row `row`."""
+    references = samples.references[row] if samples.references else []
+    return key_of(samples.captions[row], samples.images[row], references)
+
+
+def key_of(caption: str, visual: Any, references: Sequence[str]) -> str:
+    """Key of a caption, its image and references."""
+    try:
+        image = visual.key
+    except ImageError:
+        image = ""  # its row will hold the error, and is computed again in the next run
+    parts = json.dumps([caption, image, references])
+    return hashlib.blake2b(parts.encode(), digest_size=16).hexdigest()
 
 
 class RowStore:
@@ -102,24 +132,17 @@ class RowStore:
         self._claim()
 
     def _claim(self) -> None:
-        note = self.path / STAMP
-        whole = from_shards = read_stamp(note)
-        if whole is None:
-            from_shards = stamp_of_shards(self.path)
-            whole = read_stamp(note)  # another run may have claimed the folder in the meantime
-            if whole is None and (from_shards is not None or note.exists()):
-                warn(f"rows: {note} is lost or damaged, it is made again")
-        stored = whole or from_shards
+        """Refuse a folder of other settings, and note these in one that has none."""
+        stored, note = _stamp_of(self.path), self.path / STAMP
         if stored is not None:
             self._refuse_other_settings(stored, self.path)
-        for member in [] if stored is not None else member_stamps(self.path):
-            # The folder of a metric that keeps rows in folders below it, which lost its own stamp.
-            self._refuse_other_settings({**self._stamp, "metric": member.get("metric")}, self.path)
-        if whole:
+        if _note_of(self.path) == self._stamp:
             return
+        if stored is not None:
+            warn(f"rows: {note} is lost or damaged, it is made again")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            write_stamp(self.path, self._stamp)
+            write_whole(note, json.dumps(self._stamp, indent=1))
         except OSError as error:
             self._give_up(error)
 
@@ -177,7 +200,7 @@ class RowStore:
         """Write the rows that are still in memory."""
         if self._waiting and self._writable:
             try:
-                write_shard(self.path, pa.concat_tables(self._waiting), self._stamp)
+                _write(self.path, pa.concat_tables(self._waiting), self._stamp)
             except OSError as error:
                 self._give_up(error)
             self._written_at = time.monotonic()
@@ -207,114 +230,170 @@ class RowStore:
 
     def _shard(self, path: Path, schema: pa.Schema) -> pa.Table:
         try:
-            table, stamp = read_shard(path)
+            table, stamp = _read(path)
             self._refuse_other_settings(stamp, path)
-            return _as_rows(table, schema)
+            return table.select(schema.names).cast(schema)
         except DamagedError as error:
             warn(f"rows: {path} {error}: what it held is computed again, and the file can be deleted")
             return schema.empty_table()
-
-
-def _as_rows(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """A shard's table as rows of a schema."""
-    try:
-        rows = table.select(schema.names).cast(schema)
-    except (pa.ArrowException, KeyError, ValueError) as error:
-        raise DamagedError(f"does not hold these columns ({str(error).strip(chr(39))})") from error
-    for name in _NEVER_NULL:
-        if rows[name].null_count:
-            raise DamagedError(f"has rows without {name}")
-    if len(rows) and pc.min(rows["index"]).as_py() < 0:
-        raise DamagedError("has rows with a negative index")
-    return rows
 
 
 class DamagedError(ValueError):
     """A file that does not hold rows as they were written; the message continues after its path."""
 
 
-def write_shard(folder: Path, rows: pa.Table, stamp: Mapping[str, Any]) -> None:
+def _write(folder: Path, rows: pa.Table, stamp: Mapping[str, Any]) -> None:
     """Write rows with the stamp that they were made with."""
     sink = pa.BufferOutputStream()
-    stamped = rows.replace_schema_metadata({_NOTE: json.dumps(stamp)})
-    pq.write_table(stamped, sink, write_page_checksum=True)
+    pq.write_table(rows.replace_schema_metadata({_STAMP_KEY: json.dumps(stamp)}), sink)
     content = sink.getvalue()
     # Time first, so that shards read in the order in which they were written.
     write_whole(folder / f"{time.time_ns():020d}-{_digest(content)}.parquet", memoryview(content))
 
 
-def write_stamp(folder: Path, stamp: Mapping[str, Any]) -> None:
-    """Write the stamp of a folder of rows."""
-    written = {**stamp, _CHECKSUM: _digest(_canonical_json(stamp))}
-    write_whole(folder / STAMP, json.dumps(written, indent=1).encode())
-
-
-def read_shard(path: Path) -> tuple[pa.Table, dict[str, Any]]:
-    """The rows of a shard and the stamp that they were made with.
-
-    Raises:
-        DamagedError: the file is not as it was written.
-    """
+def _read(path: Path) -> tuple[pa.Table, dict[str, Any]]:
+    """The rows of a shard and the stamp that they were made with. Raises DamagedError."""
     named = _SHARD.fullmatch(path.name)
     if named is None or not path.is_file():
         raise DamagedError("is not a file of rows by its name")
     try:
         content = path.read_bytes()
-    except OSError as error:
-        raise DamagedError(f"cannot be read ({error.strerror})") from error
-    if _digest(content) != named[1]:
-        raise DamagedError("is damaged (its digest is not the one in its name)")
-    try:
-        shard = pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True)
-        return shard.read(), dict(json.loads(shard.schema_arrow.metadata[_NOTE]))
-    except (pa.ArrowException, OSError, ValueError, TypeError, KeyError) as error:
-        raise DamagedError(f"is damaged ({error})") from error
+        if _digest(content) != named[1]:
+            raise DamagedError("is damaged (its digest is not the one in its name)")
+        table = pq.read_table(pa.BufferReader(content))
+        return table.replace_schema_metadata(), dict(json.loads(table.schema.metadata[_STAMP_KEY]))
+    except (pa.ArrowException, OSError, TypeError, KeyError) as error:
+        raise DamagedError(f"cannot be read ({error})") from error
 
 
-def read_stamp(note: Path) -> dict[str, Any] | None:
-    """The stamp in a file, None if it is missing or not as it was written."""
-    try:
-        stamp = dict(json.loads(note.read_bytes())) if note.is_file() else {}
-    except (OSError, ValueError, TypeError, RecursionError):
-        return None
-    return stamp if stamp.pop(_CHECKSUM, None) == _digest(_canonical_json(stamp)) else None
-
-
-def stamp_of_shards(folder: Path) -> dict[str, Any] | None:
-    """The stamp in the first shard that is whole; all shards of a folder have the same."""
+def _stamp_of(folder: Path) -> dict[str, Any] | None:
+    """The stamp of the first shard that is whole, which all others have, too; without one, of the note."""
     for path in sorted(folder.glob("*.parquet")):
         with contextlib.suppress(DamagedError):
-            return read_shard(path)[1]
-    return None
+            return _read(path)[1]
+    return _note_of(folder)
 
 
-def member_stamps(folder: Path) -> Iterator[dict[str, Any]]:
-    """Stamps of the folders of rows inside a folder."""
-    for below in sorted(folder.iterdir()) if folder.is_dir() else []:
-        if below.is_dir():
-            stamp = read_stamp(below / STAMP) or stamp_of_shards(below)
-            if stamp is not None:
-                yield stamp
-
-
-def is_foreign(folder: Path) -> bool:
-    """Whether a folder holds files, and none of them shows that it holds rows."""
-    others = [
-        path
-        for path in folder.iterdir()
-        if not (path.suffix == PARTIAL or _SHARD.fullmatch(path.name))
-        and not (path.name == STAMP and path.is_file())
-    ]
-    return bool(others) and (
-        read_stamp(folder / STAMP) is None
-        and stamp_of_shards(folder) is None
-        and next(member_stamps(folder), None) is None
-    )
+def _note_of(folder: Path) -> dict[str, Any] | None:
+    note = folder / STAMP
+    try:
+        return dict(json.loads(note.read_bytes())) if note.is_file() else None
+    except (OSError, ValueError, TypeError, RecursionError):
+        return None
 
 
 def _digest(content: bytes | pa.Buffer) -> str:
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
-def _canonical_json(stamp: Mapping[str, Any]) -> bytes:
-    return json.dumps(stamp, sort_keys=True).encode()
+class RowCollector:
+    """The rows of samples: those that a store has, and the others as they are encoded, window by window.
+
+        with RowCollector(samples, schema, store, bar, refuse_errors=True) as collector:
+            for window in collector.windows():
+                for table in encode(window):
+                    collector.add(table)
+        rows = collector.table()
+
+    Args:
+        samples: checked input; a row's index is its sample's.
+        schema: of the rows.
+        store: keeps what is encoded, so that an interrupted run goes on where it stopped; None: nothing is
+            kept.
+        bar: counts rows.
+        refuse_errors: whether a row with an error ends the run.
+    """
+
+    def __init__(
+        self,
+        samples: Samples,
+        schema: pa.Schema,
+        store: RowStore | None,
+        bar: tqdm[Any],
+        *,
+        refuse_errors: bool,
+    ) -> None:
+        self._tables = [schema.empty_table()]
+        self._missing, self.texts = samples, LIMITS.texts
+        self._added = self.reused = 0
+        self._store, self._bar, self._refuse_errors = store, bar, refuse_errors
+        self._memory = FreedMemory()
+        if store is not None:
+            reused, missing = store.reuse(samples.indices, partial(content_key, samples))
+            self._tables.append(reused)
+            self._missing, self.texts = samples.select(missing), LIMITS.texts_between_shards
+            self.reused = len(reused)
+            _start_at(bar, len(reused))
+
+    @property
+    def missing(self) -> Samples:
+        """The samples that the store had no row of, in order; `reused` is the number of the others."""
+        return self._missing
+
+    def windows(self) -> Iterator[Samples]:
+        """The samples that have no row yet, as many at once as memory allows."""
+        return windows(self._missing, self.texts)
+
+    def add(self, table: pa.Table) -> None:
+        """The next rows, in the order of the windows.
+
+        Raises:
+            ValueError: an image broke after it was checked, and `refuse_errors`.
+        """
+        if self._store is not None:
+            positions = range(self._added, self._added + len(table))
+            self._store.append(table, [content_key(self._missing, row) for row in positions])
+        if self._refuse_errors and table["error"].null_count < len(table):
+            Problems(table["error"].drop_null().to_pylist()).raise_if_any()
+        self._tables.append(table)
+        self._added += len(table)
+        self._memory.add(len(table))
+        self._bar.update(len(table))
+
+    def table(self) -> pa.Table:
+        """All rows, in no certain order."""
+        return pa.concat_tables(self._tables)
+
+    def __enter__(self) -> RowCollector:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None and self._store is not None:
+            self._store.flush()  # on Ctrl-C too: nothing that was computed is lost
+
+
+def _start_at(bar: tqdm[Any], rows: int) -> None:
+    """Count rows that an earlier run made: they say nothing of how fast this one is."""
+    if not bar.disable:
+        bar.initial += rows
+        bar.n += rows
+        bar.last_print_n += rows
+        bar.refresh()
+
+
+class FreedMemory:
+    """Returns freed pages to the system, every so many rows of a long run.
+
+    Decoded images of many sizes come and go in several threads, and glibc keeps the holes that they leave,
+    about 30 KB for each further image. Nothing happens with another C library.
+    """
+
+    _ROWS = 512  # between two returns: what piles up in between is some tens of megabytes
+
+    def __init__(self) -> None:
+        self._rows = 0
+
+    def add(self, rows: int) -> None:
+        """Count rows that have been made."""
+        self._rows += rows
+        if self._rows >= self._ROWS and (trim := _malloc_trim()) is not None:
+            trim(0)
+            self._rows = 0
+
+
+@cache
+def _malloc_trim() -> Callable[[int], int] | None:
+    libc = ctypes.CDLL(None) if sys.platform.startswith("linux") else None
+    return getattr(libc, "malloc_trim", None)

@@ -15,7 +15,7 @@ from tqdm import tqdm
 from capeval_core.inputs.samples import Samples, parts, text_counts
 from capeval_core.limits import LIMITS
 from capeval_core.metric import CaptionMetric
-from capeval_core.rows import RowCollector
+from capeval_core.row_store import RowCollector
 
 Integers = NDArray[np.int64]
 

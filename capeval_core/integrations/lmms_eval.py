@@ -17,7 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from capeval_core.cache import ImageFirst
+from capeval_core.cache import TEXT_BYTES, FeatureCache
 from capeval_core.errors import wrong_option
 from capeval_core.integrations.coco import CocoScores
 from capeval_core.integrations.opening import choose_metrics
@@ -87,7 +87,9 @@ def text_scores(texts: tuple[tuple[str, tuple[str, ...]], ...]) -> dict[str, flo
 def chosen(names: str, weights: str | None) -> list[CaptionMetric]:
     """The metrics of CAPEVAL_METRICS, open, with the weights of CAPEVAL_WEIGHTS or their own."""
     listed = [name.strip() for name in names.split(",") if name.strip()]
-    metrics = choose_metrics(listed, {"weights": weights}, ImageFirst()) if listed else []
+    metrics = (
+        choose_metrics(listed, {"weights": weights}, FeatureCache(text_bytes=TEXT_BYTES)) if listed else []
+    )
     for one in metrics:
         if not one.metric.media:
             found = f"{one.metric.name} compares texts alone"

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from capeval_core.cache import FeatureCache, ImageFirst
+from capeval_core.cache import TEXT_BYTES, FeatureCache
 from capeval_core.errors import Kind, Problem, Problems
 from capeval_core.integrations.processes import own_device
 from capeval_core.metric import CaptionMetric
@@ -91,7 +91,7 @@ def open_one(metric: Any, options: Mapping[str, Any], door: str) -> CaptionMetri
         TypeError, ValueError: as `choose_metrics`, or a list of several metrics.
     """
     own = dict(options)
-    chosen = choose_metrics(metric, own, ImageFirst(), media=own.pop("media", None))
+    chosen = choose_metrics(metric, own, FeatureCache(text_bytes=TEXT_BYTES), media=own.pop("media", None))
     if len(chosen) != 1:
         raise ValueError(f"{door} takes one metric, found {len(chosen)}: make one {door} of each")
     return chosen[0].open()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from capeval_core.cache import RecentFeatures
+from capeval_core.cache import UNBOUNDED, FeatureCache
 from capeval_core.errors import Problems, renamed, warn
 from capeval_core.inputs.samples import Samples
 from capeval_core.inputs.texts import check_captions
@@ -77,7 +77,7 @@ class CaptionMetrics:
 
     captions: list[str]
     """Captions of the last evaluation, decoded."""
-    cache: RecentFeatures
+    cache: FeatureCache
     """Features of the images or frames, the references and the last captions."""
     results: dict[str, Result]
     """By the metric's name, the last evaluation: scores of each caption, signature, interval, comparison."""
@@ -98,7 +98,7 @@ class CaptionMetrics:
                 "processor with one, as AutoTokenizer and AutoProcessor give it"
             )
         self.processor = processor
-        self.cache = RecentFeatures()
+        self.cache = FeatureCache(UNBOUNDED)
         given = GivenVisuals.among(images=images, videos=videos)
         chosen = choose_metrics(metrics, options, self.cache, media=given.medium, has_references=True)
         self._compares = any(one.metric.needs_references for one in chosen)

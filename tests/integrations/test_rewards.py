@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 import capeval_core
-from capeval_core.cache import ImageFirst
+from capeval_core.cache import FeatureCache
 from capeval_core.errors import InputError
 from capeval_core.integrations import reward
 from tests.support.counting import counted, watched
@@ -210,9 +210,9 @@ def test_wrong_calls_are_refused(drawn: list[Image.Image], weights: str) -> None
 
 
 def test_ever_new_texts_push_no_image_out(drawn: list[Image.Image], weights: str) -> None:
-    images_only = ImageFirst(text_bytes=0)
+    images_only = FeatureCache(text_bytes=0)
     reward("pacs", weights=weights, cache=images_only)(CAPTIONS, as_tensor(drawn))
-    cache = ImageFirst(max_bytes=images_only.nbytes, text_bytes=5_000)  # no room for one text more
+    cache = FeatureCache(max_bytes=images_only.nbytes, text_bytes=5_000)  # no room for one text more
     rewards = reward("pacs", weights=weights, cache=cache)
     encoder: Any = rewards.metric.encoder  # type: ignore[attr-defined]
     with counted(encoder) as counts:
@@ -225,7 +225,7 @@ def test_ever_new_texts_push_no_image_out(drawn: list[Image.Image], weights: str
 
 def test_references_and_captions_are_both_texts(drawn: list[Image.Image], weights: str) -> None:
     for name in ("pacs", "refpacs", "clips"):
-        cache = ImageFirst(max_bytes=1 << 20, text_bytes=0)
+        cache = FeatureCache(max_bytes=1 << 20, text_bytes=0)
         rewards = reward(name, weights=weights, cache=cache)
         with counted(rewards.metric.encoder) as counts:  # type: ignore[attr-defined]
             for _ in range(2):
@@ -234,8 +234,8 @@ def test_references_and_captions_are_both_texts(drawn: list[Image.Image], weight
 
 
 def test_the_cache_of_a_copy_is_as_large(tmp_path: Path) -> None:
-    copy = pickle.loads(pickle.dumps(ImageFirst(5, 7)))
-    assert (type(copy), copy.max_bytes, copy._texts.max_bytes) == (ImageFirst, 5, 7)
+    copy = pickle.loads(pickle.dumps(FeatureCache(5, text_bytes=7)))
+    assert (copy.max_bytes, copy.text_bytes) == (5, 7)
 
 
 # What it is for

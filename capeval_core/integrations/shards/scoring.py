@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from capeval_core.cache import ImageFirst
+from capeval_core.cache import FeatureCache
 from capeval_core.errors import Problem, ProblemsError, Words, wrong_option
 from capeval_core.inputs.media import argument_of, medium_of
 from capeval_core.inputs.samples import Samples
@@ -88,7 +88,7 @@ class BatchScorer:
         Features of one image differ in their last bits by the batch that it was in.
         """
         if self._opened is not None and self._chosen.options.cache is None:
-            self._opened.cache = ImageFirst(CACHE_BYTES, TEXT_BYTES)
+            self._opened.cache = FeatureCache(CACHE_BYTES, text_bytes=TEXT_BYTES)
 
     @property
     def signature(self) -> str:

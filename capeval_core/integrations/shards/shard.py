@@ -28,7 +28,7 @@ from capeval_core.integrations.shards.readers import JsonLinesReader, ParquetRea
 from capeval_core.integrations.shards.scoring import BatchScorer
 from capeval_core.integrations.shards.tars import TarReader
 from capeval_core.metric import CaptionMetric
-from capeval_core.rows import FreedMemory
+from capeval_core.row_store import FreedMemory
 
 WINDOW = 2048
 """Rows that are in memory together."""
