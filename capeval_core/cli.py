@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from capeval_core._version import __version__
-from capeval_core.commands.interrupts import INTERRUPTED, watched
+from capeval_core.commands.interrupts import INTERRUPTED
 from capeval_core.commands.terminal import Parser, announce, complain, table
 from capeval_core.errors import did_you_mean
 
@@ -31,7 +31,6 @@ COMMANDS: dict[str, str] = {
     "publish": "put modules, weights and cards onto the Hugging Face Hub",
 }
 """Every command and what it does. Command `x` is `capeval_core.commands.x.run(arguments) -> exit status`."""
-
 NO_SCORE, BAD_INPUT, PIPE_CLOSED = 1, 2, 141
 
 
@@ -42,53 +41,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit status: 0 done, 1 no score came out (every image failed, or memory ran out),
         2 wrong input, 130 interrupted, 141 the reader of the output went away.
     """
-    _print_any_text()
-    with watched() as interruption:
-        try:
-            with warnings.catch_warnings():
-                warnings.showwarning = lambda message, *_: complain(f"warning: {message}")
-                status = _run(list(sys.argv[1:] if arguments is None else arguments))
-            print(end="", flush=True)  # what cannot be written shows now
-            if interruption.pressed:
-                raise KeyboardInterrupt
-        except BaseException as error:
-            # What an interrupted import or a callback raises is the interrupt in another form.
-            interrupted = interruption.pressed and not isinstance(error, KeyboardInterrupt)
-            interruption.settle()
-            status = _status_of(KeyboardInterrupt() if interrupted else error)
-    return status
-
-
-def _status_of(error: BaseException) -> int:
-    """Say what ended the command, and return its exit status; a mistake of ours is raised."""
-    if isinstance(error, KeyboardInterrupt):
-        complain(str(error) or "interrupted")
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # what the terminal cannot show is escaped, not an error
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda message, *_: complain(f"warning: {message}")
+            status = _run(list(sys.argv[1:] if arguments is None else arguments))
+        print(end="", flush=True)  # what cannot be written shows now
+        return status
+    except KeyboardInterrupt as interrupt:
+        complain(str(interrupt) or "interrupted")
         return INTERRUPTED
-    if isinstance(error, BrokenPipeError):
+    except BrokenPipeError:
         # Python flushes once more when it ends: let that go nowhere instead of failing loudly.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED
-    if isinstance(error, MemoryError):
+    except MemoryError as error:
         complain(str(error) or "out of memory")
         return NO_SCORE
-    if isinstance(error, OSError):
+    except OSError as error:
         complain(f"{error.filename}: {error.strerror}" if error.filename else str(error))
         return BAD_INPUT
-    if isinstance(error, (ValueError, TypeError)):
+    except (ValueError, TypeError) as error:
         complain(str(error))
         return BAD_INPUT
-    raise error
 
 
 def _run(arguments: list[str]) -> int:
-    parser = Parser(
-        prog="capeval",
-        usage="capeval COMMAND ...",
-        description="Metrics for image captions.",
-        epilog="commands:\n"
-        + table(list(COMMANDS.items()), indent="  ")
-        + "\n\n`capeval COMMAND --help` says more; `capeval demo` is a good start.",
-    )
+    commands = "commands:\n" + table(list(COMMANDS.items()), indent="  ")
+    hint = "\n\n`capeval COMMAND --help` says more; `capeval demo` is a good start."
+    parser = Parser("", "COMMAND ...", "Metrics for image captions.", raw_epilog=commands + hint)
     parser.add_argument("--version", action="version", version=f"capeval {__version__}")
     try:
         if not arguments:
@@ -106,10 +89,3 @@ def _run(arguments: list[str]) -> int:
         return status
     except SystemExit as stop:  # argparse's own way out: help, version, wrong arguments
         return int(stop.code or 0)
-
-
-def _print_any_text() -> None:
-    """A file name or caption that the terminal cannot show is escaped, not an error."""
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")

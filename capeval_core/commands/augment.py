@@ -10,11 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from capeval_core.commands.arguments import add_flags, chosen, in_words_of_the_user
-from capeval_core.commands.files import FILES
+from capeval_core.commands.common import FILES, add_flags, chosen, in_words_of_the_user, tell_reasons
 from capeval_core.commands.interrupts import interruptible
-from capeval_core.commands.outputs import tell_reasons
-from capeval_core.commands.terminal import WHOLE_LINES, Parser, complain, paragraph, table
+from capeval_core.commands.terminal import Parser, complain, flag, named_first, summary, table
 from capeval_core.errors import did_you_mean
 from capeval_core.inputs.text_files import FileOptions
 
@@ -33,8 +31,13 @@ _PART = re.compile(r"([0-9]+)/([0-9]+)")
 
 
 def run(arguments: list[str]) -> int:
-    if not arguments or arguments[0].startswith("-"):
-        return _introduce(arguments)
+    if not named_first(arguments):
+        about = "Generate captions of images and images of captions, which are additional positives for "
+        listed = table([[name, text] for name, text in _ABOUT.items()])
+        hint = "`capeval augment captions --help`, or `images`, shows all options."
+        usage = "{captions,images} --out FOLDER [options]"
+        parser = Parser("augment", usage, f"{about}`capeval train pacs`.", raw_epilog=f"{listed}\n\n{hint}")
+        parser.introduce(arguments, "what to generate comes first: capeval augment {captions,images} ...")
     what, *rest = arguments
     if what not in _ABOUT:
         raise ValueError(
@@ -56,7 +59,7 @@ def run(arguments: list[str]) -> int:
     ):
         counts = _generate(settings, sources, flags.out, part)
     of = f" (part {flags.shard})" if part[1] > 1 else ""
-    print(table([[what + of, _text(counts)], ["folder", str(flags.out)]], width=WHOLE_LINES), flush=True)
+    summary([what + of, _text(counts)], ["folder", str(flags.out)])
     if counts.truncated:
         complain(
             f"warning: {counts.truncated:,} captions are longer than the text encoder reads, and the images "
@@ -65,20 +68,15 @@ def run(arguments: list[str]) -> int:
     tell_reasons(counts.failed, len(sources), IMAGES)
     if not counts.made and not counts.found and (counts.failed or counts.dropped):
         return 1
-    print(f"train with them, when there are captions and images:\n  {_train_command(flags)}")
-    return 0
-
-
-def _train_command(flags: argparse.Namespace) -> str:
-    """The training that takes these positives."""
+    data = ["--captions", str(flags.captions or "captions.json")]
+    data += ["--images", str(getattr(flags, "images", None) or "images")]
     if "dataset" in flags:
-        columns = ["--id-column", flags.id_column] if "id_column" in flags else []
-        data = ["--dataset", flags.dataset, *columns]
-    else:
-        images = getattr(flags, "images", None)
-        data = ["--captions", str(flags.captions or "captions.json"), "--images", str(images or "images")]
+        data = ["--dataset", flags.dataset]
+        data += ["--id-column", flags.id_column] if "id_column" in flags else []
     given = [*data, "--positives", str(flags.out), "--start", "WEIGHTS", "--out", "FOLDER"]
-    return shlex.join(["capeval", "train", "pacs", *given])
+    command = shlex.join(["capeval", "train", "pacs", *given])
+    print(f"train with them, when there are captions and images:\n  {command}")
+    return 0
 
 
 def _generate(settings: Augmentation, sources: Sources[Any], out: Path, part: tuple[int, int]) -> Counts:
@@ -152,46 +150,21 @@ def _part(text: str) -> tuple[int, int]:
 
 def _parser(what: str) -> Parser:
     parser = Parser(
-        prog=f"capeval augment {what}",
-        usage=f"capeval augment {what} {_USAGE[what]} --out FOLDER [options]",
-        description=paragraph(
-            f"{_ABOUT[what]} The same folder takes captions and images. A run that was stopped goes on with "
-            "the same command, and the folder is as if it had never stopped."
-        ),
-        epilog=paragraph(
-            "Several processes share the work with --shard, e.g. one for each GPU: `for i in 1 2 3 4; do "
-            f"capeval augment {what} ... --device cuda:$((i-1)) --shard $i/4 & done; wait`. Their number, "
-            "device and batch size change nothing but rounding. " + FILES
-        ),
+        f"augment {what}",
+        f"{_USAGE[what]} --out FOLDER [options]",
+        f"{_ABOUT[what]} The same folder takes captions and images. A run that was stopped goes on with "
+        "the same command, and the folder is as if it had never stopped.",
+        "Several processes share the work with --shard, e.g. one for each GPU: `for i in 1 2 3 4; do "
+        f"capeval augment {what} ... --device cuda:$((i-1)) --shard $i/4 & done; wait`. Their number, "
+        "device and batch size change nothing but rounding. " + FILES,
     )
     files = parser.add_argument_group("files")
     if what == CAPTIONS:
-        files.add_argument("--images", metavar="FOLDER", type=Path, help="the images to caption")
+        flag(files, "--images FOLDER", "the images to caption")
     text = "the captions to draw" if what == IMAGES else "only the images of these captions, by their ids"
-    files.add_argument("--captions", metavar="FILE", type=Path, help=text)
-    files.add_argument(
-        "--out", metavar="FOLDER", type=Path, required=True, help="folder to write, or to continue"
-    )
-    files.add_argument(
-        "--shard",
-        metavar="I/N",
-        default="1/1",
-        help="share of the work of this process, e.g. 1/4 (default: 1/1)",
-    )
+    flag(files, "--captions FILE", text)
+    flag(files, "--out FOLDER", "folder to write, or to continue", required=True)
+    flag(files, "--shard I/N", "share of the work of this process, e.g. 1/4 (default: 1/1)", default="1/1")
     add_flags(parser, _dataset_of(what), title="or a dataset of Hugging Face")
     add_flags(parser, _settings_of(what), title="options of the generation")
     return parser
-
-
-def _introduce(arguments: list[str]) -> int:
-    parser = Parser(
-        prog="capeval augment",
-        usage="capeval augment {captions,images} --out FOLDER [options]",
-        description=paragraph(
-            "Generate captions of images and images of captions, which are additional positives for "
-            "`capeval train pacs`."
-        ),
-        epilog=table([[name, text] for name, text in _ABOUT.items()])
-        + "\n\n`capeval augment captions --help`, or `images`, shows all options.",
-    )
-    parser.introduce(arguments, "what to generate comes first: capeval augment {captions,images} ...")

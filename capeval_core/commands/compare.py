@@ -8,59 +8,61 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from capeval_core.commands.systems import ScoredSystem, baseline_of, names_of_files
-from capeval_core.commands.systems_output import (
+from capeval_core.commands.systems import (
+    ScoredSystem,
     add_comparison_flags,
-    check_page,
+    baseline_of,
     compare_systems,
+    names_of_files,
     show,
     write_page,
 )
-from capeval_core.commands.terminal import WHOLE_LINES, Parser, complain, paragraph, table
+from capeval_core.commands.terminal import Parser, complain, flag, summary
 from capeval_core.errors import Problems
 from capeval_core.inputs.folder import Folder
 from capeval_core.registry import metric_of
+from capeval_core.reports.html import check_report
 from capeval_core.result import Result, not_comparable
 from capeval_core.statistics import NoTestError
 from capeval_core.values import p_in_words, signed
 
-_USUAL = {"digits": None, "times_100": False}
 _SYSTEMS = "systems"
 """The key of a file of `capeval score --json` that holds several systems or metrics."""
 
 
 def run(arguments: list[str]) -> int:
     parser = Parser(
-        prog="capeval compare",
-        usage="capeval compare A.json B.json [C.json ...] [options]",
-        description="Paired tests of systems that were scored on the same images.",
-        epilog=paragraph(
-            "Files are those of `capeval score ... --json OUT`, scored with the same settings: of one system "
-            "each, or of several."
-        ),
+        "compare",
+        "A.json B.json [C.json ...] [options]",
+        "Paired tests of systems that were scored on the same images.",
+        "Files are those of `capeval score ... --json OUT`, scored with the same settings: of one system "
+        "each, or of several.",
     )
-    parser.add_argument("files", metavar="FILE", type=Path, nargs="+", help="results of systems")
+    flag(parser, "files", "results of systems", metavar="FILE", type=Path, nargs="+")
     add_comparison_flags(parser)
     parser.add_argument(
         "--images", "--videos", dest="visuals", metavar="FOLDER", type=Path, help="those that --report shows"
     )
     flags = parser.read(arguments)
-    check_page(flags)
+    if flags.report is not None:
+        check_report(flags.report)
     systems, one_run = _read(flags.files)
-    names = [system.name for system in systems]
     if len(systems) == 1:
         parser.error(f"{flags.files[0]} holds one system: name the file of another one to compare with")
+    names = [system.name for system in systems]
     baseline = baseline_of(flags.baseline, names, flags.files if len(flags.files) == len(names) else ())
     _refuse_different(systems, next(system for system in systems if system.name == baseline), one_run)
-    alone = len(systems) == 2 and all(len(system.results) == 1 for system in systems)
-    readers = {"digits": flags.digits, "times_100": flags.times_100}
-    alone = alone and flags.format is None and flags.baseline is None and readers == _USUAL
+    plain = flags.format is flags.baseline is flags.digits is None and not flags.times_100
+    alone = plain and len(systems) == 2 and all(len(system.results) == 1 for system in systems)
     if alone:
         first, second = (next(iter(system.results.values())) for system in systems)
-        print(_summary(first, second, flags.files if len(flags.files) == 2 else names))
+        _print_test(first, second, flags.files if len(flags.files) == 2 else names)
         if flags.report is None:
             return 0
-    compared = compare_systems(_with_visuals(systems, flags.visuals), baseline, one_run=one_run, **readers)
+    shown = _with_visuals(systems, flags.visuals)
+    compared = compare_systems(
+        shown, baseline, one_run=one_run, digits=flags.digits, times_100=flags.times_100
+    )
     if not alone:
         print(show(compared, flags.format or "text"))
     write_page(flags, compared, ["compare", *arguments])
@@ -83,27 +85,23 @@ def _with_visuals(systems: Sequence[ScoredSystem], folder: Path | None) -> list[
 
 def _read(files: Sequence[Path]) -> tuple[list[ScoredSystem], bool]:
     """The systems of all files, and whether one run scored them."""
-    contents = [read_systems(path) for path in files]
-    systems: list[ScoredSystem] = []
     if len(files) == 2 and files[0] == files[1]:  # to see that nothing differs
         names = [files[0].stem, f"{files[0].stem} (again)"]
     else:
         names = names_of_files("FILE", files)
-    for name, (of_file, several) in zip(names, contents, strict=True):
+    systems: list[ScoredSystem] = []
+    for name, path in zip(names, files, strict=True):
+        of_file, several = _read_systems(path)
         for system in of_file:
             own = system.name if several else name
             if several and own in [other.name for other in systems]:
                 own = f"{name}/{own}"
-            systems.append(ScoredSystem(own, system.ids, system.captions, None, None, system.results))
+            systems.append(replace(system, name=own))
     return systems, len(files) == 1
 
 
-def read_systems(path: Path) -> tuple[list[ScoredSystem], bool]:
-    """The systems in a file of `capeval score --json`, and whether it is of a run of several.
-
-    Raises:
-        ValueError: another kind of file. OSError: it cannot be read.
-    """
+def _read_systems(path: Path) -> tuple[list[ScoredSystem], bool]:
+    """The systems in a file of `capeval score --json`, and whether it is of a run of several."""
     if path.exists() and not path.is_file():
         raise ValueError(f"{path} is no regular file: name a file of `capeval score --json`")
     try:
@@ -150,8 +148,8 @@ def _refuse_different(systems: Sequence[ScoredSystem], baseline: ScoredSystem, o
             raise not_comparable(other.signature, result.signature, fix)
 
 
-def _summary(a: Result, b: Result, names: Sequence[object]) -> str:
-    """Two systems by one metric in lines, with a test where there are images enough."""
+def _print_test(a: Result, b: Result, names: Sequence[object]) -> None:
+    """Two systems by one metric, with a test where there are images enough."""
     try:
         title = metric_of(a).title
     except ValueError:  # of a package that is not installed here
@@ -174,12 +172,11 @@ def _summary(a: Result, b: Result, names: Sequence[object]) -> str:
             f"warning: {left_out:,} {a.visual}{have} a score in only one of the files: {are} left out, of "
             "the means too"
         )
-    rows = [
+    summary(
         [title, f"{means[0]:.4f} ({names[0]})"],
         ["", f"{means[1]:.4f} ({names[1]})"],
         ["difference", signed(means[0] - means[1])],
         *outcome,
         [f"{a.visual}s", f"{images:,} ({left_out:,} left out)"],
         ["signature", a.signature],
-    ]
-    return table(rows, width=WHOLE_LINES)
+    )

@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
-from os import PathLike
 from pathlib import Path
 
-from capeval_core.commands.systems import ScoredSystem
-from capeval_core.commands.systems_output import compare_systems
-from capeval_core.commands.terminal import WHOLE_LINES, Parser, paragraph, table
+from capeval_core.commands.systems import ScoredSystem, compare_systems
+from capeval_core.commands.terminal import WHOLE_LINES, Parser, flag, paragraph, table
 from capeval_core.demo import KINDS, DemoItem, demo_set, score_kinds
 from capeval_core.registry import load, metric_class
 from capeval_core.reports.systems_table import stacked_table
@@ -24,31 +22,22 @@ SHOWN = 4
 
 
 def run(arguments: list[str]) -> int:
-    parser = Parser(
-        prog="capeval demo",
-        description="Score packaged images with the packaged `tiny` weights: no network, no files.",
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="FOLDER",
-        help="also write the images, captions and references into a folder",
-    )
+    about = "Score packaged images with the packaged `tiny` weights: no network, no files."
+    parser = Parser("demo", None, about)
+    flag(parser, "--out FOLDER", "also write the images, captions and references into a folder")
     flags = parser.read(arguments)
     if flags.out is not None:
-        write_files(flags.out)
-    print(report("tiny"))
+        _write_files(flags.out)
+    print(_report())
     if flags.out is not None:
-        print(f"\nOn the files in {flags.out}:\n  {_example(flags.out)}")
+        files = f"--candidates {flags.out / 'good.json'} --images {flags.out / 'images'}"
+        more = f"--references {flags.out / 'references.json'} --weights tiny"
+        print(f"\nOn the files in {flags.out}:\n  capeval score refpacs {files} \\\n      {more}")
     return 0
 
 
-def write_files(folder: Path) -> None:
-    """Write `images/`, `references.json`, and a file of each kind of captions, into a new folder.
-
-    Raises:
-        FileExistsError: the folder exists.
-    """
+def _write_files(folder: Path) -> None:
+    """Write `images/`, `references.json`, and a file of each kind of captions, into a new folder."""
     if folder.exists():
         raise FileExistsError(f"--out {folder} exists: name a folder to be made")
     items = demo_set()
@@ -62,18 +51,10 @@ def write_files(folder: Path) -> None:
             (partial / f"{name}.json").write_text(text, encoding="utf-8")
 
 
-def _example(folder: Path) -> str:
-    candidates = f"--candidates {folder / 'good.json'} --images {folder / 'images'}"
-    return (
-        f"capeval score refpacs {candidates} \\\n"
-        f"      --references {folder / 'references.json'} --weights tiny"
-    )
-
-
-def report(weights: str | PathLike[str]) -> str:
+def _report() -> str:
     """The demo as text: scores of the first images, then means of all with intervals and tests."""
     items = demo_set()
-    results = {name: score_kinds(load(name, weights=weights), items) for name in METRICS}
+    results = {name: score_kinds(load(name, weights="tiny"), items) for name in METRICS}
     titles = [metric_class(name).title for name in METRICS]
     ids = [item.id for item in items]
     systems = [

@@ -10,21 +10,22 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from capeval_core.commands.arguments import (
+import numpy as np
+
+from capeval_core.commands.common import (
+    Outputs,
     add_set_flag,
     in_words_of_set,
     in_words_of_the_user,
     names_of,
     options_set,
     pair_hint,
+    write,
 )
 from capeval_core.commands.interrupts import interruptible
-from capeval_core.commands.intervals import add_interval_flags, check_intervals, check_statistics
-from capeval_core.commands.judge_checks import check_references, check_rerankers, check_texts, check_visuals
 from capeval_core.commands.metrics import refuse_twice
-from capeval_core.commands.outputs import Outputs, write
-from capeval_core.commands.terminal import Parser, complain, paragraph, table
-from capeval_core.errors import FileError, file_problem, which_choice
+from capeval_core.commands.terminal import Parser, complain, flag, named_first, table
+from capeval_core.errors import FileError, Problems, did_you_mean, file_problem, which_choice
 from capeval_core.judgements.judged_set import Items, JudgedSet, Scored
 from capeval_core.judgements.judging import Judged
 from capeval_core.judgements.others import PoolSet
@@ -38,20 +39,24 @@ from capeval_core.judgements.report import (
     judged_table,
     long_table,
 )
+from capeval_core.judgements.resampling import DRAWS
 from capeval_core.judgements.scoring import SetScorer, joined_signature, labels_of
 from capeval_core.judgements.sets import SETS, SetEntry, load_set, set_entry
 from capeval_core.judgements.stored import FORMS, read_scores
 from capeval_core.judgements.visuals import find_visuals
 from capeval_core.metric import CaptionMetric
 from capeval_core.registry import MEDIA_VARIANTS, metric_class
+from capeval_core.reports.tables import Table
+from capeval_core.reranking import Reranker
 from capeval_core.weights.catalogue import NAMESPACE
 
+Metrics = Sequence[tuple[type[CaptionMetric], Any]]
 _EVALUATORS = ("bleu", "rougel", "ciderd")
 """What the captions that a metric chooses of pools are compared with references by."""
 
 
 def run(arguments: list[str]) -> int:
-    if not arguments or arguments[0].startswith("-"):
+    if not named_first(arguments):
         return _introduce(arguments)
     entry = set_entry(arguments[0])
     flags = _parser(entry).read(arguments[1:])
@@ -62,14 +67,14 @@ def run(arguments: list[str]) -> int:
     if flags.out is not None and flags.out.exists() and not flags.out.is_dir():
         raise FileError(file_problem(flags.out, "is a file: choose a folder for --out"))
     judged = _with_evaluators(_load(entry, flags))
-    check_rerankers(metrics, judged)
-    check_references(metrics, judged)
-    check_texts(metrics, judged, flags.data)
-    notes = check_visuals(metrics, flags)
+    _check_metrics(metrics, judged, flags)
+    _check_texts(metrics, judged, flags.data)
     scores: dict[str, list[Scored]] = {}
     signatures: dict[str, str] = {}
     computed = {label for class_, _ in metrics for label in labels_of(class_)}
-    for name, path in _score_files(flags.scores):
+    for text in flags.scores:  # `FILE`, or `LABEL=FILE` for one that holds one metric
+        name, equals, rest = text.partition("=")
+        name, path = (name, Path(rest)) if equals and not Path(text).exists() else ("", Path(text))
         found = read_scores(path, judged)
         for label, runs in found.items():
             label = name if name and len(found) == 1 else label
@@ -78,16 +83,15 @@ def run(arguments: list[str]) -> int:
             signatures[label] = f"scores:{path.name}"
     _score(metrics, judged, flags, scores, signatures)
     result = Judged(judged, scores, draws=flags.resamples, level=flags.level, seed=flags.seed)
-    shown = judged_table(result, notes)
+    tiny = [class_.title for class_, options in metrics if options.weights == "tiny"]
+    note = f"{', '.join(tiny)}: with weights `tiny`; published values are for the published weights"
+    shown = judged_table(result, [note] if tiny else [])
     print(f"{entry.title}: {entry.summary}\n")
     print(shown.text(), flush=True)
-    outputs = Outputs()
     if flags.out is not None:
-        _write(flags.out, entry, result, shown.markdown(), shown.latex(), signatures, flags, outputs)
-    outputs.finish()
-    return (
-        0 if any(cell.undefined is None for cells in result.cells.values() for cell in cells.values()) else 1
-    )
+        _write(flags, entry, result, shown, signatures)
+    cells = (cell for own in result.cells.values() for cell in own.values())
+    return 0 if any(cell.undefined is None for cell in cells) else 1
 
 
 def _metrics(entry: SetEntry, names: Sequence[str]) -> list[type[CaptionMetric]]:
@@ -153,30 +157,62 @@ def _with_evaluators(judged: JudgedSet) -> JudgedSet:
         def evaluate(items: Items) -> Scored:
             result = metric.score(items.captions, references=items.references)
             corpus = result.mean if result.formula is not None else None
-            return Scored(_array(result.scores), corpus=corpus)
+            return Scored(np.asarray(result.scores, dtype=np.float64), corpus=corpus)
 
         return class_.title, evaluate
 
     return replace(judged, evaluators=dict(evaluator(name) for name in _EVALUATORS))
 
 
-def _array(values: Sequence[float]) -> Any:
-    import numpy as np
+def _check_metrics(metrics: Metrics, judged: JudgedSet, flags: argparse.Namespace) -> None:
+    """Refuse metrics that cannot judge this set, before any is opened."""
+    rerankers = [class_.name for class_, _ in metrics if issubclass(class_, Reranker)]
+    if rerankers and not isinstance(judged, PoolSet):
+        raise ValueError(
+            f"{rerankers[0]} chooses among the captions of an image, and scores of different images cannot "
+            "be compared: judge it by what it chooses, with nice_pools"
+        )
+    needing = [class_.name for class_, _ in metrics if class_.needs_references]
+    if needing and any(scoring.items.references is None for scoring in judged.scorings):
+        verb = "needs" if len(needing) == 1 else "need"
+        raise ValueError(
+            f"{', '.join(needing)} {verb} references: put references.json beside judgements.jsonl"
+        )
+    needing = [class_.name for class_, own in metrics if class_.media and not class_.images_are_ids(own)]
+    if needing and flags.visuals is None:
+        verb = "needs" if len(needing) == 1 else "need"
+        raise ValueError(
+            f"{flags.visuals_flag} is missing: {', '.join(needing)} {verb} the {flags.visuals_flag[2:]} of "
+            "the set; metrics on texts alone and --scores work without"
+        )
 
-    return np.asarray(values, dtype=np.float64)
 
-
-def _score_files(given: Sequence[str]) -> list[tuple[str | None, Path]]:
-    """Label and path of each file of `--scores`: `FILE`, or `LABEL=FILE` for one that holds one metric."""
-    files: list[tuple[str | None, Path]] = []
-    for text in given:
-        name, equals, path = text.partition("=")
-        files.append((name, Path(path)) if equals and not Path(text).exists() else (None, Path(text)))
-    return files
+def _check_texts(metrics: Metrics, judged: JudgedSet, data: str) -> None:
+    """Refuse empty texts before any metric is opened, of those that do not score them."""
+    strict = [class_ for class_, options in metrics if options.empty == "error"]
+    comparing = [class_ for class_ in strict if class_.needs_references]
+    captions: dict[str, None] = {}
+    references: dict[str, None] = {}
+    for scoring in judged.scorings if strict else ():
+        items = scoring.items
+        texts = (scoring.references() if comparing else None) or [[]] * len(items)
+        for row, (caption, image, own) in enumerate(zip(items.captions, items.images, texts, strict=True)):
+            if not caption.strip():
+                captions[f"image {image!r}" if items.names is None else items.names[row]] = None
+            if not all(text.strip() for text in own):
+                file = "" if items.names is None else "references.json "
+                references[f"{file}image {image!r}"] = None
+    problems = Problems()
+    for names, what, refusing in ((captions, "caption", strict), (references, "reference", comparing)):
+        flags = " ".join(f"--set {class_.name}.empty=score" for class_ in refusing)
+        for name in names:
+            fix = f"write the {what}, or pass {flags}"
+            problems.add(file_problem(data, f"an empty {what}", fix, index=name, verb="has"))
+    problems.raise_if_any()
 
 
 def _score(
-    metrics: Sequence[tuple[type[CaptionMetric], Any]],
+    metrics: Metrics,
     judged: JudgedSet,
     flags: argparse.Namespace,
     scores: dict[str, list[Scored]],
@@ -205,48 +241,44 @@ def _score(
 
 
 def _write(
-    out: Path,
-    entry: SetEntry,
-    result: Judged,
-    markdown: str,
-    latex: str,
-    signatures: Mapping[str, str],
-    flags: argparse.Namespace,
-    outputs: Outputs,
+    flags: argparse.Namespace, entry: SetEntry, result: Judged, shown: Table, signatures: Mapping[str, str]
 ) -> None:
     """Write every file into the folder of `--out`."""
-    now = datetime.now(UTC)
+    out, now, outputs = flags.out, datetime.now(UTC), Outputs()
     contests = contest_table(result)
     lines = [f"- {label}: `{signature}`" for label, signature in signatures.items()]
-    sections = [markdown, contests.markdown() if contests.rows else "", "Signatures:\n", *lines]
+    sections = [shown.markdown(), contests.markdown() if contests.rows else "", "Signatures:\n", *lines]
     dated = f"`capeval judge {entry.name}`, {now:%Y-%m-%d}\n"
     files: dict[str, str | bytes] = {
         f"{entry.name}.md": "\n".join([dated, *filter(None, sections)]) + "\n",
-        f"{entry.name}.tex": latex,
+        f"{entry.name}.tex": shown.latex(),
         f"{entry.name}.csv": long_table(result, signatures).csv(),
         f"{entry.name}-differences.csv": contests.csv(),
         f"{entry.name}.png": _png(draw_agreement(result)),
     }
-    spread = draw_scores(result)
-    if spread is not None:
+    if (spread := draw_scores(result)) is not None:
         files[f"{entry.name}-scores.png"] = _png(spread)
-    dataset = flags.data if not Path(flags.data).exists() else f"{NAMESPACE}/{entry.name.replace('_', '-')}"
-    dataset, _, revision = dataset.partition("@")
     # Other metrics have no repository that results could stand in, and one's own set may not be on the Hub.
-    known = entry.name != "own" or not Path(flags.data).exists()
+    local = Path(flags.data).exists()
+    dataset = f"{NAMESPACE}/{entry.name.replace('_', '-')}" if local else flags.data
+    dataset, _, revision = dataset.partition("@")
+    about: dict[str, Any] = {
+        "dataset": dataset,
+        "date": now.isoformat(timespec="seconds"),
+        "revision": revision or None,
+    }
+    known = entry.name != "own" or not local
     of_weights = {label: text for label, text in signatures.items() if known and "|weights:" in text}
     for label, signature in of_weights.items():
-        text = eval_results(
-            result, label, dataset=dataset, date=now.isoformat(timespec="seconds"), signature=signature,
-            revision=revision or None,
-        )  # fmt: skip
-        files[f"eval_results/{file_name(label)}/.eval_results/{entry.name}.yaml"] = text
+        name = f"eval_results/{file_name(label)}/.eval_results/{entry.name}.yaml"
+        files[name] = eval_results(result, label, signature=signature, **about)
     for name, content in files.items():
         with outputs.next():
             (out / name).parent.mkdir(parents=True, exist_ok=True)
             write("--out", out / name, content)
     more = ", and .eval_results for the weights" if of_weights else ""
     print(f"\n{out}: {', '.join(name for name in files if '/' not in name)}{more}")
+    outputs.finish()
 
 
 def _png(image: Any) -> bytes:
@@ -256,61 +288,69 @@ def _png(image: Any) -> bytes:
 
 
 def _parser(entry: SetEntry) -> Parser:
-    flag = f"--{entry.media}s"
-    source = [f"Source: {entry.source}."] if entry.source else []
+    name = f"--{entry.media}s"
     parser = Parser(
-        prog=f"capeval judge {entry.name}",
-        usage=f"capeval judge {entry.name} --data FOLDER --metrics NAME,NAME [options]",
-        description=paragraph(f"{entry.title}: {entry.summary}."),
-        epilog="\n\n".join(map(paragraph, [f"Files: {entry.form}", *source])),
+        f"judge {entry.name}",
+        "--data FOLDER --metrics NAME,NAME [options]",
+        f"{entry.title}: {entry.summary}.",
+        f"Files: {entry.form}" + (f"\nSource: {entry.source}." if entry.source else ""),
     )
-    parser.set_defaults(visuals_flag=flag)
+    parser.set_defaults(visuals_flag=name)
     files = parser.add_argument_group("files")
-    files.add_argument(
-        "--data", metavar="FOLDER", help="the set, or a folder of sets; or a Hub data set's id"
-    )
-    files.add_argument(
-        flag,
-        dest="visuals",
-        metavar="FOLDER",
-        type=Path,
-        help=f"its {entry.media}s, for metrics that look at them",
-    )
-    files.add_argument(
-        "--scores",
-        metavar="[LABEL=]FILE",
-        action="append",
-        default=[],
-        help=f"scores that were computed elsewhere: {FORMS}; may be given several times",
-    )
-    files.add_argument(
-        "--out",
-        metavar="FOLDER",
-        type=Path,
-        help="tables (Markdown, LaTeX, CSV), charts, .eval_results, and rows, from which a run goes on",
-    )
+    flag(files, "--data FOLDER", "the set, or a folder of sets; or a Hub data set's id", type=str)
+    flag(files, f"{name} FOLDER", f"its {entry.media}s, for metrics that look at them", dest="visuals")
+    text = f"scores that were computed elsewhere: {FORMS}; may be given several times"
+    flag(files, "--scores [LABEL=]FILE", text, action="append", default=[])
+    text = "tables (Markdown, LaTeX, CSV), charts, .eval_results, and rows, from which a run goes on"
+    flag(files, "--out FOLDER", text)
     group = parser.add_argument_group("metrics")
-    group.add_argument(
-        "--metrics", metavar="NAMES", type=names_of, default=[], help="with commas, e.g. pacs,bleu"
-    )
-    group.add_argument("--weights", help="of all metrics that have any; default: the published ones")
+    flag(group, "--metrics NAMES", "with commas, e.g. pacs,bleu", type=names_of, default=[])
+    flag(group, "--weights WEIGHTS", "of all metrics that have any; default: the published ones")
     add_set_flag(group, "pacs")
     group = parser.add_argument_group("statistics")
-    group.add_argument(
-        "--statistics", metavar="NAMES", type=names_of, help=f"of ratings, of {','.join(STATISTICS)}"
-    )
-    group.add_argument("--labels", metavar="NAME", help="of Pascal-50S: label or label_fleur_run")
+    flag(group, "--statistics NAMES", f"of ratings, of {','.join(STATISTICS)}", type=names_of)
+    flag(group, "--labels NAME", "of Pascal-50S: label or label_fleur_run")
     add_interval_flags(group)
     return parser
 
 
 def _introduce(arguments: list[str]) -> int:
+    listed = table([[entry.name, entry.summary] for entry in SETS.values()], indent="  ")
     parser = Parser(
-        prog="capeval judge",
-        usage="capeval judge SET --data FOLDER --metrics NAME,NAME [options]",
-        description="Agreement of metrics with people, beside what the papers print.",
-        epilog="sets:\n"
-        + table([[entry.name, entry.summary] for entry in SETS.values()], indent="  ")
-        + "\n\n`capeval judge SET --help` shows all options.",
+        "judge",
+        "SET --data FOLDER --metrics NAME,NAME [options]",
+        "Agreement of metrics with people, beside what the papers print.",
+        raw_epilog=f"sets:\n{listed}\n\n`capeval judge SET --help` shows all options.",
     )
     parser.introduce(arguments, f"the set comes first: capeval judge {{{','.join(SETS)}}} ...")
+
+
+# intervals, which `capeval correlate` has, too
+
+
+def add_interval_flags(parser: argparse._ActionsContainer) -> None:
+    """`--resamples`, `--level` and `--seed`."""
+    text = f"number of bootstrap resamples (default: {DRAWS:,}); 0: no intervals"
+    flag(parser, "--resamples N", text, default=DRAWS)
+    flag(parser, "--level X", "confidence level of the intervals (default: 0.95)", default=0.95)
+    flag(parser, "--seed N", "seed of the resamples (default: 0)", default=0)
+
+
+def check_intervals(flags: argparse.Namespace) -> None:
+    """Refuse values that no interval can have, before anything is read or scored."""
+    if flags.resamples < 0:
+        raise ValueError(f"--resamples {flags.resamples}: expected 0 (no intervals) or more")
+    if not 0 < flags.level < 1:
+        raise ValueError(f"--level {flags.level:g}: expected a number between 0 and 1, e.g. 0.95")
+    if flags.seed < 0:
+        raise ValueError(f"--seed {flags.seed}: expected 0 or more")
+
+
+def check_statistics(names: list[str]) -> None:
+    """Refuse names of `--statistics` that are no statistic of ratings, and none at all."""
+    known = f"(known: {', '.join(STATISTICS)})"
+    if not names:
+        raise ValueError(f"--statistics names no statistic {known}")
+    for name in names:
+        if name not in STATISTICS:
+            raise ValueError(f"--statistics {name!r}: unknown{did_you_mean(name, STATISTICS)} {known}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from capeval_core.commands.terminal import Parser, paragraph, table
+from capeval_core.commands.terminal import Parser, flag, paragraph, table
 from capeval_core.description import describe_metric, licence_in_words
 from capeval_core.metric import CaptionMetric
 from capeval_core.registry import every_class, metric_classes
@@ -12,22 +12,23 @@ from capeval_core.result import json_text
 from capeval_core.weights.catalogue import WEIGHTS
 from capeval_core.weights.folder import TINY
 
+_FACTS = ["name", "variant", "title", "key", "summary", "range", "needs_references", "media"]
+
 
 def run(arguments: list[str]) -> int:
-    parser = Parser(
-        prog="capeval list", description="Show the metrics, the known weights and the papers, or some of it."
-    )
-    parser.add_argument("--metrics", action="store_true", help="the metrics")
-    parser.add_argument("--weights", action="store_true", help="the weights")
-    parser.add_argument("--bibtex", action="store_true", help="the papers of the metrics in BibTeX's form")
-    parser.add_argument("--json", action="store_true", help="as JSON")
+    parser = Parser("list", None, "Show the metrics, the known weights and the papers, or some of it.")
+    flag(parser, "--metrics", "the metrics")
+    flag(parser, "--weights", "the weights")
+    flag(parser, "--bibtex", "the papers of the metrics in BibTeX's form")
+    flag(parser, "--json", "as JSON")
     flags = parser.read(arguments)
     chosen = [name for name in ("metrics", "weights", "bibtex") if getattr(flags, name)]
     metrics = every_class()
     if flags.json:
-        content = catalogue()
+        content = {"metrics": list(map(_described, metrics)), "weights": [vars(entry) for entry in WEIGHTS]}
+        content["tiny"] = {m.name: m.tiny for m in metric_classes().values() if _has_tiny(m)}  # type: ignore[assignment]
         if flags.bibtex:
-            content["bibtex"] = bibtex_of(metrics)
+            content["bibtex"] = bibtex_of(metrics)  # type: ignore[assignment]
         print(json_text({name: content[name] for name in chosen or content}), end="")
         return 0
     tables = {"metrics": _metrics_table, "weights": _weights_table, "bibtex": bibtex_of, "papers": _papers}
@@ -43,20 +44,11 @@ def bibtex_of(metrics: list[type[CaptionMetric]]) -> str:
     return "\n\n".join(dict.fromkeys(entries))
 
 
-def catalogue() -> dict[str, Any]:
-    """The list in JSON's types."""
-    return {
-        "metrics": list(map(_described, every_class())),
-        "weights": [vars(entry) for entry in WEIGHTS],
-        "tiny": {name: metric.tiny for name, metric in metric_classes().items() if _has_tiny(metric)},
-    }
-
-
 def _described(metric: type[CaptionMetric]) -> dict[str, Any]:
     weights = metric.default_weights
     return {
-        **{name: getattr(metric, name) for name in ("name", "variant", "title", "key", "summary", "range")},
-        **{name: getattr(metric, name) for name in ("higher_is_better", "needs_references", "media")},
+        **{name: getattr(metric, name) for name in _FACTS},
+        "higher_is_better": metric.higher_is_better,
         "default_weights": weights.repository if weights else None,
         "licence": weights.licence if weights else None,
         "paper": metric.paper,
@@ -86,11 +78,10 @@ def _weights_table(metrics: list[type[CaptionMetric]]) -> str:
 
 
 def _papers(metrics: list[type[CaptionMetric]]) -> str:
-    papers: dict[str, list[str]] = {}
+    papers: dict[str, dict[str, None]] = {}
     for metric in metrics:
-        names = papers.setdefault(metric.paper, [])
-        names += [metric.name] if metric.name not in names else []
-    lines = [", ".join(names) + "\n" + paragraph(paper, indent="  ") for paper, names in papers.items()]
+        papers.setdefault(metric.paper, {})[metric.name] = None
+    lines = [", ".join(names) + "\n" + paragraph(paper, "  ") for paper, names in papers.items()]
     return "\n".join(["PAPERS", *lines])
 
 

@@ -6,8 +6,8 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from capeval_core.commands.arguments import flag_of, in_words_of_the_user, names_of
-from capeval_core.commands.terminal import Parser, complain
+from capeval_core.commands.common import flag_of, in_words_of_the_user, names_of
+from capeval_core.commands.terminal import Parser, complain, flag
 from capeval_core.description import describe_metric
 from capeval_core.inputs.media import ARGUMENTS, argument_of, medium_of
 from capeval_core.metric import CaptionMetric
@@ -20,10 +20,6 @@ Metrics = Sequence[type[CaptionMetric]]
 def read_metrics(arguments: Sequence[str]) -> tuple[list[type[CaptionMetric]], list[str]]:
     """The metrics that the first argument and `--media` choose, and the other arguments.
 
-    Raises:
-        ValueError: there is no such metric, none for this medium, or one that scores nothing by itself; one
-            comes twice; or they are about different things.
-
     >>> [metric.name for metric in read_metrics(["pacs,cider", "--images", "x"])[0]]
     ['pacs', 'cider']
     """
@@ -31,8 +27,13 @@ def read_metrics(arguments: Sequence[str]) -> tuple[list[type[CaptionMetric]], l
     names = names_of(given) or [given]
     refuse_twice(given, names)
     for name in names:
-        _refuse_reranker(metric_class(name), len(names) > 1)
-    metrics, others = _with_medium("capeval score", names, rest)
+        if describe_metric(metric_class(name)).command != "score":
+            fix = f"; leave {name} out of the list" if len(names) > 1 else ""
+            raise ValueError(
+                f"{name} chooses among several captions of each image: use `capeval rerank`, which "
+                f"writes the chosen ones{fix}"
+            )
+    metrics, others = _with_medium("score", names, rest)
     by_argument = {argument_of(metric.media): command_of(metric) for metric in metrics if metric.media}
     if len(by_argument) > 1:
         about = " and ".join(f"{name} is about {argument}" for argument, name in by_argument.items())
@@ -41,23 +42,14 @@ def read_metrics(arguments: Sequence[str]) -> tuple[list[type[CaptionMetric]], l
 
 
 def refuse_twice(given: str, names: Sequence[str]) -> None:
-    """Raise ValueError if a metric is among the names twice.
-
-    >>> refuse_twice("--metrics pacs,bleu,pacs", ["pacs", "bleu", "pacs"])
-    Traceback (most recent call last):
-    ValueError: --metrics pacs,bleu,pacs: pacs comes twice, name each metric once
-    """
+    """Refuse a metric that is among the names twice."""
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise ValueError(f"{given}: {twice} comes twice, name each metric once")
 
 
 def read_metric(command: str, arguments: Sequence[str]) -> tuple[type[CaptionMetric], list[str]]:
-    """The one metric that the first argument and `--media` choose, and the other arguments.
-
-    Raises:
-        ValueError: there is no such metric, or none for this medium.
-    """
+    """The one metric that the first argument and `--media` choose, and the other arguments."""
     name, *rest = arguments
     metric_class(name)
     (metric,), others = _with_medium(command, [name], rest)
@@ -68,23 +60,13 @@ def _with_medium(
     command: str, names: Sequence[str], rest: Sequence[str]
 ) -> tuple[list[type[CaptionMetric]], list[str]]:
     """The metrics of these names for the medium of `--media`, and the other arguments."""
-    parser = Parser(prog=f"{command} {','.join(names)}", add_help=False)
-    parser.add_argument("--media")
+    parser = Parser(f"{command} {','.join(names)}", add_help=False)
+    flag(parser, "--media NAME", "")
     flags, others = parser.parse_known_args(rest)
     with in_words_of_the_user(Settings):
         # A metric on texts alone fits captions of any medium.
         media = {name: flags.media if len(names) == 1 or media_of(name) else None for name in names}
         return [metric_class(name, medium) for name, medium in media.items()], others
-
-
-def _refuse_reranker(metric: type[CaptionMetric], among_several: bool) -> None:
-    if describe_metric(metric).command == "score":
-        return
-    fix = f"; leave {metric.name} out of the list" if among_several else ""
-    raise ValueError(
-        f"{metric.name} chooses among several captions of each image: use `capeval rerank`, which "
-        f"writes the chosen ones{fix}"
-    )
 
 
 def command_of(metric: type[CaptionMetric]) -> str:
@@ -116,8 +98,7 @@ def add_media_choice(group: Any, metrics: Metrics) -> None:
     with_choice = next((metric.name for metric in metrics if metric.name in variants), None)
     if with_choice is not None:
         media = media_of(with_choice)
-        text = f"what captions are about (default: {media[0]})"
-        group.add_argument("--media", metavar="{" + ",".join(media) + "}", help=text)
+        flag(group, f"--media {{{','.join(media)}}}", f"what captions are about (default: {media[0]})")
 
 
 def add_media(group: Any, metrics: Metrics) -> None:
@@ -135,7 +116,7 @@ def add_media(group: Any, metrics: Metrics) -> None:
         if own and "video" in about(metrics).media:
             text += ": files, or folders of frames"
         required = own and not optional
-        group.add_argument(flag_of(argument), metavar="FOLDER", required=required, help=text)
+        flag(group, f"{flag_of(argument)} FOLDER", text, type=str, required=required)
 
 
 def media_hint(metric: type[CaptionMetric], rest: Sequence[str]) -> str | None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import socket
 from importlib.util import find_spec
 
-from capeval_core.commands.arguments import in_words_of_the_user
-from capeval_core.commands.interrupts import CURRENT
-from capeval_core.commands.terminal import Parser, complain
+from capeval_core.commands.common import in_words_of_the_user
+from capeval_core.commands.interrupts import interruptible
+from capeval_core.commands.terminal import Parser, complain, flag
 from capeval_core.options import Options, Settings
 from capeval_core.project import install_command
 from capeval_core.registry import list_metrics, load, metric_class
@@ -16,23 +16,16 @@ PORTS = range(1, 65_536)
 
 
 def run(arguments: list[str]) -> int:
-    parser = Parser(
-        prog="capeval page",
-        description="Serve a page on this machine: drop an image, type a caption, see its score.",
-    )
-    parser.add_argument("metric", metavar="METRIC", help=f"one of {', '.join(list_metrics())}")
-    parser.add_argument("--media", metavar="MEDIUM", help="what captions are about at first: image or video")
-    parser.add_argument(
-        "--weights", help="chosen at first: Hub repository id, folder, or `tiny` (default: the metric's own)"
-    )
-    parser.add_argument("--port", type=int, metavar="N", help="default: the first free one from 7860 on")
-    parser.add_argument(
-        "--host",
-        metavar="ADDRESS",
-        default="127.0.0.1",
-        help="that the page is served at; 0.0.0.0: to other machines, too (default: %(default)s)",
-    )
-    parser.add_argument("--no-browser", action="store_true", help="open no browser")
+    about = "Serve a page on this machine: drop an image, type a caption, see its score."
+    parser = Parser("page", None, about)
+    flag(parser, "metric METRIC", f"one of {', '.join(list_metrics())}")
+    flag(parser, "--media MEDIUM", "what captions are about at first: image or video")
+    text = "chosen at first: Hub repository id, folder, or `tiny` (default: the metric's own)"
+    flag(parser, "--weights WEIGHTS", text)
+    flag(parser, "--port N", "default: the first free one from 7860 on")
+    text = "that the page is served at; 0.0.0.0: to other machines, too (default: %(default)s)"
+    flag(parser, "--host ADDRESS", text, default="127.0.0.1")
+    flag(parser, "--no-browser", "open no browser")
     flags = parser.read(arguments)
     with in_words_of_the_user(Settings):
         metric = metric_class(flags.metric, flags.media)
@@ -71,10 +64,10 @@ def run(arguments: list[str]) -> int:
         if flags.port is None or "empty port" not in str(error):
             raise
         raise ValueError(f"--port {flags.port} is taken: pass another") from error
-    try:
-        print(f"{metric.title} is served at {demo.local_url} (Ctrl-C ends it)", flush=True)
-        demo.block_thread()
-    except KeyboardInterrupt:  # before Gradio waits for it
-        demo.close(verbose=False)
-    CURRENT.settle()  # Ctrl-C is how a page ends
+    with interruptible("the page has ended"):
+        try:
+            print(f"{metric.title} is served at {demo.local_url} (Ctrl-C ends it)", flush=True)
+            demo.block_thread()
+        except KeyboardInterrupt:  # before Gradio waits for it
+            demo.close(verbose=False)
     return 0

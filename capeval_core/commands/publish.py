@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from pathlib import Path
 
 from capeval_core import publishing
-from capeval_core.commands.terminal import WHOLE_LINES, Parser, paragraph, table
+from capeval_core.commands.terminal import WHOLE_LINES, Parser, flag, table
 from capeval_core.publishing import PYPI, Publication
 from capeval_core.registry import METRICS
 from capeval_core.weights.catalogue import NAMESPACE
@@ -26,10 +25,21 @@ _EPILOG = (
 
 def run(arguments: list[str]) -> int:
     if not arguments or arguments[0] not in KINDS:
-        return _introduce(arguments)
+        about = "Put what this package has onto the Hugging Face Hub, in any namespace."
+        kinds = ",".join(KINDS)
+        epilog = f"`capeval publish modules --help` shows all options. {_EPILOG}"
+        listed = table(list(KINDS.items()), indent="  ") + "\n\n"
+        parser = Parser("publish", f"{{{kinds}}} [options]", about, epilog, raw_epilog=listed)
+        parser.introduce(arguments, f"what comes first: capeval publish {{{kinds}}}")
     kind, *rest = arguments
     usage, add_arguments = _OF_KIND[kind]
-    parser = _parser(kind, usage)
+    parser = Parser(f"publish {kind}", f"{usage} [options]", f"Publish {KINDS[kind]}.", _EPILOG)
+    text = f"user or organisation on the Hub; {NAMESPACE} (CAPEVAL_NAMESPACE) if it is not given"
+    flag(parser, "--namespace NAME", text, default=NAMESPACE)
+    flag(parser, "--branch NAME", "of the repositories, main by default", default="main")
+    flag(parser, "--private", "make private repositories")
+    flag(parser, "--message TEXT", "of the commits")
+    flag(parser, "--dry-run", "list each file with its size, and what is not sent; send nothing")
     collect = add_arguments(parser)
     flags = parser.read(rest)
     publications = collect(flags)
@@ -45,71 +55,26 @@ def run(arguments: list[str]) -> int:
     return 0
 
 
-def _introduce(arguments: list[str]) -> int:
-    parser = Parser(
-        prog="capeval publish",
-        usage="capeval publish {" + ",".join(KINDS) + "} [options]",
-        description=paragraph("Put what this package has onto the Hugging Face Hub, in any namespace."),
-        epilog=table(list(KINDS.items()), indent="  ")
-        + "\n\n"
-        + paragraph("`capeval publish modules --help` shows all options. " + _EPILOG),
-    )
-    parser.introduce(arguments, f"what comes first: capeval publish {{{','.join(KINDS)}}}")
-
-
-def _parser(kind: str, usage: str) -> Parser:
-    parser = Parser(
-        prog=f"capeval publish {kind}",
-        usage=f"capeval publish {kind} {usage} [options]",
-        description=paragraph(f"Publish {KINDS[kind]}."),
-        epilog=paragraph(_EPILOG),
-    )
-    parser.add_argument(
-        "--namespace",
-        metavar="NAME",
-        default=NAMESPACE,
-        help=f"user or organisation on the Hub; {NAMESPACE} (CAPEVAL_NAMESPACE) if it is not given",
-    )
-    parser.add_argument(
-        "--branch", metavar="NAME", default="main", help="of the repositories, main by default"
-    )
-    parser.add_argument("--private", action="store_true", help="make private repositories")
-    parser.add_argument("--message", metavar="TEXT", help="of the commits")
-    parser.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="list each file with its size, and what is not sent; send nothing",
-    )
-    return parser
-
-
 def _modules(parser: Parser) -> Collect:
-    parser.add_argument(
-        "names", metavar="NAME", nargs="*", help=f"of {', '.join(METRICS)}; all if none is given"
+    flag(parser, "names NAME", f"of {', '.join(METRICS)}; all if none is given", nargs="*")
+    text = (
+        "where a Space installs capeval from: an address for pip, e.g. git+https://host/org/capeval@COMMIT, "
+        f"or {PYPI}: this version, which has to be there"
     )
-    parser.add_argument(
-        "--install-from",
-        metavar="WHERE",
-        required=True,
-        help="where a Space installs capeval from: an address for pip, e.g. "
-        f"git+https://host/org/capeval@COMMIT, or {PYPI}: this version, which has to be there",
-    )
+    flag(parser, "--install-from WHERE", text, required=True)
     return lambda flags: [
         publishing.module(name, flags.namespace, flags.install_from) for name in flags.names or METRICS
     ]
 
 
 def _weights(parser: Parser) -> Collect:
-    parser.add_argument(
-        "folder", metavar="FOLDER", type=Path, help="of `capeval convert`, or in open_clip's format"
+    flag(parser, "folder FOLDER", "of `capeval convert`, or in open_clip's format")
+    flag(parser, "--name NAME", "of the repository; the folder's if it is not given")
+    text = (
+        "who allows to publish weights whose authors state no licence or restrict their use, and where; "
+        "quoted in the commit and on the card"
     )
-    parser.add_argument("--name", metavar="NAME", help="of the repository; the folder's if it is not given")
-    parser.add_argument(
-        "--permission",
-        metavar="TEXT",
-        help="who allows to publish weights whose authors state no licence or restrict their use, and where; "
-        "quoted in the commit and on the card",
-    )
+    flag(parser, "--permission TEXT", text)
     names = ("name", "permission", "private")
     return lambda flags: [
         publishing.weights(flags.folder, flags.namespace, **{name: getattr(flags, name) for name in names})
@@ -117,7 +82,7 @@ def _weights(parser: Parser) -> Collect:
 
 
 def _cards(parser: Parser) -> Collect:
-    parser.add_argument("names", metavar="NAME", nargs="+", help=f"of {', '.join(publishing.cards())}")
+    flag(parser, "names NAME", f"of {', '.join(publishing.cards())}", nargs="+")
     return lambda flags: [publishing.card(name, flags.namespace) for name in flags.names]
 
 

@@ -1,4 +1,4 @@
-"""`capeval regions`: the box features of a folder of images, computed once and kept in a folder."""
+"""`capeval regions`, and `convert box-features`: box features of many images, computed or converted once."""
 
 from __future__ import annotations
 
@@ -12,13 +12,21 @@ from typing import Literal
 
 from tqdm import tqdm
 
-from capeval_core.commands.arguments import add_flags, chosen, in_words_of_the_user, visual_of
+from capeval_core.commands.common import (
+    add_flags,
+    chosen,
+    in_words_of_the_user,
+    tell_reasons,
+    visual_of,
+    write,
+)
 from capeval_core.commands.interrupts import interruptible
-from capeval_core.commands.outputs import tell_reasons, write
-from capeval_core.commands.terminal import WHOLE_LINES, Parser, paragraph, table
-from capeval_core.errors import FileError, Problems, renamed, wrong_option
+from capeval_core.commands.terminal import Parser, flag, summary
+from capeval_core.errors import FileError, Problems, Words, renamed, wrong_option
 from capeval_core.inputs.box_folder import MANIFEST, Manifest, file_of, is_whole, npz_bytes
+from capeval_core.inputs.decoding import Refused
 from capeval_core.inputs.folder import paths_by_id
+from capeval_core.inputs.released_boxes import ReleasedBoxes
 from capeval_core.inputs.visual import ImageError, InputImage
 from capeval_core.options import Settings, option
 from capeval_core.regions.features import RegionEncoder
@@ -27,9 +35,12 @@ from capeval_core.scores.box_source import box_source_opener
 from capeval_core.weights.catalogue import FASTER_RCNN, FASTER_RCNN_VG, X152, X152_VG
 from capeval_core.writing import PARTIAL
 
+BOX_FEATURES = "box-features"
+"""What `capeval convert` makes of features that 12-in-1 released."""
+_ALL = "all"
+"""The name of the rule that chose the boxes of that release, which keeps 100."""
 _DETECTORS = {FASTER_RCNN: FASTER_RCNN_VG, X152: X152_VG}
-_METRIC = "umic"
-"""A metric on regions, for the example at the end."""
+_RESUMED = "what is in {} stays: run the same command again to resume"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,60 +67,6 @@ class RegionOptions(Settings):
     )
 
 
-def run(arguments: list[str]) -> int:
-    flags = _parser().read(arguments)
-    with in_words_of_the_user(RegionOptions):
-        options = RegionOptions.of("regions", chosen(flags, RegionOptions))
-        images = _images_in(flags.images)
-        kept = manifest_in(flags.out)
-        label, encoder, selection = _open(options)
-    manifest = Manifest(label, selection, options.dtype, encoder.fingerprint)
-    refuse_another(flags.out, kept, manifest)
-    make(flags.out, manifest)
-    with interruptible(f"what is in {flags.out} stays: run the same command again to resume"):
-        counts = _write_all(images, flags.out, encoder, selection)
-    settings = f"{label}, {selection}, {options.dtype}"
-    print(table([["images", counts.text()], ["encoder", settings]], width=WHOLE_LINES), flush=True)
-    tell_reasons(counts.errors, len(images), "images")
-    if len(counts.errors) == len(images):
-        return 1
-    print(f"score with them:\n  {_score_command(flags.images, flags.out, options)}")
-    return 0
-
-
-def _parser() -> Parser:
-    parser = Parser(
-        prog="capeval regions",
-        usage="capeval regions --images FOLDER --out FOLDER [options]",
-        description=paragraph(
-            "Find the regions of images (boxes, their features and confidences) once, and keep them for all "
-            "metrics on regions, which then open no image."
-        ),
-        epilog=paragraph(
-            "Each image gets an .npz file of its id, which is its name without the extension. Its arrays are "
-            "boxes (n, 4: left, top, right, bottom in pixels), features (n, d) and scores (n), in float32, "
-            "best box first, and size (width, height). Images that have their file already are skipped, so "
-            "the same command resumes a run."
-        ),
-    )
-    files = parser.add_argument_group("files")
-    files.add_argument("--images", metavar="FOLDER", type=Path, required=True, help="the images")
-    files.add_argument(
-        "--out", metavar="FOLDER", type=Path, required=True, help="folder to write, or to continue"
-    )
-    add_flags(parser, RegionOptions, title="options of the regions")
-    return parser
-
-
-def _score_command(images: Path, out: Path, options: RegionOptions) -> str:
-    flags = ["--candidates", "captions.json", "--images", str(images), "--regions", str(out)]
-    if options.weights == "tiny":  # whose features only the tiny network reads
-        flags += ["--weights", "tiny"]
-    if options.selection != RegionOptions().selection:
-        flags += ["--selection", options.selection]
-    return shlex.join(["capeval", "score", _METRIC, *flags])
-
-
 @dataclass
 class _Counts:
     """What became of the images: files that are written and those that were there, boxes, and errors."""
@@ -120,8 +77,85 @@ class _Counts:
     errors: list[str] = field(default_factory=list)
 
     def text(self) -> str:
-        share = f" ({self.boxes / self.written:.1f} boxes each)" if self.written else ""
+        share = f" ({self.boxes / self.written:.1f} boxes each)" if self.boxes else ""
         return f"{self.written:,} written{share}, {self.found:,} found, {len(self.errors):,} failed"
+
+
+def run(arguments: list[str]) -> int:
+    parser = Parser(
+        "regions",
+        "--images FOLDER --out FOLDER [options]",
+        "Find the regions of images (boxes, their features and confidences) once, and keep them for all "
+        "metrics on regions, which then open no image.",
+        "Each image gets an .npz file of its id, which is its name without the extension. Its arrays are "
+        "boxes (n, 4: left, top, right, bottom in pixels), features (n, d) and scores (n), in float32, "
+        "best box first, and size (width, height). Images that have their file already are skipped, so "
+        "the same command resumes a run.",
+    )
+    files = parser.add_argument_group("files")
+    flag(files, "--images FOLDER", "the images", required=True)
+    flag(files, "--out FOLDER", "folder to write, or to continue", required=True)
+    add_flags(parser, RegionOptions, title="options of the regions")
+    flags = parser.read(arguments)
+    with in_words_of_the_user(RegionOptions):
+        options = RegionOptions.of("regions", chosen(flags, RegionOptions))
+        images = _images_in(flags.images)
+        _refuse_something_else(flags.out)
+        label, encoder, selection = _open(options)
+    _make(flags.out, Manifest(label, selection, options.dtype, encoder.fingerprint))
+    with interruptible(_RESUMED.format(flags.out)):
+        counts = _write_all(images, flags.out, encoder, selection)
+    summary(["images", counts.text()], ["encoder", f"{label}, {selection}, {options.dtype}"])
+    tell_reasons(counts.errors, len(images), "images")
+    if len(counts.errors) == len(images):
+        return 1
+    command = ["capeval", "score", "umic", "--candidates", "captions.json", "--images", str(flags.images)]
+    command += ["--regions", str(flags.out)]
+    if options.weights == "tiny":  # whose features only the tiny network reads
+        command += ["--weights", "tiny"]
+    if options.selection != RegionOptions().selection:
+        command += ["--selection", options.selection]
+    print(f"score with them:\n  {shlex.join(command)}")
+    return 0
+
+
+def convert_box_features(arguments: list[str]) -> int:
+    """`capeval convert box-features`: released pickles as a folder of `.npz` files; the exit status."""
+    parser = Parser(
+        f"convert {BOX_FEATURES}",
+        "RELEASED --out FOLDER",
+        "Make a folder of .npz files, one per image, of box features that 12-in-1 released in pickles. "
+        "They are read as plain data: nothing in them is run, and one that names anything but NumPy's "
+        "arrays is refused.",
+        "Images that have their file already are skipped, so the same command resumes a run.",
+    )
+    forms = "the release's LMDB (folder or data.mdb), an .npy file, or a folder of .npy files"
+    flag(parser, "released RELEASED", forms, type=Path)
+    flag(parser, "--out FOLDER", "folder to write, or to continue", required=True)
+    flags = parser.read(arguments)
+    _refuse_something_else(flags.out)
+    released = ReleasedBoxes.open(flags.released)
+    _make(flags.out, Manifest(f"released:{released.name}", _ALL, "float32", released.fingerprint))
+    counts = _Counts()
+    with interruptible(_RESUMED.format(flags.out)):
+        for entry in tqdm(released.entries(), "box features", released.count, unit="image", disable=None):
+            try:
+                image_id, features, key = entry.load()
+            except Refused as refused:
+                counts.errors.append(f"{entry.name}: {Words().line(refused.problem(''))}")
+                continue
+            path = file_of(flags.out, image_id)
+            if path.exists() and is_whole(path, key):
+                counts.found += 1
+            else:
+                write("--out", path, npz_bytes(replace(features, selection=_ALL), key))
+                counts.written += 1
+    summary(["images", counts.text()], ["box features", str(flags.out)])
+    tell_reasons(counts.errors, released.count, "images")
+    if len(counts.errors) == released.count:
+        return 1
+    print(f"score with them:\n  pass --regions {shlex.quote(str(flags.out))} to a metric on regions")
+    return 0
 
 
 def _write_all(
@@ -187,42 +221,30 @@ def _images_in(folder: Path) -> dict[str, InputImage]:
     return {image_id: InputImage.of(path, visual_of(image_id, "images")) for image_id, path in paths.items()}
 
 
-def manifest_in(out: Path) -> Manifest | None:
-    """The manifest of a folder of box features to write to, None where it is new or empty.
-
-    Raises:
-        FileError: it is a file, or a folder of something else.
-    """
+def _refuse_something_else(out: Path) -> None:
+    """Refuse a file, and a folder of something else, before any encoder is opened."""
     if not out.exists():
-        return None
+        return
     if not out.is_dir():
         raise FileError(f"--out {out} is a file: choose a folder")
-    manifest = Manifest.read(out)
-    files = [entry.name for entry in out.iterdir() if not entry.name.endswith(PARTIAL)]
-    if manifest is None and files:
+    if Manifest.read(out) is None and any(not entry.name.endswith(PARTIAL) for entry in out.iterdir()):
         found = f"--out {out} is not empty, and `capeval regions` did not fill it (there is no {MANIFEST})"
         raise FileError(f"{found}: choose another folder")
-    return manifest
 
 
-def refuse_another(out: Path, kept: Manifest | None, manifest: Manifest) -> None:
-    """Refuse a folder that other settings filled: scores of its images would not be comparable."""
-    if kept is None:
+def _make(out: Path, manifest: Manifest) -> None:
+    """Make a folder of box features, or refuse one that other settings filled."""
+    if out.is_dir() and (kept := Manifest.read(out)) is not None:
+        old, new = vars(kept), vars(manifest)
+        other = [f"{name} {old[name]}" for name in ("selection", "dtype") if old[name] != new[name]]
+        if kept.fingerprint != manifest.fingerprint:  # its name may have changed, as that of a folder does
+            other.insert(0, f"encoder {kept.encoder}")
+        if other:
+            found = f"--out {out} has regions of {', '.join(other)}"
+            raise FileError(f"{found}: choose another folder, or pass the settings that it was made with")
         return
-    old, new = vars(kept), vars(manifest)
-    other = [f"{name} {old[name]}" for name in ("selection", "dtype") if old[name] != new[name]]
-    if kept.fingerprint != manifest.fingerprint:  # its name may have changed, as that of a folder does
-        other.insert(0, f"encoder {kept.encoder}")
-    if other:
-        found = f"--out {out} has regions of {', '.join(other)}"
-        raise FileError(f"{found}: choose another folder, or pass the settings that it was made with")
-
-
-def make(out: Path, manifest: Manifest) -> None:
-    """Make a folder of box features, with its manifest."""
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OSError(f"--out {out} cannot be made ({error.strerror})") from error
-    if not (out / MANIFEST).exists():
-        write("--out", out / MANIFEST, manifest.text())
+    write("--out", out / MANIFEST, manifest.text())

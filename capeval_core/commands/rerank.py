@@ -8,24 +8,29 @@ import io
 from dataclasses import dataclass
 from pathlib import Path
 
-from capeval_core.commands.arguments import add_flags, chosen, in_words_of_the_user, with_ids
-from capeval_core.commands.files import FILES, add_file_flags, read_files
-from capeval_core.commands.interrupts import resumable
-from capeval_core.commands.outputs import Outputs, check_output, tell_failures, write
-from capeval_core.commands.systems import ScoredSystem
-from capeval_core.commands.systems_output import (
-    add_report_flag,
-    check_page,
-    compare_systems,
-    write_page,
+from capeval_core.commands.common import (
+    FILES,
+    Outputs,
+    add_file_flags,
+    add_flags,
+    check_output,
+    chosen,
+    in_words_of_the_user,
+    read_files,
+    tell_reasons,
+    with_ids,
+    write,
 )
-from capeval_core.commands.terminal import WHOLE_LINES, Parser, complain, paragraph, table
+from capeval_core.commands.interrupts import interruptible, resuming
+from capeval_core.commands.systems import ScoredSystem, add_report_flag, compare_systems, write_page
+from capeval_core.commands.terminal import Parser, complain, flag, summary
 from capeval_core.errors import Problems, beside
 from capeval_core.evidence import Evidence
 from capeval_core.inputs.folder import bare, names_in, some_of
 from capeval_core.inputs.text_files import FileOptions
 from capeval_core.metric import CaptionMetric
 from capeval_core.registry import metric_class
+from capeval_core.reports.html import check_report
 from capeval_core.result import Result, json_text
 
 METRIC = "eco"
@@ -45,38 +50,38 @@ class CandidateFile:
 def run(arguments: list[str]) -> int:
     metric = metric_class(METRIC)
     flags = _parser(metric).read(arguments)
-    for flag, out in (("--out", flags.out), ("--json", flags.json)):  # now, not after hours
-        check_output(flag, out, flags, ("candidates",))
+    for name, out in (("--out", flags.out), ("--json", flags.json)):  # now, not after hours
+        check_output(name, out, [("--candidates", flags.candidates)])
     if flags.json is not None and flags.out.resolve() == flags.json.resolve():
         raise ValueError(f"--out and --json are both {flags.out}: name two files")
-    check_page(flags)
+    if flags.report is not None:
+        check_report(flags.report)
     with in_words_of_the_user(metric.Options):
         options = metric.Options.of(METRIC, chosen(flags, metric.Options))
         metric.check_options(options)
     problems = Problems()
     file = _read(flags, problems, absent_too=options.on_error == "nan")
-    with resumable(options), in_words_of_the_user([FileOptions, metric.Options], file.ids):
+    with in_words_of_the_user([FileOptions, metric.Options], file.ids):
         with beside(problems):
-            samples = with_ids(
-                metric.check_input(options, file.captions, file.images, progress=True), file.ids
-            )
+            checked = metric.check_input(options, file.captions, file.images, progress=True)
+            samples = with_ids(checked, file.ids)
         opened = metric(options)
-        rows = opened.prepared(samples).encode_all(samples, progress=True)
+        with interruptible(resuming(options.rows)):
+            rows = opened.prepared(samples).encode_all(samples, progress=True)
         result = opened.combine(rows, samples=samples)
     outputs = Outputs()
     with outputs.next():
         write("--out", flags.out, submission(file, result))
     with outputs.next():
         if flags.json is not None:
-            content = {**result.to_dict(), "ids": file.ids}
-            write("--json", flags.json, json_text(content))
-    print(_summary(metric, file, result, flags.out))
-    tell_failures(result)
+            write("--json", flags.json, json_text({**result.to_dict(), "ids": file.ids}))
+    _print_summary(metric, file, result, flags.out)
+    tell_reasons(list(result.errors.values()), result.counts.captions, "captions")
     with outputs.next():
-        chosen_captions = [caption or "" for caption in result.parts["caption"]]
+        captions = [caption or "" for caption in result.parts["caption"]]
         evidence = {METRIC: Evidence(opened, samples, rows, result)}
         name, found = flags.candidates.stem, {METRIC: result}
-        system = ScoredSystem(name, file.ids, chosen_captions, file.images, None, found, evidence)
+        system = ScoredSystem(name, file.ids, captions, file.images, None, found, evidence)
         write_page(flags, compare_systems([system], None), ["rerank", *arguments])
     outputs.finish()
     return 0 if result.counts.failed < result.counts.captions else 1
@@ -99,8 +104,9 @@ def _read(flags: argparse.Namespace, problems: Problems, *, absent_too: bool) ->
     for image_id, caption, image in zip(collection.ids, collection.captions, collection.images, strict=True):
         captions.setdefault(image_id, []).append(caption)
         paths[image_id] = image
+    file = CandidateFile(list(captions), list(paths.values()), list(captions.values()))
     if len(problems):
-        return CandidateFile(list(captions), list(paths.values()), list(captions.values()))
+        return file
     used = {image.name for image in paths.values() if image.parent == images}
     unused = sum(bare(name) != name and name not in used for name in names_in(images))
     if unused > 0:
@@ -111,55 +117,41 @@ def _read(flags: argparse.Namespace, problems: Problems, *, absent_too: bool) ->
             f"--candidates {candidates}: every image has one candidate, so there is nothing to choose: "
             "give {image id: [captions]}, or score them with `capeval score`"
         )
-    return CandidateFile(list(captions), list(paths.values()), list(captions.values()))
+    return file
 
 
-def _summary(metric: type[CaptionMetric], file: CandidateFile, result: Result, out: Path) -> str:
+def _print_summary(metric: type[CaptionMetric], file: CandidateFile, result: Result, out: Path) -> None:
     sizes = sorted(map(len, file.captions))
     extent = f"{sizes[0]}" if sizes[0] == sizes[-1] else f"{sizes[0]} to {sizes[-1]}"
-    gave_way = [rule for rule in result.parts["gave_way"] if rule]
-    doubtful = [image_id for image_id, yes in zip(file.ids, result.parts["doubtful"], strict=True) if yes]
     rows = [
         [metric.title, f"{result.mean:.4f} (mean total, comparable within this set only)"],
         ["images", f"{len(sizes):,} ({result.counts.failed:,} failed)"],
         ["candidates", f"{sum(sizes):,} ({extent} per image)"],
-        ["signature", result.signature],
-        ["chosen", str(out)],
     ]
-    if gave_way:
-        rows.insert(
-            3, ["filters", f"not applied to {len(gave_way):,} pools, of which they would have left nobody"]
-        )
+    doubtful = [image_id for image_id, yes in zip(file.ids, result.parts["doubtful"], strict=True) if yes]
     if doubtful:
-        names = some_of(doubtful)
-        rows.insert(
-            3, ["doubtful", f"{len(doubtful):,} choices match far worse than another candidate: {names}"]
-        )
-    return table(rows, width=WHOLE_LINES)
+        text = f"{len(doubtful):,} choices match far worse than another candidate: {some_of(doubtful)}"
+        rows.append(["doubtful", text])
+    if gave_way := sum(bool(rule) for rule in result.parts["gave_way"]):
+        text = f"not applied to {gave_way:,} pools, of which they would have left nobody"
+        rows.append(["filters", text])
+    summary(*rows, ["signature", result.signature], ["chosen", str(out)])
 
 
 def _parser(metric: type[CaptionMetric]) -> Parser:
     parser = Parser(
-        prog="capeval rerank",
-        usage="capeval rerank --candidates FILE --images FOLDER --out BEST.csv [options]",
-        description=paragraph(f"{metric.title}: {metric.summary}"),
-        epilog=paragraph(
-            f"{FILES} A CSV file may also have one row per image: its file name, then its candidates, "
-            "under a header that begins with filename. "
-            f"BEST.csv has the columns {' and '.join(COLUMNS)}, as submissions to NICE 2024 have."
-        ),
+        "rerank",
+        "--candidates FILE --images FOLDER --out BEST.csv [options]",
+        f"{metric.title}: {metric.summary}",
+        f"{FILES} A CSV file may also have one row per image: its file name, then its candidates, "
+        "under a header that begins with filename. "
+        f"BEST.csv has the columns {' and '.join(COLUMNS)}, as submissions to NICE 2024 have.",
     )
     files = parser.add_argument_group("files")
-    files.add_argument(
-        "--candidates", metavar="FILE", type=Path, required=True, help="several captions per image"
-    )
-    files.add_argument(
-        "--images", metavar="FOLDER", type=Path, required=True, help="the images that they describe"
-    )
-    files.add_argument(
-        "--out", metavar="BEST.csv", type=_table_file, required=True, help="write the chosen captions"
-    )
-    files.add_argument("--json", metavar="OUT", type=Path, help="write the scores of every candidate")
+    flag(files, "--candidates FILE", "several captions per image", required=True)
+    flag(files, "--images FOLDER", "the images that they describe", required=True)
+    flag(files, "--out BEST.csv", "write the chosen captions", type=_table_file, required=True)
+    flag(files, "--json OUT", "write the scores of every candidate")
     add_report_flag(files)
     add_file_flags(parser)
     add_flags(parser, metric.Options)

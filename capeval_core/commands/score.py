@@ -3,56 +3,78 @@
 from __future__ import annotations
 
 import argparse
+import io
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import accumulate, pairwise
 from pathlib import Path
+from typing import Any
 
-from capeval_core.commands.arguments import add_flags, add_flags_of_several, flag_of
-from capeval_core.commands.explain import FLAG, make_folder, write_explanations
-from capeval_core.commands.files import FILES, add_file_flags
+from tqdm import tqdm
+
+from capeval_core.commands.common import (
+    FILES,
+    Outputs,
+    add_file_flags,
+    add_flags,
+    add_flags_of_several,
+    check_output,
+    chosen,
+    flag_of,
+    in_words_of_set,
+    in_words_of_the_user,
+    options_set,
+    read_files,
+    tell_reasons,
+    with_ids,
+    write,
+)
+from capeval_core.commands.interrupts import interruptible, resuming
 from capeval_core.commands.metrics import (
     Metrics,
     about,
     add_media,
     command_of,
+    folder_of,
     media_hint,
     read_metrics,
     title_of,
 )
-from capeval_core.commands.outputs import (
-    Outputs,
-    check_output,
-    interval_of,
-    summary,
-    tell_equal_images,
-    tell_reasons,
-    write,
-)
 from capeval_core.commands.systems import (
     ScoredSystem,
-    baseline_of,
-    folder_of_run,
-    names_of_files,
-    options_of,
-    score_systems,
-)
-from capeval_core.commands.systems_output import (
     add_comparison_flags,
-    check_page,
+    baseline_of,
     compare_systems,
+    interval_of,
+    names_of_files,
     result_content,
     show,
     systems_content,
     write_page,
 )
-from capeval_core.commands.terminal import Parser, complain, paragraph, table
+from capeval_core.commands.terminal import Parser, announce, complain, flag, named_first, summary, table
+from capeval_core.errors import Piece, Problem, Problems, ProblemsError, Setting, beside
+from capeval_core.evidence import Evidence
+from capeval_core.inputs.collection import Collection
+from capeval_core.inputs.folder import bare, names_in
 from capeval_core.inputs.media import argument_of
-from capeval_core.options import describe_options
+from capeval_core.inputs.samples import Samples
+from capeval_core.inputs.text_files import FileOptions
+from capeval_core.metric import CaptionMetric
+from capeval_core.options import Options, describe_options
 from capeval_core.registry import every_class, metric_classes
-from capeval_core.result import json_text
+from capeval_core.reports.html import check_report
+from capeval_core.result import Result, json_text
+from capeval_core.row_store import check_folder
+from capeval_core.several import Task, encode_tasks
+from capeval_core.statistics import Interval
+from capeval_core.weights.folder import WeightsError
 
 
 def run(arguments: list[str]) -> int:
-    if not arguments or arguments[0].startswith("-"):
+    if not named_first(arguments):
         return _introduce(arguments)
     metrics, rest = read_metrics(arguments)
     parser = _parser(metrics)
@@ -61,20 +83,19 @@ def run(arguments: list[str]) -> int:
     flags = parser.read(rest)
     names = names_of_files("--candidates", flags.candidates)
     baseline = baseline_of(flags.baseline, names, flags.candidates)
-    _check_outputs(metrics, names, flags)  # now, not after hours
-    check_page(flags)
-    options = options_of(metrics, names, flags)
-    folder = folder_of_run(metrics, options, flags)
+    read = [*(("--candidates", path) for path in flags.candidates), ("--references", flags.references)]
+    check_output("--json", flags.json, read)  # now, not after hours
+    if flags.explain is not None and len(names) * len(metrics) > 1:
+        raise ValueError("--explain draws one system by one metric: score them one by one")
+    if flags.report is not None:
+        check_report(flags.report)
+    options = _options(metrics, names, flags)
+    folder = _folder_of_run(metrics, options, flags)
     if flags.explain is not None:
-        if metrics[0].images_are_ids(options[0]):
-            raise ValueError(
-                f"{FLAG}: there are only box features, and no image is opened to draw them on; "
-                "--evidence with --json writes them as numbers"
-            )
-        make_folder(flags.explain, metrics[0])
-    systems, reused = score_systems(metrics, options, names, folder, flags)
-    captions = sum(len(system.ids) for system in systems) * len(metrics)
+        _make_folder(flags.explain, metrics[0], options[0])
+    systems, reused = _score_systems(metrics, options, names, folder, flags)
     if reused:
+        captions = sum(len(system.ids) for system in systems) * len(metrics)
         complain(f"{reused:,} of {captions:,} rows were in {options[0].rows}")
     return _finish(metrics, systems, baseline, flags, arguments)
 
@@ -87,28 +108,44 @@ def _finish(
     arguments: Sequence[str],
 ) -> int:
     """Write and print what is asked for; the exit status."""
-    alone = systems[0] if len(metrics) == len(systems) == 1 else None
     compared = compare_systems(
         systems, baseline, one_run=True, digits=flags.digits, times_100=flags.times_100
     )
+    alone = systems[0] if len(metrics) == len(systems) == 1 else None
+    result = systems[0].results[metrics[0].name]
     outputs = Outputs()
     with outputs.next():
         if flags.json is not None:
-            content = systems_content(compared, systems) if alone is None else _content(alone)
+            content = systems_content(compared, systems)
+            if alone is not None:
+                content = {**result_content(result), "ids": alone.ids, "captions": alone.captions}
             write("--json", flags.json, json_text(content))
     if alone is not None and flags.format is None:
-        (result,) = alone.results.values()
-        print(summary(metrics[0].title, result, interval_of(result), compared.number), flush=True)
+        counts, interval = result.counts, interval_of(result)
+        special = f"{counts.failed:,} failed, {counts.truncated:,} truncated, {counts.empty:,} empty"
+        bounds = f"none: {interval}"
+        if isinstance(interval, Interval):
+            extent = f"({interval.level:.0%}, {interval.images:,} images)"
+            bounds = f"{compared.number(interval.low)} to {compared.number(interval.high)} {extent}"
+        summary(
+            [metrics[0].title, compared.number(result.mean)],
+            ["interval", bounds],
+            ["captions", f"{counts.captions:,} ({special})"],
+            ["signature", result.signature],
+        )
     else:
         print(show(compared, flags.format or "text"), flush=True)  # whatever a full disk did to the file
-    _tell_failures(systems)
+    for system in systems:  # why captions failed, once for all metrics
+        errors: dict[int, str] = {}
+        for own in system.results.values():
+            errors = own.errors | errors
+        items = "captions" if len(systems) == 1 else f"captions of {system.name!r}"
+        tell_reasons(list(errors.values()), len(system.ids), items)
     if argument := argument_of(about(metrics).media):
-        groups = systems[0].results[about(metrics).name].groups
-        tell_equal_images(systems[0].ids, groups, argument)
+        _tell_equal_images(systems[0].ids, systems[0].results[about(metrics).name].groups, argument)
     with outputs.next():
-        if flags.explain is not None and alone is not None:
-            (result,) = alone.results.values()
-            print(write_explanations(flags.explain, alone.ids, result))
+        if flags.explain is not None:
+            print(_write_explanations(flags.explain, systems[0].ids, result))
     with outputs.next():
         write_page(flags, compared, ["score", *arguments])
     outputs.finish()
@@ -116,90 +153,322 @@ def _finish(
     return 0 if any(result.counts.failed < result.counts.captions for result in results) else 1
 
 
-def _content(system: ScoredSystem) -> dict[str, object]:
-    """What a file of --json holds of one system by one metric."""
-    (result,) = system.results.values()
-    return {**result_content(result), "ids": system.ids, "captions": system.captions}
+def _tell_equal_images(ids: Sequence[str], groups: Sequence[str], noun: str) -> None:
+    """Say how many images are counted once in intervals and tests because their content is equal."""
+    first: dict[str, str] = {}
+    equal: dict[str, str] = {}
+    for image_id, group in zip(ids, groups, strict=True):
+        if group and first.setdefault(group, image_id) != image_id:  # no group: it could not be read
+            equal[image_id] = first[group]
+    if equal:
+        image_id, other = next(iter(equal.items()))
+        are = "is equal to another" if len(equal) == 1 else "are equal to others"
+        complain(
+            f"warning: {len(equal):,} of {len(set(ids)):,} {noun} {are}, e.g. {image_id!r} to {other!r}: "
+            "equal ones count as one image in intervals and tests"
+        )
 
 
-def _tell_failures(systems: Sequence[ScoredSystem]) -> None:
-    """Say which captions of which system failed and why, the first of them; once for all metrics."""
-    for system in systems:
-        errors: dict[int, str] = {}
-        for result in system.results.values():
-            errors = result.errors | errors
-        items = "captions" if len(systems) == 1 else f"captions of {system.name!r}"
-        tell_reasons(list(errors.values()), len(system.ids), items)
-
-
-def _check_outputs(metrics: Metrics, names: Sequence[str], flags: argparse.Namespace) -> None:
-    read = argparse.Namespace(references=flags.references)
-    for place, path in enumerate(flags.candidates):
-        setattr(read, f"candidates{place}", path)
-    whose = {f"candidates{place}": "--candidates" for place in range(len(names))}
-    check_output("--json", flags.json, read, {**whose, "references": "--references"})
-    if flags.explain is not None and (len(names) > 1 or len(metrics) > 1):
-        raise ValueError(f"{FLAG} draws one system by one metric: score them one by one")
+# options and folders
 
 
 def _option_of_others(parser: Parser, metrics: Metrics, rest: Sequence[str]) -> str | None:
     """What to say of a flag that is an option of other metrics than these."""
-    for flag in (one.partition("=")[0] for one in rest if one.startswith("--")):
-        if flag in parser._option_string_actions:
+    for name in (one.partition("=")[0] for one in rest if one.startswith("--")):
+        if parser.knows(name):
             continue
-        if flag == flag_of("weights"):
-            return f"{flag}: {title_of(metrics)} have no weights"
+        if name == "--weights":
+            return f"{name}: {title_of(metrics)} have no weights"
         owners = [
             command_of(metric)
             for metric in every_class()
-            if any(
-                flag_of(option.name) == flag and option.flag for option in describe_options(metric.Options)
-            )
+            if any(flag_of(one.name) == name and one.flag for one in describe_options(metric.Options))
         ]
         if owners:
-            return f"{flag} is an option of {', '.join(owners)}, not of {title_of(metrics)}"
+            return f"{name} is an option of {', '.join(owners)}, not of {title_of(metrics)}"
     return None
+
+
+def _options(metrics: Metrics, names: Sequence[str], flags: argparse.Namespace) -> list[Options]:
+    """The checked options of each metric, by the flags; `names` are those of the systems."""
+    problems, options = Problems(), []
+    for metric in metrics:
+        keywords = chosen(flags, metric.Options)
+        of_set: dict[str, Any] = {}
+        if len(metrics) > 1:
+            if metric.default_weights is None:
+                keywords.pop("weights", None)
+            of_set = options_set(flags.set, metric.name, [each.name for each in metrics])
+            keywords |= of_set
+        if flags.explain is not None:
+            keywords["evidence"] = True
+        try:
+            with in_words_of_set(metric.name, of_set):
+                own = metric.Options.of(metric.name, keywords)
+                metric.check_options(replace(own, rows=None))
+            for folder in _folders_of_rows(metric, own, names, several=len(metrics) > 1):
+                if folder is not None:
+                    check_folder(folder)
+            options.append(own)
+        except ProblemsError as error:
+            problems.extend(error.problems)
+    with in_words_of_the_user([metric.Options for metric in metrics]):
+        problems.raise_if_any()
+    return options
+
+
+def _folders_of_rows(
+    metric: type[CaptionMetric], options: Options, names: Sequence[str], *, several: bool
+) -> list[Path | None]:
+    """Where the rows of each system are kept: `--rows`, or METRIC/SYSTEM below it where there are several."""
+    if options.rows is None:
+        return [None] * len(names)
+    folder = Path(options.rows)
+    if len(names) == 1 and not several:
+        return [folder]
+    return [folder / metric.name / name.replace("/", "_") for name in names]
+
+
+def _folder_of_run(metrics: Metrics, options: Sequence[Options], flags: argparse.Namespace) -> str | None:
+    """The folder of images or videos, None where no metric opens any; it drops references that none needs."""
+    if flags.references is not None and not any(metric.needs_references for metric in metrics):
+        verb = "need" if len(metrics) > 1 else "needs"
+        complain(f"warning: {title_of(metrics)} {verb} no references: --references is ignored")
+        flags.references = None
+    folder = folder_of(metrics, flags)
+    for metric, own in zip(metrics, options, strict=True):
+        if folder is None and metric.media and not metric.images_are_ids(own):
+            whom = f"{command_of(metric)}: " if len(metrics) > 1 else ""
+            argument = flag_of(str(argument_of(metric.media)))
+            raise ValueError(
+                f"{whom}{argument} is missing: name the folder of images, or pass --regions FEATURES made "
+                "before"
+            )
+    return folder
+
+
+# scoring
+
+
+def _score_systems(
+    metrics: Metrics,
+    options: Sequence[Options],
+    names: Sequence[str],
+    folder: str | None,
+    flags: argparse.Namespace,
+) -> tuple[list[ScoredSystem], int]:
+    """Each system's results, and how many rows were reused; one metric and one system are the smallest."""
+    problems = Problems()
+    collections = _read(names, flags, folder, metrics, problems, [own.on_error for own in options])
+    ids = [image_id for collection in collections for image_id in collection.ids]
+    several = len(names) > 1
+    pairs = zip(names, collections, strict=True)
+    owners = [name if several else "" for name, collection in pairs for _ in collection.ids]
+    with in_words_of_the_user([FileOptions, *(metric.Options for metric in metrics)], ids, owners):
+        with beside(problems):
+            checked = _checked(metrics, options, collections, ids) if ids else []
+        opened = _opened(metrics, options)
+        with interruptible(resuming(options[0].rows)):
+            tasks = [
+                Task(
+                    metric.prepared(*systems),
+                    systems,
+                    _folders_of_rows(type(metric), own, names, several=len(metrics) > 1),
+                )
+                for metric, own, systems in zip(opened, options, checked, strict=True)
+            ]
+            encode_tasks(tasks, progress=True)
+        scored = [
+            _scored(place, name, own, tasks, folder is not None, flags.report is not None)
+            for place, (name, own) in enumerate(zip(names, collections, strict=True))
+        ]
+    return scored, sum(task.reused for task in tasks)
+
+
+def _scored(
+    place: int, name: str, own: Collection, tasks: Sequence[Task], with_images: bool, with_evidence: bool
+) -> ScoredSystem:
+    """One system's results by each metric."""
+    results: dict[str, Result] = {}
+    evidence: dict[str, Evidence] = {}
+    for task in tasks:
+        samples, rows = task.systems[place], task.rows[place]
+        results[task.metric.name] = result = task.metric.combine(rows, samples=samples)
+        if with_evidence:
+            evidence[task.metric.name] = Evidence(task.metric, samples, rows, result)
+    images = own.images if with_images else None
+    return ScoredSystem(name, own.ids, own.captions, images, own.references, results, evidence)
+
+
+def _read(
+    names: Sequence[str],
+    flags: argparse.Namespace,
+    folder: str | None,
+    metrics: Metrics,
+    problems: Problems,
+    on_error: Sequence[str],
+) -> list[Collection]:
+    """The collections of all systems; `problems` with their rows are noted, others are one error."""
+    collections: list[Collection] = []
+    medium = (about(metrics).media or ("image",))[0]
+    kept = {"medium": medium, "problems": problems, "absent_too": {*on_error} == {"nan"}}
+    for path in flags.candidates:
+        announce(f"reading {path} ...")
+        try:
+            collections.append(read_files(flags, folder, candidates=path, **kept))
+        except ProblemsError as error:
+            if len(names) == 1:
+                raise
+            problems.add(str(error))
+    if len(collections) < len(names):
+        problems.raise_if_any()
+    if folder is not None and not len(problems):
+        _tell_without_caption(folder, medium, collections)
+    return collections
+
+
+def _tell_without_caption(folder: str, medium: str, collections: Sequence[Collection]) -> None:
+    """Say how many images of a folder no system has a caption of, and which, unless they are most of it."""
+    captioned = {Path(image).name for one in collections for image in one.images}
+    there = {name for name in names_in(Path(folder), medium) if bare(name, medium) != name}
+    if without := sorted(there - captioned):
+        one = len(without) == 1
+        have = f"1 {medium} of the folder has" if one else f"{len(without):,} {medium}s of the folder have"
+        listed = ", ".join(repr(bare(name, medium)) for name in without[:3])
+        shown = f" ({listed}{', ...' if len(without) > 3 else ''})" if len(without) < len(captioned) else ""
+        complain(f"note: {have} no caption{shown}")
+
+
+def _checked(
+    metrics: Metrics, options: Sequence[Options], collections: Sequence[Collection], ids: Sequence[str]
+) -> list[list[Samples]]:
+    """The samples of each system, by each metric.
+
+    The first metric decodes every distinct picture; the others take its visuals instead of the paths, and let
+    those that are broken pass, since the first one has refused or kept them.
+    """
+    captions = [caption for collection in collections for caption in collection.captions]
+    paths = [image for collection in collections for image in collection.images]
+    references = [texts for collection in collections for texts in collection.references or []] or None
+    entries = [entry for collection in collections for entry in collection.entries or []] or None
+    ends = [0, *accumulate(len(collection.ids) for collection in collections)]
+    visuals: list[Any] | None = None
+    checked = []
+    for metric, own in zip(metrics, options, strict=True):
+        decodes = bool(metric.media) and not metric.images_are_ids(own)
+        if decodes and visuals is not None:
+            own = replace(own, on_error="nan")
+        images = visuals if decodes and visuals is not None else paths
+        samples = metric.check_input(own, captions, images, references, progress=True)
+        samples = with_ids(samples, ids, metric.media, entries)
+        if decodes:
+            visuals = list(samples.images)
+        checked.append([replace(samples[a:b], indices=range(b - a)) for a, b in pairwise(ends)])
+    return checked
+
+
+def _opened(metrics: Metrics, options: Sequence[Options]) -> list[CaptionMetric]:
+    """The metrics with their weights; one error names all weights that are missing."""
+    problems, opened = Problems(), []
+    for metric, own in zip(metrics, options, strict=True):
+        announce(f"opening {metric.name} ...")
+        try:
+            opened.append(metric(replace(own, rows=None)))  # a folder may be of several systems
+        except WeightsError as error:
+            if len(metrics) > 1:
+                error.change(partial(_of_metric, metric.name))
+            problems.extend(error.problems)
+    if len(problems):
+        raise WeightsError(problems)
+    return opened
+
+
+def _of_metric(name: str, problem: Problem) -> Problem:
+    """A problem whose advice on weights is for one metric of several."""
+
+    def directed(piece: Piece) -> Piece:
+        if isinstance(piece, Setting) and piece.name == "weights" and piece.value != "tiny":
+            return replace(piece, name="set", value=f"{name}.weights={piece.value}")
+        return piece
+
+    return problem.changed(directed)
+
+
+# --explain
+
+
+def _make_folder(folder: Path, metric: type[CaptionMetric], options: Options) -> None:
+    """Have an empty folder for explanations, before anything is scored, or raise."""
+    if metric.images_are_ids(options):
+        raise ValueError(
+            "--explain: there are only box features, and no image is opened to draw them on; "
+            "--evidence with --json writes them as numbers"
+        )
+    if not metric.plots:
+        able = ", ".join(command_of(class_) for class_ in every_class() if class_.plots)
+        raise ValueError(
+            f"--explain: what explains {command_of(metric)} cannot be drawn, only that of {able}; "
+            "--evidence with --json writes it as numbers"
+        )
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"--explain {folder} is a file: name a folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        filled = any(folder.iterdir())
+    except OSError as error:
+        raise OSError(f"--explain {folder}: no folder can be made there ({error.strerror})") from error
+    if filled:
+        raise ValueError(f"--explain {folder} is not empty: name a new or an empty folder")
+
+
+def _write_explanations(folder: Path, ids: Sequence[str], result: Result) -> str:
+    """Write `ID-NUMBER.png` and `ID-NUMBER.json` for each caption of each image; a line that says how many.
+
+    Slashes of ids become underscores. A caption without a score has no image; its numbers say why.
+    """
+    numbers: Counter[str] = Counter()
+    drawn = 0
+    for index, image_id in enumerate(tqdm(ids, "explain", disable=None, unit="caption")):
+        name = image_id.replace("/", "_")
+        numbers[name] += 1
+        path = folder / f"{name}-{numbers[name]}"
+        explanation = result.explain(index)
+        content = {"id": image_id, "number": numbers[name], **explanation}
+        write("--explain", path.with_name(path.name + ".json"), json_text(content))
+        if index not in result.errors:
+            drawing = io.BytesIO()
+            explanation.plot().save(drawing, "PNG")  # type: ignore[attr-defined]
+            write("--explain", path.with_name(path.name + ".png"), drawing.getvalue())
+            drawn += 1
+    share = f"{drawn:,}" if drawn == len(ids) else f"{drawn:,} of {len(ids):,}"
+    return f"explained  {share} captions in {folder}"
+
+
+# the parser
 
 
 def _parser(metrics: Metrics) -> Parser:
     argument = argument_of(about(metrics).media)
     folder = "" if argument is None else f" {flag_of(argument)} FOLDER"
     needs = any(metric.needs_references for metric in metrics)
-    command = command_of(metrics[0]) if len(metrics) == 1 else title_of(metrics)
-    usage = f"capeval score {command} --candidates FILE{folder}"
-    described = [f"{metric.title}: {metric.summary}" for metric in metrics]
+    media = f" --media {metrics[0].variant}" if len(metrics) == 1 and metrics[0].variant else ""
     parser = Parser(
-        prog=f"capeval score {title_of(metrics)}",
-        usage=usage + ("\n       --references FILE [options]" if needs else " [options]"),
-        description="\n".join(map(paragraph, described)),
-        epilog=paragraph(FILES),
+        f"score {title_of(metrics)}",
+        f"{media} --candidates FILE{folder}".strip()
+        + ("\n       --references FILE [options]" if needs else " [options]"),
+        "\n".join(f"{metric.title}: {metric.summary}" for metric in metrics),
+        FILES,
     )
     files = parser.add_argument_group("files")
-    files.add_argument(
-        "--candidates",
-        metavar="FILE",
-        nargs="+",
-        required=True,
-        help="the captions to score; several files are several systems, which are compared",
-    )
+    text = "the captions to score; several files are several systems, which are compared"
+    flag(files, "--candidates FILE", text, nargs="+", type=str, required=True)
     add_media(files, metrics)
-    files.add_argument(
-        "--references",
-        metavar="FILE",
-        required=needs,
-        help="reference captions" if needs else argparse.SUPPRESS,  # accepted, with a warning
-    )
-    files.add_argument(
-        "--json", metavar="OUT", type=Path, help="write scores, parts, ids and captions to this file"
-    )
-    files.add_argument(
-        FLAG,
-        metavar="FOLDER",
-        type=Path,
-        help="draw where each caption's score comes from, into a new folder"
-        if len(metrics) == 1 and metrics[0].plots
-        else argparse.SUPPRESS,
-    )
+    text = "reference captions" if needs else argparse.SUPPRESS  # accepted, with a warning
+    flag(files, "--references FILE", text, type=str, required=needs)
+    flag(files, "--json OUT", "write scores, parts, ids and captions to this file")
+    drawable = len(metrics) == 1 and metrics[0].plots
+    text = "draw where each caption's score comes from, into a new folder"
+    flag(files, "--explain FOLDER", text if drawable else argparse.SUPPRESS)
     add_comparison_flags(parser)
     add_file_flags(parser)
     if len(metrics) == 1:
@@ -211,17 +480,14 @@ def _parser(metrics: Metrics) -> Parser:
 
 
 def _introduce(arguments: list[str]) -> int:
-    metrics = metric_classes()
+    listed = table([[command_of(metric), metric.summary] for metric in every_class()], indent="  ")
     parser = Parser(
-        prog="capeval score",
-        usage="capeval score METRIC[,METRIC] --candidates FILE [FILE] --images FOLDER",
-        description=paragraph(
-            "Score a file of captions against a folder of images, with one metric or several, with commas; "
-            "or compare several files, one for each system."
-        ),
-        epilog="metrics:\n"
-        + table([[command_of(metric), metric.summary] for metric in every_class()], indent="  ")
-        + "\n\n`capeval score METRIC --help` shows all options.\n\n"
-        + paragraph(FILES),
+        "score",
+        "METRIC[,METRIC] --candidates FILE [FILE] --images FOLDER",
+        "Score a file of captions against a folder of images, with one metric or several, with commas; "
+        "or compare several files, one for each system.",
+        FILES,
+        raw_epilog=f"metrics:\n{listed}\n\n`capeval score METRIC --help` shows all options.\n\n",
     )
-    parser.introduce(arguments, f"the metric comes first: capeval score {{{','.join(metrics)}}} ...")
+    names = ",".join(metric_classes())
+    parser.introduce(arguments, f"the metric comes first: capeval score {{{names}}} ...")

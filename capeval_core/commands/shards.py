@@ -3,20 +3,35 @@
 from __future__ import annotations
 
 import argparse
+import io
 import math
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from tqdm import tqdm
 
-from capeval_core.commands.arguments import add_flags, chosen, in_words_of_the_user
+from capeval_core.commands.common import (
+    add_flags,
+    check_output,
+    chosen,
+    in_words_of_the_user,
+    tell_reasons,
+    write,
+)
 from capeval_core.commands.interrupts import interruptible
-from capeval_core.commands.metrics import add_media_choice, command_of, read_metric
-from capeval_core.commands.outputs import tell_reasons
-from capeval_core.commands.terminal import WHOLE_LINES, Parser, complain, paragraph, table
-from capeval_core.integrations.shards import BatchScorer, ShardResult
+from capeval_core.commands.metrics import add_media_choice, read_metric
+from capeval_core.commands.terminal import Parser, complain, flag, named_first, summary, table, terminal_width
+from capeval_core.integrations.shards import (
+    BatchScorer,
+    ScoreHistogram,
+    ShardCheck,
+    ShardResult,
+    check_shards,
+    merge_shards,
+    score_histogram,
+)
 from capeval_core.integrations.shards.columns import check_columns
 from capeval_core.integrations.shards.places import Place
 from capeval_core.integrations.shards.plan import (
@@ -36,6 +51,7 @@ from capeval_core.integrations.shards.workers import (
     score_shards,
 )
 from capeval_core.metric import CaptionMetric
+from capeval_core.reports.charts import draw_histogram
 
 COMMANDS = {
     "score": "score every shard of a collection into a file of its own",
@@ -45,6 +61,7 @@ COMMANDS = {
 }
 _OF_ONE_RUN = {"rows", "on_error", "evidence"}
 """Options that mean nothing here: a target is kept or written anew, and a broken image costs its row."""
+_SHOWN = 20  # of uids or shards that something is wrong with
 _SILENCE = 60.0
 """Seconds between two lines about the progress where there is no terminal."""
 FILES = (
@@ -57,34 +74,30 @@ FILES = (
 
 def run(arguments: list[str]) -> int:
     name, rest = (arguments[0], arguments[1:]) if arguments else ("", [])
-    if name == "score":
-        return _score(rest)
     if name in COMMANDS:
-        from capeval_core.commands import shards_output
-
-        status: int = getattr(shards_output, f"run_{name}")(rest)
-        return status
-    parser = Parser(
-        prog="capeval shards",
-        usage="capeval shards {" + ",".join(COMMANDS) + "} ...",
-        description="Score collections that one machine, or one run, is too small for.",
-        epilog="commands:\n" + table(list(COMMANDS.items()), indent="  ") + "\n\n" + paragraph(FILES),
-    )
+        return {"score": _score, "merge": _merge, "check": _check, "histogram": _histogram}[name](rest)
+    commands = "commands:\n" + table(list(COMMANDS.items()), indent="  ") + "\n\n"
+    about = "Score collections that one machine, or one run, is too small for."
+    parser = Parser("shards", f"{{{','.join(COMMANDS)}}} ...", about, FILES, raw_epilog=commands)
     parser.introduce(arguments, f"the command comes first: one of {', '.join(COMMANDS)}")
 
 
 def _score(arguments: list[str]) -> int:
-    if not arguments or arguments[0].startswith("-"):
-        usage = "capeval shards score METRIC --input 'in/*.parquet' --output out/ [options]"
+    usage = "--input 'in/*.parquet' --output out/ [options]"
+    if not named_first(arguments):
         epilog = f"`capeval shards score METRIC --help` shows all options. {FILES}"
-        parser = Parser(prog="capeval shards score", usage=usage, epilog=paragraph(epilog))
+        parser = Parser("shards score", f"METRIC {usage}", epilog=epilog)
         parser.introduce(arguments, "the metric comes first: capeval shards score METRIC ...")
-    metric, rest = read_metric("capeval shards score", arguments)
+    metric, rest = read_metric("shards score", arguments)
     flags = _parser(metric).read(rest)
     workers = Workers(flags.workers, flags.gpus_per_worker, flags.ray)
     _check_workers(workers)
     with in_words_of_the_user(metric.Options):
-        scorer = BatchScorer(metric.name, **_media(metric), **chosen(flags, metric.Options))
+        scorer = BatchScorer(
+            metric.name,
+            **({} if metric.variant is None else {"media": metric.variant}),
+            **chosen(flags, metric.Options),
+        )
     shards = plan_shards(flags.input, flags.output)
     there = existing(shards, flags.output)
     with in_words_of_the_user(metric.Options):
@@ -130,7 +143,7 @@ def _run(
                 failures[outcome.source] = outcome.reason
     write_manifest(flags.output, results, failures, flags.manifest)
     manifest = f"{flags.output.rstrip('/')}/{flags.manifest}"  # as the user names it
-    print(_summary(metric, results, len(failures), time.monotonic() - start, manifest), flush=True)
+    _print_summary(metric, results, len(failures), time.monotonic() - start, manifest)
     tell_reasons(_reasons(failures), len(shards), "shards")
     if before := sum(result.failed for result in results if result.skipped):
         rows = "row" if before == 1 else "rows"
@@ -143,14 +156,9 @@ def _run(
 
 def _reasons(failures: dict[str, str]) -> list[str]:
     """Why each shard has no scores; a reason that several share stands without their addresses."""
-    reasons = {source: _about(source, reason) for source, reason in failures.items()}
+    reasons = {source: reason.removeprefix(source).lstrip(": ") for source, reason in failures.items()}
     counts = Counter(reasons.values())
     return [why if counts[why] > 1 else f"{source}: {why}" for source, why in reasons.items()]
-
-
-def _about(source: str, reason: str) -> str:
-    """A reason without the address that it begins with."""
-    return reason.removeprefix(source).lstrip(": ")
 
 
 class _Progress:
@@ -189,30 +197,26 @@ class _Progress:
         self._bar.close()
 
 
-def _summary(
+def _print_summary(
     metric: type[CaptionMetric], results: list[ShardResult], failures: int, seconds: float, manifest: str
-) -> str:
+) -> None:
     pairs, rows = sum(result.scored for result in results), sum(result.rows for result in results)
     before = sum(result.skipped for result in results)
     notes = [f"{before:,} finished before"] if before else []
     notes += [f"{failures:,} without scores"] if failures else []
     counts = f"{sum(r.failed for r in results):,} failed, {sum(r.truncated for r in results):,} truncated"
-    rate = (
-        f"{_rate(pairs / seconds)} pairs/s ({pairs:,} pairs in {seconds:,.1f} s)"
-        if pairs
-        else "nothing to do"
-    )
-    number = len(results) + failures
-    shards = f"{number:,} shard{'' if number == 1 else 's'}" + (f" ({', '.join(notes)})" if notes else "")
-    lines = [
-        [metric.title, shards],
+    rate = f"{_rate(pairs / seconds)} pairs/s ({pairs:,} pairs in {seconds:,.1f} s)"
+    summary(
+        [
+            metric.title,
+            _counted(len(results) + failures, "shard") + (f" ({', '.join(notes)})" if notes else ""),
+        ],
         ["pairs", f"{rows:,} ({counts})"],
         ["columns", _columns_of(results) or "n/a"],
-        ["rate", rate],
+        ["rate", rate if pairs else "nothing to do"],
         ["manifest", manifest],
         ["signature", results[0].signature if results else "n/a"],
-    ]
-    return table(lines, width=WHOLE_LINES)
+    )
 
 
 def _columns_of(results: list[ShardResult]) -> str:
@@ -239,10 +243,6 @@ def _check_workers(workers: Workers) -> None:
         raise ValueError("--gpus-per-worker is for several --workers, or --ray: use --device")
 
 
-def _media(metric: type[CaptionMetric]) -> dict[str, str]:
-    return {} if metric.variant is None else {"media": metric.variant}
-
-
 def _name(text: str) -> str:
     if not text.endswith(".json") or "/" in text:
         raise argparse.ArgumentTypeError(f"{text!r}: expected the name of a file, such as manifest-3.json")
@@ -261,42 +261,164 @@ def _columns(text: str) -> dict[str, str]:
 
 
 def _parser(metric: type[CaptionMetric]) -> Parser:
+    media = "" if metric.variant is None else f"--media {metric.variant} "
     parser = Parser(
-        prog=f"capeval shards score {metric.name}",
-        usage=f"capeval shards score {command_of(metric)} --input 'in/*.parquet' --output out/ [options]",
-        description=paragraph(f"{metric.title}: {metric.summary}"),
-        epilog=paragraph(FILES),
+        f"shards score {metric.name}",
+        f"{media}--input 'in/*.parquet' --output out/ [options]",
+        f"{metric.title}: {metric.summary}",
+        FILES,
     )
     files = parser.add_argument_group("files")
-    files.add_argument("--input", metavar="PATTERN", nargs="+", required=True, help="the shards")
-    files.add_argument("--output", metavar="FOLDER", required=True, help="for their scores, a file each")
-    files.add_argument(
-        "--manifest",
-        metavar="NAME",
-        type=_name,
-        default=MANIFEST,
-        help=f"of the file about this run in that folder (default: {MANIFEST})",
-    )
-    files.add_argument("--images", metavar="FOLDER", help="that paths of images are relative to")
-    files.add_argument(
-        "--retry-failed",
-        action="store_true",
-        help="score rows of finished shards again that failed, e.g. because their image was not there",
-    )
-    files.add_argument(
-        "--columns",
-        metavar="WHAT=COLUMN,...",
-        type=_columns,
-        help="columns that are not found by themselves: uid=...,caption=...,image=...,references=...",
-    )
+    flag(files, "--input PATTERN", "the shards", nargs="+", required=True)
+    flag(files, "--output FOLDER", "for their scores, a file each", type=str, required=True)
+    text = f"of the file about this run in that folder (default: {MANIFEST})"
+    flag(files, "--manifest NAME", text, type=_name, default=MANIFEST)
+    flag(files, "--images FOLDER", "that paths of images are relative to", type=str)
+    text = "score rows of finished shards again that failed, e.g. because their image was not there"
+    flag(files, "--retry-failed", text)
+    text = "columns that are not found by themselves: uid=...,caption=...,image=...,references=..."
+    flag(files, "--columns WHAT=COLUMN,...", text, type=_columns)
     work = parser.add_argument_group("workers")
-    work.add_argument(
-        "--workers", metavar="N", type=int, default=1, help="processes, on Ray if more than 1 (default: 1)"
-    )
-    work.add_argument(
-        "--gpus-per-worker", metavar="X", type=float, help="default: the GPUs that there are, at most 1 each"
-    )
-    work.add_argument("--ray", metavar="ADDRESS", help="of a Ray cluster; default: this machine alone")
+    flag(work, "--workers N", "processes, on Ray if more than 1 (default: 1)", default=1)
+    flag(work, "--gpus-per-worker X", "default: the GPUs that there are, at most 1 each")
+    flag(work, "--ray ADDRESS", "of a Ray cluster; default: this machine alone")
     add_media_choice(files, [metric])
     add_flags(parser, metric.Options, leave_out=_OF_ONE_RUN)
     return parser
+
+
+# what becomes of the outputs
+
+
+def _folder_parser(name: str, usage: str, description: str) -> Parser:
+    epilog = "FOLDER is where `capeval shards score` wrote, a path or an address such as s3://..."
+    parser = Parser(f"shards {name}", f"FOLDER {usage}".rstrip(), description, epilog)
+    flag(parser, "folder FOLDER", "the scores of shards", type=str)
+    return parser
+
+
+def _merge(arguments: list[str]) -> int:
+    about = "Join the scores of all shards into one Parquet table."
+    parser = _folder_parser("merge", "--output TABLE.parquet", about)
+    flag(parser, "--output TABLE.parquet", "the table to write", required=True)
+    flags = parser.read(arguments)
+    rows = merge_shards(flags.folder, flags.output)
+    summary(["rows", f"{rows:,}"], ["table", flags.output])
+    return 0
+
+
+def _check(arguments: list[str]) -> int:
+    """Whether every uid is there once, all signatures are equal, all shards whole; 1 where not."""
+    about = "Check the scores of all shards: every uid once, one signature, no damage."
+    found = check_shards(_folder_parser("check", "", about).read(arguments).folder)
+    uids = "all unique" if not found.repeated else f"{found.repeated:,} rows repeat one"
+    whole = "all whole" if not found.damaged else f"{len(found.damaged):,} damaged"
+    summary(
+        ["shards", f"{found.shards:,} ({whole})"],
+        ["rows", f"{found.rows:,} ({sum(found.failed.values()):,} failed)"],
+        ["uids", uids],
+        *(["signature", f"{text} ({_shards(names)})"] for text, names in found.signatures.items()),
+    )
+    for title, lines in _complaints(found):
+        more = len(lines) - _SHOWN
+        complain("\n  ".join([title, *lines[:_SHOWN], *([f"and {more:,} more"] if more > 0 else [])]))
+    return 0 if found.ok else 1
+
+
+def _complaints(found: ShardCheck) -> Iterable[tuple[str, Sequence[str]]]:
+    """What is wrong: of each kind a title, and the shards or uids."""
+    if found.damaged:
+        title = f"{_shards(found.damaged)} damaged or no scores; delete them and score their shards again:"
+        yield title, [f"{name} {why}" for name, why in found.damaged.items()]
+    if found.failed:
+        title = f"{_shards(found.failed)} with rows that failed; `score --retry-failed` redoes them:"
+        without = found.without_scores
+        yield (
+            title,
+            [
+                f"{n}: {rows:,}{', all of its rows' if n in without else ''}"
+                for n, rows in found.failed.items()
+            ],
+        )
+    if found.repeated:
+        title = f"{_counted(found.repeated, 'row')} with a uid that another row has:"
+        places = {
+            uid: ", ".join(f"{times} in {name}" for name, times in counts.items())
+            for uid, counts in found.duplicates.items()
+        }
+        yield title, [f"{uid!r}: {text}" for uid, text in places.items()]
+    if len(found.signatures) > 1:
+        few = sorted(found.signatures.values(), key=len)[:-1]
+        title = "scores of different signatures cannot be compared; score these shards again with one:"
+        yield title, [name for names in few for name in names]
+    if found.unfinished:
+        yield "unfinished files, which can be deleted while no run is on:", found.unfinished
+
+
+def _histogram(arguments: list[str]) -> int:
+    """The distribution of all scores; 1 where there is no score."""
+    about = "The distribution of the scores of all shards."
+    parser = _folder_parser("histogram", "[--keep SHARE] [--png OUT]", about)
+    flag(parser, "--keep SHARE", "the threshold that keeps the best share, e.g. 0.3", type=float)
+    flag(parser, "--png OUT", "draw the histogram to this file")
+    flags = parser.read(arguments)
+    check_output("--png", flags.png)
+    if flags.keep is not None and not 0 < flags.keep <= 1:
+        raise ValueError(f"--keep {flags.keep:g}: expected a share above 0, at most 1, such as 0.3")
+    found = score_histogram(flags.folder, keep=flags.keep)
+    if flags.png is not None:
+        write("--png", flags.png, _picture(found, flags.folder))
+    if found.scored:
+        print(_bars(found) + "\n")
+    summary(*_numbers(found))
+    return 0 if found.scored else 1
+
+
+def _numbers(found: ScoreHistogram) -> list[list[str]]:
+    rows = [["rows", f"{found.scored + found.failed:,} ({found.failed:,} without a score)"]]
+    if found.scored:
+        rows += [["mean", f"{found.mean:.4f}"], ["range", f"{found.least:.4f} to {found.most:.4f}"]]
+        rows += [[f"{share:.0%}", f"{value:.4f}"] for share, value in found.quantiles.items()]
+    if found.keep is not None and found.scored:
+        share = found.kept / found.scored
+        kept = f"keeps {_counted(found.kept, 'row')}, {share:.2%} of those with a score"
+        rows.append(
+            [f"best {100 * found.keep:g}%", f"score >= {math.floor(found.threshold * 1e6) / 1e6:.6f} {kept}"]
+        )
+    return rows
+
+
+def _bars(found: ScoreHistogram) -> str:
+    """The histogram as lines of text, three bins in each."""
+    edges, counts = found.edges[::3], found.counts.reshape(-1, 3).sum(axis=1)
+    labels = [f"{edge:.4f}" for edge in edges[:-1]]
+    wide = max(map(len, labels))
+    room = terminal_width() - wide - max(len(f"{count:,}") for count in counts) - 4
+    most = counts.max()
+    lines = []
+    for label, count in zip(labels, counts, strict=True):
+        bar = "#" * math.ceil(room * count / most)
+        lines.append(f"{label.rjust(wide)}  {bar} {count:,}".rstrip())
+    return "\n".join(lines)
+
+
+def _picture(found: ScoreHistogram, folder: str) -> bytes:
+    marks = {f"{share:.0%}": value for share, value in found.quantiles.items() if math.isfinite(value)}
+    note = f"{found.scored:,} scores, mean {found.mean:.4f}; {found.failed:,} rows without a score"
+    threshold = None
+    if found.keep is not None and found.scored:
+        threshold = found.threshold
+        note += f"; the best {100 * found.keep:g}% from {threshold:.4f} on: {found.kept:,} rows"
+    edges, counts = found.edges.tolist(), found.counts.tolist()
+    image = draw_histogram(f"Scores in {folder}", edges, counts, marks, kept_from=threshold, note=note)
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return file.getvalue()
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def _shards(names: Collection[str]) -> str:
+    return _counted(len(names), "shard")

@@ -1,43 +1,30 @@
-"""Systems on the command line: their names, their files, and their scores by several metrics."""
+"""Systems on the command line: their names, the test against a baseline, tables in all formats, the page."""
 
 from __future__ import annotations
 
 import argparse
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from itertools import accumulate, pairwise
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from capeval_core.commands.arguments import (
-    chosen,
-    flag_of,
-    in_words_of_set,
-    in_words_of_the_user,
-    options_set,
-    with_ids,
-)
-from capeval_core.commands.files import read_files
-from capeval_core.commands.interrupts import interruptible
-from capeval_core.commands.metrics import Metrics, about, command_of, folder_of, title_of
-from capeval_core.commands.terminal import announce, complain
-from capeval_core.errors import Piece, Problem, Problems, ProblemsError, Setting, beside, did_you_mean
-from capeval_core.evidence import Evidence
-from capeval_core.inputs.collection import Collection
-from capeval_core.inputs.folder import bare, names_in
-from capeval_core.inputs.media import argument_of
-from capeval_core.inputs.samples import Samples
-from capeval_core.inputs.text_files import FileOptions
-from capeval_core.metric import CaptionMetric
-from capeval_core.options import Options, Settings
-from capeval_core.result import Result
-from capeval_core.row_store import check_folder
-from capeval_core.several import Task, encode_tasks
-from capeval_core.weights.folder import WeightsError
+from capeval_core.commands.terminal import complain, flag
+from capeval_core.description import describe_metric
+from capeval_core.errors import did_you_mean
+from capeval_core.registry import metric_of, titles_of_parts
+from capeval_core.reports.html import write_report
+from capeval_core.reports.systems import Cell, Column, System, Systems, Test
+from capeval_core.reports.systems_table import cells_table, long_table, stacked_table
+from capeval_core.result import Result, json_text
+from capeval_core.statistics import TEST, Comparison, Interval, holm
+from capeval_core.values import signed
 
-STANDARD_INPUT = "-"
+FORMATS = ("text", "markdown", "latex", "csv", "json")
+LEVEL = 0.95
+NAMED = 3
 
 
 @dataclass(frozen=True)
@@ -67,11 +54,11 @@ def names_of_files(flag: str, paths: Sequence[str | Path]) -> list[str]:
     ['a/val', 'b/val', 'test']
     """
     files = [Path(path) for path in paths]
-    resolved = [path if str(path) == STANDARD_INPUT else Path(os.path.realpath(path)) for path in files]
+    resolved = [path if str(path) == "-" else Path(os.path.realpath(path)) for path in files]
     for place, path in enumerate(resolved):
         if path in resolved[:place]:
             raise ValueError(f"{flag} {paths[place]} comes twice: name each system once")
-    names = ["stdin" if str(path) == STANDARD_INPUT else _stem(path) for path in files]
+    names = ["stdin" if str(path) == "-" else _stem(path) for path in files]
     for depth in range(1, max(len(path.parts) for path in resolved)):
         alike = {name for name in names if names.count(name) > 1}
         if not alike:
@@ -106,233 +93,263 @@ def baseline_of(given: str | None, names: Sequence[str], paths: Sequence[str | P
     raise ValueError(f"--baseline {given}: there is no such system{hint} (there are {', '.join(names)})")
 
 
-def options_of(metrics: Metrics, names: Sequence[str], flags: argparse.Namespace) -> list[Options]:
-    """The checked options of each metric, by the flags; `names` are those of the systems."""
-    problems, options = Problems(), []
-    for metric in metrics:
-        keywords = chosen(flags, metric.Options)
-        of_set: dict[str, Any] = {}
-        if len(metrics) > 1:
-            if metric.default_weights is None:
-                keywords.pop("weights", None)
-            of_set = options_set(flags.set, metric.name, [each.name for each in metrics])
-            keywords |= of_set
-        if flags.explain is not None:
-            keywords["evidence"] = True
-        try:
-            with in_words_of_set(metric.name, of_set):
-                own = metric.Options.of(metric.name, keywords)
-                metric.check_options(replace(own, rows=None))
-            for folder in folders_of_rows(metric, own, names, several=len(metrics) > 1):
-                if folder is not None:
-                    check_folder(folder)
-            options.append(own)
-        except ProblemsError as error:
-            problems.extend(error.problems)
-    with in_words_of_the_user([metric.Options for metric in metrics]):
-        problems.raise_if_any()
-    return options
+def interval_of(result: Result) -> Interval | str:
+    """The interval of a result's mean, or the reason why it has none, e.g. too few images."""
+    try:
+        return result.interval()
+    except ValueError as error:
+        return str(error)
 
 
-def score_systems(
-    metrics: Metrics,
-    options: Sequence[Options],
-    names: Sequence[str],
-    folder: str | None,
-    flags: argparse.Namespace,
-) -> tuple[list[ScoredSystem], int]:
-    """Each system's results, and how many rows were reused; one metric and one system are the smallest.
-
-    folder: of images or videos, from `folder_of_run`.
-    """
-    problems = Problems()
-    absent_too = all(own.on_error == "nan" for own in options)
-    collections = _read(names, flags, folder, about(metrics), problems, absent_too=absent_too)
-    how = "with --rows FOLDER a run can be resumed"
-    if options[0].rows is not None:
-        how = f"rows are kept in {options[0].rows}: run the same command again to resume"
-    ids = [image_id for collection in collections for image_id in collection.ids]
-    owners = [
-        name if len(names) > 1 else ""
-        for name, collection in zip(names, collections, strict=True)
-        for _ in collection.ids
-    ]
-    kinds: list[type[Settings]] = [FileOptions, *(metric.Options for metric in metrics)]
-    with interruptible(how), in_words_of_the_user(kinds, ids, owners):
-        with beside(problems):
-            checked = _checked(metrics, options, collections, ids) if ids else []
-        tasks = [
-            Task(
-                metric.prepared(*systems),
-                systems,
-                folders_of_rows(type(metric), own, names, several=len(metrics) > 1),
-            )
-            for metric, own, systems in zip(_opened(metrics, options), options, checked, strict=True)
-        ]
-        encode_tasks(tasks, progress=True)
-        results = [
-            [
-                task.metric.combine(rows, samples=own)
-                for rows, own in zip(task.rows, task.systems, strict=True)
-            ]
-            for task in tasks
-        ]
-    scored = [
-        ScoredSystem(
-            name,
-            collection.ids,
-            collection.captions,
-            collection.images if folder is not None else None,
-            collection.references,
-            {metric.name: of_metric[place] for metric, of_metric in zip(metrics, results, strict=True)},
-            {}
-            if flags.report is None
-            else {
-                task.metric.name: Evidence(
-                    task.metric, task.systems[place], task.rows[place], of_metric[place]
-                )
-                for task, of_metric in zip(tasks, results, strict=True)
-            },
-        )
-        for place, (name, collection) in enumerate(zip(names, collections, strict=True))
-    ]
-    return scored, sum(task.reused for task in tasks)
-
-
-def folder_of_run(metrics: Metrics, options: Sequence[Options], flags: argparse.Namespace) -> str | None:
-    """The folder of images or videos, None where no metric opens any; it drops references that none needs.
-
-    Raises:
-        ValueError: it is missing.
-    """
-    if flags.references is not None and not any(metric.needs_references for metric in metrics):
-        verb = "need" if len(metrics) > 1 else "needs"
-        complain(f"warning: {title_of(metrics)} {verb} no references: --references is ignored")
-        flags.references = None
-    folder = folder_of(metrics, flags)
-    for metric, own in zip(metrics, options, strict=True):
-        if folder is None and metric.media and not metric.images_are_ids(own):
-            whom = f"{command_of(metric)}: " if len(metrics) > 1 else ""
-            argument = flag_of(str(argument_of(metric.media)))
-            raise ValueError(
-                f"{whom}{argument} is missing: name the folder of images, or pass --regions FEATURES made "
-                "before"
-            )
-    return folder
-
-
-def folders_of_rows(
-    metric: type[CaptionMetric], options: Options, names: Sequence[str], *, several: bool
-) -> list[Path | None]:
-    """Where a metric keeps the rows of each system: `--rows` itself, or METRIC/SYSTEM below it for several.
-
-    several: whether there are several metrics.
-    """
-    if options.rows is None:
-        return [None] * len(names)
-    folder = Path(options.rows)
-    if len(names) == 1 and not several:
-        return [folder]
-    return [folder / metric.name / name.replace("/", "_") for name in names]
-
-
-def _read(
-    names: Sequence[str],
-    flags: argparse.Namespace,
-    folder: str | None,
-    metric: type[CaptionMetric],
-    problems: Problems,
-    *,
-    absent_too: bool,
-) -> list[Collection]:
-    """The collections of all systems; `problems` with their rows are noted, others are one error."""
-    collections = []
-    medium = (metric.media or ("image",))[0]
-    for path in flags.candidates:
-        announce(f"reading {path} ...")
-        try:
-            collection = read_files(
-                flags, folder, candidates=path, medium=medium, problems=problems, absent_too=absent_too
-            )
-            collections.append(collection)
-        except ProblemsError as error:
-            if len(names) == 1:
-                raise
-            problems.add(str(error))
-    if len(collections) < len(names):
-        problems.raise_if_any()
-    if folder is not None and not len(problems):
-        _tell_without_caption(folder, medium, collections)
-    return collections
-
-
-def _tell_without_caption(folder: str, medium: str, collections: Sequence[Collection]) -> None:
-    """Say how many images of a folder no system has a caption of, and which, unless they are most of it."""
-    captioned = {Path(image).name for one in collections for image in one.images}
-    there = [name for name in names_in(Path(folder), medium) if bare(name, medium) != name]
-    without = sorted(set(there) - captioned)
-    if not without:
-        return
-    have = (
-        f"1 {medium} of the folder has"
-        if len(without) == 1
-        else f"{len(without):,} {medium}s of the folder have"
+def add_comparison_flags(parser: argparse.ArgumentParser) -> None:
+    """`--baseline`, `--format`, `--digits`, `--times-100` and `--report`."""
+    group = parser.add_argument_group(
+        "several systems",
+        "Each is tested against the baseline; Holm's correction adjusts the p-values of one metric for the "
+        "number of systems that it tests.",
     )
-    listed = ", ".join(repr(bare(name, medium)) for name in without[:3])
-    shown = f" ({listed}{', ...' if len(without) > 3 else ''})" if len(without) < len(captioned) else ""
-    complain(f"note: {have} no caption{shown}")
+    flag(group, "--baseline NAME", "the system to test against, by its name or file (default: the first)")
+    formats = "{" + ",".join(FORMATS) + "}"
+    flag(group, "--format", "format of the printed table", choices=FORMATS, metavar=formats, action="store")
+    digits = "decimals of scores for readers (default: 4 in tables, 3 on the page)"
+    flag(group, "--digits N", digits, choices=range(11))
+    times = "scores for readers times 100, as most papers print them; JSON and CSV stay as they are"
+    flag(group, "--times-100", times)
+    add_report_flag(group)
 
 
-def _checked(
-    metrics: Metrics, options: Sequence[Options], collections: Sequence[Collection], ids: Sequence[str]
-) -> list[list[Samples]]:
-    """The samples of each system, by each metric; every distinct picture is decoded once."""
-    captions = [caption for collection in collections for caption in collection.captions]
-    paths = [image for collection in collections for image in collection.images]
-    references = [texts for collection in collections for texts in collection.references or []] or None
-    entries = [entry for collection in collections for entry in collection.entries or []] or None
-    visuals: list[Any] | None = None
-    checked = []
-    for metric, own in zip(metrics, options, strict=True):
-        by_id = metric.images_are_ids(own)
-        shared = bool(metric.media) and not by_id and visuals is not None
-        samples = metric.check_input(
-            replace(own, on_error="nan") if shared else own,
-            captions,
-            visuals if shared else paths,
-            references,
-            progress=True,
-        )
-        samples = with_ids(samples, ids, metric.media, entries)
-        if metric.media and not by_id:
-            visuals = list(samples.images)
-        ends = [0, *accumulate(len(collection.ids) for collection in collections)]
-        checked.append([replace(samples[a:b], indices=range(b - a)) for a, b in pairwise(ends)])
-    return checked
+def add_report_flag(group: argparse._ActionsContainer) -> None:
+    text = "write a page there, index.html: the table, distributions, the worst and best captions"
+    flag(group, "--report FOLDER", text)
 
 
-def _opened(metrics: Metrics, options: Sequence[Options]) -> list[CaptionMetric]:
-    """The metrics with their weights; one error names all weights that are missing."""
-    problems, opened = Problems(), []
-    for metric, own in zip(metrics, options, strict=True):
-        announce(f"opening {metric.name} ...")
-        try:
-            opened.append(metric(replace(own, rows=None)))  # a folder may be of several systems
-        except WeightsError as error:
-            if len(metrics) > 1:
-                error.change(partial(_of_metric, metric.name))
-            problems.extend(error.problems)
-    if len(problems):
-        raise WeightsError(problems)
-    return opened
+def write_page(flags: argparse.Namespace, systems: Systems, command: Sequence[str]) -> None:
+    """Write the page that `--report` asks for, and print where it is; `command` repeats it."""
+    if flags.report is not None:
+        shown = replace(systems, titles=titles_of_parts(), command=shlex.join(["capeval", *command]))
+        say = complain if getattr(flags, "format", None) else print  # a table alone, for programs
+        say(f"report  {write_report(flags.report, shown)}")
 
 
-def _of_metric(name: str, problem: Problem) -> Problem:
-    """A problem whose advice on weights is for one metric of several."""
+def compare_systems(
+    systems: Sequence[ScoredSystem],
+    baseline: str | None,
+    *,
+    one_run: bool = False,
+    digits: int | None = None,
+    times_100: bool = False,
+) -> Systems:
+    """The table of systems by metrics, with Holm's correction over the systems that a metric tests.
 
-    def directed(piece: Piece) -> Piece:
-        if isinstance(piece, Setting) and piece.name == "weights" and piece.value != "tiny":
-            return replace(piece, name="set", value=f"{name}.weights={piece.value}")
-        return piece
+    The family of tests is a metric's, so that a further metric changes no p-value of another.
 
-    return problem.changed(directed)
+    Args:
+        systems: with the same metrics each.
+        baseline: the name of the one that the others are tested against; None: there is only one.
+        one_run: they were scored together, so that signatures differ only in the number of references that
+            the images of a system have.
+        digits, times_100: how scores are written for readers.
+    """
+    base = next((system for system in systems if system.name == baseline), systems[0])
+    cells: list[dict[str, Cell]] = [{} for _ in systems]
+    for metric in systems[0].results:
+        tests: list[Comparison | str | None] = [
+            None if system is base else _test(system.results[metric], base.results[metric], one_run)
+            for system in systems
+        ]
+        made = [test for test in tests if isinstance(test, Comparison)]
+        adjusted = iter(holm([test.p_value for test in made]))
+        for own, system, test in zip(cells, systems, tests, strict=True):
+            cell = _cell(system, metric)
+            if isinstance(test, Comparison):
+                cell = replace(cell, test=_plain(test, next(adjusted)))
+            own[metric] = cell if not isinstance(test, str) else replace(cell, no_test=test)
+    first = next(iter(systems[0].results.values()))
+    compared = Systems(
+        systems=[
+            System(s.name, s.ids, s.captions, s.images, s.references, own)
+            for s, own in zip(systems, cells, strict=True)
+        ],
+        columns=[_column(result) for result in systems[0].results.values()],
+        baseline=baseline,
+        visual=first.visual,
+        level=LEVEL,
+        test=TEST.format(first.visual),
+        correction=_correction(len(systems) - 1),
+        digits=digits,
+        times_100=times_100,
+    )
+    return replace(compared, messages=_messages(systems, base, compared))
+
+
+def _correction(tested: int) -> str:
+    if tested < 2:
+        return ""
+    return f"Holm's correction for the {tested} systems that each metric tests"
+
+
+def _test(system: Result, baseline: Result, one_run: bool) -> Comparison | str:
+    """The test of a system's mean minus the baseline's, or why there is none."""
+    try:
+        compare = system.compare_within_run if one_run else system.compare
+        return compare(baseline, level=LEVEL)
+    except ValueError as error:
+        return str(error)
+
+
+def _plain(test: Comparison, adjusted: float) -> Test:
+    interval = test.interval
+    return Test(
+        test.difference, interval.low, interval.high, test.p_value, adjusted, test.images, test.left_out
+    )
+
+
+def _cell(system: ScoredSystem, metric: str) -> Cell:
+    result = system.results[metric]
+    interval = interval_of(result)
+    return Cell(
+        mean=result.mean,
+        interval=(interval.low, interval.high) if isinstance(interval, Interval) else None,
+        no_interval="" if isinstance(interval, Interval) else interval,
+        scores=result.scores,
+        parts=result.parts,
+        errors=result.errors,
+        signature=result.signature,
+        truncated=result.counts.truncated,
+        empty=result.counts.empty,
+        evidence=result.evidence or system.evidence.get(metric),
+        lack=result.lack,
+    )
+
+
+def _column(result: Result) -> Column:
+    try:
+        metric = metric_of(result)
+    except ValueError:  # of a package that is not installed here
+        return Column(result.metric, result.metric, result.key, (float("nan"), float("nan")))
+    about = describe_metric(metric)
+    return Column(
+        metric.name,
+        metric.title,
+        metric.key,
+        metric.range,
+        metric.higher_is_better,
+        metric.relative,
+        metric.summary,
+        about.citation,
+        about.address,
+    )
+
+
+def _messages(systems: Sequence[ScoredSystem], base: ScoredSystem, compared: Systems) -> list[str]:
+    """What failed, was truncated or left out, equal things once for all systems and metrics."""
+    whose: dict[str, dict[str, list[str]]] = {}
+    for system, shown in zip(systems, compared.systems, strict=True):
+        for metric, cell in shown.cells.items():
+            total = len(cell.scores)
+            counts = {
+                "failed": len(cell.errors),
+                "truncated": cell.truncated,
+                "empty": cell.empty,
+            }
+            counted = [f"{count:,} of {total:,} captions {name}" for name, count in counts.items() if count]
+            reasons = [*counted, cell.no_interval, cell.no_test]
+            if cell.test is not None and cell.test.left_out:
+                difference = signed(compared.scaled(cell.test.difference), compared.decimals(4), 8)
+                reasons.append(_left_out(system, base, metric, cell.test, difference))
+            for reason in filter(None, reasons):
+                whose.setdefault(reason, {}).setdefault(system.name, []).append(metric)
+    metrics = len(compared.columns)
+    return [_prefix(owners, len(systems), metrics) + reason for reason, owners in whose.items()]
+
+
+def _left_out(system: ScoredSystem, base: ScoredSystem, metric: str, test: Test, difference: str) -> str:
+    """Which visuals a test leaves out, so that its difference is not that of the means in the table."""
+    scored = [
+        {name for name, score in zip(one.ids, one.results[metric].scores, strict=True) if isfinite(score)}
+        for one in (system, base)
+    ]
+    names = sorted(scored[0] ^ scored[1])
+    count, visual = test.left_out, system.results[metric].visual
+    have = f"1 {visual} has" if count == 1 else f"{count:,} {visual}s have"
+    listed = ""
+    if len(names) == count:  # else their ids are written in several ways
+        listed = f" ({', '.join(map(repr, names[:NAMED]))}{', ...' if count > NAMED else ''})"
+    return (
+        f"{have} a score in only one of system and baseline{listed}: the test is over the {test.count:,} "
+        f"that both have, where the difference is {difference}; the means are over all"
+    )
+
+
+def _prefix(owners: Mapping[str, Sequence[str]], systems: int, metrics: int) -> str:
+    """The systems that a message is about, with the metrics where they are not all; empty for everything.
+
+    >>> _prefix({"a": ["bleu", "cider"], "b": ["bleu"]}, 2, 2), _prefix({"a": ["bleu"], "b": ["bleu"]}, 2, 1)
+    ('a, b (bleu): ', '')
+    """
+    if len(owners) == systems and all(len(own) == metrics for own in owners.values()):
+        return ""
+    named = [name if len(own) == metrics else f"{name} ({', '.join(own)})" for name, own in owners.items()]
+    return f"{', '.join(named)}: "
+
+
+def show(systems: Systems, form: str) -> str:
+    """The table in one of `FORMATS`, without the last line break."""
+    if form == "json":
+        return json_text(systems_content(systems)).rstrip("\n")
+    if form == "csv":
+        return long_table(systems).csv().rstrip("\n")
+    if form == "text":
+        return stacked_table(systems).text()
+    table = cells_table(systems)
+    return (table.markdown() if form == "markdown" else table.latex()).rstrip("\n")
+
+
+def systems_content(systems: Systems, scored: Sequence[ScoredSystem] | None = None) -> dict[str, Any]:
+    """The table in JSON's types; with what it is made of, the results of every caption too."""
+    content = []
+    for place, system in enumerate(systems.systems):
+        results = []
+        for column in systems.columns:
+            cell = system.cells[column.name]
+            test = None
+            if cell.test is not None:
+                test = {**vars(cell.test), "significant": systems.significant(cell)}
+            if scored is None:
+                own = _content_of(cell, column, systems.level)
+            else:
+                own = result_content(scored[place].results[column.name])
+            results.append({**own, "test": test})
+        texts = {} if scored is None else {"ids": list(system.ids), "captions": list(system.captions)}
+        content.append({"system": system.name, **texts, "results": results})
+    return {
+        "baseline": systems.baseline,
+        "test": systems.test,
+        "correction": systems.correction,
+        "level": systems.level,
+        "messages": list(systems.messages),
+        "systems": content,
+    }
+
+
+def result_content(result: Result) -> dict[str, Any]:
+    """A result with its interval, and its evidence if it was kept, in JSON's types."""
+    interval = interval_of(result)
+    content = {**result.to_dict(), "interval": vars(interval) if isinstance(interval, Interval) else None}
+    if result.evidence is not None:
+        content["evidence"] = [result.evidence[i] for i in range(len(result.scores))]
+    return content
+
+
+def _content_of(cell: Cell, column: Column, level: float) -> dict[str, Any]:
+    """A cell without what it says of single captions."""
+    bounds = None if cell.interval is None else {"low": cell.interval[0], "high": cell.interval[1]}
+    counts = {"captions": len(cell.scores), "failed": len(cell.errors)}
+    return {
+        "metric": column.name,
+        "key": column.key,
+        "mean": cell.mean,
+        "interval": None if bounds is None else {**bounds, "level": level},
+        "counts": {**counts, "truncated": cell.truncated, "empty": cell.empty},
+        "signature": cell.signature,
+    }

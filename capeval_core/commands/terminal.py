@@ -7,21 +7,23 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from capeval_core.errors import did_you_mean
 
-GAP = "  "
-_WIDEST = 100  # lines longer than this are hard to read
 WHOLE_LINES = 10**6
 """A `width` that nothing reaches: for what is copied, such as a signature."""
+GAP = "  "
+_WIDEST = 100  # lines longer than this are hard to read
+TYPES: dict[str, Callable[[str], Any]] = {"FILE": Path, "FOLDER": Path, "OUT": Path, "N": int, "X": float}
+"""What a flag's value is, by the word that stands for it."""
 _IN_OUR_WORDS = [
     (re.compile(r"^argument (\S+): invalid int value: '(.*)'$"), r"\1 \2: expected a whole number"),
     (re.compile(r"^argument (\S+): invalid float value: '(.*)'$"), r"\1 \2: expected a number"),
     (re.compile(r"^argument (\S+): expected one argument$"), r"\1: a value is missing"),
 ]
-"""What argparse says, and how the other messages of the command line say such things."""
 
 
 def complain(message: str) -> None:
@@ -30,7 +32,7 @@ def complain(message: str) -> None:
 
 
 def announce(message: str) -> None:
-    """What a command begins to do, on stderr; like progress bars on a terminal only."""
+    """What a command begins to do; like progress bars on a terminal only."""
     if sys.stderr.isatty():
         print(f"capeval: {message}", file=sys.stderr, flush=True)
 
@@ -59,7 +61,12 @@ def table(rows: Sequence[Sequence[str]], *, indent: str = "", width: int | None 
     return "\n".join(lines)
 
 
-def paragraph(text: str, *, indent: str = "") -> str:
+def summary(*rows: Sequence[str]) -> None:
+    """Print what came out, in lines that are not wrapped."""
+    print(table(rows, width=WHOLE_LINES), flush=True)
+
+
+def paragraph(text: str, indent: str = "") -> str:
     """Text wrapped to the terminal; long addresses stay whole."""
     return textwrap.fill(
         text,
@@ -77,18 +84,36 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         # Descriptions of groups are indented; the others come with their own line breaks.
-        return paragraph(text, indent=indent) if indent else super()._fill_text(text, width, indent)
+        return paragraph(text, indent) if indent else super()._fill_text(text, width, indent)
 
 
 class Parser(argparse.ArgumentParser):
     """argparse with whole flags only, a suggestion for a misspelt one, and one-line errors."""
 
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(formatter_class=_Formatter, allow_abbrev=False, **settings)
+    def __init__(
+        self,
+        command: str,
+        usage: str | None = None,
+        description: str = "",
+        epilog: str = "",
+        *,
+        raw_epilog: str = "",
+        **settings: Any,
+    ) -> None:
+        prog = f"capeval {command}".strip()
+        super().__init__(
+            prog=prog,
+            usage=None if usage is None else f"{prog} {usage}",
+            description="\n".join(map(paragraph, description.split("\n"))),
+            epilog=raw_epilog + "\n\n".join(map(paragraph, filter(None, epilog.split("\n")))),
+            formatter_class=_Formatter,
+            allow_abbrev=False,
+            **settings,
+        )
 
     def read(self, arguments: Sequence[str]) -> argparse.Namespace:
         """The arguments; anything wrong ends the program with status 2 and a message."""
-        unknown = [a.partition("=")[0] for a in arguments if a.startswith("--") and not self._knows(a)]
+        unknown = [a.partition("=")[0] for a in arguments if a.startswith("--") and not self.knows(a)]
         if unknown:
             hint = did_you_mean(unknown[0], self._option_string_actions)
             self.error(f"unknown option {unknown[0]}{hint}")
@@ -105,5 +130,20 @@ class Parser(argparse.ArgumentParser):
         complain(f"{message}\n(see {self.prog} --help)")
         self.exit(2)
 
-    def _knows(self, argument: str) -> bool:
+    def knows(self, argument: str) -> bool:
         return argument == "--" or argument.partition("=")[0] in self._option_string_actions
+
+
+def named_first(arguments: Sequence[str]) -> bool:
+    """Whether what a command is about comes first."""
+    return bool(arguments) and not arguments[0].startswith("-")
+
+
+def flag(group: argparse._ActionsContainer, name: str, text: str, **settings: Any) -> None:
+    """A flag, or an argument without dashes, with the word that stands for its value: `--out FOLDER`."""
+    name, _, value = name.partition(" ")
+    if value:
+        settings = {"metavar": value, "type": TYPES.get(value, str), **settings}
+    elif name.startswith("-"):
+        settings = {"action": "store_true", **settings}
+    group.add_argument(name, help=text, **settings)

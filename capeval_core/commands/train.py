@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from capeval_core.commands.arguments import add_flags, chosen, in_words_of_the_user
-from capeval_core.commands.files import FILES
+from capeval_core.commands.common import FILES, add_flags, chosen, in_words_of_the_user
 from capeval_core.commands.interrupts import interruptible
-from capeval_core.commands.terminal import Parser, complain, paragraph
+from capeval_core.commands.terminal import Parser, complain, flag, named_first
 from capeval_core.errors import FileError, file_problem
 from capeval_core.inputs.text_files import FileOptions
 from capeval_core.training.pacs import PacsTraining
@@ -36,11 +34,15 @@ _ABOUT = {
     "umic": "Train UNITER to rank captions of people above negatives made of them.",
     "vilbert": "Pre-train ViLBERT on images and captions: masked words, masked boxes, image-text matching.",
 }
+_KEPT = "the training is kept in {}: run the same command again to go on"
 
 
 def run(arguments: list[str]) -> int:
-    if not arguments or arguments[0].startswith("-"):
-        return _introduce(arguments)
+    if not named_first(arguments):
+        names = ", ".join(TRAINED)
+        epilog = f"METRIC is one of {names}. `capeval train METRIC --help` shows all options."
+        parser = Parser("train", "METRIC [options]", "Train a metric on captions and images.", epilog)
+        parser.introduce(arguments, f"the metric comes first: capeval train {{{','.join(TRAINED)}}} ...")
     name, *rest = arguments
     if name not in TRAINED:
         raise ValueError(f"{name!r} cannot be trained here (known: {', '.join(TRAINED)})")
@@ -80,7 +82,7 @@ def _train_on_images(training: PacsTraining, flags: argparse.Namespace) -> None:
         validation = _captions_of(flags, flags.validation_captions, folder, flags.validation_split)
     data = PairData(training, captioned, positives, validation)
     flags.out.mkdir(parents=True, exist_ok=True)
-    with _resumable(flags.out):
+    with interruptible(_KEPT.format(flags.out)):
         weights = train_pacs(training, data, flags.out, report=complain)
     _conclude(training, captioned, flags.out, weights, "validation loss")
 
@@ -98,16 +100,12 @@ def _train_on_regions(training: RegionTraining, flags: argparse.Namespace) -> No
     judged = _judged(flags, store) if isinstance(training, UmicTraining) else None
     tagger = open_tagger(training.tagger)
     out.mkdir(parents=True, exist_ok=True)
-    with _resumable(out):
+    with interruptible(_KEPT.format(out)):
         if isinstance(training, UmicTraining):
             weights = train_umic(training, captioned, tagger, out, judged=judged, report=complain)
         elif isinstance(training, VilbertTraining):
             weights = train_vilbert(training, captioned, tagger, out, report=complain)
     _conclude(training, captioned, out, weights, "correlations where there are judgements")
-
-
-def _resumable(out: Path) -> AbstractContextManager[None]:
-    return interruptible(f"the training is kept in {out}: run the same command again to go on")
 
 
 def _conclude(
@@ -194,84 +192,34 @@ def _check_out(out: Path) -> None:
 
 def _parser(name: str) -> Parser:
     parser = Parser(
-        prog=f"capeval train {name}",
-        usage=f"capeval train {name} --captions FILE --images FOLDER --start WEIGHTS --out FOLDER [options]",
-        description=paragraph(
-            f"{_ABOUT[name]} A training that was "
-            "stopped goes on, exactly where it was, with the same command. On several GPUs: `accelerate "
-            f"launch -m capeval_core train {name} ...`."
-        ),
-        epilog=paragraph(FILES),
+        f"train {name}",
+        "--captions FILE --images FOLDER --start WEIGHTS --out FOLDER [options]",
+        f"{_ABOUT[name]} A training that was stopped goes on, exactly where it was, with the same command. "
+        f"On several GPUs: `accelerate launch -m capeval_core train {name} ...`.",
+        FILES,
     )
     files = parser.add_argument_group("captions and images")
-    files.add_argument("--captions", metavar="FILE", type=Path, help="captions by image id")
-    files.add_argument("--images", metavar="FOLDER", type=Path, help="the images that they describe")
-    files.add_argument("--dataset", metavar="NAME", help="or: a dataset's folder (`save_to_disk`) or Hub id")
-    files.add_argument(
-        "--split",
-        metavar="NAME",
-        help="part of it (default: train), or of a file whose rows name theirs, e.g. train,restval",
-    )
-    files.add_argument("--image-column", metavar="NAME", help="of the dataset's images (default: image)")
-    files.add_argument(
-        "--caption-column", metavar="NAME", help="of captions, in a file or dataset (default: caption)"
-    )
-    files.add_argument(
-        "--id-column",
-        metavar="NAME",
-        help="of image ids in a file; rows of a dataset with equal values there show one image",
-    )
+    flag(files, "--captions FILE", "captions by image id")
+    flag(files, "--images FOLDER", "the images that they describe")
+    flag(files, "--dataset NAME", "or: a dataset's folder (`save_to_disk`) or Hub id")
+    text = "part of it (default: train), or of a file whose rows name theirs, e.g. train,restval"
+    flag(files, "--split NAME", text)
+    flag(files, "--image-column NAME", "of the dataset's images (default: image)")
+    flag(files, "--caption-column NAME", "of captions, in a file or dataset (default: caption)")
+    text = "of image ids in a file; rows of a dataset with equal values there show one image"
+    flag(files, "--id-column NAME", text)
     if name == "umic":
-        _add_judgements(files)
+        text = "human judgements that end the training early: JSON, JSON lines or CSV with image_id, caption "
+        flag(files, "--judgements FILE", text + "and score")
+        flag(files, "--judgement-images FOLDER", "their images (default: --images)")
     if name == "pacs":
-        _add_positives(files)
-    files.add_argument(
-        "--out",
-        metavar="FOLDER",
-        type=Path,
-        required=True,
-        help="folder of the training: weights, log.jsonl, curves.png, and its state",
-    )
+        text = "generated captions and images: of `capeval augment`"
+        flag(files, "--positives FOLDER", text)
+        text = "captions of images that are held out (default: --validation is their share)"
+        flag(files, "--validation-captions FILE", text)
+        flag(files, "--validation-split NAME", "part of that file")
+        flag(files, "--validation-images FOLDER", "their images (default: --images)")
+    text = "folder of the training: weights, log.jsonl, curves.png, and its state"
+    flag(files, "--out FOLDER", text, required=True)
     add_flags(parser, TRAINED[name], title="options of the training")
     return parser
-
-
-def _introduce(arguments: list[str]) -> int:
-    parser = Parser(
-        prog="capeval train",
-        usage="capeval train METRIC [options]",
-        description="Train a metric on captions and images.",
-        epilog=paragraph(
-            f"METRIC is one of {', '.join(TRAINED)}. `capeval train METRIC --help` shows all options."
-        ),
-    )
-    parser.introduce(arguments, f"the metric comes first: capeval train {{{','.join(TRAINED)}}} ...")
-
-
-def _add_positives(files: argparse._ArgumentGroup) -> None:
-    files.add_argument(
-        "--positives", metavar="FOLDER", type=Path, help="generated captions and images: of `capeval augment`"
-    )
-    files.add_argument(
-        "--validation-captions",
-        metavar="FILE",
-        type=Path,
-        help="captions of images that are held out (default: --validation is their share)",
-    )
-    files.add_argument("--validation-split", metavar="NAME", help="part of that file")
-    files.add_argument(
-        "--validation-images", metavar="FOLDER", type=Path, help="their images (default: --images)"
-    )
-
-
-def _add_judgements(files: argparse._ArgumentGroup) -> None:
-    files.add_argument(
-        "--judgements",
-        metavar="FILE",
-        type=Path,
-        help="human judgements that end the training early: JSON, JSON lines or CSV with image_id, caption "
-        "and score",
-    )
-    files.add_argument(
-        "--judgement-images", metavar="FOLDER", type=Path, help="their images (default: --images)"
-    )

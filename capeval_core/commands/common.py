@@ -1,17 +1,20 @@
-"""Flags made from the options of a metric, and errors in the words of flags and files."""
+"""What commands share: the parser, flags made of options, messages, files that are read and written."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
 import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
 
+from capeval_core.commands.terminal import TYPES, complain, flag
 from capeval_core.errors import (
     Index,
     InputError,
@@ -23,17 +26,25 @@ from capeval_core.errors import (
     Words,
     did_you_mean,
 )
+from capeval_core.inputs import collection
 from capeval_core.inputs.media import ARGUMENTS, argument_of, medium_of
 from capeval_core.inputs.samples import Samples
 from capeval_core.inputs.sources import Texts
+from capeval_core.inputs.text_files import FileOptions
 from capeval_core.options import OptionDescription, Settings, describe_options
 from capeval_core.values import shown
+from capeval_core.writing import write_whole
 
-_SET = "--set"
-_WIDEST = 50
-"""Characters of the values of a flag that stand beside it."""
-_NUMBERS: dict[str, type[int] | type[float]] = {"int": int, "float": float}
+FILES = (
+    "Files are JSON ({image id: caption}, {image id: [captions or references]}, COCO results, COCO "
+    "annotations, Karpathy's), JSON lines, CSV, TSV, Flickr's lists or Parquet, told apart by their "
+    "extension or else their content, also compressed with gzip; - is standard input. An image's id is its "
+    "file name without the extension, or its path from the folder of images; for COCO also its number."
+)
+_FAILURES_SHOWN = 20
 Checked = TypeVar("Checked", bound=Samples)
+
+# flags
 
 
 def add_flags(
@@ -47,8 +58,13 @@ def add_flags(
     group = parser.add_argument_group(title)
     for option in describe_options(options):
         if option.flag and option.name not in leave_out:
-            flag = flag_of(option.name)
-            group.add_argument(flag, dest=option.name, default=argparse.SUPPRESS, **_kind(option))
+            name = flag_of(option.name)
+            group.add_argument(name, dest=option.name, default=argparse.SUPPRESS, **_kind(option))
+
+
+def add_file_flags(parser: argparse.ArgumentParser) -> None:
+    """Flags for the columns and splits of files."""
+    add_flags(parser, FileOptions, title="columns and splits of the files")
 
 
 def add_flags_of_several(
@@ -60,7 +76,7 @@ def add_flags_of_several(
 
     `--set` is for one of them. `without`: by option, the metrics that it has no meaning for.
     """
-    group = parser.add_argument_group("options of the metrics", f"Each but {_SET} is for all that have it.")
+    group = parser.add_argument_group("options of the metrics", "Each but --set is for all that have it.")
     add_set_flag(group, next(iter(options)))
     owners: dict[str, dict[str, OptionDescription]] = {}
     for metric, class_ in options.items():
@@ -78,20 +94,20 @@ def add_flags_of_several(
         )
         shape = {**kinds[0], "help": help_text}
         if "action" not in shape:
-            shape["type"] = _ForAll(shape.get("type", str), name, [*options])
+            shape["type"] = _for_all(shape.get("type", str), name, [*options])
         group.add_argument(flag_of(name), dest=name, default=argparse.SUPPRESS, **shape)
 
 
-class _ForAll:
-    """Reads a value that is for all metrics, and refuses the old spelling of one for a single metric."""
+def _for_all(kind: Callable[[str], Any], option: str, metrics: Sequence[str]) -> Callable[[str], Any]:
+    """Reads a value that is for all metrics, and refuses one that names a metric."""
 
-    def __init__(self, kind: Callable[[str], Any], option: str, metrics: Sequence[str]) -> None:
-        self.kind, self.option, self.metrics, self.__name__ = kind, option, metrics, kind.__name__
-
-    def __call__(self, text: str) -> Any:
-        if hint := pair_hint(self.option, text, self.metrics):
+    def read(text: str) -> Any:
+        if hint := pair_hint(option, text, metrics):
             raise argparse.ArgumentTypeError(f"{text!r}: {hint}")
-        return self.kind(text)
+        return kind(text)
+
+    read.__name__ = kind.__name__
+    return read
 
 
 def pair_hint(option: str, text: str, metrics: Sequence[str]) -> str | None:
@@ -103,25 +119,16 @@ def pair_hint(option: str, text: str, metrics: Sequence[str]) -> str | None:
     metric, equals, value = text.partition("=")
     if not equals or metric not in metrics:
         return None
-    return f"an option of one metric is {_SET} {shlex.quote(f'{metric}.{option}={value}')}"
+    return f"an option of one metric is --set {shlex.quote(f'{metric}.{option}={value}')}"
 
 
 def add_set_flag(group: argparse._ActionsContainer, example: str) -> None:
-    """`--set`."""
-    group.add_argument(
-        _SET,
-        metavar="METRIC.OPTION=VALUE",
-        action="append",
-        default=[],
-        help=f"any option of one metric, e.g. {example}.device=cuda",
-    )
+    text = f"any option of one metric, e.g. {example}.device=cuda"
+    flag(group, "--set METRIC.OPTION=VALUE", text, action="append", default=[])
 
 
 def options_set(given: Sequence[str], metric: str, metrics: Sequence[str]) -> dict[str, Any]:
     """The options of one metric among the values of `--set`, of which JSON's are read as such.
-
-    Raises:
-        ValueError: a value in another form, or for a metric that is not among `metrics`.
 
     >>> options_set(["pacs.w=2.5", "clips.w=1", "pacs.device=cuda"], "pacs", ["pacs", "clips"])
     {'w': 2.5, 'device': 'cuda'}
@@ -131,34 +138,16 @@ def options_set(given: Sequence[str], metric: str, metrics: Sequence[str]) -> di
         target, equals, value = text.partition("=")
         owner, dot, option = target.partition(".")
         if not equals or not dot:
-            raise ValueError(f"{_SET} {text}: expected METRIC.OPTION=VALUE, e.g. {metrics[0]}.device=cuda")
+            raise ValueError(f"--set {text}: expected METRIC.OPTION=VALUE, e.g. {metrics[0]}.device=cuda")
         if owner not in metrics:
             hint = did_you_mean(owner, metrics)
-            raise ValueError(f"{_SET} {text}: {owner!r} is not among the metrics{hint}")
+            raise ValueError(f"--set {text}: {owner!r} is not among the metrics{hint}")
         if owner == metric:
-            found[option.replace("-", "_")] = _value(value)
+            try:
+                found[option.replace("-", "_")] = json.loads(value)
+            except json.JSONDecodeError:
+                found[option.replace("-", "_")] = value
     return found
-
-
-@contextmanager
-def in_words_of_set(metric: str, given: Container[str]) -> Iterator[None]:
-    """Let problems with these options of a metric speak of `--set`, which gave them."""
-    try:
-        yield
-    except ProblemsError as error:
-        problems = Problems()
-        for problem in error.problems:
-            name = problem.argument
-            problems.add(replace(problem, argument=f"{_SET} {metric}.{name}") if name in given else problem)
-        problems.raise_if_any()
-
-
-def _value(text: str) -> Any:
-    """A value as JSON writes it, else the text itself."""
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError:
-        return text
 
 
 def chosen(arguments: argparse.Namespace, options: type[Settings]) -> dict[str, Any]:
@@ -197,12 +186,15 @@ def _kind(option: OptionDescription) -> dict[str, Any]:
     if option.choices:
         # For the eye only: the options class refuses other values, and says which was meant.
         shape["metavar"] = "{" + ",".join(map(str, option.choices)) + "}"
-        if len(shape["metavar"]) > _WIDEST:
+        if len(shape["metavar"]) > 50:
             shape |= {"metavar": "NAME", "help": f"{text}; one of {', '.join(map(str, option.choices))}"}
-    for name, kind in _NUMBERS.items():
+    for name, letter in (("int", "N"), ("float", "X")):
         if name in types:
-            shape |= {"type": kind, "metavar": "N" if kind is int else "X"}
+            shape |= {"type": TYPES[letter], "metavar": letter}
     return shape
+
+
+# errors in the words of flags and files
 
 
 class FlagWords(Words):
@@ -292,6 +284,19 @@ def in_words_of_the_user(
         raise InputError(words.of(error)) from error
 
 
+@contextmanager
+def in_words_of_set(metric: str, given: Container[str]) -> Iterator[None]:
+    """Let problems with these options of a metric speak of `--set`, which gave them."""
+    try:
+        yield
+    except ProblemsError as error:
+        problems = Problems()
+        for problem in error.problems:
+            name = problem.argument
+            problems.add(replace(problem, argument=f"--set {metric}.{name}") if name in given else problem)
+        problems.raise_if_any()
+
+
 def with_ids(
     samples: Checked,
     ids: Sequence[str],
@@ -315,3 +320,78 @@ def with_ids(
             type(image)(image.where, sources[entry]) for image, entry in zip(images, entries, strict=True)
         ]
     return replace(samples, images=images)
+
+
+# files
+
+
+def read_files(
+    flags: argparse.Namespace,
+    images: str | os.PathLike[str] | None,
+    *,
+    candidates: str | os.PathLike[str] | None = None,
+    **more: Any,
+) -> collection.Collection:
+    """The collection of --candidates, or of this file, and --references, where there is such a flag."""
+    file = flags.candidates if candidates is None else candidates
+    references = getattr(flags, "references", None)
+    with in_words_of_the_user(FileOptions):
+        options = FileOptions(**chosen(flags, FileOptions))
+        return collection.read_collection(file, images, references, options=options, **more)
+
+
+def check_output(name: str, out: Path | None, read: Sequence[tuple[str, object]] = ()) -> None:
+    """Refuse a file that could not be written, or that is one of those that are read, beside their names."""
+    if out is None:
+        return
+    if str(out) == "-":
+        raise ValueError(f"{name} - : name a file, standard output shows the summary")
+    if not out.parent.is_dir():
+        raise FileNotFoundError(f"{name} {out}: there is no folder {out.parent}")
+    if out.is_dir():
+        raise IsADirectoryError(f"{name} {out} is a folder: name a file")
+    for whose, source in read:
+        if source is not None and out.resolve() == Path(str(source)).resolve():
+            raise ValueError(f"{name} {out} is the file of {whose}, which it would overwrite: name another")
+    if not os.access(out if out.exists() else out.parent, os.W_OK):
+        raise PermissionError(f"{name} {out} cannot be written (permission denied)")
+
+
+def write(name: str, path: Path, content: str | bytes) -> None:
+    """Write what a flag asks for, as a whole or not at all; an OSError names the flag."""
+    try:
+        write_whole(path, content, into_pipes=True)
+    except OSError as error:
+        raise OSError(f"{name} {path} cannot be written ({error.strerror or error})") from error
+
+
+class Outputs:
+    """Files written one after the other, of which a failing one costs neither the others nor the summary."""
+
+    def __init__(self) -> None:
+        self._failure: Exception | None = None
+
+    @contextmanager
+    def next(self) -> Iterator[None]:
+        """Keep the block's error for `finish`."""
+        try:
+            yield
+        except (OSError, ValueError) as error:
+            self._failure = self._failure or error
+
+    def finish(self) -> None:
+        """Raise the first error."""
+        if self._failure is not None:
+            raise self._failure
+
+
+def tell_reasons(reasons: Sequence[str], total: int, items: str) -> None:
+    """Say why so many of all items failed, the first reasons of all, each once."""
+    if not reasons:
+        return
+    counts = Counter(reasons)
+    more = len(counts) - _FAILURES_SHOWN
+    lines = [f"{len(reasons):,} of {total:,} {items} failed:"]
+    for reason, count in list(counts.items())[:_FAILURES_SHOWN]:
+        lines += f"{reason}{f' ({count:,} {items})' if count > 1 else ''}".split("\n")
+    complain("\n  ".join([*lines, *([f"and {more:,} more reasons"] if more > 0 else [])]))
