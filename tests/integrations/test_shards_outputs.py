@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from capeval_core.commands.shards_output import run_check, run_histogram, run_merge
+from capeval_core.cli import main
 from capeval_core.errors import FileError
 from capeval_core.integrations.shards import check_shards, merge_shards, score_histogram, score_shard
 from capeval_core.integrations.shards.distribution import order_statistics
@@ -170,13 +170,13 @@ def test_many_duplicates_are_counted_and_the_first_are_named(tmp_path: Path) -> 
 
 
 def test_the_command_check_names_everything(outputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_check([str(outputs)]) == 0
+    assert main(["shards", "check", str(outputs)]) == 0
     assert "unique" in capsys.readouterr().out
     write_output(outputs / "3.parquet", ["row-000001", "new"], [0.5, 0.6])
     (outputs / "4.parquet").write_bytes(b"PAR1")
     (outputs / "5.parquet").write_bytes(b"text")
     (outputs / ".6.partial").write_bytes(b"")
-    assert run_check([str(outputs)]) == 1
+    assert main(["shards", "check", str(outputs)]) == 1
     shown = capsys.readouterr()
     assert "shards     6 (2 damaged)" in shown.out and "signature  capeval:x (1 shard)" in shown.out
     for line in (
@@ -217,7 +217,7 @@ def test_ranks_of_every_float_in_order() -> None:
 
 def test_the_command_histogram(outputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     png = tmp_path / "scores.png"
-    assert run_histogram([str(outputs), "--keep", "0.3", "--png", str(png)]) == 0
+    assert main(["shards", "histogram", str(outputs), "--keep", "0.3", "--png", str(png)]) == 0
     shown = capsys.readouterr().out
     scores = pq.read_table(outputs)["score"].drop_null().to_numpy()
     threshold = float(np.sort(scores)[-18])
@@ -227,17 +227,18 @@ def test_the_command_histogram(outputs: Path, tmp_path: Path, capsys: pytest.Cap
     with Image.open(png) as image:
         colours = {colour for _, colour in image.convert("RGB").getcolors(1 << 24) or []}
     assert set(REGIONS[:2]) <= colours  # kept and others
-    assert run_merge([str(outputs), "--output", str(tmp_path / "all.parquet")]) == 0
+    assert main(["shards", "merge", str(outputs), "--output", str(tmp_path / "all.parquet")]) == 0
     assert "rows   60" in capsys.readouterr().out
 
 
 def test_one_score_or_none_has_a_histogram_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_output(tmp_path / "a.parquet", ["x", "y"], [0.5, None])
-    assert run_histogram([str(tmp_path), "--keep", "1", "--png", str(tmp_path / "x.png")]) == 0
+    assert main(["shards", "histogram", str(tmp_path), "--keep", "1", "--png", str(tmp_path / "x.png")]) == 0
     assert "score >= 0.500000 keeps 1 row, 100.00%" in capsys.readouterr().out
     write_output(tmp_path / "a.parquet", ["x"], [None])
-    assert run_histogram([str(tmp_path), "--keep", "0.3", "--png", str(tmp_path / "x.png")]) == 1
+    assert (
+        main(["shards", "histogram", str(tmp_path), "--keep", "0.3", "--png", str(tmp_path / "x.png")]) == 1
+    )
     assert capsys.readouterr().out == "rows  1 (1 without a score)\n"
     for share in ("0", "1.5", "nan"):
-        with pytest.raises(ValueError, match="expected a share above 0, at most 1"):
-            run_histogram([str(tmp_path), "--keep", share])
+        assert main(["shards", "histogram", str(tmp_path), "--keep", share]) == 2
