@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import IO
@@ -32,6 +32,7 @@ SIGNATURES = {
     "HEIC": re.compile(rb".{4}ftyp(?:hei[cxms]|hev[cxms]|mif1|msf1)", re.DOTALL),
     "AVIF": re.compile(rb".{4}ftypavi[fs]", re.DOTALL),
     "JPEG XL": re.compile(rb"\xff\x0a|\x00\x00\x00\x0cJXL "),
+    "TGA": re.compile(rb".*TRUEVISION-XFILE\.\0\Z", re.DOTALL),
     "MP4": re.compile(rb".{4}ftyp(?:isom|iso[2-9]|mp4[12]|qt  |M4V |3gp)", re.DOTALL),
 }
 
@@ -147,12 +148,8 @@ def without_scan(data: bytes) -> bytes | None:
 
 def format_of(data: bytes) -> str | None:
     """The name of a format that is not among those that are opened, by how its files begin (or end)."""
-    for form, signature in SIGNATURES.items():
-        if form not in readable_formats() and signature.match(data):
-            return form
-    if data.endswith(b"TRUEVISION-XFILE.\0"):
-        return "TGA"
-    return _begins(data, [form for form in Image.OPEN if form not in FORMATS])
+    opened = readable_formats()
+    return _begins(data, [form for form in (*SIGNATURES, *Image.OPEN) if form not in opened])
 
 
 def image_format(start: bytes) -> str | None:
@@ -161,18 +158,18 @@ def image_format(start: bytes) -> str | None:
     >>> image_format(b"BM5"), image_format(b"GIF89a"), image_format(b"RIFF1234AVI LIST")
     ('BMP', None, None)
     """
-    for form in ("HEIC", "AVIF", "JPEG XL", "PDF", "SVG"):
-        if SIGNATURES[form].match(start):
-            return form
-    return _begins(start, [form for form in readable_formats() if form != "GIF"])
+    return _begins(
+        start,
+        ["HEIC", "AVIF", "JPEG XL", "PDF", "SVG", *(form for form in readable_formats() if form != "GIF")],
+    )
 
 
-def _begins(data: bytes, forms: list[str]) -> str | None:
-    """The first of Pillow's formats whose files begin so."""
+def _begins(data: bytes, forms: Sequence[str]) -> str | None:
+    """The first of these formats whose files are so."""
     for form in forms:
-        accepts = Image.OPEN[form][1]
+        accepts = Image.OPEN[form][1] if form in Image.OPEN else None
         try:
-            if accepts and accepts(data[:16]):
+            if (form in SIGNATURES and SIGNATURES[form].match(data)) or (accepts and accepts(data[:16])):
                 return form
         except Exception:  # a plugin that trips over a few bytes does not know them
             continue

@@ -59,11 +59,7 @@ class Samples:
 
 @dataclass(frozen=True)
 class Pools(Samples):
-    """Checked pools of candidates, one row per candidate.
-
-    `candidates` holds the position of each in the pool of its image, whose first candidate has the index
-    `index - candidate`.
-    """
+    """Checked pools, one row per candidate; `candidates` holds the position of each in the pool."""
 
     candidates: Sequence[int]
 
@@ -101,30 +97,15 @@ def check_samples(
     kept: Callable[[str, Any, Sequence[str]], bool] | None = None,
     progress: bool = False,
 ) -> Samples:
-    """Check everything that a user hands in, and raise all problems at once.
+    """Check everything that a user hands to `CaptionMetric.score`, and raise all problems at once.
 
-    captions: one string per row (list, tuple, numpy array, pandas Series, a column of a dataset).
-    images: one visual per row, each anything that `InputImage.of` takes, or `InputFrames.of` or
-        `InputBoxes.of` by `media`; also an array (N, H, W, C), a tensor (N, 3, H, W), or the image column of
-        a dataset, which is read row by row and not by its own decoder (that one applies the EXIF
-        orientation, the published metrics do not).
-    references: per row a list of strings, of any length above zero, or one bare string. Ignored unless
-        `needs_references`.
-    on_error: "raise" decodes every distinct visual now; "nan" leaves them to their `load`, so that a broken
-        file costs its own row later. What can never work (lengths, types, None) raises with both.
-    empty: "error" refuses empty and whitespace-only captions and references; "score" lets them through.
-    media: the kinds of visuals that the metric takes: "image", "video", "boxes"; none for texts alone, whose
-        references then stand for the image.
-    kept: whether an earlier run has a row of a caption, its visual and references: it is not decoded again.
-    progress: show a bar of the visuals that are decoded, on a terminal only.
-
-    Raises InputError or InputTypeError, which are ValueError and TypeError, with all problems.
+    media: the kinds of visuals that the metric takes; none for texts alone, whose references then stand for
+    the image. on_error: "raise" decodes every distinct visual now; "nan" leaves them to their `load`, so that
+    a broken file costs its own row later. kept: whether an earlier run has a row of a caption, its visual and
+    references: it is not decoded again. progress: show a bar of those that are decoded, on a terminal only.
 
     >>> import numpy as np
     >>> grey = np.full((4, 6), 128, dtype="uint8")
-    >>> samples = check_samples(["a wall", "grey"], [grey, grey], needs_references=False)
-    >>> len(samples), samples[1:].captions, samples[1:].indices
-    (2, ['grey'], [1])
     >>> check_samples(["a wall", ""], [grey], needs_references=False)
     Traceback (most recent call last):
     capeval_core.errors.InputError: 2 problems with the input:
@@ -163,12 +144,7 @@ def check_pools(
     media: Sequence[str] = ("image",),
     progress: bool = False,
 ) -> Pools:
-    """Check pools of candidates and their images; arguments and errors as for `check_samples`.
-
-    captions: per image a list of candidates, one or more, each pool of any size.
-
-    Returns:
-        One row per candidate, pool after pool, with its position in the pool in `candidates`.
+    """One row per candidate of pools, checked as by `check_samples`.
 
     >>> import numpy as np
     >>> grey = np.full((4, 6), 128, dtype="uint8")
@@ -196,10 +172,10 @@ def check_pools(
 
 
 def _check_choices(on_error: str, empty: str) -> Problems:
-    if on_error not in ("raise", "nan"):
-        raise wrong_option("on_error", on_error, "", 'expected "raise" or "nan"', verb="")
-    if empty not in ("error", "score"):
-        raise wrong_option("empty", empty, "", 'expected "error" or "score"', verb="")
+    choices = (("on_error", on_error, "raise", "nan"), ("empty", empty, "error", "score"))
+    for name, value, *known in choices:
+        if value not in known:
+            raise wrong_option(name, value, "", f'expected "{known[0]}" or "{known[1]}"', verb="")
     return Problems()
 
 
@@ -209,7 +185,7 @@ def _check_visuals(
     """A visual per row, None where the value can be none."""
     argument = str(argument_of(media))
     visuals = check_visuals(images, problems, media)
-    if rows is not None and visuals is not None and (rows or visuals) and rows != len(visuals):
+    if rows is not None and visuals is not None and rows != len(visuals):
         problems.add(other_length("captions", rows, argument, len(visuals), fix.format(argument[:-1])))
     return visuals or []
 

@@ -25,19 +25,12 @@ _ENDED = re.compile(r"""(?:["']|\b(?:nan|None|null|[\d.]+))\s*,?\s*[\])]+\s*$"""
 def is_written_list(text: str, *, whole: bool = True) -> bool:
     """Whether a text was a list or tuple of strings, whether or not it can still be read.
 
-    Args:
-        text: a caption, a reference or a cell.
-        whole: it also has to end like one; without, a text that was cut off counts, and so do captions such
-            as `["Stop"] on a sign`.
+    whole: it also has to end like one; without, what was cut off counts, and so does `["Stop"] on a sign`.
 
     >>> [is_written_list(text) for text in ("['a dog', nan]", "['a dog' 'a cat']", "[sic] a dog")]
     [True, True, False]
-    >>> is_written_list('["Stop"] on a sign'), is_written_list('["Stop"] on a sign', whole=False)
-    (False, True)
     """
-    if not _BEGUN.match(text):
-        return False
-    return not whole or _ENDED.search(text) is not None
+    return bool(_BEGUN.match(text) and (not whole or _ENDED.search(text)))
 
 
 def read_written_list(text: str) -> list[Any] | None:
@@ -173,9 +166,8 @@ def check_references(
 def united(corpora: Sequence[Sequence[Any]]) -> Sequence[Any]:
     """The union of corpora as multisets, whose documents are texts, or lists of texts and visuals.
 
-    A document counts as often as in the corpus where it is most frequent. So references that systems share
-    count once, the order of systems has no effect, and neither has a copy of a system. Visuals of one content
-    are equal.
+    A document counts as often as in the corpus where it is most frequent: so references that systems share
+    count once, and neither the order of systems nor a copy of one has an effect.
 
     >>> united([["a dog", "a dog", ["x", "y"]], [["x", "y"], "a dog", "a cat"]])
     ['a dog', 'a dog', ['x', 'y'], 'a cat']
@@ -201,9 +193,6 @@ def _key_of(part: Any) -> Any:
 
 def corpus_texts(texts: Any) -> list[str]:
     """The texts of a corpus, given as strings or as lists of them; empty ones are welcome.
-
-    Raises:
-        ValueError, TypeError: everything that is wrong with them.
 
     >>> corpus_texts([["a dog", "a hound"], "a cat"])
     ['a dog', 'a hound', 'a cat']
