@@ -63,14 +63,6 @@ def read_collection(
     different ones in several rows, as where a run was appended to another.
 
     Raises FileError that lists everything that does not match.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     _ = Path(folder, "captions.json").write_text('{"42": "a dog"}')
-    ...     Path(folder, "COCO_val2014_000000000042.jpg").touch()
-    ...     joined = read_collection(Path(folder, "captions.json"), folder)
-    >>> joined.ids, joined.captions, joined.images[0].name, joined.references
-    (['42'], ['a dog'], 'COCO_val2014_000000000042.jpg', None)
     """
     noted, problems = problems, Problems()
     options = options or FileOptions()

@@ -50,10 +50,7 @@ class ImageError(InputError):
 
 
 class Refused(Exception):  # noqa: N818  (on its way to who knows which argument it is)
-    """Why a value is no visual, as a problem without its argument.
-
-    index: where in the value, e.g. `("bytes",)` or `(7,)`; the rest is as for `Problem`.
-    """
+    """Why a value is no visual: a `Problem` without its argument; index: where in the value, `("bytes",)`."""
 
     def __init__(
         self,
@@ -266,11 +263,7 @@ def resized(
 
 
 def central_box(whole: tuple[int, int], size: int) -> tuple[tuple[int, int], tuple[int, int, int, int]]:
-    """Width and height of an image whose shorter side becomes `size`, and the box of its central square.
-
-    >>> central_box((500, 375), 224)
-    ((298, 224), (37, 0, 261, 224))
-    """
+    """Width and height of an image whose shorter side becomes `size`, and the box of its central square."""
     width, height = whole
     sides = (size, int(size * height / width)) if width <= height else (int(size * width / height), size)
     left, top = (round((side - size) / 2.0) for side in sides)

@@ -204,10 +204,6 @@ def only_matches(
 
 
 def some_of(names: Sequence[str]) -> str:
-    """
-    >>> some_of("ab"), some_of("abcdefg")
-    ("'a', 'b'", "'a', 'b', 'c', 'd', 'e', ...")
-    """
     return ", ".join(map(repr, names[:NAMED])) + (", ..." if len(names) > NAMED else "")
 
 

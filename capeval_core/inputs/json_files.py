@@ -77,11 +77,6 @@ def parse_json(path: Path, text: str, first_line: int = 1, once: str = _ONCE) ->
     """JSON in which a repeated key is an error: `json` would silently keep the last.
 
     Raises FileError, with lines counted from `first_line`; `once` is the fix where a key comes twice.
-
-    >>> parse_json(Path("c.json"), '{"42": "a dog", "42": "a cat"}')
-    Traceback (most recent call last):
-    capeval_core.errors.FileError: c.json: the key '42' comes twice; for several captions of an image use
-    {image id: [captions]}
     """
     repeated: list[str] = []
 

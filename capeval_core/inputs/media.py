@@ -54,20 +54,12 @@ Rows = list[InputVisual[Any] | None]
 
 
 def argument_of(media: Sequence[str]) -> str | None:
-    """The argument of `CaptionMetric.score` that takes visuals of these media; None for texts alone.
-
-    >>> argument_of(("image", "boxes")), argument_of(("video",)), argument_of(())
-    ('images', 'videos', None)
-    """
+    """The argument of `CaptionMetric.score` that takes visuals of these media; None for texts alone."""
     return ("videos" if media[0] == "video" else "images") if media else None
 
 
 def medium_of(name: str) -> str:
-    """The medium that an argument or a column of visuals names, be it for one or for many.
-
-    >>> medium_of("images"), medium_of("video")
-    ('image', 'video')
-    """
+    """The medium that an argument or a column of visuals names, be it for one or for many."""
     return name.removesuffix("s")
 
 

@@ -214,11 +214,7 @@ def text_counts(samples: Samples) -> list[int]:
 
 
 def parts(sizes: Sequence[int], limit: int) -> Iterator[slice]:
-    """Consecutive items whose sizes add up to at most `limit`, but at least one item.
-
-    >>> list(parts([2, 2, 9, 1], 4))
-    [slice(0, 2, None), slice(2, 3, None), slice(3, 4, None)]
-    """
+    """Consecutive items whose sizes add up to at most `limit`, but at least one item."""
     start = total = 0
     for end, size in enumerate(sizes):
         if end > start and total + size > limit:

@@ -12,8 +12,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Generic, TypeVar
+from typing import IO, Any, Generic, TypeVar
 
+import numpy as np
 from PIL import Image
 
 from capeval_core.inputs.decoding import (
@@ -26,9 +27,6 @@ from capeval_core.inputs.decoding import (
     undecodable,
 )
 from capeval_core.inputs.sequences import is_tensor
-
-if TYPE_CHECKING:
-    import numpy as np
 
 LONGEST_FILE = 2**30  # bytes; what is longer is a video or a disk image, and would be read into memory
 ROUNDING = 1e-5  # how far beyond [0, 1] float arithmetic may carry a pixel
@@ -220,8 +218,6 @@ class FromArray(Pixels):
         return f"the {self.kind} of shape {self.shape}"
 
     def image(self) -> Image.Image:
-        import numpy as np
-
         value = self.value
         refuse_size(value.shape[1], value.shape[0], self.name)  # a view of few numbers may have any shape
         if is_tensor(value):
@@ -233,8 +229,6 @@ class FromArray(Pixels):
 
 
 def source_of_array(value: Any) -> FromArray:
-    import numpy as np
-
     if np.ma.is_masked(value):
         raise Refused("the numpy array has masked pixels, and an image has none", "pass array.filled(value)")
     array = np.asarray(value)
@@ -290,8 +284,6 @@ def _refuse_dtype(dtype: str, kind: str) -> None:
 
 def _as_uint8(array: np.ndarray[Any, Any], kind: str) -> np.ndarray[Any, Any]:
     """Floats in [0, 1] rounded to 0..255; Refused for NaN, inf and other ranges."""
-    import numpy as np
-
     if array.dtype == np.uint8:
         return array
     low, high = float(array.min()), float(array.max())  # NaN passes through min

@@ -167,15 +167,8 @@ class Texts:
 class Gatherer:
     """Turns the rows of a file into Texts and notes what is wrong with them.
 
-    path: the file, which begins every message. fields: the names that a row's text may have, the first that
-    is there counts. column: which of the options names the texts. wide: whether a table may have one row per
-    image, its candidates side by side.
-
-    >>> problems = Problems()
-    >>> gatherer = Gatherer(Path("c.json"), CANDIDATE_FIELDS, problems)
-    >>> gatherer.row({"image_id": 42, "caption": "a dog"}, "entry 0")
-    >>> gatherer.texts.rows
-    [('42', 'a dog')]
+    fields: the names that a row's text may have, the first that is there counts. column: which of the options
+    names the texts. wide: whether a table may have one row per image, its candidates side by side.
     """
 
     def __init__(

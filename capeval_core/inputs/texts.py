@@ -26,19 +26,12 @@ def is_written_list(text: str, *, whole: bool = True) -> bool:
     """Whether a text was a list or tuple of strings, whether or not it can still be read.
 
     whole: it also has to end like one; without, what was cut off counts, and so does `["Stop"] on a sign`.
-
-    >>> [is_written_list(text) for text in ("['a dog', nan]", "['a dog' 'a cat']", "[sic] a dog")]
-    [True, True, False]
     """
     return bool(_BEGUN.match(text) and (not whole or _ENDED.search(text)))
 
 
 def read_written_list(text: str) -> list[Any] | None:
-    """The list or tuple of strings, or the JSON list, that a text is; None if it is none.
-
-    >>> read_written_list("['a dog', 'a cat']"), read_written_list('["a dog", 5]'), read_written_list("[sic]")
-    (['a dog', 'a cat'], ['a dog', 5], None)
-    """
+    """The list or tuple of strings, or the JSON list, that a text is; None if it is none."""
     # The pattern bounds what is evaluated: no nesting, nothing but strings.
     for read, fits in (
         (json.loads, text.lstrip().startswith("[")),
@@ -192,11 +185,7 @@ def _key_of(part: Any) -> Any:
 
 
 def corpus_texts(texts: Any) -> list[str]:
-    """The texts of a corpus, given as strings or as lists of them; empty ones are welcome.
-
-    >>> corpus_texts([["a dog", "a hound"], "a cat"])
-    ['a dog', 'a hound', 'a cat']
-    """
+    """The texts of a corpus, given as strings or as lists of them; empty ones are welcome."""
     problems = Problems()
     checked = _Texts("texts", "score", problems)
     listed: list[str] = []

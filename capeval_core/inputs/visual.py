@@ -137,9 +137,6 @@ class InputVisual(ABC, Generic[Loaded]):
         """The same visual under another name in messages."""
         return type(self)(where, self.source)
 
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.where}: {self.name}>"
-
 
 def image_source(value: Any) -> Source[Image.Image]:
     """The source of a value that `InputImage.of` accepts, or Refused."""
