@@ -19,6 +19,7 @@ import pytest
 import torch
 from PIL import Image
 
+from capeval_core.authoring import windows
 from capeval_core.errors import InputError, InputTypeError, ProblemsError
 from tests.inputs.photographs import encoded, photograph, turned
 from tests.inputs.video_writing import video
@@ -119,6 +120,10 @@ def test_windows_keep_their_place() -> None:
     assert [visual.where for visual in chosen.images] == ["images[3]", "images[1]"]
     last = samples[-1:]
     assert (list(last.indices), last.captions, last.references) == ([4], ["e"], [["ee"]])
+    for texts in (1, 2, 4, 5, 10, 99):
+        parts = list(windows(samples, texts))  # a caption and its reference are two texts
+        assert [index for part in parts for index in part.indices] == [0, 1, 2, 3, 4]
+        assert {len(part) for part in parts[:-1]} <= {max(1, texts // 2)}
 
 
 # ---- everything that is wrong, at once
