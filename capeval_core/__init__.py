@@ -23,7 +23,7 @@ _MODULES = {
     "load": "capeval_core.registry",
     "list_metrics": "capeval_core.registry",
     "module": "capeval_core.integrations.evaluate_module",
-    "module_path": "capeval_core.installed",
+    "module_path": "capeval_core.registry",
     "Result": "capeval_core.result",
 }
 

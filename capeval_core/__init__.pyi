@@ -11,14 +11,13 @@ from typing_extensions import Unpack, deprecated
 
 from capeval_core._version import __version__ as __version__
 from capeval_core.cache import FeatureCache
-from capeval_core.installed import module_path as module_path
 from capeval_core.integrations.evaluate_module import module as module
 from capeval_core.metric import CaptionMetric
 from capeval_core.options import CorpusStatistics
 from capeval_core.phrases.source import PhraseSource
 from capeval_core.regions.features import RegionEncoder
 from capeval_core.regions.source import RegionSource
-from capeval_core.registry import list_metrics as list_metrics
+from capeval_core.registry import list_metrics as list_metrics, module_path as module_path
 from capeval_core.result import Result as Result
 from capeval_core.scores.clips import ClipS, RefClipS
 from capeval_core.scores.eco.metric import Eco

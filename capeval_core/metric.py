@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -21,12 +21,13 @@ from capeval_core.errors import Problem, Problems, folder_path, warn, wrong_opti
 from capeval_core.inputs.media import argument_of
 from capeval_core.inputs.samples import Samples, check_samples
 from capeval_core.inputs.texts import united
-from capeval_core.metric_facts import MetricFacts
 from capeval_core.options import CorpusStatistics
 from capeval_core.options import Options as CommonOptions
-from capeval_core.result import Result, Values, stands_for_zero
+from capeval_core.result import Published, Result, Values, stands_for_zero
 from capeval_core.row_store import RowCollector, RowStore, check_folder, kept_rows
 from capeval_core.rows import canonical
+from capeval_core.statistics import CorpusFormula
+from capeval_core.weights.catalogue import WeightsEntry
 from capeval_core.weights.folder import WeightsFolder, open_weights
 
 Self = TypeVar("Self", bound="CaptionMetric")
@@ -40,7 +41,7 @@ class Model:
     fingerprint: str
 
 
-class CaptionMetric(MetricFacts, ABC):
+class CaptionMetric(ABC):
     """A caption metric: captions and images are checked and encoded to rows, rows are aggregated to scores.
 
     A subclass states the facts, opens its models in `open_models`, and implements `encode`
@@ -48,6 +49,49 @@ class CaptionMetric(MetricFacts, ABC):
     corpus, its options are `CorpusOptions`, `prepare` makes the statistics, and `encode` reads them from
     `options.statistics`.
     """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    key: ClassVar[str]
+    """Name of the value in an `evaluate` result."""
+    summary: ClassVar[str]
+    paper: ClassVar[str]
+    """Authors, title, venue and address."""
+    bibtex: ClassVar[str] = ""
+    """The paper's entry."""
+    range: ClassVar[tuple[float, float]]
+    higher_is_better: ClassVar[bool] = True
+    needs_references: ClassVar[bool] = False
+    media: ClassVar[tuple[str, ...]] = ("image",)
+    """Kinds of visuals that captions are about: "image", "video", "boxes"; none for texts alone."""
+    variant: ClassVar[str | None] = None
+    """The medium that `load(name, media=...)` chooses this class by, where another class is the default."""
+    crops: ClassVar[bool] = True
+    """Whether it sees the square in an image's centre only."""
+    part_titles: ClassVar[Mapping[str, str]] = {}
+    """What papers call the parts of its scores, by their names in `Result.parts`, where it is another."""
+    relative: ClassVar[str | None] = None
+    """Why its scores can be compared within one set only; None if with those of other sets, too."""
+    plots: ClassVar[bool] = False
+    """Whether the evidence that `Result.explain` returns has a `plot()`."""
+    default_weights: ClassVar[WeightsEntry | None] = None
+    """None: the metric has no weights."""
+    network: ClassVar[str | None] = None
+    """Kind of the network that the option `weights` is for, one of `registry.NETWORKS`."""
+    tiny: ClassVar[str | None] = None
+    """Folder of the embedded small model that `weights="tiny"` means."""
+    formula: ClassVar[CorpusFormula | None] = None
+    """How its number comes from sums over captions (BLEU), its values' names in `evaluate` included; None:
+    it is the mean of the scores."""
+    reference_columns: ClassVar[tuple[str, ...]] = ()
+    """List columns of `ROW` with one entry per reference, in their order. Where all that depends on
+    references stands in them, the score with fewer references is another aggregation of the same rows."""
+    corpus_texts: ClassVar[str] = "captions + references"
+    """Which texts `corpus` gives, by these words; in messages."""
+    Options: ClassVar[type[CommonOptions]] = CommonOptions
+    ROW: ClassVar[pa.Schema]
+    published: ClassVar[tuple[Published, ...]] = ()
+    """Means that papers report for this metric, lowest first."""
 
     def __init__(self, options: CommonOptions) -> None:
         from capeval_core.registry import package_of

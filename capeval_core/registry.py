@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from itertools import groupby
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pyarrow as pa
@@ -337,3 +338,36 @@ def _fits(class_: Any) -> bool:
 def _distribution(entry: EntryPoint) -> str:
     """Name and version of the installed package that declares an entry point."""
     return f"{entry.dist.name} {entry.dist.version}" if entry.dist is not None else "an unknown package"
+
+
+def module_path(name: str) -> str:
+    """The folder of a metric's `evaluate` module in this installation, or in this checkout.
+
+    Args:
+        name: one of `list_metrics()`.
+
+    Raises:
+        ValueError: there is no such metric, or another package declares it, which has no module here.
+
+    >>> import evaluate
+    >>> metric = evaluate.load(module_path("pacs"), weights="tiny")
+    >>> metric.name
+    'pacs'
+    """
+    metric = metric_class(name)
+    if name not in METRICS:
+        raise ValueError(
+            f"{name} has no folder of a module: {metric.__module__.partition('.')[0]} declares it, open its "
+            f"evaluate module by capeval_core.module({name!r})"
+        )
+    return str(shipped("hub_metrics", "metrics") / name)
+
+
+def shipped(package: str, folder: str) -> Path:
+    """A folder that lies inside an installed package, and beside the package in a checkout.
+
+    >>> shipped("hub_cards", "hub_cards").name
+    'hub_cards'
+    """
+    root = Path(__file__).parent
+    return root / package if (root / package).is_dir() else root.parent / folder

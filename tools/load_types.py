@@ -38,7 +38,7 @@ def load_stub() -> str:
     imports.add("typing_extensions", "Unpack", "deprecated")
     imports.add(CaptionMetric.__module__, CaptionMetric.__name__)
     imports.add("capeval_core._version", "__version__ as __version__")
-    imports.add("capeval_core.installed", "module_path as module_path")
+    imports.add("capeval_core.registry", "module_path as module_path")
     imports.add("capeval_core.integrations.evaluate_module", "module as module")
     imports.add("capeval_core.registry", "list_metrics as list_metrics")
     imports.add("capeval_core.result", "Result as Result")

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from capeval_core._version import __version__
 from capeval_core.errors import did_you_mean
-from capeval_core.installed import shipped
 from capeval_core.publishing.publication import (
     CARD,
     Publication,
@@ -17,7 +16,7 @@ from capeval_core.publishing.publication import (
     others,
     own_file,
 )
-from capeval_core.registry import METRICS, network_of
+from capeval_core.registry import METRICS, network_of, shipped
 from capeval_core.values import expanded_path
 from capeval_core.weights.catalogue import LICENCE_NOT_STATED, WeightsEntry, entry_known_as, restriction_of
 from capeval_core.weights.folder import (

@@ -7,7 +7,6 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from capeval_core._version import __version__
-from capeval_core.installed import module_path
 from capeval_core.publishing.publication import (
     CARD,
     Publication,
@@ -17,7 +16,7 @@ from capeval_core.publishing.publication import (
     others,
     own_file,
 )
-from capeval_core.registry import METRICS, metric_class
+from capeval_core.registry import METRICS, metric_class, module_path
 
 PYPI = "pypi"
 _IN_A_CHECKOUT = re.compile(r"`metrics/\.\.\.` is [^`]*`capeval`[^`]*`pip install \.` in a checkout\.")
