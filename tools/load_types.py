@@ -38,9 +38,8 @@ def load_stub() -> str:
     imports.add("typing_extensions", "Unpack", "deprecated")
     imports.add(CaptionMetric.__module__, CaptionMetric.__name__)
     imports.add("capeval_core._version", "__version__ as __version__")
-    imports.add("capeval_core.registry", "module_path as module_path")
     imports.add("capeval_core.integrations.evaluate_module", "module as module")
-    imports.add("capeval_core.registry", "list_metrics as list_metrics")
+    imports.add("capeval_core.registry", "list_metrics as list_metrics", "module_path as module_path")
     imports.add("capeval_core.result", "Result as Result")
     for metric in [*metrics.values(), *variants.values()]:
         imports.add(metric.__module__, metric.__name__)
@@ -104,7 +103,9 @@ class _Imports:
         for module in sorted(self._names):
             section = 2 if module.startswith("capeval_core") else 1 if module == "typing_extensions" else 0
             names = sorted(self._names[module], key=lambda name: (not name[0].isupper(), name.lower()))
-            sections[section].append(f"from {module} import {', '.join(names)}\n")
+            plain = [", ".join(name for name in names if " as " not in name)]
+            again = [name for name in names if " as " in name]  # each has a line of its own
+            sections[section] += [f"from {module} import {name}\n" for name in [*again, *plain] if name]
         return "\n".join("".join(section) for section in sections)
 
 
