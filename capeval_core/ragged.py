@@ -78,14 +78,27 @@ class Ragged:
         array([2., 1., 3., 1., 3.])
         """
         lengths = self.lengths[rows]
-        shift = (np.cumsum(self.lengths) - self.lengths)[rows] - (np.cumsum(lengths) - lengths)
-        return Ragged(self.values[np.arange(lengths.sum()) + np.repeat(shift, lengths)], lengths)
+        return Ragged(self.values[ranges(starts_of(self.lengths)[rows], lengths)], lengths)
 
     def joined(self, lengths: Integers) -> Ragged:
         """Consecutive lists joined: `lengths[i]` of them make list i."""
         ends = np.cumsum(lengths)
         counts = np.concatenate([[0], np.cumsum(self.lengths)])
         return Ragged(self.values, counts[ends] - counts[ends - lengths])
+
+
+def starts_of(lengths: Integers) -> Integers:
+    """Where each of consecutive lists begins."""
+    return np.cumsum(lengths) - lengths
+
+
+def ranges(starts: Integers, lengths: Integers) -> Integers:
+    """All positions of several ranges, one range after the other.
+
+    >>> ranges(np.array([7, 0]), np.array([2, 3])).tolist()
+    [7, 8, 0, 1, 2]
+    """
+    return np.arange(lengths.sum()) + np.repeat(starts - starts_of(lengths), lengths)
 
 
 def inner(column: pa.ListArray | pa.ChunkedArray) -> tuple[pa.Array, Integers]:

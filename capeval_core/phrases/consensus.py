@@ -26,6 +26,7 @@ from capeval_core.phrases.ngrams import (
     reciprocal,
     sums_by,
 )
+from capeval_core.ragged import ranges, starts_of
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -206,12 +207,10 @@ def _agreement_d(block: TextBlock, grams: Ngrams, weights: Floats) -> Floats:
     order = np.argsort(grams.gram, kind="stable")
     caption, weight = grams.caption[order], weights[order]
     holders = grams.frequency()
-    ends = np.cumsum(holders)
     partners = holders[grams.gram[order]]
     one = np.repeat(np.arange(len(order)), partners)
     # Entry k of a run of equal n-grams meets each entry of the run in turn.
-    step = np.arange(len(one)) - np.repeat(np.cumsum(partners) - partners, partners)
-    other = np.repeat((ends - holders)[grams.gram[order]], partners) + step
+    other = ranges(starts_of(holders)[grams.gram[order]], partners)
     one, other = one[one != other], other[one != other]
     left, right = caption[one], caption[other]
     penalty = length_penalty(block.lengths[left], block.lengths[right])

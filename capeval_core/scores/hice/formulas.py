@@ -7,7 +7,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from capeval_core.matching.cosine import harmonic_mean
-from capeval_core.ragged import Integers, Ragged, inner
+from capeval_core.ragged import Integers, Ragged, inner, ranges, starts_of
 
 Doubles = NDArray[np.float64]
 
@@ -81,12 +81,8 @@ def _phrase_maxima(rows: pa.Table) -> tuple[Ragged, Ragged, Integers]:
 
 def _best_of_all(maxima: Ragged, counts: Integers) -> Ragged:
     """The best of each caption phrase over the references: `counts[i]` consecutive lists are of caption i."""
-    ends = np.cumsum(counts)
-    lengths = maxima.lengths[ends - counts]
-    starts = np.repeat(np.cumsum(lengths) - lengths, counts)
-    within = np.arange(len(maxima.values)) - np.repeat(
-        np.cumsum(maxima.lengths) - maxima.lengths, maxima.lengths
-    )
+    lengths = maxima.lengths[starts_of(counts)]
+    of_caption = np.repeat(starts_of(lengths), counts)  # where the phrases of each list's caption begin
     best = np.full(lengths.sum(), -np.inf)
-    np.maximum.at(best, np.repeat(starts, maxima.lengths) + within, maxima.values)
+    np.maximum.at(best, ranges(of_caption, maxima.lengths), maxima.values)
     return Ragged(best, lengths)
