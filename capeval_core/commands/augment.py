@@ -45,7 +45,7 @@ def run(arguments: list[str]) -> int:
         )
     flags = _parser(what).read(rest)
     part = _part(flags.shard)
-    settings_class = _settings_of(what)
+    settings_class, _ = _classes(what)
     with in_words_of_the_user(settings_class):
         settings = settings_class.of(f"capeval augment {what}", chosen(flags, settings_class))
     if what == IMAGES:
@@ -110,7 +110,7 @@ def _text(counts: Counts) -> str:
 def _sources(what: str, flags: argparse.Namespace) -> Sources[Any]:
     from capeval_core.training.augmentation_sources import captions_of_file, images_of_files
 
-    dataset_class = _dataset_of(what)
+    _, dataset_class = _classes(what)
     with in_words_of_the_user(dataset_class):
         dataset = dataset_class.of(f"capeval augment {what}", chosen(flags, dataset_class))
         needed = IMAGES if what == CAPTIONS else CAPTIONS
@@ -127,16 +127,14 @@ def _sources(what: str, flags: argparse.Namespace) -> Sources[Any]:
         return captions_of_file(flags.captions, options)
 
 
-def _dataset_of(what: str) -> type[ImageDataset] | type[CaptionDataset]:
+def _classes(what: str) -> tuple[type[Augmentation], type[ImageDataset] | type[CaptionDataset]]:
+    """The classes of the settings, and of what a dataset gives."""
+    from capeval_core.training.augmentation import CaptionAugmentation, ImageAugmentation
     from capeval_core.training.augmentation_sources import CaptionDataset, ImageDataset
 
-    return ImageDataset if what == CAPTIONS else CaptionDataset
-
-
-def _settings_of(what: str) -> type[Augmentation]:
-    from capeval_core.training.augmentation import CaptionAugmentation, ImageAugmentation
-
-    return CaptionAugmentation if what == CAPTIONS else ImageAugmentation
+    if what == CAPTIONS:
+        return CaptionAugmentation, ImageDataset
+    return ImageAugmentation, CaptionDataset
 
 
 def _part(text: str) -> tuple[int, int]:
@@ -165,6 +163,7 @@ def _parser(what: str) -> Parser:
     flag(files, "--captions FILE", text)
     flag(files, "--out FOLDER", "folder to write, or to continue", required=True)
     flag(files, "--shard I/N", "share of the work of this process, e.g. 1/4 (default: 1/1)", default="1/1")
-    add_flags(parser, _dataset_of(what), title="or a dataset of Hugging Face")
-    add_flags(parser, _settings_of(what), title="options of the generation")
+    settings, dataset = _classes(what)
+    add_flags(parser, dataset, title="or a dataset of Hugging Face")
+    add_flags(parser, settings, title="options of the generation")
     return parser

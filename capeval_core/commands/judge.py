@@ -26,6 +26,7 @@ from capeval_core.commands.interrupts import interruptible
 from capeval_core.commands.metrics import refuse_twice
 from capeval_core.commands.terminal import Parser, complain, flag, named_first, table
 from capeval_core.errors import FileError, Problems, did_you_mean, file_problem, which_choice
+from capeval_core.inputs.media import argument_of
 from capeval_core.judgements.judged_set import Items, JudgedSet, Scored
 from capeval_core.judgements.judging import Judged
 from capeval_core.judgements.others import PoolSet
@@ -102,9 +103,8 @@ def _metrics(entry: SetEntry, names: Sequence[str]) -> list[type[CaptionMetric]]
         media = entry.media if (name, entry.media) in MEDIA_VARIANTS else None
         class_ = metric_class(name, media)
         if class_.media and entry.media not in class_.media:
-            raise ValueError(
-                f"{name} is about {' or '.join(class_.media)}s, and {entry.title} about {entry.media}s"
-            )
+            about = argument_of(class_.media)
+            raise ValueError(f"{name} is about {about}, and {entry.title} about {entry.media}s")
         classes.append(class_)
     return classes
 
@@ -127,15 +127,14 @@ def _load(entry: SetEntry, flags: argparse.Namespace) -> JudgedSet:
     if flags.data is None:
         raise ValueError(f"--data is missing: {entry.advice()}")
     settings = {} if flags.labels is None else {"labels": flags.labels}
-    for name, value in settings.items():
-        if name not in entry.settings:
-            having = ", ".join(one.name for one in SETS.values() if name in one.settings)
-            raise ValueError(
-                f"--{name} {value}: {entry.title} has no choice of {name} (there is of {having})"
-            )
-        if value not in entry.settings[name]:
-            known = f"{which_choice(value, entry.settings[name])} (known: {', '.join(entry.settings[name])})"
-            raise ValueError(f"--{name} {value}: unknown{known}")
+    if settings and (labels := entry.settings.get("labels", ())) != ():
+        if flags.labels not in labels:
+            known = f"{which_choice(flags.labels, labels)} (known: {', '.join(labels)})"
+            raise ValueError(f"--labels {flags.labels}: unknown{known}")
+    elif settings:
+        having = ", ".join(one.name for one in SETS.values() if "labels" in one.settings)
+        fault = f"{entry.title} has no choice of labels (there is of {having})"
+        raise ValueError(f"--labels {flags.labels}: {fault}")
     judged = load_set(entry.name, flags.data, **settings)
     if flags.statistics is not None:
         check_statistics(flags.statistics)
@@ -174,17 +173,17 @@ def _check_metrics(metrics: Metrics, judged: JudgedSet, flags: argparse.Namespac
         )
     needing = [class_.name for class_, _ in metrics if class_.needs_references]
     if needing and any(scoring.items.references is None for scoring in judged.scorings):
-        verb = "needs" if len(needing) == 1 else "need"
-        raise ValueError(
-            f"{', '.join(needing)} {verb} references: put references.json beside judgements.jsonl"
-        )
+        raise ValueError(f"{_need(needing)} references: put references.json beside judgements.jsonl")
     needing = [class_.name for class_, own in metrics if class_.media and not class_.images_are_ids(own)]
     if needing and flags.visuals is None:
-        verb = "needs" if len(needing) == 1 else "need"
         raise ValueError(
-            f"{flags.visuals_flag} is missing: {', '.join(needing)} {verb} the {flags.visuals_flag[2:]} of "
-            "the set; metrics on texts alone and --scores work without"
+            f"{flags.visuals_flag} is missing: {_need(needing)} the {flags.visuals_flag[2:]} of the set; "
+            "metrics on texts alone and --scores work without"
         )
+
+
+def _need(names: Sequence[str]) -> str:
+    return f"{', '.join(names)} need{'s' if len(names) == 1 else ''}"
 
 
 def _check_texts(metrics: Metrics, judged: JudgedSet, data: str) -> None:
@@ -232,10 +231,9 @@ def _score(
     kept = "with --out FOLDER rows are kept, and a run can be resumed"
     how = kept if rows is None else f"rows are kept in {rows}: run the same command again to resume"
     for class_, options in metrics:
+        metric = class_(options)
         with interruptible(how):
-            metric = class_(options)
-            scorer = SetScorer(judged, visuals, rows=rows, progress=True)
-            found = scorer.score(metric)
+            found = SetScorer(judged, visuals, rows=rows, progress=True).score(metric)
         scores |= found
         signatures |= {label: joined_signature(runs) or metric.signature() for label, runs in found.items()}
 

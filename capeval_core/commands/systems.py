@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
@@ -141,14 +141,8 @@ def compare_systems(
 ) -> Systems:
     """The table of systems by metrics, with Holm's correction over the systems that a metric tests.
 
-    The family of tests is a metric's, so that a further metric changes no p-value of another.
-
-    Args:
-        systems: with the same metrics each.
-        baseline: the name of the one that the others are tested against; None: there is only one.
-        one_run: they were scored together, so that signatures differ only in the number of references that
-            the images of a system have.
-        digits, times_100: how scores are written for readers.
+    The family of tests is a metric's, so that a further metric changes no p-value of another. `one_run`: they
+    were scored together, so that signatures differ only in the number of references of a system's images.
     """
     base = next((system for system in systems if system.name == baseline), systems[0])
     cells: list[dict[str, Cell]] = [{} for _ in systems]
@@ -160,11 +154,8 @@ def compare_systems(
         made = [test for test in tests if isinstance(test, Comparison)]
         adjusted = iter(holm([test.p_value for test in made]))
         for own, system, test in zip(cells, systems, tests, strict=True):
-            cell = _cell(system, metric)
-            if isinstance(test, Comparison):
-                cell = replace(cell, test=_plain(test, next(adjusted)))
-            own[metric] = cell if not isinstance(test, str) else replace(cell, no_test=test)
-    first = next(iter(systems[0].results.values()))
+            own[metric] = _cell(system, metric, test, adjusted)
+    first, tested = next(iter(systems[0].results.values())), len(systems) - 1
     compared = Systems(
         systems=[
             System(s.name, s.ids, s.captions, s.images, s.references, own)
@@ -175,17 +166,11 @@ def compare_systems(
         visual=first.visual,
         level=LEVEL,
         test=TEST.format(first.visual),
-        correction=_correction(len(systems) - 1),
+        correction=f"Holm's correction for the {tested} systems that each metric tests" if tested > 1 else "",
         digits=digits,
         times_100=times_100,
     )
     return replace(compared, messages=_messages(systems, base, compared))
-
-
-def _correction(tested: int) -> str:
-    if tested < 2:
-        return ""
-    return f"Holm's correction for the {tested} systems that each metric tests"
 
 
 def _test(system: Result, baseline: Result, one_run: bool) -> Comparison | str:
@@ -197,16 +182,15 @@ def _test(system: Result, baseline: Result, one_run: bool) -> Comparison | str:
         return str(error)
 
 
-def _plain(test: Comparison, adjusted: float) -> Test:
-    interval = test.interval
-    return Test(
-        test.difference, interval.low, interval.high, test.p_value, adjusted, test.images, test.left_out
-    )
-
-
-def _cell(system: ScoredSystem, metric: str) -> Cell:
+def _cell(
+    system: ScoredSystem, metric: str, test: Comparison | str | None, adjusted: Iterator[float]
+) -> Cell:
     result = system.results[metric]
     interval = interval_of(result)
+    plain = None
+    if isinstance(test, Comparison):
+        low, high = test.interval.low, test.interval.high
+        plain = Test(test.difference, low, high, test.p_value, next(adjusted), test.images, test.left_out)
     return Cell(
         mean=result.mean,
         interval=(interval.low, interval.high) if isinstance(interval, Interval) else None,
@@ -219,6 +203,8 @@ def _cell(system: ScoredSystem, metric: str) -> Cell:
         empty=result.counts.empty,
         evidence=result.evidence or system.evidence.get(metric),
         lack=result.lack,
+        test=plain,
+        no_test=test if isinstance(test, str) else "",
     )
 
 
@@ -247,11 +233,7 @@ def _messages(systems: Sequence[ScoredSystem], base: ScoredSystem, compared: Sys
     for system, shown in zip(systems, compared.systems, strict=True):
         for metric, cell in shown.cells.items():
             total = len(cell.scores)
-            counts = {
-                "failed": len(cell.errors),
-                "truncated": cell.truncated,
-                "empty": cell.empty,
-            }
+            counts = {"failed": len(cell.errors), "truncated": cell.truncated, "empty": cell.empty}
             counted = [f"{count:,} of {total:,} captions {name}" for name, count in counts.items() if count]
             reasons = [*counted, cell.no_interval, cell.no_test]
             if cell.test is not None and cell.test.left_out:

@@ -21,21 +21,18 @@ KINDS = {"good": "good", "subtly wrong": "subtly_wrong", "unrelated": "unrelated
 
 @dataclass(frozen=True)
 class DemoItem:
-    """One image or clip with its captions, best first, and two references."""
+    """A PNG, or the GIF of a clip, with captions: true, false by one word, of another image; and references.
+
+    changed: what was changed in `subtly_wrong`: a colour, a shape, a count or a position.
+    """
 
     id: str
     image: Path
-    """A PNG, or a GIF of a clip."""
     good: str
-    """True of it."""
     subtly_wrong: str
-    """The good caption with one word changed, so that it is false."""
     changed: str
-    """What was changed: a colour, a shape, a count or a position."""
     unrelated: str
-    """A true caption of another image."""
     references: tuple[str, ...]
-    """Two more true captions."""
 
 
 def demo_clips() -> list[DemoItem]:
