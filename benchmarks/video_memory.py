@@ -97,7 +97,7 @@ def peak_of(way: str, file: str) -> tuple[float, int, int]:
 def streamed(clip: Any, files: list[str]) -> list[Any]:
     """Features of the frames of each file, by `encode_videos`."""
     from capeval_core.cache import FeatureCache
-    from capeval_core.inputs.frames import InputFrames
+    from capeval_core.inputs.videos import InputFrames
 
     parts = clip.encode_videos([InputFrames.of(file) for file in files], cache=FeatureCache(0))
     return [features for part in parts for features in part.features]

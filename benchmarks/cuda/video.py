@@ -27,7 +27,7 @@ from benchmarks.video_memory import draw, streamed
 from benchmarks.workload import sentences
 from capeval_core.cache import FeatureCache
 from capeval_core.encoders.clip import ClipEncoder
-from capeval_core.inputs.frames import InputFrames
+from capeval_core.inputs.videos import InputFrames
 from capeval_core.matching.greedy import greedy_match
 from capeval_core.models.copies import rows_on_device
 from capeval_core.models.device import exact_float32

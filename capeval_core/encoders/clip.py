@@ -36,8 +36,7 @@ from capeval_core.encoders.texts import (
 from capeval_core.encoders.tokenizers import ClipTokenizer, Ids, Tokens
 from capeval_core.encoders.videos import VideoFeatures, encode_frames
 from capeval_core.inputs.decoders import Decoders, shared_decoders
-from capeval_core.inputs.frames import EVERY, InputFrames
-from capeval_core.inputs.sampling import Sampling
+from capeval_core.inputs.videos import EVERY, InputFrames, Sampling
 from capeval_core.inputs.visual import InputImage
 from capeval_core.models.batching import BatchSize
 from capeval_core.models.canary import TEXTS, canary_images, cosines

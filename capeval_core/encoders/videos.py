@@ -14,8 +14,7 @@ from torch import Tensor
 
 from capeval_core.cache import FeatureCache
 from capeval_core.encoders.engine import Encoded, Encoding, Item, Units, encode_stream, preparing
-from capeval_core.inputs.frames import InputFrames, Reading
-from capeval_core.inputs.sampling import Sampling
+from capeval_core.inputs.videos import InputFrames, Reading, Sampling
 from capeval_core.models.batching import BatchSize
 
 Floats = NDArray[np.float32]

@@ -18,8 +18,6 @@ from capeval_core.inputs.box_arrays import REQUIRED
 from capeval_core.inputs.boxes import InputBoxes, StoredBoxes
 from capeval_core.inputs.decoders import shared_decoders
 from capeval_core.inputs.decoding import Refused
-from capeval_core.inputs.frame_sources import VideoBytes, VideoPath
-from capeval_core.inputs.frames import InputFrames
 from capeval_core.inputs.sequences import (
     UndecodedColumn,
     as_list,
@@ -30,6 +28,7 @@ from capeval_core.inputs.sequences import (
 )
 from capeval_core.inputs.sources import OnDisk, Source
 from capeval_core.inputs.video_file import EXTENSIONS
+from capeval_core.inputs.videos import InputFrames, StoredVideo
 from capeval_core.inputs.visual import InputImage, InputVisual
 from capeval_core.values import described
 
@@ -47,7 +46,7 @@ _MANY = {
     "video": "videos (paths, arrays, lists of frames)",
     "boxes": "dicts of boxes",
 }
-_FILES = (OnDisk, VideoPath, VideoBytes, StoredBoxes)
+_FILES = (OnDisk, StoredVideo, StoredBoxes)
 _PATHS = (str, os.PathLike)
 
 Rows = list[InputVisual[Any] | None]

@@ -13,17 +13,16 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
+from contextlib import suppress
 from fractions import Fraction
 from types import ModuleType
-from typing import IO, Any, cast
+from typing import IO, Any
 
 import numpy as np
 from PIL import Image
 
-from capeval_core.inputs.container_sizes import ends_early
 from capeval_core.inputs.decoding import Refused, image_format, refuse_size
-from capeval_core.inputs.mp4_tables import Tables, read_tables, refuse_tables
 from capeval_core.project import install_command
 
 FORMATS = ("mov", "mp4", "m4a", "3gp", "3g2", "mj2", "matroska", "webm", "avi", "gif")
@@ -36,7 +35,6 @@ _TURNED = {
     180: Image.Transpose.ROTATE_180,
     270: Image.Transpose.ROTATE_270,
 }
-_CUT = "the file is cut off there"
 _CLOCK = re.compile(r"(\d+):(\d\d):(\d\d(?:\.\d{1,9})?)\d*")
 
 
@@ -56,39 +54,6 @@ def pyav() -> ModuleType:
     return module
 
 
-class _Watched:
-    """A file that remembers why reading it failed: FFmpeg may tell that as damage, or as the file's end.
-
-    end: what is behind it is not read; None: all is.
-    """
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-        self.end: int | None = None
-        self.error: OSError | None = None
-
-    def read(self, size: int = -1) -> bytes:
-        try:
-            if self.end is not None:
-                left = max(0, self.end - self._file.tell())
-                size = left if size < 0 else min(size, left)
-            return self._file.read(size)
-        except OSError as error:
-            self.error = error
-            raise
-
-    def seek(self, place: int, whence: int = io.SEEK_SET) -> int:
-        if whence == io.SEEK_END and self.end is not None:
-            return self._file.seek(self.end + place)
-        return self._file.seek(place, whence)
-
-    def tell(self) -> int:
-        return self._file.tell()
-
-    def close(self) -> None:
-        self._file.close()
-
-
 class OpenVideo:
     """The first video stream of an open file; a context that closes it.
 
@@ -106,16 +71,11 @@ class OpenVideo:
         self.count = 0
         self.incomplete: str | None = None
         self._av = pyav()
-        self._file = _Watched(file)
+        self._file = file
         self._size: tuple[int, int] | None = None
         self._end = Fraction(0)  # of the last packet, in seconds
-        self._packets = 0
-        self._tables = Tables()
         try:
-            try:
-                self._container = self._opened()
-            finally:
-                self._refuse_failed_reading()
+            self._container = self._opened()
             self._stream = self._video_stream()
             self._stream.codec_context.thread_count = 1
             self._stream.codec_context.options = self._limits()
@@ -143,11 +103,6 @@ class OpenVideo:
         if form := image_format(start):
             fix = "pass a list of images, or the path of their folder; a GIF is read as a video"
             raise Refused(f"{self.name} is an image ({form})", fix)
-        self._tables = read_tables(cast(IO[bytes], self._file))
-        size = self._file.seek(0, io.SEEK_END)
-        self._file.seek(0)
-        refuse_tables(self._tables, size, self.name)
-        self._file.end = self._tables.cut  # FFmpeg opens no file that ends within tables
         allowed = {"format_whitelist": ",".join(FORMATS), "protocol_whitelist": "none"}
         try:
             return self._av.open(
@@ -158,6 +113,11 @@ class OpenVideo:
             )
         except self._av.FFmpegError:
             raise self._unreadable() from None
+        except OSError as error:  # of the file itself
+            raise self._unread(error) from None
+
+    def _unread(self, error: OSError) -> Refused:
+        return Refused(f"cannot read {self.name} ({error.strerror or error})")
 
     def _unreadable(self) -> Refused:
         fix = f"expected {OPENED}, whole or cut off behind its header"
@@ -196,33 +156,23 @@ class OpenVideo:
             pass
         return packets
 
-    def frames(self, decoded: Callable[[Any], object] = lambda frame: None) -> Iterator[Any]:
-        """PyAV's frames in the order in which they are shown, up to the first that is damaged.
-
-        decoded: called with each frame that was decoded, those that are left out at the start too; it may
-            raise.
-        """
+    def frames(self) -> Iterator[Any]:
+        """PyAV's frames in the order in which they are shown, up to the first that is damaged."""
         refuse_size(self._stream.codec_context.width or 2, self._stream.codec_context.height or 2, self.name)
         why, left_out = None, 0
         for frame in self._decoded():
             if frame is None or (frame.is_corrupt and self.count):
                 why = "the file is damaged or cut off there"
                 break
-            decoded(frame)
             if frame.is_corrupt:  # a clip may begin with frames whose reference was cut away
                 left_out += 1
                 continue
             self.count += 1
             yield frame
-        self._refuse_failed_reading()
         if not self.count:
             raise Refused(f"cannot decode {self.name} (its frames are damaged, or too large to trust)")
         notes = [f"damaged frames at its start are left out: {left_out:,}"] if left_out else []
-        try:
-            why = why or self._missing()
-        finally:
-            self._refuse_failed_reading()
-        if why:
+        if why := why or self._missing():
             notes.append(f"frames end after {self.count:,}: {why}")
         self.incomplete = "; ".join(notes) or None
 
@@ -234,44 +184,23 @@ class OpenVideo:
                 if packet.is_corrupt:
                     damaged = True
                     break
-                self._packets += packet.size > 0
                 if packet.size and packet.pts is not None:
                     self._end = max(self._end, (packet.pts + (packet.duration or 0)) * packet.time_base)
                 yield from packet.decode()
         except self._av.FFmpegError:
             damaged = True
-        except OSError:  # of the file itself
-            self._refuse_failed_reading()
-            raise
-        self._refuse_failed_reading()
+        except OSError as error:  # of the file itself
+            raise self._unread(error) from None
         if damaged:
-            yield from self._held_back()
+            with suppress(self._av.FFmpegError):  # frames that the decoder keeps, to put them into order
+                yield from self._stream.codec_context.decode(None)
             yield None
 
-    def _refuse_failed_reading(self) -> None:
-        if error := self._file.error:
-            raise Refused(f"cannot read {self.name} ({error.strerror or error})") from None
-
-    def _held_back(self) -> Iterable[Any]:
-        """Frames that the decoder keeps, to put them into order."""
-        try:
-            return list(self._stream.codec_context.decode(None))
-        except self._av.FFmpegError:
-            return []
-
     def _missing(self) -> str | None:
-        """What shows that the file ends before its video does, although nothing in it is damaged."""
+        """That the file states a longer video, although nothing in it is damaged; a GIF states its end."""
         if self._container.format.name == "gif":
             self._file.seek(max(0, self._file.seek(0, io.SEEK_END) - 16))
             return None if self._file.read().rstrip(b"\0").endswith(b";") else "the file has no end of a GIF"
-        if self._container.format.name.startswith("mov"):
-            if self._tables.cut is not None:
-                return "the file ends within a fragment"
-            if self._packets < (entries := len(self._stream.index_entries)):
-                return f"the file states {entries:,}"
-        cut = ends_early(cast(IO[bytes], self._file))
-        if cut and self._packets < self._stream.frames:  # by an AVI's header; its length is guessed then
-            return _CUT
         rate = self._stream.average_rate or self._stream.guessed_rate
         # The last packet may not say how long its frame is shown.
         tolerance = Fraction(3, 2) / rate if rate else Fraction(1, 10)
@@ -283,10 +212,9 @@ class OpenVideo:
         elif self._container.duration is not None:  # of all streams: sound may end later than the frames
             stated, tolerance = Fraction(self._container.duration, 1_000_000), max(tolerance, Fraction(1))
         else:
-            return _CUT if cut else None
-        lost = stated - self._end
-        if lost <= tolerance:
-            return _CUT if cut and lost > tolerance / 3 else None  # else the index behind the frames is cut
+            return None
+        if stated - self._end <= tolerance:
+            return None
         return f"the file states {float(stated):.1f} s, and ends at {float(self._end):.1f} s"
 
     def seconds(self, frame: Any, last: Fraction | None) -> Fraction:

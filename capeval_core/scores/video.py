@@ -18,10 +18,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from capeval_core.errors import Argument, InputWarning, InPython, Piece, warn, wrong_option
-from capeval_core.inputs.frames import check_samplings
 from capeval_core.inputs.samples import Samples, windows
-from capeval_core.inputs.sampling import Sampling
 from capeval_core.inputs.texts import corpus_texts
+from capeval_core.inputs.videos import Sampling, check_samplings
 from capeval_core.limits import LIMITS
 from capeval_core.metric import CaptionMetric, Model
 from capeval_core.options import CorpusStatistics, option

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from capeval_core.inputs.frames import EVERY
-from capeval_core.inputs.sampling import Sampling
+from capeval_core.inputs.videos import EVERY, Sampling
 from capeval_core.matching.cosine import unit
 from capeval_core.reports.drawn import DrawnExplanation
 from capeval_core.reports.frames import DESIGNED, FrameMatch, best_frames, draw_frames

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from capeval_core.inputs.frames import EVERY, InputFrames
-from capeval_core.inputs.sampling import Sampling
+from capeval_core.inputs.videos import EVERY, InputFrames, Sampling
 from capeval_core.reports.frames import FrameMatch, best_frames, draw_frames
 from capeval_core.scores.video_explanation import VideoExplanation
 

@@ -34,10 +34,9 @@ from capeval_core.inputs import text_files
 from capeval_core.inputs.box_stores import BoxFeatureStore
 from capeval_core.inputs.boxes import InputBoxes
 from capeval_core.inputs.decoding import resized
-from capeval_core.inputs.frames import InputFrames
 from capeval_core.inputs.samples import Samples, check_pools, check_samples
-from capeval_core.inputs.sampling import Sampling
 from capeval_core.inputs.sources import Source
+from capeval_core.inputs.videos import InputFrames, Sampling
 from capeval_core.inputs.visual import InputImage
 from capeval_core.judgements.resampling import Resamples, WeightedRows
 from capeval_core.limits import LIMITS
