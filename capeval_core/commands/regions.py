@@ -23,10 +23,16 @@ from capeval_core.commands.common import (
 from capeval_core.commands.interrupts import interruptible
 from capeval_core.commands.terminal import Parser, flag, summary
 from capeval_core.errors import FileError, Problems, Words, renamed, wrong_option
-from capeval_core.inputs.box_folder import MANIFEST, Manifest, file_of, is_whole, npz_bytes
+from capeval_core.inputs.box_stores import (
+    MANIFEST,
+    Manifest,
+    ReleasedBoxes,
+    file_of,
+    is_whole,
+    npz_bytes,
+)
 from capeval_core.inputs.decoding import Refused
 from capeval_core.inputs.folder import paths_by_id
-from capeval_core.inputs.released_boxes import ReleasedBoxes
 from capeval_core.inputs.visual import ImageError, InputImage
 from capeval_core.options import Settings, option
 from capeval_core.regions.features import RegionEncoder
@@ -138,7 +144,7 @@ def convert_box_features(arguments: list[str]) -> int:
     _make(flags.out, Manifest(f"released:{released.name}", _ALL, "float32", released.fingerprint))
     counts = _Counts()
     with interruptible(_RESUMED.format(flags.out)):
-        for entry in tqdm(released.entries(), "box features", released.count, unit="image", disable=None):
+        for entry in tqdm(released.entries, "box features", unit="image", disable=None):
             try:
                 image_id, features, key = entry.load()
             except Refused as refused:
@@ -151,8 +157,8 @@ def convert_box_features(arguments: list[str]) -> int:
                 write("--out", path, npz_bytes(replace(features, selection=_ALL), key))
                 counts.written += 1
     summary(["images", counts.text()], ["box features", str(flags.out)])
-    tell_reasons(counts.errors, released.count, "images")
-    if len(counts.errors) == released.count:
+    tell_reasons(counts.errors, len(released.entries), "images")
+    if len(counts.errors) == len(released.entries):
         return 1
     print(f"score with them:\n  pass --regions {shlex.quote(str(flags.out))} to a metric on regions")
     return 0

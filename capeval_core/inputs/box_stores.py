@@ -1,44 +1,75 @@
-"""Precomputed box features of many images, on the disk in one of the forms that the field has.
+"""Box features of many images, on the disk in one of the forms that the field has.
 
     a folder of .npz files    one per image, named by its id: `capeval regions` writes these, and releases too
     an LMDB                   the image database of UNITER and UMIC
     a .tsv file               of bottom-up attention, or of LXMERT
+    pickles                   of 12-in-1, for `capeval convert box-features` alone
 
 Ids are listed without reading features, and features of an image are read when they are needed. An id is
 matched as among images (see `folder`): a file name with or without folder and extension, or a COCO number.
-A new form is a class here below and a line in `open_store`.
 """
 
 from __future__ import annotations
 
+import base64
+import json
 import os
+import pickle
+import re
+import struct
+import threading
 from abc import ABC, abstractmethod
 from bisect import bisect
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property, lru_cache
 from hashlib import blake2b
-from numbers import Integral
+from importlib import import_module
+from io import SEEK_END, BytesIO
+from numbers import Integral, Real
 from pathlib import Path
+from types import ModuleType
 from typing import Any
+from weakref import WeakValueDictionary
+
+import numpy as np
+from numpy.typing import NDArray
 
 from capeval_core.errors import FileError, file_problem, refuse_nul
-from capeval_core.inputs.boxes import BoxFeatures, StoredBoxes
-from capeval_core.inputs.decoding import Refused, quoted
-from capeval_core.inputs.folder import Names
-from capeval_core.inputs.sources import OnDisk, Source
+from capeval_core.inputs.boxes import (
+    LONGEST_SIDE,
+    MOST_BOXES,
+    MOST_BYTES,
+    NAMES,
+    OPTIONAL,
+    PER_BOX,
+    REQUIRED,
+    BoxFeatures,
+    StoredBoxes,
+    checked,
+    npz_arrays,
+)
+from capeval_core.inputs.decoding import Refused, quoted, within
+from capeval_core.inputs.folder import Names, names_in
+from capeval_core.inputs.json_files import load_json
+from capeval_core.inputs.sources import OnDisk, Source, read_file
+from capeval_core.inputs.texts import valid_unicode
 from capeval_core.inputs.visual import InputImage
+from capeval_core.project import install_command
 from capeval_core.values import described
 
 FORMS = (
     "a folder of .npz files (one per image, named by its id), UNITER's LMDB, or a bottom-up-attention .tsv"
 )
+EXTENSION = ".npz"
 
 
 class BoxFeatureStore(ABC, Mapping[str, Source[BoxFeatures]]):
     """Image id -> the source of its box features, which reads them when they are needed.
 
-    path: where they lie. name: in signatures. Stores may be pickled and used from several threads.
+    path: where they lie. name: in signatures. selection: the rule that chose the boxes, where that is known.
+    Stores may be pickled and used from several threads.
 
     >>> import tempfile
     >>> import numpy as np
@@ -49,6 +80,8 @@ class BoxFeatureStore(ABC, Mapping[str, Source[BoxFeatures]]):
     ...     list(store), store.find("42").decode().features.shape
     (['COCO_val2014_000000000042'], (2, 8))
     """
+
+    selection: str | None = None
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -62,17 +95,12 @@ class BoxFeatureStore(ABC, Mapping[str, Source[BoxFeatures]]):
             FileError: there is nothing, or none of these forms; an image has features twice; a package that
                 this form needs is missing.
         """
-        return open_store(Path(path))
+        return _opened(Path(path))
 
     @property
     @abstractmethod
     def fingerprint(self) -> str:
         """Changes with what is stored, as far as sizes and samples show; features are keyed by content."""
-
-    @property
-    @abstractmethod
-    def selection(self) -> str | None:
-        """The rule that chose the boxes, where one did and that is known."""
 
     @abstractmethod
     def _ids(self) -> Iterable[str]:
@@ -115,17 +143,14 @@ class BoxFeatureStore(ABC, Mapping[str, Source[BoxFeatures]]):
                 return self[matches[0]]
             if matches:
                 several = " and ".join(map(repr, matches[:3]))
-                raise Refused(
-                    f"the id {quoted(image_id)} is ambiguous, it can mean {several}", "write it in full"
-                )
+                found = f"the id {quoted(image_id)} is ambiguous, it can mean {several}"
+                raise Refused(found, "write it in full")
         ids = self.names.entries
         at = bisect(ids, last)
         near = ", ".join(map(repr, ids[max(0, at - 1) : at + 1]))
-        many = (
-            f"{len(ids):,} {'image' if len(ids) == 1 else 'images'}{', the nearest: ' if ids else ''}{near}"
-        )
+        many = f"{len(ids):,} {'image' if len(ids) == 1 else 'images'}"
         found = f"there are no box features of {quoted(image_id)} in {self.path}, which has those of {many}"
-        raise Refused(found, "compute them, or correct the id")
+        raise Refused(found + f", the nearest: {near}" * bool(ids), "compute them, or correct the id")
 
 
 def id_of(image: Any) -> str:
@@ -167,39 +192,40 @@ class StoredEntry(StoredBoxes):
             raise
 
 
-def open_store(path: Path) -> BoxFeatureStore:
-    """`BoxFeatureStore.open`."""
-    from capeval_core.inputs.box_folder import NpzFolder
-    from capeval_core.inputs.box_lmdb import BoxLmdb, databases_in, is_lmdb
-    from capeval_core.inputs.box_tsv import BoxTsv
-
+def _opened(path: Path) -> BoxFeatureStore:
     refuse_nul(path)
-    try:
+    with _readable(path, FORMS):
         if path.is_dir():
             if found := databases_in(path):
                 return BoxLmdb(path, found)
-            if any(entry.suffix == ".npz" for entry in path.iterdir()):
+            if any(entry.suffix == EXTENSION for entry in path.iterdir()):
                 return NpzFolder(path)
             below = sorted(entry.name for entry in path.iterdir() if not entry.name.startswith("."))
             listed = f"holds files like {', '.join(map(repr, below[:3]))}" if below else "is empty"
             raise FileError(file_problem(path, f"{listed}: expected {FORMS}"))
-        if not path.exists():
-            raise FileError(file_problem(path, "there is no such file or folder", f"expected {FORMS}"))
         if not path.is_file():  # it could block for ever
             fix = "write its content to a file first"
             raise FileError(file_problem(path, "is a pipe, a socket or a device", fix))
         if path.suffix.lower() == ".tsv":
             return BoxTsv(path)
-        if is_lmdb(path):
+        if _is_lmdb(path):
             return BoxLmdb(path, [path])
-    except OSError as error:
-        raise FileError(file_problem(path, f"cannot be read ({error.strerror})")) from None
-    fix = "pass the folder that it lies in" if path.suffix == ".npz" else f"expected {FORMS}"
+    fix = "pass the folder that it lies in" if path.suffix == EXTENSION else f"expected {FORMS}"
     raise FileError(file_problem(path, "is a file of another form", fix))
 
 
-def digest(*parts: object) -> str:
-    """A short digest of texts and bytes, for fingerprints."""
+@contextmanager
+def _readable(path: Path, forms: str) -> Iterator[None]:
+    """Let errors of the system, and a path that is not there, name the path."""
+    if not path.exists():
+        raise FileError(file_problem(path, "there is no such file or folder", f"expected {forms}"))
+    try:
+        yield
+    except OSError as error:
+        raise FileError(file_problem(path, f"cannot be read ({error.strerror})")) from None
+
+
+def _digest(*parts: object) -> str:
     hashed = blake2b(digest_size=8)
     for part in parts:
         data = part if isinstance(part, bytes) else str(part).encode(errors="surrogateescape")
@@ -207,11 +233,588 @@ def digest(*parts: object) -> str:
     return hashed.hexdigest()
 
 
-def refuse_repeated(path: Path, ids: Iterable[str]) -> None:
-    """Raise FileError if an id comes twice."""
+def _refuse_repeated(path: Path, ids: Iterable[str]) -> None:
     once: set[str] = set()
     twice = list(dict.fromkeys(image_id for image_id in ids if image_id in once or once.add(image_id)))  # type: ignore[func-returns-value]
     if twice:
         more = f" and {len(twice) - 3:,} more" if len(twice) > 3 else ""
         listed = ", ".join(map(repr, twice[:3]))
         raise FileError(file_problem(path, f"the id {listed}{more} comes twice", "keep one of each"))
+
+
+# ---- a folder of .npz files, and the manifest of `capeval regions`
+
+MANIFEST = "regions.json"
+_IMAGE = "image"
+"""The array with the content key of the image."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What made the files of a folder.
+
+    encoder: the region encoder's name. selection: its rule of which boxes are kept. dtype: that it ran in.
+    fingerprint: of the encoder with its settings.
+    """
+
+    encoder: str
+    selection: str
+    dtype: str
+    fingerprint: str
+
+    def text(self) -> str:
+        """The content of its file."""
+        return json.dumps({"format": 1, **asdict(self)}, indent=1) + "\n"
+
+    @classmethod
+    def read(cls, folder: Path) -> Manifest | None:
+        """The manifest in a folder, None where there is none. Raises FileError: it is something else."""
+        path = folder / MANIFEST
+        if not path.exists():
+            return None
+        content = load_json(path)
+        names = [spec.name for spec in fields(cls)]
+        if not isinstance(content, dict) or not all(isinstance(content.get(name), str) for name in names):
+            found = f"is not a file that `capeval regions` wrote (expected {', '.join(names)})"
+            raise FileError(file_problem(path, found, "name another folder, or delete that file"))
+        if content.get("format") != 1:
+            found = f"is of format {content.get('format')!r}, which another version of capeval wrote"
+            raise FileError(file_problem(path, found, "use that version, or another folder"))
+        return cls(*(content[name] for name in names))
+
+
+class NpzFolder(BoxFeatureStore):
+    """A folder of `.npz` files whose names are image ids; arrays also under the names of releases."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.manifest = Manifest.read(path)
+        self.selection = None if self.manifest is None else self.manifest.selection
+
+    def _ids(self) -> Iterable[str]:
+        return [name.removesuffix(EXTENSION) for name in names_in(self.path) if name.endswith(EXTENSION)]
+
+    @cached_property
+    def fingerprint(self) -> str:
+        sizes = [(image_id, file_of(self.path, image_id).stat().st_size) for image_id in self]
+        return f"npz-{_digest(self.manifest, sizes)}"
+
+    def arrays(self, image_id: str) -> Mapping[str, Any]:
+        return npz_arrays(read_file(str(file_of(self.path, image_id)), "file of boxes"), "its file")
+
+
+def file_of(folder: Path, image_id: str) -> Path:
+    """The file of an image's box features."""
+    return folder / f"{image_id}{EXTENSION}"
+
+
+def npz_bytes(found: BoxFeatures, image_key: str) -> bytes:
+    """The content of that file, exact, with the content key of the image that the boxes are of."""
+    given = {name: getattr(found, name) for name in (*REQUIRED, *OPTIONAL)}
+    arrays: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    file = BytesIO()
+    np.savez(file, **{**arrays, _IMAGE: np.array(image_key)})
+    return file.getvalue()
+
+
+def is_whole(path: Path, image_key: str) -> bool:
+    """Whether a file has box features that can be read, and they are of the image of that content key."""
+    try:
+        data = read_file(str(path), "file of boxes")
+        checked(npz_arrays(data, ""))
+        return str(npz_arrays(data, "", [_IMAGE])[_IMAGE]) == image_key
+    except (Refused, KeyError):
+        return False
+
+
+# ---- UNITER's LMDB
+
+_RULE = "th0.2_max100_min10"
+_PUBLISHED = "bua10_100"
+"""Of the published model, in the database's name and in ours: boxes of a score above 0.2, from 10 to 100."""
+_KEYS = (b"__keys__", b"keys")
+"""Entries that list all keys, of UNITER and of 12-in-1."""
+_COUNTED = re.compile(r"feat_(th.+?)(?:_compressed)?")
+_FIXED = re.compile(r"feat_numbb([1-9][0-9]{0,3})(?:_compressed)?")
+_META = struct.Struct("<16xI20xI92xQ")
+"""Of a first page of an LMDB: magic number, size of a page, number of the last one."""
+_MAGIC = 0xBEEFC0DE
+_MOST_UNPACKED = 4 * MOST_BYTES
+_OPENED: WeakValueDictionary[str, Any] = WeakValueDictionary()
+"""Databases by path: LMDB opens each once per process."""
+_OPENING = threading.Lock()
+
+
+def databases_in(folder: Path) -> list[Path]:
+    """The data files of the database that a folder is, or of those in its subfolders."""
+    own = folder / "data.mdb"
+    return [own] if own.is_file() else sorted(folder.glob("*/data.mdb"))
+
+
+def _is_lmdb(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(20)[16:] == _MAGIC.to_bytes(4, "little")
+
+
+def _database(data: Path) -> Any:
+    """The database of a data file, read only. Raises FileError, also where it is cut off: LMDB would read
+    behind its end, which kills the process."""
+    lmdb, real = _imported("lmdb"), os.path.realpath(data)
+    with _OPENING:
+        environment = _OPENED.get(real)
+        if environment is None:
+            with data.open("rb") as file:
+                start, size = file.read(_META.size), file.seek(0, SEEK_END)
+            magic, page, last = _META.unpack(start) if len(start) == _META.size else (0, 0, 0)
+            if magic != _MAGIC:
+                raise FileError(file_problem(data, "is not an LMDB", "write or download it again"))
+            try:
+                environment = lmdb.open(
+                    real, subdir=False, readonly=True, lock=False, create=False, readahead=False
+                )
+                last = environment.info()["last_pgno"]
+            except lmdb.Error as error:
+                raise FileError(file_problem(data, f"cannot be opened ({error})")) from None
+            if size < (last + 1) * page:
+                found = f"has {size:,} of {(last + 1) * page:,} bytes"
+                raise FileError(file_problem(data, found, "it is cut off: write or download it again"))
+            _OPENED[real] = environment
+    return environment
+
+
+def _database_keys(environment: Any) -> list[bytes]:
+    with environment.begin() as transaction:
+        return [bytes(key) for key in transaction.cursor().iternext(values=False) if key not in _KEYS]
+
+
+def _database_digest(environment: Any, *more: object) -> str:
+    """Of the last commit, the last page and the number of entries."""
+    info = environment.info()
+    return f"lmdb-{_digest(info['last_txnid'], info['last_pgno'], environment.stat()['entries'], *more)}"
+
+
+def _entry(environment: Any, key: bytes) -> bytes:
+    """The value of a key, or Refused."""
+    try:
+        with environment.begin(buffers=True) as transaction:
+            value = transaction.get(key)
+            if value is None or len(value) > _MOST_UNPACKED:
+                found = "is gone" if value is None else f"has {len(value):,} bytes"
+                raise Refused(f"its entry {found}", "open the database again, or write it again")
+            return bytes(value)
+    except _imported("lmdb").Error as error:
+        raise Refused(f"its entry cannot be read ({error})", "write the database again") from None
+
+
+class BoxLmdb(BoxFeatureStore):
+    """An LMDB of box features; of several in a folder that of the published rule.
+
+    https://github.com/ChenRocks/UNITER: the key is the name of the image's `.npz`; the value is that file, or
+    a map in msgpack whose arrays are maps with `nd`, `type`, `shape` and `data` (also in a frame of lz4).
+    Arrays that were float32 are in float16. Where the number of boxes of an image is given beside the
+    database, or in its name, that many are read and no more chosen: scores are rounded, and could choose
+    others.
+    """
+
+    def __init__(self, path: Path, databases: list[Path]) -> None:
+        super().__init__(path)
+        for package in ("lmdb", "lz4.frame", "msgpack"):  # now, not at the first entry that needs one
+            _imported(package)
+        self.data = _chosen(path, databases)
+        self._rule, self._counts = _read_counts(self.data.parent)
+        self.selection = self._rule if self._counts else None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_environment"}
+
+    @cached_property
+    def _environment(self) -> Any:
+        return _database(self.data)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return _database_digest(self._environment, self._counts)
+
+    @cached_property
+    def _keys(self) -> dict[str, bytes]:
+        """Image id -> key."""
+        try:
+            keys = _database_keys(self._environment)
+            ids = [key.decode().removesuffix(EXTENSION) for key in keys]
+        except _imported("lmdb").Error as error:
+            fix = "it is damaged: write or download it again"
+            raise FileError(file_problem(self.data, f"cannot be read ({error})", fix)) from None
+        except UnicodeDecodeError as error:
+            found = f"has the key {error.object[:40]!r}, which is no name of an image"
+            raise FileError(file_problem(self.data, found, "expected UNITER's image database")) from None
+        _refuse_repeated(self.data, ids)
+        counts = self._counts
+        if isinstance(counts, Mapping) and counts and not any(key.decode() in counts for key in keys):
+            found = f"the numbers of boxes beside it are of other images, such as {next(iter(counts))!r}"
+            fix = "expected the names of its entries: take that file away, or correct it"
+            raise FileError(file_problem(self.data, found, fix))
+        return dict(zip(ids, keys, strict=True))
+
+    def _ids(self) -> Iterable[str]:
+        return self._keys
+
+    def arrays(self, image_id: str) -> Mapping[str, Any]:
+        key = self._keys[image_id]
+        data = _entry(self._environment, key)
+        if data[:1] == b"\x80" and len(data) > 1:
+            fix = "convert them once: capeval convert box-features DATABASE --out FOLDER"
+            raise Refused("its entry is a pickle, as 12-in-1 releases features", fix)
+        arrays = npz_arrays(data, "its entry") if data.startswith(b"PK\x03\x04") else _unpacked(data)
+        n = self._counts if isinstance(self._counts, int) else self._counts.get(key.decode())
+        if n is None:
+            return arrays
+        cut = {name: array[:n] for name, array in arrays.items() if name in PER_BOX and array.ndim}
+        return {**arrays, **cut, "selection": np.array(self._rule)}
+
+
+def _unpacked(data: bytes) -> dict[str, NDArray[Any]]:
+    """The arrays of a map in msgpack, or Refused; what is no array of numbers is not looked into."""
+    index: tuple[str, ...] = ()
+    try:
+        if data.startswith(b"\x04\x22\x4d\x18"):
+            frame = _imported("lz4.frame").LZ4FrameDecompressor()
+            data = frame.decompress(data, max_length=_MOST_UNPACKED)
+            if not frame.eof:
+                raise ValueError(f"cut off, or more than {_MOST_UNPACKED:,} bytes")
+        # Not `msgpack.unpackb`: `msgpack_numpy.patch()` has that decode arrays, and unpickle.
+        content = _imported("msgpack.fallback").unpackb(
+            data, raw=True, max_map_len=1_000, max_array_len=1_000, max_ext_len=1_000
+        )
+        arrays = {}
+        for name in NAMES:
+            if (packed := content.get(name.encode())) is not None:
+                index = (name,)
+                dtype = np.dtype(packed[b"type"].decode())
+                if dtype.kind not in "fiu":
+                    raise ValueError(f"an array of {dtype}, and nothing is unpickled")
+                arrays[name] = np.frombuffer(packed[b"data"], dtype).reshape(packed[b"shape"])
+        return arrays
+    except Exception as error:  # msgpack and numpy raise whatever the damaged part trips over
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise Refused(f"its entry is damaged ({reason})", "write it again", index=index) from None
+
+
+def _chosen(path: Path, databases: list[Path]) -> Path:
+    by_name = {data.parent.name: data for data in databases}
+    preferred = [f"feat_{_RULE}_compressed", f"feat_{_RULE}", "all_compressed", "all"]
+    for name in preferred if len(databases) > 1 else by_name:
+        if name in by_name:
+            return by_name[name]
+    names = ", ".join(map(repr, sorted(by_name)))
+    raise FileError(file_problem(path, f"holds several databases ({names})", "pass the path of one of them"))
+
+
+def _read_counts(folder: Path) -> tuple[str, Mapping[str, int] | int]:
+    """The rule in a database's name, and the boxes per image: all the same, or by key in a file beside it."""
+    if fixed := _FIXED.fullmatch(folder.name):
+        return f"first {fixed[1]}", int(fixed[1])
+    counted = _COUNTED.fullmatch(folder.name)
+    rule = counted[1] if counted else _RULE
+    name = f"nbb_{rule}.json"
+    path = next((path for path in (folder.parent / name, folder / name) if path.is_file()), None)
+    counts = {} if path is None else load_json(path, once="keep one of them")
+    if not isinstance(counts, dict):
+        raise FileError(file_problem(str(path), "is no object", "expected {name: number of boxes}"))
+    for key, n in counts.items():
+        if not isinstance(n, int) or isinstance(n, bool) or not 1 <= n <= MOST_BOXES:
+            found = f"{key!r} has {described(n, none='null')}"
+            raise FileError(file_problem(str(path), found, f"expected 1 to {MOST_BOXES:,} boxes"))
+    return (_PUBLISHED if rule == _RULE else rule), counts
+
+
+def _imported(name: str) -> ModuleType:
+    """A package of the extra."""
+    try:
+        return import_module(name)
+    except ImportError:
+        package = name.partition(".")[0]
+        found = f"an LMDB of box features needs the package {package}: {install_command('lmdb')}"
+        raise FileError(found) from None
+
+
+# ---- a .tsv of bottom-up attention: one line per image, arrays of float32 in base64
+
+_BOTTOM_UP = ("image_id", "image_w", "image_h", "num_boxes", "boxes", "features")
+_LXMERT = (
+    *("img_id", "img_h", "img_w", "objects_id", "objects_conf", "attrs_id", "attrs_conf"),
+    *("num_boxes", "boxes", "features"),
+)
+_COLUMNS = {len(columns): columns for columns in (_BOTTOM_UP, _LXMERT)}
+_LONGEST_ID = 1_000
+_LONGEST_LINE = 2 * MOST_BYTES
+_SAMPLE = 1 << 16
+
+
+class BoxTsv(BoxFeatureStore):
+    """A `.tsv` file, whose lines are located once, when ids are first asked for.
+
+    The columns are those of https://github.com/peteanderson80/bottom-up-attention, or of LXMERT, which adds
+    classes and attributes: boxes are in pixels.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        with path.open("rb") as file:
+            first = file.readline(_LONGEST_LINE + 1)
+        count = first.count(b"\t") + 1
+        if count not in _COLUMNS:
+            found = f"has {count} {'column' if count == 1 else 'columns'}" if first else "is empty"
+            fix = f"expected {' or '.join(', '.join(form) for form in _COLUMNS.values())}, separated by tabs"
+            raise FileError(file_problem(path, found, fix))
+        self.columns = _COLUMNS[count]
+
+    @cached_property
+    def fingerprint(self) -> str:
+        with self.path.open("rb") as file:
+            start = file.read(_SAMPLE)
+            size = file.seek(0, SEEK_END)
+            file.seek(max(0, size - _SAMPLE))
+            return f"tsv-{_digest(size, start, file.read())}"
+
+    @cached_property
+    def _lines(self) -> Mapping[str, tuple[int, int]]:
+        status = self.path.stat()
+        return _lines_of(self.path.absolute(), self.columns, status.st_size, status.st_mtime_ns)
+
+    def _ids(self) -> Iterable[str]:
+        return self._lines
+
+    def arrays(self, image_id: str) -> Mapping[str, Any]:
+        offset, length = self._lines[image_id]
+        try:
+            with self.path.open("rb") as file:
+                file.seek(offset)
+                values = file.read(length).rstrip(b"\r\n").split(b"\t")
+        except OSError as error:
+            raise Refused(f"it cannot be read ({error.strerror})") from None
+        if values[0].strip() != image_id.encode():
+            raise Refused("its line is no longer there", "open the file again, which has changed")
+        if len(values) != len(self.columns):
+            fix = f"expected {', '.join(self.columns)}; write it again"
+            raise Refused(f"its line has {len(values)} columns", fix)
+        columns = dict(zip(self.columns, values, strict=True))
+        n = _whole_number("num_boxes", columns["num_boxes"], MOST_BOXES)
+        sides = [name for side in "wh" for name in self.columns if name.endswith(f"_{side}")]
+        arrays: dict[str, Any] = {
+            "boxes": _floats("boxes", columns["boxes"], n),
+            "features": _floats("features", columns["features"], n),
+            "size": [_whole_number(name, columns[name], LONGEST_SIDE) for name in sides],
+        }
+        if "objects_conf" in columns:
+            arrays["scores"] = _floats("objects_conf", columns["objects_conf"], n)[:, 0]
+        return arrays
+
+
+@lru_cache(maxsize=4)
+def _lines_of(path: Path, columns: tuple[str, ...], size: int, time: int) -> Mapping[str, tuple[int, int]]:
+    """Where the line of each id begins, and its length; kept while size and time of the file stay the same:
+    such files have gigabytes."""
+    lines: list[tuple[str, tuple[int, int]]] = []
+    offset = 0
+    with path.open("rb", buffering=1 << 20) as file:
+        for number, line in enumerate(iter(lambda: file.readline(_LONGEST_LINE + 1), b""), start=1):
+            image_id = line.split(b"\t", 1)[0].strip().decode(errors="replace")
+            if number == 1 and image_id == columns[0]:
+                names = [name.strip() for name in line.decode(errors="replace").split("\t")]
+                if names != list(columns):  # such as the height before the width
+                    found = f"has the columns {ascii(', '.join(names))[1:201]}"
+                    raise FileError(file_problem(path, found, f"expected {', '.join(columns)}"))
+            elif line.strip(b"\r\n"):
+                if not 0 < len(image_id) <= _LONGEST_ID or "\ufffd" in image_id or len(line) > _LONGEST_LINE:
+                    found = f"line {number} is not a line of an image, which begins with its id"
+                    raise FileError(file_problem(path, found, f"expected {', '.join(columns)}"))
+                lines.append((image_id, (offset, len(line))))
+            offset += len(line)
+    _refuse_repeated(path, [image_id for image_id, _ in lines])
+    return dict(lines)
+
+
+def _whole_number(name: str, value: bytes, most: int) -> int:
+    if not re.fullmatch(rb"[0-9]{1,7}", value.strip()) or not 1 <= int(value) <= most:
+        shown = ascii(value[:20].decode(errors="replace"))
+        raise Refused(shown, f"expected a number from 1 to {most:,}", verb="is", index=(name,))
+    return int(value)
+
+
+def _floats(name: str, value: bytes, n: int) -> NDArray[np.float32]:
+    """The array (n, width) of a column."""
+    with within(name):
+        array = _from_base64(value.strip())
+        if not array.size or array.size % n:
+            found = f"the array has {array.nbytes:,} bytes"
+            raise Refused(found, f"expected float32 of shape ({n}, d), in base64; write it again")
+        return array.reshape(n, -1)
+
+
+def _from_base64(value: bytes | str) -> NDArray[np.float32]:
+    try:
+        return np.frombuffer(base64.b64decode(value, validate=True), dtype="<f4")
+    except ValueError as error:
+        raise Refused(f"the base64 is damaged ({error})", "write it again") from None
+
+
+# ---- 12-in-1's pickles, of which every name stands for a function of this file or of NumPy's arrays
+
+_RELEASED = "12-in-1's LMDB, an .npy file of its extract_features.py, or a folder of these"
+_ALIASES = {
+    "boxes": ("boxes", "bbox"),
+    "features": ("features",),
+    "width": ("image_w", "image_width"),
+    "height": ("image_h", "image_height"),
+}
+_LONGEST_NAME = 200
+"""Bytes of an id, which becomes the name of a file."""
+
+
+_OF_NUMPY = {
+    "dtype": np.dtype,
+    "ndarray": np.ndarray,
+    "scalar": np.float32(0).__reduce__()[0],
+    "_reconstruct": np.zeros(1).__reduce__()[0],
+    "_frombuffer": np.zeros(1).__reduce_ex__(5)[0],
+}
+_OTHERS = {
+    ("_codecs", "encode"): lambda text, _: text.encode("latin-1"),
+    **{(module, "bytes"): bytes for module in ("builtins", "__builtin__")},
+}
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if module.partition(".")[0] == "numpy" and name in _OF_NUMPY:
+            return _OF_NUMPY[name]
+        if (module, name) in _OTHERS:
+            return _OTHERS[module, name]
+        shown = ascii(f"{module[:60]}.{name[:60]}")[1:-1]  # without control characters of a terminal
+        raise Refused(f"the pickle names {shown}", "expected NumPy arrays, dicts, texts and numbers only")
+
+
+def load_plain(data: bytes) -> Any:
+    """What a pickle of plain data holds, or Refused; nothing that it names is run.
+
+    >>> load_plain(pickle.dumps({"boxes": np.ones((1, 4), np.float32), "image_id": 42}))["image_id"]
+    42
+    >>> load_plain(pickle.dumps(len))
+    Traceback (most recent call last):
+    capeval_core.inputs.decoding.Refused: the pickle names builtins.len: expected NumPy arrays, dicts, texts
+    and numbers only
+    """
+    try:
+        value = _Unpickler(BytesIO(data), encoding="latin-1").load()
+        return value.item() if isinstance(value, np.ndarray) and value.dtype == object else value
+    except Refused:
+        raise
+    except Exception as error:  # a damaged file may trip over anything
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise Refused(f"the pickle is damaged ({reason})", "write or download it again") from None
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The released features of one image. name: for messages. read: its pickle, or Refused."""
+
+    name: str
+    image_id: str
+    read: Callable[[], bytes]
+
+    def load(self) -> tuple[str, BoxFeatures, str]:
+        """Image id, features, and content key of the pickle, or Refused."""
+        data = self.read()
+        content = load_plain(data)
+        if not isinstance(content, dict):
+            raise Refused(f"the pickle is {described(content)}", "expected a dict of box features")
+        image_id = self.image_id
+        plain = valid_unicode(image_id) and image_id.isprintable() and "\ufffd" not in image_id
+        hidden = image_id.startswith(".") or set(image_id) & {"/", "\\", os.sep}
+        if not plain or hidden or not 0 < len(image_id.encode()) <= _LONGEST_NAME:
+            raise Refused(f"the image id {image_id[:60]!a} can name no file", "give the image another id")
+        return image_id, _released_features(content), f"pickle:{blake2b(data, digest_size=16).hexdigest()}"
+
+
+@dataclass(frozen=True)
+class ReleasedBoxes:
+    """Released features of many images: https://github.com/facebookresearch/vilbert-multi-task, whose
+    `extract_features.py` writes an `.npy` per image, which is a dict, and `convert_to_lmdb.py` an LMDB of
+    pickled dicts; older ones hold base64.
+
+    fingerprint: changes with what is there, as far as sizes show.
+    """
+
+    name: str
+    fingerprint: str
+    entries: list[Entry]
+
+    @staticmethod
+    def open(path: Path) -> ReleasedBoxes:
+        """The features at a path, whose form shows there. Raises FileError: there is none of these forms."""
+        with _readable(path, _RELEASED):
+            if path.is_dir() and (found := databases_in(path)):
+                return _released_lmdb(path, _chosen(path, found))
+            files = sorted(path.glob("*.npy")) if path.is_dir() else [path] * (path.suffix == ".npy")
+            if files:
+                sizes = [(file.name, file.stat().st_size) for file in files]
+                entries = [Entry(repr(f.name), f.stem, lambda f=f: _pickle_in_npy(f)) for f in files]  # type: ignore[misc]
+                return ReleasedBoxes(path.name, f"npy-{_digest(sizes)}", entries)
+            if path.is_dir():
+                raise FileError(file_problem(path, "holds no such features", f"expected {_RELEASED}"))
+            if _is_lmdb(path):
+                return _released_lmdb(path, path)
+        raise FileError(file_problem(path, "is a file of another form", f"expected {_RELEASED}"))
+
+
+def _released_lmdb(path: Path, data: Path) -> ReleasedBoxes:
+    environment, entries = _database(data), []
+    for key in _database_keys(environment):
+        image_id = key.decode(errors="replace")
+        read = lambda key=key: _entry(environment, key)  # noqa: E731
+        entries.append(Entry(f"the entry {image_id!r}", image_id, read))
+    return ReleasedBoxes(path.name, _database_digest(environment), entries)
+
+
+def _pickle_in_npy(path: Path) -> bytes:
+    """The pickle in an `.npy` file of one object, or Refused."""
+    data = read_file(str(path), "file of boxes")
+    file = BytesIO(data)
+    try:
+        version = np.lib.format.read_magic(file)
+        header = getattr(np.lib.format, f"read_array_header_{version[0]}_{version[1]}")
+        shape, _, dtype = header(file)
+    except Exception as error:  # numpy raises whatever the damaged part trips over
+        reason = " ".join(str(error).split())[:200]
+        raise Refused(f"it is not an .npy file, or damaged ({reason})", "write it again") from None
+    if not dtype.hasobject or shape != ():
+        fix = "expected a dict, as extract_features.py writes it"
+        raise Refused(f"it is an array of shape {shape} of {dtype}", fix)
+    return data[file.tell() :]
+
+
+def _released_features(content: Mapping[Any, Any]) -> BoxFeatures:
+    """The box features in a released dict, or Refused.
+
+    All boxes are kept, also those behind `num_boxes`, which have no confidence: the release's networks read
+    them too. Confidences are not stored.
+    """
+    given = {name: next((content[k] for k in keys if k in content), None) for name, keys in _ALIASES.items()}
+    if missing := [" or ".join(map(repr, _ALIASES[name])) for name, value in given.items() if value is None]:
+        raise Refused(f"there is no {', no '.join(missing)}", f"expected {_RELEASED}")
+    arrays: dict[str, Any] = {}
+    for name in ("boxes", "features"):
+        with within(name):
+            value = given[name]
+            arrays[name] = _from_base64(value) if isinstance(value, (str, bytes)) else value
+            if not isinstance(arrays[name], np.ndarray):
+                raise Refused(described(value), "expected an array, or base64 of one", verb="is")
+    for name in ("width", "height"):
+        if not isinstance(given[name], Real):
+            raise Refused(described(given[name]), "expected a number of pixels", verb="is", index=(name,))
+    boxes, features = arrays["boxes"], arrays["features"]
+    if boxes.ndim == 1 and boxes.size % 4 == 0:
+        boxes = boxes.reshape(-1, 4)
+    if features.ndim == 1 and len(boxes) and features.size % len(boxes) == 0:
+        features = features.reshape(len(boxes), -1)
+    return checked({"boxes": boxes, "features": features, "size": (given["width"], given["height"])})

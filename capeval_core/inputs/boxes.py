@@ -5,20 +5,32 @@ from __future__ import annotations
 import hashlib
 import os
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from io import BytesIO
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from capeval_core.errors import InputWarning, did_you_mean, warn
-from capeval_core.inputs.box_arrays import MOST_BOXES, NAMES, OPTIONAL, RELEASED, REQUIRED, WIDEST, npz_arrays
 from capeval_core.inputs.decoding import Refused, quoted, within
 from capeval_core.inputs.sources import Source, read_file
 from capeval_core.inputs.visual import InputVisual, local_path
 from capeval_core.values import described, shown
 
+REQUIRED, OPTIONAL = ("boxes", "features"), ("size", "scores", "relative_boxes", "selection")
+RELEASED = {"norm_bb": "relative_boxes", "conf": "scores"}
+"""Names in the files of UNITER and UMIC -> ours."""
+NAMES = (*REQUIRED, *OPTIONAL, *RELEASED)
+_AXES = {"boxes": 2, "features": 2, "scores": 1, "relative_boxes": 2}
+PER_BOX = (*_AXES, *RELEASED)
+"""Arrays with a row per box."""
+MOST_BOXES = 1_000
+WIDEST = 16_384
+"""Numbers of a feature."""
+MOST_BYTES = 8 * MOST_BOXES * WIDEST
+"""Of one array, unpacked: a small file may hold zeros without end."""
 LONGEST_SIDE = 1 << 20
 LONGEST_TEXT = 100
 ACCEPTED = 'a dict {"boxes": (n, 4), "features": (n, d)} or the path of an .npz file with these'
@@ -32,6 +44,30 @@ UNSORTED = (
     "boxes are not sorted by score, and the first of them are kept, as the published rule does: sort them, "
     "best first, unless their order is meant"
 )
+
+
+def npz_arrays(data: bytes, name: str, members: Collection[str] = NAMES) -> dict[str, NDArray[Any]]:
+    """The arrays of an `.npz` of these names, as far as they are there, or Refused; nothing is unpickled.
+
+    >>> file = BytesIO()
+    >>> np.savez(file, boxes=np.zeros((2, 4)), labels=np.array(["a", "b"]))
+    >>> list(npz_arrays(file.getvalue(), "'a.npz'"))
+    ['boxes']
+    """
+    arrays, member = {}, None
+    try:
+        with np.load(BytesIO(data), allow_pickle=False) as file:
+            sizes = {entry.filename.removesuffix(".npy"): entry.file_size for entry in file.zip.infolist()}
+            for member in members:
+                if sizes.get(member, 0) > MOST_BYTES:
+                    raise ValueError(f"{sizes[member]:,} bytes, expected at most {MOST_BYTES:,}")
+                if member in sizes:
+                    arrays[member] = file[member]
+    except Exception as error:  # zipfile and numpy raise whatever the damaged part trips over
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        found, index = f"{name} is not an .npz file, or damaged ({reason})", (member,) if member else ()
+        raise Refused(found, "write it again", index=index) from None
+    return arrays
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,121 +232,109 @@ def checked(arrays: Mapping[str, Any]) -> BoxFeatures:
     for released, name in RELEASED.items():
         if arrays.get(released) is not None:
             given.setdefault(name, released)
-    found = ", ".join(map(repr, list(arrays)[:5])) or "none"
     for name in REQUIRED:
         if name not in given and not (name == "boxes" and "relative_boxes" in given):
-            raise Refused(f"there is no {name!r} among the keys {found}", f"expected {ACCEPTED}")
+            keys = ", ".join(map(repr, list(arrays)[:5])) or "none"
+            raise Refused(f"there is no {name!r} among the keys {keys}", f"expected {ACCEPTED}")
     for key in arrays:
         if key not in NAMES and isinstance(key, str) and (hint := did_you_mean(key, NAMES, closeness=0.85)):
             raise Refused(f"there is {quoted(key)}, which is not known{hint}")
-    numbers = {}
-    for name, axes in (("boxes", 2), ("features", 2), ("scores", 1), ("relative_boxes", 2)):
-        if name in given:
-            with within(given[name]):
-                numbers[name] = _numbers(arrays[given[name]], axes)
-    size = _size_of(arrays["size"]) if "size" in given else None
+    numbers = {
+        name: _numbers(given[name], arrays[given[name]], _AXES[name]) for name in _AXES if name in given
+    }
     features, scores, relative = (numbers.get(name) for name in ("features", "scores", "relative_boxes"))
+    size = _size_of(arrays["size"]) if "size" in given else None
     assert features is not None
     if relative is not None:
-        with within(given["relative_boxes"]):
-            _check_relative(relative)
+        _check_relative(relative, given["relative_boxes"])
     boxes = numbers.get("boxes")
     if boxes is None:
         assert relative is not None
         boxes = relative[:, :4] * np.array([*(size or (1, 1))] * 2, dtype=np.float32)
-    if boxes.shape[1] != 4:
-        raise Refused(
-            f"the array has shape {boxes.shape}", "expected (n, 4): x0, y0, x1, y1", index=("boxes",)
-        )
-    if len(features) != len(boxes):
-        found = f"there are {len(boxes)} boxes but {len(features)} rows of features"
-        raise Refused(found, "give every box its features")
+    _check_columns("boxes", boxes, ("x0", "y0", "x1", "y1"))
+    for what, array in (("rows of features", features), ("scores", scores), ("relative boxes", relative)):
+        if array is not None and len(array) != len(boxes):
+            raise Refused(f"there are {len(boxes)} boxes but {len(array)} {what}", "give every box its own")
     if len(boxes) == 0:
         raise Refused("there are no boxes", "take a lower threshold, or leave that image out")
     if len(boxes) > MOST_BOXES or not 1 <= features.shape[1] <= WIDEST:
         found = f"there are {len(boxes):,} boxes with {features.shape[1]:,} numbers each"
         raise Refused(found, f"expected 1 to {MOST_BOXES:,} boxes with at most {WIDEST:,} numbers")
     if "boxes" in given:
-        with within("boxes"):
-            _check_boxes(boxes, size)
-    for name, array in (("scores", scores), ("relative_boxes", relative)):
-        if array is not None and len(array) != len(boxes):
-            what, fix = name.replace("_", " "), "give every box its own"
-            raise Refused(f"there are {len(boxes)} boxes but {len(array)} {what}", fix)
-    if scores is not None and len(wrong := np.flatnonzero((scores < 0) | (scores > 1 + 1e-6))):
-        index, fix = (given["scores"], int(wrong[0])), "expected probabilities, from 0 to 1"
-        raise Refused(f"{scores[wrong[0]]:.6g}", fix, verb="is", index=index)
+        _check_boxes(boxes, size)
+    if scores is not None:
+        wrong = (scores < 0) | (scores > 1 + 1e-6)
+        _refuse_rows(given["scores"], scores, wrong, "", "expected probabilities, from 0 to 1")
     if relative is not None and "boxes" in given and size is not None:
-        _check_agreement(boxes, relative, size)
+        sides = np.array([*size, *size], dtype=np.float32)
+        far = (np.abs(relative[:, :4] * sides - boxes) > ROUNDED * sides + 1).any(axis=1)
+        other = f", but the box is {boxes[far.argmax()].tolist()} of {size[0]}x{size[1]}"
+        fix = "give boxes in pixels of the image that they are relative to"
+        _refuse_rows("relative_boxes", relative, far, other, fix)
     selection = _text("selection", arrays["selection"]) if "selection" in given else None
     return BoxFeatures(boxes, features, size, scores, relative, selection)
 
 
+def _refuse_rows(name: str, values: NDArray[Any], wrong: Any, more: str, fix: str) -> None:
+    """Refuse the first of the values that is wrong."""
+    if wrong.any():
+        row = int(wrong.argmax())
+        value = values[row].tolist() if values.ndim > 1 else f"{values[row]:.6g}"
+        raise Refused(f"{value}{more}", fix, verb="is", index=(name, row))
+
+
+def _check_columns(name: str, array: NDArray[Any], columns: tuple[str, ...]) -> None:
+    if array.shape[1] != len(columns):
+        fix = f"expected (n, {len(columns)}): {', '.join(columns)}"
+        raise Refused(f"the array has shape {array.shape}", fix, index=(name,))
+
+
 def _check_boxes(boxes: NDArray[np.float32], size: tuple[int, int] | None) -> None:
     """Refuse boxes whose corners are turned, that lie outside of the image, or are shares of its sides."""
-    if len(turned := np.flatnonzero((boxes[:, 2:] < boxes[:, :2]).any(axis=1))):
-        fix = "expected x0, y0, x1, y1; of x, y, width, height make x + width"
-        raise Refused(f"{boxes[turned[0]].tolist()}", fix, verb="is", index=(int(turned[0]),))
+    turned = (boxes[:, 2:] < boxes[:, :2]).any(axis=1)
+    fix = "expected x0, y0, x1, y1; of x, y, width, height make x + width"
+    _refuse_rows("boxes", boxes, turned, "", fix)
     image = "the image" if size is None else f"an image of {size[0]}x{size[1]}"
     outside = (boxes < -1).any(axis=1)  # corners count from 0 or from 1, so one pixel more is right
     if size is not None:
         outside |= (boxes[:, 2:] > np.add(size, max(1, MARGIN * max(size)))).any(axis=1)
-    if len(rows := np.flatnonzero(outside)):
-        found = f"{boxes[rows[0]].tolist()}, outside of {image}"
-        fix = "expected pixels of the image of that size" if size else "expected pixels of the image, from 0"
-        raise Refused(found, fix, verb="is", index=(int(rows[0]),))
+    fix = "expected pixels of the image of that size" if size else "expected pixels of the image, from 0"
+    _refuse_rows("boxes", boxes, outside, f", outside of {image}", fix)
     if size is not None and min(size) > _SMALLEST and 0 < boxes.max() <= 1 + ROUNDED:
         found = f"no box reaches beyond the first pixel of {image}, so these are shares of its sides"
         fix = 'multiply them by its width and height, or give them as "relative_boxes" (n, 6)'
-        raise Refused(found, fix)
+        raise Refused(found, fix, index=("boxes",))
 
 
-def _check_relative(relative: NDArray[np.float32]) -> None:
-    if relative.shape[1] != 6:
-        fix = "expected (n, 6): x0, y0, x1, y1, width, height"
-        raise Refused(f"the array has shape {relative.shape}", fix)
-    if len(rows := np.flatnonzero(((relative < -ROUNDED) | (relative > 1 + ROUNDED)).any(axis=1))):
-        found = f"{relative[rows[0]].tolist()}, outside of the image"
-        fix = "expected shares of the image's width and height, from 0 to 1"
-        raise Refused(found, fix, verb="is", index=(int(rows[0]),))
+def _check_relative(relative: NDArray[np.float32], name: str) -> None:
+    columns = ("x0", "y0", "x1", "y1", "width", "height")
+    _check_columns(name, relative, columns)
+    outside = ((relative < -ROUNDED) | (relative > 1 + ROUNDED)).any(axis=1)
+    fix = "expected shares of the image's width and height, from 0 to 1"
+    _refuse_rows(name, relative, outside, ", outside of the image", fix)
     sides = relative[:, 2:4] - relative[:, :2]
-    if len(rows := np.flatnonzero((np.abs(sides - relative[:, 4:]) > ROUNDED).any(axis=1))):
-        fix = "expected x0, y0, x1, y1, width, height, and width = x1 - x0"
-        raise Refused(f"{relative[rows[0]].tolist()}", fix, verb="is", index=(int(rows[0]),))
+    wrong = (np.abs(sides - relative[:, 4:]) > ROUNDED).any(axis=1)
+    _refuse_rows(name, relative, wrong, "", f"expected {', '.join(columns)}, and width = x1 - x0")
 
 
-def _check_agreement(
-    boxes: NDArray[np.float32], relative: NDArray[np.float32], size: tuple[int, int]
-) -> None:
-    """Refuse relative boxes that are those of other boxes."""
-    sides = np.array([*size, *size], dtype=np.float32)
-    far = np.abs(relative[:, :4] * sides - boxes) > ROUNDED * sides + 1
-    if len(rows := np.flatnonzero(far.any(axis=1))):
-        row = int(rows[0])
-        found = f"{relative[row].tolist()}, but the box is {boxes[row].tolist()} of {size[0]}x{size[1]}"
-        fix = "give boxes in pixels of the image that they are relative to"
-        raise Refused(found, fix, verb="is", index=("relative_boxes", row))
-
-
-def _numbers(value: Any, axes: int) -> NDArray[np.float32]:
-    try:
-        array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
-    except Exception as error:  # an array interface of the user's own may fail in any way
-        raise Refused(f"{described(value)} that numpy cannot read ({error})", verb="is") from None
-    if array.dtype.kind not in "fiu":
-        raise Refused(f"an array of {array.dtype}", "expected an array of numbers", verb="is", kind=TypeError)
-    if array.ndim != axes:
-        expected = f"expected {axes} {'axis' if axes == 1 else 'axes'}"
-        raise Refused(f"the array has shape {array.shape}", expected)
-    if array.size > MOST_BOXES * WIDEST:  # before it is copied
-        found = f"the array has shape {array.shape}"
-        raise Refused(found, f"expected at most {MOST_BOXES:,} boxes with at most {WIDEST:,} numbers")
-    with np.errstate(over="ignore"):
-        numbers = array.astype(np.float32)
-    if len(bad := np.argwhere(~np.isfinite(numbers))):
-        found = f"the array has NaN or infinity, first at {bad[0].tolist()}"
-        raise Refused(found, "leave such boxes out")
-    return numbers
+def _numbers(name: str, value: Any, axes: int) -> NDArray[np.float32]:
+    with within(name):
+        try:
+            array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
+        except ValueError as error:  # of ragged lists
+            raise Refused(f"{described(value)} that numpy cannot read ({error})", verb="is") from None
+        if array.dtype.kind not in "fiu":
+            fix = "expected an array of numbers"
+            raise Refused(f"an array of {array.dtype}", fix, verb="is", kind=TypeError)
+        if array.ndim != axes:
+            expected = f"expected {axes} {'axis' if axes == 1 else 'axes'}"
+            raise Refused(f"the array has shape {array.shape}", expected)
+        with np.errstate(over="ignore"):
+            numbers = array.astype(np.float32)
+        if len(bad := np.argwhere(~np.isfinite(numbers))):
+            found = f"the array has NaN or infinity, first at {bad[0].tolist()}"
+            raise Refused(found, "leave such boxes out")
+        return numbers
 
 
 def _text(name: str, value: Any) -> str:
@@ -321,16 +345,12 @@ def _text(name: str, value: Any) -> str:
 
 
 def _size_of(value: Any) -> tuple[int, int]:
-    try:
-        sides = np.asarray(value)
-        numbers = sides.tolist() if sides.dtype.kind in "fiu" and sides.shape == (2,) else (0, 0)
-        width, height = (int(side) if side == int(side) else 0 for side in numbers)
-    except Exception:  # an array interface of the user's own may fail in any way
-        width = height = 0
-    if not 1 <= min(width, height) <= max(width, height) <= LONGEST_SIDE:
+    sides = np.asarray(value)
+    numbers = sides.tolist() if sides.dtype.kind in "fiu" and sides.shape == (2,) else (0, 0)
+    if not all(1 <= side <= LONGEST_SIDE and side == int(side) for side in numbers):
         fix = f"expected width and height of the image, whole numbers from 1 to {LONGEST_SIDE:,} pixels"
         raise Refused(shown(value), fix, verb="is", index=("size",))
-    return width, height
+    return int(numbers[0]), int(numbers[1])
 
 
 class InputBoxes(InputVisual[BoxFeatures]):

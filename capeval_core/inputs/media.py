@@ -14,8 +14,7 @@ from PIL import Image
 from tqdm import tqdm
 
 from capeval_core.errors import Problem, Problems
-from capeval_core.inputs.box_arrays import REQUIRED
-from capeval_core.inputs.boxes import InputBoxes, StoredBoxes
+from capeval_core.inputs.boxes import REQUIRED, InputBoxes, StoredBoxes
 from capeval_core.inputs.decoders import shared_decoders
 from capeval_core.inputs.decoding import Refused
 from capeval_core.inputs.sequences import (
