@@ -1,20 +1,22 @@
 """Processes that decode image files, so that decoding does not wait for Python's global lock.
 
-They are plain programs (`decoder.py`) that run until their stdin is closed: nothing is imported from the
-user's script or the current folder, nothing is shared or left behind, and a process that may have no
-children of `multiprocessing` has them as well. What one of them cannot do, or the last one dies over, is done
-in the thread that asked.
+They are plain programs that run until their stdin is closed: nothing is imported from the user's script or
+the current folder, nothing is shared or left behind, and a process that may have no children of
+`multiprocessing` has them as well. Requests and answers are pickles over the pipes. What one of them cannot
+do, or the last one dies over, is done in the thread that asked, so that errors are those of one place.
 """
 
 from __future__ import annotations
 
 import atexit
-import json
 import os
+import pickle
+import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from queue import LifoQueue
@@ -25,18 +27,15 @@ from numpy.typing import NDArray
 from PIL import Image, ImageFile
 
 from capeval_core.errors import warn
-from capeval_core.inputs.decoder import READY
+from capeval_core.inputs.decoding import Refused, square_pixels
 from capeval_core.inputs.sources import Encoded, InMemory, OnDisk, Source
 
 _Process = subprocess.Popen[bytes]
 _PIPE = 1 << 20  # bytes that a pipe holds, where the system lets us choose: some images, so that none waits
 # Not `-m`: that looks for modules in the current folder first, which may hold what a user has downloaded.
-_PROGRAM = """
-import sys
-sys.path[:] = sys.argv[1:]
-from capeval_core.inputs.decoder import main
-main()
-"""
+_PROGRAM = "import sys; sys.path[:] = sys.argv[1:]; from capeval_core.inputs.decoders import main; main()"
+_READY = b"capeval decodes\n"
+"""What stdout begins with, after what Python prints where it is set up to."""
 _MOST = 1024  # processes: more threads than that do not ask
 _ENDED = "a process that decodes images {}: the others, or this process, decode instead"
 
@@ -44,17 +43,15 @@ _ENDED = "a process that decodes images {}: the others, or this process, decode 
 class Decoders:
     """Processes that decode; any number of threads may ask.
 
-    number: how many. They are started when they are first needed, which takes a tenth of a second.
-
-    Where none can be started or all have ended, every answer is None.
+    number: how many. They are started when they are first needed, which takes a tenth of a second. One that
+    dies is not replaced; where none can be started or all have ended, every answer is None.
     """
 
     def __init__(self, number: int) -> None:
-        self._free: LifoQueue[_Process | None] = LifoQueue()
-        number = min(number, _MOST)
-        for _ in range(number):
-            self._free.put(None)  # not started
-        self._left, self._lock = number, threading.Lock()
+        self._idle: LifoQueue[_Process | None] = LifoQueue()
+        self._left, self._lock = min(number, _MOST), threading.Lock()
+        for _ in range(self._left):
+            self._idle.put(None)  # not started
         self._owner = os.getpid()
         self.processes: list[_Process] = []
 
@@ -62,36 +59,35 @@ class Decoders:
         self, sources: Sequence[Source[Any]], size: int, method: Image.Resampling
     ) -> list[NDArray[np.uint8] | None]:
         """What `square_pixels` gives of each image; None: not decoded."""
-        answers = self._ask(sources, {"check": False, "size": size, "method": method.name})
-        return [
-            None if each is None else np.frombuffer(each, np.uint8).reshape(3, size, size) for each in answers
-        ]
+        return self._ask(sources, (size, method))
 
     def check(self, sources: Sequence[Source[Any]]) -> list[bool]:
         """Whether each image was found to be sound; its key is known then."""
-        answers = self._ask(sources, {"check": True})
-        for source, digest in zip(sources, answers, strict=True):
-            if digest is not None:
-                source._key = f"file:{digest.hex()}"
-        return [digest is not None for digest in answers]
+        keys = self._ask(sources, None)
+        for source, key in zip(sources, keys, strict=True):
+            source._key = key or source._key
+        return [key is not None for key in keys]
 
-    def _ask(self, sources: Sequence[Source[Any]], what: dict[str, Any]) -> list[bytearray | None]:
-        """The answer about each image that is a file; None where there is none."""
-        answers: list[bytearray | None] = [None] * len(sources)
-        files = [i for i, source in enumerate(sources) if isinstance(source, Encoded)]
+    def _ask(self, sources: Sequence[Source[Any]], square: tuple[int, Image.Resampling] | None) -> list[Any]:
+        """The key, or the pixels, of each image that is a file; None where there is no answer."""
+        answers: list[Any] = [None] * len(sources)
+        files = {i: source for i, source in enumerate(sources) if isinstance(source, Encoded)}
         if not files or not self._left or os.getpid() != self._owner:  # a fork would share the pipes
             return answers
-        process = self._free.get()
+        process = self._idle.get()
         if self._left <= 0:
-            self._free.put(None)
+            self._idle.put(None)
             return answers
         try:
             if process is None:
-                process = _started()
-                self.processes.append(process)
-                _wait_until_ready(process)
-            found = _exchanged(process, [sources[i] for i in files], what)
-        except (OSError, ValueError, EOFError) as error:
+                process = self._started()
+            assert process.stdin is not None and process.stdout is not None
+            given = [_sent(source) for source in files.values()]
+            limits = Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES
+            pickle.dump((given, square, *limits), process.stdin)
+            process.stdin.flush()
+            found = pickle.load(process.stdout)
+        except (OSError, ValueError, EOFError, pickle.UnpicklingError) as error:
             status = self._give_up(process)
             why = f"could not be used ({error})" if status is None else f"ended with status {status}"
             warn(_ENDED.format(why))
@@ -99,17 +95,40 @@ class Decoders:
         except BaseException:
             self._give_up(process)
             raise
-        self._free.put(process)
-        for i, each in zip(files, found, strict=True):
-            answers[i] = each
+        self._idle.put(process)
+        for i, answer in zip(files, found, strict=True):
+            answers[i] = answer
         return answers
+
+    def _started(self) -> _Process:
+        process = subprocess.Popen(
+            [sys.executable or "python", "-c", _PROGRAM, *import_path()],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for the process that asks
+        )
+        self.processes.append(process)
+        assert process.stdout is not None
+        if sys.platform == "linux":
+            import fcntl
+
+            with suppress(OSError):  # more than the system lets a user have
+                for pipe in (process.stdin, process.stdout):
+                    fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE)  # type: ignore[arg-type]
+        start = b""
+        while not start.endswith(_READY):
+            if not (byte := process.stdout.read(1)):
+                raise EOFError("no answer")
+            start += byte
+        return process
 
     def _give_up(self, process: _Process | None) -> int | None:
         """Go on without a process; its status."""
         with self._lock:
             self._left -= 1
         if self._left <= 0:
-            self._free.put(None)  # for a thread that waits already, and does so for the next one
+            self._idle.put(None)  # for a thread that waits already, and does so for the next one
         if process is None:
             return None
         self.processes.remove(process)
@@ -117,31 +136,10 @@ class Decoders:
 
     def close(self) -> None:
         """End all processes; nothing may be asked any more."""
-        if os.getpid() != self._owner:
-            return
-        self._left = 0
-        for process in self.processes:
-            _ended(process)
-
-
-def _started() -> _Process:
-    process = subprocess.Popen(
-        [sys.executable or "python", "-c", _PROGRAM, *import_path()],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        bufsize=0,
-        start_new_session=True,  # Ctrl-C is for the process that asks
-    )
-    if sys.platform == "linux":
-        import fcntl
-
-        for pipe in (process.stdin, process.stdout):
-            try:
-                fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE)  # type: ignore[arg-type]
-            except OSError:  # more than the system lets a user have
-                break
-    return process
+        if os.getpid() == self._owner:
+            self._left = 0
+            for process in self.processes:
+                _ended(process)
 
 
 def import_path() -> list[str]:
@@ -151,56 +149,20 @@ def import_path() -> list[str]:
     return folders if own in folders else [own, *folders]
 
 
-def _wait_until_ready(process: _Process) -> None:
-    start = b""
-    while not start.endswith(READY):
-        start += _read(process, 1)
-
-
-def _exchanged(
-    process: _Process, sources: Sequence[Source[Any]], what: dict[str, Any]
-) -> list[bytearray | None]:
-    """The answers of a process about files, None for those that are not sound."""
-    contents = [source.data for source in sources if isinstance(source, InMemory)]
-    request = {
-        **what,
-        "images": [
-            _place(source.path) if isinstance(source, OnDisk) else len(source.data)  # type: ignore[attr-defined]
-            for source in sources
-        ],
-        "most_pixels": Image.MAX_IMAGE_PIXELS,
-        "truncated": ImageFile.LOAD_TRUNCATED_IMAGES,
-    }
-    assert process.stdin is not None and process.stdout is not None
-    data = memoryview(b"".join([json.dumps(request).encode(), b"\n", *contents]))
-    while data:
-        data = data[process.stdin.write(data) :]
-    lengths = np.frombuffer(_read(process, 4 * len(sources)), dtype="<u4").tolist()
-    return [_read(process, length) if length else None for length in lengths]
-
-
-def _place(path: str) -> str:
-    """A path that does not depend on the current folder, which may be another one there, or be gone."""
-    return path if os.path.isabs(path) else str(Path.cwd() / path)  # noqa: PTH117
-
-
-def _read(process: _Process, length: int) -> bytearray:
-    """So many bytes of an answer."""
-    data = bytearray(length)
-    rest = memoryview(data)
-    while rest:
-        read = process.stdout.readinto(rest)  # type: ignore[union-attr]
-        if not read:
-            raise EOFError("no answer")
-        rest = rest[read:]
-    return data
+def _sent(source: Encoded) -> bytes | str:
+    """The bytes of an image, or its path without the current folder, which may be another one there."""
+    if isinstance(source, OnDisk):
+        return source.path if os.path.isabs(source.path) else str(Path.cwd() / source.path)  # noqa: PTH117
+    assert isinstance(source, InMemory)
+    return source.data
 
 
 def _ended(process: _Process) -> int:
     """End a process; its status."""
     for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            pipe.close()
+        with suppress(OSError):  # what was not sent any more
+            if pipe is not None:
+                pipe.close()
     try:
         return process.wait(1)
     except subprocess.TimeoutExpired:
@@ -214,3 +176,30 @@ def shared_decoders(number: int) -> Decoders:
     decoders = Decoders(number)
     atexit.register(decoders.close)
     return decoders
+
+
+def main() -> None:
+    """Answer requests on stdin until it is closed: the program of these processes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the other process ends this one by closing stdin
+    with os.fdopen(os.dup(1), "wb") as answers:
+        os.dup2(2, 1)  # what anything else prints is no answer
+        answers.write(_READY)
+        answers.flush()
+        with suppress(EOFError, BrokenPipeError):
+            while True:
+                given, square, Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES = pickle.load(
+                    sys.stdin.buffer
+                )
+                pickle.dump([_answer(one, square) for one in given], answers)
+                answers.flush()
+
+
+def _answer(given: bytes | str, square: tuple[int, Image.Resampling] | None) -> Any:
+    source = OnDisk(given) if isinstance(given, str) else InMemory(given)
+    try:
+        if square is not None:
+            return square_pixels(source.decode(), *square)
+        source.decode(reduced=True)
+        return source.key
+    except (Refused, ValueError, OSError, MemoryError):
+        return None
