@@ -28,8 +28,7 @@ from capeval_core.encoders.detector import (
 )
 from capeval_core.models.architecture import is_number, shown
 from capeval_core.models.copies import on_device
-from capeval_core.regions.device_suppression import best_on_device
-from capeval_core.regions.suppression import Suppression
+from capeval_core.regions.suppression import Suppression, best_on_device
 from capeval_core.weights.faster_rcnn import STAGES, STRIDE
 
 M = TypeVar("M", bound=nn.Module)

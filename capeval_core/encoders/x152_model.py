@@ -23,8 +23,7 @@ from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
 from capeval_core.encoders.faster_rcnn_model import ProposalHead, anchor_boxes, decoded, frozen, in_order
 from capeval_core.models.copies import on_device
-from capeval_core.regions.device_suppression import best_on_device
-from capeval_core.regions.suppression import Suppression
+from capeval_core.regions.suppression import Suppression, best_on_device
 from capeval_core.weights.x152 import EXPANSION, STAGES
 
 STRIDES = (4, 8, 16, 32, 64)

@@ -1,19 +1,30 @@
 """Non-maximum suppression of many classes at once, by one rule on every device.
 
-The kernels of detectors differ: with IoU >= on the CPU and > on CUDA, and with a pixel added to sides or not.
-Here the rule is a value, and the arithmetic is NumPy's in float32 wherever the network runs.
+The kernels of detectors differ: with IoU >= on the CPU and > on CUDA, with a pixel added to sides or not,
+with products and sums joined or not. Here the rule is a value, and every step is rounded to float32.
 """
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 Floats = NDArray[np.float32]
 Booleans = NDArray[np.bool_]
 Integers = NDArray[np.int64]
+
+_ROWS = 1 << 22
+"""Pairs of boxes that are compared at a time."""
+_STEPS = 8
+"""Steps between two looks at whether they still change anything, for which the host waits."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +49,8 @@ class Suppression:
         found: np.float32 = bound
         return found
 
-    def pairs(self, boxes: Floats, others: Floats) -> Booleans:
-        """Whether one of two boxes suppresses the other: (...) of (..., 4) and (..., 4).
+    def pairs(self, boxes: Any, others: Any) -> Any:
+        """Whether one of two boxes suppresses the other: (...) of (..., 4) and (..., 4), arrays or tensors.
 
         >>> box, others = np.float32([0, 0, 9, 9]), np.float32([[0, 0, 9, 4], [0, 0, 9, 5]])
         >>> Suppression(0.5, pixel=1, at_bound=True).pairs(box, others)
@@ -47,16 +58,16 @@ class Suppression:
         >>> Suppression(0.5, pixel=1).pairs(box, others)
         array([False,  True])
         """
-        (x0, y0, x1, y1), (u0, v0, u1, v1) = (np.moveaxis(each, -1, 0) for each in (boxes, others))
+        xp: Any = np if isinstance(boxes, np.ndarray) else sys.modules["torch"]
+        (x0, y0, x1, y1), (u0, v0, u1, v1) = ([each[..., i] for i in range(4)] for each in (boxes, others))
         one = np.float32(self.pixel)
-        width = np.maximum(np.minimum(x1, u1) - np.maximum(x0, u0) + one, 0)
-        height = np.maximum(np.minimum(y1, v1) - np.maximum(y0, v0) + one, 0)
+        width = xp.clip(xp.minimum(x1, u1) - xp.maximum(x0, u0) + one, 0, None)
+        height = xp.clip(xp.minimum(y1, v1) - xp.maximum(y0, v0) + one, 0, None)
         shared = width * height
         areas = (x1 - x0 + one) * (y1 - y0 + one), (u1 - u0 + one) * (v1 - v0 + one)
         with np.errstate(invalid="ignore", divide="ignore"):  # empty boxes: 0 / 0 is no overlap
             ratio = shared / (areas[0] + areas[1] - shared)
-        enough: Booleans = ratio >= self.bound if self.at_bound else ratio > self.bound
-        return enough
+        return ratio >= self.bound if self.at_bound else ratio > self.bound
 
     def best(self, boxes: Floats, most: int) -> Integers:
         """Indices of at most `most` boxes (n, 4) that survive, of boxes that come best first.
@@ -116,3 +127,52 @@ def class_confidences(boxes: Floats, scores: Floats, rule: Suppression, threshol
     counts = rule.survivors(boxes, scores) & (scores > np.float32(threshold))
     confidences: Floats = np.where(counts, scores, np.float32(0)).max(axis=1, initial=0)
     return confidences
+
+
+def best_on_device(
+    rule: Suppression, groups: Sequence[Tensor], most: int, usable: Tensor | None = None
+) -> list[Tensor]:
+    """Of each group, indices of at most `most` boxes (n, 4) that survive: `rule.best` of each.
+
+    Boxes come best first. A box survives if no better one that survives suppresses it. From all boxes on,
+    each step is right for one more box of every chain in which each suppresses the next, so that a few steps
+    do for thousands, and the host mostly waits once for all groups.
+
+    Args:
+        usable: boolean, of all boxes of all groups; the others neither survive nor suppress. None: all are.
+
+    >>> import torch
+    >>> boxes = torch.tensor([[0, 0, 9, 9], [0, 0, 9, 8], [20.0, 0, 29, 9]])
+    >>> [best.tolist() for best in best_on_device(Suppression(0.7), [boxes, boxes[1:]], 10)]
+    [[0, 2], [0, 1]]
+    """
+    import torch
+
+    from capeval_core.models.copies import on_device
+
+    lengths = [len(boxes) for boxes in groups]
+    suppresses = [_pairs(rule, boxes).to(torch.float16) for boxes in groups]
+    every = groups[0].new_ones(sum(lengths), dtype=torch.float16) if usable is None else usable.half()
+    alive = torch.split(every, lengths)
+    survives = alive
+    while True:
+        for _ in range(_STEPS):
+            before = survives
+            survives = tuple(
+                ((state @ pairs) == 0).to(torch.float16) * own
+                for state, pairs, own in zip(survives, suppresses, alive, strict=True)
+            )
+        last = torch.cat(survives)
+        moved, kept = torch.stack([torch.cat(before) != last, last == 1]).cpu()
+        if not moved.any():
+            best = [own.nonzero()[:most, 0] for own in torch.split(kept, lengths)]
+            there = on_device(torch.cat(best), every.device)
+            return list(torch.split(there, [len(own) for own in best]))
+
+
+def _pairs(rule: Suppression, boxes: Tensor) -> Tensor:
+    """(n, n) whether a box suppresses a worse one, which stands behind it."""
+    import torch
+
+    parts = [rule.pairs(part[:, None], boxes) for part in boxes.split(max(1, _ROWS // max(1, len(boxes))))]
+    return torch.cat(parts).triu_(1)
