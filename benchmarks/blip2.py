@@ -1,22 +1,7 @@
-"""BLIP-2: both values of an image with its captions, against transformers' forward per caption.
-
-    python -m benchmarks.blip2 [--size base] [--captions 60] [--looped 4]
-
-Weights are random. The Q-Former is the release's, 12x768 with 32 queries; the vision tower is a ViT-B at
-224 pixels (`base`) or the release's ViT-g at 364 (`release`, 5 GB in float32). Compared are
-
-- the plain loop: transformers' own forward of image and caption, once for the contrast and once for the
-  matching; timed over a few captions (`--looped`), since each takes the same, and multiplied;
-- the image's states made once, then repeated for every caption;
-- `Blip2Encoder.match`.
-
-All values are checked to agree. A GPU is measured by `python -m benchmarks.cuda --part blip2`.
-"""
+"""BLIP-2 beside transformers' own forward of an image and a caption; seeded, a ViT-B at 224 pixels."""
 
 from __future__ import annotations
 
-import argparse
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -42,27 +27,6 @@ VISION: dict[str, dict[str, int]] = {
     | {"num_attention_heads": 16, "image_size": 364, "patch_size": 14},
 }
 WORDS = [f"word{index}" for index in range(2000)]
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--size", choices=list(VISION), default="base")
-    parser.add_argument("--captions", type=int, default=60)
-    parser.add_argument("--looped", type=int, default=4, help="captions that the plain loop is timed over")
-    given = parser.parse_args()
-    encoder = seeded(given.size)
-    (image,), (captions,) = drawn_pairs(1, given.captions)
-    with torch.inference_mode():
-        few, looped = timed(lambda: loop(encoder, image, captions[: given.looped]))
-        repeated, repeating = timed(lambda: repeat(encoder, image, captions))
-    looped *= len(captions) / given.looped
-    (found,), once = timed(lambda: list(encoder.match([image], [captions], cache=FeatureCache(0))))
-    ours = values_of(found)
-    off = max(np.abs(ours[: given.looped] - few).max(), np.abs(ours - repeated).max())
-    print(f"{encoder.describe(encoder.config)}; float32 on the CPU; {len(captions)} captions")
-    print(f"plain loop       {looped:8.2f} s  {looped / once:6.1f} x")
-    print(f"states repeated  {repeating:8.2f} s  {repeating / once:6.1f} x")
-    print(f"match            {once:8.2f} s   (values agree to {off:.1e})")
 
 
 def values_of(found: Matches) -> Any:
@@ -111,14 +75,14 @@ def config_of(vision: dict[str, int]) -> dict[str, Any]:
     }
 
 
-def seeded(size: str) -> Blip2Encoder:
+def seeded(size: str, device: str = "cpu") -> Blip2Encoder:
     config = config_of(VISION[size])
     torch.manual_seed(0)
     tensors = {
         name: torch.randn_like(tensor) * (0.02 if tensor.ndim > 1 else 0.1) + ("norm" in name.lower())
         for name, tensor in empty_model(config["architecture"]).state_dict().items()
     }
-    return Blip2Encoder(config, tensors, checksum="random", device="cpu")
+    return Blip2Encoder(config, tensors, checksum="random", device=device)
 
 
 def inputs(encoder: Blip2Encoder, image: InputImage, captions: list[str]) -> tuple[Any, Any, Any]:
@@ -141,32 +105,17 @@ def loop(encoder: Blip2Encoder, image: InputImage, captions: list[str]) -> Any:
     return np.array(values)
 
 
-def repeat(encoder: Blip2Encoder, image: InputImage, captions: list[str]) -> Any:
-    model, (pixels, ids, mask) = encoder.model, inputs(encoder, image, captions)
-    itc = model(pixel_values=pixels, input_ids=ids, attention_mask=mask).logits_per_image[0]
-    states = model.vision_model(pixels).last_hidden_state.expand(len(ids), -1, -1)
-    queries = model.query_tokens.expand(len(ids), -1, -1)
-    count = queries.shape[1]
-    hidden = model.qformer(
-        query_embeds=model.embeddings(input_ids=ids, query_embeds=queries),
-        query_length=count,
-        attention_mask=torch.cat([mask.new_ones(len(ids), count), mask], 1),
-        encoder_hidden_states=states,
-        encoder_attention_mask=mask.new_ones(states.shape[:-1]),
-    ).last_hidden_state
-    itm = model.itm_head(hidden[:, :count]).float().mean(1).softmax(-1)[:, 1]
-    return torch.stack([itc.float(), itm], 1).cpu().numpy()
+def case(device: str, captions: int) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    """Both values of one image with its captions, by `match` and by a forward each."""
+    encoder = seeded("base", device)
+    (image,), (texts,) = drawn_pairs(1, captions)
 
+    def ours() -> Any:
+        (found,) = encoder.match([image], [texts], cache=FeatureCache(0))
+        return values_of(found)
 
-def timed(run: Callable[[], Any]) -> tuple[Any, float]:
-    """What `run` gives, and the seconds of the processor in the faster of two runs."""
-    best = float("inf")
-    for _ in range(2):
-        start = time.process_time()
-        answer = run()
-        best = min(best, time.process_time() - start)
-    return answer, best
+    def plain() -> Any:
+        with torch.inference_mode():
+            return loop(encoder, image, texts)
 
-
-if __name__ == "__main__":
-    main()
+    return ours, plain

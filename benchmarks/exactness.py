@@ -30,7 +30,9 @@ from PIL import Image
 import capeval_core
 from benchmarks.cuda.agreement import (
     DEVICE_GOAL,
+    Gpu,
     Outputs,
+    Row,
     Run,
     Subject,
     agreement,
@@ -38,7 +40,6 @@ from benchmarks.cuda.agreement import (
     difference,
     repeats_equal,
 )
-from benchmarks.cuda.measuring import Gpu, Row
 from capeval_core.cache import FeatureCache
 from capeval_core.inputs.media import argument_of
 from capeval_core.metric import CaptionMetric

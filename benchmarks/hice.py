@@ -1,23 +1,9 @@
-"""HICE-S with 4 captions and 30 masks per image, against a forward per mask and caption, in one run.
-
-    python -m benchmarks.hice [--images 2]
-
-The plain way runs the image tower for every caption on the image under every mask and as a whole: 4 x 31
-forwards where ours takes 31. Weights are seeded and of full size (Alpha-CLIP ViT-L/14), in float32; masks and
-phrases are given, so that what is timed is the score. Printed are ratios, plain over ours, of elapsed time
-and of processor time, which other work on the machine moves less, and the largest difference of what the
-score is made of: cosines, before they are scaled and clamped.
-
-Then the peak memory for one large image with few masks and with many (the embedded small weights, whose own
-memory hides nothing). A GPU is measured by `python -m benchmarks.cuda --part hice`.
-"""
+"""HICE-S beside a forward per mask and caption, on a seeded Alpha-CLIP ViT-L/14 with given masks."""
 
 from __future__ import annotations
 
-import argparse
 import json
-import tempfile
-import time
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,61 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.workload import Workload, in_own_process, make_alpha_weights, make_workload, peak_memory
+from benchmarks.workload import Workload, make_alpha_weights, make_workload
 
 MODEL = "ViT-L-14"
 CAPTIONS, MASKS = 4, 30
 FEW, MANY = 64, 1024
 """Masks of one image, to see whether memory grows with them; from two full batches on."""
-SIZE = (1500, 2000)
 """Height and width of that image: its many masks would take 3 GB."""
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--images", type=int, default=2)
-    parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
-    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.side:
-        print(json.dumps(SIDES[arguments.side](arguments)))
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        make_alpha_weights(MODEL, Path(folder))
-        compare(Path(folder), arguments)
-
-
-def compare(folder: Path, given: argparse.Namespace) -> None:
-    def run(side: str) -> dict[str, Any]:
-        where = ["--folder", str(folder), "--images", str(given.images)]
-        found: dict[str, Any] = json.loads(in_own_process("benchmarks.hice", "--side", side, *where))
-        return found
-
-    what = f"{given.images} images with {CAPTIONS} captions and {MASKS} masks each"
-    print(f"{MODEL}, float32, on the CPU: {what}", flush=True)
-    ours, plain = run("ours"), run("plain")
-    difference = np.abs(np.array(ours["values"]) - np.array(plain["values"])).max()
-    print(
-        f"HICE-S  time {plain['seconds'] / ours['seconds']:5.2f}x  processor time "
-        f"{plain['processor'] / ours['processor']:5.2f}x  rows of the image tower "
-        f"{plain['rows']} / {ours['rows']}  largest difference of g, P, R {difference:.1e}",
-        flush=True,
-    )
-    few, many = run("few")["memory"], run("many")["memory"]
-    size = f"{SIZE[1]} x {SIZE[0]} pixels"
-    print(f"one image of {size}: peak memory {few:.0f} MB with {FEW} masks, {many:.0f} MB with {MANY}")
-
-
-def ours(given: argparse.Namespace) -> dict[str, Any]:
-    workload = make_captions(given.folder, given.images)
-    metric = hice_metric(_weights(given.folder), MASKS, device="cpu")
-    metric.score(["a dog"], [np.zeros((32, 32, 3), np.uint8)])  # warm-up
-    rows = _count_rows(metric.encoder)
-    clock = _Clock()
-    given_in = workload.captions, [workload.images[i] for i in workload.owner]
-    metric.score(*given_in)
-    measured = {**clock.read(), "rows": sum(rows)}
-    return {**measured, "values": terms_of(metric.encode_all(metric.check(*given_in)))}  # known by now
 
 
 def terms_of(rows: Any) -> list[list[float]]:
@@ -87,19 +25,6 @@ def terms_of(rows: Any) -> list[list[float]]:
     return [
         [row["cosine"], _mean(row["phrase_maxima"]), _mean(row["region_maxima"])] for row in rows.to_pylist()
     ]
-
-
-def plain(given: argparse.Namespace) -> dict[str, Any]:
-    workload = make_captions(given.folder, given.images)
-    weights = _weights(given.folder)
-    metric = hice_metric(weights, MASKS, device="cpu")  # its preprocessing and its sources
-    architecture = json.loads((weights / "config.json").read_text())["architecture"]
-    loop = PlainLoop(architecture, metric.encoder.model.state_dict(), metric)
-    loop.text("a dog")  # warm-up
-    clock = _Clock()
-    pairs = zip(workload.captions, workload.owner, strict=True)
-    found = [loop.terms(workload.images[owner], caption) for caption, owner in pairs]
-    return {**clock.read(), "rows": loop.rows, "values": found}
 
 
 class PlainLoop:
@@ -161,32 +86,12 @@ class PlainLoop:
         return [global_term, float(cosines.amax(1).mean()), float(cosines.amax(0).mean())]
 
 
-def memory_of(masks: int) -> Any:
-    def run(given: argparse.Namespace) -> dict[str, Any]:
-        metric = hice_metric("tiny", masks, device="cpu")
-        metric.score(["a red circle"], [np.zeros((*SIZE, 3), np.uint8)])
-        return {"memory": peak_memory()}
-
-    return run
-
-
 def make_captions(folder: Path, images: int) -> Workload:
     """The first images of the common workload, with four captions each."""
     made = make_workload(folder, images / 1000, references=0)
     count = images * CAPTIONS
     captions = [f"{text} number {i}" for i, text in enumerate((made.captions * count)[:count])]
     return Workload(captions, [i // CAPTIONS for i in range(count)], made.images[:images], [])
-
-
-class _Clock:
-    """Seconds since it was made: elapsed, and of all processors together."""
-
-    def __init__(self) -> None:
-        self.start = time.perf_counter(), time.process_time()
-
-    def read(self) -> dict[str, float]:
-        elapsed, processor = time.perf_counter() - self.start[0], time.process_time() - self.start[1]
-        return {"seconds": elapsed, "processor": processor}
 
 
 def _weights(folder: Path) -> Path:
@@ -232,12 +137,6 @@ def ellipses(count: int, width: int, height: int) -> Any:
     return Regions.of_runs(found, (height, width))
 
 
-def _count_rows(encoder: Any) -> list[int]:
-    rows: list[int] = []
-    encoder.model.visual.ln_pre.register_forward_hook(lambda _, inputs, __: rows.append(len(inputs[0])))
-    return rows
-
-
 def _mean(values: list[float]) -> float:
     return sum(values) / len(values)
 
@@ -269,8 +168,19 @@ def _open_clip(architecture: dict[str, Any], tensors: dict[str, Any]) -> tuple[A
     return model, SimpleTokenizer()
 
 
-SIDES = {"ours": ours, "plain": plain, "few": memory_of(FEW), "many": memory_of(MANY)}
+def case(folder: Path, device: str) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    """g, P and R of an image with 4 captions and 30 masks."""
+    weights, work = make_alpha_weights(MODEL, folder), make_captions(folder, 1)
+    shown = [work.images[i] for i in work.owner]
+    architecture = json.loads((weights / "config.json").read_text())["architecture"]
 
+    def ours() -> Any:
+        metric = hice_metric(weights, MASKS, device=device)
+        return np.array(terms_of(metric.encode_all(metric.check(work.captions, shown))))
 
-if __name__ == "__main__":
-    main()
+    def plain() -> Any:
+        metric = hice_metric(weights, MASKS, device=device)
+        loop = PlainLoop(architecture, metric.encoder.model.state_dict(), metric)
+        return np.array([loop.terms(*pair) for pair in zip(shown, work.captions, strict=True)])
+
+    return ours, plain

@@ -1,29 +1,15 @@
-"""Greedy matching against the padded way of BERTScore and EMScore, and against a loop over pairs.
-
-    python -m benchmarks.matching [--pairs 1000] [--width 512 768] [--dtype float32]
-
-The padded way takes 64 pairs at once, pads both sides to the longest, normalises, multiplies with bmm and
-masks, as the scripts do; the loop normalises and multiplies pair after pair. All ways run in turn, and the
-least time of each counts. Peak memory is what one run adds to its inputs, in a process of its own (Linux).
-Notes: benchmarks/matching.md. On CUDA: `python -m benchmarks.cuda --part matching`.
-"""
+"""Greedy matching beside the padded way of BERTScore and EMScore: 64 pairs at once, bmm and masks."""
 
 from __future__ import annotations
 
-import argparse
-import ctypes
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
 from torch.nn.utils.rnn import pad_sequence
 
-from benchmarks.workload import in_own_process
 from capeval_core.matching.greedy import greedy_match
 
 BATCH = 64
@@ -42,6 +28,7 @@ class Shape:
 SHAPES = {
     "5-100": Shape((5, 100), (5, 100)),
     "3-20": Shape((3, 20), (3, 20)),
+    "words x many frames": Shape((30, 30), (300, 300)),
     "uniform 32": Shape((32, 32), (32, 32)),
     "words x frames": Shape((5, 25), (3, 40), partners=1, readers=10),  # captions of one video
     "tokens x tokens": Shape((7, 30), (7, 30), partners=5),  # a caption and its references
@@ -106,88 +93,13 @@ def padded(work: Workload) -> Tensor:
     return torch.cat(found)
 
 
-def loop(work: Workload) -> Tensor:
-    found = []
-    for x, y in zip(*work.sets(), strict=True):
-        similarity = normalize(x, dim=1) @ normalize(y, dim=1).T
-        precision, recall = similarity.amax(1).mean(), similarity.amax(0).mean()
-        found.append(torch.stack([precision, recall, 2 * precision * recall / (precision + recall)]))
-    return torch.stack(found)
+def case(device: str, name: str) -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
+    """Precision, recall and F of 1,000 pairs of 512 numbers a row."""
+    work = Workload.of(SHAPES[name], 1000, 512, device, torch.float32)
 
+    def ours() -> Tensor:
+        lengths = work.x_lengths, work.y_lengths
+        found = greedy_match(work.x, work.y, *lengths, x_of_pair=work.x_of_pair, y_of_pair=work.y_of_pair)
+        return torch.stack([found.precision, found.recall, found.f], dim=1)
 
-def ours(work: Workload) -> Tensor:
-    lengths = work.x_lengths, work.y_lengths
-    found = greedy_match(work.x, work.y, *lengths, x_of_pair=work.x_of_pair, y_of_pair=work.y_of_pair)
-    return torch.stack([found.precision, found.recall, found.f], dim=1)
-
-
-WAYS: dict[str, Callable[[Workload], Tensor]] = {"padded": padded, "loop": loop, "ours": ours}
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--pairs", type=int, default=1000)
-    parser.add_argument("--width", type=int, nargs="+", default=[512, 768])
-    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
-    parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--shape", choices=SHAPES, nargs="+", default=list(SHAPES))
-    parser.add_argument("--alone", choices=WAYS, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    dtype = getattr(torch, arguments.dtype)
-    for width in arguments.width:
-        for name in arguments.shape:
-            work = Workload.of(SHAPES[name], arguments.pairs, width, "cpu", dtype)
-            if arguments.alone:
-                few = Workload.of(SHAPES[name], 8, width, "cpu", dtype)
-                print(peak(WAYS[arguments.alone], few, work))
-            else:
-                report(name, work, arguments)
-
-
-def report(name: str, work: Workload, arguments: argparse.Namespace) -> None:
-    width = work.x.shape[1]
-    ways = WAYS if len(work.x_of_pair) <= 10_000 else {name: WAYS[name] for name in ("padded", "ours")}
-    difference = float((ours(work) - padded(work)).abs().max())
-    seconds = least_times(list(ways.values()), work, arguments.repeats)
-    times = dict(zip(ways, seconds, strict=True))
-    same = ["--pairs", str(arguments.pairs), "--dtype", arguments.dtype]
-    same += ["--shape", name, "--width", str(width)]
-    memory = {
-        way: float(in_own_process("benchmarks.matching", "--alone", way, *same)) for way in ("padded", "ours")
-    }
-    line = f"{name:18} D {width}: ours {times['ours'] / len(work.x_of_pair) * 1e6:7.2f} us a pair; padded"
-    line += f" {times['padded'] / times['ours']:5.2f} times that"
-    line += f", loop {times['loop'] / times['ours']:5.2f}" if "loop" in times else ""
-    line += f"; memory {memory['ours']:.1f} MB of {memory['padded']:.1f}; |difference| {difference:.0e}"
-    print(line, flush=True)
-
-
-def least_times(ways: list[Callable[[Workload], Tensor]], work: Workload, repeats: int) -> list[float]:
-    """The least seconds of each way; they take turns, so that a busy machine is busy for all."""
-    found: list[list[float]] = [[] for _ in ways]
-    for _ in range(repeats):
-        for times, way in zip(found, ways, strict=True):
-            start = time.perf_counter()
-            way(work)
-            times.append(time.perf_counter() - start)
-    return [min(times) for times in found]
-
-
-def peak(way: Callable[[Workload], Tensor], few: Workload, work: Workload) -> float:
-    """MB that one run holds besides its inputs; a run of a few pairs has loaded what a first run loads."""
-    way(few)
-    ctypes.CDLL(None).malloc_trim(0)  # memory that was used before is not to be had for nothing
-    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak starts again from here
-    before = resident("VmRSS")
-    way(work)
-    return (resident("VmHWM") - before) / 1024
-
-
-def resident(kind: str) -> int:
-    """Resident kilobytes, now (VmRSS) or at most (VmHWM)."""
-    status = Path("/proc/self/status").read_text(encoding="ascii")
-    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith(kind))
-
-
-if __name__ == "__main__":
-    main()
+    return ours, lambda: padded(work)

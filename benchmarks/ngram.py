@@ -26,8 +26,6 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.eco import timed
-from benchmarks.extras import needed
 from capeval_core.inputs.samples import check_samples
 from capeval_core.integrations import CocoScores
 from capeval_core.integrations.coco_java import check_java
@@ -40,6 +38,13 @@ from tools.scenes import sample_scene
 Texts = Mapping[str, Sequence[str]]
 METRICS = ("bleu", "rougel", "ciderd", "cider")
 PARTS = ("Bleu_1", "Bleu_2", "Bleu_3", "Bleu_4", "ROUGE_L", "CIDEr")
+
+
+def timed(work: Callable[[], Any]) -> tuple[float, Any]:
+    """Seconds, and what it gave."""
+    start = time.perf_counter()
+    given = work()
+    return time.perf_counter() - start, given
 
 
 def described_scenes(images: int, seed: int = 0) -> tuple[dict[str, list[str]], dict[str, str]]:
@@ -66,11 +71,10 @@ ODD = {
 
 def theirs(gts: Texts, res: Texts) -> dict[str, Any]:
     """Tokens, values and scores by pycocoevalcap."""
-    with needed("ngram"):
-        from pycocoevalcap.bleu.bleu import Bleu
-        from pycocoevalcap.cider.cider import Cider
-        from pycocoevalcap.rouge.rouge import Rouge
-        from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
+    from pycocoevalcap.bleu.bleu import Bleu
+    from pycocoevalcap.cider.cider import Cider
+    from pycocoevalcap.rouge.rouge import Rouge
+    from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
 
     tokenize = PTBTokenizer().tokenize
     references, captions = (
@@ -119,8 +123,8 @@ def report(system: str, gts: Texts, res: Texts, repeats: int, meteor: bool) -> l
     given: dict[str, Any] = {}
     for _ in range(repeats):  # in turn, since other programs may run beside
         with Path(os.devnull).open("w") as nowhere, silent(nowhere.fileno()):
-            seconds, given = timed(lambda: theirs(gts, res), 1)
-        times.append((seconds, timed(lambda: ours(gts, res), 1)[0]))
+            seconds, given = timed(lambda: theirs(gts, res))
+        times.append((seconds, timed(lambda: ours(gts, res))[0]))
     seconds, own = (min(column) for column in zip(*times, strict=True))
     scores = CocoScores(gts, res, metrics=["BLEU", "ROUGE_L", "CIDEr", *(["METEOR"] if meteor else [])])
     found: dict[str, tuple[float, Any]] = given["found"]

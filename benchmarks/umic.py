@@ -1,18 +1,7 @@
-"""UMIC: logits of images with their captions, against the release's loop over padded batches.
-
-    python -m benchmarks.umic [--images 32] [--captions 4] [--boxes 36 | --boxes 10-100]
-
-Weights are random, sizes those of UNITER-base (12x768, box features of 2048 numbers). The release's loop
-takes pairs of image and caption in order, 128 at a time; it pads texts and boxes to the longest of the batch,
-embeds an image's boxes again for each caption, and runs every layer over all rows, padding included. Both
-are timed in turn in one run, on the CPU, and their logits are checked to agree to 1e-5. On a GPU the same is
-measured by `python -m benchmarks.cuda --part umic`.
-"""
+"""UMIC beside the release's loop over padded batches, on a seeded UNITER-base."""
 
 from __future__ import annotations
 
-import argparse
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -39,41 +28,6 @@ WORDS = [f"word{index}" for index in range(2000)]
 PAIRS_AT_ONCE = 128
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--images", type=int, default=32)
-    parser.add_argument("--captions", type=int, default=4, help="per image")
-    parser.add_argument("--boxes", default="36", help="per image: a number, or two as in 10-100")
-    parser.add_argument("--runs", type=int, default=3)
-    given = parser.parse_args()
-    encoder = seeded()
-    images, captions = workload(given.images, given.captions, given.boxes)
-
-    def ours() -> Any:
-        ranked = encoder.rank(map(InputBoxes.of, images), captions, cache=FeatureCache(0))
-        return np.concatenate([each.logits for each in ranked])
-
-    def padded() -> Any:
-        return padded_loop(encoder, images, captions)
-
-    times: dict[str, list[float]] = {"ours": [], "padded": []}
-    for _ in range(given.runs):  # in turn, so that what else the machine does meets both
-        logits, seconds = timed(ours)
-        times["ours"].append(seconds)
-        expected, seconds = timed(padded)
-        times["padded"].append(seconds)
-    off = float(np.abs(logits - expected).max())
-    best = {name: min(seconds) for name, seconds in times.items()}
-    pairs = given.images * given.captions
-    print(encoder.describe(encoder.config))
-    print(f"{given.images} images with {given.boxes} boxes and {given.captions} captions each")
-    print(f"padded loop  {best['padded']:8.2f} s  {pairs / best['padded']:8.1f} pairs/s")
-    print(f"rank         {best['ours']:8.2f} s  {pairs / best['ours']:8.1f} pairs/s")
-    print(f"{best['padded'] / best['ours']:.2f} times faster; logits agree to {off:.1e}")
-    if not off <= 1e-5:
-        raise SystemExit("logits differ by more than 1e-5")
-
-
 def workload(images: int, captions: int, boxes: str, width: int = 2048) -> tuple[list[Any], list[list[str]]]:
     """Box features of images, `boxes` of each ("36", "10-100"), and captions of 6 to 18 words."""
     fewest, _, most = boxes.partition("-")
@@ -92,14 +46,14 @@ def config_of(architecture: dict[str, Any]) -> dict[str, Any]:
     return {"architecture": architecture, "context_length": 512, "vocabulary": words, "lowercase": True}
 
 
-def seeded() -> UniterEncoder:
+def seeded(device: str = "cpu") -> UniterEncoder:
     torch.manual_seed(0)
     tensors = {
         name: torch.randn_like(tensor, device="cpu") * 0.02
         + (tensor.ndim == 1 and name.endswith("orm.weight"))
         for name, tensor in empty_uniter(ARCHITECTURE).state_dict().items()
     }
-    return UniterEncoder(config_of(ARCHITECTURE), tensors, checksum="random", device="cpu")
+    return UniterEncoder(config_of(ARCHITECTURE), tensors, checksum="random", device=device)
 
 
 def made_up_boxes(rng: np.random.Generator, count: int, width: int = 2048) -> dict[str, Any]:
@@ -167,11 +121,12 @@ def padded_layer(layer: Any, x: Tensor, mask: Tensor, heads: int) -> Tensor:
     return output
 
 
-def timed(run: Callable[[], Any]) -> tuple[Any, float]:
-    """What `run` gives, and its seconds of the processor."""
-    start = time.process_time()
-    return run(), time.process_time() - start
+def case(device: str, boxes: str) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    """Logits of 32 images with 4 captions each, by `rank` and by the padded loop."""
+    encoder, (images, captions) = seeded(device), workload(32, 4, boxes)
 
+    def ours() -> Any:
+        ranked = encoder.rank(map(InputBoxes.of, images), captions, cache=FeatureCache(0))
+        return np.concatenate([each.logits for each in ranked])
 
-if __name__ == "__main__":
-    main()
+    return ours, lambda: padded_loop(encoder, images, captions)

@@ -1,31 +1,19 @@
-"""ViLBERTScore: F of candidates that share an image and its references, against the release's loop.
-
-    python -m benchmarks.vilbertscore [--images 2] [--candidates 1 4] [--references 5] [--boxes 100]
-
-Weights are random, sizes those of the released model (text 12x768, boxes 6x1024, 6 co-attention blocks, box
-features of 2048 numbers). The release's loop takes each candidate with its references in turn: every text is
-padded to 37 ids and its task token, is run through all layers of both streams beside the image's boxes, and
-nothing is shared between texts or candidates. Both are timed in turn in one run, and their F is checked to
-agree to 1e-5. Times are those of the processor: set OMP_NUM_THREADS=1 where others compute beside. On a GPU
-the same is measured by `python -m benchmarks.cuda --part vilbert`.
-"""
+"""ViLBERTScore beside the release's loop, in which every candidate runs its references again."""
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.umic import made_up_boxes, timed
+from benchmarks.umic import made_up_boxes
 from capeval_core.cache import FeatureCache
 from capeval_core.encoders.vilbert import VilbertEncoder
 from capeval_core.encoders.vilbert_model import Vilbert, empty_vilbert
 from capeval_core.inputs.boxes import InputBoxes
-from capeval_core.models.batching import count_forwards
 from capeval_core.scores.vilbert import f_score
 from capeval_core.scores.vilbert_rows import EncodedCaption, EncodedText, Matcher
 
@@ -54,57 +42,9 @@ WORDS = [f"word{index}" for index in range(2000)]
 CONTEXT, TASK = 37, 7
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--images", type=int, default=2)
-    parser.add_argument("--candidates", type=int, nargs="+", default=[1, 4], help="per image")
-    parser.add_argument("--references", type=int, default=5, help="per image")
-    parser.add_argument("--boxes", type=int, default=100, help="per image")
-    parser.add_argument("--runs", type=int, default=3)
-    given = parser.parse_args()
-    encoder = seeded()
-    print(encoder.describe(encoder.config))
-    rng = np.random.default_rng(0)
-    images = [made_up_boxes(rng, given.boxes) for _ in range(given.images)]
-    for candidates in given.candidates:
-        texts = made_up_texts(rng, given.images, candidates + given.references)
-        compare(encoder, images, texts, candidates, given.runs)
-
-
 def made_up_texts(rng: np.random.Generator, images: int, texts: int) -> list[list[str]]:
     """Texts of 8 to 15 words, so many of each image."""
     return [[" ".join(rng.choice(WORDS, rng.integers(8, 16))) for _ in range(texts)] for _ in range(images)]
-
-
-def compare(
-    encoder: VilbertEncoder,
-    images: Sequence[Any],
-    texts: Sequence[Sequence[str]],
-    candidates: int,
-    runs: int,
-) -> None:
-    """Time both, in turn, so that what else the machine does meets both; print and check."""
-    times: dict[str, list[float]] = {"ours": [], "released": []}
-    for _ in range(runs):
-        with count_forwards() as forwards:
-            found, seconds = timed(lambda: ours(encoder, images, texts, candidates))
-        times["ours"].append(seconds)
-        expected, seconds = timed(lambda: released(encoder, images, texts, candidates))
-        times["released"].append(seconds)
-    off = float(np.abs(found - expected).max())
-    best = {name: min(seconds) for name, seconds in times.items()}
-    references = len(texts[0]) - candidates
-    boxes = len(images[0]["boxes"])
-    print(
-        f"{len(images)} images with {boxes} boxes, {candidates} candidates and {references} references each"
-    )
-    passes = len(images) * candidates * (1 + references)
-    print(f"release's loop  {best['released']:8.2f} s  {passes} passes of a padded text and the boxes")
-    items = forwards.items - len(images)  # each text runs its first layers once, and once with the image
-    print(f"token_features  {best['ours']:8.2f} s  {items // 2} texts with their image")
-    print(f"{best['released'] / best['ours']:.2f} times faster; F agrees to {off:.1e}")
-    if not off <= 1e-5:
-        raise SystemExit("F differs by more than 1e-5")
 
 
 def ours(
@@ -220,15 +160,21 @@ def config_of(architecture: dict[str, Any]) -> dict[str, Any]:
     return {"architecture": architecture, "vocabulary": words, **common}
 
 
-def seeded() -> VilbertEncoder:
+def seeded(device: str = "cpu") -> VilbertEncoder:
     torch.manual_seed(0)
     tensors = {
         name: torch.randn_like(tensor, device="cpu") * 0.02
         + (tensor.ndim == 1 and name.endswith("orm.weight"))
         for name, tensor in empty_vilbert(ARCHITECTURE).state_dict().items()
     }
-    return VilbertEncoder(config_of(ARCHITECTURE), tensors, checksum="random", device="cpu")
+    return VilbertEncoder(config_of(ARCHITECTURE), tensors, checksum="random", device=device)
 
 
-if __name__ == "__main__":
-    main()
+def case(device: str, candidates: int) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    """F of candidates of 2 images, of 100 boxes and 5 references each, by `token_features` and the loop."""
+    encoder, rng = seeded(device), np.random.default_rng(0)
+    images, texts = [made_up_boxes(rng, 100) for _ in range(2)], made_up_texts(rng, 2, candidates + 5)
+    return (
+        lambda: ours(encoder, images, texts, candidates),
+        lambda: released(encoder, images, texts, candidates),
+    )

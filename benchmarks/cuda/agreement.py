@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from benchmarks.cuda.measuring import Gpu, Row
 from capeval_core.judgements.correlation import kendall_tau_b
 
 Outputs = Mapping[str, Any]
@@ -34,6 +34,25 @@ DEVICE_GOAL = 1e-5
 DTYPE_GOAL = 0.01
 """A dtype of 16 bits against float32: PAC-S, which lies in 0 to 2; other ranges have no goal."""
 BOTH = ("bfloat16", "float16")
+
+
+@dataclass(frozen=True)
+class Row:
+    """What was measured, the number and its unit, the goal, '' where there is none, and if it is met."""
+
+    quantity: str
+    measured: str
+    goal: str = ""
+    met: bool | None = None
+
+
+class Gpu:
+    """The device that is measured; small: a rehearsal, on the CPU too, whose numbers say nothing."""
+
+    def __init__(self, device: str, *, small: bool) -> None:
+        self.device, self.small = torch.device(device), small
+        self.is_cuda = self.device.type == "cuda"
+        self.name = torch.cuda.get_device_name(self.device) if self.is_cuda else "CPU (rehearsal)"
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,295 @@
+"""How much faster than the plain way: each row of a table, ours and the plain way in turn.
+
+    OMP_NUM_THREADS=1 python -m benchmarks.speed [NAME ...] [--device cuda] [--out benchmarks/speed.jsonl]
+
+Weights are seeded and of full size, float32. The least of three runs of each way counts; both must agree.
+Rows are added to the file with machine, versions and commit, in place of one of the same name, device and
+threads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import capeval_core
+from benchmarks import blip2, hice, matching, umic, vilbertscore
+from benchmarks.workload import Workload, make_weights, make_workload
+from capeval_core.cache import FeatureCache
+
+Way = Callable[[], Any]
+Ways = tuple[Way, Way]
+FILE = Path(__file__).with_suffix(".jsonl")
+PROMPT = "A photo depicts "
+
+
+@dataclass(frozen=True)
+class Row:
+    """What is compared: `make(folder, device)` gives our way and the plain one; `largest` may they differ."""
+
+    about: str
+    make: Callable[[Path, str], Ways]
+    largest: float = 1e-5
+    runs: int = 3
+
+
+def prompted(texts: Sequence[str]) -> list[str]:
+    return [PROMPT + text for text in texts]
+
+
+class OpenClip:
+    """open_clip's own model, tokenizer and transform with the weights of a folder."""
+
+    def __init__(self, folder: Path, device: str) -> None:
+        import open_clip
+        from safetensors.torch import load_file
+
+        config = json.loads((folder / "config.json").read_text())
+        sizes, scaling = config["architecture"], config["preprocessing"]
+        self.model = open_clip.model.CLIP(sizes["embed_dim"], sizes["vision"], sizes["text"], quick_gelu=True)
+        self.model.load_state_dict(load_file(folder / "model.safetensors"))
+        self.model.eval().to(device)
+        self.transform = open_clip.image_transform(224, False, scaling["mean"], scaling["std"])
+        self.tokenize, self.device = open_clip.tokenizer.SimpleTokenizer(), device
+
+    def texts(self, texts: Sequence[str]) -> torch.Tensor:
+        tokens = self.tokenize(prompted(texts)).to(self.device)
+        return self.model.encode_text(tokens, normalize=True).cpu()
+
+    def images(self, paths: Sequence[Path]) -> torch.Tensor:
+        from PIL import Image
+
+        pixels = torch.stack([self.transform(Image.open(path)) for path in paths])
+        return self.model.encode_image(pixels.to(self.device), normalize=True).cpu()
+
+
+def refpacs(folder: Path, device: str) -> Ways:
+    """The plain way encodes every row's image and references again, with texts padded to 77 tokens."""
+    work, weights = make_workload(folder, 0.02), make_weights("ViT-B-32", folder)
+    shown, references = ([own[i] for i in work.owner] for own in (work.images, work.references))
+    other = OpenClip(weights, device)
+
+    def ours() -> Any:
+        metric = capeval_core.load("refpacs", weights=weights, device=device, cache=FeatureCache())
+        return metric.score(work.captions, shown, references).scores
+
+    @torch.inference_mode()
+    def plain() -> Any:
+        scores = []
+        for row in range(0, len(shown), 32):
+            captions = other.texts(work.captions[row : row + 32])
+            pac = 2 * (other.images(shown[row : row + 32]) * captions).sum(-1).clamp(min=0)
+            for k, own in enumerate(references[row : row + 32]):
+                nearest = (other.texts(own) @ captions[k]).max().clamp(min=0)
+                scores.append(float(2 * pac[k] * nearest / (pac[k] + nearest).clamp(min=1e-9)))
+        return scores
+
+    return ours, plain
+
+
+def texts(folder: Path, device: str) -> Ways:
+    work, weights = make_workload(folder, 0.1), make_weights("ViT-B-32", folder)
+    every, other = distinct(work), OpenClip(weights, device)
+    encoder = capeval_core.load("pacs", weights=weights, device=device, cache=FeatureCache(0)).encoder
+
+    def ours() -> Any:
+        features = encoder.encode_texts(prompted(every), cache=FeatureCache(0)).features
+        return features / np.linalg.norm(features, axis=1, keepdims=True)
+
+    @torch.inference_mode()
+    def plain() -> Any:
+        return torch.cat([other.texts(every[row : row + 64]) for row in range(0, len(every), 64)])
+
+    return ours, plain
+
+
+def distinct(work: Workload) -> list[str]:
+    return [*work.captions, *(text for own in work.references for text in own)]
+
+
+def evaluate_module(folder: Path, device: str) -> Ways:
+    """Here the plain way is the core: the module may take a tenth longer."""
+    import evaluate
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    images = [Image.fromarray(rng.integers(0, 256, (480, 640, 3), dtype=np.uint8)) for _ in range(300)]
+    captions = [f"image number {i} of noise" for i in range(len(images))]
+    options = {"weights": "tiny", "device": device, "cache": FeatureCache(0)}
+    core = capeval_core.load("pacs", **options)
+    module = evaluate.load(capeval_core.module_path("pacs"), **options)
+    return (
+        lambda: module.compute(predictions=captions, images=images)["pac_s"],
+        lambda: core.score(captions, images).mean,
+    )
+
+
+def eco(folder: Path, device: str) -> Ways:
+    """The released consensus of 100 pools of 60 captions: the plain way fits a vectoriser on every pool."""
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.metrics.pairwise import cosine_similarity
+
+    from capeval_core.phrases.consensus import tfidf_consensus
+    from tools.captions import describe
+    from tools.scenes import sample_scene
+
+    rng = np.random.default_rng(0)
+    scenes = [sample_scene(rng) for _ in range(100)]
+    pools = [[describe(scene, rng) for _ in range(60)] for scene in scenes]
+
+    def plain() -> Any:
+        scores = []
+        for pool in pools:
+            cosines = cosine_similarity(TfidfVectorizer(ngram_range=(1, 2)).fit_transform(pool))
+            scores.append((cosines.sum(axis=1) - 1) / (len(pool) - 1))
+        return np.concatenate(scores)
+
+    return lambda: np.concatenate(tfidf_consensus(pools)), plain
+
+
+def resamples(folder: Path, device: str) -> Ways:
+    """100 clustered resamples of tau-b and tau-c over 17,000 rows of 1,000 images, beside scipy's."""
+    from scipy.stats import kendalltau
+
+    from capeval_core.judgements.resampling import Resamples, WeightedRows
+
+    rng = np.random.default_rng(0)
+    quality = rng.normal(size=5_667)
+    scores = np.repeat(np.round(quality + rng.normal(size=len(quality)), 4), 3)
+    levels = np.quantile(quality, [0.25, 0.5, 0.75])
+    ratings = np.digitize(np.repeat(quality, 3) + rng.normal(size=len(scores)), levels)
+    groups = [str(image) for image in np.repeat(rng.integers(0, 1_000, len(quality)), 3)]
+    draws = Resamples(groups, draws=100)
+    weights = [draws.weights(draw) for draw in range(len(draws))]
+
+    def ours() -> Any:
+        rows = WeightedRows(scores, ratings)
+        return [(taus.b, taus.c) for taus in map(rows.taus, weights)]
+
+    def plain() -> Any:
+        found = []
+        for own in weights:
+            x, y = np.repeat(scores, own), np.repeat(ratings, own)
+            found.append([kendalltau(x, y, variant=variant).statistic for variant in "bc"])
+        return found
+
+    return ours, plain
+
+
+def of(case: Callable[..., Ways], *setting: Any) -> Callable[[Path, str], Ways]:
+    """A case that needs no folder."""
+    return lambda folder, device: case(device, *setting)
+
+
+ROWS = {
+    "refpacs": Row("RefPAC-S, ViT-B/32, 113 captions of 20 JPEGs, 5 references", refpacs, runs=1),
+    "texts": Row("text encoder alone, ViT-B/32, distinct texts", texts, runs=1),
+    "evaluate": Row("`evaluate` beside the core, 300 PIL images", evaluate_module, 1e-9),
+    "hices": Row("HICE-S, ViT-L/14, 4 captions and 30 regions of an image", hice.case, runs=1),
+    "eco": Row("TF-IDF consensus of pools of 60", eco, 1e-9),
+    "umic": Row("UMIC, UNITER-base, 4 captions an image, 36 boxes", of(umic.case, "36")),
+    "umic, ragged": Row("UMIC, UNITER-base, 4 captions an image, 10 to 100 boxes", of(umic.case, "10-100")),
+    "vilbertscore": Row("ViLBERTScore, 100 boxes, 5 references, 1 candidate", of(vilbertscore.case, 1)),
+    "vilbertscore, 4": Row("ViLBERTScore, 100 boxes, 5 references, 4 candidates", of(vilbertscore.case, 4)),
+    "blip2": Row("BLIP-2, 12 captions of an image", of(blip2.case, 12), 1e-4, runs=1),
+    **{
+        f"matching, {name}": Row(f"greedy matching, {name}, 512 numbers", of(matching.case, name))
+        for name in ("5-100", "3-20", "words x frames", "tokens x tokens", "words x many frames")
+    },
+    "resamples": Row("100 clustered resamples of tau-b and tau-c, 17,000 rows", resamples, 1e-12, runs=1),
+}  # fmt: skip
+
+
+def measure(name: str, device: str) -> dict[str, Any]:
+    """Seconds of both ways, their ratio, and the largest difference."""
+    row = ROWS[name]
+    with tempfile.TemporaryDirectory() as folder:
+        ways = row.make(Path(folder), device)
+        seconds: list[list[float]] = [[], []]
+        values: list[Any] = [None, None]
+        for _ in range(row.runs):
+            for side, way in enumerate(ways):  # in turn, so that what else the machine does meets both
+                start = time.perf_counter()
+                values[side] = on_host(way())
+                seconds[side].append(time.perf_counter() - start)
+    ours, plain = map(min, seconds)
+    difference = float(np.abs(values[0] - values[1]).max())
+    if not difference <= row.largest:
+        raise SystemExit(f"{name}: both ways differ by {difference:.1e}, more than {row.largest:.0e}")
+    found = {"name": name, "about": row.about, "ours": ours, "plain": plain, "ratio": plain / ours}
+    return {**found, "difference": difference, **machine(device)}
+
+
+def on_host(values: Any) -> Any:
+    """Values in double precision, once the device has them."""
+    return np.asarray(values.cpu() if isinstance(values, torch.Tensor) else values, dtype=np.float64)
+
+
+@contextmanager
+def environment(name: str, value: str) -> Iterator[None]:
+    """A variable of the environment for a while."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        os.environ.pop(name)
+        if before is not None:
+            os.environ[name] = before
+
+
+def machine(device: str) -> dict[str, Any]:
+    """What the numbers depend on."""
+    git = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True)
+    return {
+        "device": torch.cuda.get_device_name(device) if device.startswith("cuda") else processor(),
+        "threads": torch.get_num_threads(),
+        "processors": os.cpu_count(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "capeval": capeval_core.__version__,
+        "commit": git.stdout.strip(),
+        "date": date.today().isoformat(),
+    }
+
+
+def processor() -> str:
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.exists() else []
+    return next((line.split(": ")[1] for line in lines if line.startswith("model name")), platform.machine())
+
+
+def read(path: Path = FILE) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.speed", description=__doc__.split("\n")[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(ROWS)}; none: all")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--out", type=Path, default=FILE, metavar="FILE")
+    given = parser.parse_args(arguments)
+    for name in given.names or ROWS:
+        row = measure(name, given.device)
+        print(f"{row['about']}: {row['ratio']:.2f} times as fast, {row['difference']:.1e} apart", flush=True)
+        same = [[one[key] for key in ("name", "device", "threads")] for one in (row,)]
+        kept = [one for one in read(given.out) if [one[k] for k in ("name", "device", "threads")] not in same]
+        given.out.write_text("".join(json.dumps(one) + "\n" for one in [*kept, row]))
+
+
+if __name__ == "__main__":
+    main()
