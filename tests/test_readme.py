@@ -48,7 +48,7 @@ NOT_RUN = {
     "pytest": "is what runs this",
     "capeval page": "serves until it is stopped; tests/cli/test_process.py",
     "export": "is for the lines that follow it, which cannot run",
-    "lmms-eval": "is a package of its own environment; tools/adapters runs it",
+    "lmms-eval": "is a package of its own environment; tests/adapters runs it",
 }
 """Commands that cannot run here, and why, or which test has them."""
 SHORTER = {

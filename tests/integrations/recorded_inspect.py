@@ -1,6 +1,6 @@
 """What `caption_score` takes of Inspect, recorded: used where the package is not installed.
 
-`python -m tools.adapters inspect_ai` holds it against the real package.
+`tests/adapters` holds it against the real package.
 """
 
 from __future__ import annotations

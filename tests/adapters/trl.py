@@ -8,7 +8,7 @@ from typing import Any
 
 import capeval_core
 from capeval_core.integrations import reward
-from tools.adapters import CAPTIONS, IMAGES, REFERENCES, Comparison, main
+from tests.adapters import CAPTIONS, IMAGES, REFERENCES, Comparison
 
 METRICS: dict[str, dict[str, Any]] = {
     "pacs": {"weights": "tiny"},
@@ -85,7 +85,3 @@ def trial() -> list[Comparison]:
         if metric.media and not math.isnan(values[-1]):
             raise RuntimeError(f"{name}: the row without a picture has the reward {values[-1]}")
     return compared
-
-
-if __name__ == "__main__":
-    main("trl", trial)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import capeval_core
-from tools.adapters import CAPTIONS, IMAGES, REFERENCES, Comparison, main
+from tests.adapters import CAPTIONS, IMAGES, REFERENCES, Comparison
 
 METRICS = ("pacs", "refpacs", "clips", "umic")
 TASKS = {"capeval_coco2017_val": "answer", "capeval_nocaps_val": "annotations_captions"}
@@ -105,7 +105,3 @@ def trial() -> list[Comparison]:
         for task in TASKS
         for number, value in expected.items()
     ]
-
-
-if __name__ == "__main__":
-    main("lmms-eval", trial)

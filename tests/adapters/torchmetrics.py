@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import capeval_core
-from tools.adapters import CAPTIONS, IMAGES, REFERENCES, Comparison, main
+from tests.adapters import CAPTIONS, IMAGES, REFERENCES, Comparison
 
 METRICS: dict[str, dict[str, Any]] = {
     "pacs": {"weights": "tiny"},
@@ -80,7 +80,3 @@ def trial() -> list[Comparison]:
         for case, values in cases.items()
         for name in METRICS
     ]
-
-
-if __name__ == "__main__":
-    main("torchmetrics", trial)

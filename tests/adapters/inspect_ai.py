@@ -8,7 +8,7 @@ from operator import attrgetter
 from typing import Any
 
 import capeval_core
-from tools.adapters import CAPTIONS, IMAGES, REFERENCES, Comparison, main
+from tests.adapters import CAPTIONS, IMAGES, REFERENCES, Comparison
 
 METRICS: dict[str, dict[str, Any]] = {
     "pacs": {"weights": "tiny"},
@@ -89,7 +89,3 @@ def trial() -> list[Comparison]:
                 value = sample.scores[scored.name].value
                 compared.append(Comparison(f"{scored.name}, sample {i}: {name}", expected.scores[i], value))
     return compared
-
-
-if __name__ == "__main__":
-    main("inspect-ai", trial)
