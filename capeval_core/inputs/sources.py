@@ -244,7 +244,8 @@ def source_of_array(value: Any) -> FromArray:
 
 def source_of_tensor(value: Any) -> FromArray:
     if value.is_nested or value.device.type == "meta" or "strided" not in str(value.layout):
-        raise Refused("the tensor has no pixels in one block of memory", "pass tensor.to_dense(), with data")
+        kind = "nested" if value.is_nested else f"of the layout {value.layout} on the device {value.device}"
+        raise Refused(f"the tensor is {kind}", "pass a dense one with pixels")
     shape = tuple(value.shape)
     dtype = str(value.dtype).rpartition(".")[2]
     _refuse_dtype(dtype, "tensor")
