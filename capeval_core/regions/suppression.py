@@ -174,5 +174,6 @@ def _pairs(rule: Suppression, boxes: Tensor) -> Tensor:
     """(n, n) whether a box suppresses a worse one, which stands behind it."""
     import torch
 
-    parts = [rule.pairs(part[:, None], boxes) for part in boxes.split(max(1, _ROWS // max(1, len(boxes))))]
+    step = max(1, _ROWS // max(1, len(boxes)))
+    parts = [rule.pairs(part[:, None], boxes) for part in torch.split(boxes, step)]
     return torch.cat(parts).triu_(1)
