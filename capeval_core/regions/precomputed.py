@@ -135,13 +135,13 @@ class PrecomputedRegions(RegionSource):
                 return self._masks[matches[0]]
         if any(key.startswith(("file:", "pixels:")) for key in self._masks) and image.key in self._masks:
             return self._masks[image.key]
+        fix = "give it an empty list if it has no regions"
+        if not path:
+            fix = (
+                "images without a file name take theirs from PrecomputedRegions.of(images, masks), in "
+                "capeval_core.regions.precomputed"
+            )
         ids = ", ".join(list(self._masks)[:3]) + (", ..." if len(self._masks) > 3 else "")
-        fix = (
-            "give it an empty list if it has no regions"
-            if path
-            else "images without a file name take theirs from PrecomputedRegions.of(images, masks), in "
-            "capeval_core.regions.precomputed"
-        )
         known = f"there are masks of {len(self._masks)} images: {ids}"
         found = f"there are no precomputed masks of {image.name} ({known})"
         raise RegionsError(Problem(image.where, None, found, fix, verb=""))
@@ -175,62 +175,54 @@ def _read(
 ) -> tuple[rle.Runs, float, tuple[float, float, float, float] | None]:
     """Runs, quality and box of one region; ValueError where they do not fit the image."""
     if isinstance(entry, np.ndarray):
-        if entry.shape != size:
-            raise ValueError(_sizes(entry.shape, size))
+        _check_size(entry.shape, size)
         return rle.encode(entry), 1.0, None
-    key = next((key for key in _SCORES if entry.get(key) is not None), None)
-    quality = 1.0 if key is None else _numbers(entry, key, "a number", [entry[key]])[0]
-    box = _box(entry["bbox"]) if entry.get("bbox") is not None else None
+    score = next((key for key in _SCORES if entry.get(key) is not None), None)
+    quality = _numbers(score, [entry[score]], "a number")[0] if score else 1.0
+    box = None
+    if entry.get("bbox") is not None:
+        x, y, width, height = _numbers("bbox", entry["bbox"], "[x, y, width, height]", 4)
+        if min(width, height) < 0:
+            raise ValueError(f"has the bbox {entry['bbox']}: expected [x, y, width, height]")
+        box = (x, y, x + width, y + height)
     runs = entry.get("segmentation", entry)
-    if "counts" in runs:
-        return _runs(runs, size), quality, box
-    box = _box(entry["bbox"])
-    return rle.of_box(box, size), quality, box
-
-
-def _runs(entry: Mapping[str, Any], size: tuple[int, int]) -> rle.Runs:
-    own_size = tuple(map(int, _numbers(entry, "size", "[height, width]")))
-    if len(own_size) != 2:
-        raise ValueError(f"has the size {entry['size']!r}: expected [height, width]")
-    if own_size != size:
-        raise ValueError(_sizes(own_size, size))
-    counts = entry["counts"]
-    if isinstance(counts, bytes):
-        counts = counts.decode("ascii")
-    if isinstance(counts, str):
-        try:
-            runs = list(rle.decompress(counts))
-        except ValueError as error:
-            raise ValueError(f"has damaged counts: {error}") from error
-    else:
-        runs = list(map(int, _numbers(entry, "counts", "run lengths")))
-    if runs and min(runs) < 0:
-        raise ValueError(f"has damaged counts: a run of {min(runs)} pixels")
-    if sum(runs) != size[0] * size[1]:
-        raise ValueError(f"has damaged counts: they cover {sum(runs)} pixels, expected {size[0]} * {size[1]}")
-    return np.array(runs, dtype=np.uint32)
-
-
-def _numbers(entry: Mapping[str, Any], key: str, expected: str, values: Any = None) -> list[float]:
+    if "counts" not in runs:
+        assert box is not None
+        return rle.of_box(box, size), quality, box
+    _check_size(tuple(map(int, _numbers("size", runs["size"], "[height, width]", 2))), size)
+    counts = runs["counts"].decode("ascii") if isinstance(runs["counts"], bytes) else runs["counts"]
     try:
-        return [float(value) for value in (entry[key] if values is None else values)]
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"has the {key} {str(entry[key])[:60]!r}: expected {expected}") from error
+        lengths = (
+            rle.decompress(counts) if isinstance(counts, str) else _numbers("counts", counts, "run lengths")
+        )
+        return _filling(lengths, size), quality, box
+    except ValueError as error:
+        raise ValueError(f"has damaged counts: {error}") from error
 
 
-def _sizes(own_size: tuple[int, ...], size: tuple[int, int]) -> str:
-    return (
-        f"is {own_size[0]} high and {own_size[1]} wide, but the image is {size[0]} high and {size[1]} wide: "
-        "make the mask at the size of the image as it is stored, without its EXIF orientation"
-    )
+def _filling(lengths: Sequence[float], size: tuple[int, int]) -> rle.Runs:
+    runs = np.array(lengths, dtype=np.int64)
+    if (runs < 0).any() or runs.sum() != size[0] * size[1]:
+        raise ValueError(f"they cover {runs.sum()} pixels, expected {size[0]} * {size[1]}")
+    return runs.astype(np.uint32)
 
 
-def _box(bbox: Any) -> tuple[float, float, float, float]:
-    numbers = _numbers({"bbox": bbox}, "bbox", "[x, y, width, height]")
-    if len(numbers) != 4 or not np.isfinite(numbers).all() or min(numbers[2:]) < 0:
-        raise ValueError(f"has the bbox {bbox}: expected [x, y, width, height]")
-    x, y, width, height = numbers
-    return x, y, x + width, y + height
+def _check_size(own: tuple[int, ...], size: tuple[int, int]) -> None:
+    if own != size:
+        raise ValueError(
+            f"is {own[0]} high and {own[1]} wide, but the image is {size[0]} high and {size[1]} wide: make it "
+            "at the size of the image as it is stored, without its EXIF orientation"
+        )
+
+
+def _numbers(key: str, values: Any, expected: str, count: int | None = None) -> list[float]:
+    try:
+        numbers = [float(value) for value in values]
+    except (TypeError, ValueError):
+        numbers = [np.nan]
+    if not np.isfinite(numbers).all() or count not in (None, len(numbers)):
+        raise ValueError(f"has the {key} {str(values)[:60]!r}: expected {expected}")
+    return numbers
 
 
 def _by_image(content: Any) -> dict[str, list[Any]]:
