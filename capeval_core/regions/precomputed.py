@@ -210,8 +210,8 @@ def _filling(lengths: Sequence[float], size: tuple[int, int]) -> rle.Runs:
 def _check_size(own: tuple[int, ...], size: tuple[int, int]) -> None:
     if own != size:
         raise ValueError(
-            f"is {own[0]} high and {own[1]} wide, but the image is {size[0]} high and {size[1]} wide: make it "
-            "at the size of the image as it is stored, without its EXIF orientation"
+            f"is {own[0]} high and {own[1]} wide, but the image is {size[0]} high and {size[1]} wide: make "
+            "it at the size of the image as it is stored, without its EXIF orientation"
         )
 
 
