@@ -18,7 +18,7 @@ from capeval_core.inputs.text_files import FileOptions
 
 if TYPE_CHECKING:
     from capeval_core.training.augmentation import Augmentation, Counts
-    from capeval_core.training.augmentation_sources import CaptionDataset, ImageDataset, Sources
+    from capeval_core.training.augmentation import CaptionDataset, ImageDataset, Sources
 
 CAPTIONS, IMAGES = "captions", "images"
 _ABOUT = {
@@ -49,7 +49,7 @@ def run(arguments: list[str]) -> int:
     with in_words_of_the_user(settings_class):
         settings = settings_class.of(f"capeval augment {what}", chosen(flags, settings_class))
     if what == IMAGES:
-        from capeval_core.training.text_to_image import require_diffusers
+        from capeval_core.training.generators import require_diffusers
 
         require_diffusers()
     sources = _sources(what, flags)
@@ -82,10 +82,10 @@ def run(arguments: list[str]) -> int:
 def _generate(settings: Augmentation, sources: Sources[Any], out: Path, part: tuple[int, int]) -> Counts:
     """Check folder and model, then generate."""
     from capeval_core.training.augmentation import AugmentationRun, CaptionAugmentation, ImageAugmentation
-    from capeval_core.training.captioner import Captioner, find_captioner
+    from capeval_core.training.generators import Captioner, find_captioner
     from capeval_core.training.generators import Generator
-    from capeval_core.training.positive_shards import PositiveShards
-    from capeval_core.training.text_to_image import TextToImage, find_text_to_image
+    from capeval_core.training.positives import PositiveShards
+    from capeval_core.training.generators import TextToImage, find_text_to_image
 
     PositiveShards.check_folder(out)
     open_generator: Callable[[], Generator[Any]]
@@ -108,7 +108,7 @@ def _text(counts: Counts) -> str:
 
 
 def _sources(what: str, flags: argparse.Namespace) -> Sources[Any]:
-    from capeval_core.training.augmentation_sources import captions_of_file, images_of_files
+    from capeval_core.training.augmentation import captions_of_file, images_of_files
 
     _, dataset_class = _classes(what)
     with in_words_of_the_user(dataset_class):
@@ -130,7 +130,7 @@ def _sources(what: str, flags: argparse.Namespace) -> Sources[Any]:
 def _classes(what: str) -> tuple[type[Augmentation], type[ImageDataset] | type[CaptionDataset]]:
     """The classes of the settings, and of what a dataset gives."""
     from capeval_core.training.augmentation import CaptionAugmentation, ImageAugmentation
-    from capeval_core.training.augmentation_sources import CaptionDataset, ImageDataset
+    from capeval_core.training.augmentation import CaptionDataset, ImageDataset
 
     if what == CAPTIONS:
         return CaptionAugmentation, ImageDataset

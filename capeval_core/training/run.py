@@ -17,15 +17,13 @@ from capeval_core.inputs.boxes import BoxFeatures
 from capeval_core.judgements.captions import Judgements
 from capeval_core.scores.box_source import BoxSource, FirstBoxes, box_source_opener, store_of
 from capeval_core.training.captioned import CaptionedImages, numbers_of
-from capeval_core.training.groups import NegativeSampler
+from capeval_core.training.groups import NegativeSampler, similar_by_captions, similar_by_features
 from capeval_core.training.objective import Looks, Objective
 from capeval_core.training.order import CaptionData
 from capeval_core.training.region_store import Form, FoundBoxes, RegionStore
-from capeval_core.training.settings import RegionTraining
-from capeval_core.training.similar_images import similar_by_captions, similar_by_features
+from capeval_core.training.settings import RegionTraining, as_stored, save_trained
 from capeval_core.training.state import REGIONS, WEIGHTS, locked
 from capeval_core.training.tags import Tagger
-from capeval_core.training.trained import as_stored, save_trained
 from capeval_core.training.trainer import Trainer, open_accelerator
 from capeval_core.training.umic import UmicTraining
 from capeval_core.training.umic_objective import Judged, UmicObjective

@@ -58,11 +58,10 @@ from capeval_core.regions.suppression import Suppression, best_on_device, class_
 from capeval_core.scores.box_source import FirstBoxes
 from capeval_core.scores.eco.metric import EcoOptions
 from capeval_core.scores.eco.ranking import Candidates, Ranking, rank
-from capeval_core.training import masking, negatives, similar_images, tags
+from capeval_core.training import groups, masking, negatives, tags
 from capeval_core.training.groups import NegativeSampler
 from capeval_core.training.pacs import info_nce
-from capeval_core.training.positive_shards import PositiveShards, Shard
-from capeval_core.training.positives import Positive
+from capeval_core.training.positives import Positive, PositiveShards, Shard
 from capeval_core.training.umic import ranking_loss
 from capeval_core.weights import conversion as conversions
 from capeval_core.weights.folder import config_checksum
@@ -404,8 +403,8 @@ def negative_caption(
 def similar(images: Sequence[str], *, top: int, features: Any = None, captions: Any = None) -> dict[str, Any]:
     """By id of an image, the ids of the most similar ones, by features or by captions."""
     if features is not None:
-        return similar_images.similar_by_features(images, features, top=top)
-    return similar_images.similar_by_captions(images, captions, top=top)
+        return groups.similar_by_features(images, features, top=top)
+    return groups.similar_by_captions(images, captions, top=top)
 
 
 def tagger(name: str) -> Any:
