@@ -123,7 +123,8 @@ def vocabulary() -> list[str]:
 def write_start(name: str, folder: Path, seed: int, sizes: Mapping[str, Any] | None = None) -> None:
     """Untrained weights: a folder that a training starts from."""
     sizes, words = sizes or SIZES[name], vocabulary()
-    region_size = registry.network("scene_regions").from_pretrained("tiny").region_size
+    detector: Any = registry.network("scene_regions").from_pretrained("tiny")
+    region_size = detector.region_size
     architecture: dict[str, Any] = {**sizes}
     if name == "umic":
         architecture |= {"vocab_size": len(words), "region_size": region_size}
@@ -134,7 +135,7 @@ def write_start(name: str, folder: Path, seed: int, sizes: Mapping[str, Any] | N
         settings = {"encoder": "vilbert", "context_length": sizes["text"]["max_position_embeddings"]}
         settings["task"] = 0 if sizes["tasks"] else None
     torch.manual_seed(seed)
-    model = Uniter(architecture) if name == "umic" else Vilbert(architecture)
+    model: Any = Uniter(architecture) if name == "umic" else Vilbert(architecture)
     for module in model.modules():
         if isinstance(module, (nn.Linear, nn.Embedding)):
             nn.init.normal_(module.weight, std=SPREAD)
