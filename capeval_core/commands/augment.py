@@ -17,8 +17,7 @@ from capeval_core.errors import did_you_mean
 from capeval_core.inputs.text_files import FileOptions
 
 if TYPE_CHECKING:
-    from capeval_core.training.augmentation import Augmentation, Counts
-    from capeval_core.training.augmentation import CaptionDataset, ImageDataset, Sources
+    from capeval_core.training.augmentation import Augmentation, CaptionDataset, Counts, ImageDataset, Sources
 
 CAPTIONS, IMAGES = "captions", "images"
 _ABOUT = {
@@ -82,10 +81,14 @@ def run(arguments: list[str]) -> int:
 def _generate(settings: Augmentation, sources: Sources[Any], out: Path, part: tuple[int, int]) -> Counts:
     """Check folder and model, then generate."""
     from capeval_core.training.augmentation import AugmentationRun, CaptionAugmentation, ImageAugmentation
-    from capeval_core.training.generators import Captioner, find_captioner
-    from capeval_core.training.generators import Generator
+    from capeval_core.training.generators import (
+        Captioner,
+        Generator,
+        TextToImage,
+        find_captioner,
+        find_text_to_image,
+    )
     from capeval_core.training.positives import PositiveShards
-    from capeval_core.training.generators import TextToImage, find_text_to_image
 
     PositiveShards.check_folder(out)
     open_generator: Callable[[], Generator[Any]]
@@ -129,8 +132,12 @@ def _sources(what: str, flags: argparse.Namespace) -> Sources[Any]:
 
 def _classes(what: str) -> tuple[type[Augmentation], type[ImageDataset] | type[CaptionDataset]]:
     """The classes of the settings, and of what a dataset gives."""
-    from capeval_core.training.augmentation import CaptionAugmentation, ImageAugmentation
-    from capeval_core.training.augmentation import CaptionDataset, ImageDataset
+    from capeval_core.training.augmentation import (
+        CaptionAugmentation,
+        CaptionDataset,
+        ImageAugmentation,
+        ImageDataset,
+    )
 
     if what == CAPTIONS:
         return CaptionAugmentation, ImageDataset
