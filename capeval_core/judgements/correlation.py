@@ -60,7 +60,9 @@ def kendall_tau_b(scores: ArrayLike, ratings: ArrayLike) -> Coefficient:
     >>> kendall_tau_b([0.1, 0.4, 0.3, 0.9], [1, 1, 2, 3])
     Coefficient(value=0.5477..., p_value=0.2786..., rows=4, undefined=None)
     """
-    return _kendall("b", scores, ratings)
+    from scipy.stats import kendalltau
+
+    return _coefficient(kendalltau, scores, ratings)
 
 
 def kendall_tau_c(scores: ArrayLike, ratings: ArrayLike) -> Coefficient:
@@ -69,7 +71,9 @@ def kendall_tau_c(scores: ArrayLike, ratings: ArrayLike) -> Coefficient:
     >>> kendall_tau_c([0.1, 0.4, 0.3, 0.9], [1, 1, 2, 3]).value
     0.5625
     """
-    return _kendall("c", scores, ratings)
+    from scipy.stats import kendalltau
+
+    return _coefficient(lambda x, y: kendalltau(x, y, variant="c"), scores, ratings)
 
 
 def spearman(scores: ArrayLike, ratings: ArrayLike) -> Coefficient:
@@ -80,7 +84,7 @@ def spearman(scores: ArrayLike, ratings: ArrayLike) -> Coefficient:
     """
     from scipy.stats import spearmanr
 
-    return _coefficient(lambda x, y: spearmanr(x, y), scores, ratings)
+    return _coefficient(spearmanr, scores, ratings)
 
 
 def pearson(scores: ArrayLike, ratings: ArrayLike) -> Coefficient:
@@ -204,12 +208,6 @@ def average_precision(scores: ArrayLike, positive: ArrayLike, weights: ArrayLike
     return float(np.sum(np.diff(recall, prepend=0.0) * found[last] / ranked[last]))
 
 
-def _kendall(variant: str, scores: ArrayLike, ratings: ArrayLike) -> Coefficient:
-    from scipy.stats import kendalltau
-
-    return _coefficient(lambda x, y: kendalltau(x, y, variant=variant), scores, ratings)
-
-
 def _coefficient(
     test: Callable[[Doubles, Doubles], Any], scores: ArrayLike, ratings: ArrayLike
 ) -> Coefficient:
@@ -234,11 +232,7 @@ def scaled(values: Doubles) -> Doubles:
 
 
 def equally_many(first: ArrayLike, second: ArrayLike) -> tuple[Doubles, Doubles]:
-    """Two lists of equally many numbers.
-
-    Raises:
-        ValueError: they are not equally many, or not lists of numbers.
-    """
+    """Two lists of equally many numbers."""
     x, y = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
     if x.ndim != 1 or x.shape != y.shape:
         raise ValueError(f"expected two lists of equally many numbers, found shapes {x.shape} and {y.shape}")

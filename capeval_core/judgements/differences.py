@@ -29,13 +29,8 @@ def paired_bootstrap(
 ) -> Difference:
     """The difference of two metrics, both taken on the same resamples of images.
 
-    Args:
-        values: the statistic of the first and the second metric on all rows.
-        draws: (draws,) of both, over the same `resamples`.
-
-    Returns:
-        With the percentile interval, and the p-value 2 min(k + 1, draws - k + 1) / (draws + 1), k the
-        resamples whose difference is at most 0 (those at 0 count half).
+    With the percentile interval, and the p-value 2 min(k + 1, draws - k + 1) / (draws + 1), k the resamples
+    whose difference is at most 0 (those at 0 count half).
     """
     differences = draws[0] - draws[1]
     finite = differences[np.isfinite(differences)]
@@ -54,15 +49,7 @@ def williams(first: float, second: float, between: float, rows: int) -> float:
     Williams, The Comparison of Regression Variables, JRSS B 21, 1959; for metrics: Graham and Baldwin,
     Testing for Significance of Increased Correlation with Human Judgment, EMNLP 2014. It is for Pearson's
     correlation of independent rows; rows of one image are not, so it is beside the bootstrap, not in its
-    place.
-
-    Args:
-        first, second: Pearson's correlation of each metric with the ratings.
-        between: that of the metrics with each other.
-        rows: how many rows they are over.
-
-    Returns:
-        NaN with fewer than four rows, or where a correlation is undefined.
+    place. NaN with fewer than four rows, or where a correlation is undefined.
 
     >>> williams(0.5, 0.4, 0.6, 100)
     0.2048...

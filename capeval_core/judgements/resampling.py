@@ -34,10 +34,7 @@ _CELLS, _CELLS_PER_ROW = 20_000, 16
 class Resamples:
     """Resamples of images with replacement, the same for everything that is compared on these rows.
 
-    Args:
-        groups: (n,) the image of each row.
-        draws: how many resamples.
-        seed: of the random numbers; equal seeds draw equal images.
+    groups: (n,) the image of each row. draws: how many resamples.
     """
 
     def __init__(self, groups: Sequence[str], *, draws: int = DRAWS, seed: int = 0) -> None:
@@ -112,10 +109,7 @@ class Taus:
 
 
 class WeightedRows:
-    """Scores with ratings whose coefficients are asked for under many weights.
-
-    Args:
-        scores, ratings: (n,) finite numbers.
+    """Scores with ratings, (n,) finite numbers, whose coefficients are asked for under many weights.
 
     >>> rows = WeightedRows([0.1, 0.4, 0.3], [1, 2, 3])
     >>> rows.taus(np.array([2, 1, 1]))  # as of the scores 0.1, 0.1, 0.4, 0.3

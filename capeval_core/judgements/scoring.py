@@ -57,12 +57,9 @@ def joined_signature(runs: Iterable[Scored]) -> str | None:
 class SetScorer:
     """Scores a judged set with metrics.
 
-    Args:
-        judged: the set.
-        visuals: by id, the images or videos that are there; captions of others have no score. None: there are
-            none, which metrics on texts alone do not need.
-        rows: folder that keeps rows, so that a run that was stopped goes on; None: nothing is kept.
-        progress: show progress bars, on a terminal only.
+    visuals: by id, the images or videos that are there; captions of others have no score. None: there are
+    none, which metrics on texts alone do not need. rows: folder that keeps rows, so that a run that was
+    stopped goes on; None: nothing is kept.
     """
 
     def __init__(
@@ -76,11 +73,7 @@ class SetScorer:
         self.judged, self.visuals, self.rows, self.progress = judged, visuals, rows, progress
 
     def score(self, metric: CaptionMetric) -> dict[str, list[Scored]]:
-        """By label, the scores of each scoring of the set.
-
-        Raises:
-            ValueError: the metric needs images or references that are not there.
-        """
+        """By label, the scores of each scoring of the set."""
         labels = labels_of(type(metric))
         scorings = self.judged.scorings
         if not metric.needs_references:
@@ -187,12 +180,9 @@ class SetScorer:
 
 
 def with_references(rows: pa.Table, columns: Iterable[str], chosen: Sequence[Sequence[int]]) -> pa.Table:
-    """Rows that hold only some of their references.
+    """Rows that hold only some of their references, by the positions of `chosen` for each row's index.
 
-    Args:
-        rows: in any order; a row's index says which list of `chosen` it takes.
-        columns: those with one entry per reference.
-        chosen: of each index, the positions of the references that stay.
+    columns: those with one entry per reference.
 
     >>> table = pa.table({"index": [1, 0], "references": [2, 2], "cosines": [[0.1, 0.2], [0.3, 0.4]]})
     >>> with_references(table, ["cosines"], [[1], [0]])["cosines"].to_pylist()

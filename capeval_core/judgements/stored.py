@@ -26,11 +26,7 @@ _NOT_SCORES = ("rating", "ratings", "human_score")
 
 
 def read_scores(path: Path, judged: JudgedSet) -> dict[str, list[Scored]]:
-    """By label, the scores of each scoring of a set; those that do not name a scoring are of all.
-
-    Raises:
-        FileError: the file cannot be read, or holds another number of scores than the set has captions.
-    """
+    """By label, the scores of each scoring of a set; those that do not name a scoring are of all."""
     arrays = _arrays(path, judged)
     problems = Problems()
     found: dict[str, dict[str | None, Doubles]] = {}

@@ -14,9 +14,6 @@ def find_visuals(folder: Path, ids: Sequence[str]) -> dict[str, Path]:
 
     An id is a file's name, with or without its extension, a path from that folder, or a COCO number.
 
-    Raises:
-        FileError: the folder cannot be read, or holds none of them.
-
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as name:
     ...     Path(name, "dog.jpg").touch()

@@ -131,14 +131,11 @@ def read_text(shapes: Shapes, notes: list[str], text_heads: int | None = None) -
     """Architecture of the text tower; otherwise as `read_architecture`."""
     context, width = shape_of(shapes, "positional_embedding", 2)
     vocabulary, _ = shape_of(shapes, "token_embedding.weight", 2)
-    if text_heads is None:
-        heads = _heads(width, None, "text", "text_heads")
-        notes.append(f"text heads: {heads} (width {width} / {HEAD_WIDTH}; not visible in the tensors)")
-    elif width % text_heads:
+    if text_heads is not None and width % text_heads:
         raise wrong_option("text_heads", text_heads, f"the text width {width}", verb="does not divide")
-    else:
-        heads = text_heads
-        notes.append(f"text heads: {text_heads}, as given")
+    heads = text_heads or _heads(width, None, "text", "text_heads")
+    given = "as given" if text_heads else f"width {width} / {HEAD_WIDTH}; not visible in the tensors"
+    notes.append(f"text heads: {heads} ({given})")
     return {
         "context_length": context,
         "vocab_size": vocabulary,
@@ -162,10 +159,8 @@ def _read_vit(shapes: Shapes, notes: list[str], head_width: int | None) -> dict[
         raise InputError(Problem("", None, f"the vision tower is {width} wide", fix, verb=""))
     heads = _heads(width, head_width, "vision", "head_width")
     layers = count_blocks(shapes, r"visual\.transformer\.resblocks\.(\d+)\.")
-    notes.append(
-        f"vision tower: ViT, {layers} layers, width {width}, patch {patch}, image {size}, {heads} heads "
-        f"({_head_note(head_width)})"
-    )
+    kind = f"ViT, {layers} layers, width {width}, patch {patch}, image {size}, {heads} heads"
+    notes.append(f"vision tower: {kind} ({_head_note(head_width)})")
     return {
         "image_size": size,
         "patch_size": patch,
@@ -182,16 +177,11 @@ def _read_resnet(shapes: Shapes, notes: list[str], head_width: int | None) -> di
     size = side_of(positions - 1, "visual.attnpool.positional_embedding") * _RESNET_STRIDE
     heads = _heads(features, head_width, "vision", "head_width")
     layers = [count_blocks(shapes, rf"visual\.layer{stage}\.(\d+)\.") for stage in (1, 2, 3, 4)]
-    notes.append(
-        f"vision tower: modified ResNet, blocks {layers}, width {width}, image {size}, {heads} heads in the "
-        f"attention pool ({_head_note(head_width)})"
+    kind = (
+        f"modified ResNet, blocks {layers}, width {width}, image {size}, {heads} heads in the attention pool"
     )
-    return {
-        "image_size": size,
-        "width": width,
-        "layers": layers,
-        "head_width": head_width or HEAD_WIDTH,
-    }
+    notes.append(f"vision tower: {kind} ({_head_note(head_width)})")
+    return {"image_size": size, "width": width, "layers": layers, "head_width": head_width or HEAD_WIDTH}
 
 
 def _mlp_ratio(shapes: Shapes, tower: str, width: int) -> float:
@@ -230,22 +220,20 @@ def translate_open_clip(config: dict[str, Any]) -> dict[str, Any]:
         if not isinstance(quick_gelu := model.get("quick_gelu", False), bool):
             raise WeightsError(f"{OPEN_CLIP_CONFIG}: quick_gelu is {quick_gelu!r}, expected true or false")
         size = preprocess.get("size", vision["image_size"])
-        if isinstance(size, list) and (not size or any(side != size[0] for side in size)):
-            raise WeightsError(f"size {size} is not square, as CLIP's images are")
-        translated = {
+        if isinstance(size, list):
+            if not size or any(side != size[0] for side in size):
+                raise WeightsError(f"size {size} is not square, as CLIP's images are")
+            size = size[0]
+        if (mode := preprocess.get("resize_mode", "shortest")) != "shortest":
+            raise WeightsError(f"resize_mode {mode!r} is not CLIP's 'shortest'")
+        statistics = {"mean": preprocess["mean"], "std": preprocess["std"]}
+        interpolation = preprocess.get("interpolation", "bicubic")
+        return {
             "format": 1,
             "encoder": "clip",
             "architecture": {"embed_dim": model["embed_dim"], "vision": vision, "text": text},
             "activation": "quick_gelu" if quick_gelu else "gelu",
-            "preprocessing": {
-                "image_size": size[0] if isinstance(size, list) else size,
-                "mean": preprocess["mean"],
-                "std": preprocess["std"],
-                "interpolation": preprocess.get("interpolation", "bicubic"),
-            },
+            "preprocessing": {"image_size": size, **statistics, "interpolation": interpolation},
         }
     except (KeyError, TypeError) as error:
         raise WeightsError(f"{OPEN_CLIP_CONFIG} lacks {error}") from error
-    if preprocess.get("resize_mode", "shortest") != "shortest":
-        raise WeightsError(f"resize_mode {preprocess['resize_mode']!r} is not CLIP's 'shortest'")
-    return translated

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from filelock import FileLock
 from safetensors.numpy import load_file
 from torch import Tensor
 
@@ -261,18 +260,6 @@ def test_a_training_that_diverges_ends_with_an_error(
     found = " ".join(capsys.readouterr().err.split())
     assert f"the {what} is not a finite number after" in found and "diverged" in found
     assert not (tmp_path / "out" / "weights").exists()
-
-
-def test_two_trainings_do_not_share_a_folder(
-    pairs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "out"
-    out.mkdir()
-    with FileLock(out / ".lock"):
-        assert main(arguments(pairs, out, towers=pairs / "towers")) == 2
-    assert f"{out}: another training is writing into it" in " ".join(capsys.readouterr().err.split())
-    train(pairs, out, towers=pairs / "towers")  # the lock ends with its training
-    assert not {path.name for path in out.iterdir()} & {"towers", "regions"}
 
 
 def test_the_temperature_stays_above_a_hundredth(single: Path, tmp_path: Path) -> None:

@@ -87,16 +87,11 @@ def test_float16_and_bfloat16_tensors_are_read(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "meant"),
     [
-        ("tinny", "'tiny'"),
         ("TINY", "'tiny'"),
         ("pacs-clip-vit-b32", "'capeval/pacs-clip-vit-b-32'"),
         *(
             (name, "weights=")
-            for name in ("no such folder", "./weights", "../a/b", "/no/such/folder", "~/x", "")
-        ),
-        *(
-            (name, "weights=")
-            for name in ("a/b/c", "a/b@", "a/b@c d", "https://huggingface.co/a/b", "a--b/c..d")
+            for name in ("no such folder", "../a/b", "~/x", "", "a/b@", "https://hf.co/a/b")
         ),
     ],
 )
@@ -128,15 +123,6 @@ def test_folders_and_files_of_something_else(
             loaded(tmp_path / name)
     monkeypatch.setenv("HOME", str(tmp_path))
     capeval_core.load("pacs", weights="~/weights")
-
-
-@pytest.mark.parametrize(
-    "content", [b"", b"{", b"[1]", b"null", b"\xff\xfe", b'{"format": 1', b"[" * 100_000]
-)
-def test_an_unreadable_config(folder: Path, content: bytes) -> None:
-    (folder / "config.json").write_bytes(content)
-    with pytest.raises(ValueError, match=r"config\.json"):
-        loaded(folder)
 
 
 def test_a_config_that_is_not_as_it_was_saved_is_refused(folder: Path) -> None:
