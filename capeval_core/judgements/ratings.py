@@ -8,12 +8,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from capeval_core.judgements.correlation import (
     Coefficient,
     Doubles,
     Integers,
     annotator_mean,
+    equally_many,
     kendall_tau_b,
     kendall_tau_c,
     pearson,
@@ -22,7 +24,6 @@ from capeval_core.judgements.correlation import (
 )
 from capeval_core.judgements.judged_set import Cell, JudgedSet, Scored, mean_of_runs
 from capeval_core.judgements.resampling import Resamples, WeightedRows, centred
-from capeval_core.judgements.ties import tie_calibrated_accuracy
 
 COEFFICIENTS: dict[str, Callable[..., Coefficient]] = {
     "tau_b": kendall_tau_b,
@@ -188,3 +189,42 @@ class _Rows:
 def tau_columns(**settings: str) -> dict[str, RatingColumn]:
     """The two columns of most tables; `settings` are fields of `RatingColumn`."""
     return {name: RatingColumn(name, **settings) for name in TAUS}
+
+
+def tie_calibrated_accuracy(
+    scores: ArrayLike, ratings: ArrayLike, groups: Sequence[str]
+) -> tuple[float, float]:
+    """acc_eq, accuracy over pairs that gives credit for ties, and the threshold of a tie that is best for it.
+
+    Deutsch, Foster and Freitag, Ties Matter: Meta-Evaluating Modern Metrics with Pairwise Accuracy and Tie
+    Calibration, EMNLP 2023, https://arxiv.org/abs/2305.14324.
+
+        acc_eq = (C + T_hm) / (C + D + T_h + T_m + T_hm)
+
+    over all pairs of rows of a group, e.g. of captions of an image, as mean over groups: C ordered by score
+    as by people, D the other way round, T_h tied by people only, T_m by scores only, T_hm by both. Scores
+    that differ by at most the threshold are tied. NaN where no group has two rows.
+
+    >>> tie_calibrated_accuracy([0.1, 0.2, 0.5], [1, 1, 2], "aaa")
+    (1.0, 0.1)
+    """
+    x, y = equally_many(scores, ratings)
+    _, of_row = np.unique(np.asarray(list(groups), dtype=object), return_inverse=True)
+    members = np.split(np.argsort(of_row, kind="stable"), np.cumsum(np.bincount(of_row))[:-1])
+    pairs = [rows[np.stack(np.triu_indices(len(rows), 1))] for rows in members if len(rows) > 1]
+    if not pairs:
+        return math.nan, math.nan
+    (i, j), sizes = np.concatenate(pairs, axis=1), [own.shape[1] for own in pairs]
+    weights = np.repeat(1.0 / np.array(sizes), sizes) / len(sizes)  # groups count alike
+    steps, ratings_apart = x[i] - x[j], y[i] - y[j]
+    alike, tied = steps * ratings_apart > 0, ratings_apart == 0
+    order = np.argsort(np.abs(steps), kind="stable")
+    gaps = np.abs(steps)[order]
+    gained = (weights * (tied.astype(np.float64) - alike))[order]
+    last = np.append(np.flatnonzero(np.diff(gaps)), len(gaps) - 1)  # of each distinct gap
+    # Below the smallest gap nothing is tied, which a threshold of 0 means unless there are equal scores.
+    without = float(np.sum(weights * alike))
+    thresholds = np.append([] if gaps[0] == 0 else [0.0], gaps[last])
+    accuracies = np.append([] if gaps[0] == 0 else [without], without + np.cumsum(gained)[last])
+    best = int(np.argmax(accuracies))
+    return float(accuracies[best]), float(thresholds[best])

@@ -237,11 +237,11 @@ def preprocessing(architecture: Mapping[str, Any], processor: Mapping[str, Any] 
 
 
 def _processor(folder: Path) -> dict[str, Any]:
-    for name in ("preprocessor_config.json", "processor_config.json"):
-        if (folder / name).is_file():
-            try:
-                processor = read_json(folder / name)
-                return dict(processor.get("image_processor", processor))
-            except (OSError, ValueError, AttributeError, TypeError) as error:
-                raise WeightsError(f"{name} cannot be read ({error})") from error
-    raise WeightsError(f"{folder} has no preprocessor_config.json: download the repository again")
+    names = ("preprocessor_config.json", "processor_config.json")
+    for path in (folder / name for name in names if (folder / name).is_file()):
+        try:
+            processor = read_json(path)
+            return dict(processor.get("image_processor", processor))
+        except (OSError, ValueError, AttributeError, TypeError) as error:
+            raise WeightsError(f"{path.name} cannot be read ({error})") from error
+    raise WeightsError(f"{folder} has no {names[0]}: download the repository again")

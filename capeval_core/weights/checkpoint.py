@@ -113,14 +113,12 @@ def _state_dict(content: Any, path: Path) -> dict[str, Any]:
         # Parts of a model under their names, beside an epoch or an optimiser.
         parts = {name: part for name, part in content.items() if _holds_tensors(part)}
         content = {f"{name}.{key}": part[key] for name, part in parts.items() for key in part} or content
-    if not _holds_tensors(content):
-        kind = name_some(content) if isinstance(content, Mapping) else f"a {type(content).__name__}"
-        raise ValueError(
-            f"{path} holds no state dict: expected names of tensors, bare or under 'state_dict', found {kind}"
-        )
-    if not all(isinstance(name, str) for name in content):
-        raise ValueError(f"{path} holds no state dict: its keys are not names ({name_some(content)})")
-    return dict(content)
+    if _holds_tensors(content) and all(isinstance(name, str) for name in content):
+        return dict(content)
+    kind = name_some(content) if isinstance(content, Mapping) else f"a {type(content).__name__}"
+    raise ValueError(
+        f"{path} holds no state dict: expected names of tensors, bare or under 'state_dict', found {kind}"
+    )
 
 
 def _holds_tensors(content: Any) -> bool:

@@ -213,37 +213,32 @@ def _unavailable(name: str, repository: str, metric: str, reason: str | None) ->
         why = "neither a folder nor a Hub id (org/name[@revision])"
         return wrong_option("weights", name, why, kind=WeightsError)
     entry = entry_of(repository)
-    hint = "" if entry else _did_you_mean(repository, metric)
     ways: list[Piece] = []
     if entry:
         ways += [entry.how_to_convert(metric) + "and ", Setting("weights", entry.folder, "pass "), ".\n"]
     tiny = Setting("weights", "tiny", "pass ")
     ways += ["To try the library without real weights, ", tiny, " (trained on synthetic scenes only)."]
-    found = f"weights {repository!r} could not be loaded ({reason}){hint}"
+    found = f"weights {repository!r} could not be loaded ({reason})"
+    found += "" if entry else _did_you_mean(repository, metric)
     return WeightsError(Problem("", None, found, tuple(ways), verb=""))
 
 
 def _read(path: Path, name: str, revision: str | None, metric: str = "") -> WeightsFolder:
+    from_convert = "pass a folder made by `capeval convert`, or an open_clip repository"
+    theirs = (path / OPEN_CLIP_CONFIG).exists()
+    file, tensor_file = (OPEN_CLIP_CONFIG, OPEN_CLIP_TENSORS) if theirs else (CONFIG, TENSORS)
     with naming_weights(name):
-        if (path / OPEN_CLIP_CONFIG).exists():
-            config, tensor_file = read_config(path / OPEN_CLIP_CONFIG), path / OPEN_CLIP_TENSORS
-        elif (path / CONFIG).exists():
-            config, tensor_file = read_config(path / CONFIG), path / TENSORS
-            if config.get("format") != 1 and config.get("model_type") not in _TRANSFORMERS:
-                raise WeightsError(
-                    f'{CONFIG} is not one of ours (it lacks "format": 1): pass a folder made by `capeval '
-                    f"convert`, or an open_clip repository{_did_you_mean(name, metric)}"
-                )
-        else:
-            files = sorted(file.name for file in path.iterdir())[:5] if path.is_dir() else []
-            raise WeightsError(
-                f"{path} has no {CONFIG} (it holds {', '.join(files) or 'nothing'}): pass a folder made by "
-                "`capeval convert`, or an open_clip repository"
-            )
-        if not tensor_file.is_file():
-            raise WeightsError(f"{path} has no {tensor_file.name}: download or convert the weights again")
-        checksum = _verified_checksum(tensor_file, config, name, revision)
-    return WeightsFolder(path, name, revision, config, tensor_file, checksum)
+        if not (path / file).exists():
+            held = ", ".join(sorted(each.name for each in path.iterdir())[:5] if path.is_dir() else [])
+            raise WeightsError(f"{path} has no {CONFIG} (it holds {held or 'nothing'}): {from_convert}")
+        config = read_config(path / file)
+        if not theirs and config.get("format") != 1 and config.get("model_type") not in _TRANSFORMERS:
+            found = f'{CONFIG} is not one of ours (it lacks "format": 1)'
+            raise WeightsError(f"{found}: {from_convert}{_did_you_mean(name, metric)}")
+        if not (path / tensor_file).is_file():
+            raise WeightsError(f"{path} has no {tensor_file}: download or convert the weights again")
+        checksum = _verified_checksum(path / tensor_file, config, name, revision)
+    return WeightsFolder(path, name, revision, config, path / tensor_file, checksum)
 
 
 def config_checksum(config: dict[str, Any]) -> str:
