@@ -85,16 +85,13 @@ def _infer_activation(names: list[str], option: Activation | None) -> tuple[Acti
     if any(is_adapter(name) for name in names):
         return "quick_gelu", "activation: quick_gelu, because adapters exist in OpenAI's code only"
     orders = _block_orders(names)
+    shown = f"because the order of the tensors ({', '.join(next(iter(orders), ()))}) is that of"
     if orders == {_OPENAI_BLOCK}:
-        return (
-            "quick_gelu",
-            "activation: quick_gelu, because the order of the tensors is that of OpenAI's code",
-        )
+        return "quick_gelu", f"activation: quick_gelu, {shown} OpenAI's code"
     if orders == {_OPEN_CLIP_BLOCK}:
         return "gelu", (
-            "activation: gelu, because the order of the tensors is that of open_clip, whose models have the "
-            "exact GELU unless built with quick_gelu; if this one holds OpenAI's weights, convert it again "
-            "with activation='quick_gelu'"
+            f"activation: gelu, {shown} open_clip, whose models have the exact GELU unless built with "
+            "quick_gelu; if this one holds OpenAI's weights, convert it again with activation='quick_gelu'"
         )
     found = (
         "the activation cannot be inferred: shapes do not show it, and the order of the tensors is neither "
