@@ -18,7 +18,6 @@ import yaml
 from open_clip.model import CLIP
 from safetensors.torch import load_file, save_file
 
-from capeval_core.cli import main
 from tests.golden.frcnn_vg_tiny import write_checkpoint
 from tests.support.eva_checkpoint import Sizes, as_transformers, seeded
 from tests.support.seams import convert, network, shapes
@@ -794,11 +793,3 @@ def test_what_is_no_yaml_of_a_release_is_refused(text: str, tmp_path: Path) -> N
     (tmp_path / "release.bin").write_bytes(b"never read")
     with pytest.raises(ValueError, match=r"other\.yaml"):
         convert("faster_rcnn", tmp_path / "release.bin", release_config=tmp_path / "other.yaml")
-
-
-def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    torch.save(eva_tensors(), tmp_path / "release.pth")
-    given = ["convert", "eva-clip", str(tmp_path / "release.pth"), "--out", str(tmp_path / "w")]
-    assert main(given) == 2 and "--head-width" in capsys.readouterr().err
-    assert main([*given, "--head-width", str(Sizes().head_width)]) == 0
-    assert network("eva_clip", tmp_path / "w").dimension == Sizes().dimension
