@@ -97,7 +97,9 @@ def _read_pickle(path: Path, mapped: bool) -> Any:
     except pickle.UnpicklingError as error:
         # torch's own message advises weights_only=False, which nobody should do here: hence from None.
         code = re.search(r"(?:GLOBAL|Unsupported (?:global|class)) ([\w.]+)", str(error))
-        found = f"reading it would run code (it asks for {code[1]})" if code else "it is damaged, or no file of tensors"
+        found = "it is damaged, or no file of tensors"
+        if code:
+            found = f"reading it would run code (it asks for {code[1]})"
         raise ValueError(
             f"{path} is refused: {found}. Nothing was executed. Fetch it again, or ask its author for a "
             "plain state dict or a .safetensors file"
