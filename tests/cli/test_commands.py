@@ -55,14 +55,15 @@ def test_an_error_is_one_line_and_a_status(
     def fail(_: Path) -> int:
         raise error
 
-    monkeypatch.setattr(Path, "exists", fail)
-    ran = capeval("compare", "a.json", "b.json")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "exists", fail)
+        ran = capeval("compare", "a.json", "b.json")
     assert (ran.status, ran.out, ran.err) == (status, "", f"capeval: {message}\n")
 
 
 def test_a_mistake_of_ours_keeps_its_traceback(capeval: Capeval, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(Path, "exists")
-    with pytest.raises(AttributeError):
+    with monkeypatch.context() as patch, pytest.raises(AttributeError):
+        patch.delattr(Path, "exists")
         capeval("compare", "a.json", "b.json")
 
 
