@@ -306,26 +306,6 @@ def arrays(path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    ("change", "index"),
-    [
-        ({"boxes": None}, 0),
-        ({"boxes": [[0, 0, 9]] * 2}, (0, "boxes")),
-        ({"boxes": [[0, 0, 9, 9]]}, 0),
-        ({"boxes": [[0, 0, 9, 9], [5, 5, 4, 9]]}, (0, "boxes", 1)),
-        ({"size": (20, 9)}, (0, "boxes", 1)),
-        ({"size": (20, 0)}, (0, "size")),
-        ({"scores": [1.0]}, 0),
-        ({"scores": [True, False]}, (0, "scores")),
-        ({"features": np.full((2, 5), np.nan)}, (0, "features")),
-        ({"features": [["a"] * 5] * 2}, (0, "features")),
-        ({"boxes": np.zeros((0, 4)), "features": np.zeros((0, 5))}, 0),
-    ],
-)
-def test_boxes_that_do_not_fit(change: dict[str, Any], index: Any) -> None:
-    assert problems(["a"], [{**FOUND, **change}], media=["boxes"]) == [("images", index)]
-
-
 def test_a_metric_refuses_other_media(tmp_path: Path) -> None:
     clip = check(["a"], [[GREY]], media=["video"]).images[0]
     for value, medium in (

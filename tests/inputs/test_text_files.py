@@ -6,7 +6,6 @@ import csv
 import gzip
 import io
 import json
-import os
 import random
 import sys
 from collections.abc import Callable
@@ -295,38 +294,6 @@ def test_words_for_a_missing_value_are_warned_of_once(tmp_path: Path, word: str)
 
 # ---- what cannot be read
 
-ROW = {"image_id": 7, "caption": "x"}
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "place"),
-    [
-        ("c.json", b'{"a": "x",\n "b"}', "line 2, column 5"),
-        ("c.json", b'{"id": "a", "caption": "x"}\n{"id": "b"}', "line 2 has"),
-        ("c.json", b'{"a": "x", "b": "y", "a": "z"}', "'a' comes twice"),
-        ("c.json", {"a": ["x", 5]}, "id 'a'[1] is"),
-        ("c.json", {"7": [{"title": "x"}]}, "id '7'[0] has"),
-        ("c.json", [{"image_id": 1, "title": "x"}], "entry 0 has"),
-        ("c.json", [{"id": 1, "caption": 5}], "entry 0 (id '1'): caption is"),
-        ("c.json", [{"id": 1.5, "caption": "x"}], "entry 0: id is"),
-        ("c.json", {"annotations": [{"image_id": 3, "n": 2}], "images": []}, "annotation 0 has"),
-        ("c.json", {"images": [{"sentences": [{}], "filename": "a"}]}, "image 0 (id 'a'): sentences[0] "),
-        ("c.json", {"images": {"id": 7}, "annotations": [ROW]}, "images is"),
-        ("c.json", {"images": [{"id": 7, "file_name": 5}], "annotations": [ROW]}, "image 0: file_name is"),
-        ("c.jsonl", b'{"id": 1, "caption": "x"}\n{"id": 2,', "line 2, column 10"),
-        ("c.csv", b"id,caption\na,x,y\n", "line 2 has 3 cells"),
-        ("c.csv", b'id,caption\n"x","two\nlines"\n\n"y","3\n\nlines",more\n', "line 5 has 3 cells"),
-        ("c.csv", b'id,caption\nx,"2\nlines"\n\ny,"a dog\n' + b"z,a cat\n" * 40_000, "line 5 has a cell of"),
-        ("c.txt", b"7.jpg#0\ta dog\nand more\n", "line 2 is"),
-        ("c.json.gz", gzip.compress(b'{"7": "x"}', mtime=0)[:-9], "is damaged ("),
-    ],
-)  # fmt: skip
-def test_the_place_is_named(tmp_path: Path, name: str, content: Any, place: str) -> None:
-    path = written(tmp_path, content, name)
-    with pytest.raises(FileError) as caught:
-        read_texts(path)
-    assert str(caught.value).startswith(f"{path}: ") and place in str(caught.value)
-
 
 def test_a_cell_of_the_longest_length_and_deep_brackets_are_texts(tmp_path: Path) -> None:
     for text in ("a" * 131_072, "[" * 100_000):
@@ -351,14 +318,6 @@ def test_a_small_file_does_not_become_any_size(tmp_path: Path, monkeypatch: pyte
         monkeypatch.setattr(sys, "stdin", endless)
         with pytest.raises(FileError, match="standard input: is longer than"):
             read_texts("-")
-
-
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
-@pytest.mark.parametrize("name", ["c.json", "c.jsonl", "c.csv", "c.parquet"])
-def test_a_pipe_is_not_waited_for(tmp_path: Path, name: str) -> None:
-    os.mkfifo(tmp_path / name)
-    with pytest.raises(FileError, match="is a pipe, a socket or a device"):
-        read_texts(tmp_path / name)
 
 
 def test_damaged_parquet_is_refused_by_name(tmp_path: Path) -> None:
