@@ -168,10 +168,9 @@ class FeatureCache:
     def _give_up(self, error: sqlite3.Error) -> None:
         """A cache is no reason to lose a run: go on in memory."""
         self._disk = None
-        again = "; delete the file, then a later run makes it again" if _is_damage(error) else ""
         warn(
             f"cache: {self.folder}/{_FILE} cannot be used any more ({error}): features are kept in memory "
-            f"only{again}"
+            "only; if it is damaged, delete the file, then a later run makes it again"
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -199,11 +198,6 @@ def _cost(key: str, row: Floats) -> int:
 
 
 _FILE = "features.sqlite"
-
-
-def _is_damage(error: sqlite3.Error) -> bool:
-    """Whether a database does not hold what was written, as SQLite's messages say."""
-    return "malformed" in str(error)
 
 
 class _Disk:
@@ -234,7 +228,7 @@ class _Disk:
                 "(key TEXT PRIMARY KEY, shape TEXT, value BLOB, digest BLOB) WITHOUT ROWID"
             )
         except sqlite3.DatabaseError as error:
-            if _is_damage(error):
+            if "malformed" in str(error):  # damage costs no more than what was kept
                 raise
             found = f"{_FILE} cannot be used ({error})"
             fix = "delete it if it is damaged, or pass another folder"
@@ -264,13 +258,11 @@ class _Disk:
                 key = key_of.get(stored_key)
                 if key is None or not _is_whole(key, shape, value, digest):
                     damaged += 1
-                    continue
-                features[key] = (
-                    np.frombuffer(value, dtype="<f4").astype(np.float32).reshape(json.loads(shape))
-                )
+                else:
+                    row = np.frombuffer(value, dtype="<f4").astype(np.float32)
+                    features[key] = row.reshape(json.loads(shape))
         if damaged:
-            found = f"cache: damaged features in {self._file}, computed again: {damaged:,}"
-            warn(found)
+            warn(f"cache: damaged features in {self._file}, computed again: {damaged:,}")
         return features
 
     def put(self, rows: Mapping[str, Floats]) -> None:
@@ -307,7 +299,4 @@ def shared_cache(cache: str | PathLike[str] | FeatureCache | None) -> FeatureCac
     if cache is None:
         return SHARED
     path = folder_path("cache", cache).resolve()
-    opened = _BY_FOLDER.get(path)
-    if opened is None:
-        opened = _BY_FOLDER[path] = FeatureCache(folder=path)
-    return opened
+    return _BY_FOLDER.get(path) or _BY_FOLDER.setdefault(path, FeatureCache(folder=path))

@@ -20,8 +20,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import pyarrow as pa
-
 from capeval_core.errors import did_you_mean, warn, wrong_option
 from capeval_core.metric import CaptionMetric
 from capeval_core.options import describe_options
@@ -85,7 +83,6 @@ NETWORKS: dict[str, str] = {
 
 GROUP = "capeval.metrics"
 """The entry-point group of metrics in other packages."""
-_NAME = re.compile(r"[a-z][a-z0-9_]*")
 _REQUIRED = ("title", "key", "summary", "paper", "range", "ROW")
 """Class attributes that every metric states."""
 
@@ -278,12 +275,6 @@ def _entry_points() -> dict[str, EntryPoint]:
     by_name: dict[str, EntryPoint] = {}
     for name, group in groupby(declared, key=lambda entry: entry.name):
         entries = list(group)
-        if not _NAME.fullmatch(name):  # it goes into signatures, file names and terminals
-            warn(
-                f"metric {name!r} of {_distribution(entries[0])} is left out: a name is lower-case letters, "
-                "digits and underscores, and begins with a letter"
-            )
-            continue
         owners = ["capeval"] * (name in METRICS) + [_distribution(entry) for entry in entries]
         if len(owners) == 1:
             (by_name[name],) = entries
@@ -303,7 +294,6 @@ def _load_entry_point(entry: EntryPoint) -> type[CaptionMetric]:
         class_ = entry.load()
         is_metric = isinstance(class_, type) and issubclass(class_, CaptionMetric)
         lacking = [name for name in _REQUIRED if not hasattr(class_, name)] if is_metric else []
-        fits = not is_metric or bool(lacking) or _fits(class_)
     except (Exception, SystemExit) as error:  # whatever the other package raises
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise ValueError(f"{declared} could not be imported ({reason}): update or uninstall it") from error
@@ -314,25 +304,8 @@ def _load_entry_point(entry: EntryPoint) -> type[CaptionMetric]:
         raise ValueError(f"{declared} lacks {', '.join(lacking)}")
     if getattr(class_, "name", None) != entry.name:
         raise ValueError(f"{declared} has another name in its class: {getattr(class_, 'name', None)!r}")
-    if not fits:
-        raise ValueError(
-            f"{declared} has class attributes of other types than CaptionMetric: range is two numbers, "
-            "title, key, summary and paper are texts, ROW is a schema, Options a class of options"
-        )
     checked: type[CaptionMetric] = class_
     return checked
-
-
-def _fits(class_: Any) -> bool:
-    """Whether the class attributes that lists and tables show have the types of `CaptionMetric`'s."""
-    low, high = class_.range
-    texts = (class_.title, class_.key, class_.summary, class_.paper)
-    return (
-        all(isinstance(text, str) for text in texts)
-        and all(isinstance(end, (int, float)) for end in (low, high))
-        and isinstance(class_.ROW, pa.Schema)
-        and isinstance(class_.Options, type)
-    )
 
 
 def _distribution(entry: EntryPoint) -> str:

@@ -314,25 +314,20 @@ class RowCollector:
         refuse_errors: bool,
     ) -> None:
         self._tables = [schema.empty_table()]
-        self._missing, self.texts = samples, LIMITS.texts
+        self.missing, self.texts = samples, LIMITS.texts  # the samples that the store has no row of
         self._added = self.reused = 0
         self._store, self._bar, self._refuse_errors = store, bar, refuse_errors
         self._memory = FreedMemory()
         if store is not None:
             reused, missing = store.reuse(samples.indices, partial(content_key, samples))
             self._tables.append(reused)
-            self._missing, self.texts = samples.select(missing), LIMITS.texts_between_shards
+            self.missing, self.texts = samples.select(missing), LIMITS.texts_between_shards
             self.reused = len(reused)
             _start_at(bar, len(reused))
 
-    @property
-    def missing(self) -> Samples:
-        """The samples that the store had no row of, in order; `reused` is the number of the others."""
-        return self._missing
-
     def windows(self) -> Iterator[Samples]:
         """The samples that have no row yet, as many at once as memory allows."""
-        return windows(self._missing, self.texts)
+        return windows(self.missing, self.texts)
 
     def add(self, table: pa.Table) -> None:
         """The next rows, in the order of the windows.
@@ -342,7 +337,7 @@ class RowCollector:
         """
         if self._store is not None:
             positions = range(self._added, self._added + len(table))
-            self._store.append(table, [content_key(self._missing, row) for row in positions])
+            self._store.append(table, [content_key(self.missing, row) for row in positions])
         if self._refuse_errors and table["error"].null_count < len(table):
             Problems(table["error"].drop_null().to_pylist()).raise_if_any()
         self._tables.append(table)
