@@ -11,8 +11,7 @@ from torch import Tensor
 
 from capeval_core.cache import FeatureCache
 from capeval_core.encoders.tokenizers import Ids
-from capeval_core.encoders.uniter import RegionInput, UniterEncoder, region_input
-from capeval_core.encoders.uniter_model import Uniter, empty_uniter
+from capeval_core.encoders.uniter import RegionInput, Uniter, UniterEncoder, region_input
 from capeval_core.inputs.boxes import InputBoxes
 
 ARCHITECTURE = {
@@ -51,7 +50,7 @@ def seeded(device: str = "cpu") -> UniterEncoder:
     tensors = {
         name: torch.randn_like(tensor, device="cpu") * 0.02
         + (tensor.ndim == 1 and name.endswith("orm.weight"))
-        for name, tensor in empty_uniter(ARCHITECTURE).state_dict().items()
+        for name, tensor in UniterEncoder.empty({"architecture": ARCHITECTURE}).state_dict().items()
     }
     return UniterEncoder(config_of(ARCHITECTURE), tensors, checksum="random", device=device)
 

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from benchmarks.umic import made_up_boxes
 from capeval_core.cache import FeatureCache
-from capeval_core.encoders.vilbert import VilbertEncoder
-from capeval_core.encoders.vilbert_model import Vilbert, empty_vilbert
+from capeval_core.encoders.vilbert import Vilbert, VilbertEncoder
 from capeval_core.inputs.boxes import InputBoxes
 from capeval_core.scores.vilbert import f_score
 from capeval_core.scores.vilbert_rows import EncodedCaption, EncodedText, Matcher
@@ -165,7 +164,7 @@ def seeded(device: str = "cpu") -> VilbertEncoder:
     tensors = {
         name: torch.randn_like(tensor, device="cpu") * 0.02
         + (tensor.ndim == 1 and name.endswith("orm.weight"))
-        for name, tensor in empty_vilbert(ARCHITECTURE).state_dict().items()
+        for name, tensor in VilbertEncoder.empty({"architecture": ARCHITECTURE}).state_dict().items()
     }
     return VilbertEncoder(config_of(ARCHITECTURE), tensors, checksum="random", device=device)
 

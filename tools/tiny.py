@@ -26,8 +26,8 @@ from torch import nn
 from capeval_core import registry
 from capeval_core.cli import main as capeval
 from capeval_core.encoders.tokenizers import END, PAD, START, UNKNOWN
-from capeval_core.encoders.uniter_model import Uniter
-from capeval_core.encoders.vilbert_model import Vilbert
+from capeval_core.encoders.uniter import Uniter
+from capeval_core.encoders.vilbert import Vilbert
 from capeval_core.training.masking import MASK
 from tools.captions import describe, holds, read
 from tools.scenes import SHAPES, Scene, draw, sample_scene

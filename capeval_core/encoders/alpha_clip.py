@@ -47,7 +47,7 @@ from capeval_core.inputs.visual import InputImage
 from capeval_core.models.batching import BatchSize
 from capeval_core.models.canary import TEXTS, canary_images, cosines
 from capeval_core.models.copies import on_device, on_host
-from capeval_core.models.device import DTYPES, exact_float32
+from capeval_core.models.device import DTYPES, exact
 from capeval_core.regions.given import Masks, fitting, name_of
 from capeval_core.regions.regions import Regions
 from capeval_core.regions.source import RegionSource
@@ -214,26 +214,25 @@ class AlphaClipEncoder(ClipTowers, tags=["image-captioning", "clip", "alpha-clip
         """(n, d) float32 features of n rows; an image's patches are embedded once for all its masks."""
         return on_host(self.launch_rows(rows))
 
-    @torch.inference_mode()
+    @exact
     def launch_rows(self, rows: Sequence[Row]) -> Tensor:
         """As `run_rows`, on the device; the host waits for nothing that runs there."""
         dtype, visual = DTYPES[self.dtype], self.model.visual
         distinct = list({id(row.pixels): row.pixels for row in rows}.values())
         position = {id(pixels): index for index, pixels in enumerate(distinct)}
-        with exact_float32(self.device):
-            pixels = on_device(torch.stack(distinct), self.device).to(dtype)
-            alphas = self._alphas_of([row.alpha for row in rows]).to(dtype)
-            of_row = on_device(
-                torch.tensor([position[id(row.pixels)] for row in rows], device="cpu"), self.device
-            )
-            # As products, whose rows are already in the order of tokens.
-            of_image, of_mask = (
-                patch_rows(x, visual.conv1.kernel_size[0]) @ kernel.weight.flatten(1).t()
-                for x, kernel in ((pixels, visual.conv1), (alphas, visual.conv1_alpha))
-            )
-            embedded = of_mask.unflatten(0, (len(rows), -1))
-            embedded.add_(of_image.unflatten(0, (len(pixels), -1))[of_row])
-            return run_vision(visual, embedded, self.kernels)
+        pixels = on_device(torch.stack(distinct), self.device).to(dtype)
+        alphas = self._alphas_of([row.alpha for row in rows]).to(dtype)
+        of_row = on_device(
+            torch.tensor([position[id(row.pixels)] for row in rows], device="cpu"), self.device
+        )
+        # As products, whose rows are already in the order of tokens.
+        of_image, of_mask = (
+            patch_rows(x, visual.conv1.kernel_size[0]) @ kernel.weight.flatten(1).t()
+            for x, kernel in ((pixels, visual.conv1), (alphas, visual.conv1_alpha))
+        )
+        embedded = of_mask.unflatten(0, (len(rows), -1))
+        embedded.add_(of_image.unflatten(0, (len(pixels), -1))[of_row])
+        return run_vision(visual, embedded, self.kernels)
 
     def _alphas_of(self, masks: Sequence[Tensor | RunMask]) -> Tensor:
         """(n, 1, s, s) float32 on the device; either all are tensors or none is."""

@@ -39,7 +39,7 @@ from capeval_core.inputs.visual import InputImage
 from capeval_core.models.batching import BatchSize
 from capeval_core.models.canary import TEXTS, canary_images, cosines
 from capeval_core.models.copies import on_device, on_host, stacked_on_device
-from capeval_core.models.device import DTYPES, exact_float32
+from capeval_core.models.device import DTYPES, exact
 from capeval_core.models.model import CheckedModel
 from capeval_core.weights.blip2 import Blip2Conversion, translate_transformers
 from capeval_core.weights.folder import VOCABULARY, WeightsError, WeightsFolder
@@ -276,28 +276,25 @@ class Blip2Encoder(CheckedModel, tags=["image-captioning", "blip-2"]):
             stacked_on_device(self.device, pixels).float() / 255, scaling["mean"], scaling["std"]
         )
 
-    @torch.inference_mode()
+    @exact
     def states(self, pixels: Sequence[NDArray[np.uint8]]) -> Tensor:
         """(images, patches + 1, width) states of the vision tower, on the encoder's device."""
-        with exact_float32(self.device):
-            scaled = self._scale(pixels).to(DTYPES[self.dtype])
-            return image_states(self.model, scaled, self.kernels)
+        scaled = self._scale(pixels).to(DTYPES[self.dtype])
+        return image_states(self.model, scaled, self.kernels)
 
-    @torch.inference_mode()
+    @exact
     def image_features(self, states: Tensor) -> Tensor:
         """(images, queries * d), un-normalised, of states of the vision tower."""
-        with exact_float32(self.device):
-            features: Tensor = self.model.vision_projection(query_states(self.model, states))
-            return features.flatten(1)
+        features: Tensor = self.model.vision_projection(query_states(self.model, states))
+        return features.flatten(1)
 
-    @torch.inference_mode()
+    @exact
     def match_logits(self, states: Tensor, texts: Sequence[Ids]) -> Tensor:
         """(n, 2) float32, on the device: equally many texts per image of `states`, the first one's first."""
-        with exact_float32(self.device):
-            ids, mask = self._padded(texts)
-            hidden = matched_states(self.model, states, ids, mask)
-            logits: Tensor = self.model.itm_head(hidden).float().mean(1)
-            return logits
+        ids, mask = self._padded(texts)
+        hidden = matched_states(self.model, states, ids, mask)
+        logits: Tensor = self.model.itm_head(hidden).float().mean(1)
+        return logits
 
     @torch.inference_mode()
     def run_pairs(self, states: Tensor, pairs: Sequence[tuple[int, Ids, str]]) -> Tensor:
@@ -313,11 +310,10 @@ class Blip2Encoder(CheckedModel, tags=["image-captioning", "blip-2"]):
             logits.append(self.match_logits(own, list(chain.from_iterable(ids))))
         return torch.cat(logits)
 
-    @torch.inference_mode()
+    @exact
     def _text_forward(self, texts: Sequence[Ids]) -> Floats:
-        with exact_float32(self.device):
-            ids, mask = self._padded(texts)
-            return on_host(self.model.text_projection(text_states(self.model, ids, mask)))
+        ids, mask = self._padded(texts)
+        return on_host(self.model.text_projection(text_states(self.model, ids, mask)))
 
     def _padded(self, texts: Sequence[Ids]) -> tuple[Tensor, Tensor | None]:
         """(n, longest) ids, and which of them are tokens; None where all texts are equally long."""

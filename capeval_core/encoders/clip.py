@@ -41,7 +41,7 @@ from capeval_core.inputs.visual import InputImage
 from capeval_core.models.batching import BatchSize
 from capeval_core.models.canary import TEXTS, canary_images, cosines
 from capeval_core.models.copies import on_device, on_host, stacked_on_device, to_host
-from capeval_core.models.device import DTYPES, exact_float32
+from capeval_core.models.device import DTYPES, exact
 from capeval_core.models.model import CheckedModel
 from capeval_core.weights.clip import ClipConversion, translate_open_clip
 from capeval_core.weights.conversion import Conversion
@@ -158,7 +158,7 @@ class ClipTowers(CheckedModel):
             own = np.split(rows[shared:], ends[:-1] - shared)
             yield part, [np.concatenate([rows[:shared], each]) if shared else each for each in own]
 
-    @torch.inference_mode()
+    @exact
     def _packed_forward(self, sequences: list[Ids], shared: int, every: bool) -> Tensor:
         """(texts, d) of the last token of each; with `every` (rows, d), the shared tokens' at the front."""
         model, dtype, prefix = self.model, DTYPES[self.dtype], sequences[0][:shared]
@@ -167,15 +167,14 @@ class ClipTowers(CheckedModel):
         begins = np.cumsum([0, *lengths[:-1]])
         own = np.arange(len(ids) - shared) - np.repeat(begins, lengths)
         places = np.concatenate([np.arange(shared), shared + own])
-        with exact_float32(self.device):
-            ids_there, places_there = (on_device(torch.from_numpy(t), self.device) for t in (ids, places))
-            positions = model.positional_embedding[places_there].to(dtype)
-            x = model.token_embedding(ids_there).to(dtype) + positions
-            blocks = model.transformer.resblocks
-            heads = blocks[0].attn.num_heads
-            attention = Causal(lengths, shared, heads, self.kernels, x)
-            x = run_packed(blocks, x, attention, self.kernels, None if every else attention.ends)
-            features: Tensor = model.ln_final(x) @ model.text_projection
+        ids_there, places_there = (on_device(torch.from_numpy(t), self.device) for t in (ids, places))
+        positions = model.positional_embedding[places_there].to(dtype)
+        x = model.token_embedding(ids_there).to(dtype) + positions
+        blocks = model.transformer.resblocks
+        heads = blocks[0].attn.num_heads
+        attention = Causal(lengths, shared, heads, self.kernels, x)
+        x = run_packed(blocks, x, attention, self.kernels, None if every else attention.ends)
+        features: Tensor = model.ln_final(x) @ model.text_projection
         return features
 
     def _key(self, kind: str, content: bytes) -> str:
@@ -289,23 +288,22 @@ class ClipEncoder(ClipTowers, tags=["image-captioning", "clip"]):
     def _image_forward(self, pixels: Sequence[NDArray[np.uint8]]) -> Floats:
         return on_host(self.run_images(pixels))
 
-    @torch.inference_mode()
+    @exact
     def run_images(self, pixels: Sequence[NDArray[np.uint8]] | Tensor) -> Tensor:
         """(n, d) features, on the device, of uint8 pixels (n, 3, s, s); nothing waits for it."""
         visual, dtype = self.model.visual, DTYPES[self.dtype]
         is_vit, kernels = isinstance(visual, VisionTransformer), self.kernels
         mean, std = self.preprocessing.mean, self.preprocessing.std
-        with exact_float32(self.device):
-            if not isinstance(pixels, Tensor):
-                pixels = stacked_on_device(self.device, pixels)
-            if is_vit and kernels.passes:
-                patches = embedded_patches(visual, pixels, mean, std, dtype)
-                return run_vision(visual, patches, kernels)
-            x = normalised(pixels.float() / 255, mean, std).to(dtype)
-            if is_vit:
-                return run_vision(visual, visual.conv1(x).flatten(2).mT, kernels)
-            features: Tensor = visual(x)
-            return features
+        if not isinstance(pixels, Tensor):
+            pixels = stacked_on_device(self.device, pixels)
+        if is_vit and kernels.passes:
+            patches = embedded_patches(visual, pixels, mean, std, dtype)
+            return run_vision(visual, patches, kernels)
+        x = normalised(pixels.float() / 255, mean, std).to(dtype)
+        if is_vit:
+            return run_vision(visual, visual.conv1(x).flatten(2).mT, kernels)
+        features: Tensor = visual(x)
+        return features
 
     def canary(self) -> Floats:
         """(2, 3) cosines of two drawn images and three captions: what any change of the weights moves."""

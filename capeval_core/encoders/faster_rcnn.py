@@ -33,7 +33,7 @@ from capeval_core.inputs.boxes import BoxFeatures
 from capeval_core.inputs.visual import InputImage
 from capeval_core.models.canary import canary_images
 from capeval_core.models.copies import on_device
-from capeval_core.models.device import exact_float32
+from capeval_core.models.device import exact
 from capeval_core.regions.boxes import clipped
 from capeval_core.regions.features import BoxVisual, pack
 from capeval_core.regions.selection import ONE_THING, Selection, boxes_kept, enough_boxes
@@ -187,11 +187,10 @@ class FasterRcnn(Detector, tags=["object-detection", "faster-rcnn"]):
         resized = functional.interpolate(bgr, size, mode="bilinear", align_corners=False)[0]
         return (resized - self._mean) / self._std
 
-    @torch.inference_mode()
+    @exact
     def propose(self, pixels: Tensor, size: tuple[int, int] | None = None) -> Proposals:
         """The proposals of one image (3, h, w), of (height, width) if it has a margin."""
-        with exact_float32(self.device):
-            found: Proposals = self.model(on_device(pixels[None], self.device), size or size_of(pixels))
+        found: Proposals = self.model(on_device(pixels[None], self.device), size or size_of(pixels))
         return found
 
     @torch.inference_mode()
@@ -240,24 +239,23 @@ class FasterRcnn(Detector, tags=["object-detection", "faster-rcnn"]):
         found = self.select(self.propose(pixels), size_of(pixels), size, selection)
         return pack(BoxFeatures(found.boxes, found.features, size, found.scores))
 
-    @torch.inference_mode()
+    @exact
     def canary(self) -> Floats:
         """(5, 3) cosines of three boxes of a drawn image at its own size, in all that the network tells."""
         network, image = self.network, canary_images()[0]
         bgr = torch.from_numpy(blue_first(image)).permute(2, 0, 1).float()
-        with exact_float32(self.device):
-            map_ = network.feature_map(((bgr - self._mean) / self._std)[None].to(self.device))
-            around = torch.cat(network.head(map_), dim=1)[0].flatten(1).T
-            features = network.box_features(map_, torch.tensor(_CANARY_BOXES, device=self.device))
-            predictor, classes = network.predictor, torch.zeros(3, dtype=torch.int64, device=self.device)
-            rows = [
-                around[:: len(around) // 3][:3],
-                features,
-                predictor.cls_score(features),
-                predictor.bbox_pred(features),
-                predictor.attribute_logits(features, classes),
-            ]
-            pairs = [functional.cosine_similarity(row, row.roll(1, 0)) for row in rows]
+        map_ = network.feature_map(((bgr - self._mean) / self._std)[None].to(self.device))
+        around = torch.cat(network.head(map_), dim=1)[0].flatten(1).T
+        features = network.box_features(map_, torch.tensor(_CANARY_BOXES, device=self.device))
+        predictor, classes = network.predictor, torch.zeros(3, dtype=torch.int64, device=self.device)
+        rows = [
+            around[:: len(around) // 3][:3],
+            features,
+            predictor.cls_score(features),
+            predictor.bbox_pred(features),
+            predictor.attribute_logits(features, classes),
+        ]
+        pairs = [functional.cosine_similarity(row, row.roll(1, 0)) for row in rows]
         return array_of(torch.stack(pairs))
 
 

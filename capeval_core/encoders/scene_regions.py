@@ -24,7 +24,7 @@ from capeval_core.models.architecture import filled, is_whole, shown, size_probl
 from capeval_core.models.batching import BatchSize
 from capeval_core.models.canary import canary_images
 from capeval_core.models.copies import on_device, on_host
-from capeval_core.models.device import DTYPES, exact_float32
+from capeval_core.models.device import DTYPES, exact
 from capeval_core.models.model import CheckedModel
 from capeval_core.regions.colours import ColourRegions
 from capeval_core.regions.features import BoxVisual, pack
@@ -188,13 +188,12 @@ class SceneRegionEncoder(CheckedModel, tags=["image-feature-extraction"]):
         boxes = scene_boxes(rgb)
         return Crops(rgb.size, boxes, cut(rgb, boxes, self._side))
 
-    @torch.inference_mode()
+    @exact
     def _run(self, prepared: Sequence[Crops]) -> tuple[Floats, Floats]:
         """Features (boxes, region_size) and confidences (boxes,) of all boxes of these images."""
-        with exact_float32(self.device):
-            crops = torch.from_numpy(np.concatenate([each.pixels for each in prepared]))
-            features, logits = self.model(scaled(on_device(crops, self.device)).to(DTYPES[self.dtype]))
-            return on_host(features), on_host(torch.sigmoid(logits.float()))
+        crops = torch.from_numpy(np.concatenate([each.pixels for each in prepared]))
+        features, logits = self.model(scaled(on_device(crops, self.device)).to(DTYPES[self.dtype]))
+        return on_host(features), on_host(torch.sigmoid(logits.float()))
 
     def _forward(self, prepared: Sequence[Crops]) -> list[Floats]:
         """Packed box features of each image."""

@@ -2,34 +2,57 @@
 
 Chen, Li, Yu, El Kholy, Ahmed, Gan, Cheng, Liu: UNITER: UNiversal Image-TExt Representation Learning, ECCV
 2020, https://arxiv.org/abs/1909.11740
+
+The original pads every sequence of a batch to the longest; here the sequences stand one after another in one
+tensor, and attention runs within each (`packed`). Boxes are embedded once per image.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from itertools import chain
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
-from capeval_core.cache import SHARED, FeatureCache, feature_key
+from capeval_core.cache import SHARED, FeatureCache
+from capeval_core.encoders.bert import bert_layer
 from capeval_core.encoders.engine import Encoded, encode_stream, with_extras
+from capeval_core.encoders.packed import Packing, groups_of, rows_of_sequences, starts_of
 from capeval_core.encoders.pairs import Pairs
-from capeval_core.encoders.region_text import RegionTextEncoder, canary_boxes
+from capeval_core.encoders.region_text import (
+    EPS,
+    BertSizes,
+    RegionTextEncoder,
+    bert_config,
+    bert_embeddings,
+    bert_layers,
+    canary_boxes,
+)
 from capeval_core.encoders.tokenizers import Ids
-from capeval_core.encoders.uniter_model import Uniter, build_uniter, config_problems, empty_uniter
 from capeval_core.inputs.boxes import BoxFeatures, InputBoxes
 from capeval_core.inputs.visual import Visual
 from capeval_core.models.canary import TEXTS
-from capeval_core.models.copies import rows_on_device
-from capeval_core.models.device import DTYPES, exact_float32
+from capeval_core.models.config import Width, read
+from capeval_core.models.copies import indices_on_device, rows_on_device
+from capeval_core.models.device import DTYPES, exact
 from capeval_core.weights.uniter import UniterConversion
 
 Floats = NDArray[np.float32]
+
+POSITION = 7
+"""Numbers of a box's position: x0, y0, x1, y1, width, height, area, all relative to the image."""
+
+
+@dataclass(frozen=True)
+class UniterSizes(BertSizes):
+    """Sizes under transformers' names; `region_size` is the width of a box's features."""
+
+    region_size: Width
 
 
 @dataclass(frozen=True)
@@ -77,13 +100,136 @@ def region_input(boxes: BoxFeatures) -> RegionInput:
     return RegionInput(features, np.concatenate([relative, area], axis=1))
 
 
+class RegionEmbeddings(nn.Module):
+    """Boxes as tokens: LN(LN(feature W) + LN(position W) + type)."""
+
+    def __init__(self, region_size: int, hidden_size: int) -> None:
+        super().__init__()
+        self.feature = nn.Linear(region_size, hidden_size)
+        self.feature_norm = nn.LayerNorm(hidden_size, eps=EPS)
+        self.position = nn.Linear(POSITION, hidden_size)
+        self.position_norm = nn.LayerNorm(hidden_size, eps=EPS)
+        self.norm = nn.LayerNorm(hidden_size, eps=EPS)
+
+    def forward(self, features: Tensor, positions: Tensor, type_embedding: Tensor) -> Tensor:
+        """(n, hidden) of features (n, region_size) and positions (n, 7)."""
+        feature = self.feature_norm(self.feature(features))
+        embedded: Tensor = self.norm(feature + self.position_norm(self.position(positions)) + type_embedding)
+        return embedded
+
+
+class Uniter(nn.Module):
+    """UNITER with its matching head (image and text belong together: no, yes) and UMIC's ranking head.
+
+    `regions` of its methods are, per pair, the (boxes, hidden) embeddings of its image's boxes.
+    """
+
+    def __init__(self, architecture: Mapping[str, Any], dropout: float = 0.0) -> None:
+        super().__init__()
+        sizes = read(UniterSizes, architecture)
+        config, hidden = bert_config(asdict(sizes), dropout), sizes.hidden_size
+        self.heads = sizes.num_attention_heads
+        self.embeddings = bert_embeddings(config)
+        self.region_embeddings = RegionEmbeddings(sizes.region_size, hidden)
+        self.layers = bert_layers(config)
+        self.pooler = nn.Linear(hidden, hidden)
+        self.matching_head = nn.Linear(hidden, 2)
+        self.ranking_head = nn.Linear(hidden, 1)
+        self.dropout = nn.Dropout(dropout)
+
+    def embed_texts(self, ids: Tensor, positions: Tensor) -> Tensor:
+        """(n, hidden) of token ids (n,) at their positions (n,) in their texts."""
+        table = self.embeddings
+        embedded = table.word_embeddings(ids) + table.position_embeddings(positions)
+        normed = table.LayerNorm(embedded + table.token_type_embeddings.weight[0])
+        dropped: Tensor = self.dropout(normed)
+        return dropped
+
+    def embed_regions(self, features: Tensor, positions: Tensor) -> Tensor:
+        """(n, hidden) of features (n, region_size) and positions (n, 7) of boxes."""
+        types = self.embeddings.token_type_embeddings.weight
+        dropped: Tensor = self.dropout(self.region_embeddings(features, positions, types[1]))
+        return dropped
+
+    def states(self, regions: Sequence[Tensor], texts: Sequence[Ids]) -> list[Tensor]:
+        """Hidden states of all layers, embeddings first: (tokens + boxes, hidden) of each pair in order."""
+        batch = Sequences.of(self, regions, texts)
+        states = [batch.rows]
+        for layer in self.layers:
+            states.append(self._layer(layer, states[-1], batch))
+        return [rows[batch.order] for rows in states]
+
+    def pooled(self, regions: Sequence[Tensor], texts: Sequence[Ids]) -> Tensor:
+        """(pairs, hidden): tanh(W h) of each pair's first token."""
+        batch = Sequences.of(self, regions, texts)
+        rows = batch.rows
+        for layer in self.layers[:-1]:
+            rows = self._layer(layer, rows, batch)
+        first = self._layer(self.layers[-1], rows, batch, first=True)
+        return torch.tanh(self.pooler(first[batch.rank]))
+
+    def ranking_logits(self, regions: Sequence[Tensor], texts: Sequence[Ids]) -> Tensor:
+        """(pairs,) logits of the ranking head."""
+        logits: Tensor = self.ranking_head(self.pooled(regions, texts))
+        return logits[:, 0]
+
+    def matching_logits(self, regions: Sequence[Tensor], texts: Sequence[Ids]) -> Tensor:
+        """(pairs, 2) logits of the matching head: no match, match."""
+        logits: Tensor = self.matching_head(self.dropout(self.pooled(regions, texts)))
+        return logits
+
+    def init_ranking_head(self) -> None:
+        """Set the ranking head to the matching head's row for a match, from which UMIC's training starts."""
+        with torch.no_grad():
+            self.ranking_head.weight.copy_(self.matching_head.weight[1:])
+            self.ranking_head.bias.copy_(self.matching_head.bias[1:])
+
+    def _layer(self, layer: Any, rows: Tensor, batch: Sequences, *, first: bool = False) -> Tensor:
+        """The rows after a layer; `first`: only each sequence's first row, (pairs, hidden)."""
+        starts, dropout = batch.starts if first else None, self.dropout.p if self.training else 0.0
+        return bert_layer(layer, rows, batch.packing, self.heads, starts=starts, dropout=dropout)
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Embedded tokens and boxes of pairs, one sequence after another, the shortest first.
+
+    rows: (sum of lengths, hidden). starts: (pairs,) first row of each sequence. rank: (pairs,) the position
+    of each pair among the sorted sequences. order: (sum of lengths,) rows in the order of the pairs.
+    """
+
+    rows: Tensor
+    starts: Tensor
+    rank: Tensor
+    order: Tensor
+    packing: Packing
+
+    @classmethod
+    def of(cls, model: Uniter, regions: Sequence[Tensor], texts: Sequence[Ids]) -> Sequences:
+        """Embed texts and put each before its image's boxes."""
+        lengths = [len(ids) + len(boxes) for ids, boxes in zip(texts, regions, strict=True)]
+        by_length = sorted(range(len(texts)), key=lengths.__getitem__)
+        sorted_lengths = [lengths[i] for i in by_length]
+        rank = np.argsort(by_length)
+        ids, positions, offsets, rank_there, order = indices_on_device(
+            model.pooler.weight.device,
+            [index for i in by_length for index in texts[i]],
+            np.concatenate([np.arange(len(texts[i])) for i in by_length]),
+            starts_of(sorted_lengths),
+            rank,
+            rows_of_sequences(sorted_lengths, rank),
+        )
+        embedded = torch.split(model.embed_texts(ids, positions), [len(texts[i]) for i in by_length])
+        parts = chain.from_iterable(zip(embedded, (regions[i] for i in by_length), strict=True))
+        packing = Packing(sorted_lengths, groups_of(sorted_lengths), offsets.int())
+        return cls(torch.cat(list(parts)), offsets[:-1], rank_there, order, packing)
+
+
 class UniterEncoder(RegionTextEncoder, tags=["image-captioning", "uniter"]):
     """UNITER with a ranking head, on transformers' BERT layers.
 
     Boxes are embedded once per image, however many captions it is ranked with; no caption or box is padded.
     In float32 a value does not depend on what else is in the batch, up to rounding.
-
-    Arguments and errors are those of `CheckedModel`.
     """
 
     kind = "uniter"
@@ -94,20 +240,14 @@ class UniterEncoder(RegionTextEncoder, tags=["image-captioning", "uniter"]):
 
     model: Uniter
 
-    def build(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> Uniter:
-        return build_uniter(config["architecture"], tensors, self.dtype)
+    @staticmethod
+    def modules(config: dict[str, Any]) -> Uniter:
+        return Uniter(config["architecture"])
 
-    @classmethod
-    def empty(cls, config: dict[str, Any]) -> Uniter:
-        return empty_uniter(config["architecture"])
-
-    @classmethod
-    def problems(cls, config: dict[str, Any]) -> list[str]:
-        return config_problems(config)
-
-    @property
-    def rows_of_words(self) -> int:
-        return int(self.config["architecture"]["vocab_size"])
+    @staticmethod
+    def sizes(config: dict[str, Any]) -> tuple[BertSizes, int]:
+        shape = read(UniterSizes, config["architecture"])
+        return shape, shape.region_size
 
     @staticmethod
     def describe(config: dict[str, Any]) -> str:
@@ -122,10 +262,6 @@ class UniterEncoder(RegionTextEncoder, tags=["image-captioning", "uniter"]):
             f"UNITER {shape['num_hidden_layers']}x{shape['hidden_size']}, box features of "
             f"{shape['region_size']} numbers, {shape['vocab_size']} words"
         )
-
-    @classmethod
-    def region_size_of(cls, config: dict[str, Any]) -> int:
-        return int(config["architecture"]["region_size"])
 
     def rank(
         self,
@@ -160,35 +296,25 @@ class UniterEncoder(RegionTextEncoder, tags=["image-captioning", "uniter"]):
         return Rankings(logits, item.content, item.error)
 
     def prepare_visual(self, boxes: BoxFeatures) -> RegionInput:
-        """What the network takes of boxes.
-
-        Raises:
-            ValueError: their features have another width than these weights take, or see `region_input`.
-        """
+        """What the network takes of boxes. Raises ValueError: of another width, or see `region_input`."""
         boxes.check_width(self.region_size)
         return region_input(boxes)
 
-    @torch.inference_mode()
+    @exact
     def states(self, prepared: Sequence[RegionInput]) -> list[Tensor]:
         """(boxes, hidden) embedded boxes of each image, on the encoder's device."""
-        with exact_float32(self.device):
-            features, positions = (
-                rows_on_device(self.device, arrays, DTYPES[self.dtype])
-                for arrays in ([p.features for p in prepared], [p.positions for p in prepared])
-            )
-            embedded = self.model.embed_regions(features, positions)
-            return list(torch.split(embedded, [len(p.positions) for p in prepared]))
+        features, positions = (
+            rows_on_device(self.device, arrays, DTYPES[self.dtype])
+            for arrays in ([p.features for p in prepared], [p.positions for p in prepared])
+        )
+        embedded = self.model.embed_regions(features, positions)
+        return list(torch.split(embedded, [len(p.positions) for p in prepared]))
 
-    def image_features(self, states: list[Tensor]) -> Floats:
-        """There are none: boxes mean nothing to this network without a text."""
-        return np.empty((len(states), 0), dtype=np.float32)
-
-    @torch.inference_mode()
+    @exact
     def run_pairs(self, states: list[Tensor], pairs: Sequence[tuple[int, Ids, str]]) -> Tensor:
         """(n, 1) ranking logits of pairs (position in `states`, token ids, key)."""
-        with exact_float32(self.device):
-            regions = [states[position] for position, _, _ in pairs]
-            return self.model.ranking_logits(regions, [ids for _, ids, _ in pairs])[:, None]
+        regions = [states[position] for position, _, _ in pairs]
+        return self.model.ranking_logits(regions, [ids for _, ids, _ in pairs])[:, None]
 
     def canary(self) -> Floats:
         """(2, 3): probabilities by the ranking head of two made-up images with three captions."""
@@ -196,10 +322,6 @@ class UniterEncoder(RegionTextEncoder, tags=["image-captioning", "uniter"]):
         ranked = self.rank(visuals, [TEXTS, TEXTS], cache=FeatureCache(0))
         return np.stack([1 / (1 + np.exp(-each.logits)) for each in ranked])
 
-    def image_key(self, content: str) -> None:
-        """Boxes have no features without a text."""
-
     def pair_key(self, content: str, ids: Ids) -> str:
         """The cache's key of the logit of an image's boxes, by their content key, and a text."""
-        packed = f"{content}\n".encode() + np.array(ids, dtype="<u4").tobytes()
-        return feature_key(self.fingerprint, self.dtype, "rank", packed)
+        return self.key_of_pair("rank", content, ids)

@@ -2,36 +2,108 @@
 
 Lu, Batra, Parikh, Lee: ViLBERT: Pretraining Task-Agnostic Visiolinguistic Representations for
 Vision-and-Language Tasks, NeurIPS 2019, https://arxiv.org/abs/1908.02265
+Lu, Goswami, Rohrbach, Parikh, Lee: 12-in-1: Multi-Task Vision and Language Representation Learning, CVPR
+2020, https://arxiv.org/abs/1912.02315
+
+The streams run through layers of their own, and exchange what they have in co-attention blocks. Before the
+first block neither depends on the other, so a text runs once for all images, and boxes once for all texts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from itertools import chain
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from capeval_core.cache import SHARED, FeatureCache, feature_key
+from capeval_core.encoders.bert import bert_layer, merge
 from capeval_core.encoders.engine import Encoded, encode_stream, with_extras
+from capeval_core.encoders.packed import Packing, attend, groups_of, rows_of_sequences, starts_of
 from capeval_core.encoders.pairs import Pairs
-from capeval_core.encoders.region_text import RegionTextEncoder, canary_boxes
+from capeval_core.encoders.region_text import (
+    EPS,
+    BertSizes,
+    RegionTextEncoder,
+    bert_config,
+    bert_embeddings,
+    bert_layers,
+    canary_boxes,
+    check_heads,
+)
 from capeval_core.encoders.texts import encode_distinct
 from capeval_core.encoders.tokenizers import Ids, Tokens
-from capeval_core.encoders.vilbert_model import Vilbert, build_vilbert, config_problems, empty_vilbert
 from capeval_core.inputs.boxes import BoxFeatures, InputBoxes
 from capeval_core.inputs.visual import Visual
+from capeval_core.models.architecture import is_whole, shown
 from capeval_core.models.batching import BatchSize
 from capeval_core.models.canary import TEXTS, cosines
-from capeval_core.models.copies import Arriving, arrays_of, rows_on_device
-from capeval_core.models.device import DTYPES, exact_float32
+from capeval_core.models.config import Few, Layers, Places, Width, read
+from capeval_core.models.copies import Arriving, arrays_of, indices_on_device, rows_on_device
+from capeval_core.models.device import DTYPES, exact
+from capeval_core.weights.folder import WeightsError
 from capeval_core.weights.vilbert import VilbertConversion
 
 Floats = NDArray[np.float32]
+
+LOCATION = 5
+"""Numbers of a box's location: x0, y0, x1, y1 and area, relative to the image."""
+_TEXT_PADDING = 2.0
+"""Most tokens that attention may run over, relative to those there are: texts are short beside boxes."""
+
+
+@dataclass(frozen=True)
+class VisualSizes:
+    region_size: Width
+    hidden_size: Width
+    num_hidden_layers: Layers
+    num_attention_heads: Width
+    intermediate_size: Width
+
+    def __post_init__(self) -> None:
+        check_heads(self.hidden_size, self.num_attention_heads)
+
+
+@dataclass(frozen=True)
+class CoAttentionSizes:
+    hidden_size: Width
+    num_attention_heads: Width
+
+    def __post_init__(self) -> None:
+        check_heads(self.hidden_size, self.num_attention_heads)
+
+
+@dataclass(frozen=True)
+class VilbertSizes:
+    """Sizes under transformers' names.
+
+    text_layers_before, visual_layers_before: layers of a stream that run before each co-attention block.
+    tasks: the number of task embeddings, 0 for a model without.
+    """
+
+    text: BertSizes
+    visual: VisualSizes
+    co_attention: CoAttentionSizes
+    text_layers_before: Places
+    visual_layers_before: Places
+    tasks: Few
+
+    def __post_init__(self) -> None:
+        for name, before, stream in (
+            ("text_layers_before", self.text_layers_before, self.text),
+            ("visual_layers_before", self.visual_layers_before, self.visual),
+        ):
+            layers = stream.num_hidden_layers
+            if before != sorted(before) or before[-1] > layers:
+                raise ValueError(f"{name} is {before}, expected rising whole numbers up to {layers}")
+        if len(self.visual_layers_before) != len(self.text_layers_before):
+            found = len(self.visual_layers_before)
+            raise ValueError(f"visual_layers_before has {found} numbers: give one per co-attention block")
 
 
 @dataclass(frozen=True)
@@ -84,14 +156,283 @@ def located(boxes: BoxFeatures) -> LocatedBoxes:
     return LocatedBoxes(features, locations)
 
 
+class CoAttention(nn.Module):
+    """A co-attention block: each stream attends to the other, and has a feed-forward layer of its own."""
+
+    def __init__(self, text: Any, visual: Any, sizes: CoAttentionSizes, dropout: float) -> None:
+        from transformers import BertConfig
+        from transformers.models.bert.modeling_bert import BertIntermediate, BertOutput
+
+        super().__init__()
+        width, self.heads, self.dropout = sizes.hidden_size, sizes.num_attention_heads, dropout
+        for name, config in (("text", text), ("visual", visual)):
+            merging = BertConfig.from_dict({**config.to_dict(), "intermediate_size": width})
+            stream = nn.Module()
+            for part in ("query", "key", "value"):
+                setattr(stream, part, nn.Linear(config.hidden_size, width))
+            stream.merge = BertOutput(merging)  # type: ignore[no-untyped-call]
+            stream.intermediate = BertIntermediate(config)  # type: ignore[no-untyped-call]
+            stream.output = BertOutput(config)  # type: ignore[no-untyped-call]
+            setattr(self, name, stream)
+
+    def attended(self, own: str, query: Tensor, keys: Tensor, values: Tensor, batch: PairBatch) -> Tensor:
+        """What the rows of stream `own` take of the other stream, before `merged`."""
+        stands = {"text": batch.text_packing, "visual": batch.visual_packing}
+        other = "visual" if own == "text" else "text"
+        dropout = self.dropout if self.training else 0.0
+        return attend(query, keys, values, self.heads, stands[own], stands[other], dropout=dropout)
+
+    def merged(self, own: str, attended: Tensor, rows: Tensor) -> Tensor:
+        """The rows of stream `own` after the block."""
+        stream: Any = getattr(self, own)
+        merged = merge(stream.merge, attended, rows)
+        return merge(stream.output, stream.intermediate(merged), merged)
+
+
+class Vilbert(nn.Module):
+    """ViLBERT without heads of its tasks, on transformers' BERT layers."""
+
+    def __init__(self, architecture: Mapping[str, Any], dropout: float = 0.0) -> None:
+        super().__init__()
+        sizes = read(VilbertSizes, architecture)
+        text, visual = (bert_config(asdict(part), dropout) for part in (sizes.text, sizes.visual))
+        width = sizes.co_attention.hidden_size
+        self.text_before, self.visual_before = sizes.text_layers_before, sizes.visual_layers_before
+        self.embeddings = bert_embeddings(text)
+        self.task_embeddings = nn.Embedding(sizes.tasks, text.hidden_size) if sizes.tasks else None
+        self.region_embeddings = RegionEmbeddings(sizes.visual.region_size, visual.hidden_size)
+        self.text_layers, self.visual_layers = bert_layers(text), bert_layers(visual)
+        self.co_layers = nn.ModuleList(
+            CoAttention(text, visual, sizes.co_attention, dropout) for _ in self.text_before
+        )
+        self.text_pooler = nn.Linear(text.hidden_size, width)
+        self.visual_pooler = nn.Linear(visual.hidden_size, width)
+        self.heads = {"text": text.num_attention_heads, "visual": visual.num_attention_heads}
+        self.dropout = nn.Dropout(dropout)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return self.text_pooler.weight.device
+
+    def embed_texts(self, texts: Sequence[Ids], task: int | None) -> tuple[Tensor, list[int]]:
+        """Embedded tokens of texts one after another, (sum of lengths, hidden), and the lengths.
+
+        The token of task number `task` stands behind each text's first token and has no position; None for
+        a model without tasks.
+        """
+        table, device = self.embeddings, self.device
+        lengths = [len(ids) for ids in texts]
+        starts = starts_of(lengths)
+        # The row behind all tokens is the task's, which stands behind the first token of each text.
+        with_task = np.insert(np.arange(starts[-1]), starts[:-1] + 1, starts[-1])
+        ids, positions, order = indices_on_device(
+            device,
+            [index for text in texts for index in text],
+            np.concatenate([np.arange(length) for length in lengths]),
+            with_task,
+        )
+        embedded = table.word_embeddings(ids) + table.position_embeddings(positions)
+        embedded = embedded + table.token_type_embeddings.weight[0]
+        if self.task_embeddings is not None:
+            embedded = torch.cat([embedded, self.task_embeddings.weight[task][None]])[order]
+            lengths = [length + 1 for length in lengths]
+        dropped: Tensor = self.dropout(table.LayerNorm(embedded))
+        return dropped, lengths
+
+    def lower_texts(self, texts: Sequence[Ids], task: int | None) -> list[Tensor]:
+        """(rows, hidden) of each text before the first co-attention block; `task` as for `embed_texts`."""
+        rows, lengths = self.embed_texts(texts, task)
+        return self._alone(self.text_layers[: self.text_before[0]], rows, lengths, "text", _TEXT_PADDING)
+
+    def lower_regions(self, features: Tensor, locations: Tensor, lengths: Sequence[int]) -> list[Tensor]:
+        """(rows, hidden) of each image before the first co-attention block.
+
+        features: (sum of lengths, region_size), that of the whole image first for each. locations: (sum of
+        lengths, 5).
+        """
+        rows = self.dropout(self.region_embeddings(features, locations))
+        return self._alone(self.visual_layers[: self.visual_before[0]], rows, lengths, "visual")
+
+    def _alone(
+        self, layers: nn.ModuleList, rows: Tensor, lengths: Sequence[int], stream: str, *padding: float
+    ) -> list[Tensor]:
+        """Packed sequences after layers of one stream."""
+        if len(layers):
+            by_length = sorted(range(len(lengths)), key=lengths.__getitem__)
+            own = [lengths[i] for i in by_length]
+            offsets, order, back = indices_on_device(
+                rows.device,
+                starts_of(own),
+                rows_of_sequences(lengths, by_length),
+                rows_of_sequences(own, np.argsort(by_length)),
+            )
+            packing = Packing(own, groups_of(own, *padding), offsets.int())
+            rows = self._run(layers, rows[order], packing, stream)[back]
+        return list(torch.split(rows, list(lengths)))
+
+    def _run(self, layers: nn.ModuleList, rows: Tensor, packing: Packing, stream: str) -> Tensor:
+        dropout = self.dropout.p if self.training else 0.0
+        for layer in layers:
+            rows = bert_layer(layer, rows, packing, self.heads[stream], dropout=dropout)
+        return rows
+
+    def text_states(
+        self,
+        texts: Sequence[Tensor],
+        regions: Sequence[Tensor],
+        pairs: Sequence[tuple[int, int]],
+        layer: int,
+    ) -> list[Tensor]:
+        """(rows, hidden) of the text of each pair after co-attention block number `layer`, from 0.
+
+        texts, regions: from `lower_texts` and `lower_regions`. pairs: positions in both, text first.
+        Nothing runs that these states do not depend on.
+        """
+        batch = PairBatch.of(texts, regions, pairs)
+        *_, (text, _) = self._blocks(batch, layer, both=False)
+        return batch.split_texts(text)
+
+    def states(
+        self, texts: Sequence[Tensor], regions: Sequence[Tensor], pairs: Sequence[tuple[int, int]]
+    ) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
+        """Texts and boxes of each pair after every co-attention block, then after the layers that follow the
+        last one; arguments are those of `text_states`."""
+        batch = PairBatch.of(texts, regions, pairs)
+        last = len(self.co_layers) - 1
+        for text, visual in self._blocks(batch, last, both=True):
+            yield batch.split_texts(text), batch.split_regions(visual)
+        text = self._run(self.text_layers[self.text_before[last] :], text, batch.text_packing, "text")
+        after = self.visual_layers[self.visual_before[last] :]
+        visual = self._run(after, visual, batch.visual_packing, "visual")
+        yield batch.split_texts(text), batch.split_regions(visual)
+
+    def _blocks(self, batch: PairBatch, last: int, *, both: bool) -> Iterator[tuple[Tensor, Tensor]]:
+        """Packed rows of both streams after each co-attention block up to number `last`.
+
+        both: whether the boxes' rows after the last block are wanted, too; else they are those before it.
+        """
+        text, visual = batch.texts, batch.regions  # distinct ones, until they meet
+        blocks: list[Any] = list(self.co_layers[: last + 1])
+        for number, block in enumerate(blocks):
+            if number:
+                here = slice(self.text_before[number - 1], self.text_before[number])
+                text = self._run(self.text_layers[here], text, batch.text_packing, "text")
+                here = slice(self.visual_before[number - 1], self.visual_before[number])
+                visual = self._run(self.visual_layers[here], visual, batch.visual_packing, "visual")
+            onward = both or number < last
+            of_text, of_visual = block.text, block.visual
+            # The first block's projections are made once per distinct text and image, then copied to pairs.
+            to_text = [text, of_text.query(text)]
+            to_visual = [visual, of_visual.key(visual), of_visual.value(visual)]
+            if onward:
+                to_text += [of_text.key(text), of_text.value(text)]
+                to_visual += [of_visual.query(visual)]
+            if not number:
+                to_text = [rows[batch.text_rows] for rows in to_text]
+                to_visual = [rows[batch.visual_rows] for rows in to_visual]
+            text, text_query, *text_side = to_text
+            visual, visual_keys, visual_values, *visual_query = to_visual
+            for_text = block.attended("text", text_query, visual_keys, visual_values, batch)
+            if onward:
+                for_visual = block.attended("visual", *visual_query, *text_side, batch)
+                visual = block.merged("visual", for_visual, visual)
+            text = block.merged("text", for_text, text)
+            yield text, visual
+
+    def pooled(self, text: Sequence[Tensor], visual: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """(pairs, width) of each stream: ReLU(W h) of the first row of each pair, from `states`."""
+        return (
+            torch.relu(self.text_pooler(torch.stack([rows[0] for rows in text]))),
+            torch.relu(self.visual_pooler(torch.stack([rows[0] for rows in visual]))),
+        )
+
+
+class RegionEmbeddings(nn.Module):
+    """Boxes as tokens: LN(feature W + location W)."""
+
+    def __init__(self, region_size: int, hidden_size: int) -> None:
+        super().__init__()
+        self.feature = nn.Linear(region_size, hidden_size)
+        self.location = nn.Linear(LOCATION, hidden_size)
+        self.norm = nn.LayerNorm(hidden_size, eps=EPS)
+
+    def forward(self, features: Tensor, locations: Tensor) -> Tensor:
+        """(n, hidden) of features (n, region_size) and locations (n, 5)."""
+        embedded: Tensor = self.norm(self.feature(features) + self.location(locations))
+        return embedded
+
+
+@dataclass(frozen=True)
+class PairBatch:
+    """Pairs of a text and an image, sorted so that those of nearly equal lengths stand together.
+
+    texts, regions: packed rows of the distinct texts and images. text_rows, visual_rows: which of them the
+    pairs have, one pair after another. text_packing, visual_packing: where the sorted pairs stand.
+    rank: the position of each pair among them.
+    """
+
+    texts: Tensor
+    regions: Tensor
+    text_rows: Tensor
+    visual_rows: Tensor
+    text_packing: Packing
+    visual_packing: Packing
+    rank: list[int]
+
+    @classmethod
+    def of(
+        cls, texts: Sequence[Tensor], regions: Sequence[Tensor], pairs: Sequence[tuple[int, int]]
+    ) -> PairBatch:
+        """Pairs of positions in `texts` and `regions`, at least one."""
+        of_text, of_regions = [len(rows) for rows in texts], [len(rows) for rows in regions]
+        by_boxes = sorted(range(len(pairs)), key=lambda i: of_regions[pairs[i][1]])
+        order: list[int] = []
+        parts: list[slice] = []
+        for alike in groups_of([of_regions[pairs[i][1]] for i in by_boxes]):
+            by_text = sorted(by_boxes[alike], key=lambda i: of_text[pairs[i][0]])
+            for inner in groups_of([of_text[pairs[i][0]] for i in by_text], _TEXT_PADDING):
+                parts.append(slice(len(order), len(order) + inner.stop - inner.start))
+                order += by_text[inner]
+        ordered = [pairs[i] for i in order]
+        text_lengths = [of_text[text] for text, _ in ordered]
+        visual_lengths = [of_regions[image] for _, image in ordered]
+        text_rows, visual_rows, text_offsets, visual_offsets = indices_on_device(
+            texts[0].device,
+            rows_of_sequences(of_text, [text for text, _ in ordered]),
+            rows_of_sequences(of_regions, [image for _, image in ordered]),
+            starts_of(text_lengths),
+            starts_of(visual_lengths),
+        )
+        return cls(
+            torch.cat(list(texts)),
+            torch.cat(list(regions)),
+            text_rows,
+            visual_rows,
+            Packing(text_lengths, parts, text_offsets.int()),
+            Packing(visual_lengths, parts, visual_offsets.int()),
+            np.argsort(order).tolist(),
+        )
+
+    def split_texts(self, rows: Tensor) -> list[Tensor]:
+        """Packed rows of texts, by pair."""
+        return self._split(rows, self.text_packing.lengths)
+
+    def split_regions(self, rows: Tensor) -> list[Tensor]:
+        """Packed rows of boxes, by pair."""
+        return self._split(rows, self.visual_packing.lengths)
+
+    def _split(self, rows: Tensor, lengths: Sequence[int]) -> list[Tensor]:
+        parts = torch.split(rows, list(lengths))
+        return [parts[place] for place in self.rank]
+
+
 class VilbertEncoder(RegionTextEncoder, tags=["image-captioning", "vilbert"]):
     """ViLBERT, on transformers' BERT layers: features of a text's tokens in the light of an image.
 
     Boxes are embedded once per image, and the text layers that do not see it run once per text; no text or
     box is padded. In float32 a value does not depend on what else is in the batch, up to rounding. A text
     that is too long is cut as in the released code, which drops its end token with the rest.
-
-    Arguments and errors are those of `CheckedModel`.
     """
 
     kind = "vilbert"
@@ -102,16 +443,19 @@ class VilbertEncoder(RegionTextEncoder, tags=["image-captioning", "vilbert"]):
 
     model: Vilbert
 
-    def build(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> Vilbert:
-        return build_vilbert(config["architecture"], tensors, self.dtype)
+    @staticmethod
+    def modules(config: dict[str, Any]) -> Vilbert:
+        return Vilbert(config["architecture"])
 
-    @classmethod
-    def empty(cls, config: dict[str, Any]) -> Vilbert:
-        return empty_vilbert(config["architecture"])
-
-    @classmethod
-    def problems(cls, config: dict[str, Any]) -> list[str]:
-        return config_problems(config)
+    @staticmethod
+    def sizes(config: dict[str, Any]) -> tuple[BertSizes, int]:
+        shape, task = read(VilbertSizes, config["architecture"]), config["task"]
+        fits = task is None if not shape.tasks else is_whole(task, range(shape.tasks))
+        if not fits:
+            raise WeightsError(
+                f"task is {shown(task)}, but there are {shape.tasks} task embeddings: convert them again"
+            )
+        return shape.text, shape.visual.region_size
 
     def prepare(self) -> None:
         super().prepare()
@@ -134,14 +478,6 @@ class VilbertEncoder(RegionTextEncoder, tags=["image-captioning", "vilbert"]):
             f"{visual['hidden_size']}, {len(shape['text_layers_before'])} co-attentions, box features "
             f"of {visual['region_size']} numbers, {text['vocab_size']} words, {shape['tasks']} tasks"
         )
-
-    @property
-    def rows_of_words(self) -> int:
-        return int(self.config["architecture"]["text"]["vocab_size"])
-
-    @classmethod
-    def region_size_of(cls, config: dict[str, Any]) -> int:
-        return int(config["architecture"]["visual"]["region_size"])
 
     @property
     def hidden_size(self) -> int:
@@ -199,23 +535,18 @@ class VilbertEncoder(RegionTextEncoder, tags=["image-captioning", "vilbert"]):
         return block_of(self.config, layer)
 
     def prepare_visual(self, boxes: BoxFeatures) -> LocatedBoxes:
-        """What the network takes of boxes.
-
-        Raises:
-            ValueError: their features have another width than these weights take, or see `located`.
-        """
+        """What the network takes of boxes. Raises ValueError: of another width, or see `located`."""
         boxes.check_width(self.region_size)
         return located(boxes)
 
-    @torch.inference_mode()
+    @exact
     def region_states(self, prepared: Sequence[LocatedBoxes]) -> list[Tensor]:
         """(boxes + 1, hidden) of each image before it meets a text, on the encoder's device."""
-        with exact_float32(self.device):
-            features, locations = (
-                rows_on_device(self.device, arrays, DTYPES[self.dtype])
-                for arrays in ([p.features for p in prepared], [p.locations for p in prepared])
-            )
-            return self.model.lower_regions(features, locations, [len(p.locations) for p in prepared])
+        features, locations = (
+            rows_on_device(self.device, arrays, DTYPES[self.dtype])
+            for arrays in ([p.features for p in prepared], [p.locations for p in prepared])
+        )
+        return self.model.lower_regions(features, locations, [len(p.locations) for p in prepared])
 
     def text_states(self, texts: Sequence[Ids], cache: FeatureCache, batch_size: int | None) -> list[Tensor]:
         """(rows, hidden) of each text before it meets an image, on the encoder's device.
@@ -227,7 +558,7 @@ class VilbertEncoder(RegionTextEncoder, tags=["image-captioning", "vilbert"]):
         size = self._automatic_texts if batch_size is None else BatchSize(batch_size, automatic=False)
 
         def key(ids: Ids) -> str:
-            return feature_key(self.fingerprint, self.dtype, "lower", _packed(ids))
+            return feature_key(self.fingerprint, self.dtype, "lower", np.array(ids, dtype="<u4").tobytes())
 
         def forward(texts: list[Ids]) -> Iterator[tuple[slice, list[Floats]]]:
             for part, rows in size.run(texts, self._lower_texts):
@@ -237,10 +568,9 @@ class VilbertEncoder(RegionTextEncoder, tags=["image-captioning", "vilbert"]):
         packed = rows_on_device(self.device, arrays, DTYPES[self.dtype])
         return list(torch.split(packed, [len(array) for array in arrays]))
 
-    @torch.inference_mode()
+    @exact
     def _lower_texts(self, texts: list[Ids]) -> list[Tensor]:
-        with exact_float32(self.device):
-            return self.model.lower_texts(texts, self.config["task"])
+        return self.model.lower_texts(texts, self.config["task"])
 
     def canary(self) -> Floats:
         """(3, 2): of three captions, cosines of their words' mean features with two made-up images."""
@@ -264,39 +594,28 @@ class _Run:
         self, encoder: VilbertEncoder, block: int, cache: FeatureCache, batch_size: int | None
     ) -> None:
         self.encoder, self.block, self.cache, self.batch_size = encoder, block, cache, batch_size
-        self.keeps = encoder.device.type == "cuda"
+        self.device = encoder.device
         self.on_device: dict[str, Tensor] = {}  # features by key, until they are given out
         self.prepare_visual, self.states = encoder.prepare_visual, encoder.region_states
-        self.pairs_per_batch = encoder.pairs_per_batch
-
-    def image_key(self, content: str) -> None:
-        """Boxes have no features without a text."""
+        self.pairs_per_batch, self.image_key = encoder.pairs_per_batch, encoder.image_key
+        self.image_features = encoder.image_features
 
     def pair_key(self, content: str, ids: Ids) -> str:
         """The cache's key of a text's features with an image's boxes, by their content key."""
-        kind = f"tokens{self.block}"
-        return feature_key(
-            self.encoder.fingerprint, self.encoder.dtype, kind, f"{content}\n".encode() + _packed(ids)
-        )
+        return self.encoder.key_of_pair(f"tokens{self.block}", content, ids)
 
-    def image_features(self, states: list[Tensor]) -> Floats:
-        """There are none."""
-        return np.empty((len(states), 0), dtype=np.float32)
-
-    @torch.inference_mode()
+    @exact
     def run_pairs(self, states: list[Tensor], pairs: Sequence[tuple[int, Ids, str]]) -> Arriving:
         """(rows, hidden) of pairs (position in `states`, token ids, key)."""
         images = {position: number for number, position in enumerate(dict.fromkeys(p for p, _, _ in pairs))}
         texts = {ids: number for number, ids in enumerate(dict.fromkeys(ids for _, ids, _ in pairs))}
-        lower = self.encoder.text_states(list(texts), self.cache, self.batch_size)
-        with exact_float32(self.encoder.device):
-            found = self.encoder.model.text_states(
-                lower,
-                [states[position] for position in images],
-                [(texts[ids], images[position]) for position, ids, _ in pairs],
-                self.block,
-            )
-        if self.keeps:
+        found = self.encoder.model.text_states(
+            self.encoder.text_states(list(texts), self.cache, self.batch_size),
+            [states[position] for position in images],
+            [(texts[ids], images[position]) for position, ids, _ in pairs],
+            self.block,
+        )
+        if self.device.type == "cuda":
             self.on_device.update((key, rows) for (_, _, key), rows in zip(pairs, found, strict=True))
         return arrays_of(found)
 
@@ -327,7 +646,3 @@ def block_of(config: dict[str, Any], layer: int) -> int:
             f"{count - 1}, or from -{count} to -1"
         )
     return layer % count
-
-
-def _packed(ids: Ids) -> bytes:
-    return np.array(ids, dtype="<u4").tobytes()

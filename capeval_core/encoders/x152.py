@@ -39,7 +39,7 @@ from capeval_core.inputs.visual import InputImage
 from capeval_core.models.architecture import is_number, shown
 from capeval_core.models.canary import canary_images
 from capeval_core.models.copies import on_device
-from capeval_core.models.device import exact_float32
+from capeval_core.models.device import exact
 from capeval_core.regions.features import BoxVisual, pack
 from capeval_core.regions.suppression import Suppression, class_confidences
 from capeval_core.weights.x152 import EXPANSION, X152Conversion
@@ -194,11 +194,10 @@ class X152(Detector, tags=["object-detection", "faster-rcnn", "resnext"]):
         resized = resized_by(blue_first(image).astype(np.float32) - self._mean, scale)
         return with_margin(torch.from_numpy(resized.transpose(2, 0, 1))), scale
 
-    @torch.inference_mode()
+    @exact
     def propose(self, pixels: Tensor) -> Proposals:
         """The proposals of one image (3, h, w), in pixels of it with its margin."""
-        with exact_float32(self.device):
-            found: Proposals = self.model(on_device(pixels[None], self.device))
+        found: Proposals = self.model(on_device(pixels[None], self.device))
         return found
 
     @torch.inference_mode()
@@ -232,19 +231,18 @@ class X152(Detector, tags=["object-detection", "faster-rcnn", "resnext"]):
         found = self.select(self.propose(pixels), scale, size)
         return pack(BoxFeatures(found.boxes, found.features, size, found.scores))
 
-    @torch.inference_mode()
+    @exact
     def canary(self) -> Floats:
         """(8, 3) cosines in a drawn image at its own size: of each level's cells, and of three boxes."""
         network = self.network
         pixels = torch.from_numpy(blue_first(canary_images()[0]).astype(np.float32) - self._mean)
-        with exact_float32(self.device):
-            maps = network.feature_maps(with_margin(pixels.permute(2, 0, 1))[None].to(self.device))
-            around = [torch.cat(network.head(map_), dim=1)[0].flatten(1).T for map_ in maps]
-            features = network.box_features(maps, torch.tensor(_CANARY_BOXES, device=self.device))
-            hidden = functional.relu(network.fc7(features))
-            rows = [cells[:: len(cells) // 3][:3] for cells in around]
-            rows += [features, hidden, network.cls_score(hidden)]
-            pairs = [functional.cosine_similarity(row, row.roll(1, 0)) for row in rows]
+        maps = network.feature_maps(with_margin(pixels.permute(2, 0, 1))[None].to(self.device))
+        around = [torch.cat(network.head(map_), dim=1)[0].flatten(1).T for map_ in maps]
+        features = network.box_features(maps, torch.tensor(_CANARY_BOXES, device=self.device))
+        hidden = functional.relu(network.fc7(features))
+        rows = [cells[:: len(cells) // 3][:3] for cells in around]
+        rows += [features, hidden, network.cls_score(hidden)]
+        pairs = [functional.cosine_similarity(row, row.roll(1, 0)) for row in rows]
         return array_of(torch.stack(pairs))
 
 

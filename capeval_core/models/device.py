@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
 from capeval_core.errors import Setting, did_you_mean, wrong_option
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -99,6 +103,18 @@ def exact_float32(device: torch.device) -> Iterator[None]:
                 restored.enter_context(torch.autocast(kind, enabled=False))
         with _SWITCH:
             yield
+
+
+def exact(method: Callable[P, R]) -> Callable[P, R]:
+    """A method of a network that learns nothing, in exact float32 on `self.device`."""
+
+    @wraps(method)
+    def run(*given: P.args, **named: P.kwargs) -> R:
+        network: Any = given[0]
+        with torch.inference_mode(), exact_float32(network.device):
+            return method(*given, **named)
+
+    return run
 
 
 class _Switch:

@@ -17,9 +17,9 @@ from huggingface_hub import ModelHubMixin
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from capeval_core.models.architecture import check_tensors
+from capeval_core.models.architecture import check_tensors, filled
 from capeval_core.models.canary import TOLERANCE, canary_problem, check_canary
-from capeval_core.models.device import numbered_device
+from capeval_core.models.device import DTYPES, numbered_device
 from capeval_core.weights.catalogue import CONVERTED_AS, TINY_OF, entry_of
 from capeval_core.weights.conversion import Conversion, Release
 from capeval_core.weights.folder import (
@@ -103,18 +103,24 @@ class CheckedModel(ABC, ModelHubMixin, library_name="capeval", model_card_templa
         if "canary" in config:
             check_canary(config["canary"], self.canary(), dtype)
 
-    @abstractmethod
+    @staticmethod
+    def modules(config: dict[str, Any]) -> nn.Module:
+        """The model of a config. Raises WeightsError where there is no such model."""
+        raise NotImplementedError
+
     def build(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> nn.Module:
         """The model of a config, filled strictly with tensors, in `self.dtype`."""
+        return filled(self.empty(config), tensors, DTYPES[self.dtype])
 
     @classmethod
-    @abstractmethod
     def empty(cls, config: dict[str, Any]) -> nn.Module:
         """The model of a config on torch's meta device: names and shapes, no memory, no numbers.
 
         Raises:
             WeightsError: there is no such model.
         """
+        with torch.device("meta"):
+            return cls.modules(config)
 
     @classmethod
     def check_header(cls, config: dict[str, Any], header: dict[str, Tensor]) -> None:

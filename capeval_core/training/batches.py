@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from capeval_core.encoders.tokenizers import Ids, WordPiece
-from capeval_core.encoders.uniter import RegionInput
-from capeval_core.encoders.uniter_model import Uniter
+from capeval_core.encoders.uniter import RegionInput, Uniter
 from capeval_core.models.copies import rows_on_device
 from capeval_core.training.masking import mask_words
 from capeval_core.training.order import CaptionData

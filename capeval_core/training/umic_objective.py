@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from capeval_core.encoders.tokenizers import WordPiece
-from capeval_core.encoders.uniter import RegionInput, UniterEncoder
-from capeval_core.encoders.uniter_model import Uniter
+from capeval_core.encoders.uniter import RegionInput, Uniter, UniterEncoder
 from capeval_core.judgements.captions import Judgements
 from capeval_core.training.batches import Batch, Batches, token_states
 from capeval_core.training.masking import mask_id

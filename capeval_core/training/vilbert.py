@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from capeval_core.encoders.region_text import EPS
 from capeval_core.encoders.tokenizers import Ids
-from capeval_core.encoders.vilbert import LocatedBoxes
-from capeval_core.encoders.vilbert_model import EPS, Vilbert
+from capeval_core.encoders.vilbert import LocatedBoxes, Vilbert
 from capeval_core.options import option
 from capeval_core.training.settings import RegionTraining
 
