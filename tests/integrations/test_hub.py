@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import ast
 import json
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import capeval_core
-from capeval_core import publishing
-from capeval_core.encoders.clip import ClipEncoder
-from capeval_core.registry import MEDIA_VARIANTS, METRICS, metric_class
-from capeval_core.weights.catalogue import FASTER_RCNN_VG, UMIC, VILBERT, X152_VG, WeightsEntry
+from capeval_core.cli import main
+from capeval_core.registry import MEDIA_VARIANTS, metric_class
 from tests.hub import WRITER, Fault, Hub, ask, log_in, serving
-from tests.support import seeded
-from tests.support.seeded import faster_rcnn, release, uniter, vilbert
+from tests.support.seams import network
+from tests.support.seeded import release
 
 CAPTIONS = ["a dog on the grass", "two red circles"]
 REFERENCES = [["a dog"], ["some circles", "a drawing"]]
@@ -58,8 +55,15 @@ class Published:
     weights: dict[str, Path]
     images: list[str]
 
-    def send(self, *publications: publishing.Publication) -> list[str]:
-        return [pushed.commit for pushed in publishing.publish(publications)]
+    def send_modules(self, namespace: str, *names: str) -> None:
+        assert main(["publish", "modules", *names, "--namespace", namespace]) == 0
+
+    def send_weights(self, folder: Path) -> str:
+        """Small ones, put where the metric takes its own from where no others are named; their commit."""
+        line = ["publish", "weights", str(folder), "--namespace", "capeval", "--name", "small"]
+        assert main([*line, "--permission", "made for this test"]) == 0
+        self.hub.repositories[WEIGHTS] = self.hub.repositories["capeval/small"]
+        return self.hub.repositories[WEIGHTS].names["main"]
 
     def load(
         self,
@@ -89,24 +93,13 @@ class Published:
         return loaded.score(CAPTIONS, references=references, **shown).scores
 
 
-@pytest.mark.parametrize("name", METRICS)
-def test_a_module_carries_nothing_that_gets_old(name: str) -> None:
-    """evaluate keeps module files, and takes an old one when the Hub cannot be reached."""
-    content = publishing.module(name, "capeval", publishing.PYPI).files[f"{name}.py"]
-    assert isinstance(content, bytes)
-    docstring, imported, made = ast.parse(content).body
-    assert isinstance(docstring, ast.Expr) and isinstance(imported, ast.ImportFrom)
-    assert isinstance(made, ast.ClassDef)
-    assert [ast.unparse(line) for line in made.body] == [f"metric_name = {name!r}"]
-
-
 @pytest.fixture(scope="module")
 def folders(seeded_weights: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Weights and their next version, with cards of their own."""
     later = tmp_path_factory.mktemp("later") / "weights"
     found = release()
     tensors = {**found.tensors, "visual.proj": found.tensors["visual.proj"].flip(1).contiguous()}
-    ClipEncoder(found.config, tensors, device="cpu").save_pretrained(later)
+    network("clip", found.config, tensors).save_pretrained(later)
     return [seeded_weights, later]
 
 
@@ -117,24 +110,12 @@ def published(
     with serving({}) as hub, pytest.MonkeyPatch.context() as patch:
         log_in(hub.address, WRITER, tmp_path_factory.mktemp("login"), patch)
         made = Published(hub, {}, [str(path) for path in images[:2]])
-        made.send(*modules(), publishing.module("pacs", "other", publishing.PYPI))
-        (first,) = made.send(weights(folders[0]))
-        clip = metric_class("clips").default_weights
-        assert clip is not None
-        hub.repositories[clip.repository] = hub.repositories[WEIGHTS]
+        made.send_modules("capeval", "pacs", "refpacs", "clips")
+        made.send_modules("other", "pacs")
+        first = made.send_weights(folders[0])
+        hub.repositories[metric_class("clips").default_weights.repository] = hub.repositories[WEIGHTS]
         made.weights[first] = folders[0]
         yield made
-
-
-def modules() -> list[publishing.Publication]:
-    return [publishing.module(name, "capeval", publishing.PYPI) for name in ("pacs", "refpacs", "clips")]
-
-
-def weights(folder: Path) -> publishing.Publication:
-    """Small ones, put where the metric takes its own from where no others are named."""
-    namespace = WEIGHTS.split("/")[0]
-    made = publishing.weights(folder, namespace, name="small", permission="made for this test")
-    return replace(made, repository=WEIGHTS)  # under their name they would be refused: they are no ViT-B/32
 
 
 @pytest.mark.system
@@ -181,7 +162,7 @@ def test_from_publishing_to_a_score_and_on(published: Published, folders: list[P
     assert len(published.hub.requests) == requests
 
     # The next version: what is not pinned moves, what is pinned stays. Modules can be pinned too.
-    (second,) = published.send(weights(folders[1]))
+    second = published.send_weights(folders[1])
     published.weights[second] = folders[1]
     module = published.hub.repositories["spaces/capeval/pacs"].names["main"]
     pinned = {"weights": f"{WEIGHTS}@{first}", "revision": module}
@@ -207,52 +188,8 @@ def test_from_publishing_to_a_score_and_on(published: Published, folders: list[P
 
     # Publishing again changes nothing, and nothing was ever tagged.
     before = {key: list(repository.messages) for key, repository in published.hub.repositories.items()}
-    again = published.send(*modules(), weights(folders[1]))
-    assert again[-1] == second
+    published.send_modules("capeval", "pacs", "refpacs", "clips")
+    assert published.send_weights(folders[1]) == second
     assert {key: repository.messages for key, repository in published.hub.repositories.items()} == before
     assert not any("/tag/" in request for request in published.hub.requests)
     assert all(list(repository.names) == ["main"] for repository in published.hub.repositories.values())
-
-
-@pytest.mark.system
-@pytest.mark.parametrize(
-    ("name", "scorer_of", "detector_of", "entries"),
-    [
-        ("umic", uniter, faster_rcnn, (UMIC, FASTER_RCNN_VG)),
-        ("vilbertscore", vilbert, seeded.x152, (VILBERT, X152_VG)),
-    ],
-)
-def test_module_scorer_and_detector_come_from_the_hub(
-    name: str,
-    scorer_of: Callable[..., Any],
-    detector_of: Callable[[], Any],
-    entries: tuple[WeightsEntry, WeightsEntry],
-    images: list[Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    detector = detector_of()
-    scorer = scorer_of(region_size=detector.dimension)
-    config = {name: value for name, value in scorer.config.items() if name != "constants"}
-    type(scorer)(config, scorer.model.state_dict(), device="cpu").save_pretrained(tmp_path / "scorer")
-    detector.save_pretrained(tmp_path / "detector")
-    with serving({}) as hub:
-        log_in(hub.address, WRITER, tmp_path / "login", monkeypatch)
-        sent = [publishing.module(name, "capeval", publishing.PYPI)]
-        for folder, entry in zip((tmp_path / "scorer", tmp_path / "detector"), entries, strict=True):
-            small = publishing.weights(folder, "capeval", name="small", permission="made for this test")
-            sent.append(replace(small, repository=entry.repository))
-        commits = [pushed.commit for pushed in publishing.publish(sent)]
-        home = tmp_path / "home"
-        home.mkdir()
-        published = Published(hub, {}, [str(path) for path in images[:2]])
-        module = (f"capeval/{name}", {})
-        (answer,) = published.load(home, module)
-        (again,) = published.load(home, module, HF_HUB_OFFLINE="1", HF_EVALUATE_OFFLINE="1")
-    local = capeval_core.load(
-        name, weights=tmp_path / "scorer", regions=tmp_path / "detector", device="cpu"
-    ).score(CAPTIONS, published.images, REFERENCES if name == "vilbertscore" else None)
-    assert answer["per_caption"][metric_class(name).key] == pytest.approx(local.scores, abs=1e-6)
-    for part, entry, commit in zip(("weights", "regions"), entries, commits[1:], strict=True):
-        assert f"|{part}:{entry.repository}@{commit[:8]}|" in answer["signature"]
-    assert again["per_caption"] == answer["per_caption"] and not answer["warned"]

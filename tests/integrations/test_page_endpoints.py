@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from capeval_core.demo import FOLDER, demo_clips, demo_set
+from capeval_core.demo import FOLDER, demo_set
 from capeval_core.registry import metric_class
 from tests.inputs.video_writing import video
+from tests.support.seams import LIMITS
 
 pytest.importorskip("gradio", reason="needs gradio: pip install capeval[page]")
 
@@ -278,12 +279,6 @@ def test_what_was_uploaded_is_scored_by_each_way(served: Served) -> None:
                 assert '"mean"' in served.ask_call(event["api_name"], data)
 
 
-def test_texts_alone_are_scored_without_files(served: Served) -> None:
-    event = served.public()
-    if not served.visuals(event):
-        assert '"mean"' in served.ask(event, served.values(event))
-
-
 def test_an_upload_that_is_none_is_not_quoted(served: Served) -> None:
     event = served.public()
     for name, place in served.visuals(event).items():
@@ -346,16 +341,6 @@ def test_a_page_tells_no_path_of_the_installation(served: Served) -> None:
         assert str(FOLDER) not in answer and str(Path(pages.__file__).parents[2]) not in answer
 
 
-def test_icons_are_the_examples_and_need_no_request(served: Served) -> None:
-    icons = [c["props"]["icon"]["url"] for c in served.config["components"] if c["props"].get("icon")]
-    data = [base64.b64decode(icon.partition(";base64,")[2]) for icon in icons]
-    sets = {"image": demo_set(), "video": demo_clips()}
-    visuals = served.visuals(served.public())
-    assert data == [item.image.read_bytes() for name in visuals for item in sets[name]]
-    texts = [c["props"].get("value") for c in served.config["components"]]
-    assert visuals or all(item.good in texts for item in demo_set())
-
-
 def test_files_beyond_the_limit_are_not_taken(served: Served) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(served.client, "timeout", 600)
@@ -375,14 +360,35 @@ def test_no_event_asks_another_server(served: Served, elsewhere: tuple[str, list
     assert not asked
 
 
-@pytest.mark.parametrize("odd", [3, True, ["a"], {"a": 1}, None])
-def test_values_of_other_types_are_told(served: Served, odd: Any) -> None:
-    event = served.public()
-    for place, name in enumerate(served.names(event)):
-        if name in ("caption", "weights", "about"):
-            data = [*served.values(event)]
-            for own, at in served.visuals(event).items():
-                data[at] = {"path": served.upload(*FILES[own]), "meta": META}
-            data[place] = odd
-            error = json.loads(served.ask(event, data))["error"]
-            assert error is not None and name in error.lower(), error
+def chosen(client: httpx.Client) -> str:
+    """Where the server keeps the image of the first example, once its button is pressed."""
+    events = client.get("config").json()["dependencies"]
+    number = next(event["id"] for event in events if event["backend_fn"] and len(event["inputs"]) == 2)
+    body = {"data": ["image", "good"], "fn_index": number, "session_hash": "example"}
+    return str(client.post("gradio_api/run/any", json=body).json()["data"][0]["path"])
+
+
+def test_uploads_are_deleted_after_their_time_and_examples_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path))
+    assert LIMITS.page_seconds_kept == 3600
+    monkeypatch.setattr(LIMITS, "page_seconds_kept", 1)
+    monkeypatch.setattr(LIMITS, "page_seconds_between", 1)
+    page = pages.build("pacs", "tiny")
+    pages.launch(page, prevent_thread_lock=True, quiet=True, inline=False)
+    try:
+        with httpx.Client(base_url=page.local_url) as client:
+            (path,) = client.post("gradio_api/upload", files={"files": ("a.png", b"some bytes")}).json()
+            while Path(path).exists():
+                time.sleep(0.1)
+            for _ in range(2):
+                copy = chosen(client)
+                while (answer := client.get(f"gradio_api/file={copy}")).status_code == 404:
+                    copy = chosen(client)  # a busy machine asked after its second
+                assert answer.content == demo_set()[0].image.read_bytes()
+                while Path(copy).exists():
+                    time.sleep(0.1)
+    finally:
+        page.close(verbose=False)
+    assert all(item.image.is_file() for item in demo_set())

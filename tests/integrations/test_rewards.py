@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import pickle
-import re
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +13,6 @@ from PIL import Image
 
 import capeval_core
 from capeval_core.cache import FeatureCache
-from capeval_core.errors import InputError
 from capeval_core.integrations import reward
 from tests.support.counting import counted, watched
 from tools.captions import describe, foils
@@ -36,29 +32,6 @@ def as_tensor(images: list[Image.Image]) -> torch.Tensor:
 
 
 # What it gives
-
-
-def test_images_of_any_make_have_one_score(drawn: list[Image.Image], weights: str) -> None:
-    rewards = reward("pacs", weights=weights)
-    files = []
-    for image in drawn:
-        file = io.BytesIO()
-        image.save(file, format="png")
-        files.append(file.getvalue())
-    expected = capeval_core.load("pacs", weights=weights).score(CAPTIONS, files).scores
-    tensor = as_tensor(drawn)
-    for images in (
-        drawn,
-        [[image] for image in drawn],
-        tensor,
-        list(tensor),
-        tensor.float() / 255,
-        (tensor.double() / 255).requires_grad_(),
-        list(tensor.float() / 255),
-    ):
-        scores = rewards(CAPTIONS, images)
-        assert all(type(value) is float for value in scores)
-        assert scores == pytest.approx(expected, abs=1e-6)
 
 
 def test_it_is_called_as_trl_calls_it(drawn: list[Image.Image], weights: str) -> None:
@@ -96,18 +69,6 @@ def test_the_last_message_of_the_assistant_is_the_caption(
     assert rewards(conversations, drawn) == pytest.approx(rewards(CAPTIONS, drawn), abs=1e-6)
 
 
-def test_conversations_without_an_answer_are_refused(drawn: list[Image.Image], weights: str) -> None:
-    asked, called = {"role": "user", "content": "What?"}, {"role": "tool", "content": CAPTIONS[3]}
-    completions = [*CAPTIONS[:2], [asked, called], [called]]
-    with pytest.raises(ValueError, match="2 problems") as raised:
-        reward("pacs", weights=weights)(completions, drawn)
-    assert isinstance(raised.value, InputError)
-    assert [(one.argument, one.index) for one in raised.value.problems] == [
-        ("captions", 2),
-        ("captions", 3),
-    ]
-
-
 def test_reasoning_is_no_part_of_a_caption(drawn: list[Image.Image], weights: str) -> None:
     rewards = reward("pacs", weights=weights)
     thought = "<think>Two blue squares, or is it a star?</think>\n"
@@ -137,73 +98,12 @@ def test_a_row_without_an_image_has_no_reward(drawn: list[Image.Image], weights:
     )
 
 
-def test_an_empty_caption_is_scored(drawn: list[Image.Image], weights: str) -> None:
-    rewards = reward(capeval_core.load("pacs", weights=weights))
-    expected = capeval_core.load("pacs", weights=weights, empty="score").score(["", "  "], drawn[:2]).scores
-    assert rewards(["", "  "], drawn[:2]) == pytest.approx(expected, abs=1e-6)
-
-
 def test_nothing_touches_the_disk(drawn: list[Image.Image], weights: str) -> None:
     rewards = reward("pacs", weights=weights)
     rewards(CAPTIONS, as_tensor(drawn))  # what is imported late is imported now
     with watched() as opened:
         rewards([caption + " again" for caption in CAPTIONS], 255 - as_tensor(drawn))
     assert opened == []
-
-
-def test_a_log_tells_what_it_is(weights: str) -> None:
-    rewards = reward({"name": "pacs", "w": 2.5}, weights=weights, device="cpu")
-    repr(rewards)  # what is imported late is imported now
-    with watched() as opened, counted(rewards.metric.encoder) as counts:  # type: ignore[attr-defined]
-        text = repr(rewards)
-    assert text == f"Reward(pac_s on cpu: {rewards.metric.signature()})"
-    assert f"|weights:{Path(weights).name}@" in text and "|w:2.5|" in text
-    assert opened == [] and counts.texts == counts.images == 0
-    assert repr(pickle.loads(pickle.dumps(rewards))) == text
-
-
-@pytest.mark.parametrize(
-    ("captions", "images", "message"),
-    [
-        (CAPTIONS, None, "images is missing"),
-        (CAPTIONS, "three", "len(captions)=4 but len(images)=3"),
-        ("a star", "three", "captions is a single string"),
-        ([None, "a", "b"], "three", "captions[0] is None"),
-        (["a"], [["x.png", "y.png"]], "images[0] has 2 images"),
-        (["a", None, "b"], [None, "x.png", None], "captions[1] is None"),
-        (["a", "b"], [None, "x.png"], "images[1]: there is no file 'x.png'"),
-        (["a", "b"], [None], "len(captions)=2 but len(images)=1"),
-        (["a"], torch.randn(1, 3, 8, 8), "pass the pixels as they were before normalisation"),
-        (["a"], torch.zeros(3, 8, 8), "images is a single image"),
-    ],
-)
-def test_wrong_input_is_refused(
-    captions: Any, images: Any, message: str, drawn: list[Image.Image], weights: str
-) -> None:
-    images = drawn[:3] if isinstance(images, str) else images
-    with pytest.raises((ValueError, TypeError), match=re.escape(message)):
-        reward("pacs", weights=weights)(captions, images)
-
-
-def test_references_that_a_metric_does_not_need_are_left_out_in_silence(
-    weights: str, drawn: list[Image.Image]
-) -> None:
-    rewards = reward("pacs", weights=weights)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        scores = rewards(CAPTIONS, drawn, [["a dog"]] * len(CAPTIONS))
-    assert scores == rewards(CAPTIONS, drawn)
-
-
-def test_wrong_calls_are_refused(drawn: list[Image.Image], weights: str) -> None:
-    with pytest.raises(TypeError, match="pass images or image, not both"):
-        reward("pacs", weights=weights)(CAPTIONS, drawn, image=drawn)
-    with pytest.raises(ValueError, match="references is missing"):
-        reward("refpacs", weights=weights)(CAPTIONS, drawn)
-    with pytest.raises(ValueError, match="one metric, found 2"):
-        reward(["pacs", "refpacs"], weights=weights)
-    with pytest.raises(TypeError, match="no option 'wights'"):
-        reward("pacs", wights="tiny")
 
 
 # What it keeps
@@ -221,21 +121,6 @@ def test_ever_new_texts_push_no_image_out(drawn: list[Image.Image], weights: str
             assert images_only.nbytes < cache.nbytes <= images_only.nbytes + 5_000
     assert counts.images == len(drawn)
     assert counts.texts >= 10 * len(CAPTIONS)
-
-
-def test_references_and_captions_are_both_texts(drawn: list[Image.Image], weights: str) -> None:
-    for name in ("pacs", "refpacs", "clips"):
-        cache = FeatureCache(max_bytes=1 << 20, text_bytes=0)
-        rewards = reward(name, weights=weights, cache=cache)
-        with counted(rewards.metric.encoder) as counts:  # type: ignore[attr-defined]
-            for _ in range(2):
-                rewards(CAPTIONS, drawn, CAPTIONS)
-        assert counts.images == len(drawn), name
-
-
-def test_the_cache_of_a_copy_is_as_large(tmp_path: Path) -> None:
-    copy = pickle.loads(pickle.dumps(FeatureCache(5, text_bytes=7)))
-    assert (copy.max_bytes, copy.text_bytes) == (5, 7)
 
 
 # What it is for
@@ -274,3 +159,22 @@ def test_a_policy_learns_what_the_metric_prefers() -> None:
         loss.backward()
         optimiser.step()
     assert expected() > before + 0.2
+
+
+def test_a_reward_takes_videos_of_any_make(weights: str, videos: Path) -> None:
+    table = capeval_core.load("pacs", media="video", weights=weights, device="cpu").prepare(CAPTIONS)
+    rewards = reward("pacs", media="video", weights=weights, device="cpu", statistics=table)
+    frames = [np.stack([np.asarray(Image.open(path)) for path in sorted((videos / "clip3").iterdir())])] * 2
+    metric = capeval_core.load("pacs", media="video", weights=weights, device="cpu", statistics=table)
+    expected = metric.score(CAPTIONS[:2], videos=frames).scores
+    tensor = torch.tensor(np.stack(frames)).permute(0, 1, 4, 2, 3)
+    for given in (frames, tensor, list(tensor), [list(one) for one in tensor], [videos / "clip3"] * 2):
+        assert rewards(CAPTIONS[:2], videos=given) == pytest.approx(expected, abs=1e-6)
+        assert rewards(CAPTIONS[:2], video=given, images=None) == pytest.approx(expected, abs=1e-6)
+    assert pickle.loads(pickle.dumps(rewards))(CAPTIONS[:2], videos=frames) == pytest.approx(
+        expected, abs=1e-6
+    )
+    with pytest.raises(TypeError, match="videos or video"):
+        rewards(CAPTIONS[:2], videos=frames, video=frames)
+    with pytest.raises(ValueError, match="videos"):
+        rewards(CAPTIONS[:2], images=frames)

@@ -76,25 +76,6 @@ def batch(given: dict[str, Any], *rows: int) -> dict[str, Any]:
     return {name: [values[row] for row in rows] for name, values in given.items()}
 
 
-@pytest.mark.parametrize(("name", "medium"), EACH)
-def test_batches_give_the_number_of_the_whole(name: str, medium: str | None, images: list[Path]) -> None:
-    chosen = options(name, medium)
-    needed = {"references": REFERENCES} if metric_class(name, medium).needs_references else {}
-    given = {"captions": CAPTIONS, **shown(name, medium, images)}
-    expected = capeval_core.load(name, empty="score", **chosen).score(**given, **needed)
-    score = CaptionScore(name, **chosen)
-    score.update(**batch({**given, "references": REFERENCES}, 0, 1, 2))
-    in_between = score(**batch({**given, "references": REFERENCES}, 3))
-    score.update(**batch({**given, "references": REFERENCES}, 4, 5))
-    assert float(score.compute()) == pytest.approx(expected.mean, abs=1e-6)
-    assert score.result is not None and score.result.signature == expected.signature
-    assert score.result.scores == pytest.approx(expected.scores, abs=1e-5)
-    assert in_between.shape == () and score.higher_is_better
-    score.reset()
-    with pytest.warns(UserWarning, match="before the"), pytest.raises(ValueError, match="nothing to score"):
-        score.compute()
-
-
 @pytest.fixture
 def score(images: list[Path]) -> Any:
     made = CaptionScore("refpacs", weights="tiny")
@@ -110,20 +91,6 @@ def test_a_copy_goes_on_where_it_was(score: Any, images: list[Path]) -> None:
         )
         assert float(same.compute()) == pytest.approx(expected.mean, abs=1e-6)
     assert len(score.rows) == 1
-
-
-def test_it_moves_and_ignores_other_dtypes(score: Any) -> None:
-    before = float(score.compute())
-    metric = score.metric
-    assert float(score.to("cpu").half().double().compute()) == before
-    assert score.metric is metric and score.rows[0].dtype == torch.uint8
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_the_network_follows_to_a_gpu(score: Any) -> None:
-    score.to("cpu")
-    assert score.metric.encoder.device.type == "cpu"
-    assert score.to("cuda").metric.encoder.device.type == "cuda" and score.compute().is_cuda
 
 
 def test_a_collection_scores_once_for_metrics_with_equal_rows(images: list[Path]) -> None:
@@ -223,12 +190,3 @@ def test_a_wrong_batch_adds_nothing(given: dict[str, Any], message: str, weights
     ):
         score.update(**given)
     assert score.rows == [] and counts.images == counts.texts == 0
-
-
-def test_wrong_metrics_are_refused() -> None:
-    with pytest.raises(ValueError, match="cider needs statistics of the whole corpus"):
-        CaptionScore("cider")
-    with pytest.raises(ValueError, match="CaptionScore takes one metric, found 2: make one CaptionScore of"):
-        CaptionScore(["pacs", "clips"], weights="tiny")
-    with pytest.raises(ValueError, match=r"eco .*training"):
-        CaptionScore("eco")

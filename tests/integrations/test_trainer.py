@@ -8,10 +8,10 @@ import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import datasets
-import evaluate
 import numpy as np
 import pytest
 import torch
@@ -20,19 +20,15 @@ from transformers import (
     EvalPrediction,
     PreTrainedTokenizerFast,
     VisionEncoderDecoderModel,
-    ViTImageProcessor,
 )
 
 import capeval_core
 from capeval_core.cache import FeatureCache
 from capeval_core.integrations import CaptionMetrics
-from capeval_core.integrations.generated import Row, rows_of_evaluation
 from tests.integrations.captioner import Scenes, make_trainer
 from tests.integrations.trainer_ranks import run_trainer_ranks
-from tests.support.counting import counted, watched
-from tests.test_import import loaded
+from tests.support.counting import counted
 
-ROOT = Path(__file__).parents[2]
 COUNT = 10
 CAPTIONS = ["a red circle", "two blue squares", "a circle", "squares", "", "a a a", "red", "blue", "two", "a"]
 
@@ -118,39 +114,6 @@ def test_a_captioner_learns_until_the_score_rises(
     assert value == pytest.approx(max(history), abs=1e-6)
 
 
-def test_the_values_are_those_of_the_metrics(
-    scenes: Scenes, make: Callable[..., CaptionMetrics], weights: str
-) -> None:
-    metrics = make()
-    values = metrics(evaluation(scenes, CAPTIONS))
-    captions = known(scenes, CAPTIONS)
-    assert metrics.captions == captions
-    assert "" in captions
-    for name in ("pacs", "refpacs"):
-        metric = capeval_core.load(name, weights=weights, empty="score", cache=FeatureCache())
-        given = {"references": scenes.references} if metric.needs_references else {}
-        expected = metric.score(captions, scenes.images, **given)
-        assert values[expected.key] == pytest.approx(expected.mean, abs=1e-6)
-        assert type(values[expected.key]) is float
-        assert metrics.results[name].scores == pytest.approx(expected.scores, abs=1e-6)
-        assert metrics.results[name].signature == expected.signature
-        assert metrics.results[name].counts == expected.counts
-    assert list(values) == ["pac_s", "refpac_s"]
-
-
-def test_a_log_tells_what_it_is(make: Callable[..., CaptionMetrics], weights: str) -> None:
-    metrics = make(metrics=["pacs", {"name": "refclips", "w": 1.5}], device="cpu")
-    repr(metrics)  # what is imported late is imported now
-    with watched() as opened, counted(metrics.metrics[0].encoder) as counts:  # type: ignore[attr-defined]
-        message = repr(metrics)
-    pac_s, refclip_s = (f"{metric.key} on cpu: {metric.signature()}" for metric in metrics.metrics)
-    assert message == f"CaptionMetrics(images: {COUNT}; references: given; {pac_s}; {refclip_s})"
-    assert message.count(f"|weights:{Path(weights).name}@") == 2 and "|w:1.5|" in message
-    assert opened == [] and counts.texts == counts.images == 0
-    assert "; references: labels; " in repr(make(references=None))
-    assert "references" not in repr(make(references=None, metrics=["pacs"]))
-
-
 def test_labels_are_the_references_where_none_are_given(
     scenes: Scenes, make: Callable[..., CaptionMetrics]
 ) -> None:
@@ -173,28 +136,6 @@ def test_a_captioner_that_says_nothing_is_warned_of(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         metrics(evaluation(scenes, [""] * 5 + CAPTIONS[5:]))
-
-
-def test_a_module_of_evaluate_works_in_ones_own_compute_metrics(
-    scenes: Scenes, make: Callable[..., CaptionMetrics], weights: str, tmp_path: Path
-) -> None:
-    module = evaluate.load(str(ROOT / "metrics" / "pacs"), weights=weights, empty="score")
-    tokenizer = scenes.tokenizer
-
-    def compute_metrics(prediction: EvalPrediction) -> Any:
-        tokens = np.where(prediction.predictions < 0, tokenizer.pad_token_id, prediction.predictions)
-        captions = tokenizer.batch_decode(tokens, skip_special_tokens=True)
-        return module.compute(predictions=captions, images=scenes.images)
-
-    trainer = make_trainer(scenes, tmp_path, compute_metrics)
-    value = trainer.evaluate()["eval_pac_s"]
-    trainer.compute_metrics = make()
-    assert trainer.evaluate()["eval_pac_s"] == pytest.approx(value, abs=1e-6)
-
-
-def test_importing_costs_nothing() -> None:
-    assert loaded("import capeval_core.integrations as i; dir(i)") == set()
-    assert "transformers" not in loaded("from capeval_core.integrations import CaptionMetrics, reward")
 
 
 # What is kept
@@ -265,107 +206,10 @@ def test_a_copy_keeps_images_of_its_own(
     assert counts.images == COUNT  # its own cache starts empty, and all its metrics share it
 
 
-def test_a_metric_keeps_a_cache_of_its_own(scenes: Scenes, weights: str) -> None:
-    cache = FeatureCache()
-    opened = capeval_core.load("pacs", weights=weights, cache=cache)
-    metrics = CaptionMetrics(scenes.tokenizer, images=scenes.images, metrics=opened)
-    metrics(evaluation(scenes, CAPTIONS))
-    assert cache.nbytes > 0
-    assert opened.options.empty == "error"
-
-
 # Which metrics
 
 
-def test_metrics_are_named_described_or_opened(scenes: Scenes, weights: str) -> None:
-    opened = capeval_core.load("clips", weights=weights)
-    chosen = [{"name": "pacs", "w": 1.0}, "refpacs", opened]
-    metrics = CaptionMetrics(
-        scenes.tokenizer,
-        images=scenes.images,
-        references=scenes.references,
-        metrics=chosen,
-        weights=weights,
-    )
-    values = metrics(evaluation(scenes, CAPTIONS))
-    assert list(values) == ["pac_s", "refpac_s", "clip_s"]
-    assert values["clip_s"] == pytest.approx(2.5 * values["pac_s"], abs=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("keywords", "message"),
-    [
-        ({"metrics": []}, "metrics is empty: name at least one"),
-        ({"metrics": ["pasc"]}, "unknown metric 'pasc': did you mean 'pacs'?"),
-        ({"metrics": [3]}, "metrics[0] is the number 3: expected a name"),
-        ({"metrics": [{"w": 2.0}]}, 'metrics[0] has no "name"'),
-        ({"metrics": ["pacs", {"name": "pacs", "w": 3.0}]}, "metrics[1] gives pac_s as metrics[0] does"),
-        ({"wieghts": "tiny"}, "no option 'wieghts'"),
-        ({"images": None}, "images is missing"),
-        ({"images": []}, "images is empty"),
-        ({"images": {"a": [], "b": []}}, "images is a dict"),
-        ({"images": ["nowhere.png"] * COUNT}, "images[0], images[1], images[2] and 7 more: there"),
-        ({"references": [["a"]]}, "len(images)=10 but len(references)=1"),
-    ],
-)
-def test_wrong_input_is_refused_before_training(
-    keywords: dict[str, Any], message: str, make: Callable[..., CaptionMetrics]
-) -> None:
-    with pytest.raises((ValueError, TypeError), match=re.escape(message)):
-        make(**keywords)
-
-
-def test_options_of_an_open_metric_are_not_taken(scenes: Scenes, weights: str) -> None:
-    opened = capeval_core.load("pacs", weights=weights)
-    with pytest.raises(TypeError, match="device: the metrics are open already"):
-        CaptionMetrics(scenes.tokenizer, images=scenes.images, metrics=[opened], device="cpu")
-    for processor in ("gpt2", ViTImageProcessor()):
-        with pytest.raises(TypeError, match=r"processor is .*, which decodes no captions: pass a tokenizer"):
-            CaptionMetrics(processor, images=scenes.images, metrics=[opened])
-
-
-def test_needless_references_are_warned_of(make: Callable[..., CaptionMetrics]) -> None:
-    with pytest.warns(UserWarning, match="pacs: no references are needed"):
-        make(metrics="pacs")
-
-
 # What a Trainer hands over
-
-
-def test_logits_are_explained(scenes: Scenes, make: Callable[..., CaptionMetrics], tmp_path: Path) -> None:
-    trainer = make_trainer(scenes, tmp_path, make(), predict_with_generate=False)
-    with pytest.raises(ValueError, match=re.escape("predict_with_generate=True")) as caught:
-        trainer.evaluate()
-    # What the message tells to do, does.
-    chosen = re.search(r"lambda logits, labels: (\S+) to the Trainer", str(caught.value))
-    assert chosen is not None
-    trainer.preprocess_logits_for_metrics = eval(f"lambda logits, labels: {chosen[1]}")
-    assert trainer.evaluate()["eval_pac_s"] >= 0
-
-
-@pytest.mark.parametrize(
-    ("predictions", "message"),
-    [
-        (None, "there are no predictions to score"),
-        (np.zeros((COUNT, 5, 7), dtype=np.float32), "lambda logits, labels: logits.argmax(-1)"),
-        (
-            (torch.zeros(COUNT, 5, 7, dtype=torch.bfloat16), None),
-            "lambda logits, labels: logits[0].argmax(-1)",
-        ),
-        (np.zeros(COUNT, dtype=int), "shape (10,) and dtype int64: expected token ids"),
-        ("a red circle", "predictions is a str"),
-    ],
-)
-def test_what_are_no_token_ids_is_refused(
-    predictions: Any, message: str, scenes: Scenes, make: Callable[..., CaptionMetrics]
-) -> None:
-    with pytest.raises((ValueError, TypeError), match=re.escape(message)):
-        make()(EvalPrediction(predictions, ids(scenes, scenes.captions)))
-
-
-def test_what_is_no_evaluation_is_refused(make: Callable[..., CaptionMetrics]) -> None:
-    with pytest.raises(TypeError, match="expected the EvalPrediction that a Trainer hands"):
-        make()([1, 2])
 
 
 def test_batches_that_are_not_joined_are_welcome(scenes: Scenes, make: Callable[..., CaptionMetrics]) -> None:
@@ -377,51 +221,6 @@ def test_batches_that_are_not_joined_are_welcome(scenes: Scenes, make: Callable[
     assert make()(listed) == whole
 
 
-@pytest.mark.parametrize("count", [COUNT - 1, COUNT + 1, 2 * COUNT])
-def test_another_number_of_captions_is_refused(
-    count: int, scenes: Scenes, make: Callable[..., CaptionMetrics]
-) -> None:
-    other = Scenes(2 * COUNT)
-    metrics = CaptionMetrics(other.tokenizer, images=scenes.images, metrics="pacs", weights="tiny")
-    message = f"the evaluation gave {count} captions, but there are 10 images"
-    with pytest.raises(ValueError, match=message):
-        metrics(evaluation(other, other.captions[:count], other.captions[:count]))
-    *others, last = batches(other, other.captions, 5, range(count))
-    for batch in others:
-        assert metrics(batch, compute_result=False) == {}
-    with pytest.raises(ValueError, match=message):
-        metrics(last, compute_result=True)
-
-
-@pytest.mark.parametrize(
-    ("surplus", "processes", "accepted"),
-    [
-        (["one", "two"], 2, True),  # what fills up the last batch of several processes: the first rows again
-        (["one"], 2, True),
-        (["two", "one"], 2, False),
-        (["one", "four"], 2, False),
-        (["four"], 2, False),
-        (["one", "two"], 1, False),
-        (["four"], 1, False),
-        ([], 1, True),
-        ([], 2, True),
-    ],
-)
-def test_only_first_rows_of_several_processes_may_come_again(
-    surplus: list[str], processes: int, accepted: bool
-) -> None:
-    own = [Row("a caption", label) for label in ("one", "two", "three")]
-    rows = own + [Row("a caption", label) for label in surplus]
-    for parts in ([rows], [rows[:2], rows[2:]]):
-        if len(parts[-1]) >= len(own) and len(parts) > 1:
-            continue  # no Trainer gives batches of such sizes
-        if accepted:
-            assert rows_of_evaluation(parts, len(own), processes, "images") == own
-            continue
-        with pytest.raises(ValueError, match=f"gave {len(rows)} captions, but there are 3 images"):
-            rows_of_evaluation(parts, len(own), processes, "images")
-
-
 def test_captions_that_come_again_in_one_process_are_refused(
     scenes: Scenes, make: Callable[..., CaptionMetrics]
 ) -> None:
@@ -429,13 +228,6 @@ def test_captions_that_come_again_in_one_process_are_refused(
     captions, labels = ([texts[row] for row in again] for texts in (CAPTIONS, scenes.captions))
     with pytest.raises(ValueError, match="gave 12 captions, but there are 10 images"):
         make()(evaluation(scenes, captions, labels))
-
-
-def test_other_labels_tell_of_another_set(scenes: Scenes, make: Callable[..., CaptionMetrics]) -> None:
-    metrics = make(metrics="refpacs", references=None)
-    metrics(evaluation(scenes, CAPTIONS))
-    with pytest.warns(UserWarning, match="the labels differ from those of the first evaluation"):
-        metrics(evaluation(scenes, CAPTIONS, labels=scenes.captions[::-1]))
 
 
 def test_images_in_another_order_are_refused(scenes: Scenes, make: Callable[..., CaptionMetrics]) -> None:
@@ -482,6 +274,54 @@ def test_an_interrupted_evaluation_leaves_nothing_to_one_that_comes_at_once(
     assert metrics(EvalPrediction(ids(scenes, ["red"] * 4), None), compute_result=False) == {}
     metrics(EvalPrediction(ids(scenes, CAPTIONS), None))
     assert metrics.captions == known(scenes, CAPTIONS)
+
+
+# Videos
+
+
+TEXTS = ["a red circle", "two blue squares", "a small green star", "hearts", "nothing"]
+REFERENCES = [["a circle", "a red disc"], ["blue squares"], ["a star"], ["one"], ["a", "b", "c"]]
+
+
+class Numbers:
+    """A processor whose token ids are the numbers of captions."""
+
+    def batch_decode(self, ids: Any, skip_special_tokens: bool) -> list[str]:
+        return [TEXTS[row[0]] for row in ids]
+
+
+def numbered(order: list[int]) -> Any:
+    return SimpleNamespace(predictions=np.array(order)[:, None], label_ids=np.arange(5)[:, None])
+
+
+@pytest.fixture
+def clips(videos: Path) -> list[Path]:
+    return sorted(videos.iterdir())
+
+
+def test_a_trainer_encodes_frames_once_and_scores_texts_beside_them(weights: str, clips: list[Path]) -> None:
+    chosen = {"videos": clips, "references": REFERENCES, "weights": weights, "device": "cpu"}
+    metrics = CaptionMetrics(Numbers(), metrics=["pacs", "refpacs", "cider"], **chosen)
+    assert repr(metrics).startswith(
+        "CaptionMetrics(videos: 5; references: given; pac_s on cpu: capeval:pacs|media:"
+    )
+    for order in ([0, 1, 2, 3, 4], [4, 3, 2, 1, 0]):
+        captions = [TEXTS[i] for i in order]
+        with counted(metrics.metrics[0].encoder) as counts:  # type: ignore[attr-defined]
+            found = metrics(numbered(order))
+        assert counts.images == (25 if order[0] == 0 else 0)  # 3 + 4 + 5 + 6 + 7 frames
+        for name in ("pacs", "refpacs"):
+            metric = capeval_core.load(name, media="video", weights=weights, device="cpu")  # type: ignore[call-overload]
+            expected = metric.score(
+                captions, videos=clips, **({"references": REFERENCES} if name == "refpacs" else {})
+            )
+            assert found[expected.key] == pytest.approx(expected.mean, abs=1e-6)
+        assert found["cider"] == pytest.approx(
+            capeval_core.load("cider").score(captions, references=REFERENCES).mean
+        )
+    # The document frequencies are those of the references of the first evaluation, whatever was captioned.
+    table = capeval_core.load("cider").prepare(REFERENCES)
+    assert metrics.metrics[2].options.statistics.fingerprint == table.fingerprint  # type: ignore[attr-defined]
 
 
 # Processes

@@ -38,6 +38,8 @@ from capeval_core.inputs.samples import Samples, check_pools, check_samples
 from capeval_core.inputs.sources import Source
 from capeval_core.inputs.videos import InputFrames, Sampling
 from capeval_core.inputs.visual import InputImage
+from capeval_core.integrations.shards import workers as workers_of_shards
+from capeval_core.integrations.shards.plan import plan_shards
 from capeval_core.judgements.resampling import Resamples, WeightedRows
 from capeval_core.limits import LIMITS
 from capeval_core.matching.cosine import grouped_cosine, harmonic_mean, paired_cosine
@@ -114,6 +116,7 @@ __all__ = [
     "resampled_correlations",
     "resamples",
     "resized",
+    "score_shards",
     "shapes",
     "similar",
     "soft_spice_phrases",
@@ -431,6 +434,19 @@ def write_positives(
         own = [Positive(*positive) for positive in positives if positive[0] == kind]
         if own:
             PositiveShards(folder, kind, settings).write(number, Shard(dict(enumerate(own))))  # type: ignore[arg-type]
+
+
+# integrations
+
+
+def score_shards(source: Path, target: Path, scorer: Any, *, workers: int, progress: Any = None) -> list[Any]:
+    """What became of each shard of a folder, by processes of Ray: a `ShardResult`, or what has a `reason`."""
+    shards = plan_shards([f"{source}/*.parquet"], str(target))
+    return list(
+        workers_of_shards.score_shards(
+            shards, scorer, workers_of_shards.Workers(workers), {"progress": progress}
+        )
+    )
 
 
 # judgements
