@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 ADDRESS: str | None = None
 """Of the public repository, on GitHub or the Hub, without a slash at its end; None: there is none, and
 nothing links to it. After a change: `python -m tools.documents`."""
@@ -30,3 +33,25 @@ def install_command(extra: str) -> str:
     'pip install "capeval[video]"'
     """
     return f'pip install "capeval[{extra}]"'
+
+
+@contextmanager
+def needs(package: str, extra: str) -> Iterator[None]:
+    """Import a package, or say which extra brings it.
+
+    Raises:
+        ModuleNotFoundError: the package is not installed.
+
+    >>> with needs("no_such_package", "ray"):
+    ...     import no_such_package
+    Traceback (most recent call last):
+    ...
+    ModuleNotFoundError: no_such_package is not installed: pip install "capeval[ray]"
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != package:
+            raise
+        message = f"{package} is not installed: {install_command(extra)}"
+        raise ModuleNotFoundError(message, name=error.name) from None

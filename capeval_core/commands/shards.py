@@ -51,7 +51,7 @@ from capeval_core.integrations.shards.workers import (
     score_shards,
 )
 from capeval_core.metric import CaptionMetric
-from capeval_core.reports.charts import draw_histogram
+from capeval_core.reports.figures import draw_histogram
 
 COMMANDS = {
     "score": "score every shard of a collection into a file of its own",

@@ -9,10 +9,10 @@ from typing import Any
 
 from capeval_core.errors import wrong_option
 from capeval_core.inputs.media import argument_of
-from capeval_core.integrations.extras import needs
 from capeval_core.integrations.opening import open_one
 from capeval_core.integrations.rewards import without_reasoning
 from capeval_core.metric import CaptionMetric
+from capeval_core.project import needs
 from capeval_core.result import Result
 
 with needs("inspect_ai", "inspect"):

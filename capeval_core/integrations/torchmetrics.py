@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from capeval_core.inputs.media import argument_of
-from capeval_core.integrations.extras import needs
 from capeval_core.integrations.opening import open_one
 from capeval_core.integrations.packed_rows import combine_tables, pack_rows, unpack_rows
 from capeval_core.integrations.rewards import in_memory
+from capeval_core.project import needs
 from capeval_core.result import Result
 
 with needs("torchmetrics", "torchmetrics"):

@@ -15,7 +15,7 @@ from capeval_core.judgements.judging import Entry, Judged
 from capeval_core.judgements.others import PoolSet
 from capeval_core.judgements.published import sources
 from capeval_core.judgements.sets import SETS
-from capeval_core.reports.charts import Bar, Spread, draw_bars, draw_spreads
+from capeval_core.reports.figures import Bar, Spread, draw_bars, draw_spreads
 from capeval_core.reports.tables import Table
 from capeval_core.statistics import LEAST_IMAGES
 from capeval_core.values import signed

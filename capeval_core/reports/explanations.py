@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from capeval_core.phrases.spans import Span, wrong_words
 from capeval_core.regions.selection import THRESHOLD
-from capeval_core.reports.boxes import outlined
-from capeval_core.reports.canvas import region_colour
-from capeval_core.reports.frames import best_frames
+from capeval_core.reports.explained import best_frames, confident
+from capeval_core.reports.overlay import region_colour
 from capeval_core.values import minus
 
 if TYPE_CHECKING:
@@ -246,7 +245,7 @@ def candidates(evidence: Evidence, draw: Draw) -> str:
 def boxes(evidence: Evidence, draw: Draw) -> str:
     """The image with the boxes that the network looked at, numbered, and how sure the detector is of each."""
     notes = evidence["boxes"]
-    shown = outlined(notes)
+    shown = confident(notes)
     text = f"The {len(shown)} boxes with the objects that the score depends on, best first."
     if rest := len(notes) - len(shown):
         text += (

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from capeval_core.reports.charts import round_axis
 from capeval_core.reports.systems import Column, Systems
 from capeval_core.values import minus
 
@@ -78,3 +78,22 @@ def distributions(column: Column, systems: Systems) -> dict[str, Any] | None:
         "ticks": axis.ticks,
         "note": note,
     }
+
+
+def round_axis(values: Sequence[float], parts: int = 6) -> tuple[float, float, float]:
+    """Ends and step of an axis of round numbers that holds the values.
+
+    >>> round_axis([3.2, 47.0])
+    (0.0, 50.0, 10.0)
+    >>> round_axis([0.5, 0.5 + 1e-16])
+    (0.5, 0.6, 0.1)
+    """
+    low, high = (min(values), max(values)) if len(values) else (0.0, 1.0)
+    span = high - low
+    if span <= 1e-9 * max(abs(low), abs(high)):  # what rounding leaves of equal values
+        span = abs(high) or 1.0
+    rough = span / parts
+    size = 10.0 ** math.floor(math.log10(rough))
+    step = next(factor * size for factor in (1, 2, 2.5, 5, 10) if factor * size >= rough - 1e-12)
+    first, last = math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step
+    return first, last if last > first else first + step, step

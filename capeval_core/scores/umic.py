@@ -148,7 +148,7 @@ class Umic(RegionMetric):
     def evidence_of(
         self, samples: Samples, rows: pa.Table, parts: Mapping[str, list[Any]]
     ) -> dict[int, dict[str, Any]]:
-        from capeval_core.reports.boxes import BoxExplanation, box_notes
+        from capeval_core.reports.explained import BoxExplanation, box_notes
 
         numbers = super().evidence_of(samples, rows, parts)
         errors = rows["error"].to_pylist()

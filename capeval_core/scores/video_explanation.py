@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from capeval_core.inputs.videos import EVERY, Sampling
 from capeval_core.matching.cosine import unit
-from capeval_core.reports.drawn import DrawnExplanation
-from capeval_core.reports.frames import DESIGNED, FrameMatch, best_frames, draw_frames
+from capeval_core.reports.explained import DrawnExplanation, FrameMatch, best_frames, shown_word
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -44,17 +43,27 @@ class VideoExplanation(DrawnExplanation):
         super().__init__(content)
         self._video, self._sampling = video, sampling
 
-    def plot(self, width: int = 2 * DESIGNED) -> Image:
+    def plot(self, width: int = 1440) -> Image:
         """The caption's cosine with each frame as a curve, and the best frames of its words, read again.
 
         Raises:
             ValueError: there is no score, or the width is below 320 pixels.
             ImageError: the video can no longer be read.
+            ModuleNotFoundError: matplotlib is not installed.
         """
-        if "error" in self:
-            raise ValueError(f"there is no score to draw: {self['error']}")
-        frames = self._frames(best_frames(self["words"]))
-        return draw_frames(self["caption"], self["frame_cosines"], self["words"], frames, width)
+        from capeval_core.reports.figures import draw_frames
+
+        self.check_drawable(width)
+        best = best_frames(self["words"])
+        images = self._frames(best)
+        frames = {
+            frame: (
+                images.get(frame),
+                ", ".join(f"{shown_word(match)} {match['cosine']:.2f}" for match in own),
+            )
+            for frame, own in best.items()
+        }
+        return draw_frames(self["caption"], self["frame_cosines"], frames, width)
 
     def frames(self, wanted: Collection[int], width: int) -> dict[int, Image]:
         """Some of the frames that were compared, by their positions, read again; at most `width` pixels wide.

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from capeval_core.matching.cosine import unit
-from capeval_core.reports.matches import MatchExplanation, WordMatches, word_matches
+from capeval_core.reports.explained import MatchExplanation, WordMatches, word_matches
 from capeval_core.scores.vilbert_rows import EncodedCaption, Matcher
 
 
@@ -35,7 +35,19 @@ def explain(
     for number, (text, reference) in enumerate(zip(references, caption.references, strict=True)):
         cosines = unit(matcher.words(caption.caption)) @ unit(matcher.words(reference)).T
         others = [tokens[index] for index in matcher.encoder.word_ids(reference.ids)]
-        scores = [numbers[f"reference_{name}"][number] for name in ("precision", "recall", "f")]
-        notes.append(word_matches(text, words, others, np.clip(cosines, -1, 1).tolist(), *scores))
+        cosines = np.clip(cosines, -1, 1)
+        notes.append(
+            {
+                "reference": text,
+                "precision": numbers["reference_precision"][number],
+                "recall": numbers["reference_recall"][number],
+                "f": numbers["reference_f"][number],
+                "caption_matches": word_matches(words, others, cosines.tolist()),
+                "reference_matches": word_matches(others, words, cosines.T.tolist()),
+                "words": words,
+                "reference_words": others,
+                "cosines": cosines.tolist(),
+            }
+        )
     f = numbers["reference_f"]
     return MatchExplanation({**numbers, "matches": notes, "best": int(np.argmax(f))})

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from capeval_core.errors import FileError, file_problem
-from capeval_core.reports.curves import Curve, draw_curves
+from capeval_core.reports.figures import Curve, draw_curves
 from capeval_core.training.objective import CORRELATION, VALIDATION
 from capeval_core.training.state import CURVES, LOG
 from capeval_core.writing import write_whole

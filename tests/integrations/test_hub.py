@@ -56,7 +56,7 @@ class Published:
     images: list[str]
 
     def send_modules(self, namespace: str, *names: str) -> None:
-        assert main(["publish", "modules", *names, "--namespace", namespace]) == 0
+        assert main(["publish", "modules", *names, "--namespace", namespace, "--install-from", "pypi"]) == 0
 
     def send_weights(self, folder: Path) -> str:
         """Small ones, put where the metric takes its own from where no others are named; their commit."""

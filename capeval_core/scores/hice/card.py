@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from capeval_core.phrases.spans import Span
-from capeval_core.reports.canvas import COMPARED, FAINT, INK, RIGHT, UNMENTIONED, WRONG
-from capeval_core.reports.card import Bar, Caption, Card, FramedImage, Heading, LegendEntry, Row, Table
 from capeval_core.reports.explanations import TERMS, outside_text, threshold_text
-from capeval_core.reports.marks import RIGHT_MARK, UNKNOWN_MARK, WRONG_MARK, Dot, Mark, RegionMark, Word
-from capeval_core.reports.overlay import OutlinedImage
+from capeval_core.reports.overlay import FAINT, INK, UNMENTIONED, region_colour
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 _TITLES = {"hice_s": "HICE-S", "refhice_s": "RefHICE-S"}
 _TERMS = ("gitc", "litc", "precision", "recall", "gttc", "lttc")
-_OUTLINES = {False: "region that a phrase mentions", True: "region that none mentions"}
-_WHOLE = Word("all")  # the mark of the whole image
 
 
 class PhraseNote(TypedDict):
@@ -60,91 +58,66 @@ class ReferenceNote(TypedDict):
     chosen: bool
 
 
-def card_of(explanation: Mapping[str, Any], image: OutlinedImage, wrong: Sequence[Span]) -> Card:
-    """The card of an explanation with a score.
+def card_of(explanation: Mapping[str, Any], image: Image, wrong: Sequence[Span], width: int) -> Image:
+    """The card of an explanation with a score, `width` pixels wide.
 
     Args:
         explanation: with the keys of a `HiceExplanation`.
-        image: its image, with `region_marks` of its regions.
+        image: with its regions outlined.
         wrong: the spans of its caption to mark.
     """
+    from capeval_core.reports.figures import COMPARED, RIGHT, WRONG, Line, Lines, draw_card
+
+    phrases, regions, threshold = (explanation[name] for name in ("phrases", "regions", "threshold"))
+
+    def sign(region: int | None) -> tuple[str, tuple[int, int, int]]:
+        if region is None:
+            return "all", FAINT
+        return str(region + 1), region_colour(region, regions[region]["unmentioned"])
+
+    def of_phrase(note: PhraseNote) -> Line:
+        mark, bar, ink = ("✗", WRONG, WRONG) if note["mistake"] else ("✓", RIGHT, INK)
+        if not note["judged"]:
+            mark, bar, ink = "–", FAINT, FAINT
+        return Line((mark, bar), note["phrase"], [note["precision"]], bar, sign(note["region"]), ink)
+
+    def of_region(index: int, note: RegionNote) -> Line:
+        missed = note["unmentioned"]
+        text = f"not mentioned; nearest: {note['phrase']}" if missed else note["phrase"]
+        mark = sign(index)
+        return Line(mark, text, [note["recall"]], mark[1], ink=UNMENTIONED if missed else INK)
+
+    def of_reference(note: ReferenceNote) -> Line:
+        chosen = note["chosen"]
+        bar = COMPARED if chosen else FAINT
+        return Line(("●" if chosen else "○", bar), note["reference"], [note["gttc"], note["lttc"]], bar)
+
+    recalls = [of_region(index, note) for index, note in enumerate(regions)]
+    if whole := explanation["whole"]:
+        recalls.append(Line(("all", FAINT), whole["phrase"], [whole["recall"]], FAINT))
     key = next(name for name in _TITLES if name in explanation)
     terms = [(TERMS.get(name, name), explanation[name]) for name in _TERMS if name in explanation]
-    phrases, regions, threshold = (explanation[name] for name in ("phrases", "regions", "threshold"))
-    phrase_rows = [_phrase_row(note, image.marks) for note in phrases]
-    region_rows = [_region_row(note, mark) for note, mark in zip(regions, image.marks, strict=True)]
-    if explanation["whole"] is not None:
-        phrase, recall = explanation["whole"]["phrase"], explanation["whole"]["recall"]
-        region_rows.append(Row(_WHOLE, phrase, [Bar(recall, FAINT)]))
-    reference_rows = [_reference_row(note) for note in explanation.get("compared", [])]
-    return Card(
-        heading=Heading(_TITLES[key], explanation[key], terms),
-        caption=Caption(explanation["caption"], wrong, _truncation(explanation)),
-        image=FramedImage(image, _legend(explanation)),
-        tables=[
-            Table("Phrases", ["precision, best region"], phrase_rows, threshold),
-            Table("References", [TERMS["gttc"], TERMS["lttc"]], reference_rows),
-        ],
-        last=Table("Regions", ["recall"], region_rows, threshold),
-    )
+    compared = [of_reference(note) for note in explanation.get("compared", [])]
+    tables = [
+        Lines("Phrases", ["precision, best region"], list(map(of_phrase, phrases)), threshold),
+        Lines("References", [TERMS["gttc"], TERMS["lttc"]], compared),
+        Lines("Regions", ["recall"], recalls, threshold),
+    ]
+    heading = (_TITLES[key], explanation[key], terms)
+    return draw_card(image, heading, explanation["caption"], wrong, _legend(explanation), tables, width)
 
 
-def region_marks(notes: Sequence[RegionNote]) -> list[RegionMark]:
-    """The marks of an explanation's regions, for the image and the tables."""
-    return [RegionMark.of(index, note["unmentioned"]) for index, note in enumerate(notes)]
-
-
-def _truncation(explanation: Mapping[str, Any]) -> str:
-    if not explanation["truncated"]:
-        return ""
-    texts = "The caption or a reference" if "compared" in explanation else "The caption"
-    return f"{texts} is longer than the text encoder reads: its end was cut off."
-
-
-def _legend(explanation: Mapping[str, Any]) -> list[LegendEntry]:
-    notes: Sequence[RegionNote] = explanation["regions"]
-    kinds = {note["unmentioned"] for note in notes}
-    entries = [LegendEntry(text, RegionMark.of(0, kind)) for kind, text in _OUTLINES.items() if kind in kinds]
-    if not notes:
+def _legend(explanation: Mapping[str, Any]) -> str:
+    regions: Sequence[RegionNote] = explanation["regions"]
+    texts = [f"✓ {threshold_text(explanation)}"]
+    if any(note["unmentioned"] for note in regions):
+        texts.insert(0, "dashed: region that no phrase mentions")
+    if not regions:
         where = "inside the square" if explanation["outside"] else "found"
-        entries.append(LegendEntry(f"No region was {where}: the whole image stands for them."))
-    entries.append(LegendEntry(threshold_text(explanation), RIGHT_MARK))
+        texts.insert(0, f"No region was {where}: the whole image stands for them.")
     if outside := outside_text(explanation):
-        entries.append(LegendEntry(f"{outside}; phrases may be about them", UNKNOWN_MARK))
-    return entries
-
-
-def _phrase_row(note: PhraseNote, marks: Sequence[RegionMark]) -> Row:
-    wrong, region = note["mistake"], note["region"]
-    lead: Mark = WRONG_MARK if wrong else RIGHT_MARK
-    bar, colour = (WRONG, WRONG) if wrong else (RIGHT, INK)
-    if not note["judged"]:
-        lead, bar, colour = UNKNOWN_MARK, FAINT, FAINT
-    return Row(
-        lead=lead,
-        text=note["phrase"],
-        bars=[Bar(note["precision"], bar)],
-        tail=_WHOLE if region is None else marks[region],
-        colour=colour,
-    )
-
-
-def _region_row(note: RegionNote, mark: RegionMark) -> Row:
-    missed = note["unmentioned"]
-    return Row(
-        lead=mark,
-        text=f"not mentioned; nearest: {note['phrase']}" if missed else note["phrase"],
-        bars=[Bar(note["recall"], mark.colour)],
-        colour=UNMENTIONED if missed else INK,
-    )
-
-
-def _reference_row(note: ReferenceNote) -> Row:
-    chosen = note["chosen"]
-    colour = COMPARED if chosen else FAINT
-    return Row(
-        lead=Dot(colour, hollow=not chosen),
-        text=note["reference"],
-        bars=[Bar(note["gttc"], colour), Bar(note["lttc"], colour)],
-        colour=INK if chosen else FAINT,
-    )
+        texts.append(f"– {outside}; phrases may be about them")
+    if explanation["truncated"]:
+        text = "The caption or a reference" if "compared" in explanation else "The caption"
+        texts.append(f"{text} is longer than the text encoder reads: its end was cut off.")
+    return "; ".join(texts)

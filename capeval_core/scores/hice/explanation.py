@@ -16,10 +16,10 @@ from capeval_core.phrases.spans import Span
 from capeval_core.ragged import Ragged
 from capeval_core.regions.regions import Regions
 from capeval_core.regions.source import RegionSource
-from capeval_core.reports.drawn import DrawnExplanation
+from capeval_core.reports.explained import DrawnExplanation
 from capeval_core.reports.explanations import wrong_spans
-from capeval_core.reports.overlay import OutlinedImage
-from capeval_core.scores.hice.card import PhraseNote, ReferenceNote, RegionNote, card_of, region_marks
+from capeval_core.reports.overlay import outlined
+from capeval_core.scores.hice.card import PhraseNote, ReferenceNote, RegionNote, card_of
 from capeval_core.scores.hice.formulas import joint
 from capeval_core.scores.hice.rows import EncodedTexts, match_regions
 
@@ -118,26 +118,27 @@ class HiceExplanation(DrawnExplanation):
         Raises:
             ValueError: there is no score, or the width is below 320 pixels.
             ImageError: the image can no longer be read.
+            ModuleNotFoundError: matplotlib is not installed.
         """
-        shown = self._drawable(threshold)
-        return card_of(shown, shown._outlined(), shown.wrong_words()).drawn(width)
+        shown = self._drawable(width, threshold)
+        return card_of(shown, shown._outlined(1000), shown.wrong_words(), width)
 
     def overlay(self, width: int = WIDTH, *, threshold: float | None = None) -> Image:
         """The image with its regions outlined; arguments and errors are those of `plot`.
 
         It is narrower where it would be more than twice as high as wide.
         """
-        return self._drawable(threshold)._outlined().drawn(width)
+        return self._drawable(width, threshold)._outlined(width)
 
-    def _drawable(self, threshold: float | None) -> HiceExplanation:
-        if "error" in self:
-            raise ValueError(f"there is no score to draw: {self['error']}")
+    def _drawable(self, width: int, threshold: float | None) -> HiceExplanation:
+        self.check_drawable(width)
         return self if threshold is None else self.with_threshold(threshold)
 
-    def _outlined(self) -> OutlinedImage:
+    def _outlined(self, width: int) -> Image:
         image = self._image.load()
         regions = self._masks or Regions.of([], size=(image.height, image.width))
-        return OutlinedImage(image, regions, region_marks(self.regions), visible=tuple(self["square"]))
+        unmentioned = [note["unmentioned"] for note in self.regions]
+        return outlined(image, regions, unmentioned, width, self["square"])
 
     def __reduce__(self) -> tuple[Any, ...]:
         return HiceExplanation, (dict(self), self._image, self._masks)

@@ -1,0 +1,116 @@
+"""`explain(i).plot()`: what is drawn of a score, and when nothing can be."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import capeval_core
+from capeval_core.demo import demo_clips, demo_set
+
+ITEM = demo_set()[1]
+
+
+def explanation(name: str, media: str | None = None, caption: str = ITEM.subtly_wrong, **options: Any) -> Any:
+    given: dict[str, Any] = {"weights": "tiny", "device": "cpu", "evidence": True, "media": media, **options}
+    metric = capeval_core.load(name, **given)
+    references = [list(ITEM.references)] if metric.needs_references else None
+    if media == "video":
+        return metric.score([caption], videos=[demo_clips()[0].image]).explain(0)
+    return metric.score([caption], images=[ITEM.image], references=references).explain(0)
+
+
+def share(picture: Image.Image, colour: tuple[int, int, int]) -> float:
+    """How much of a picture is about that colour."""
+    pixels = np.asarray(picture.convert("RGB"), dtype=int)
+    return float((np.abs(pixels - colour).max(axis=-1) < 40).mean())
+
+
+BLUE, ORANGE, GREY, WRONG = (38, 98, 217), (217, 119, 6), (112, 120, 136), (200, 48, 66)
+
+
+@pytest.mark.parametrize(
+    ("name", "media"),
+    [("hices", None), ("refhices", None), ("umic", None), ("vilbertscore", None), ("pacs", "video")],
+)
+def test_a_drawing_has_its_width_and_is_what_a_notebook_shows(name: str, media: str | None) -> None:
+    found = explanation(name, media)
+    for width in (390, 900):
+        picture = found.plot(width)
+        assert picture.width == width and len(picture.getcolors(1 << 24) or [0] * 99) > 50
+    assert (found._repr_png_() or b"").startswith(b"\x89PNG")
+    assert pickle.loads(pickle.dumps(found)).plot(390).tobytes() == found.plot(390).tobytes()
+    with pytest.raises(ValueError, match="width=100"):
+        found.plot(100)
+
+
+def test_regions_and_mistakes_have_their_colours() -> None:
+    found = explanation("hices")
+    overlay, card = found.overlay(800), found.plot(1280)
+    unmentioned = [note["unmentioned"] for note in found["regions"]]
+    assert any(unmentioned) and not all(unmentioned)
+    plain = Image.open(ITEM.image).convert("RGB").resize(overlay.size)
+    for colour in (ORANGE, GREY):
+        assert share(overlay, colour) > share(plain, colour) + 0.001
+    assert share(card, WRONG) > 0.0008
+    right = explanation("hices", caption=ITEM.good)
+    assert share(right.plot(1280), WRONG) < share(card, WRONG) / 2
+    assert found.with_threshold(0.0)["phrases"][0]["mistake"] is False
+
+
+def test_badges_of_many_regions_do_not_cover_each_other(tmp_path: Path) -> None:
+    """As many discs as regions, apart from each other, though the regions nearly coincide."""
+    masks = []
+    for number in range(12):
+        mask = np.zeros((240, 320), bool)
+        mask[60 + number : 140 + number, 80 + number : 200 + number] = True
+        masks.append(mask)
+    path = tmp_path / "many.png"
+    Image.new("RGB", (320, 240), "black").save(path)
+    metric = capeval_core.load("hices", weights="tiny", evidence=True, regions={"many": masks}, device="cpu")
+    found = metric.score(["a dog"], [path]).explain(0)
+    picture = np.asarray(found.overlay(640).convert("L"), dtype=int)
+    scipy = pytest.importorskip("scipy.ndimage")
+    # White digits lie within discs; the white edges of outlines are thinner than a disc with its edge.
+    discs = scipy.binary_opening(picture > 60, np.ones((15, 15)))
+    assert discs.sum() > 11 * 3.14 * 14**2
+
+
+def test_a_heat_map_is_dark_where_cosines_are_high() -> None:
+    found = explanation("vilbertscore", caption=ITEM.references[0])
+    same = found.plot(720, reference=0)
+    assert share(same, (20, 92, 132)) > 0.01
+    with pytest.raises(IndexError, match="reference=99"):
+        found.plot(720, reference=99)
+
+
+def test_without_a_score_there_is_nothing_to_draw(tmp_path: Path) -> None:
+    metric = capeval_core.load("hices", weights="tiny", evidence=True, on_error="nan", device="cpu")
+    (tmp_path / "x.png").write_bytes(b"no image")
+    found = metric.score(["a dog"], [tmp_path / "x.png"]).explain(0)
+    with pytest.raises(ValueError, match="no score to draw"):
+        found.plot()  # type: ignore[attr-defined]
+    assert found._repr_png_() is None  # type: ignore[attr-defined]
+
+
+def test_without_matplotlib_its_extra_is_named_and_pages_need_none() -> None:
+    code = """
+import sys
+sys.modules["matplotlib"] = None
+from tests.reports.test_pictures import explanation
+found = explanation("hices")
+assert found.overlay(400).width == 400 and found._repr_png_() is None
+try:
+    found.plot()
+except ModuleNotFoundError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "capeval[plot]" in done.stdout
