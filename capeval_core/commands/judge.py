@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -252,10 +253,13 @@ def _write(
         f"{entry.name}.tex": shown.latex(),
         f"{entry.name}.csv": long_table(result, signatures).csv(),
         f"{entry.name}-differences.csv": contests.csv(),
-        f"{entry.name}.png": _png(draw_agreement(result)),
     }
-    if (spread := draw_scores(result)) is not None:
-        files[f"{entry.name}-scores.png"] = _png(spread)
+    try:
+        files[f"{entry.name}.png"] = _png(draw_agreement(result))
+        if (spread := draw_scores(result)) is not None:
+            files[f"{entry.name}-scores.png"] = _png(spread)
+    except ModuleNotFoundError as error:  # the numbers took long, and are there
+        warnings.warn(f"there are no charts: {error}", stacklevel=2)
     # Other metrics have no repository that results could stand in, and one's own set may not be on the Hub.
     local = Path(flags.data).exists()
     dataset = f"{NAMESPACE}/{entry.name.replace('_', '-')}" if local else flags.data

@@ -410,7 +410,10 @@ def _picture(found: ScoreHistogram, folder: str) -> bytes:
         threshold = found.threshold
         note += f"; the best {100 * found.keep:g}% from {threshold:.4f} on: {found.kept:,} rows"
     edges, counts = found.edges.tolist(), found.counts.tolist()
-    image = draw_histogram(f"Scores in {folder}", edges, counts, marks, kept_from=threshold, note=note)
+    try:
+        image = draw_histogram(f"Scores in {folder}", edges, counts, marks, kept_from=threshold, note=note)
+    except ModuleNotFoundError as error:
+        raise ValueError(f"--png: {error}") from None
     file = io.BytesIO()
     image.save(file, "PNG")
     return file.getvalue()

@@ -99,7 +99,7 @@ def box_notes(boxes: BoxFeatures) -> list[dict[str, Any]]:
 def confident(notes: Sequence[Mapping[str, Any]]) -> list[int]:
     """The boxes to outline: not those that only make up the least number, below the detector's threshold.
 
-    >>> notes = [{"confidence": 0.9}, {"confidence": 0.1}]
+    >>> notes = [{"confidence": 0.9}, {"confidence": THRESHOLD}]
     >>> confident(notes), confident([{"confidence": None}])
     ([0], [0])
     """

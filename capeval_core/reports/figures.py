@@ -47,10 +47,11 @@ def _drawn(
     """
     with needs("matplotlib", "plot"):
         import matplotlib
+        from cycler import cycler
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
         from matplotlib.font_manager import get_font_names
-    style = {
+    style: Any = {
         "font.family": [name for name in _FONTS if name in get_font_names()],
         "font.size": 8.5,
         "text.color": colour(INK),
@@ -64,7 +65,7 @@ def _drawn(
         "axes.spines.top": False,
         "axes.spines.right": False,
         "axes.spines.left": False,
-        "axes.prop_cycle": matplotlib.cycler(color=[colour(rgb) for rgb in REGIONS]),
+        "axes.prop_cycle": cycler(color=[colour(rgb) for rgb in REGIONS]),
         "grid.color": colour(_LINE),
         **dict.fromkeys(("xtick.labelcolor", "ytick.labelcolor", "axes.labelcolor"), colour(FAINT)),
         **{f"{axis}tick.{part}size": 0 for axis in "xy" for part in ("major.", "minor.")},
@@ -239,7 +240,7 @@ def draw_curves(panels: Mapping[str, Sequence[Curve]]) -> Image.Image:
                 ax.plot(steps[-1], values[-1], "o", color=ax.lines[-1].get_color(), markersize=4)
             ax.set_ylim(bottom=min(0.0, *(y for curve in curves for _, y in curve.points)))
             ax.xaxis.set_major_formatter("{x:,.0f}")
-            ax.xaxis.get_major_locator().set_params(integer=True)
+            ax.locator_params(axis="x", integer=True)
             if any(curve.name for curve in curves):
                 ax.legend(loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False)
 
@@ -267,7 +268,7 @@ def draw_matches(caption: str, note: Mapping[str, Any], width: int) -> Image.Ima
         ax.grid(visible=False)
         for side in ax.spines.values():
             side.set_visible(False)
-        turned = {"rotation": 45, "ha": "left"} if max(map(len, columns)) * len(columns) > 70 else {}
+        turned: Any = {"rotation": 45, "ha": "left"} if max(map(len, columns)) * len(columns) > 70 else {}
         ax.set_xticks(np.arange(len(columns)) + 0.5, [_cut(word, 18) for word in columns], **turned)
         ax.set_yticks(np.arange(len(rows)) + 0.5, [_cut(word, 18) for word in rows], color=colour(INK))
         ax.xaxis.tick_top()
@@ -307,7 +308,7 @@ def draw_frames(
     above = 20 * len(title) + 34
 
     def draw(figure: Figure) -> None:
-        parts = figure.subfigures(2, 1, height_ratios=[200 + above, strip or 1]) if frames else [figure]
+        parts: Any = figure.subfigures(2, 1, height_ratios=[200 + above, strip or 1]) if frames else [figure]
         parts[0].suptitle("\n".join(title), x=0.02, ha="left", size=11)
         ax = parts[0].subplots()
         ax.set_title(
@@ -317,7 +318,7 @@ def draw_frames(
         marked = [frame for frame in frames if len(cosines) > 1] or [0]
         ax.plot(marked, [cosines[frame] for frame in marked], "o", color="C0", clip_on=False)
         ax.set_ylim(bottom=min(0.0, *cosines))
-        ax.xaxis.get_major_locator().set_params(integer=True)
+        ax.locator_params(axis="x", integer=True)
         if not frames:
             return
         row = parts[1].subplots(1, 6, squeeze=False)[0]
@@ -413,10 +414,11 @@ def draw_card(
         ax = figure.add_axes((0, 0, 1, 1))
         ax.set(xlim=(0, total), ylim=(height + 2 * _SIDE, 0))
         ax.axis("off")
-        x, y = (_SIDE, _SIDE + right) if narrow else (_SIDE, _SIDE)
+        x, y = _SIDE, _SIDE + right * narrow
         ax.imshow(image, extent=(x, x + shown, y + high, y), aspect="auto", interpolation="antialiased")
         ax.text(x, y + high + 20, "\n".join(notes), va="top", color=colour(FAINT), size=8, linespacing=1.4)
-        across, down = (_SIDE, _SIDE) if narrow else (_COLUMN + 2 * _SIDE, _SIDE)
+        across: float = _SIDE if narrow else _COLUMN + 2 * _SIDE
+        down: float = _SIDE
         _draw_heading(ax, across, down, *heading)
         _draw_caption(ax, across, down + 100, caption, wrong)
         down += 100 + words
@@ -444,7 +446,7 @@ def _draw_caption(ax: Axes, x: float, y: float, caption: str, wrong: Sequence[Sp
     """The words of a caption, wrong ones marked, on as many lines as it takes."""
     renderer = ax.figure.canvas.get_renderer()  # type: ignore[attr-defined]
     scale = ax.transData.inverted()
-    across, down = x, y + 8
+    across, down = float(x), y + 8
     for word in re.finditer(r"\S+", caption):
         marked = any(span.start < word.end() and word.start() < span.end for span in wrong)
         style: dict[str, Any] = {"color": colour(INK), "size": 13.5}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -71,12 +72,13 @@ class TrainingLog:
         }
         panels["learning rate"] = [Curve("", rates)]
         panels |= {_JUDGED[name]: [Curve("", points)] for name, points in judged.items()}
-        image = draw_curves(
-            {title: curves for title, curves in panels.items() if any(c.points for c in curves)}
-        )
-        partial = self.folder / f".{CURVES}"
-        image.save(partial, format="PNG")
-        partial.replace(self.folder / CURVES)
+        with suppress(ModuleNotFoundError):  # no matplotlib: log.jsonl has the numbers
+            image = draw_curves(
+                {title: curves for title, curves in panels.items() if any(c.points for c in curves)}
+            )
+            partial = self.folder / f".{CURVES}"
+            image.save(partial, format="PNG")
+            partial.replace(self.folder / CURVES)
 
 
 def _written(line: dict[str, Any]) -> str:

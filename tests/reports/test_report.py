@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import re
 import shutil
@@ -131,6 +133,34 @@ def test_texts_run_nothing_fetch_nothing_and_break_no_tag(tmp_path: Path) -> Non
             assert "url(" not in value and "example.org" not in value and "javascript" not in value
     assert "default-src 'none'" in html and "\x07" not in html and "49" not in page.text.split()
     assert HOSTILE[0] in page.text
+
+
+def test_tables_in_every_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is significant, best and worse is so in the terminal, for programs, papers and on the page."""
+    items = demo_set()
+    flags = write_set(tmp_path, {"good|a_": [i.good for i in items], "bad": [i.unrelated for i in items]})
+    places = [flags.index(name) for name in ("--images", "--weights")]
+    texts = [flag for i, flag in enumerate(flags) if i not in (*places, *(place + 1 for place in places))]
+
+    def written(form: str) -> str:
+        assert main(["score", "rougel,bleu", *texts, "--format", form]) == 0
+        return capsys.readouterr().out
+
+    rows = {(row["system"], row["metric"]): row for row in csv.DictReader(io.StringIO(written("csv")))}
+    good, bad = rows["good|a_", "rougel"], rows["bad", "rougel"]
+    assert float(bad["low"]) < float(bad["mean"]) < float(bad["high"]) < float(good["mean"])
+    difference = float(bad["mean"]) - float(good["mean"])
+    assert float(bad["difference"]) == pytest.approx(difference) and float(bad["p"]) <= float(bad["p_holm"])
+    assert float(bad["difference_low"]) < difference < float(bad["difference_high"]) < 0
+    assert (bad["significant"], good["difference"]) == ("true", "")
+    mean = f"{float(good['mean']):.4f}"
+    assert rf"\textbf{{{mean}}}" in written(
+        "latex"
+    ) and rf"\textbf{{{float(bad['mean']):.4f}}}" not in written("latex")
+    assert f"{float(bad['mean']):.4f}*" in written("text") and f"{mean}*" not in written("text")
+    assert r"good\|a\_" in written("markdown")
+    html = (tmp_path / "report" / "index.html").read_text(encoding="utf-8")
+    assert 'class="test worse"' in html and 'class="test better"' not in html
 
 
 CASES = ["pacs", "refpacs", "hices", "refhices", "umic", "vilbertscore", "bleu", "ciderd", "video"]
