@@ -13,7 +13,7 @@ from PIL import Image
 
 import capeval_core
 from capeval_core.demo import demo_set
-from tests.reports.pages import Parsed
+from tests.reports.test_report import Parsed
 from tests.test_result import NAN, result
 
 SCORES = [0.5, NAN, 0.1, 0.9, 0.1]
