@@ -33,6 +33,7 @@ NET = {
     "tests/behaviour": "behaviour",
     "tests/hostile": "hostile",
     "tests/test_contract.py": "contract",
+    "tests/contracts": "contracts",
     "tests/doors": "doors",
     "tests/transcripts": "transcripts",
 }
