@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
@@ -15,18 +16,31 @@ from torch import Tensor, nn
 from capeval_core.cache import FeatureCache, feature_key
 from capeval_core.encoders.engine import Encoding, box_visuals
 from capeval_core.inputs.visual import InputImage
-from capeval_core.models.architecture import is_number, is_whole, scaling_problems, shown
 from capeval_core.models.batching import BatchSize
+from capeval_core.models.config import Closed, read
 from capeval_core.models.device import DTYPES
 from capeval_core.models.model import CheckedModel
 from capeval_core.regions.features import BoxVisual
-from capeval_core.weights.folder import WeightsError, WeightsFolder
+from capeval_core.weights.folder import WeightsFolder
 
 Floats = NDArray[np.float32]
 
-WIDTHS, COUNTS = range(1, (1 << 16) + 1), range(1, 100_001)
-"""Bounds of numbers of a feature, and of things."""
-FEW, SIDES = range(1, 1_001), range(1, 16_385)
+Stages = Annotated[list[int], range(1, 1_001), 4]
+Deltas = Annotated[list[float], (0, 1e3), 4]
+Kept = Annotated[int, range(1, 10_001)]
+
+
+@dataclass(frozen=True)
+class Pixels(Closed):
+    """How images are resized and scaled."""
+
+    shortest_side: Annotated[int, range(1, 16_385)]
+    longest_side: Annotated[int, range(1, 16_385)]
+    mean: Annotated[list[float], (-1e3, 1e3), 3]
+
+    def __post_init__(self) -> None:
+        if self.shortest_side > self.longest_side:
+            raise ValueError("shortest_side is above preprocessing.longest_side")
 
 
 class Detector(CheckedModel):
@@ -43,10 +57,8 @@ class Detector(CheckedModel):
     def modules(config: Mapping[str, Any], dtype: torch.dtype = torch.float32) -> nn.Module:
         """The model of a config, with random weights, in evaluation mode."""
 
-    @staticmethod
-    @abstractmethod
-    def config_problems(config: dict[str, Any]) -> list[str]:
-        """What is missing or of the wrong kind, in words; an empty list if all is well."""
+    Settings: ClassVar[type]
+    """Dataclass of the parts of a config."""
 
     def build(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> nn.Module:
         with torch.device("meta"):
@@ -58,16 +70,14 @@ class Detector(CheckedModel):
 
     @classmethod
     def empty(cls, config: dict[str, Any]) -> nn.Module:
-        if problems := cls.config_problems(config):
-            raise WeightsError("; ".join(problems))
+        read(cls.Settings, config, "")
         with torch.device("meta"):
             return cls.modules(config)
 
     @classmethod
     def read_config(cls, folder: WeightsFolder) -> dict[str, Any]:
         config = super().read_config(folder)
-        if problems := cls.config_problems(config):
-            raise WeightsError(f"in the config, {'; '.join(problems)}: convert the weights again")
+        read(cls.Settings, config, "")
         return config
 
     def boxes_of_each(
@@ -97,77 +107,6 @@ class Detector(CheckedModel):
 
     def _key(self, rule: str, content: str) -> str:
         return feature_key(self.fingerprint, self.dtype, "boxes", f"{rule}\n{content}".encode())
-
-
-def size_problems(
-    config: Mapping[str, Any], sizes: Mapping[str, Mapping[str, range]], others: Mapping[str, set[str]]
-) -> list[str]:
-    """Which whole numbers of a config are missing or out of their bounds, and which settings are unknown.
-
-    Args:
-        config: of weights. sizes: bounds of whole numbers by section and name. others: the other settings of
-            each section.
-
-    >>> size_problems({"proposals": {"most": 0}}, {"proposals": {"most": range(1, 10)}}, {"proposals": set()})
-    ['proposals.most is 0, expected a whole number from 1 to 9']
-    """
-    problems = []
-    for section, expected in sizes.items():
-        values = config.get(section)
-        if not isinstance(values, dict):
-            problems.append(f"{section} is {shown(values)}, expected an object")
-            continue
-        if unknown := sorted(map(str, values.keys() - expected.keys() - others[section])):
-            problems.append(f"{section} has {shown(', '.join(unknown))}, which is not known here")
-        for name, bounds in expected.items():
-            if not is_whole(values.get(name), bounds):
-                problems.append(
-                    f"{section}.{name} is {shown(values.get(name))}, expected a whole number from "
-                    f"{bounds[0]} to {bounds[-1]:,}"
-                )
-    return problems
-
-
-def shared_problems(config: Mapping[str, Any], deltas: Iterable[str]) -> list[str]:
-    """What is wrong with settings that all detectors have, once their whole numbers are right.
-
-    `deltas` are the sections with weights of deltas.
-    """
-    problems, pixels = [], config["preprocessing"]
-    layers = config["architecture"].get("layers")
-    if not are(layers, lambda each: is_whole(each, FEW), 4):
-        problems.append(
-            f"architecture.layers is {shown(layers)}, expected four whole numbers from 1 to 1,000"
-        )
-    problems += scaling_problems(pixels)
-    for section in deltas:
-        weights = config[section].get("delta_weights")
-        if not are(weights, lambda each: is_number(each, 0, 1e3), 4):
-            problems.append(
-                f"{section}.delta_weights is {shown(weights)}, expected four numbers above 0, at most 1000"
-            )
-    problems += overlap_problems(config, "proposals")
-    if pixels["shortest_side"] > pixels["longest_side"]:
-        problems.append("preprocessing.shortest_side is above preprocessing.longest_side")
-    return problems
-
-
-def overlap_problems(config: Mapping[str, Any], section: str) -> list[str]:
-    """What is wrong with the overlap of a section."""
-    overlap = config[section].get("overlap")
-    if is_number(overlap, 0, 1):
-        return []
-    return [f"{section}.overlap is {shown(overlap)}, expected a number above 0, at most 1"]
-
-
-def are(values: Any, fits: Callable[[Any], bool], count: int | None = None) -> bool:
-    """Whether a value of a config is a list, not empty, of this many numbers that fit."""
-    return (
-        isinstance(values, list)
-        and bool(values)
-        and count in (None, len(values))
-        and all(fits(value) for value in values)
-    )
 
 
 def size_of(pixels: Tensor) -> tuple[int, int]:

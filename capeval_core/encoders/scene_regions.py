@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -20,9 +20,9 @@ from capeval_core.encoders.engine import Encoding, box_visuals
 from capeval_core.inputs.boxes import BoxFeatures
 from capeval_core.inputs.decoding import resized
 from capeval_core.inputs.visual import InputImage
-from capeval_core.models.architecture import filled, is_whole, shown, size_problems
 from capeval_core.models.batching import BatchSize
 from capeval_core.models.canary import canary_images
+from capeval_core.models.config import Width, read
 from capeval_core.models.copies import on_device, on_host
 from capeval_core.models.device import DTYPES, exact
 from capeval_core.models.model import CheckedModel
@@ -30,7 +30,7 @@ from capeval_core.regions.colours import ColourRegions
 from capeval_core.regions.features import BoxVisual, pack
 from capeval_core.regions.selection import boxes_kept
 from capeval_core.weights.conversion import Conversion
-from capeval_core.weights.folder import WeightsError, WeightsFolder
+from capeval_core.weights.folder import WeightsFolder
 
 Floats = NDArray[np.float32]
 
@@ -41,20 +41,26 @@ _MARGIN = 0.1
 """What a crop shows around its box, as a share of the box's sides."""
 _PADDING = 2
 """Pixels around a patch: its soft edge is not of its colour."""
-_SIZES = ("image_size", "width", "region_size")
+
+
+@dataclass(frozen=True)
+class SceneSizes:
+    image_size: Annotated[int, range(8, 129)]
+    width: Width
+    region_size: Width
 
 
 class SceneNet(nn.Module):
     """Crops to features: three convolutions and a linear layer, each with a ReLU; a head for confidence."""
 
-    def __init__(self, architecture: dict[str, Any]) -> None:
+    def __init__(self, sizes: SceneSizes) -> None:
         super().__init__()
-        width, size = architecture["width"], architecture["region_size"]
+        width, size = sizes.width, sizes.region_size
         self.convolutions = nn.ModuleList(
             nn.Conv2d(inside, outside, 3, padding=1)
             for inside, outside in ((3, width), (width, 2 * width), (2 * width, 4 * width))
         )
-        self.feature = nn.Linear(4 * width * (architecture["image_size"] // 8) ** 2, size)
+        self.feature = nn.Linear(4 * width * (sizes.image_size // 8) ** 2, size)
         self.whole_object = nn.Linear(size, 1)
 
     def forward(self, crops: Tensor) -> tuple[Tensor, Tensor]:
@@ -115,13 +121,9 @@ class SceneRegionEncoder(CheckedModel, tags=["image-feature-extraction"]):
 
     model: SceneNet
 
-    def build(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> SceneNet:
-        return filled(self.empty(config), tensors, DTYPES[self.dtype])
-
-    @classmethod
-    def empty(cls, config: dict[str, Any]) -> SceneNet:
-        with torch.device("meta"):
-            return SceneNet(config["architecture"])
+    @staticmethod
+    def modules(config: dict[str, Any]) -> SceneNet:
+        return SceneNet(read(SceneSizes, config["architecture"]))
 
     def prepare(self) -> None:
         self._side: int = self.config["architecture"]["image_size"]
@@ -130,18 +132,7 @@ class SceneRegionEncoder(CheckedModel, tags=["image-feature-extraction"]):
     @classmethod
     def read_config(cls, folder: WeightsFolder) -> dict[str, Any]:
         config = super().read_config(folder)
-        shape = config.get("architecture")
-        if not isinstance(shape, dict):
-            raise WeightsError(f"in the config, architecture is {shown(shape)}, expected an object")
-        problems = size_problems(shape, "architecture")
-        if lacking := [name for name in _SIZES if shape.get(name) is None]:
-            problems.append(f"architecture lacks {', '.join(lacking)}")
-        elif not problems and not is_whole(shape["image_size"], range(8, 129)):
-            problems.append(
-                f"architecture.image_size is {shape['image_size']}, expected a whole number from 8 to 128"
-            )
-        if problems:
-            raise WeightsError(f"in the config, {'; '.join(problems)}: download the weights again")
+        read(SceneSizes, config.get("architecture"))
         return config
 
     @staticmethod

@@ -20,9 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from capeval_core.cache import SHARED, FeatureCache
-from capeval_core.encoders.bert import bert_layer
 from capeval_core.encoders.engine import Encoded, encode_stream, with_extras
-from capeval_core.encoders.packed import Packing, groups_of, rows_of_sequences, starts_of
+from capeval_core.encoders.packed import Packing, bert_layer, groups_of, rows_of_sequences, starts_of
 from capeval_core.encoders.pairs import Pairs
 from capeval_core.encoders.region_text import (
     EPS,

@@ -22,9 +22,16 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from capeval_core.cache import SHARED, FeatureCache, feature_key
-from capeval_core.encoders.bert import bert_layer, merge
 from capeval_core.encoders.engine import Encoded, encode_stream, with_extras
-from capeval_core.encoders.packed import Packing, attend, groups_of, rows_of_sequences, starts_of
+from capeval_core.encoders.packed import (
+    Packing,
+    attend,
+    bert_layer,
+    groups_of,
+    merge,
+    rows_of_sequences,
+    starts_of,
+)
 from capeval_core.encoders.pairs import Pairs
 from capeval_core.encoders.region_text import (
     EPS,

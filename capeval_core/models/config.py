@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
-from capeval_core.models.architecture import is_whole, shown
+from capeval_core.models.architecture import is_number, is_whole, shown
 from capeval_core.weights.folder import WeightsError
 
 T = TypeVar("T")
@@ -14,8 +14,15 @@ T = TypeVar("T")
 Width = Annotated[int, range(1, (1 << 20) + 1)]
 Layers = Annotated[int, range(1, 1_001)]
 Side = Annotated[int, range(1, 4_097)]
+Count = Annotated[int, range(1, 100_001)]
 Few = Annotated[int, range(1_000)]
 Places = Annotated[list[int], range(1_001)]
+Share = Annotated[float, (0, 1)]
+"""Above 0, at most 1; numbers are above the first of their bounds."""
+
+
+class Closed:
+    """A part of a config that holds nothing else."""
 
 
 def read(kind: type[T], section: Any, where: str = "architecture") -> T:
@@ -36,27 +43,35 @@ def _read(kind: Any, section: Any, where: str, problems: list[str]) -> Any:
         problems.append(f"{where} is {shown(section)}, expected an object")
         return None
     hints, values, before = get_type_hints(kind, include_extras=True), dict[str, Any](), len(problems)
+    names, inside = {field.name for field in fields(kind)}, f"{where}." if where else ""
+    if issubclass(kind, Closed) and (unknown := sorted(section.keys() - names)):
+        problems.append(f"{where} has {shown(', '.join(unknown))}, which is not known here")
     for field in fields(kind):
-        value, hint = section.get(field.name), hints[field.name]
-        if value is None and field.default is not MISSING:
+        value, hint, key = section.get(field.name), hints[field.name], f"{inside}{field.name}"
+        if is_dataclass(hint):
+            values[field.name] = _read(hint, value, key, problems)
             continue
         if value is None:
             problems.append(f"{where} lacks {field.name}")
-        elif is_dataclass(hint):
-            values[field.name] = _read(hint, value, f"{where}.{field.name}", problems)
-        else:
-            type_, bounds = get_args(hint)
-            several = get_origin(type_) is list
-            numbers = value if several and isinstance(value, list) and value else [None if several else value]
-            if not all(is_whole(number, bounds) for number in numbers):
-                kinds = "whole numbers" if several else "a whole number"
-                expected = f"expected {kinds} from {bounds[0]} to {bounds[-1]:,}"
-                problems.append(f"{where}.{field.name} is {shown(value)}, {expected}")
-            values[field.name] = value
+        elif problem := _problem(value, *get_args(hint)):
+            problems.append(f"{key} is {shown(value)}, expected {problem}")
+        values[field.name] = value
     if len(problems) > before:
         return None
     try:
         return kind(**values)
     except ValueError as error:
-        problems.append(f"{where}: {error}")
+        problems.append(f"{inside}{error}")
         return None
+
+
+def _problem(value: Any, type_: Any, bounds: Any, count: int | None = None) -> str:
+    """What is expected of a value that does not fit, in words; '' if it fits."""
+    several, whole = get_origin(type_) is list, isinstance(bounds, range)
+    numbers = value if several and isinstance(value, list) else [None if several else value]
+    fit = all(is_whole(each, bounds) if whole else is_number(each, *bounds) for each in numbers)
+    if fit and numbers and count in (None, len(numbers)):
+        return ""
+    kind = ("whole number" if whole else "number") + "s" * several
+    low, high = (bounds[0], bounds[-1]) if whole else (round(bounds[0], 6) + 0.0, bounds[1])
+    return f"{(count or '') if several else 'a'} {kind} from {low:,} to {high:,}".strip()
