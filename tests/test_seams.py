@@ -9,10 +9,12 @@ import capeval_core
 from tests.support import seams
 from tools.reference import MODULES
 
-DOORS = ("authoring", "cli", "module", "testing", "integrations.lmms_eval", "integrations.page")
+DOORS = ("authoring", "cli", "module", "testing")
+ADAPTERS = ("inspect_ai", "lmms_eval", "page", "torchmetrics")
 PUBLIC = {
     "capeval_core",
-    *(f"capeval_core.{name}" for name in (*MODULES, *DOORS, "integrations.torchmetrics")),
+    *(f"capeval_core.{name}" for name in (*MODULES, *DOORS)),
+    *(f"capeval_core.integrations.{name}" for name in ADAPTERS),
 }
 """What users import, by the documents and the API reference."""
 MOST = 60
