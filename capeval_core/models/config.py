@@ -1,4 +1,4 @@
-"""A part of a config as a frozen dataclass: names, types and bounds checked, all problems told at once."""
+"""A part of a config as a frozen dataclass: names, types and bounds checked, all problems at once."""
 
 from __future__ import annotations
 
