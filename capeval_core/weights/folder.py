@@ -151,7 +151,7 @@ def check_finite(tensors: Mapping[str, Tensor], fix: str = "download or convert 
 
 
 def open_weights(weights: str | os.PathLike[str], *, metric: str, tiny: str) -> WeightsFolder:
-    """The folder that `weights` means; WeightsError where it cannot be had or is damaged.
+    """The folder that `weights` means; WeightsError where it is missing, unreachable or damaged.
 
     weights: a local folder, a Hub repository id (`org/name` or `org/name@revision`), or `"tiny"`.
     metric: what `capeval convert` calls such weights, for messages. tiny: folder of the embedded small model.

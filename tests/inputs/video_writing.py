@@ -72,28 +72,6 @@ def video(form: str = "mkv", count: int = 12) -> bytes:
     return written(drawn(count), **FORMS[form])
 
 
-def with_sound(*, cover: bool = False) -> bytes:
-    """Sound in MP4, on its own or with the picture of a cover."""
-    import av
-
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "sound.mp4")
-        with av.open(str(path), "w", format="mp4") as file:
-            sound = file.add_stream("aac", rate=8000)
-            picture = file.add_stream("mjpeg", rate=1) if cover else None
-            if picture is not None:
-                picture.width, picture.height, picture.pix_fmt = 16, 16, "yuvj420p"
-                picture.disposition = type(picture.disposition).attached_pic.value
-            quiet = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), "fltp", "mono")
-            quiet.sample_rate = 8000
-            file.mux(sound.encode(quiet))
-            file.mux(sound.encode())
-            if picture is not None:
-                file.mux(picture.encode(av.VideoFrame(16, 16, "yuvj420p")))
-                file.mux(picture.encode())
-        return path.read_bytes()
-
-
 def turned(data: bytes, degrees: int) -> bytes:
     """An MP4 whose display matrix says that it is to be turned clockwise."""
     a, b, c, d = {90: (0, 1, -1, 0), 180: (-1, 0, 0, -1), 270: (0, -1, 1, 0)}[degrees]
