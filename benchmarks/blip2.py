@@ -10,7 +10,7 @@ import torch
 
 from capeval_core.cache import FeatureCache
 from capeval_core.encoders.blip2 import Blip2Encoder, Matches
-from capeval_core.inputs.visual import InputImage
+from capeval_core.inputs.images import InputImage
 from capeval_core.matching.cosine import best_query_cosine
 from capeval_core.models.device import DTYPES
 from capeval_core.weights.blip2 import empty_model, preprocessing

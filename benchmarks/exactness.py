@@ -41,7 +41,7 @@ from benchmarks.cuda.agreement import (
     repeats_equal,
 )
 from capeval_core.cache import FeatureCache
-from capeval_core.inputs.media import argument_of
+from capeval_core.inputs.samples import argument_of
 from capeval_core.metric import CaptionMetric
 from capeval_core.registry import METRICS, metric_class, variant_classes
 from capeval_core.reranking import Reranker

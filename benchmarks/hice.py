@@ -67,7 +67,7 @@ class PlainLoop:
         """Pixels (3, s, s) and masks (1 + n, 1, s, s) of an image, the full one first."""
         from PIL import Image
 
-        from capeval_core.inputs.visual import InputImage
+        from capeval_core.inputs.images import InputImage
 
         image = Image.open(path)
         found = self.source.find(InputImage.of(path)).masks()
@@ -101,7 +101,7 @@ def _weights(folder: Path) -> Path:
 def hice_metric(weights: Path | str, masks: int, **options: Any) -> Any:
     """HICE-S with so many given masks of each image, and phrases by rules."""
     from capeval_core.cache import FeatureCache
-    from capeval_core.inputs.visual import InputImage
+    from capeval_core.inputs.images import InputImage
     from capeval_core.regions.regions import Regions
     from capeval_core.regions.source import RegionSource
     from capeval_core.scores.hice import HiceOptions, HiceS

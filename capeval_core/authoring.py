@@ -9,8 +9,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from capeval_core.inputs.images import ImageError, InputImage
 from capeval_core.inputs.samples import Samples, windows
-from capeval_core.inputs.visual import ImageError, InputImage
 from capeval_core.matching.cosine import grouped_cosine, harmonic_mean, paired_cosine, unit
 from capeval_core.metric import CaptionMetric, Model
 from capeval_core.options import CorpusOptions, CorpusStatistics, Options, option

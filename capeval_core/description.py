@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from capeval_core.inputs.media import argument_of, medium_of
+from capeval_core.inputs.samples import argument_of, medium_of
 from capeval_core.metric import CaptionMetric
 from capeval_core.reranking import Reranker
 from capeval_core.weights.catalogue import WeightsEntry

@@ -18,8 +18,7 @@ from tqdm import tqdm
 from capeval_core._version import __version__
 from capeval_core.cache import shared_cache
 from capeval_core.errors import Problem, Problems, folder_path, warn, wrong_option
-from capeval_core.inputs.media import argument_of
-from capeval_core.inputs.samples import Samples, check_samples
+from capeval_core.inputs.samples import Samples, argument_of, check_samples
 from capeval_core.inputs.texts import united
 from capeval_core.options import CorpusStatistics
 from capeval_core.options import Options as CommonOptions

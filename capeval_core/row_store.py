@@ -25,8 +25,8 @@ import pyarrow.parquet as pq
 from tqdm import tqdm
 
 from capeval_core.errors import Problems, folder_path, warn, wrong_option
+from capeval_core.inputs.images import ImageError
 from capeval_core.inputs.samples import Samples, windows
-from capeval_core.inputs.visual import ImageError
 from capeval_core.limits import LIMITS
 from capeval_core.rows import canonical
 from capeval_core.writing import PARTIAL, try_writing, write_whole

@@ -15,8 +15,7 @@ import pyarrow as pa
 from PIL import Image
 
 from capeval_core.cache import FeatureCache
-from capeval_core.inputs.media import argument_of
-from capeval_core.inputs.samples import Samples
+from capeval_core.inputs.samples import Samples, argument_of
 from capeval_core.metric import CaptionMetric
 from capeval_core.models.batching import count_forwards
 from capeval_core.options import OptionDescription, describe_options

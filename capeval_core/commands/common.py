@@ -26,10 +26,9 @@ from capeval_core.errors import (
     Words,
     did_you_mean,
 )
-from capeval_core.inputs import collection
-from capeval_core.inputs.media import ARGUMENTS, argument_of, medium_of
-from capeval_core.inputs.samples import Samples
-from capeval_core.inputs.sources import Texts
+from capeval_core.inputs import text_files
+from capeval_core.inputs.images import Texts
+from capeval_core.inputs.samples import ARGUMENTS, Samples, argument_of, medium_of
 from capeval_core.inputs.text_files import FileOptions
 from capeval_core.options import OptionDescription, Settings, describe_options
 from capeval_core.values import shown
@@ -331,13 +330,13 @@ def read_files(
     *,
     candidates: str | os.PathLike[str] | None = None,
     **more: Any,
-) -> collection.Collection:
+) -> text_files.Collection:
     """The collection of --candidates, or of this file, and --references, where there is such a flag."""
     file = flags.candidates if candidates is None else candidates
     references = getattr(flags, "references", None)
     with in_words_of_the_user(FileOptions):
         options = FileOptions(**chosen(flags, FileOptions))
-        return collection.read_collection(file, images, references, options=options, **more)
+        return text_files.read_collection(file, images, references, options=options, **more)
 
 
 def check_output(name: str, out: Path | None, read: Sequence[tuple[str, object]] = ()) -> None:

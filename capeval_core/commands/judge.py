@@ -27,7 +27,7 @@ from capeval_core.commands.interrupts import interruptible
 from capeval_core.commands.metrics import refuse_twice
 from capeval_core.commands.terminal import Parser, complain, flag, named_first, table
 from capeval_core.errors import FileError, Problems, did_you_mean, file_problem, which_choice
-from capeval_core.inputs.media import argument_of
+from capeval_core.inputs.samples import argument_of
 from capeval_core.judgements.judged_set import Items, JudgedSet, Scored
 from capeval_core.judgements.judging import Judged
 from capeval_core.judgements.others import PoolSet

@@ -9,7 +9,7 @@ from typing import Any
 from capeval_core.commands.common import flag_of, in_words_of_the_user, names_of
 from capeval_core.commands.terminal import Parser, complain, flag
 from capeval_core.description import describe_metric
-from capeval_core.inputs.media import ARGUMENTS, argument_of, medium_of
+from capeval_core.inputs.samples import ARGUMENTS, argument_of, medium_of
 from capeval_core.metric import CaptionMetric
 from capeval_core.options import Settings
 from capeval_core.registry import media_of, metric_class, variant_classes

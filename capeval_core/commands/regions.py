@@ -31,9 +31,8 @@ from capeval_core.inputs.box_stores import (
     is_whole,
     npz_bytes,
 )
-from capeval_core.inputs.decoding import Refused
 from capeval_core.inputs.folder import paths_by_id
-from capeval_core.inputs.visual import ImageError, InputImage
+from capeval_core.inputs.images import ImageError, InputImage, Refused
 from capeval_core.options import Settings, option
 from capeval_core.regions.features import RegionEncoder
 from capeval_core.regions.selection import Selection

@@ -57,11 +57,9 @@ from capeval_core.commands.systems import (
 from capeval_core.commands.terminal import Parser, announce, complain, flag, named_first, summary, table
 from capeval_core.errors import Piece, Problem, Problems, ProblemsError, Setting, beside
 from capeval_core.evidence import Evidence
-from capeval_core.inputs.collection import Collection
 from capeval_core.inputs.folder import bare, names_in
-from capeval_core.inputs.media import argument_of
-from capeval_core.inputs.samples import Samples
-from capeval_core.inputs.text_files import FileOptions
+from capeval_core.inputs.samples import Samples, argument_of
+from capeval_core.inputs.text_files import Collection, FileOptions
 from capeval_core.metric import CaptionMetric
 from capeval_core.options import Options, describe_options
 from capeval_core.registry import every_class, metric_classes

@@ -78,7 +78,7 @@ def demo_samples(metric: CaptionMetric) -> Samples:
 
 def score_kinds(metric: CaptionMetric, items: Sequence[DemoItem]) -> dict[str, Result]:
     """One result per kind of caption, of the same images or videos (and references), or of texts alone."""
-    from capeval_core.inputs.media import argument_of
+    from capeval_core.inputs.samples import argument_of
 
     argument = argument_of(metric.media)
     about: dict[str, Any] = {} if argument is None else {argument: [item.image for item in items]}

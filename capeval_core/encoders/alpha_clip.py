@@ -43,7 +43,7 @@ from capeval_core.encoders.preprocessing import (
     resize_masks,
 )
 from capeval_core.encoders.run_masks import RunMask, shares_of
-from capeval_core.inputs.visual import InputImage
+from capeval_core.inputs.images import InputImage
 from capeval_core.models.batching import BatchSize
 from capeval_core.models.canary import TEXTS, canary_images, cosines
 from capeval_core.models.copies import on_device, on_host

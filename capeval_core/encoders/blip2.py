@@ -28,7 +28,7 @@ from capeval_core.encoders.pairs import Pairs
 from capeval_core.encoders.preprocessing import normalised
 from capeval_core.encoders.texts import TextFeatures, encode_distinct, sentence_features
 from capeval_core.encoders.tokenizers import PAD, Ids, Tokens, WordPiece
-from capeval_core.inputs.visual import InputImage
+from capeval_core.inputs.images import InputImage
 from capeval_core.models.architecture import (
     is_whole,
     scaling_problems,

@@ -36,8 +36,8 @@ from capeval_core.encoders.texts import (
 from capeval_core.encoders.tokenizers import ClipTokenizer, Ids, Tokens
 from capeval_core.encoders.videos import VideoFeatures, encode_frames
 from capeval_core.inputs.decoders import Decoders, shared_decoders
+from capeval_core.inputs.images import InputImage
 from capeval_core.inputs.videos import EVERY, InputFrames, Sampling
-from capeval_core.inputs.visual import InputImage
 from capeval_core.models.batching import BatchSize
 from capeval_core.models.canary import TEXTS, canary_images, cosines
 from capeval_core.models.copies import on_device, on_host, stacked_on_device, to_host

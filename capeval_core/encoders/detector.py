@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from capeval_core.cache import FeatureCache, feature_key
 from capeval_core.encoders.engine import Encoding, box_visuals
-from capeval_core.inputs.visual import InputImage
+from capeval_core.inputs.images import InputImage
 from capeval_core.models.batching import BatchSize
 from capeval_core.models.config import Closed, read
 from capeval_core.models.device import DTYPES

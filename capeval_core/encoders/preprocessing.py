@@ -22,7 +22,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
-from capeval_core.inputs.decoding import square_pixels
+from capeval_core.inputs.images import square_pixels
 from capeval_core.models.copies import on_device
 from capeval_core.weights.catalogue import CLIP_MEAN, CLIP_STD
 

@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from capeval_core.cache import SHARED, FeatureCache, feature_key
 from capeval_core.encoders.engine import Encoding, box_visuals
 from capeval_core.inputs.boxes import BoxFeatures
-from capeval_core.inputs.decoding import resized
-from capeval_core.inputs.visual import InputImage
+from capeval_core.inputs.images import InputImage, resized
 from capeval_core.models.batching import BatchSize
 from capeval_core.models.canary import canary_images
 from capeval_core.models.config import Width, read

@@ -34,7 +34,7 @@ from capeval_core.encoders.region_text import (
 )
 from capeval_core.encoders.tokenizers import Ids
 from capeval_core.inputs.boxes import BoxFeatures, InputBoxes
-from capeval_core.inputs.visual import Visual
+from capeval_core.inputs.images import Visual
 from capeval_core.models.canary import TEXTS
 from capeval_core.models.config import Width, read
 from capeval_core.models.copies import indices_on_device, rows_on_device

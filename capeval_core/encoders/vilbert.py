@@ -46,7 +46,7 @@ from capeval_core.encoders.region_text import (
 from capeval_core.encoders.texts import encode_distinct
 from capeval_core.encoders.tokenizers import Ids, Tokens
 from capeval_core.inputs.boxes import BoxFeatures, InputBoxes
-from capeval_core.inputs.visual import Visual
+from capeval_core.inputs.images import Visual
 from capeval_core.models.architecture import is_whole, shown
 from capeval_core.models.batching import BatchSize
 from capeval_core.models.canary import TEXTS, cosines

@@ -36,7 +36,7 @@ from capeval_core.encoders.detector import (
 )
 from capeval_core.encoders.faster_rcnn import ProposalHead, anchor_boxes, decoded, frozen, in_order
 from capeval_core.inputs.boxes import BoxFeatures
-from capeval_core.inputs.visual import InputImage
+from capeval_core.inputs.images import InputImage
 from capeval_core.models.canary import canary_images
 from capeval_core.models.config import Closed, Count, Layers, Share, Width
 from capeval_core.models.copies import on_device

@@ -50,12 +50,10 @@ from capeval_core.inputs.boxes import (
     checked,
     npz_arrays,
 )
-from capeval_core.inputs.decoding import Refused, quoted, within
 from capeval_core.inputs.folder import Names, names_in
-from capeval_core.inputs.json_files import load_json
-from capeval_core.inputs.sources import OnDisk, Source, read_file
+from capeval_core.inputs.images import InputImage, OnDisk, Refused, Source, quoted, read_file, within
+from capeval_core.inputs.text_files import load_json
 from capeval_core.inputs.texts import valid_unicode
-from capeval_core.inputs.visual import InputImage
 from capeval_core.project import install_command
 from capeval_core.values import described
 
@@ -701,7 +699,7 @@ def load_plain(data: bytes) -> Any:
     42
     >>> load_plain(pickle.dumps(len))
     Traceback (most recent call last):
-    capeval_core.inputs.decoding.Refused: the pickle names builtins.len: expected NumPy arrays, dicts, texts
+    capeval_core.inputs.images.Refused: the pickle names builtins.len: expected NumPy arrays, dicts, texts
     and numbers only
     """
     try:

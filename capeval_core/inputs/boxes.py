@@ -14,9 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capeval_core.errors import InputWarning, did_you_mean, warn
-from capeval_core.inputs.decoding import Refused, quoted, within
-from capeval_core.inputs.sources import Source, read_file
-from capeval_core.inputs.visual import InputVisual, local_path
+from capeval_core.inputs.images import InputVisual, Refused, Source, local_path, quoted, read_file, within
 from capeval_core.values import described, shown
 
 REQUIRED, OPTIONAL = ("boxes", "features"), ("size", "scores", "relative_boxes", "selection")

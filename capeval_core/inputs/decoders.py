@@ -27,8 +27,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageFile
 
 from capeval_core.errors import warn
-from capeval_core.inputs.decoding import Refused, square_pixels
-from capeval_core.inputs.sources import Encoded, InMemory, OnDisk, Source
+from capeval_core.inputs.images import Encoded, InMemory, OnDisk, Refused, Source, square_pixels
 
 _Process = subprocess.Popen[bytes]
 _PIPE = 1 << 20  # bytes that a pipe holds, where the system lets us choose: some images, so that none waits

@@ -27,13 +27,16 @@ import io
 import json
 import os
 import re
+import stat
 import sys
 import zlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Collection as AbstractCollection
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from types import NoneType
 from typing import Any, NoReturn
 
@@ -46,10 +49,10 @@ from capeval_core.errors import (
     did_you_mean,
     file_problem,
     pieces_of,
+    refuse_nul,
     warn,
 )
-from capeval_core.inputs.folder import some_of
-from capeval_core.inputs.json_files import contents, decoded, parse_json
+from capeval_core.inputs.folder import Folder, Names, only_matches, some_of
 from capeval_core.inputs.texts import is_written_list, read_written_list, valid_unicode
 from capeval_core.limits import LIMITS
 from capeval_core.options import Settings, option
@@ -211,7 +214,7 @@ class Gatherer:
         if twice:
             self.fail(f"{twice[0]!r} names several columns", "give every column a name of its own")
 
-    def used_columns(self, names: Collection[str]) -> list[str]:
+    def used_columns(self, names: AbstractCollection[str]) -> list[str]:
         """Those of a table's columns that may be read."""
         options = self.options
         chosen = {options.id_column, options.caption_column, options.reference_column}
@@ -255,14 +258,14 @@ class Gatherer:
         repeats = text_field == "references"  # rows that carry their image's whole list each
         self.add(image_id, value, name, repeats, ids if len(ids) > 1 else None)
 
-    def id_fields(self, names: Collection[str]) -> list[str]:
+    def id_fields(self, names: AbstractCollection[str]) -> list[str]:
         """The names of a row's ids, best first; COCO's `id` beside `image_id` is that of an annotation."""
         wanted = dict.fromkeys((self.options.id_column, *ID_FIELDS, *PATH_FIELDS))
         there = [name for name in wanted if name is not None and name in names]
         of_annotation = "image_id" in there and self.options.id_column != "id"
         return [name for name in there if name != "id" or not of_annotation]
 
-    def text_fields(self, names: Collection[str]) -> list[str]:
+    def text_fields(self, names: AbstractCollection[str]) -> list[str]:
         """The names that may be those of the texts: one is clear, several are not."""
         if self.chosen is not None:
             return [self.chosen] if self.chosen in names else []
@@ -272,7 +275,7 @@ class Gatherer:
         captions = self.options.caption_column
         return usual if captions is None or captions not in names else list(dict.fromkeys([captions, *usual]))
 
-    def _unclear(self, names: Collection[str], ids: Sequence[str] = ()) -> tuple[str, Text]:
+    def _unclear(self, names: AbstractCollection[str], ids: Sequence[str] = ()) -> tuple[str, Text]:
         """What a row or table of these names lacks, or has too much of, and the fix."""
         ids, texts = ids or self.id_fields(names), self.text_fields(names)
         others = [name for name in names if name and name not in (*ID_FIELDS, *PATH_FIELDS, SPLIT, *texts)]
@@ -351,7 +354,7 @@ def _as_id(value: Any) -> str | None:
     return value if isinstance(value, str) and value else None
 
 
-def _listed(names: Collection[str]) -> str:
+def _listed(names: AbstractCollection[str]) -> str:
     return ", ".join(map(repr, list(names)[:8])) + (", ..." if len(names) > 8 else "") or "nothing"
 
 
@@ -756,3 +759,308 @@ def _limited(data: bytes, name: Path) -> bytes:
         found = f"is longer than {LIMITS.file_bytes >> 30} GiB"
         raise FileError(file_problem(name, found, "give it in parts"))
     return data
+
+
+_PICTURES = {b"\xff\xd8\xff": "JPEG", b"\x89PNG\r\n": "PNG"}
+"""What files of images begin with, neither of which is UTF-8."""
+_ONCE = "for several captions of an image use {image id: [captions]}"
+
+
+def contents(path: Path) -> bytes:
+    """The bytes of a regular file. Raises FileError, also for pipes and devices, which may never end."""
+    refuse_nul(path)
+    try:
+        mode = path.stat().st_mode
+        data = path.read_bytes() if stat.S_ISREG(mode) else b""
+    except FileNotFoundError:
+        found = "there is no such file" + did_you_mean(path.name, _beside(path))
+        raise FileError(file_problem(path, found)) from None
+    except OSError as error:
+        raise FileError(file_problem(path, f"cannot be read ({error.strerror})")) from None
+    if stat.S_ISDIR(mode):
+        raise FileError(file_problem(path, "is a folder, expected a file"))
+    if not stat.S_ISREG(mode):
+        found = "is a pipe, a socket or a device"
+        fix = "write its content to a file first, or send captions to standard input and name it -"
+        raise FileError(file_problem(path, found, fix))
+    return data
+
+
+def _beside(path: Path) -> list[str]:
+    """The names in the folder of a path, the first thousand."""
+    try:
+        with os.scandir(path.parent) as entries:
+            return [entry.name for entry, _ in zip(entries, range(1000), strict=False)]
+    except OSError:
+        return []
+
+
+def decoded(path: Path, data: bytes) -> str:
+    """The text of a file in UTF-8, or in UTF-16 with a byte order mark, without that mark.
+
+    Raises FileError.
+    """
+    wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))  # as Excel and PowerShell write
+    try:
+        text = data.decode("utf-16" if wide else "utf-8-sig")
+    except UnicodeDecodeError as error:
+        if wide:
+            raise FileError(file_problem(path, f"is not UTF-16 ({error.reason})", "write it again")) from None
+        kind = next((kind for start, kind in _PICTURES.items() if data.startswith(start)), None)
+        if kind is not None:
+            fix = "expected a file of text, such as captions by image id"
+            raise FileError(file_problem(path, f"an image ({kind})", fix, verb="is")) from None
+        found = f"is not UTF-8 (byte {data[error.start]:#04x} at position {error.start})"
+        raise FileError(file_problem(path, found, "convert it")) from None
+    if "\0" in text[:100]:
+        found = "holds NUL characters, as UTF-16 without a byte order mark does"
+        raise FileError(file_problem(path, found, "convert it to UTF-8"))
+    return text
+
+
+def load_json(path: Path, once: str = _ONCE) -> Any:
+    """The content of a JSON file; `once` and errors as for `parse_json`."""
+    return parse_json(path, decoded(path, contents(path)), once=once)
+
+
+def parse_json(path: Path, text: str, first_line: int = 1, once: str = _ONCE) -> Any:
+    """JSON in which a repeated key is an error: `json` would silently keep the last.
+
+    Raises FileError, with lines counted from `first_line`; `once` is the fix where a key comes twice.
+    """
+    repeated: list[str] = []
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        for key, value in pairs:
+            if key in result:
+                repeated.append(key)
+            result[key] = value
+        return result
+
+    try:
+        content = json.loads(text, object_pairs_hook=unique)
+    except json.JSONDecodeError as error:
+        fix = ""
+        if error.msg == "Extra data" and text.lstrip().startswith("{"):
+            fix = "; if each line is an object, name it .jsonl"
+        if error.msg.startswith("Unterminated") or error.pos >= len(text.rstrip()):
+            fix = "; the file is truncated: create it again"
+        line = first_line + error.lineno - 1
+        found = f"not JSON (line {line}, column {error.colno}: {error.msg}){fix}"
+        raise FileError(file_problem(path, found)) from None
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, thousands of brackets
+        raise FileError(file_problem(path, f"JSON that cannot be read ({error})")) from None
+    if repeated:
+        keys = ", ".join(map(repr, list(dict.fromkeys(repeated))[:5]))
+        raise FileError(file_problem(path, f"the key {keys} comes twice; {once}"))
+    return content
+
+
+@dataclass(frozen=True)
+class Collection:
+    """Rows read from files: parallel lists, one entry per caption, fit for `metric.score`.
+
+    images: paths of images or videos; without a folder of them their ids. entries: ids as the file of
+    references writes them; None without such a file.
+    """
+
+    ids: list[str]
+    captions: list[str]
+    images: Sequence[Any]
+    references: list[list[str]] | None
+    entries: list[str] | None = None
+
+
+def read_collection(
+    candidates: str | os.PathLike[str],
+    images: str | os.PathLike[str] | None,
+    references: str | os.PathLike[str] | None = None,
+    *,
+    options: FileOptions | None = None,
+    wide: bool = False,
+    medium: str = "image",
+    problems: Problems | None = None,
+    absent_too: bool = False,
+) -> Collection:
+    """Join a file of candidates with a folder of images, or of videos, and a file of references.
+
+    Every candidate needs an image, and references if a file of them is given; images and references that
+    no candidate has are left out. Ids need not be written the same way in all three (see `Names`). Where rows
+    have several columns that may be ids, that one counts which names images of the folder (without one: which
+    the other file knows); two that name different images are refused, unless `options.id_column` is one.
+    Where COCO annotations give an id a `file_name`, that image is taken (see `Folder.match`, also for
+    `absent_too`). `images` None: there is no folder, ids alone name images. `options`: columns and splits to
+    read. `wide`: a table may have one row per image, its candidates side by side. `problems`: if all files
+    can be read, where problems with rows are noted, which are then left out.
+
+    All captions of an image count, equal ones too; a warning says how many repeat, and how many images have
+    different ones in several rows, as where a run was appended to another.
+
+    Raises FileError that lists everything that does not match.
+    """
+    noted, problems = problems, Problems()
+    options = options or FileOptions()
+    if references is not None and os.fspath(candidates) == os.fspath(references) == STANDARD_INPUT:
+        fix = "name a file for one of them"
+        raise FileError(file_problem("standard input", "cannot be both candidates and references", fix))
+    texts, folder, known = None, None, None
+    with _noting(problems):
+        texts = read_texts(candidates, CANDIDATE_FIELDS, problems, options, wide=wide)
+    with _noting(problems):
+        folder = None if images is None else Folder(Path(images), medium)
+    with _noting(problems):
+        if references is not None:
+            column = "reference_column"
+            known = read_texts(
+                references, REFERENCE_FIELDS, problems, options, column=column, all_splits=True
+            )
+    if texts is not None and (known is not None or references is None):
+        read = [(candidates, texts), (references, known)]
+        refuse_unused(options, {Path(path): one for path, one in read if path and one}, problems)
+    if texts is None or (folder is None and images is not None) or (known is None and references is not None):
+        raise problems.error()
+    file = Path(candidates)
+    if folder is not None:
+        texts.use_id_column(file, folder.find, options, problems)
+    if known is not None and references is not None:
+        find = _finder_of_candidates(texts) if folder is None else folder.find
+        known.use_id_column(Path(references), find, options, problems)
+    ids = list(texts.by_id())
+    paths: Mapping[str, Path | str] = {image_id: image_id for image_id in ids}
+    if folder is not None:
+        file_names = {**(known.file_names if known else {}), **texts.file_names}
+        paths = folder.match(ids, problems, file_names, absent_too=absent_too)
+        _refuse_two_ids(file, paths, problems)
+    matched: dict[str, str] = {}
+    references_of: dict[str, list[str]] = {}
+    if known is not None and references is not None:
+        entries = known.by_id()
+        matches = _matches(texts, known, entries, file, options, problems)
+        lacking, advice = _lacking(known, entries, matches, options)
+        matched = only_matches(Path(references), matches, lacking, problems, advice)
+        if len({*paths.values()}) == len(paths):  # else they are refused already
+            _refuse_two_ids(file, matched, problems)
+        references_of = {image_id: entries[entry] for image_id, entry in matched.items()}
+    if not len(problems):
+        _warn_of_repeats(file, texts, references_of, wide=wide)
+    if noted is None:
+        problems.raise_if_any()
+    else:
+        noted.extend(problems)
+    kept = [row for row in texts.rows if row[0] in paths and (known is None or row[0] in matched)]
+    own = [image_id for image_id, _ in kept]
+    return Collection(
+        ids=own,
+        captions=[caption for _, caption in kept],
+        images=[paths[image_id] for image_id in own],
+        references=None if known is None else [references_of[image_id] for image_id in own],
+        entries=None if known is None else [matched[image_id] for image_id in own],
+    )
+
+
+@contextmanager
+def _noting(problems: Problems) -> Iterator[None]:
+    """Note what is wrong with a file, so that the other files are read as well."""
+    try:
+        yield
+    except FileError as error:
+        problems.extend(error.problems)
+
+
+def _matches(
+    texts: Texts,
+    known: Texts,
+    entries: Mapping[str, Any],
+    file: Path,
+    options: FileOptions,
+    problems: Problems,
+) -> dict[str, list[str]]:
+    """What each id of the candidates can mean among the entries of the references."""
+    find = _finder(known, entries)
+    column = texts.id_column(file, find, options, problems) or ""
+    matches: dict[str, list[str]] = {}
+    for (image_id, _), own in zip(texts.rows, texts.entries, strict=True):
+        found = matches.setdefault(image_id, [])
+        found += [entry for entry in find(own.get(column, image_id)) if entry not in found]
+    return matches
+
+
+def _finder_of_candidates(texts: Texts) -> Callable[[str], list[str]]:
+    """Finds the ids of candidates by whatever their rows call the image."""
+    named: dict[str, dict[str, None]] = {}
+    for (image_id, _), own in zip(texts.rows, texts.entries, strict=True):
+        for name in own.values() or [image_id]:
+            named.setdefault(PurePosixPath(name).name, {})[image_id] = None
+    names = Names(named)
+    return lambda name: [one for entry in names.find(PurePosixPath(name).name) for one in named[entry]]
+
+
+def _finder(texts: Texts, entries: Mapping[str, Any]) -> Callable[[str], list[str]]:
+    """Finds the entries that an image id, or its path, can mean, by their ids or the file names they have."""
+    named: dict[str, list[str]] = {}
+    for entry, name in texts.file_names.items():
+        for written in {name, PurePosixPath(name).name} if entry in entries else ():
+            named.setdefault(written, []).append(entry)
+    by_id, by_name = Names(entries), Names(named)
+
+    def find(image_id: str) -> list[str]:
+        exact = [image_id] if image_id in entries else named.get(image_id)
+        return exact or by_id.find(image_id) or [e for name in by_name.find(image_id) for e in named[name]]
+
+    return lambda image_id: find(image_id) or find(PurePosixPath(image_id).name)
+
+
+def _lacking(
+    texts: Texts, entries: Mapping[str, Any], matches: Mapping[str, list[str]], options: FileOptions
+) -> tuple[str, Text]:
+    """What ids without an entry in a file of references have, and the fix."""
+    left_out = Names(texts.left_out)
+    elsewhere = {
+        texts.left_out[entry]
+        for image_id, found in matches.items()
+        if not found
+        for entry in left_out.find(image_id)
+    }
+    if elsewhere:
+        kept = options.splits if any(matches.values()) else []
+        of_splits = " and ".join(map(repr, sorted(elsewhere)))
+        found = f"no references in split {', '.join(map(repr, options.splits))}, but in {of_splits}"
+        return found, ("pass ", Setting("split", ",".join([*kept, *sorted(elsewhere)])))
+    examples = f"; it has ids like {', '.join(map(repr, [*entries][:3]))}" if entries else ""
+    return f"no references{examples}", ""
+
+
+def _refuse_two_ids(path: Path, meant: Mapping[str, Path | str], problems: Problems) -> None:
+    """Note images, or references, that have several ids: each would get a pool and a line of its own."""
+    first: dict[Path | str, str] = {}
+    for image_id, one in meant.items():
+        if first.setdefault(one, image_id) != image_id:
+            name = PurePosixPath(one).name
+            found = f"the ids {first[one]!r} and {image_id!r} both mean {name!r}"
+            problems.add(file_problem(path, found, "write its id in one way"))
+
+
+def _warn_of_repeats(path: Path, texts: Texts, references: Mapping[str, list[str]], *, wide: bool) -> None:
+    """Warn of captions that look like references; except of pools, of captions that repeat or differ."""
+    several = len(texts.rows) / len(references) if references else 0
+    if several >= 2 and all(len(of_image) == 1 for of_image in references.values()):
+        warn(f"{path}: {several:.3g} captions and one reference of each image: are the two files swapped?")
+    if references and all(caption in references[image_id] for image_id, caption in texts.rows):
+        warn(
+            f"{path}: every caption is one of its own references, so a score says nothing: are they the "
+            "captions of people?"
+        )
+    repeats = 0 if wide else len(texts.rows) - len(set(texts.rows))
+    if repeats:
+        again = "caption that its image has" if repeats == 1 else "captions that their images have"
+        warn(f"{path}: {repeats:,} {again} already: each counts ({len(texts.rows):,} captions)")
+    differing = {} if wide else texts.differing()
+    if differing:
+        images = "image has" if len(differing) == 1 else "images have"
+        warn(
+            f"{path}: {len(differing):,} {images} different captions in several rows (ids "
+            f"{some_of([*differing])}; {sum(differing.values()):,} captions), as where a run was appended to "
+            "another: each counts. Leave out the rows that are not meant, give each run a file of its own, "
+            "or write captions that belong together as a list, {image id: [captions]}"
+        )

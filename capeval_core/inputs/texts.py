@@ -7,12 +7,11 @@ import contextlib
 import json
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
 from capeval_core.errors import Argument, Index, Kind, Problem, Problems, Setting, Text, warn
-from capeval_core.inputs.sequences import as_list, how_to_list
 from capeval_core.values import described
 
 _STRING = r"""(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
@@ -223,3 +222,35 @@ def valid_unicode(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+# ---- sequences as rows
+
+
+def as_list(value: Any) -> list[Any] | None:
+    """A sequence of any make as a list; None for what has no order, no length, or is no sequence."""
+    if isinstance(value, (str, bytes, bytearray, range, type, Mapping, Set)):
+        return None
+    if isinstance(value, Sequence):
+        return list(value)
+    to_list = getattr(value, "to_pylist", None) or getattr(value, "tolist", None)  # pyarrow; numpy, pandas
+    rows = to_list() if to_list else None
+    return rows if isinstance(rows, list) else None  # a numpy scalar has tolist too
+
+
+def is_table(value: Any) -> bool:
+    """A pandas or polars DataFrame, or a whole Dataset: its columns are not rows."""
+    return hasattr(value, "columns") or hasattr(value, "column_names")
+
+
+def how_to_list(value: Any) -> str:
+    """The fix for what has no rows, behind the words for what is expected."""
+    if isinstance(value, Mapping):
+        return ", one per row in the order of the images"
+    if isinstance(value, Iterator):
+        return ", pass list(...) of it"
+    if is_table(value):
+        return ', pass one of its columns, as in dataset["image"]'
+    if type(value).__module__.partition(".")[0] == "datasets":
+        return ", a streamed dataset has no length, pass list(...) of it"
+    return ""

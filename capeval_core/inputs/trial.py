@@ -49,7 +49,7 @@ def main() -> None:
     else:
         resource.setrlimit(resource.RLIMIT_AS, (asked["page_memory"], asked["page_memory"]))
         resource.setrlimit(resource.RLIMIT_CPU, (int(asked["page_seconds"]) + 1,) * 2)
-    from capeval_core.inputs.media import MEDIA
+    from capeval_core.inputs.samples import MEDIA
 
     Image.MAX_IMAGE_PIXELS = asked["page_image_pixels"]
     path = Path(asked["path"])

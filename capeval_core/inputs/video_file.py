@@ -22,7 +22,7 @@ from typing import IO, Any
 import numpy as np
 from PIL import Image
 
-from capeval_core.inputs.decoding import Refused, image_format, refuse_size
+from capeval_core.inputs.images import Refused, image_format, refuse_size
 from capeval_core.project import install_command
 
 FORMATS = ("mov", "mp4", "m4a", "3gp", "3g2", "mj2", "matroska", "webm", "avi", "gif")

@@ -21,12 +21,25 @@ import numpy as np
 from PIL import Image
 
 from capeval_core.errors import Problems, wrong_option
-from capeval_core.inputs.decoding import ImageError, Refused, quoted, within
 from capeval_core.inputs.folder import bare
-from capeval_core.inputs.sequences import as_list, is_tensor, shape_of
-from capeval_core.inputs.sources import OnDisk, Source, file_key, open_file
+from capeval_core.inputs.images import (
+    ImageError,
+    InputVisual,
+    OnDisk,
+    Refused,
+    Source,
+    content_of_dict,
+    file_key,
+    image_source,
+    is_tensor,
+    local_path,
+    open_file,
+    quoted,
+    shape_of,
+    within,
+)
+from capeval_core.inputs.texts import as_list
 from capeval_core.inputs.video_file import OpenVideo
-from capeval_core.inputs.visual import InputVisual, content_of_dict, image_source, local_path
 from capeval_core.limits import LIMITS
 from capeval_core.values import described
 
@@ -423,7 +436,7 @@ def check_samplings(videos: Iterable[InputFrames], sampling: Sampling) -> None:
     >>> import numpy as np
     >>> check_samplings([InputFrames.of(np.zeros((5, 4, 6, 3), dtype="uint8"))], Sampling(fps=2))
     Traceback (most recent call last):
-    capeval_core.inputs.decoding.ImageError: video: the video of 5 frames does not say when frames are shown,
+    capeval_core.inputs.images.ImageError: video: the video of 5 frames does not say when frames are shown,
     which fps needs: pass a video file, or take max_frames, or choose the frames yourself
     """
     problems = Problems()

@@ -22,8 +22,7 @@ from datasets import Features, Value
 
 from capeval_core.description import describe_metric
 from capeval_core.errors import Problems, did_you_mean, renamed, warn
-from capeval_core.inputs.media import ARGUMENTS, argument_of, medium_of
-from capeval_core.inputs.samples import Samples
+from capeval_core.inputs.samples import ARGUMENTS, Samples, argument_of, medium_of
 from capeval_core.integrations.module_description import module_description, module_usage
 from capeval_core.metric import CaptionMetric
 from capeval_core.options import describe_options

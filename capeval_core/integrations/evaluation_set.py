@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from capeval_core.errors import Problem, Problems, warn
-from capeval_core.inputs.media import argument_of, check_decodable, check_visuals, medium_of
-from capeval_core.inputs.samples import Samples
+from capeval_core.inputs.images import InputReferences, InputVisual
+from capeval_core.inputs.samples import Samples, argument_of, check_decodable, check_visuals, medium_of
 from capeval_core.inputs.texts import check_references
-from capeval_core.inputs.visual import InputReferences, InputVisual
 from capeval_core.integrations.opening import ChosenMetric
 from capeval_core.metric import CaptionMetric
 

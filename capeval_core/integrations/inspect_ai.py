@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from capeval_core.errors import wrong_option
-from capeval_core.inputs.media import argument_of
+from capeval_core.inputs.samples import argument_of
 from capeval_core.integrations.opening import open_one
 from capeval_core.integrations.rewards import without_reasoning
 from capeval_core.metric import CaptionMetric

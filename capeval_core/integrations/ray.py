@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from capeval_core.encoders.preprocessing import Preprocessing
 from capeval_core.errors import wrong_option
-from capeval_core.inputs.visual import ImageError, InputImage
+from capeval_core.inputs.images import ImageError, InputImage
 from capeval_core.integrations.shards.columns import (
     check_columns,
     find_columns,

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from capeval_core.errors import Problem, Problems, ProblemsError
-from capeval_core.inputs.media import argument_of, medium_of
+from capeval_core.inputs.samples import argument_of, medium_of
 from capeval_core.integrations.opening import open_one
 from capeval_core.limits import LIMITS
 from capeval_core.metric import CaptionMetric

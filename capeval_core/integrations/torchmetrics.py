@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from capeval_core.inputs.media import argument_of
+from capeval_core.inputs.samples import argument_of
 from capeval_core.integrations.opening import open_one
 from capeval_core.integrations.packed_rows import combine_tables, pack_rows, unpack_rows
 from capeval_core.integrations.rewards import in_memory

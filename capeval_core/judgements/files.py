@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from capeval_core.errors import SHOWN, FileError, Problems, did_you_mean, file_problem
-from capeval_core.inputs.json_files import contents, decoded, load_json
+from capeval_core.inputs.text_files import contents, decoded, load_json
 from capeval_core.values import described
 
 Kinds = Mapping[str, type | tuple[type, ...]]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from capeval_core.errors import FileError, file_problem
-from capeval_core.inputs.json_files import load_json
+from capeval_core.inputs.text_files import load_json
 from capeval_core.judgements.correlation import majority
 from capeval_core.judgements.files import Dropped, Kinds, Rows, mapping_of_lists, references_of
 from capeval_core.judgements.judged_set import Items, Scoring

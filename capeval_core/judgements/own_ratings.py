@@ -13,8 +13,7 @@ import numpy as np
 
 from capeval_core.errors import FileError, Problems, did_you_mean, file_problem
 from capeval_core.inputs.folder import bare, some_of
-from capeval_core.inputs.json_files import load_json
-from capeval_core.inputs.text_files import ID_FIELDS
+from capeval_core.inputs.text_files import ID_FIELDS, load_json
 from capeval_core.judgements.files import Dropped, named_rows
 from capeval_core.judgements.judged_set import Items, Scored, Scoring
 from capeval_core.judgements.ratings import STATISTICS, RatedSet, RatingColumn

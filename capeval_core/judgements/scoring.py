@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from capeval_core.errors import Problem, Problems
-from capeval_core.inputs.media import argument_of
+from capeval_core.inputs.samples import argument_of
 from capeval_core.judgements.correlation import Doubles
 from capeval_core.judgements.judged_set import Items, JudgedSet, Scored, Scoring
 from capeval_core.metric import CaptionMetric

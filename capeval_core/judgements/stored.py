@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from capeval_core.errors import FileError, Problems, file_problem
-from capeval_core.inputs.json_files import load_json
+from capeval_core.inputs.text_files import load_json
 from capeval_core.judgements.correlation import Doubles
 from capeval_core.judgements.judged_set import JudgedSet, Scored
 from capeval_core.judgements.others import PairedSet

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from capeval_core.errors import FileError, did_you_mean, wrong_option
-from capeval_core.inputs.json_files import load_json
+from capeval_core.inputs.text_files import load_json
 from capeval_core.phrases.source import ChunkPhrases, PhraseSource, PrecomputedPhrases
 from capeval_core.values import expanded_path
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from capeval_core.inputs.visual import InputImage
+from capeval_core.inputs.images import InputImage
 from capeval_core.regions import rle
 from capeval_core.regions.regions import Regions
 from capeval_core.regions.source import RegionSource

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from capeval_core.cache import SHARED, FeatureCache
 from capeval_core.errors import Problem
 from capeval_core.inputs.boxes import BoxFeatures
-from capeval_core.inputs.visual import ImageError, InputImage
+from capeval_core.inputs.images import ImageError, InputImage
 
 Floats = NDArray[np.float32]
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from capeval_core.errors import Problem
-from capeval_core.inputs.visual import ImageError, InputImage
+from capeval_core.inputs.images import ImageError, InputImage
 from capeval_core.regions.regions import Regions
 from capeval_core.regions.source import RegionSource
 

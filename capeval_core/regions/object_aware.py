@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from capeval_core.inputs.visual import InputImage
+from capeval_core.inputs.images import InputImage
 from capeval_core.models.device import exact_float32, numbered_device
 from capeval_core.regions.boxes import Boxes, BoxSource, clipped, suppress_overlaps
 from capeval_core.weights.folder import WeightsError, file_checksum

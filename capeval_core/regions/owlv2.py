@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from capeval_core.inputs.visual import InputImage
+from capeval_core.inputs.images import InputImage
 from capeval_core.models.architecture import check_tensors, size_problems
 from capeval_core.models.copies import on_device
 from capeval_core.models.device import DTYPES, exact_float32, numbered_device

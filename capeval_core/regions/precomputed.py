@@ -13,9 +13,8 @@ import numpy as np
 
 from capeval_core.errors import FileError, Problem, Problems
 from capeval_core.inputs.folder import Names
-from capeval_core.inputs.json_files import load_json
-from capeval_core.inputs.sources import FromPIL, InMemory, OnDisk
-from capeval_core.inputs.visual import InputImage
+from capeval_core.inputs.images import FromPIL, InMemory, InputImage, OnDisk
+from capeval_core.inputs.text_files import load_json
 from capeval_core.regions import rle
 from capeval_core.regions.regions import Regions
 from capeval_core.regions.source import RegionsError, RegionSource

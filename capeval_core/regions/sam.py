@@ -20,8 +20,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional
 
-from capeval_core.inputs.decoding import resized
-from capeval_core.inputs.visual import InputImage
+from capeval_core.inputs.images import InputImage, resized
 from capeval_core.limits import LIMITS
 from capeval_core.models.architecture import scaling_problems, shown, size_problems
 from capeval_core.models.canary import canary_images

@@ -7,8 +7,7 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from typing import Any
 
-from capeval_core.inputs.decoding import ImageError
-from capeval_core.inputs.visual import InputImage
+from capeval_core.inputs.images import ImageError, InputImage
 from capeval_core.regions.regions import Regions
 
 WITHOUT = (

@@ -12,8 +12,8 @@ from typing import Any
 
 from PIL import Image
 
+from capeval_core.inputs.images import ImageError, InputImage
 from capeval_core.inputs.videos import InputFrames, Sampling
-from capeval_core.inputs.visual import ImageError, InputImage
 from capeval_core.reports.explanations import drawing
 
 SIDE = 320

@@ -13,10 +13,8 @@ from capeval_core.cache import FeatureCache
 from capeval_core.errors import InPython, Piece, Problem, Setting, renamed, wrong_option
 from capeval_core.inputs.box_stores import BoxFeatureStore, id_of
 from capeval_core.inputs.boxes import BoxFeatures, InputBoxes
-from capeval_core.inputs.decoding import Refused
-from capeval_core.inputs.sequences import as_list
-from capeval_core.inputs.sources import Source
-from capeval_core.inputs.visual import ImageError, InputImage, InputVisual
+from capeval_core.inputs.images import ImageError, InputImage, InputVisual, Refused, Source
+from capeval_core.inputs.texts import as_list
 from capeval_core.regions.features import BoxVisual, RegionEncoder, refuse_unusable
 from capeval_core.regions.selection import FIXED, MOST, Selection, boxes_kept
 from capeval_core.values import described, expanded_path

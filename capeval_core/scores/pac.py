@@ -15,8 +15,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from capeval_core.errors import wrong_option
+from capeval_core.inputs.images import InputImage
 from capeval_core.inputs.samples import Samples
-from capeval_core.inputs.visual import InputImage
 from capeval_core.matching.cosine import grouped_cosine, harmonic_mean, paired_cosine
 from capeval_core.metric import CaptionMetric, Model
 from capeval_core.options import Options as CommonOptions

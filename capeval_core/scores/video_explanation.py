@@ -16,7 +16,7 @@ from capeval_core.reports.explained import DrawnExplanation, FrameMatch, best_fr
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from capeval_core.inputs.visual import InputVisual
+    from capeval_core.inputs.images import InputVisual
 
 Floats = NDArray[np.float32]
 

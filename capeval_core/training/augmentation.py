@@ -24,9 +24,8 @@ from tqdm import tqdm
 
 from capeval_core.errors import FileError, Problems, ProblemsError, file_problem, warn, wrong_option
 from capeval_core.inputs.folder import Folder, paths_by_id
-from capeval_core.inputs.sources import InRgb
+from capeval_core.inputs.images import InputImage, InRgb
 from capeval_core.inputs.text_files import FileOptions, Texts
-from capeval_core.inputs.visual import InputImage
 from capeval_core.limits import LIMITS
 from capeval_core.models.batching import BatchSize
 from capeval_core.models.device import resolve_device

@@ -19,7 +19,7 @@ from capeval_core.encoders.clip import ClipEncoder
 from capeval_core.encoders.clip_model import config_problems
 from capeval_core.encoders.tokenizers import ClipTokenizer
 from capeval_core.errors import Problems, file_problem, wrong_option
-from capeval_core.inputs.visual import InputImage
+from capeval_core.inputs.images import InputImage
 from capeval_core.models.copies import on_device
 from capeval_core.training.captioned import CaptionedImages
 from capeval_core.training.lora import SCALE, AdaptedClip, Projections, import_peft

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from capeval_core.errors import FileError, file_problem, warn
-from capeval_core.inputs.visual import InputImage
+from capeval_core.inputs.images import InputImage
 from capeval_core.writing import try_writing, write_whole
 
 CAPTION: Literal["caption"] = "caption"

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from capeval_core.errors import Problem, Problems
 from capeval_core.inputs.boxes import BoxFeatures
-from capeval_core.inputs.visual import ImageError
+from capeval_core.inputs.images import ImageError
 from capeval_core.writing import write_whole
 
 Regions = TypeVar("Regions")

@@ -22,7 +22,7 @@ from capeval_core.encoders.clip_modules import Clip, VisionTransformer
 from capeval_core.encoders.engine import Encoding, encode_stream
 from capeval_core.encoders.tokenizers import Ids
 from capeval_core.errors import Problem, Problems, warn
-from capeval_core.inputs.visual import ImageError, InputImage
+from capeval_core.inputs.images import ImageError, InputImage
 from capeval_core.limits import LIMITS
 from capeval_core.training.pairs import Numbers
 from capeval_core.weights.folder import WeightsFolder

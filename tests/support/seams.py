@@ -29,15 +29,12 @@ from capeval_core.encoders.packed import Packing, groups_of, starts_of
 from capeval_core.encoders.packed import attend as packed_attention
 from capeval_core.encoders.vilbert import LocatedBoxes
 from capeval_core.errors import Problems
-from capeval_core.inputs import collection as _collection
 from capeval_core.inputs import text_files
 from capeval_core.inputs.box_stores import BoxFeatureStore
 from capeval_core.inputs.boxes import InputBoxes
-from capeval_core.inputs.decoding import resized
+from capeval_core.inputs.images import InputImage, Source, resized
 from capeval_core.inputs.samples import Samples, check_pools, check_samples
-from capeval_core.inputs.sources import Source
 from capeval_core.inputs.videos import InputFrames, Sampling
-from capeval_core.inputs.visual import InputImage
 from capeval_core.integrations.shards import workers as workers_of_shards
 from capeval_core.integrations.shards.plan import plan_shards
 from capeval_core.judgements.resampling import Resamples, WeightedRows
@@ -293,7 +290,7 @@ def read_collection(
     """Files joined by image id, with `ids`, `captions`, `images`, `references` and `entries`."""
     more = {name: options.pop(name) for name in ("wide", "medium") if name in options}
     chosen = text_files.FileOptions(**options)
-    return _collection.read_collection(candidates, images, references, options=chosen, **more)
+    return text_files.read_collection(candidates, images, references, options=chosen, **more)
 
 
 def image(value: Any, where: str = "image") -> Any:

@@ -10,7 +10,7 @@ from gradio.utils import get_upload_folder
 from PIL import ExifTags
 
 from capeval_core.demo import FOLDER
-from capeval_core.inputs.decoding import open_image
+from capeval_core.inputs.images import open_image
 
 NARROWEST = 0.6
 """Shorter / longer side of images of which so little is cut off that no note is needed."""

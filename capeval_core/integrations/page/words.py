@@ -11,7 +11,7 @@ from typing import ClassVar
 from capeval_core.demo import KINDS, DemoItem
 from capeval_core.description import describe_metric
 from capeval_core.errors import Detail, Index, Piece, Problem, Setting, Words
-from capeval_core.inputs.media import ARGUMENTS, medium_of
+from capeval_core.inputs.samples import ARGUMENTS, medium_of
 from capeval_core.metric import CaptionMetric
 
 _LIST_MARK = re.compile(r"^(?:[-*•–—]|\d{1,3}[.)])(?:\s+|$)")

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from capeval_core.inputs.visual import URL
+from capeval_core.inputs.images import URL
 from capeval_core.integrations.shards.places import Place, reason_of
 
 

@@ -12,8 +12,7 @@ import pyarrow as pa
 
 from capeval_core.cache import FeatureCache
 from capeval_core.errors import Problem, ProblemsError, Words, wrong_option
-from capeval_core.inputs.media import argument_of, medium_of
-from capeval_core.inputs.samples import Samples
+from capeval_core.inputs.samples import Samples, argument_of, medium_of
 from capeval_core.integrations.opening import ChosenMetric
 from capeval_core.metric import CaptionMetric
 from capeval_core.registry import metric_class

@@ -13,7 +13,7 @@ from contextlib import suppress
 from functools import cached_property
 from typing import IO, Any
 
-from capeval_core.inputs.sources import LONGEST_FILE
+from capeval_core.inputs.images import LONGEST_FILE
 from capeval_core.integrations.shards.columns import NAMES
 from capeval_core.integrations.shards.places import reason_of
 from capeval_core.integrations.shards.readers import ERROR, KEY, RecordReader

@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 
 from capeval_core.encoders.preprocessing import central_square
+from capeval_core.inputs.images import ImageError, InputImage
 from capeval_core.inputs.samples import Samples
-from capeval_core.inputs.visual import ImageError, InputImage
 from capeval_core.phrases.spans import Span
 from capeval_core.ragged import Ragged
 from capeval_core.regions.regions import Regions
