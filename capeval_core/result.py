@@ -172,7 +172,7 @@ class Result:
 
     def _repr_html_(self) -> str:
         """What notebooks show: the number with its interval, counts, the worst and the best captions."""
-        from capeval_core.reports.html_result import result_html
+        from capeval_core.reports.html import result_html
 
         interval = None
         if self.relative is None and len(self) <= _QUICK:

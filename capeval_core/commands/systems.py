@@ -16,8 +16,16 @@ from capeval_core.description import describe_metric
 from capeval_core.errors import did_you_mean
 from capeval_core.registry import metric_of, titles_of_parts
 from capeval_core.reports.html import write_report
-from capeval_core.reports.systems import Cell, Column, System, Systems, Test
-from capeval_core.reports.systems_table import cells_table, long_table, stacked_table
+from capeval_core.reports.systems import (
+    Cell,
+    Column,
+    System,
+    Systems,
+    Test,
+    cells_table,
+    long_table,
+    stacked_table,
+)
 from capeval_core.result import Result, json_text
 from capeval_core.statistics import TEST, Comparison, Interval, holm
 from capeval_core.values import signed

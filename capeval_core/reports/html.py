@@ -1,32 +1,35 @@
-"""A comparison of systems as one HTML page: it needs no network, no script, and no file beside it."""
+"""A comparison of systems as one HTML page, which needs no network, no script, and no file beside it; and a
+result for notebooks. The markup is in `templates/`."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path, PurePath
 from typing import Any
 
+import numpy as np
+
 from capeval_core._version import __version__
-from capeval_core.reports.explanations import DIGITS, STYLE, TINY_KNOWS
-from capeval_core.reports.html_captions import cut, most_different, worst_and_best
-from capeval_core.reports.html_charts import distributions, means
-from capeval_core.reports.html_pictures import FRAMES, Pictures
+from capeval_core.reports.explanations import DIGITS, STYLE, TINY_KNOWS, panels, parts, template
+from capeval_core.reports.pictures import FRAMES, Pictures
 from capeval_core.reports.systems import Column, System, Systems
 from capeval_core.values import minus, p_in_words, signed
 from capeval_core.writing import try_writing, write_whole
 
 FILE = "index.html"
+SHOWN = 4
+"""Captions at either end, and by which each of two systems is ahead."""
 _GENERATOR = '<meta name="generator" content="capeval">'
-_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-"""What a browser may do for the page: nothing but show it, whatever a caption holds."""
 _SIGNS = {"better": "▲ ", "worse": "▼ ", "equal": ""}
-_VERDICTS = {"better": "better", "worse": "worse", "tied": "tied", "equal": "no difference shown"}
-_LEFT_OUT = "Left out: {}s with a score in only one of system and baseline, which the test does not use."
 _UNFIT = dict.fromkeys((*range(9), 11, 12, *range(14, 32), *range(127, 160)), "\ufffd")
 """Control characters, which HTML cannot hold."""
+_FEWEST_BINS, _MOST_BINS = 8, 48
+_COLUMNS, _REASONS = 6, 3
+"""What a notebook shows of a table and of the captions that failed."""
 
 
 def write_report(folder: Path, systems: Systems) -> Path:
@@ -35,7 +38,7 @@ def write_report(folder: Path, systems: Systems) -> Path:
     Whatever fails, an existing report stays as it was.
 
     Raises:
-        OSError: it cannot be written. ValueError: the folder holds another page of that name.
+        OSError: it cannot be written, or the folder holds another page of that name.
     """
     check_report(folder)
     content = page(systems)
@@ -45,11 +48,7 @@ def write_report(folder: Path, systems: Systems) -> Path:
 
 
 def check_report(folder: Path) -> None:
-    """Refuse a folder into which no report can be written, before anything is scored.
-
-    Raises:
-        OSError, ValueError: as `write_report`.
-    """
+    """Refuse a folder into which no report can be written, before anything is scored. Raises OSError."""
     if folder.exists() and not folder.is_dir():
         raise NotADirectoryError(f"{folder} is a file: name a folder for the report")
     path = folder / FILE
@@ -59,34 +58,21 @@ def check_report(folder: Path) -> None:
 
 
 def page(systems: Systems) -> str:
-    """The whole page.
-
-    >>> from capeval_core.reports.systems import Cell, Column, System, Systems
-    >>> cell = Cell(0.5, None, [0.4, 0.6], {}, {}, "capeval:x", no_interval="too few images")
-    >>> system = System("A", ["1", "2"], ["a dog", "<b>"], None, None, {"x": cell})
-    >>> html = page(Systems([system], [Column("x", "X-S", "x_s", (0, 1))]))
-    >>> "&lt;b&gt;" in html, "<b>" in html
-    (True, False)
-    """
-    from jinja2 import Environment, FileSystemLoader  # not for those who want no page
+    """The whole page."""
     from markupsafe import Markup
 
     pictures = Pictures(systems.visual)
-    folder = Path(__file__).parent
-    style = "".join(path.read_text(encoding="utf-8") for path in (folder / "report.css", STYLE))
-    loader = FileSystemLoader(folder / "templates")
-    template = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    styles = (STYLE.with_name("report.css"), STYLE)
     metrics = [_metric(column, systems, pictures) for column in systems.columns]
     content = {
         "systems": systems,
         "generator": Markup(_GENERATOR),
-        "policy": Markup(_POLICY),
-        "style": Markup(style),
-        "title": _title(systems),
-        "extent": _extent(systems),
+        "style": Markup("".join(path.read_text(encoding="utf-8") for path in styles)),
+        "captions": sorted({len(system.captions) for system in systems.systems}),
+        "visuals": len({name for system in systems.systems for name in system.ids}),
         "tiny": _tiny(systems),
         "rows": [
-            {"name": system.name, "cells": [_cell(system, column, systems) for column in systems.columns]}
+            (system.name, [_cell(system, column, systems) for column in systems.columns])
             for system in systems.systems
         ],
         "verdicts": list(_verdicts(systems)),
@@ -95,29 +81,10 @@ def page(systems: Systems) -> str:
         "failures": _failures(systems, pictures),
         "command": without_folders(systems.command),
         "footer": f"Made by capeval {__version__}, {datetime.now(UTC).date().isoformat()}.",
-        "symbols": Markup(pictures.symbols()),
-        "cut": cut,
+        "symbols": pictures.symbols(),
         "count": "{:,}".format,
     }
-    return template.get_template("report.html.j2").render(content).strip().translate(_UNFIT) + "\n"
-
-
-def _title(systems: Systems) -> str:
-    metrics = systems.columns[0].title if len(systems.columns) == 1 else f"{len(systems.columns)} metrics"
-    names = systems.systems[0].name if len(systems.systems) == 1 else f"{len(systems.systems)} systems"
-    return f"{names} by {metrics}"
-
-
-def _extent(systems: Systems) -> str:
-    captions = sorted({len(system.captions) for system in systems.systems})
-    visuals = len({name for system in systems.systems for name in system.ids})
-    extent = " to ".join(f"{count:,}" for count in dict.fromkeys((captions[0], captions[-1])))
-    extent = "one caption" if captions == [visuals] else f"{extent} captions"
-    size = f"{visuals:,} {systems.visual}{'s' * (visuals != 1)}, {extent}"
-    if len(systems.systems) > 1:
-        plural = "s" * (len(systems.columns) != 1)
-        return f"{size} per system; {len(systems.systems)} systems, {len(systems.columns)} metric{plural}"
-    return size + " each" * (captions == [visuals])
+    return template("report").render(content).strip().translate(_UNFIT) + "\n"
 
 
 def _tiny(systems: Systems) -> str:
@@ -149,9 +116,10 @@ def _verdicts(systems: Systems) -> Iterator[tuple[str, list[tuple[str, list[str]
         by_verdict: dict[str, list[str]] = {}
         for column in systems.columns:
             cell = system.cells[column.name]
-            if verdict := systems.verdict(cell, column):
-                tied = cell.test is not None and not cell.test.difference
-                by_verdict.setdefault(_VERDICTS["tied" if tied else verdict], []).append(column.title)
+            if cell.test is not None:
+                verdict = systems.verdict(cell, column)
+                equal = "no difference shown" if cell.test.difference else "tied"
+                by_verdict.setdefault(equal if verdict == "equal" else verdict, []).append(column.title)
         if by_verdict:
             yield system.name, list(by_verdict.items())
 
@@ -169,7 +137,7 @@ def _conditions(systems: Systems) -> Iterator[str]:
         )
     for column in systems.columns:
         if len(best := systems.best(column, DIGITS)) > 1:
-            (mean,) = (s.cells[column.name].mean for s in systems.systems if s.name == best[0])
+            mean = next(s.cells[column.name].mean for s in systems.systems if s.name == best[0])
             value = systems.for_page(mean)
             yield f"{column.title}: {_listed(best)} tie at {value}, as far as digits are shown."
     if systems.times_100:
@@ -187,19 +155,28 @@ def _metric(column: Column, systems: Systems, pictures: Pictures) -> dict[str, A
     first = next((s for s in systems.systems if s.name == systems.baseline), systems.systems[0])
     others = [] if column.relative is not None else [s for s in systems.systems if s is not first]
     return {
-        **{name: getattr(column, name) for name in ("title", "summary", "citation", "address")},
+        "about": column,
         "anchor": "metric-" + re.sub(r"[^a-z0-9]+", "-", column.name.lower()),
         "better": f"{'higher' if column.higher_is_better else 'lower'} is better",
         "range": _range(column, systems),
         "frames": f"{FRAMES} frames of each video are shown, evenly spread." * (systems.visual == "video"),
-        "charts": [means(column, systems), distributions(column, systems)][len(systems.systems) == 1 :],
-        "ends": [(s.name, worst_and_best(s, column, systems, pictures)) for s in systems.systems],
+        "charts": [_means(column, systems), _distributions(column, systems)][len(systems.systems) == 1 :],
+        "ends": [(s.name, _worst_and_best(s, column, systems, pictures)) for s in systems.systems],
         "differences": [
-            (f"{other.name} and {first.name}", most_different(other, first, column, systems, pictures))
+            (f"{other.name} and {first.name}", _most_different(other, first, column, systems, pictures))
             for other in others
         ],
         "signatures": dict.fromkeys(system.cells[column.name].signature for system in systems.systems),
     }
+
+
+def _range(column: Column, systems: Systems) -> str:
+    if column.relative is not None:
+        return f"{column.relative[:1].upper()}{column.relative[1:]}; "
+    if not all(map(math.isfinite, column.range)):  # of a package that is not installed here
+        return ""
+    low, high = map(systems.scaled, column.range)
+    return minus(f"From {low:.3g} to {high:.3g}, ")
 
 
 def _failures(systems: Systems, pictures: Pictures) -> dict[str, Any]:
@@ -214,10 +191,190 @@ def _failures(systems: Systems, pictures: Pictures) -> dict[str, Any]:
             rows += [(system.name, column.title, counts)] if any(counts) else []
             for index, reason in cell.errors.items():
                 reasons[f"{system.ids[index]}: {without_folders(reason, system.images)}"] = None
-    notes = [_LEFT_OUT.format(systems.visual)] if rows and systems.baseline is not None else []
-    if left := pictures.left_out:
-        notes.append(f"{left:,} further pictures are left out, to keep this page small.")
-    return {"counts": rows, "reasons": list(reasons), "notes": notes}
+    return {"counts": rows, "reasons": list(reasons), "pictures": pictures.left_out}
+
+
+# captions: the worst and the best by a metric, and those that part two systems most
+
+
+def _worst_and_best(
+    system: System, column: Column, systems: Systems, pictures: Pictures
+) -> list[dict[str, Any]]:
+    """The captions with the lowest and the highest scores, and how many tie with the last that is shown."""
+    scores = system.cells[column.name].scores
+    numbers = [systems.for_page(score) for score in scores]
+    found = []
+    for title, shown in zip(("Worst", "Best"), ends(scores, column.higher_is_better), strict=True):
+        if shown:
+            last = numbers[shown[-1]]
+            tied, here = numbers.count(last), sum(numbers[index] == last for index in shown)
+            note = f"{tied:,} captions tie at {last}; {here} of them are shown." if tied > here else ""
+            cards = [_card(system, column, index, numbers[index], systems, pictures) for index in shown]
+            found.append({"title": title, "cards": cards, "tied": note})
+    return found
+
+
+def ends(scores: Sequence[float], higher_is_better: bool = True) -> tuple[list[int], list[int]]:
+    """Indices of the worst captions, worst first, and of the best, best first; none is in both.
+
+    >>> ends([0.5, 0.1, float("nan"), 0.9])
+    ([1], [3, 0])
+    """
+    finite = [index for index, score in enumerate(scores) if math.isfinite(score)]
+    best = sorted(finite, key=lambda index: scores[index], reverse=higher_is_better)
+    return best[::-1][: min(SHOWN, len(best) // 2)], best[: min(SHOWN, (len(best) + 1) // 2)]
+
+
+def _most_different(
+    first: System, second: System, column: Column, systems: Systems, pictures: Pictures
+) -> dict[str, Any]:
+    """The captions of the same visuals by which either system is furthest ahead of the other, and ties."""
+    numbers = [[*map(systems.for_page, one.cells[column.name].scores)] for one in (first, second)]
+    gains = _gains(first, second, column)
+    apart = [gain for gain in gains if numbers[0][gain[0]] != numbers[1][gain[1]]]  # others tie
+
+    def pair(index: int, other: int, _: float) -> dict[str, Any]:
+        sides = [
+            {"name": one.name, "score": scores[own], "caption": one.captions[own]}
+            for one, scores, own in zip((first, second), numbers, (index, other), strict=True)
+        ]
+        shown = _picture(first, index, pictures) or _picture(second, other, pictures)
+        return {"picture": shown, "sides": sides, "id": first.ids[index]}
+
+    ahead, behind = [gain for gain in apart if gain[2] > 0][::-1], [gain for gain in apart if gain[2] < 0]
+    return {
+        "word": "higher" if column.higher_is_better else "better",
+        "compared": len(gains),
+        "ties": len(gains) - len(apart),
+        "sides": [
+            {"name": name, "ahead": len(chosen), "pairs": [pair(*gain) for gain in chosen[:SHOWN]]}
+            for name, chosen in ((first.name, ahead), (second.name, behind))
+        ],
+    }
+
+
+def _gains(first: System, second: System, column: Column) -> list[tuple[int, int, float]]:
+    """Index in either system of captions of one visual, and how much better the first one is, least first.
+
+    The captions of an id are paired in the order in which each system has them.
+    """
+    import pandas as pd
+
+    frames = []
+    for system in (first, second):
+        frame = pd.DataFrame({"id": system.ids, "score": system.cells[column.name].scores})
+        frames.append(frame.assign(turn=frame.groupby("id").cumcount()).reset_index())
+    both = frames[0].merge(frames[1], on=["id", "turn"])
+    both["gain"] = (both.score_x - both.score_y) * (1 if column.higher_is_better else -1)
+    both = both[np.isfinite(both.gain)].sort_values("gain", kind="stable")
+    return list(zip(both.index_x.tolist(), both.index_y.tolist(), both.gain.tolist(), strict=True))
+
+
+def _card(
+    system: System, column: Column, index: int, score: str, systems: Systems, pictures: Pictures
+) -> dict[str, Any]:
+    """A caption with its evidence, its parts and its references."""
+    cell = system.cells[column.name]
+    evidence: Mapping[str, Any] = {}
+    with suppress(OSError, ValueError):  # an image that is no longer there costs its explanation alone
+        evidence = {} if cell.evidence is None else cell.evidence.get(index, {})
+    compared = "references" in evidence or "compared" in evidence
+    return {
+        "picture": _picture(system, index, pictures),
+        "score": score,
+        "caption": system.captions[index],
+        "id": system.ids[index],
+        "panels": panels(evidence, pictures.drawing),
+        "parts": parts({name: values[index] for name, values in cell.parts.items()}, systems.titles),
+        "references": [] if system.references is None or compared else system.references[index],
+    }
+
+
+def _picture(system: System, index: int, pictures: Pictures) -> str:
+    if system.images is None:
+        return ""
+    return pictures.of(system.images[index], f"{pictures.visual} {system.ids[index]}")
+
+
+# charts
+
+
+class _Axis:
+    """Where numbers stand, in percent of a lane."""
+
+    def __init__(self, values: Sequence[float], systems: Systems) -> None:
+        self.low, self.high, step = round_axis(values, parts=5)
+        ticks = np.arange(self.low, self.high + step / 2, step).tolist()
+        self.ticks = [(self.at(tick), minus(f"{systems.scaled(tick):.4g}")) for tick in ticks]
+
+    def at(self, value: float) -> str:
+        return f"{100 * (value - self.low) / (self.high - self.low):.2f}%"
+
+
+def _means(column: Column, systems: Systems) -> dict[str, Any] | None:
+    """The number of each system and its interval, on an axis of what these take up."""
+    cells = {system.name: system.cells[column.name] for system in systems.systems}
+    extents = [x for cell in cells.values() for x in (cell.mean, *(cell.interval or ())) if math.isfinite(x)]
+    if not extents:
+        return None
+    axis, rows = _Axis(extents, systems), []
+    for name, cell in cells.items():
+        value = systems.for_page(cell.mean)
+        row: dict[str, Any] = {"name": name, "value": value, "spoken": value}
+        if cell.interval is not None:
+            row["spoken"] += f", interval {' to '.join(map(systems.for_page, cell.interval))}"
+            row["interval"] = [*map(axis.at, cell.interval)]
+        rows.append(row | ({"dot": axis.at(cell.mean)} if math.isfinite(cell.mean) else {}))
+    title = "Means" + (" with intervals" if any(cell.interval for cell in cells.values()) else "")
+    return {"title": title, "kind": "means", "rows": rows, "ticks": axis.ticks}
+
+
+def _distributions(column: Column, systems: Systems) -> dict[str, Any] | None:
+    """How many captions of each system have which score, on one axis, with the mean marked."""
+    scores = {system.name: np.array(system.cells[column.name].scores, float) for system in systems.systems}
+    finite = {name: own[np.isfinite(own)] for name, own in scores.items()}
+    most = max(map(len, finite.values()))
+    if not most:
+        return None
+    values = np.concatenate([*finite.values()])
+    axis = _Axis([float(values.min()), float(values.max())], systems)
+    bins = min(max(int(2 * math.sqrt(most)), _FEWEST_BINS), _MOST_BINS)
+    rows = []
+    for name, own in finite.items():
+        counted = np.histogram(own, bins, (axis.low, axis.high))[0]
+        shares = (100 * counted / max(counted.max(), 1)).tolist()
+        bars = [(f"{100 / bins * place:.2f}", share) for place, share in enumerate(shares) if share]
+        row: dict[str, Any] = {"name": name, "value": "", "spoken": f"{len(own):,} scores", "bars": bars}
+        if len(own):
+            below = ", ".join(map(systems.for_page, np.quantile(own, [0.05, 0.5, 0.95]).tolist()))
+            row["spoken"] += f"; 5%, 50% and 95% lie below {below}"
+            row |= {"value": systems.for_page(float(own.std())), "mean": axis.at(float(own.mean()))}
+        rows.append(row)
+    note = "line: mean of the captions; bars: each system's own share of captions; right: standard deviation"
+    drawn = {"title": "Distribution of the captions' scores", "kind": "counts", "note": note}
+    return {**drawn, "width": f"{100 / bins:.2f}", "rows": rows, "ticks": axis.ticks}
+
+
+def round_axis(values: Sequence[float], parts: int = 6) -> tuple[float, float, float]:
+    """Ends and step of an axis of round numbers that holds the values.
+
+    >>> round_axis([3.2, 47.0])
+    (0.0, 50.0, 10.0)
+    >>> round_axis([0.5, 0.5 + 1e-16])
+    (0.5, 0.6, 0.1)
+    """
+    low, high = min(values), max(values)
+    span = high - low
+    if span <= 1e-9 * max(abs(low), abs(high)):  # what rounding leaves of equal values
+        span = abs(high) or 1.0
+    rough = span / parts
+    size = 10.0 ** math.floor(math.log10(rough))
+    step = next(factor * size for factor in (1, 2, 2.5, 5, 10) if factor * size >= rough - 1e-12)
+    first, last = math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step
+    return first, last if last > first else first + step, step
+
+
+# texts
 
 
 def without_folders(text: str, paths: Sequence[Any] | None = None) -> str:
@@ -239,18 +396,44 @@ _PATH = re.compile(
 """The folders of an absolute path: of one in quotes, which may hold spaces, or of one that holds none."""
 
 
-def _range(column: Column, systems: Systems) -> str:
-    if column.relative is not None:
-        return f"{column.relative[:1].upper()}{column.relative[1:]}; "
-    if not all(map(math.isfinite, column.range)):  # of a package that is not installed here
-        return ""
-    low, high = map(systems.scaled, column.range)
-    return minus(f"From {low:.3g} to {high:.3g}, ")
-
-
 def _listed(names: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
 
 
 def _sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}{'' if text.endswith('.') else '.'} " if text else ""
+
+
+# notebooks
+
+
+def result_html(
+    numbers: Mapping[str, float],
+    interval: tuple[float, float, float] | None,
+    counts: Mapping[str, int],
+    ends: Mapping[str, Sequence[Mapping[str, Any]]],
+    errors: Mapping[int, str],
+    signature: str,
+) -> str:
+    """A result as a small piece of HTML for notebooks, in the colours of whatever it stands in.
+
+    Args:
+        numbers: by key. interval: of the first, low, high and level.
+        counts: of captions first, then of those that failed, ...
+        ends: rows of captions, e.g. the worst and the best ones.
+        errors: index and reason of captions that failed, of which the first are shown.
+    """
+    rows = [(end, row) for end, own in ends.items() for row in own]
+    plain = [
+        name for name, value in (rows[0][1] if rows else {}).items() if isinstance(value, int | float | str)
+    ]
+    content = {
+        "numbers": numbers,
+        "interval": interval,
+        "counts": counts,
+        "rows": rows,
+        "columns": [name for name in plain if name != "group"][:_COLUMNS],
+        "errors": list(errors.items())[:_REASONS],
+        "signature": signature,
+    }
+    return template("notebook").render(content)

@@ -1,23 +1,32 @@
-"""Several systems by several metrics as plain values, which tables and pages of a comparison are made of."""
+"""Several systems by several metrics as plain values, and their tables: stacked for a terminal, a cell each
+for papers, a line each for programs."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from capeval_core.reports.explanations import DIGITS, number
+from capeval_core.reports.tables import Table
+from capeval_core.values import p_in_words
+
+MARK = "*"
+COLUMNS = (
+    "system", "metric", "mean", "low", "high", "level", "captions", "failed", "truncated", "empty",
+    "baseline", "difference", "difference_low", "difference_high", "p", "p_holm", "significant", "compared",
+    "left_out", "signature",
+)  # fmt: skip
+"""The columns of `long_table`."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """A metric.
+    """A metric: `name` as `load` knows it, `title` as papers write it, `key` of its value.
 
-    name: as `load` knows it. title: as papers write it. key: of its value. range: least and greatest score at
-    the default options. relative: why its scores have neither interval nor test; None where they have.
-    summary: what it measures, in a sentence. citation: authors, title and venue of its paper. address: the
-    paper's URL.
+    range: least and greatest score at the default options. relative: why its scores have neither interval nor
+    test. summary: a sentence. citation, address: of its paper.
     """
 
     name: str
@@ -35,9 +44,8 @@ class Column:
 class Test:
     """A paired test of a system against the baseline, on the visuals that both have a score on.
 
-    difference: the system's mean minus the baseline's, over these. low, high: its confidence interval, of
-    this comparison alone. p_value: two-sided. adjusted: the p-value after Holm's correction.
-    count: visuals compared. left_out: visuals with a score in only one of the two.
+    difference: the system's mean minus the baseline's, with its own interval. adjusted: the p-value after
+    Holm's correction. count: visuals compared. left_out: those with a score in only one of the two.
     """
 
     difference: float
@@ -53,12 +61,9 @@ class Test:
 class Cell:
     """One system's result by one metric; lists have one value per caption.
 
-    mean: the number to report, NaN without a score. interval: (low, high); None: `no_interval` says why.
-    scores: NaN where scoring failed. parts: components that the paper names. errors: index of a failed
-    caption and why. truncated, empty: numbers of such captions. signature: everything that the numbers depend
-    on. evidence: by index, where a score comes from, for a picture with `plot()`; None where it was not kept.
-    test: against the baseline; None for the baseline itself, and where `no_test` says why. lack: what its
-    captions lack to have more than 0, where the mean is nothing but rounding.
+    mean, scores: NaN without a score. parts: components that the paper names. errors: of failed captions.
+    evidence: by index, where it was kept. no_interval, no_test: why there is none; the baseline has no test.
+    lack: what its captions lack to have more than 0, where the mean is nothing but rounding.
     """
 
     mean: float
@@ -80,8 +85,7 @@ class Cell:
 class System:
     """A system's captions, one entry per caption in each list, and its cells by the name of the metric.
 
-    images: paths of images or of videos, in the same order; None where they are not known, as for results
-    read from files. references: None without any.
+    images: paths of images or of videos; None where they are not known, as for results read from files.
     """
 
     name: str
@@ -96,13 +100,9 @@ class System:
 class Systems:
     """A comparison: systems are rows, metrics columns; one system by one metric is the smallest.
 
-    baseline: the name of the system that the others are tested against; None for a single system.
-    visual: what captions are about, "image" or "video". level: of intervals and tests.
-    test: name of the test. correction: how p-values are adjusted, in words, with the family of tests.
-    messages: what failed or was truncated or left out, in words, for people to read.
-    titles: of parts, by their names in `Cell.parts`, where they have any. command: what repeats all this.
-    digits: decimals of scores for readers; None: as many as the place has by itself.
-    times_100: whether scores for readers are times 100.
+    baseline: the system that the others are tested against. visual: "image" or "video". test, correction: in
+    words. messages: what failed or was left out. titles: of parts, by their names in `Cell.parts`. command:
+    what repeats all this. digits: decimals for readers; None: as many as the place has by itself.
     """
 
     systems: Sequence[System]
@@ -157,3 +157,87 @@ class Systems:
         if not self.significant(cell):
             return "equal"
         return "better" if (cell.test.difference > 0) == column.higher_is_better else "worse"
+
+
+def stacked_table(systems: Systems) -> Table:
+    """A system is up to three lines: means, intervals, and p-values after the correction."""
+
+    def p_value(cell: Cell) -> str:
+        return "" if cell.test is None else p_in_words(cell.test.adjusted, systems.level)
+
+    lines: list[Callable[[Cell], str]] = [
+        lambda cell: _mean(systems, cell),
+        lambda cell: _interval(systems, cell, " to "),
+        p_value,
+    ]
+    rows = []
+    for system in systems.systems:
+        texts = [[text(system.cells[column.name]) for column in systems.columns] for text in lines]
+        kept = [line for place, line in enumerate(texts) if any(line) or not place]
+        rows += [["" if place else system.name, *line] for place, line in enumerate(kept)]
+    return Table("Systems", _header(systems), rows, _notes(systems))
+
+
+def cells_table(systems: Systems) -> Table:
+    """A system is one row: mean, mark and interval of each metric in a cell."""
+    rows: list[list[str]] = []
+    bold: set[tuple[int, int]] = set()
+    for system in systems.systems:
+        cells = []
+        for column in systems.columns:
+            interval = _interval(systems, system.cells[column.name], ", ")
+            mean = _mean(systems, system.cells[column.name])
+            cells.append(f"{mean} [{interval}]" if interval else mean)
+            if system.name in systems.best(column):
+                bold.add((len(rows), len(cells)))
+        rows.append([system.name, *cells])
+    return Table("Systems", _header(systems), rows, _notes(systems), bold)
+
+
+def long_table(systems: Systems) -> Table:
+    """A line for each system and metric with every number, as many digits as it has."""
+    rows = []
+    for system in systems.systems:
+        for name, cell in system.cells.items():
+            means = [
+                repr(x) if math.isfinite(x) else "" for x in (cell.mean, *(cell.interval or (math.nan,) * 2))
+            ]
+            counts = [len(cell.scores), len(cell.errors), cell.truncated, cell.empty]
+            tested: list[object] = [""] * 8
+            if test := cell.test:
+                numbers = [test.difference, test.low, test.high, test.p_value, test.adjusted]
+                significant = str(systems.significant(cell)).lower()
+                tested = [*map(repr, numbers), significant, test.count, test.left_out]
+            baseline = "" if system.name == systems.baseline else systems.baseline or ""
+            row = [system.name, name, *means, systems.level, *counts, baseline, *tested, cell.signature]
+            rows.append(list(map(str, row)))
+    return Table("Systems", COLUMNS, rows)
+
+
+def _header(systems: Systems) -> list[str]:
+    titles = [
+        column.title + ("" if column.higher_is_better else " (lower is better)") for column in systems.columns
+    ]
+    return ["system", *titles]
+
+
+def _notes(systems: Systems) -> list[str]:
+    """What the table's signs mean, what failed, and the signatures."""
+    notes = []
+    cells = [system.cells[column.name] for column in systems.columns for system in systems.systems]
+    if any(cell.interval is not None for cell in cells):
+        notes.append(f"{systems.level:.0%} intervals of the means, by {systems.visual}")
+    if any(cell.test is not None for cell in cells):
+        corrected = f", {systems.correction}" if systems.correction else ""
+        limit = f"p < {1 - systems.level:.2g}"
+        notes.append(f"{MARK}: differs from {systems.baseline} ({limit}, {systems.test}{corrected})")
+    notes += ["means and intervals times 100"] if systems.times_100 else []
+    return [*notes, *systems.messages, *dict.fromkeys(cell.signature for cell in cells)]
+
+
+def _mean(systems: Systems, cell: Cell) -> str:
+    return f"{systems.number(cell.mean)}{MARK if systems.significant(cell) else ''}"
+
+
+def _interval(systems: Systems, cell: Cell, between: str) -> str:
+    return "" if cell.interval is None else between.join(map(systems.number, cell.interval))

@@ -5,14 +5,16 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-_LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-_SPECIAL = "&%$#_{}"
+_LATEX = {c: f"\\{c}" for c in "&%$#_{}"} | {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+}
 _MARKED = re.compile(r"[\\`*<|~&]|(?<=\])\(|(?<![^\W_])_|_(?![^\W_])")
 """Characters that mean something in Markdown; an underscore within a word does not."""
-_TAU = re.compile(r"\btau_([bc])\b")
 
 
 @dataclass(frozen=True)
@@ -20,13 +22,6 @@ class Table:
     """A table: a header, rows of as many cells, a title and notes below it.
 
     bold: row and column of the cells whose first word LaTeX prints in bold.
-
-    >>> table = Table("Set", ["metric", "tau_b"], [["PAC-S", "53.92"]], ["17 rows"])
-    >>> print(table.text())
-    metric  tau_b
-    PAC-S   53.92
-    <BLANKLINE>
-    17 rows
     """
 
     title: str
@@ -36,26 +31,19 @@ class Table:
     bold: Collection[tuple[int, int]] = ()
 
     def text(self) -> str:
-        """Aligned columns, then the notes."""
-        lines = [list(self.header), *map(list, self.rows)]
-        widths = [max(len(line[column]) for line in lines) for column in range(len(self.header))]
-        aligned = [
-            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-            for line in lines
-        ]
+        """Aligned columns, then the notes.
+
+        >>> print(Table("Set", ["metric", "tau_b"], [["PAC-S", "53.92"]]).text())
+        metric  tau_b
+        PAC-S   53.92
+        """
+        lines = [self.header, *self.rows]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        aligned = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
         return "\n".join([*aligned, *(["", *self.notes] if self.notes else [])])
 
     def markdown(self) -> str:
-        """A section with the table, then the notes as a list.
-
-        >>> print(Table("Set", ["a", "b"], [["1", "x|y"]]).markdown())
-        ## Set
-        <BLANKLINE>
-        | a | b |
-        | --- | --- |
-        | 1 | x\\|y |
-        <BLANKLINE>
-        """
+        """A section with the table, then the notes as a list."""
         lines = [self.header, ["---"] * len(self.header), *self.rows]
         body = [f"| {' | '.join(map(_markdown, line))} |" for line in lines]
         notes = ["", *(f"- {note}" for note in self.notes)] if self.notes else []
@@ -69,12 +57,9 @@ class Table:
         """
         lines = [f"% {self.title}", *(f"% {note}" for note in self.notes)]
         lines += [rf"\begin{{tabular}}{{l{'r' * (len(self.header) - 1)}}}", r"\toprule"]
-        lines += [_latex_row(map(_latex, self.header)), r"\midrule"]
+        lines += [_latex_row(self.header), r"\midrule"]
         for place, row in enumerate(self.rows):
-            bold = [
-                _bold(_latex(cell)) if (place, i) in self.bold else _latex(cell) for i, cell in enumerate(row)
-            ]
-            lines.append(_latex_row(bold))
+            lines.append(_latex_row(row, [(place, i) in self.bold for i in range(len(row))]))
         return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
 
     def csv(self) -> str:
@@ -93,13 +78,11 @@ def _markdown(text: str) -> str:
     return _MARKED.sub(r"\\\g<0>", " ".join(text.split()))
 
 
-def _bold(cell: str) -> str:
-    first, *rest = cell.split(" ", 1)
-    return " ".join([rf"\textbf{{{first}}}", *rest])
-
-
-def _latex_row(cells: Iterable[str]) -> str:
-    row = " & ".join(cells) + r" \\"
+def _latex_row(cells: Sequence[str], bold: Sequence[bool] = ()) -> str:
+    texts = [_latex(cell) for cell in cells]
+    for place in (place for place, is_bold in enumerate(bold) if is_bold):
+        texts[place] = re.sub(r"^\S+", lambda found: rf"\textbf{{{found[0]}}}", texts[place])
+    row = " & ".join(texts) + r" \\"
     return "{}" + row if row[0] in "[*" else row  # else an argument of the line break before it
 
 
@@ -108,11 +91,5 @@ def _latex(text: str) -> str:
     >>> _latex("tau_b of 5% & more"), _latex("a~b")
     ('$\\tau_b$ of 5\\% \\& more', 'a\\textasciitilde{}b')
     """
-    parts = _TAU.split(text)  # texts at even places, the letters of taus at odd ones
-    escaped = [
-        rf"$\tau_{part}$"
-        if place % 2
-        else "".join(_LATEX.get(c, f"\\{c}" if c in _SPECIAL else c) for c in part)
-        for place, part in enumerate(parts)
-    ]
-    return "".join(escaped)
+    escaped = "".join(_LATEX.get(c, c) for c in text)
+    return re.sub(r"\btau\\_([bc])\b", r"$\\tau_\1$", escaped)

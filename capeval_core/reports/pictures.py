@@ -5,25 +5,20 @@ from __future__ import annotations
 import base64
 import os
 from collections.abc import Callable
-from html import escape
 from io import BytesIO
 from itertools import islice
 from typing import Any
 
-from PIL import Image
+from PIL import Image, ImageOps
 
 from capeval_core.inputs.images import ImageError, InputImage
 from capeval_core.inputs.videos import InputFrames, Sampling
 from capeval_core.reports.explanations import drawing
 
-SIDE = 320
-"""Pixels of the longer side of a picture."""
 FRAMES = 4
 """Frames of a video, side by side."""
-_FRAME_HEIGHT = 130
-_DRAWN = 640
-"""Pixels of the width of a drawn explanation."""
-_FEWEST, _MOST = 0.4, 3.2  # width through height of what is shown; a panorama is cut no further
+_SIDE, _FRAME_HEIGHT, _DRAWN = 320, 130, 640  # pixels: of a picture, a frame and a drawn explanation
+_SLIMMEST, _WIDEST = 0.4, 3.2  # width through height of what is shown; a panorama is cut no further
 
 
 class Pictures:
@@ -43,16 +38,17 @@ class Pictures:
 
     def of(self, value: Any, description: str) -> str:
         """The picture of an image, or frames of a video; "" if it cannot be read or there is no room."""
+        from markupsafe import Markup
+
         key = os.fspath(value) if isinstance(value, (str, os.PathLike)) else id(value)
         if key not in self._shown:
             self._shown[key] = self._stored(value), value
-        label = f' role="img" aria-label="{escape(description)}"'
-        return self._shown[key][0].replace("<svg", f"<svg{label}", 1)
+        return Markup(self._shown[key][0]).format(description)
 
     def drawing(self, picture: Callable[[int], Image.Image] | None, text: str) -> str:
         """A picture of an explanation; "" if there is none, or no room."""
         if self._room["drawings"] < 0:
-            self.left_out += picture is not None
+            self.left_out += bool(picture)
             return ""
         try:
             shown = drawing(picture, text, _DRAWN, quality=80)
@@ -62,14 +58,17 @@ class Pictures:
 
     def symbols(self) -> str:
         """What all pictures refer to, once in a page."""
-        return f'<svg class="symbols" aria-hidden="true">{"".join(self._symbols)}</svg>'
+        from markupsafe import Markup
+
+        return Markup(f'<svg class="symbols" aria-hidden="true">{"".join(self._symbols)}</svg>')
 
     def _stored(self, value: Any) -> str:
+        """A reference to the picture, with a place for its description."""
         if self._room["thumbnails"] < 0:
             self.left_out += 1
             return ""
         try:
-            image = frame_strip(value) if self.visual == "video" else thumbnail(value)
+            image = _frame_strip(value) if self.visual == "video" else _thumbnail(value)
         except (ImageError, TypeError, ValueError):
             return ""
         width, height = image.size
@@ -83,7 +82,8 @@ class Pictures:
         if not self._fits("thumbnails", symbol):
             return ""
         self._symbols.append(symbol)
-        return f'<svg viewBox="0 0 {width} {height}"><use href="#{name}"/></svg>'
+        label = 'role="img" aria-label="{}"'
+        return f'<svg {label} viewBox="0 0 {width} {height}"><use href="#{name}"/></svg>'
 
     def _fits(self, kind: str, content: str) -> bool:
         self._room[kind] -= len(content)
@@ -91,28 +91,14 @@ class Pictures:
         return self._room[kind] >= 0
 
 
-def thumbnail(value: Any) -> Image.Image:
-    """An image as metrics see it, small and without metadata.
-
-    Raises:
-        ImageError: it cannot be read. TypeError: it is no image.
-
-    >>> thumbnail(Image.new("RGBA", (800, 400))).size
-    (320, 160)
-    """
+def _thumbnail(value: Any) -> Image.Image:
+    """An image as metrics see it, small and without metadata."""
     image = InputImage.of(value).load()
-    return _bare(image, min(SIDE, image.width), min(SIDE, image.height))
+    return _bare(image, min(_SIDE, image.width), min(_SIDE, image.height))
 
 
-def frame_strip(value: Any) -> Image.Image:
-    """Some frames of a video side by side, the first and the last among them.
-
-    Raises:
-        ImageError: it cannot be read. TypeError: it is no video.
-
-    >>> frame_strip([Image.new("RGB", (40, 30)), Image.new("RGB", (40, 30))]).size
-    (350, 130)
-    """
+def _frame_strip(value: Any) -> Image.Image:
+    """Some frames of a video side by side, the first and the last among them."""
     reading = InputFrames.of(value).load().read(Sampling(max_frames=FRAMES))
     frames = [_bare(frame, 4 * _FRAME_HEIGHT, _FRAME_HEIGHT) for _, frame in islice(reading, FRAMES)]
     gap = 4
@@ -126,13 +112,12 @@ def frame_strip(value: Any) -> Image.Image:
 
 def _bare(image: Image.Image, width: int, height: int) -> Image.Image:
     """The pixels alone, on white, as large as they fit into a box; slim ones keep their middle."""
-    shape = min(max(image.width / image.height, _FEWEST), _MOST)
-    across, down = min(image.width, image.height * shape), min(image.height, image.width / shape)
-    left, top = (image.width - across) / 2, (image.height - down) / 2
-    scale = min(width / across, height / down)
-    size = max(1, round(across * scale)), max(1, round(down * scale))
+    shape = min(max(image.width / image.height, _SLIMMEST), _WIDEST)
+    whole = (round(min(image.width, image.height * shape)), round(min(image.height, image.width / shape)))
     pixels = image.convert("RGBA" if image.has_transparency_data else "RGB")
-    pixels = pixels.resize(size, Image.Resampling.LANCZOS, (left, top, left + across, top + down))
-    bare = Image.new("RGB", size, "white")
+    scale = min(width / whole[0], height / whole[1])
+    size = (max(1, round(whole[0] * scale)), max(1, round(whole[1] * scale)))
+    pixels = ImageOps.fit(pixels, size, Image.Resampling.LANCZOS)
+    bare = Image.new("RGB", pixels.size, "white")
     bare.paste(pixels, mask=pixels if pixels.mode == "RGBA" else None)
     return bare
