@@ -24,7 +24,6 @@ class Limits:
     shard_seconds: float = 5.0  # between two kept shards of rows
     augmented: dict[str, int] = field(default_factory=lambda: {"caption": 256, "image": 64})  # of a shard
     training_seconds: float = 60.0  # between two kept shards of towers' outputs or positives
-    sorted_rows: int = 1 << 22  # ids of a collection that are sorted in memory
     window_bytes: int = 128 << 20  # of a shard that is read at once
     packed_bytes: int = 64 << 20  # tensors of a reward that are copied at once
     frequent: int = 64  # an n-gram is frequent if more than one image in so many has it

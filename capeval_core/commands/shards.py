@@ -32,9 +32,7 @@ from capeval_core.integrations.shards import (
     merge_shards,
     score_histogram,
 )
-from capeval_core.integrations.shards.columns import check_columns
-from capeval_core.integrations.shards.places import Place
-from capeval_core.integrations.shards.plan import (
+from capeval_core.integrations.shards.folder import (
     MANIFEST,
     PlannedShard,
     existing,
@@ -42,6 +40,8 @@ from capeval_core.integrations.shards.plan import (
     refuse_other_scores,
     write_manifest,
 )
+from capeval_core.integrations.shards.places import Place
+from capeval_core.integrations.shards.readers import check_columns
 from capeval_core.integrations.shards.shard import images_folder, settings_of
 from capeval_core.integrations.shards.workers import (
     FailedShard,

@@ -13,11 +13,10 @@ import pyarrow as pa
 from capeval_core.encoders.preprocessing import Preprocessing
 from capeval_core.errors import wrong_option
 from capeval_core.inputs.images import ImageError, InputImage
-from capeval_core.integrations.shards.columns import (
+from capeval_core.integrations.shards.readers import (
     check_columns,
+    column_problems,
     find_columns,
-    how_missing,
-    how_several,
     several_columns,
 )
 from capeval_core.integrations.shards.scoring import BatchScorer
@@ -161,9 +160,7 @@ def _names_of(batch: Batch, needed: Sequence[str], chosen: Mapping[str, str]) ->
     """Columns of a batch by what they hold."""
     present = list(batch)
     names, missing = find_columns(present, needed, chosen)
-    problems = [how_missing(role, present, chosen) for role in missing]
-    several = several_columns(present, needed, chosen)
-    problems += [how_several(role, columns) for role, columns in several.items()]
+    problems = column_problems(present, missing, several_columns(present, needed, chosen), chosen)
     if problems:
         raise wrong_option(
             "batch", present, "; ".join(problems), 'pass columns={"caption": "..."}', verb="has"

@@ -14,7 +14,6 @@ import pytest
 from capeval_core.errors import FileError
 from capeval_core.integrations.shards import check_shards, merge_shards, score_histogram, score_shard
 from tests.integrations.shard_files import rows_of, write_parquet
-from tests.support.seams import LIMITS
 
 
 def write_output(path: Path, uids: Sequence[str], first: int = 0) -> None:
@@ -83,12 +82,7 @@ def test_outputs_without_some_rows_or_columns_are_damaged(outputs: Path) -> None
     assert check_shards(outputs).damaged.keys() == {"1.parquet", "2.parquet"}
 
 
-@pytest.mark.parametrize("in_parts", [False, True])
-def test_uids_that_come_twice_are_named_with_their_shards(
-    in_parts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if in_parts:
-        monkeypatch.setattr(LIMITS, "sorted_rows", 40)
+def test_uids_that_come_twice_are_named_with_their_shards(tmp_path: Path) -> None:
     uids = [f"u{i}" for i in range(300)]
     write_output(tmp_path / "out/a.parquet", [*uids[:100], "u7"])
     write_output(tmp_path / "out/b.parquet", [*uids[100:200], "u7", "u50"])

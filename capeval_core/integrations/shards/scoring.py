@@ -13,8 +13,8 @@ import pyarrow as pa
 from capeval_core.cache import FeatureCache
 from capeval_core.errors import Problem, ProblemsError, Words, wrong_option
 from capeval_core.inputs.samples import Samples, argument_of, medium_of
-from capeval_core.integrations.opening import ChosenMetric
 from capeval_core.metric import CaptionMetric
+from capeval_core.options import Options
 from capeval_core.registry import metric_class
 from capeval_core.rows import canonical
 from capeval_core.values import described
@@ -38,8 +38,9 @@ class BatchScorer:
             row, whatever `on_error` says.
 
     Raises:
-        TypeError, ValueError: a metric or an option that does not exist; a metric whose scores depend on what
-            else is scored: without `statistics`, or relative to one set as ECO's.
+        TypeError, ValueError: a metric or an option that does not exist; `rows=`, since scores are kept by
+            shard; a metric whose scores depend on what else is scored: without `statistics`, or relative to
+            one set as ECO's.
 
     >>> import numpy as np
     >>> scorer = BatchScorer("pacs", weights="tiny")
@@ -49,35 +50,42 @@ class BatchScorer:
     (['score', 'parts', 'truncated', 'error'], [None, 'caption is empty'])
     """
 
+    metric_class: type[CaptionMetric]
+    options: Options
+    columns: list[str]
+    """The columns that a batch must have."""
+
     def __init__(self, metric: str | CaptionMetric, **options: Any) -> None:
         if isinstance(metric, CaptionMetric):
             if options:
                 found = f"open already: pass {', '.join(options)} to capeval_core.load"
                 raise wrong_option("metric", metric.name, found, kind=TypeError)
-            class_, chosen = type(metric), metric.options
+            self.metric_class, chosen = type(metric), metric.options
         elif isinstance(metric, str):
-            class_ = metric_class(metric, options.pop("media", None))
-            chosen = class_.Options.of(metric, options)
+            self.metric_class = metric_class(metric, options.pop("media", None))
+            chosen = self.metric_class.Options.of(metric, options)
         else:
             fix = 'expected a name ("pacs") or a metric of capeval_core.load(...)'
             raise wrong_option("metric", metric, described(metric), fix, kind=TypeError)
-        class_.check_separable(chosen)
-        changed: dict[str, Any] = {"on_error": "nan", "evidence": False, "rows": None}
-        self._chosen = ChosenMetric(class_, replace(chosen, **changed))
-        class_.check_options(self._chosen.options)
+        if chosen.rows is not None:
+            fix = "leave it out: a shard's own output keeps its scores"
+            raise wrong_option("rows", chosen.rows, "not for rows that are scored one by one", fix)
+        self.metric_class.check_separable(chosen)
+        changed: dict[str, Any] = {"on_error": "nan", "evidence": False}
+        self.options = replace(chosen, **changed)
+        self.metric_class.check_options(self.options)
+        argument = argument_of(self.metric_class.media)
+        self._visual = [] if argument is None else [str(medium_of(argument))]
+        references = ["references"] if self.metric_class.needs_references else []
+        self.columns = ["caption", *self._visual, *references]
         self._given = metric if isinstance(metric, CaptionMetric) else None  # keeps its models in memory
         self._opened: CaptionMetric | None = None
-
-    @property
-    def metric_class(self) -> type[CaptionMetric]:
-        """The class of the metric."""
-        return self._chosen.metric
 
     @property
     def metric(self) -> CaptionMetric:
         """The open metric."""
         if self._opened is None:
-            self._opened = self._chosen.open()
+            self._opened = self.metric_class(self.options)
             self.forget()
         return self._opened
 
@@ -86,7 +94,7 @@ class BatchScorer:
 
         Features of one image differ in their last bits by the batch that it was in.
         """
-        if self._opened is not None and self._chosen.options.cache is None:
+        if self._opened is not None and self.options.cache is None:
             self._opened.cache = FeatureCache(CACHE_BYTES, text_bytes=TEXT_BYTES)
 
     @property
@@ -94,40 +102,16 @@ class BatchScorer:
         """Everything that a score depends on beside its row: that of `Result` without the references."""
         return self.metric.signature()
 
-    @property
-    def empty(self) -> str:
-        """What an empty caption is: "error" or "score"."""
-        return str(self._chosen.options.empty)
-
-    @property
-    def device(self) -> str | None:
-        """The option `device` of the metric."""
-        return self._chosen.options.device
-
-    @property
-    def visual(self) -> str | None:
-        """The column of visuals: "image" or "video"; None for a metric on texts alone."""
-        argument = argument_of(self.metric_class.media)
-        return None if argument is None else medium_of(argument)
-
-    @property
-    def columns(self) -> list[str]:
-        """The columns that a batch must have."""
-        visual = [] if self.visual is None else [self.visual]
-        return ["caption", *visual, *(["references"] if self.metric_class.needs_references else [])]
-
     def schema(self) -> pa.Schema:
-        """The columns that come out. `parts` has a field per component of the metric."""
+        """The columns that come out; `parts` has a field per component of the metric, a number or a list."""
         values = self.metric.aggregate(self.metric.ROW.empty_table())
-        parts = [pa.field(name, _type_of(part)) for name, part in values.parts.items()]
-        return pa.schema(
-            [
-                pa.field("score", pa.float64()),
-                pa.field("parts", pa.struct(parts) if parts else pa.null()),
-                pa.field("truncated", pa.int32()),
-                pa.field("error", pa.string()),
-            ]
-        )
+        kinds = {
+            name: pa.from_numpy_dtype(part.dtype) if isinstance(part, np.ndarray) else pa.list_(pa.float64())
+            for name, part in values.parts.items()
+        }
+        parts = pa.struct(list(kinds.items())) if kinds else pa.null()
+        columns = {"score": pa.float64(), "parts": parts, "truncated": pa.int32(), "error": pa.string()}
+        return pa.schema(list(columns.items()))
 
     def __call__(self, batch: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
         """Scores of the rows of a batch, in order.
@@ -141,24 +125,22 @@ class BatchScorer:
             `score` (None where there is none), `parts` (a dict each), `truncated` (token ids), `error` (None
             or why there is no score).
         """
-        missing = [name for name in self.columns if name not in batch]
-        if missing:
+        if missing := [name for name in self.columns if name not in batch]:
             fix = f"{self.metric_class.name} needs {', '.join(self.columns)}"
             raise wrong_option("batch", list(batch), f"no {' and no '.join(missing)}", fix, verb="has")
         columns = {name: list(batch[name]) for name in self.columns}
         rows = len(columns["caption"])
         given = batch.get("error", [None] * rows)
         errors = [str(error) if error and isinstance(error, str) else None for error in given]  # or NaN
-        usable = [row for row in range(rows) if errors[row] is None]
-        samples, positions = self._checked(columns, usable, errors)
         scores: list[float | None] = [None] * rows
         parts: list[dict[str, Any] | None] = [None] * rows
         truncated = [0] * rows
+        samples, scored = self._checked(columns, errors)
         if samples is not None:
             table = canonical(self.metric.encode_all(samples))
             result = self.metric.combine(table)
             names, values = list(result.parts), list(zip(*result.parts.values(), strict=True))
-            for i, (row, cut) in enumerate(zip(positions, table["truncated"].to_pylist(), strict=True)):
+            for i, (row, cut) in enumerate(zip(scored, table["truncated"].to_pylist(), strict=True)):
                 truncated[row], errors[row] = cut, result.errors.get(i)
                 if errors[row] is None:
                     scores[row] = result.scores[i]
@@ -166,9 +148,10 @@ class BatchScorer:
         return {"score": scores, "parts": parts, "truncated": truncated, "error": errors}
 
     def _checked(
-        self, columns: Mapping[str, list[Any]], rows: list[int], errors: list[str | None]
+        self, columns: Mapping[str, list[Any]], errors: list[str | None]
     ) -> tuple[Samples | None, list[int]]:
-        """Checked samples of those rows that can be scored, and which these are; the others get an error."""
+        """Checked samples of the rows that can be scored, and which these are; the others get an error."""
+        rows = [row for row, error in enumerate(errors) if error is None]
         try:
             return self._check(columns, rows), rows
         except ProblemsError:
@@ -197,27 +180,16 @@ class BatchScorer:
         if not rows:
             return None
         chosen = {name: [column[row] for row in rows] for name, column in columns.items()}
-        visuals = None if self.visual is None else chosen[self.visual]
-        class_, options = self._chosen.metric, self._chosen.options
-        samples = class_.check_input(options, chosen["caption"], visuals, chosen.get("references"))
-        if self.visual is None:
-            return samples
+        visuals = chosen[self._visual[0]] if self._visual else None
+        samples = self.metric_class.check_input(
+            self.options, chosen["caption"], visuals, chosen.get("references")
+        )
         # A row's reason must not depend on where its batch begins.
-        return replace(samples, images=[image.at(str(self.visual)) for image in samples.images])
+        named = [image.at(self._visual[0]) if self._visual else image for image in samples.images]
+        return replace(samples, images=named)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _scorer, (self._chosen,)
-
-
-def _scorer(chosen: ChosenMetric) -> BatchScorer:
-    scorer = object.__new__(BatchScorer)
-    scorer._chosen, scorer._given, scorer._opened = chosen, None, None
-    return scorer
-
-
-def _type_of(part: Any) -> pa.DataType:
-    """The type of a component by what the metric gives of no rows: numbers, or lists of them."""
-    return pa.from_numpy_dtype(part.dtype) if isinstance(part, np.ndarray) else pa.list_(pa.float64())
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_given": None, "_opened": None}
 
 
 def _reason(error: ProblemsError) -> str:

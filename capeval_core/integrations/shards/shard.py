@@ -1,43 +1,40 @@
-"""One shard in, one Parquet file out, exactly once."""
+"""One shard in, one Parquet file of scores out, exactly once."""
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from capeval_core.errors import FileError, Problem, file_problem, warn, wrong_option
-from capeval_core.integrations.shards.columns import check_columns
-from capeval_core.integrations.shards.images import ImageFolder
-from capeval_core.integrations.shards.outputs import (
-    COUNTS,
-    NOTE,
-    DamagedError,
-    check_whole,
-    read_batches,
-    sealed,
-    whole_table,
+from capeval_core.integrations.shards.places import Place, reason_of
+from capeval_core.integrations.shards.readers import (
+    FORMATS,
+    Rows,
+    Shard,
+    check_columns,
+    format_of,
+    read_shard,
 )
-from capeval_core.integrations.shards.places import Place, checksum
-from capeval_core.integrations.shards.readers import JsonLinesReader, ParquetReader, Reader
 from capeval_core.integrations.shards.scoring import BatchScorer
-from capeval_core.integrations.shards.tars import TarReader
 from capeval_core.metric import CaptionMetric
 from capeval_core.row_store import FreedMemory
 
 WINDOW = 2048
 """Rows that are in memory together."""
-FORMATS: dict[str, type[Reader]] = {
-    **dict.fromkeys((".parquet", ".pq"), ParquetReader),
-    **dict.fromkeys((".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz"), TarReader),
-    **dict.fromkeys((".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz"), JsonLinesReader),
-}
-"""How names of shards end, and what reads them."""
+NOTE = b"capeval_scores"
+"""Key of an output's metadata: what its scores depend on, how many there are, and a digest of both."""
+_COLUMNS = ["uid", "score", "parts", "truncated", "error"]
+_MAGIC = b"PAR1"
+_AT_ONCE = 65_536  # rows of an output that are read together
 
 
 @dataclass(frozen=True)
@@ -81,42 +78,23 @@ def score_shard(
 ) -> ShardResult:
     """Score the rows of one shard into one Parquet file, which appears as a whole or not at all.
 
-    The target's columns are `uid` (text), `score` (null where there is none), `parts` (a struct of the
-    components that the metric names), `truncated` (token ids cut off) and `error` (why there is no score), a
-    row per row of the source, in its order. Its metadata hold the signature, the source's checksum, the
-    options `columns` and `empty`, and the folder of images where a row has a path in it. A target that is
-    there with all of them the same is kept, one of other scores refused, a damaged one made again with a
-    warning, and one without any score made again where they differ.
-
-    A row that cannot be scored costs itself: a broken or missing image, a caption that is empty (unless
-    `empty="score"`) or None, a line that is not JSON. A shard that is cut off or damaged is refused as a
-    whole. Uids that come twice are kept, `check_shards` names them. Per caption, a corpus metric such as BLEU
-    has scores too; what it reports of a corpus is not their mean.
-
-    Memory is that of a window, whatever the length of the shard, and of the longest page of a Parquet file:
-    those of some writers hold 1,024 images. What a killed process had done of a shard is lost, and it may
-    leave an unfinished `.partial` file beside the target, which nothing reads. Addresses such as
-    `s3://bucket/00000.tar` go through fsspec, with the credentials and endpoints of its own configuration: a
-    copy of the source and the target lie in the temporary folder meanwhile. `s3://` is tested, others
-    (`gs://`, `hf://`) are fsspec's own promise.
+    The target has a row per row of the source, in its order: `uid`, `score` (null where there is none),
+    `parts`, `truncated` and `error`. A target that is there with the same signature, source, columns and
+    folder of images is kept, one of other scores refused, a damaged one made again with a warning. A row that
+    cannot be scored costs itself; a shard that is cut off or damaged is refused as a whole. `docs/scale.md`
+    says more. Memory is that of a window, and of the longest page of a Parquet file.
 
     Args:
-        source: the shard. Parquet: images are bytes, paths, or structs {bytes, path}. A tar of webdataset:
-            `0001.jpg` with `0001.txt` or `0001.json` is the row `0001`. JSON lines: objects with paths of
-            images.
+        source: Parquet, a tar of webdataset, or JSON lines: a path, or an address of fsspec.
         target: the Parquet file to write, in a folder that is made where there is none.
         metric: a name, an open metric, or a `BatchScorer`, which is best for several shards. Images whose
             metric is about videos are videos.
         images: folder that paths of images are relative to, which may be an address too; None: that of the
-            source. Images named by addresses are never fetched. It is known by its whole path, links
-            followed, so a folder that was moved is another one. The checksum does not cover its files.
+            source. Images named by addresses are never fetched.
         columns: names of columns by what they hold, where they are not found by themselves: {"uid": ...,
-            "caption": ..., "image": ..., "references": ...}. In a tar these are extensions of members or
-            fields of the `.json`. Without a uid, rows are called `<name of the shard>/<number>`.
-            Several columns for captions, or references, are refused unless one is named; in a tar or in
-            JSON lines only where their texts differ.
-        retry_failed: score the rows of a finished target again that have an `error`, such as those whose
-            image was not there; the other rows stay as they are. The target's rows are in memory then.
+            "caption": ..., "image": ..., "references": ...}.
+        retry_failed: score the rows of a finished target again that have an `error`; the other rows stay as
+            they are. The target's rows are in memory then.
         window: rows that are in memory together; fewer where they have more than 128 MB.
         progress: called with a number of rows whenever so many more are done.
         **options: of a metric given by name, as for `capeval_core.load`.
@@ -144,20 +122,25 @@ def score_shard(
     named = check_columns(columns)
     if not isinstance(window, int) or isinstance(window, bool) or window < 1:
         raise wrong_option("window", window, "", "expected a whole number of at least 1", verb="")
-    if begin.is_same(end):
+    if begin.identity == end.identity:
         raise wrong_option("target", end.address, "the source", "name another file")
     if isinstance(metric, BatchScorer) and options:
         raise wrong_option("metric", "BatchScorer(...)", f"open already: pass {', '.join(options)} to it")
     scorer = metric if isinstance(metric, BatchScorer) else BatchScorer(metric, **options)
-    reader_class = _reader_of(begin)
+    if format_of(begin.name) is None:
+        fix = f"one ends in {', '.join(FORMATS)}"
+        raise FileError(file_problem(begin.address, "is no shard by its name", fix))
     version = begin.version()
     folder = begin.parent if images is None else images_folder(images)
-    place = {"images": folder.identity}
     stored, kept = _finished(end), None
     if stored is not None:
-        settings = {**settings_of(scorer, named), **place}
         known = bool(version) and (stored["source"], stored["version"]) == (begin.address, version)
-        now = {**settings, "checksum": stored["checksum"] if known else _checksum(begin)}
+        if known:
+            checksum = stored["checksum"]
+        else:
+            with begin.local_copy() as path:
+                checksum = _checksum(path)
+        now = {**settings_of(scorer, named), "images": folder.identity, "checksum": checksum}
         if (problem := other_scores(end, stored, now)) is not None:
             raise FileError(problem)
         if not differing(stored, now):
@@ -165,11 +148,71 @@ def score_shard(
                 return _result(begin, end, stored, skipped=True)
             kept = pa.Table.from_batches(read_batches(end))
     with begin.local_copy() as path:
-        reader = reader_class(path, begin.address, scorer.columns, named, ImageFolder(folder))
-        about = {"checksum": _checksum_of(path), "source": begin.address, "version": version}
-        note = {**settings_of(scorer, named), **place, **about}
-        counts = _write(begin, end, note, reader, scorer, window, progress, kept)
-    return _result(begin, end, {**note, **counts}, scored=counts["scored"])
+        shard = Shard(path, begin.address, scorer.columns, named, folder)
+        windows = read_shard(shard, window)
+        note = {
+            **settings_of(scorer, named),
+            "images": folder.identity,
+            "checksum": _checksum(path),
+            "source": begin.address,
+            "version": version,
+            **{"rows": 0, "failed": 0, "truncated": 0, "error": None},
+        }
+        done: list[int] = []
+
+        def count(rows: int) -> None:
+            done.append(rows)
+            if progress is not None:
+                progress(rows)
+
+        def metadata() -> dict[bytes, str]:
+            if begin.is_local and begin.version() != version:
+                raise FileError(file_problem(begin.address, "changed while it was read", "score it again"))
+            read = {role: list(names) for role, names in shard.used.items()}
+            note.update(read=read, looked_up=shard.looked_up)
+            return {NOTE: json.dumps({**note, "digest": _digest(note)})}
+
+        scorer.forget()  # so that a rerun, by whichever worker, writes the very same file
+        schema = pa.schema([pa.field("uid", pa.string(), nullable=False), *scorer.schema()])
+        write_table(end, schema, _scored(windows, scorer, schema, note, kept, count), metadata)
+    if not note["rows"]:
+        warn(f"{begin.address} has no rows: its output has none either")
+    return _result(begin, end, note, scored=sum(done))
+
+
+def _scored(
+    windows: Iterator[Rows],
+    scorer: BatchScorer,
+    schema: pa.Schema,
+    note: dict[str, Any],
+    kept: pa.Table | None,
+    count: Callable[[int], None],
+) -> Iterator[pa.Table]:
+    """The scores of all rows, window by window, and what `note` says of them.
+
+    kept: the rows of an earlier output, of which those without a score are scored again.
+    """
+    memory = FreedMemory()
+    for rows in windows:
+        size = len(rows["uid"])
+        output: dict[str, list[Any]] = {name: [None] * size for name in schema.names}
+        if kept is not None:
+            output = kept.slice(note["rows"], size).to_pydict()
+        output["uid"] = rows["uid"]
+        again = [i for i in range(size) if output["score"][i] is None]
+        found = scorer({name: [values[i] for i in again] for name, values in rows.items()}) if again else {}
+        del rows  # its images leave memory before the next ones are read
+        for name, values in found.items():
+            for i, value in zip(again, values, strict=True):
+                output[name][i] = value
+        table = pa.table(output, schema=schema)
+        yield table
+        note["rows"] += size
+        note["failed"] += table["score"].null_count
+        note["error"] = note["error"] or next(filter(None, output["error"]), None)
+        note["truncated"] += sum(cut > 0 for cut in output["truncated"])
+        memory.add(size)
+        count(len(again))
 
 
 def images_folder(images: str | PathLike[str]) -> Place:
@@ -182,7 +225,11 @@ def images_folder(images: str | PathLike[str]) -> Place:
 
 def settings_of(scorer: BatchScorer, columns: Mapping[str, str] | None) -> dict[str, Any]:
     """What scores depend on beside the shard and its images; it opens the weights."""
-    return {"columns": check_columns(columns), "empty": scorer.empty, "signature": scorer.signature}
+    return {
+        "columns": dict(columns or {}),
+        "empty": str(scorer.options.empty),
+        "signature": scorer.signature,
+    }
 
 
 def differing(stored: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -190,7 +237,7 @@ def differing(stored: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     return [
         f"{name}: {stored.get(name)!r} there, {value!r} now"
         for name, value in now.items()
-        if stored.get(name) != value and not (name == "images" and stored.get("looked_up") is False)
+        if stored.get(name) != value and not (name == "images" and not stored["looked_up"])
     ]
 
 
@@ -207,87 +254,20 @@ def other_scores(
     return file_problem(target.address, f"holds other scores ({'; '.join(found)})", fix)
 
 
-def _write(
-    source: Place,
-    target: Place,
-    note: Mapping[str, Any],
-    reader: Reader,
-    scorer: BatchScorer,
-    window: int,
-    progress: Callable[[int], None] | None,
-    kept: pa.Table | None,
-) -> dict[str, Any]:
-    """Write the scores of all rows; how many there are, failed and are truncated, and what was read of them.
-
-    kept: the rows of an earlier output, of which those without a score are scored again.
-    """
-    uid = pa.field("uid", pa.string(), nullable=False)
-    schema = pa.schema([uid, *scorer.schema()], metadata={NOTE: json.dumps(note)})
-    counts: dict[str, Any] = {"rows": 0, "failed": 0, "truncated": 0, "error": None}
-    scored = 0
-    memory = FreedMemory()
-    scorer.forget()  # so that a rerun, by whichever worker, writes the very same file
-    with whole_table(target, schema) as writer:
-        for rows in reader.windows(window):
-            old = None if kept is None else kept.slice(counts["rows"], len(rows["uid"])).to_pydict()
-            again = [i for i in range(len(rows["uid"])) if old is None or old["score"][i] is None]
-            found = (
-                scorer({name: [values[i] for i in again] for name, values in rows.items()}) if again else {}
-            )
-            if old is not None:
-                for name, values in found.items():
-                    for i, value in zip(again, values, strict=True):
-                        old[name][i] = value
-            table = pa.table(old or {"uid": rows["uid"], **found}, schema=schema)
-            del rows  # its images leave memory before the next ones are read
-            writer.write(table)
-            counts["rows"] += len(table)
-            counts["failed"] += table["score"].null_count
-            counts["error"] = counts["error"] or next(filter(None, table["error"].to_pylist()), None)
-            counts["truncated"] += sum(cut > 0 for cut in table["truncated"].to_pylist())
-            scored += len(again)
-            memory.add(len(table))
-            if progress is not None:
-                progress(len(again))
-        if source.is_local and source.version() != note["version"]:
-            raise FileError(file_problem(source.address, "changed while it was read", "score it again"))
-        counts["looked_up"] = reader.images.used
-        counts["read"] = {role: list(names) for role, names in reader.used.items()}
-        writer.add_note(COUNTS, sealed(note, counts))
-    if not counts["rows"]:
-        warn(f"{reader.address} has no rows: its output has none either")
-    return {**counts, "scored": scored}
-
-
-def _reader_of(source: Place) -> type[Reader]:
-    name = source.name.lower()
-    for end in sorted(FORMATS, key=len, reverse=True):
-        if name.endswith(end):
-            return FORMATS[end]
-    raise FileError(
-        file_problem(source.address, "is no shard by its name", f"one ends in {', '.join(FORMATS)}")
-    )
-
-
 def _finished(target: Place) -> dict[str, Any] | None:
     """The note of a target that is there and whole."""
-    if not target.exists():
-        return None
+    with target.reading():
+        there = target.filesystem.exists(target.path)
     try:
-        return check_whole(target)
+        return check_whole(target) if there else None
     except DamagedError as error:
-        warn(f"{target.address} {error.found}: it is made again")
+        warn(f"{target.address} {found_in(error)}: it is made again")
         return None
 
 
-def _checksum(place: Place) -> str:
-    with place.local_copy() as path:
-        return _checksum_of(path)
-
-
-def _checksum_of(path: Path) -> str:
+def _checksum(path: Path) -> str:
     with path.open("rb") as file:
-        return checksum(file)
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _result(
@@ -298,3 +278,110 @@ def _result(
     return ShardResult(
         source.address, target.address, **counts, skipped=skipped, scored=scored, columns=note["read"]
     )
+
+
+# outputs
+
+
+class DamagedError(FileError):
+    """An output is not as it was written."""
+
+
+def _damaged(place: Place, found: str) -> DamagedError:
+    return DamagedError(file_problem(place.address, found, "delete it and score its shard again"))
+
+
+def found_in(error: FileError) -> str:
+    """What is wrong with a file, without its path and the fix."""
+    return str(next(iter(error.problems)).found)
+
+
+def write_table(
+    place: Place, schema: pa.Schema, tables: Iterable[pa.Table], metadata: Callable[[], dict[bytes, str]]
+) -> None:
+    """Write tables to a Parquet file with page checksums, which appears as a whole or not at all.
+
+    metadata: asked for when all tables are written. Raises OSError if the file cannot be written.
+    """
+    with place.whole() as partial:
+        with place.writing():
+            parquet = pq.ParquetWriter(partial, schema, write_page_checksum=True)
+        try:
+            for table in tables:
+                with place.writing():
+                    parquet.write_table(table)
+            parquet.add_key_value_metadata(metadata())
+        finally:
+            with place.writing():
+                parquet.close()
+
+
+@contextmanager
+def _opened(place: Place) -> Iterator[pq.ParquetFile]:
+    """An open output; the block does nothing but read it."""
+    place.version()  # refuses pipes and devices: opening one could block for ever
+    with place.reading(), place.filesystem.open(place.path, "rb") as file:
+        begin = file.read(len(_MAGIC))
+        if begin and begin != _MAGIC:
+            raise FileError(file_problem(place.address, "is not Parquet", "choose another file"))
+        try:
+            yield pq.ParquetFile(file, page_checksum_verification=True)
+        except MemoryError:
+            raise
+        except (pa.ArrowException, OSError) as error:
+            raise _damaged(place, f"is cut off or damaged ({reason_of(error)})") from error
+
+
+def _digest(note: Mapping[str, Any]) -> str:
+    """A digest of a note: Parquet has none of its metadata."""
+    return hashlib.blake2b(json.dumps(note, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def read_note(place: Place) -> dict[str, Any]:
+    """What an output says of itself: signature, checksum of the source, rows, failed, truncated, ...
+
+    Raises:
+        DamagedError: it is not as it was written. FileError: it is no output of a shard.
+    """
+    metadata = read_metadata(place)
+    try:
+        note: dict[str, Any] = json.loads(metadata[NOTE])
+    except (KeyError, ValueError) as error:
+        found = "is Parquet of something else, not the scores of a shard"
+        raise FileError(file_problem(place.address, found, "choose another file")) from error
+    if note.pop("digest", None) != _digest(note):
+        raise _damaged(place, "has a damaged note")
+    return note
+
+
+def read_metadata(place: Place) -> dict[bytes, bytes]:
+    """The metadata of a Parquet file. Errors are those of `read_note`."""
+    with _opened(place) as parquet:
+        return dict(parquet.metadata.metadata or {})
+
+
+def read_schema(place: Place) -> pa.Schema:
+    """The columns of an output. Errors are those of `read_note`."""
+    with _opened(place) as parquet:
+        return parquet.schema_arrow.remove_metadata()
+
+
+def read_batches(place: Place, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+    """The rows of an output in order, some at a time. Raises DamagedError if it is not as it was written."""
+    with _opened(place) as parquet:
+        yield from parquet.iter_batches(_AT_ONCE, columns=columns)
+
+
+def check_whole(place: Place) -> dict[str, Any]:
+    """The note of an output, every page of which is read. Errors are those of `read_note`."""
+    note, rows = read_note(place), 0
+    with _opened(place) as parquet:
+        names = parquet.schema_arrow.names
+        if names != _COLUMNS:
+            raise _damaged(
+                place, f"has the columns {', '.join(names)}, and should have {', '.join(_COLUMNS)}"
+            )
+        rows = sum(map(len, parquet.iter_batches(_AT_ONCE)))
+    if rows != note["rows"]:
+        raise _damaged(place, f"has {rows:,} rows, and should have {note['rows']:,}")
+    return note

@@ -12,22 +12,21 @@ from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from typing import Any
 
 from capeval_core.errors import wrong_option
-from capeval_core.integrations.shards.plan import PlannedShard
+from capeval_core.integrations.shards.folder import PlannedShard
 from capeval_core.integrations.shards.scoring import BatchScorer
 from capeval_core.integrations.shards.shard import WINDOW, ShardResult, score_shard
 from capeval_core.models.device import cuda_is_lost
 from capeval_core.project import install_command
 from capeval_core.weights.folder import WeightsError
 
-TRIALS = 3
-"""Workers that a shard may kill before it is given up."""
-STARTS = 10
-"""Workers that may be killed one after the other before they have a shard."""
+_TRIALS = 3  # workers that a shard may kill before it is given up
+_STARTS = 10  # workers that may be killed one after the other before they have a shard
 _DEADLY = (
-    f"{TRIALS} workers were killed as they scored this shard, for want of memory perhaps: run the same "
+    f"{_TRIALS} workers were killed as they scored this shard, for want of memory perhaps: run the same "
     "command again with fewer --workers"
 )
 _STORE_BYTES = 100 << 20  # of Ray's shared memory: only addresses and counts go through it
@@ -67,8 +66,6 @@ class FailedShard:
 
 def check_ray() -> None:
     """Raise ValueError unless Ray is installed."""
-    from importlib.util import find_spec
-
     if find_spec("ray") is None:
         raise ValueError(f"several --workers, and --ray, need Ray: {install_command('ray')}")
 
@@ -78,10 +75,7 @@ def score_one(
 ) -> ShardResult | FailedShard:
     """Score a shard; what is wrong with it alone costs no other one.
 
-    A window that does not fit into memory is halved, for this shard and once more where it must be.
-
-    Args:
-        settings: `images` and `columns` of `score_shard`, and its `progress`.
+    A window that does not fit into memory is halved. settings: some of `score_shard`'s keywords.
     """
     window = WINDOW
     while True:
@@ -97,7 +91,7 @@ def score_one(
             return FailedShard(shard.source, str(error))
         except RuntimeError as error:  # of a device, or of a metric's own code
             reason = f"{type(error).__name__}: {error}"
-            return FailedShard(shard.source, reason, ends=cuda_is_lost(scorer.device), unfit=True)
+            return FailedShard(shard.source, reason, ends=cuda_is_lost(scorer.options.device), unfit=True)
 
 
 def score_shards(
@@ -105,10 +99,8 @@ def score_shards(
 ) -> Iterator[ShardResult | FailedShard]:
     """Score shards on Ray, one task each, and give their results as they come.
 
-    A worker that is killed is replaced, and its shard scored again when the others have begun, up to `TRIALS`
-    times in all. A target is there as a whole or not at all, so nothing is lost but what the killed worker
-    had of its shard. One that met a RuntimeError, after which CUDA may be lost to its process, has failed
-    that shard and is replaced as well.
+    A worker that is killed is replaced, and its shard scored again, three times in all. One that met a
+    RuntimeError, after which CUDA may be lost to its process, has failed that shard and is replaced as well.
 
     Raises:
         OSError: workers die as they start.
@@ -131,24 +123,26 @@ def score_shards(
             while todo or any(shard is not None for _, shard in tasks.values()):
                 (task,), _ = ray.wait(list(tasks))
                 worker, shard = tasks.pop(task)
-                outcome = _outcome(task)
-                died = isinstance(outcome, ray.exceptions.RayError)
-                deaths[shard] += died
-                if not died:
+                replaced = False
+                try:
+                    outcome = ray.get(task)
                     deaths[None] = 0
-                elif shard is None:
-                    if deaths[shard] == STARTS or getattr(outcome, "actor_init_failed", False):
-                        raise OSError(f"workers die as they start: {str(outcome).splitlines()[-1].strip()}")
-                    outcome = None
-                elif deaths[shard] < TRIALS:
-                    todo.append(shard)
-                    outcome = None
-                else:
-                    outcome = FailedShard(shard.source, _DEADLY)
-                unfit = isinstance(outcome, FailedShard) and outcome.unfit
-                if unfit:
-                    outcome = replace(outcome, ends=False)  # which holds for that process only
-                if died or unfit:
+                except ray.exceptions.RayTaskError:
+                    raise
+                except ray.exceptions.RayError as error:
+                    outcome, replaced = None, True
+                    deaths[shard] += 1
+                    if shard is None:
+                        if deaths[None] == _STARTS or getattr(error, "actor_init_failed", False):
+                            reason = str(error).splitlines()[-1].strip()
+                            raise OSError(f"workers die as they start: {reason}") from error
+                    elif deaths[shard] < _TRIALS:
+                        todo.append(shard)
+                    else:
+                        outcome = FailedShard(shard.source, _DEADLY)
+                if isinstance(outcome, FailedShard) and outcome.unfit:
+                    outcome, replaced = replace(outcome, ends=False), True  # which holds for that process
+                if replaced:
                     ray.kill(worker)  # one that died may only be out of reach
                     if todo:
                         start()
@@ -162,28 +156,13 @@ def score_shards(
                 ray.kill(worker)
 
 
-def _outcome(task: Any) -> Any:
-    """What a task returned, or Ray's error if its worker has died; raises what the task raised."""
-    import ray
-
-    try:
-        return ray.get(task)
-    except ray.exceptions.RayTaskError:
-        raise
-    except ray.exceptions.RayError as error:
-        return error
-
-
 def gpus_of_each(workers: int, gpus: int) -> float:
     """The share of a GPU that lets all workers run at once, at most a whole one; no share lies on two GPUs.
 
     >>> gpus_of_each(2, 8), gpus_of_each(8, 3), gpus_of_each(2, 0)
     (1.0, 0.333, 0.0)
     """
-    if not gpus:
-        return 0.0
-    on_one = math.ceil(workers / gpus)
-    return math.floor(1000 / on_one) / 1000
+    return math.floor(1000 / math.ceil(workers / gpus)) / 1000 if gpus else 0.0
 
 
 def fits(workers: int, share: float, gpus: int) -> bool:
@@ -194,8 +173,7 @@ def fits(workers: int, share: float, gpus: int) -> bool:
     """
     if share <= 0:
         return True
-    places = gpus * math.floor(1 / share + 1e-9) if share <= 1 else gpus // math.ceil(share)
-    return workers <= places
+    return workers <= (gpus * math.floor(1 / share + 1e-9) if share <= 1 else gpus // math.ceil(share))
 
 
 class _ShardWorker:
@@ -238,9 +216,9 @@ def _connected(workers: Workers) -> Iterator[float]:
             ray.init(logging_level=logging.ERROR, log_to_driver=False, **settings)
     try:
         resources: Any = ray.cluster_resources  # which has no types
-        there = float(resources().get("GPU", 0))
-        gpus = gpus_of_each(workers.number, int(there)) if workers.gpus is None else workers.gpus
-        if folder is not None and not fits(workers.number, gpus, int(there)):
+        there = int(resources().get("GPU", 0))
+        gpus = gpus_of_each(workers.number, there) if workers.gpus is None else workers.gpus
+        if folder is not None and not fits(workers.number, gpus, there):
             each = f"{gpus:g} GPU{'s' if gpus > 1 else ''} each"
             found = f"{workers.number} workers need {each}, and there are {there:g}"
             fix = "lower it, or the number of workers" if there else "leave it out"

@@ -1,0 +1,411 @@
+"""A folder of outputs: which shards go there, one table of all, what is wrong with it, and how scores lie."""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from capeval_core._version import __version__
+from capeval_core.errors import FileError, Problem, Problems, file_problem, wrong_option
+from capeval_core.integrations.shards.places import Place
+from capeval_core.integrations.shards.readers import stem_of
+from capeval_core.integrations.shards.shard import (
+    DamagedError,
+    ShardResult,
+    check_whole,
+    found_in,
+    other_scores,
+    read_batches,
+    read_metadata,
+    read_note,
+    read_schema,
+    write_table,
+)
+from capeval_core.writing import PARTIAL
+
+MANIFEST = "manifest.json"
+MERGED = b"capeval_merged"
+"""Key of a merged table's metadata: signature and number of shards."""
+QUANTILES = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
+BINS = 60
+_NAMED = 1000  # uids that are named at most where many come twice
+_OF_ONE_RUN = ("signature", "skipped", "scored")
+_FILES = 16  # files whose notes are read together: object stores answer slowly, but many at a time
+_ROWS = 1 << 20  # rows of a temporary file that are looked at together
+
+# before a run
+
+
+@dataclass(frozen=True)
+class PlannedShard:
+    """Addresses of a shard and of the file for its scores."""
+
+    source: str
+    target: str
+
+
+def plan_shards(inputs: Sequence[str], output: str) -> list[PlannedShard]:
+    """The shards that patterns match, by name, each with its target in the folder `output`.
+
+    Args:
+        inputs: paths or addresses of fsspec, with `*`, `?`, `[...]` and `**`.
+        output: path or address of a folder, which need not be there.
+
+    Raises:
+        ValueError: a pattern matches no file; two shards would have one target; the output folder is that of
+            a shard, or a file.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     for name in ("b.tar", "a.parquet"):
+    ...         _ = Path(folder, name).write_bytes(b"")
+    ...     [shard.target for shard in plan_shards([f"{folder}/*"], "memory://bucket/out")]
+    ['memory://bucket/out/a.parquet', 'memory://bucket/out/b.parquet']
+    """
+    folder, problems = _output_folder(output), Problems()
+    if folder.is_local and Path(folder.path).exists() and not Path(folder.path).is_dir():
+        problems.add(Problem("output", None, "a file", "pass a folder", "is", output))
+    planned: dict[str, PlannedShard] = {}
+    for pattern in inputs:
+        sources = _files(Place.of("input", pattern))
+        if not sources:
+            problems.add(Problem("input", None, "no file matches", "check the path", "", pattern))
+        for source in sources:
+            target = folder.child(stem_of(source.name) + ".parquet")
+            if source.parent.identity == folder.identity:
+                found, fix = "the folder of the input", "choose another folder for the scores"
+                problems.add(Problem("output", None, found, fix, "is", output))
+                break
+            other = planned.setdefault(target.address, PlannedShard(source.address, target.address))
+            if other.source != source.address:
+                found = f"{other.source} and {source.address} would both go to {target.name}"
+                problems.add(Problem("input", None, found, "give them other names, or run twice", ""))
+    problems.raise_if_any()
+    return [planned[target] for target in sorted(planned)]
+
+
+def refuse_other_scores(
+    shards: Sequence[PlannedShard], settings: Mapping[str, Any], images: str | None
+) -> None:
+    """Raise FileError for targets that hold scores of other settings, or something else; others pass.
+
+    images: folder of images; None: that of each shard.
+    """
+
+    def problem_of(shard: PlannedShard) -> Problem | None:
+        place = Place.of("output", shard.target)
+        folder = Place.of("input", shard.source).parent if images is None else Place.of("images", images)
+        try:
+            stored, now = read_note(place), {**settings, "images": folder.identity}
+            return other_scores(place, stored, now, "choose another --output")
+        except DamagedError:
+            return None  # it is scored again
+        except FileError as error:
+            return next(iter(error.problems))
+
+    with ThreadPoolExecutor(_FILES) as threads:
+        Problems(problem for problem in threads.map(problem_of, shards) if problem).raise_if_any()
+
+
+def existing(shards: Sequence[PlannedShard], output: str) -> list[PlannedShard]:
+    """The shards whose target is there, whatever it holds."""
+    folder = _output_folder(output)
+    names = set(folder.names()) if folder.filesystem.isdir(folder.path) else set()
+    return [shard for shard in shards if shard.target.rpartition("/")[2] in names]
+
+
+def write_manifest(
+    output: str, results: Sequence[ShardResult], failures: dict[str, str], name: str = MANIFEST
+) -> None:
+    """Write a file about a run into the output folder, whole or not at all.
+
+    It lists every shard with counts, columns and checksum, the shards without scores and why, totals and
+    signature.
+    """
+    shards = [asdict(result) for result in sorted(results, key=lambda result: result.target)]
+    content = {
+        "capeval": __version__,
+        "signature": results[0].signature if results else None,
+        **{count: sum(shard[count] for shard in shards) for count in ("rows", "failed", "truncated")},
+        "shards": [{key: one[key] for key in one if key not in _OF_ONE_RUN} for one in shards],
+        "without_scores": failures,
+    }
+    with _output_folder(output).child(name).whole() as partial:
+        partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def _output_folder(output: str) -> Place:
+    """The output folder; a local one by its whole path, since workers may have other current folders."""
+    place = Place.of("output", output)
+    return Place(place.path, place.filesystem, place.path) if place.is_local else place
+
+
+def _files(pattern: Place) -> list[Place]:
+    """The files that a pattern matches, by path; hidden ones, such as unfinished outputs, are none."""
+    filesystem = pattern.filesystem
+    try:
+        with pattern.reading():
+            if filesystem.isfile(pattern.path):  # whose name may have brackets
+                found = {pattern.path: {"type": "file"}}
+            else:
+                found = filesystem.glob(pattern.path, detail=True)
+    except FileError as error:
+        if isinstance(error.__context__, FileNotFoundError):
+            return []
+        raise
+    paths = [
+        path
+        for path, one in found.items()
+        if (one["type"] == "file" or (one.get("islink") and filesystem.isfile(path)))
+        and not path.rpartition("/")[2].startswith(".")
+    ]
+    whole = str if pattern.is_local else filesystem.unstrip_protocol
+    return [Place(whole(path), filesystem, path) for path in sorted(paths)]
+
+
+# after it
+
+
+def _outputs_in(folder: str | PathLike[str]) -> list[Place]:
+    """The Parquet files in a folder, by name; files that were not finished are none."""
+    place = Place.of("folder", folder)
+    outputs = [place.child(name) for name in place.names() if name.endswith(".parquet") and name[0] != "."]
+    if not outputs:
+        fix = "pass the folder that shards were scored into"
+        raise FileError(file_problem(place.address, "has no scores of shards (*.parquet)", fix))
+    return outputs
+
+
+def merge_shards(folder: str | PathLike[str], target: str | PathLike[str]) -> int:
+    """Join the outputs of all shards in a folder into one Parquet table, and return its number of rows.
+
+    Shards come in the order of their names, rows in that of their shard. Memory is that of some rows. Uids
+    that come twice stay twice: `check_shards` names them. The target appears as a whole or not at all.
+
+    Args:
+        folder: outputs of `score_shard`, a path or an address of fsspec.
+        target: the Parquet file to write, outside of the folder; a merged table that is there is replaced.
+
+    Raises:
+        ValueError: no outputs, one that is damaged or of another signature than the first, or a target that
+            is something else or no `.parquet` file by its name.
+        OSError: the target cannot be written.
+    """
+    outputs, end = _outputs_in(folder), Place.of("target", target)
+    if end.identity.rpartition("/")[0] == outputs[0].parent.identity:
+        found = "in the folder of the shards, where it would count as one"
+        raise wrong_option("target", end.address, found, "name a file elsewhere")
+    if not end.name.endswith(".parquet"):
+        raise wrong_option("target", end.address, "no table by its name", "end it in .parquet")
+    if end.filesystem.exists(end.path) and not _is_merged(end):
+        raise wrong_option("target", end.address, "there, and no merged table", "name another file")
+    problems = Problems()
+    signatures: list[str] = []
+    for output in outputs:
+        try:
+            signatures.append(signature := read_note(output)["signature"])
+        except FileError as error:
+            problems.extend(error.problems)
+            continue
+        if signature != signatures[0]:
+            found = f"has the signature {signature!r}, others have {signatures[0]!r}"
+            problems.add(file_problem(output.address, found, "merge shards of one signature"))
+    problems.raise_if_any()
+    about = {MERGED: json.dumps({"signature": signatures[0], "shards": len(outputs)})}
+    schema = read_schema(outputs[0])
+    rows = 0
+
+    def tables() -> Iterator[pa.Table]:
+        nonlocal rows
+        for output in outputs:
+            for batch in read_batches(output):
+                rows += len(batch)
+                yield pa.Table.from_batches([batch]).cast(schema)
+
+    write_table(end, schema, tables(), lambda: about)
+    return rows
+
+
+def _is_merged(place: Place) -> bool:
+    try:
+        return MERGED in read_metadata(place)
+    except FileError:
+        return False
+
+
+@dataclass(frozen=True)
+class ShardCheck:
+    """What is wrong with a folder of outputs; nothing if `ok`.
+
+    shards, rows: how many there are.
+    signatures: the shards of each signature; more than one are not comparable.
+    duplicates: uids that come more than once: how often in each shard; at most the first 1,000 are named.
+    repeated: rows beyond the first of each uid. Above 1,000 such uids it is counted by a hash of 64 bits,
+        which may take two uids of 10^9 for one.
+    damaged: shards that are not as they were written, or no outputs, and why.
+    failed: how many rows of a shard have no score, where any has none.
+    without_scores: shards that have rows, and no score.
+    unfinished: files that an interrupted run left, which can be deleted when no run is on.
+    """
+
+    shards: int
+    rows: int = 0
+    signatures: dict[str, list[str]] = field(default_factory=dict)
+    duplicates: dict[str, dict[str, int]] = field(default_factory=dict)
+    repeated: int = 0
+    damaged: dict[str, str] = field(default_factory=dict)
+    unfinished: list[str] = field(default_factory=list)
+    failed: dict[str, int] = field(default_factory=dict)
+    without_scores: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Whether every uid comes once, all signatures are equal, every shard is whole and has a score."""
+        one = len(self.signatures) <= 1 and not self.repeated
+        return one and not self.damaged and not self.without_scores
+
+
+def check_shards(folder: str | PathLike[str]) -> ShardCheck:
+    """Check the outputs of all shards in a folder: every uid once, one signature, every page as written.
+
+    Uids are compared by hash, sorted on disk in the temporary folder (8 bytes each, 8 GB for 10^9); those
+    that are named are confirmed by their texts.
+
+    Args:
+        folder: outputs of `score_shard`, a path or an address of fsspec.
+
+    Raises:
+        FileError: there is no such folder, or no output in it.
+    """
+    outputs = _outputs_in(folder)
+    found = ShardCheck(len(outputs))
+    notes: dict[Place, dict[str, Any]] = {}
+    for output in outputs:
+        try:
+            note = notes[output] = check_whole(output)
+        except FileError as error:
+            found.damaged[output.name] = found_in(error)
+            continue
+        found.signatures.setdefault(note["signature"], []).append(output.name)
+        if note["failed"]:
+            found.failed[output.name] = note["failed"]
+            if note["failed"] == note["rows"]:
+                found.without_scores.append(output.name)
+    duplicates, repeated = _duplicates(list(notes))
+    names = Place.of("folder", folder).names()
+    return replace(
+        found,
+        rows=sum(note["rows"] for note in notes.values()),
+        duplicates=duplicates,
+        repeated=repeated,
+        unfinished=[name for name in names if name.endswith(PARTIAL)],
+    )
+
+
+def _duplicates(outputs: Sequence[Place]) -> tuple[dict[str, dict[str, int]], int]:
+    """Uids that come more than once, in which shards how often, and the rows beyond the first of each."""
+    suspects: set[int] = set()  # hashes that come twice
+    repeated = 0
+    with _on_disk(outputs, "uid", lambda uids: [hash(uid) for uid in uids.to_pylist()], np.int64) as hashes:
+        hashes.sort()
+        for start in range(0, len(hashes), _ROWS):
+            part = hashes[start : start + _ROWS + 1]
+            again = part[1:][part[1:] == part[:-1]]
+            repeated += len(again)
+            suspects.update(np.unique(again)[: _NAMED - len(suspects)].tolist())
+    counts: dict[str, Counter[str]] = {}
+    for output in outputs if suspects else []:
+        for batch in read_batches(output, ["uid"]):
+            for uid in batch.column("uid").to_pylist():
+                if hash(uid) in suspects:
+                    counts.setdefault(uid, Counter())[output.name] += 1
+    named = {uid: dict(own) for uid, own in counts.items() if own.total() > 1}
+    if len(suspects) < _NAMED:  # all of them are known by their texts
+        repeated = sum(sum(own.values()) - 1 for own in named.values())
+    return named, repeated
+
+
+@contextmanager
+def _on_disk(
+    outputs: Sequence[Place], column: str, numbers: Callable[[pa.Array], Any], kind: type
+) -> Iterator[NDArray[Any]]:
+    """The numbers that a column of all outputs comes to, in a temporary file that may be changed."""
+    with tempfile.TemporaryFile(prefix="capeval-") as file:
+        for output in outputs:
+            for batch in read_batches(output, [column]):
+                file.write(np.asarray(numbers(batch.column(column)), kind).tobytes())
+        file.flush()
+        yield np.memmap(file, kind) if file.tell() else np.empty(0, kind)
+
+
+@dataclass(frozen=True)
+class ScoreHistogram:
+    """How scores are distributed.
+
+    scored, failed: rows with and without a score.
+    mean: of the scores, NaN without any. least, most: their range.
+    quantiles: the score below or at which so large a share of all lies: an actual score each, and exact.
+    edges, counts: the bins of a histogram over their range, (bins + 1,) and (bins,).
+    keep, threshold, kept: the share of the scored rows that is wanted, the score from which on rows are kept
+        for it, and how many rows these are: more than wanted where several have that very score.
+    """
+
+    scored: int
+    failed: int
+    mean: float
+    least: float
+    most: float
+    quantiles: Mapping[float, float]
+    edges: NDArray[np.float64]
+    counts: NDArray[np.int64]
+    keep: float | None = None
+    threshold: float = math.nan
+    kept: int = 0
+
+
+def score_histogram(folder: str | PathLike[str], *, keep: float | None = None) -> ScoreHistogram:
+    """The distribution of the scores of all shards in a folder.
+
+    They are partitioned on disk, in the temporary folder (8 bytes each, 8 GB for 10^9).
+
+    Args:
+        folder: outputs of `score_shard`, a path or an address of fsspec.
+        keep: a share between 0 and 1, of which the threshold is computed: keep rows with
+            `score >= threshold` for the best 30% of all that have a score.
+
+    Raises:
+        ValueError: no outputs in the folder, one that is damaged, or a share out of its range.
+    """
+    if keep is not None and not (isinstance(keep, (int, float)) and 0 < keep <= 1):
+        raise wrong_option("keep", keep, "", "expected a share above 0, at most 1, such as 0.3", verb="")
+    outputs = _outputs_in(folder)
+    failed = sum(read_note(output)["failed"] for output in outputs)
+    with _on_disk(outputs, "score", lambda column: column.drop_null(), np.float64) as scores:
+        scored = len(scores)
+        if not scored:
+            nan, none = math.nan, np.zeros(BINS, np.int64)
+            quantiles, edges = dict.fromkeys(QUANTILES, nan), np.linspace(0, 1, BINS + 1)
+            return ScoreHistogram(0, failed, nan, nan, nan, quantiles, edges, none, keep)
+        ranks = {share: max(1, math.ceil(share * scored)) - 1 for share in QUANTILES}
+        best = scored - max(1, round((keep or 1) * scored))
+        scores.partition(sorted({0, *ranks.values(), best, scored - 1}))
+        least, most = float(scores[0]), float(scores[-1])
+        counts, edges = np.histogram(scores, BINS, (least, most))
+        threshold = math.nan if keep is None else float(scores[best])
+        kept = 0 if keep is None else int(np.histogram(scores, [threshold, most])[0][0])
+        quantiles = {share: float(scores[rank]) for share, rank in ranks.items()}
+        mean = float(scores.mean())
+    return ScoreHistogram(scored, failed, mean, least, most, quantiles, edges, counts, keep, threshold, kept)
