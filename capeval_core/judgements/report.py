@@ -15,7 +15,7 @@ from capeval_core.judgements.judging import Entry, Judged
 from capeval_core.judgements.others import PoolSet
 from capeval_core.judgements.published import sources
 from capeval_core.judgements.sets import SETS
-from capeval_core.reports.figures import Bar, Spread, draw_bars, draw_spreads
+from capeval_core.reports.figures import Bar, draw_bars, draw_spreads
 from capeval_core.reports.tables import Table
 from capeval_core.statistics import LEAST_IMAGES
 from capeval_core.values import signed
@@ -145,7 +145,7 @@ def draw_agreement(judged: Judged) -> Image.Image:
 
 def draw_scores(judged: Judged) -> Image.Image | None:
     """Scores by rating, a chart per metric; None for a set whose captions have no ratings."""
-    panels = {label: [Spread(*level) for level in judged.levels(label)] for label in judged.scores}
+    panels = {label: dict(judged.levels(label)) for label in judged.scores}
     return draw_spreads(panels) if any(panels.values()) else None
 
 

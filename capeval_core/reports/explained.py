@@ -15,7 +15,7 @@ from capeval_core.reports.overlay import boxed, check_width
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from capeval_core.inputs.images import InputVisual
+    from capeval_core.inputs.visual import InputVisual
 
 MOST_FRAMES = 6
 
@@ -69,11 +69,11 @@ class BoxExplanation(DrawnExplanation):
 
     @property
     def size(self) -> tuple[int, int]:
-        """Width and height of the image in pixels, in which the boxes are. Raises ImageError."""
+        """Width and height in pixels of the image."""
         return self._load().size
 
     def picture(self, width: int) -> Image:
-        """The image alone, at most `width` pixels wide. Raises ImageError; ValueError without an image."""
+        """The image alone, at most `width` pixels wide."""
         image = self._load().convert("RGB")
         image.thumbnail((width, width))
         return image
@@ -106,55 +106,13 @@ def confident(notes: Sequence[Mapping[str, Any]]) -> list[int]:
     return [i for i, note in enumerate(notes) if note["confidence"] is None or note["confidence"] > THRESHOLD]
 
 
-class WordMatch(TypedDict):
-    """A word, the word of the other text that it met, and their cosine; None where the other has no word."""
-
-    word: str
-    match: str | None
-    cosine: float | None
-
-
-class WordMatches(TypedDict):
-    """A reference with its precision, recall and F, the matches of both texts' words, and all cosines.
-
-    words, reference_words: of caption and reference. cosines: (words, reference words).
-    """
-
-    reference: str
-    precision: float
-    recall: float
-    f: float
-    caption_matches: list[WordMatch]
-    reference_matches: list[WordMatch]
-    words: list[str]
-    reference_words: list[str]
-    cosines: list[list[float]]
-
-
-def word_matches(
-    words: Sequence[str], others: Sequence[str], cosines: Sequence[Sequence[float]]
-) -> list[WordMatch]:
-    """What each word met in another text, by their cosines (words, others); the first of equals.
-
-    >>> word_matches(["a", "dog"], ["dog"], [[0.25], [1.0]])[0]
-    {'word': 'a', 'match': 'dog', 'cosine': 0.25}
-    """
-    found: list[WordMatch] = []
-    for word, row in zip(words, cosines, strict=True):
-        best = max(range(len(row)), key=row.__getitem__, default=None)
-        if best is None:
-            found.append({"word": word, "match": None, "cosine": None})
-        else:
-            found.append({"word": word, "match": others[best], "cosine": row[best]})
-    return found
-
-
 class MatchExplanation(DrawnExplanation):
     """The explanation of a score, by `result.explain(i)`: numbers and texts, and `plot()`, which draws them.
 
-    Keys: `caption`, `image`; the parts of the score; `matches`, a list of `WordMatches`, one per reference,
-    of words without regard to their weights; `best`, the position of the reference with the highest F; and
-    `error`, the reason where there is no score.
+    Keys: `caption`, `image`; the parts of the score; `matches`, one per reference, of words without regard to
+    their weights: `reference`, `precision`, `recall` and `f`, `words` and `reference_words` with all their
+    `cosines`, and `caption_matches` and `reference_matches`, the `match` and `cosine` of each `word`; `best`,
+    the position of the reference with the highest F; and `error`, the reason where there is no score.
     """
 
     def plot(self, width: int = 1440, *, reference: int | None = None) -> Image:
@@ -174,17 +132,32 @@ class MatchExplanation(DrawnExplanation):
         from capeval_core.reports.figures import draw_matches
 
         self.check_drawable(width)
-        notes: list[WordMatches] = self["matches"]
-        chosen = self["best"] if reference is None else reference
+        notes, chosen = self["matches"], self["best"] if reference is None else reference
         if not 0 <= chosen < len(notes):
             raise IndexError(f"reference={chosen}: there are {len(notes)} references")
-        note = notes[chosen]
-        if not note["words"] or not note["reference_words"]:
+        if not notes[chosen]["words"] or not notes[chosen]["reference_words"]:
             raise ValueError("there are no words to draw: the caption or the reference is empty")
-        return draw_matches(self["caption"], note, width)
+        return draw_matches(self["caption"], notes[chosen], width)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return MatchExplanation, (dict(self),)
+
+
+def word_matches(
+    words: Sequence[str], others: Sequence[str], cosines: Sequence[Sequence[float]]
+) -> list[dict[str, Any]]:
+    """What each word met in another text, by their cosines (words, others); the first of equals.
+
+    >>> word_matches(["a", "dog"], ["dog"], [[0.25], [1.0]])[0]
+    {'word': 'a', 'match': 'dog', 'cosine': 0.25}
+    """
+    if not others:
+        return [{"word": word, "match": None, "cosine": None} for word in words]
+    best = [max(range(len(row)), key=row.__getitem__) for row in cosines]
+    return [
+        {"word": word, "match": others[place], "cosine": row[place]}
+        for word, row, place in zip(words, cosines, best, strict=True)
+    ]
 
 
 class FrameMatch(TypedDict):

@@ -7,7 +7,7 @@ import re
 import textwrap
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,8 @@ from PIL import Image
 
 from capeval_core.phrases.spans import Span
 from capeval_core.project import needs
-from capeval_core.reports.overlay import FAINT, INK, REGIONS, Rgb
+from capeval_core.reports.explanations import TERMS, outside_text, threshold_text
+from capeval_core.reports.overlay import FAINT, INK, REGIONS, UNMENTIONED, Rgb, region_colour
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,10 +25,10 @@ if TYPE_CHECKING:
 
 WIDTH = 960
 _LINE: Rgb = (228, 231, 237)
-RIGHT: Rgb = (30, 138, 96)
-WRONG: Rgb = (200, 48, 66)
+_RIGHT: Rgb = (30, 138, 96)
+_WRONG: Rgb = (200, 48, 66)
 _WRONG_GROUND = "#fde2e4"
-COMPARED: Rgb = (71, 85, 125)
+_COMPARED: Rgb = (71, 85, 125)
 _DPI = 96
 _FONTS = ("DejaVu Sans", "Noto Sans CJK SC", "Noto Sans", "PingFang SC", "Microsoft YaHei")
 _ACROSS = 3  # charts of boxes side by side
@@ -122,21 +123,13 @@ def _draw_bar(ax: Axes, y: int, bar: Bar) -> None:
         ax.hlines(y, bar.low, bar.high, shade, linewidth=2.2)
         interval = f"  [{bar.low:.1f}, {bar.high:.1f}]"
     if bar.published is not None:
-        ax.plot(bar.published, y, "|", color=colour(WRONG), markersize=13, markeredgewidth=1.4)
+        ax.plot(bar.published, y, "|", color=colour(_WRONG), markersize=13, markeredgewidth=1.4)
     ax.plot(bar.value, y, "o", color=shade, markersize=6)
     ax.text(1.01, y, f"{bar.value:.1f}{interval}", **at)
 
 
-@dataclass(frozen=True)
-class Spread:
-    """The values at one level of a rating."""
-
-    level: str
-    values: Sequence[float]
-
-
-def draw_spreads(panels: Mapping[str, Sequence[Spread]], axis: str = "rating") -> Image.Image:
-    """A chart per metric: boxes from the lower to the upper quartile of the scores at each level.
+def draw_spreads(panels: Mapping[str, Mapping[str, Sequence[float]]]) -> Image.Image:
+    """A chart per metric: boxes from the lower to the upper quartile of the scores at each level of a rating.
 
     The line in a box is the median, whiskers reach from the 5th to the 95th percentile, and a line joins the
     means.
@@ -145,18 +138,18 @@ def draw_spreads(panels: Mapping[str, Sequence[Spread]], axis: str = "rating") -
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots(rows, _ACROSS, squeeze=False).ravel()
-        for index, ax in enumerate(axes):
-            ax.set_visible(index < len(panels))
-        for index, (ax, (title, spreads)) in enumerate(zip(axes, panels.items(), strict=False)):
-            drawn = [spread for spread in spreads if len(spread.values)]
+        for ax in axes[len(panels) :]:
+            ax.set_visible(False)
+        for index, (ax, (title, levels)) in enumerate(zip(axes, panels.items(), strict=False)):
+            drawn = {level: values for level, values in levels.items() if len(values)}
             ax.set_title(title)
             if not drawn:
                 ax.text(0.1, 0.5, "no scores", transform=ax.transAxes, color=colour(FAINT))
                 continue
             shade = REGIONS[index % len(REGIONS)]
-            boxes = ax.boxplot(
-                [spread.values for spread in drawn],
-                tick_labels=[spread.level for spread in drawn],
+            ax.boxplot(
+                list(drawn.values()),
+                tick_labels=list(drawn),
                 whis=(5, 95),
                 showfliers=False,
                 showcaps=False,
@@ -165,11 +158,10 @@ def draw_spreads(panels: Mapping[str, Sequence[Spread]], axis: str = "rating") -
                 whiskerprops={"color": colour(shade)},
                 medianprops={"color": colour(shade), "linewidth": 2},
             )
-            assert boxes
-            means = [float(np.mean(spread.values)) for spread in drawn]
+            means = [float(np.mean(values)) for values in drawn.values()]
             ax.plot(range(1, len(means) + 1), means, "-o", color=colour(INK), linewidth=1, markersize=3)
             ax.grid(axis="x", visible=False)
-            ax.set_xlabel(axis)
+            ax.set_xlabel("rating")
 
     return _drawn((WIDTH, 244 * rows), draw)
 
@@ -205,43 +197,29 @@ def draw_histogram(
             line = next((i for i, end in enumerate(free) if end <= value - half), 0)
             free[line] = value + half
             up = 1.02 + 0.055 * line
-            ax.plot(
-                [value] * 2,
-                [0, up],
-                color=colour(INK),
-                linewidth=0.8,
-                clip_on=False,
-                transform=ax.get_xaxis_transform(),
-            )
-            ax.text(value, up + 0.01, name, transform=ax.get_xaxis_transform(), ha="center", size=7.5)
+            within = ax.get_xaxis_transform()
+            ax.plot([value] * 2, [0, up], color=colour(INK), linewidth=0.8, clip_on=False, transform=within)
+            ax.text(value, up + 0.01, name, transform=within, ha="center", size=7.5)
         figure.supxlabel(note, x=0.01, ha="left", size=8, color=colour(FAINT))
 
     return _drawn((WIDTH, 420), draw)
 
 
-@dataclass(frozen=True)
-class Curve:
-    """A named curve through points (step, value)."""
-
-    name: str
-    points: Sequence[tuple[float, float]]
-
-
-def draw_curves(panels: Mapping[str, Sequence[Curve]]) -> Image.Image:
-    """Panels one below the other, each with its title, its curves and their names."""
+def draw_curves(panels: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]]) -> Image.Image:
+    """Panels one below the other, each with its curves through points (step, value) by name."""
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots(max(len(panels), 1), 1, squeeze=False, sharex=True)[:, 0]
         for ax, (title, curves) in zip(axes, panels.items(), strict=False):
             ax.set_title(title)
-            for curve in curves:
-                steps, values = zip(*curve.points, strict=True)
-                ax.plot(steps, values, label=curve.name, linewidth=1.5)
+            for name, points in curves.items():
+                steps, values = zip(*points, strict=True)
+                ax.plot(steps, values, label=name, linewidth=1.5)
                 ax.plot(steps[-1], values[-1], "o", color=ax.lines[-1].get_color(), markersize=4)
-            ax.set_ylim(bottom=min(0.0, *(y for curve in curves for _, y in curve.points)))
+            ax.set_ylim(bottom=min(0.0, *(y for points in curves.values() for _, y in points)))
             ax.xaxis.set_major_formatter("{x:,.0f}")
             ax.locator_params(axis="x", integer=True)
-            if any(curve.name for curve in curves):
+            if any(curves):
                 ax.legend(loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False)
 
     return _drawn((WIDTH, 230 * max(len(panels), 1)), draw)
@@ -275,8 +253,8 @@ def draw_matches(caption: str, note: Mapping[str, Any], width: int) -> Image.Ima
         for (row, column), cosine in np.ndenumerate(note["cosines"]):
             ink = "white" if cosine > 0.5 else colour(INK)
             if len(columns) <= 20:
-                ax.text(
-                    column + 0.5, row + 0.55, f"{cosine:.2f}", ha="center", va="center", size=7, color=ink
+                ax.annotate(
+                    f"{cosine:.2f}", (column + 0.5, row + 0.55), ha="center", va="center", size=7, color=ink
                 )
             if row == np.argmax(cosines[:, column]):
                 ax.plot(column + 0.9, row + 0.16, "o", color=ink, markersize=2.5)
@@ -334,125 +312,151 @@ def draw_frames(
 
 
 @dataclass(frozen=True)
-class Line:
-    """A line of a table: a sign or the number of a region before its text, and numbers as bars.
-
-    sign: text and colour; a number stands on its colour. tail: the same behind the numbers.
-    """
+class _Row:
+    """A row of a card: a sign or a region's number, a text, numbers as bars; tail: the region it fits."""
 
     sign: tuple[str, Rgb]
     text: str
     numbers: Sequence[float]
     bar: Rgb
-    tail: tuple[str, Rgb] | None = None
     ink: Rgb = INK
+    tail: tuple[str, Rgb] | None = None
 
-
-@dataclass(frozen=True)
-class Lines:
-    """A table; threshold: the number that is marked on every bar."""
-
-    title: str
-    columns: Sequence[str]
-    lines: Sequence[Line]
-    threshold: float = math.inf
+    def texts(self) -> list[str]:
+        """Its text on at most two lines."""
+        room = (_COLUMN - 56 - 118 * len(self.numbers)) / 6.4
+        return textwrap.wrap(self.text, int(room), max_lines=2, placeholder=" …") or [""]
 
     @property
     def height(self) -> float:
-        return 40 + sum(map(self.height_of, self.lines)) if self.lines else 0
-
-    def texts(self, line: Line) -> list[str]:
-        """A text on at most two lines."""
-        room = (_COLUMN - 56 - 118 * len(self.columns)) / 6.4
-        return textwrap.wrap(line.text, int(room), max_lines=2, placeholder=" …") or [""]
-
-    def height_of(self, line: Line) -> float:
-        return 16.0 + 15 * len(self.texts(line))
-
-    def halves(self) -> tuple[Lines, Lines]:
-        """The table in two parts side by side."""
-        half = math.ceil(len(self.lines) / 2)
-        return replace(self, lines=self.lines[:half]), replace(self, title="", lines=self.lines[half:])
+        return 16.0 + 15 * len(self.texts())
 
 
-_COLUMN = 500  # width of a column of a card
-_SIDE = 32
-_NARROW = 760
+_COLUMN, _SIDE, _NARROW = 500, 32, 760  # widths: of a column of a card, between columns, with one column
+_TITLES = {"hice_s": "HICE-S", "refhice_s": "RefHICE-S"}
+_PARTS = ("gitc", "litc", "precision", "recall", "gttc", "lttc")
 
 
-def draw_card(
-    image: Image.Image,
-    heading: tuple[str, float, Sequence[tuple[str, float]]],
-    caption: str,
-    wrong: Sequence[Span],
-    legend: str,
-    tables: Sequence[Lines],
-    width: int,
-) -> Image.Image:
-    """An explanation as one picture: the image on the left, score, caption and tables on the right.
+def draw_card(note: Mapping[str, Any], image: Image.Image, wrong: Sequence[Span], width: int) -> Image.Image:
+    """An explanation of HICE-S: the image on the left, score, caption and tables on the right.
 
-    heading: title, score, and names and values of its terms. wrong: spans of the caption to mark. legend:
-    below the image.
+    image: with its regions outlined. wrong: spans of the caption to mark.
     """
+    phrases, references, regions = _phrase_rows(note), _reference_rows(note), _region_rows(note)
     narrow = width < _NARROW
     shown = min(_COLUMN, 1.1 * _COLUMN * image.width / image.height)
     high = shown * image.height / image.width
-    notes = textwrap.wrap(legend, 84)
-    words = 27.0 * math.ceil(len(caption) / 40 + 0.4)
-    left = high + 18 * len(notes) + 26
-    right = 100 + words + sum(table.height for table in tables[:-1])
-    parts, below = [tables[-1]], left
-    height = left + right + tables[-1].height if narrow else max(left + tables[-1].height, right)
-    if narrow:
-        below += right
-    elif (split := max(left, right) + tables[-1].halves()[0].height) < height:
-        parts, below, height = list(tables[-1].halves()), max(left, right), split
+    legend = textwrap.wrap(_legend(note), 84)
+    words = 27.0 * math.ceil(len(note["caption"]) / 40 + 0.4)
+    left = high + 18 * len(legend) + 26
+    right = 100 + words + _height(phrases) + _height(references)
+    half = len(regions) if narrow else math.ceil(len(regions) / 2)
+    below = left + right if narrow else max(left, right)
     total = (_COLUMN + 2 * _SIDE) if narrow else 2 * _COLUMN + 3 * _SIDE
+    height = below + _height(regions[:half]) + 2 * _SIDE
+    across = _SIDE if narrow else _COLUMN + 2 * _SIDE
+    precision, recall = ["precision, best region"], ["recall"]
 
     def draw(figure: Figure) -> None:
         figure.set_layout_engine("none")
         ax = figure.add_axes((0, 0, 1, 1))
-        ax.set(xlim=(0, total), ylim=(height + 2 * _SIDE, 0))
+        ax.set(xlim=(0, total), ylim=(height, 0))
         ax.axis("off")
-        x, y = _SIDE, _SIDE + right * narrow
-        ax.imshow(image, extent=(x, x + shown, y + high, y), aspect="auto", interpolation="antialiased")
-        ax.text(x, y + high + 20, "\n".join(notes), va="top", color=colour(FAINT), size=8, linespacing=1.4)
-        across: float = _SIDE if narrow else _COLUMN + 2 * _SIDE
-        down: float = _SIDE
-        _draw_heading(ax, across, down, *heading)
-        _draw_caption(ax, across, down + 100, caption, wrong)
-        down += 100 + words
-        for table in tables[:-1]:
-            _draw_table(ax, across, down, table)
-            down += table.height
-        for place, part in enumerate(parts):
-            _draw_table(ax, _SIDE + place * (_COLUMN + _SIDE), _SIDE + below, part)
+        y = _SIDE + right * narrow
+        ax.imshow(
+            image, extent=(_SIDE, _SIDE + shown, y + high, y), aspect="auto", interpolation="antialiased"
+        )
+        below_image = y + high + 20
+        ax.text(_SIDE, below_image, "\n".join(legend), va="top", color=colour(FAINT), size=8, linespacing=1.4)
+        _draw_heading(ax, across, _SIDE, note)
+        _draw_caption(ax, across, _SIDE + 100, note["caption"], wrong)
+        down = _SIDE + 100 + words
+        threshold = note["threshold"]
+        _draw_table(ax, across, down, "Phrases", precision, phrases, threshold)
+        _draw_table(ax, across, down + _height(phrases), "References", ["gTTC", "lTTC"], references)
+        _draw_table(ax, _SIDE, _SIDE + below, "Regions", recall, regions[:half], threshold)
+        _draw_table(ax, across, _SIDE + below, "", recall, regions[half:], threshold)
 
-    return _drawn((total, height + 2 * _SIDE), draw, width)
+    return _drawn((total, height), draw, width)
 
 
-def _draw_heading(
-    ax: Axes, x: float, y: float, title: str, value: float, terms: Sequence[tuple[str, float]]
-) -> None:
-    ax.text(x, y + 10, title, size=10, color=colour(FAINT))
-    ax.text(x, y + 54, f"{value:.3f}", size=30, weight="bold")
-    for place, (name, number) in enumerate(terms):
+def _height(rows: Sequence[_Row]) -> float:
+    return 40 + sum(row.height for row in rows) if rows else 0
+
+
+def _region_sign(note: Mapping[str, Any], region: int | None) -> tuple[str, Rgb]:
+    if region is None:
+        return "all", FAINT
+    return str(region + 1), region_colour(region, note["regions"][region]["unmentioned"])
+
+
+def _phrase_rows(note: Mapping[str, Any]) -> list[_Row]:
+    rows = []
+    for own in note["phrases"]:
+        mark, bar, ink = ("✗", _WRONG, _WRONG) if own["mistake"] else ("✓", _RIGHT, INK)
+        if not own["judged"]:
+            mark, bar, ink = "–", FAINT, FAINT
+        tail = _region_sign(note, own["region"])
+        rows.append(_Row((mark, bar), own["phrase"], [own["precision"]], bar, ink, tail))
+    return rows
+
+
+def _reference_rows(note: Mapping[str, Any]) -> list[_Row]:
+    rows = []
+    for own in note.get("compared", []):
+        mark, bar = ("●", _COMPARED) if own["chosen"] else ("○", FAINT)
+        rows.append(_Row((mark, bar), own["reference"], [own["gttc"], own["lttc"]], bar))
+    return rows
+
+
+def _region_rows(note: Mapping[str, Any]) -> list[_Row]:
+    rows = []
+    for index, own in enumerate(note["regions"]):
+        sign, missed = _region_sign(note, index), own["unmentioned"]
+        text = f"not mentioned; nearest: {own['phrase']}" if missed else own["phrase"]
+        rows.append(_Row(sign, text, [own["recall"]], sign[1], UNMENTIONED if missed else INK))
+    if whole := note["whole"]:
+        rows.append(_Row(("all", FAINT), whole["phrase"], [whole["recall"]], FAINT))
+    return rows
+
+
+def _legend(note: Mapping[str, Any]) -> str:
+    texts = [f"✓ {threshold_text(note)}"]
+    if any(own["unmentioned"] for own in note["regions"]):
+        texts.insert(0, "dashed: region that no phrase mentions")
+    if not note["regions"]:
+        where = "inside the square" if note["outside"] else "found"
+        texts.insert(0, f"No region was {where}: the whole image stands for them.")
+    if outside := outside_text(note):
+        texts.append(f"– {outside}; phrases may be about them")
+    if note["truncated"]:
+        text = "The caption or a reference" if "compared" in note else "The caption"
+        texts.append(f"{text} is longer than the text encoder reads: its end was cut off.")
+    return "; ".join(texts)
+
+
+def _draw_heading(ax: Axes, x: float, y: float, note: Mapping[str, Any]) -> None:
+    """The score and its terms."""
+    key = next(name for name in _TITLES if name in note)
+    ax.text(x, y + 10, _TITLES[key], size=10, color=colour(FAINT))
+    ax.text(x, y + 54, f"{note[key]:.3f}", size=30, weight="bold")
+    terms = [name for name in _PARTS if name in note]
+    for place, name in enumerate(terms):
         across, down = x + 150 + 92 * (place % 4), y + 10 + 44 * (place // 4) * (len(terms) > 4)
-        ax.text(across, down, name, color=colour(FAINT))
-        ax.text(across, down + 20, f"{number:.2f}", size=12)
+        ax.text(across, down, TERMS.get(name, name), color=colour(FAINT))
+        ax.text(across, down + 20, f"{note[name]:.2f}", size=12)
 
 
 def _draw_caption(ax: Axes, x: float, y: float, caption: str, wrong: Sequence[Span]) -> None:
     """The words of a caption, wrong ones marked, on as many lines as it takes."""
     renderer = ax.figure.canvas.get_renderer()  # type: ignore[attr-defined]
     scale = ax.transData.inverted()
-    across, down = float(x), y + 8
+    across, down = x, y + 8
     for word in re.finditer(r"\S+", caption):
-        marked = any(span.start < word.end() and word.start() < span.end for span in wrong)
         style: dict[str, Any] = {"color": colour(INK), "size": 13.5}
-        if marked:
+        if any(span.start < word.end() and word.start() < span.end for span in wrong):
             box = {"boxstyle": "round,pad=0.26", "facecolor": _WRONG_GROUND, "edgecolor": "none"}
-            style |= {"color": colour(WRONG), "bbox": box}
+            style |= {"color": colour(_WRONG), "bbox": box}
         text = ax.text(across, down, word[0], **style)
         extent = text.get_window_extent(renderer)
         wide = scale.transform((extent.x1, 0))[0] - scale.transform((extent.x0, 0))[0]
@@ -462,37 +466,41 @@ def _draw_caption(ax: Axes, x: float, y: float, caption: str, wrong: Sequence[Sp
         across += wide + 8
 
 
-def _draw_table(ax: Axes, x: float, y: float, table: Lines) -> None:
-    from matplotlib.patches import Rectangle
-
-    if not table.lines:
+def _draw_table(
+    ax: Axes,
+    x: float,
+    y: float,
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[_Row],
+    threshold: float | None = None,
+) -> None:
+    """Rows with their numbers as bars; `threshold` is marked on each."""
+    if not rows:
         return
-    tail = 26 * any(line.tail for line in table.lines)
-    right = x + _COLUMN - tail
-    most = max(1.0, *(number for line in table.lines for number in line.numbers))
-    if math.isfinite(table.threshold):
-        most = max(most, 1.1 * table.threshold)
-    ax.text(x, y + 18, table.title, size=11, weight="bold")
-    for place, name in enumerate(reversed(table.columns)):
-        ax.text(right - 118 * place, y + 18, name, ha="right", color=colour(FAINT))
+    right = x + _COLUMN - 26 * any(row.tail for row in rows)
+    most = max(1.0, 1.1 * (threshold or 0), *(number for row in rows for number in row.numbers))
+    ends = [right - 118 * place for place in reversed(range(len(columns)))]
+    ax.text(x, y + 18, title, size=11, weight="bold")
+    for end, name in zip(ends, columns, strict=True):
+        ax.text(end, y + 18, name, ha="right", color=colour(FAINT))
     top = y + 28
-    for line in table.lines:
+    for row in rows:
         ax.plot([x, x + _COLUMN], [top, top], color=colour(_LINE), linewidth=0.8)
-        texts, middle = table.texts(line), top + table.height_of(line) / 2
-        _draw_sign(ax, x + 10, middle, *line.sign)
-        ax.text(x + 28, middle, "\n".join(texts), va="center", color=colour(line.ink), size=9.5)
-        for place, value in enumerate(reversed(line.numbers)):
-            end = right - 118 * place
-            start = end - 112
-            for share, shade in ((1.0, colour(_LINE)), (max(0.03, min(value / most, 1)), colour(line.bar))):
-                ax.add_patch(Rectangle((start, middle - 3), 70 * share, 6, color=shade))
-            if math.isfinite(table.threshold):
-                at = start + 70 * table.threshold / most
+        middle = top + row.height / 2
+        _draw_sign(ax, x + 10, middle, *row.sign)
+        ax.text(x + 28, middle, "\n".join(row.texts()), va="center", color=colour(row.ink), size=9.5)
+        for end, value in zip(ends, row.numbers, strict=True):
+            share = max(0.03, min(value / most, 1))
+            ax.barh(middle, 70, 6, end - 112, color=colour(_LINE))
+            ax.barh(middle, 70 * share, 6, end - 112, color=colour(row.bar))
+            if threshold is not None:
+                at = end - 112 + 70 * threshold / most
                 ax.plot([at, at], [middle - 6, middle + 6], color=colour(INK), linewidth=1)
             ax.text(end, middle, f"{value:.2f}", ha="right", va="center", size=9)
-        if line.tail:
-            _draw_sign(ax, x + _COLUMN - 10, middle, *line.tail)
-        top += table.height_of(line)
+        if row.tail:
+            _draw_sign(ax, x + _COLUMN - 10, middle, *row.tail)
+        top += row.height
 
 
 def _draw_sign(ax: Axes, x: float, y: float, text: str, rgb: Rgb) -> None:

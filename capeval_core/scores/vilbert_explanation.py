@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from capeval_core.matching.cosine import unit
-from capeval_core.reports.explained import MatchExplanation, WordMatches, word_matches
+from capeval_core.reports.explained import MatchExplanation, word_matches
 from capeval_core.scores.vilbert_rows import EncodedCaption, Matcher
 
 
@@ -31,7 +31,7 @@ def explain(
         return MatchExplanation({**numbers, "matches": [], "best": None, "error": error})
     tokens = matcher.encoder.config["vocabulary"]
     words = [tokens[index] for index in matcher.encoder.word_ids(caption.caption.ids)]
-    notes: list[WordMatches] = []
+    notes: list[dict[str, Any]] = []
     for number, (text, reference) in enumerate(zip(references, caption.references, strict=True)):
         cosines = unit(matcher.words(caption.caption)) @ unit(matcher.words(reference)).T
         others = [tokens[index] for index in matcher.encoder.word_ids(reference.ids)]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from capeval_core.errors import FileError, file_problem
-from capeval_core.reports.figures import Curve, draw_curves
+from capeval_core.reports.figures import draw_curves
 from capeval_core.training.objective import CORRELATION, VALIDATION
 from capeval_core.training.state import CURVES, LOG
 from capeval_core.writing import write_whole
@@ -67,15 +67,10 @@ class TrainingLog:
             for name, points in judged.items():
                 if name in line:
                     points.append((step, line[name]))
-        panels = {
-            title: [Curve(name, points) for name, points in kinds.items()] for title, kinds in losses.items()
-        }
-        panels["learning rate"] = [Curve("", rates)]
-        panels |= {_JUDGED[name]: [Curve("", points)] for name, points in judged.items()}
+        panels = {**losses, "learning rate": {"": rates}}
+        panels |= {_JUDGED[name]: {"": points} for name, points in judged.items()}
         with suppress(ModuleNotFoundError):  # no matplotlib: log.jsonl has the numbers
-            image = draw_curves(
-                {title: curves for title, curves in panels.items() if any(c.points for c in curves)}
-            )
+            image = draw_curves({title: own for title, own in panels.items() if any(own.values())})
             partial = self.folder / f".{CURVES}"
             image.save(partial, format="PNG")
             partial.replace(self.folder / CURVES)

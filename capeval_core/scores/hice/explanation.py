@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +19,6 @@ from capeval_core.regions.source import RegionSource
 from capeval_core.reports.explained import DrawnExplanation
 from capeval_core.reports.explanations import wrong_spans
 from capeval_core.reports.overlay import outlined
-from capeval_core.scores.hice.card import PhraseNote, ReferenceNote, RegionNote, card_of
 from capeval_core.scores.hice.formulas import joint
 from capeval_core.scores.hice.rows import EncodedTexts, match_regions
 
@@ -34,6 +33,48 @@ THRESHOLD = 0.2
 Weights whose cosines are in another range name their own: `threshold` among the constants of their config.
 """
 WIDTH = 1280
+
+
+class PhraseNote(TypedDict):
+    """A phrase of the caption.
+
+    precision: w max(cos, 0) with the best region. region: index of that region, None for the whole image.
+    mistake: whether the precision is below the threshold. judged: False where the precision is below the
+    threshold but the phrase may be about a region outside of the square that the image tower sees; such a
+    phrase is not a mistake.
+    """
+
+    phrase: str
+    precision: float
+    region: int | None
+    mistake: bool
+    judged: bool
+
+
+class RegionNote(TypedDict):
+    """A region of the image.
+
+    box: x0, y0, x1, y1 in pixels. area: share of the image. recall: w max(cos, 0) with the best phrase.
+    phrase: that phrase. unmentioned: whether the recall is below the threshold.
+    """
+
+    box: list[float]
+    area: float
+    recall: float
+    phrase: str
+    unmentioned: bool
+
+
+class ReferenceNote(TypedDict):
+    """A reference: compatibility with the caption as a whole (eq. 3) and by phrases (eq. 9).
+
+    chosen: whether the score uses either.
+    """
+
+    reference: str
+    gttc: float
+    lttc: float
+    chosen: bool
 
 
 def judged(content: Mapping[str, Any], threshold: float) -> dict[str, Any]:
@@ -120,8 +161,10 @@ class HiceExplanation(DrawnExplanation):
             ImageError: the image can no longer be read.
             ModuleNotFoundError: matplotlib is not installed.
         """
+        from capeval_core.reports.figures import draw_card
+
         shown = self._drawable(width, threshold)
-        return card_of(shown, shown._outlined(1000), shown.wrong_words(), width)
+        return draw_card(shown, shown._outlined(1000), shown.wrong_words(), width)
 
     def overlay(self, width: int = WIDTH, *, threshold: float | None = None) -> Image:
         """The image with its regions outlined; arguments and errors are those of `plot`.
