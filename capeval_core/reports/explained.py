@@ -15,7 +15,7 @@ from capeval_core.reports.overlay import boxed, check_width
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from capeval_core.inputs.visual import InputVisual
+    from capeval_core.inputs.images import InputVisual
 
 MOST_FRAMES = 6
 
