@@ -91,6 +91,8 @@ class CaptionMetric(ABC):
     ROW: ClassVar[pa.Schema]
     published: ClassVar[tuple[Published, ...]] = ()
     """Means that papers report for this metric, lowest first."""
+    encoder: Any
+    folder: WeightsFolder
 
     def __init__(self, options: CommonOptions) -> None:
         from capeval_core.registry import package_of
@@ -116,8 +118,17 @@ class CaptionMetric(ABC):
         return network(cls.network)
 
     def open_models(self) -> dict[str, Model]:
-        """Load every model that rows depend on, by its name in the signature; none for a metric without."""
-        return {}
+        """Load every model that rows depend on, by its name in the signature.
+
+        Here: the network of the option `weights`, as `self.encoder`; none for a metric without weights.
+        """
+        if self.network is None:
+            return {}
+        self.folder = self.weights_folder()
+        self.encoder = self.encoder_class().open(
+            self.folder, device=self.options.device, dtype=self.options.dtype
+        )
+        return {"weights": Model(self.folder.label(self.encoder.fingerprint), self.encoder.fingerprint)}
 
     def prepare(self, texts: Sequence[Any]) -> CorpusStatistics | None:
         """Statistics of a corpus that encoding needs, from the documents that `corpus` gives; None: no need.
@@ -142,11 +153,6 @@ class CaptionMetric(ABC):
 
         It sees all rows, so statistics that follow from them (idf, z-scores) are made here.
         """
-
-    @property
-    def extent(self) -> tuple[float, float]:
-        """`range` at these options."""
-        return self.range
 
     def weights_folder(self) -> WeightsFolder:
         """The folder that the option `weights` means, by default the metric's published weights."""
@@ -204,7 +210,7 @@ class CaptionMetric(ABC):
         if not self.media and references is None and images is not None:
             found, fix = f"given, but {self.name} compares texts alone", "pass references=... by its name"
             raise Problems([Problem("images", None, found, fix, verb="are", kind=TypeError)]).error()
-        visuals = self.visuals_among(images=images, videos=videos)
+        visuals = self._visuals_among(images=images, videos=videos)
         if references is not None and not self.needs_references:
             warn(f"{self.name} needs no references: they are ignored")
             references = None
@@ -220,7 +226,7 @@ class CaptionMetric(ABC):
         return result
 
     @classmethod
-    def visuals_among(cls, *, images: Any, videos: Any) -> Any:
+    def _visuals_among(cls, *, images: Any, videos: Any) -> Any:
         """Those visuals among the arguments of `score` that this metric is about, None where it is on texts.
 
         Raises:
@@ -255,7 +261,7 @@ class CaptionMetric(ABC):
 
         Raises:
             ValueError, TypeError: the device is not there, the metric has no weights, no rows can be kept in
-                the folder, or a prompt leaves no room for a caption.
+                the folder, or what `Options.check` refuses.
         """
         if options.weights is not None and cls.default_weights is None:
             found = f"{cls.name} has no weights"
@@ -266,6 +272,7 @@ class CaptionMetric(ABC):
             resolve_device(options.device)
         if options.rows is not None:
             check_folder(options.rows)
+        options.check(cls)
 
     @classmethod
     def check_input(cls, options: CommonOptions, *inputs: Any, progress: bool = False) -> Samples:
@@ -280,43 +287,32 @@ class CaptionMetric(ABC):
             on_error=options.on_error,
             empty=options.empty,
             media=cls.media,
-            decoders=cls.decoders(options),
+            decoders=getattr(options, "decoders", None),
             kept=kept,
             progress=progress,
         )
 
     @classmethod
-    def decoders(cls, options: CommonOptions) -> int | None:
-        """How many processes decode image files by these options, None for threads."""
-        return None
+    def check_separable(cls, options: CommonOptions, *, scores: bool = True) -> None:
+        """Refuse options by which a caption's score, or already its row, depends on the other captions.
 
-    @classmethod
-    def images_are_ids(cls, options: CommonOptions) -> bool:
-        """Whether `images` only name images, by these options: there are features of them already."""
-        return False
-
-    @classmethod
-    def check_prepared(cls, options: CommonOptions) -> None:
-        """Refuse options by which no part of a corpus can be encoded, since its statistics are missing."""
-        if options.lacks_statistics:
-            raise ValueError(
-                f"{cls.name} needs statistics of the whole corpus before it encodes a part: make them by "
-                f"capeval_core.load({cls.name!r}, ...).prepare({cls.corpus_texts}) and pass statistics=..."
-            )
-
-    @classmethod
-    def check_separable(cls, options: CommonOptions) -> None:
-        """Refuse options by which a caption's score depends on the others that are scored with it.
+        scores: False: only its row must not.
 
         Raises:
             ValueError: scores are relative to one set, or weighed by statistics of it that are not given.
         """
-        if cls.relative is not None:
+        if scores and cls.relative is not None:
             raise ValueError(
                 f"{cls.name} cannot score a collection part by part: {cls.relative}; score a whole set by "
                 f"capeval_core.load({cls.name!r}, ...).score(...)"
             )
-        cls.check_prepared(options)
+        if options.weighs_together if scores else options.lacks_statistics:
+            media = "" if cls.variant is None else f"media={cls.variant!r}, "
+            raise ValueError(
+                f"{cls.name} needs statistics of the whole corpus before it encodes a part: make them by "
+                f"capeval_core.load({cls.name!r}, {media}...).prepare({cls.corpus_texts}) and pass "
+                f"statistics=...{options.without_statistics}"
+            )
 
     def prepared(self: Self, samples: Samples, *others: Samples) -> Self:
         """This metric with statistics of a corpus, if it needs them; `others` are further systems."""
@@ -344,7 +340,7 @@ class CaptionMetric(ABC):
             ValueError: an image broke after it was checked, and `on_error` is "raise"; or the metric needs
                 statistics of the whole corpus.
         """
-        self.check_prepared(self.options)
+        self.check_separable(self.options, scores=False)
         folder = self.options.rows if rows is None else rows
         with (
             self.progress_bar(len(samples), progress) as bar,
@@ -403,7 +399,7 @@ class CaptionMetric(ABC):
             signature=self.signature(rows),
             relative=self.relative,
             formula=self.formula,
-            range=self.extent,
+            range=values.range or self.range,
         )
         if not self.options.evidence or samples is None:
             return result
@@ -425,15 +421,11 @@ class CaptionMetric(ABC):
         models = [f"{name}:{model.label}" for name, model in self.models.items()]
         media = [] if self.variant is None else [f"media:{self.variant}"]
         package = [] if self.package is None else [f"package:{self.package}"]
-        fields = [f"capeval:{self.name}", *media, *package, *models, *self.signed(rows)]
+        fields = [f"capeval:{self.name}", *media, *package, *models, *self.options.signed()]
         if self.needs_references and rows is not None and len(rows):
             fewest, most = pc.min_max(rows["references"]).as_py().values()
             fields.append(f"refs:{fewest}" if fewest == most else f"refs:{fewest}-{most}")
         return "|".join([*fields, f"v:{__version__}"])
-
-    def signed(self, rows: pa.Table | None) -> list[str]:
-        """`name:value` of what scores depend on beside models: options, and what follows from all rows."""
-        return self.options.signed()
 
     def stamp(self) -> dict[str, Any]:
         """Everything that rows depend on beside their content, in JSON's types."""

@@ -140,10 +140,26 @@ class Options(Settings):
         False, "keep the evidence behind each score, for `result.explain(i)` and the command line's --json"
     )
 
+    without_statistics: ClassVar[str] = ""
+    """How to do without statistics of a corpus, in messages."""
+
+    @property
+    def images_are_ids(self) -> bool:
+        """Whether `images` only name images: there are features of them already."""
+        return False
+
     @property
     def lacks_statistics(self) -> bool:
-        """Whether encoding by these options needs `statistics` of the whole corpus that are not given."""
+        """Whether encoding needs `statistics` of the whole corpus that are not given."""
         return False
+
+    @property
+    def weighs_together(self) -> bool:
+        """Whether a score depends on the others that are scored with it, since no `statistics` are given."""
+        return self.lacks_statistics
+
+    def check(self, metric: Any) -> None:
+        """Refuse what cannot work for a class of metrics, as far as that shows before weights are opened."""
 
     def encoding(self) -> dict[str, Any]:
         """The options that rows depend on, and their values in JSON's types."""

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 METRICS: dict[str, str] = {
     "pacs": "capeval_core.scores.pac:PacS",
     "refpacs": "capeval_core.scores.pac:RefPacS",
-    "clips": "capeval_core.scores.clips:ClipS",
-    "refclips": "capeval_core.scores.clips:RefClipS",
+    "clips": "capeval_core.scores.pac:ClipS",
+    "refclips": "capeval_core.scores.pac:RefClipS",
     "hices": "capeval_core.scores.hice:HiceS",
     "refhices": "capeval_core.scores.hice:RefHiceS",
     "umic": "capeval_core.scores.umic:Umic",

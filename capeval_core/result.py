@@ -43,11 +43,13 @@ class Values:
     scores: (n,) float64, NaN where a row failed. parts: named components, (n,) each.
     summands: (n, k) what each row adds to the sums that the metric's `formula` takes; None: its number is
         the mean of the scores.
+    range: what a score can be at the metric's options; None: its `range`.
     """
 
     scores: np.ndarray[Any, np.dtype[np.float64]]
     parts: Mapping[str, Sequence[Any] | np.ndarray[Any, Any]]
     summands: np.ndarray[Any, np.dtype[np.float64]] | None = field(default=None, kw_only=True)
+    range: tuple[float, float] | None = field(default=None, kw_only=True)
 
     def scored(self, rows: pa.Table) -> pa.Table:
         """The row of each score: all of them, in order."""

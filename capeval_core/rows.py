@@ -53,6 +53,34 @@ def common_columns(
     }
 
 
+class Texts:
+    """Captions and references of samples as one list, all captions first, and which are whose.
+
+    all: the texts. counts: (n,) references of each caption.
+
+    >>> texts = Texts(Samples(["a", "b"], [], [["c"], ["d", "e"]], range(2)))
+    >>> texts.all, texts.references(slice(1, 2)), texts.total(slice(0, 2), [1, 0, 0, 5, 1])
+    (['a', 'b', 'c', 'd', 'e'], slice(3, 5, None), array([1, 6]))
+    """
+
+    def __init__(self, samples: Samples, *, with_references: bool = True) -> None:
+        references = (samples.references if with_references else None) or [[]] * len(samples)
+        self.all = [*samples.captions, *(text for own in references for text in own)]
+        self.counts = np.array([len(own) for own in references], dtype=np.int64)
+        self._starts = len(samples) + np.cumsum([0, *self.counts])
+
+    def references(self, part: slice) -> slice:
+        """Where the references of some captions stand in `all`."""
+        return slice(int(self._starts[part.start]), int(self._starts[part.stop]))
+
+    def total(self, part: slice, values: Any) -> NDArray[np.int64]:
+        """Whole numbers of all texts, added up to one of each caption with its references."""
+        values = np.asarray(values, dtype=np.int64)
+        owner = np.repeat(np.arange(part.stop - part.start), self.counts[part])
+        of_references = np.bincount(owner, values[self.references(part)], part.stop - part.start)
+        return np.asarray(values[part] + of_references.astype(np.int64))
+
+
 def nullable(values: NDArray[np.floating[Any]]) -> pa.Array:
     """A column of numbers, null where they are NaN, as of an image that failed."""
     return pa.array(values, mask=np.isnan(values))

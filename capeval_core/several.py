@@ -47,7 +47,7 @@ def encode_tasks(tasks: Sequence[Task], *, progress: bool = False) -> None:
         progress: show one bar for all, on a terminal only.
     """
     for task in tasks:
-        task.metric.check_prepared(task.metric.options)
+        task.metric.check_separable(task.metric.options, scores=False)
     order = _picture_by_picture(next((task for task in tasks if task.metric.media), tasks[0]).systems)
     names = ", ".join(task.metric.name for task in tasks)
     bar = tqdm(total=len(order) * len(tasks), desc=names, unit="caption", disable=None if progress else True)

@@ -175,7 +175,7 @@ def _check_metrics(metrics: Metrics, judged: JudgedSet, flags: argparse.Namespac
     needing = [class_.name for class_, _ in metrics if class_.needs_references]
     if needing and any(scoring.items.references is None for scoring in judged.scorings):
         raise ValueError(f"{_need(needing)} references: put references.json beside judgements.jsonl")
-    needing = [class_.name for class_, own in metrics if class_.media and not class_.images_are_ids(own)]
+    needing = [class_.name for class_, own in metrics if class_.media and not own.images_are_ids]
     if needing and flags.visuals is None:
         raise ValueError(
             f"{flags.visuals_flag} is missing: {_need(needing)} the {flags.visuals_flag[2:]} of the set; "

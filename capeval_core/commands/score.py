@@ -235,7 +235,7 @@ def _folder_of_run(metrics: Metrics, options: Sequence[Options], flags: argparse
         flags.references = None
     folder = folder_of(metrics, flags)
     for metric, own in zip(metrics, options, strict=True):
-        if folder is None and metric.media and not metric.images_are_ids(own):
+        if folder is None and metric.media and not own.images_are_ids:
             whom = f"{command_of(metric)}: " if len(metrics) > 1 else ""
             argument = flag_of(str(argument_of(metric.media)))
             raise ValueError(
@@ -353,7 +353,7 @@ def _checked(
     visuals: list[Any] | None = None
     checked = []
     for metric, own in zip(metrics, options, strict=True):
-        decodes = bool(metric.media) and not metric.images_are_ids(own)
+        decodes = bool(metric.media) and not own.images_are_ids
         if decodes and visuals is not None:
             own = replace(own, on_error="nan")
         images = visuals if decodes and visuals is not None else paths
@@ -397,7 +397,7 @@ def _of_metric(name: str, problem: Problem) -> Problem:
 
 def _make_folder(folder: Path, metric: type[CaptionMetric], options: Options) -> None:
     """Have an empty folder for explanations, before anything is scored, or raise."""
-    if metric.images_are_ids(options):
+    if options.images_are_ids:
         raise ValueError(
             "--explain: there are only box features, and no image is opened to draw them on; "
             "--evidence with --json writes them as numbers"

@@ -196,7 +196,7 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
         with renamed(captions="predictions"):
             samples = self.metric.check(predictions, visuals, references)
         self._prepared = opened = self.metric.prepared(samples) if whole else self.metric
-        opened.check_prepared(opened.options)
+        opened.check_separable(opened.options, scores=False)
         self._open_writer()  # here the processes meet, and encoding, which takes its time, comes after
         rows = opened.encode_all(self._numbered(samples))
         columns = {name: pa.nulls(len(rows)) for name in self.features}

@@ -75,7 +75,7 @@ def choose_metrics(
     chosen = [_chosen(one, options, cache, media) for one in listed]
     for one in chosen:
         if not (has_references and one.metric.corpus_texts == OF_REFERENCES):
-            one.metric.check_prepared(one.options)
+            one.metric.check_separable(one.options, scores=False)
     keys = [one.metric.key for one in chosen]
     for i, key in enumerate(keys):
         if key in keys[:i]:

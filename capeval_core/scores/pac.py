@@ -1,13 +1,15 @@
-"""PAC-S and RefPAC-S: cosines in a positive-augmented CLIP space.
+"""PAC-S and CLIP-S, and both with references: cosines in a positive-augmented CLIP space, and in OpenAI's.
 
 Sarto, Barraco, Cornia, Baraldi, Cucchiara: Positive-Augmented Contrastive Learning for Image and Video
 Captioning Evaluation, CVPR 2023, https://arxiv.org/abs/2303.12112
+Hessel, Holtzman, Forbes, Le Bras, Choi: CLIPScore: A Reference-free Evaluation Metric for Image Captioning,
+EMNLP 2021, https://arxiv.org/abs/2104.08718
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -22,15 +24,16 @@ from capeval_core.metric import CaptionMetric, Model
 from capeval_core.options import Options as CommonOptions
 from capeval_core.options import option
 from capeval_core.ragged import Ragged
-from capeval_core.result import Published, Values
-from capeval_core.rows import column, common_columns, nullable, row_schema
-from capeval_core.weights.catalogue import PACS_B32, PROMPT
+from capeval_core.result import Values
+from capeval_core.rows import Texts, column, common_columns, lists, nullable, row_schema
+from capeval_core.scores.facts import facts
+from capeval_core.weights.catalogue import PROMPT
 
 if TYPE_CHECKING:
-    from capeval_core.encoders.clip import ClipEncoder
     from capeval_core.encoders.engine import ImageFeatures
     from capeval_core.encoders.texts import TextFeatures
     from capeval_core.encoders.tokenizers import ClipTokenizer
+    from capeval_core.inputs.visual import InputImage
 
 Doubles = NDArray[np.float64]
 Floats = NDArray[np.float32]
@@ -57,7 +60,7 @@ def ref_pac_score(pac: Doubles, reference_cosine: Doubles, *, released: bool = F
     return harmonic_mean(pac, reference_cosine if released else np.maximum(reference_cosine, 0))
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PacOptions(CommonOptions):
     """Options of PAC-S and RefPAC-S."""
 
@@ -74,81 +77,43 @@ class PacOptions(CommonOptions):
         minimum=1,
     )
 
+    def check(self, metric: Any) -> None:
+        if self.prompt is not None:
+            from capeval_core.encoders.clip_model import context_length
+            from capeval_core.encoders.tokenizers import ClipTokenizer
 
-_COSINE = column("cosine", pa.float32(), "cosine of caption and image, null where the image failed")
+            length = context_length(self.weights or metric.default_weights.repository, tiny=metric.tiny)
+            if length is not None:
+                _check_prompt(self.prompt, ClipTokenizer(length))
 
 
-def _table_7(captions: str, value: float) -> Published:
-    return Published(captions, value, "COCO, Karpathy test split", PACS_B32.repository, "the paper's table 7")
+@dataclass(frozen=True, kw_only=True)
+class ClipsOptions(PacOptions):
+    """Options of CLIP-S and RefCLIP-S."""
+
+    w: float = option(2.5, "scale of the score, w of section 3", sign="w", minimum=0)
 
 
+@facts("pacs")
 class PacS(CaptionMetric):
     """PAC-S: w max(cos(caption, image), 0), eq. 1, without references."""
 
-    name = "pacs"
-    title = "PAC-S"
-    key = "pac_s"
-    summary = "Cosine of caption and image in a CLIP space tuned with generated positives."
-    paper = (
-        "Sarto et al., Positive-Augmented Contrastive Learning for Image and Video Captioning Evaluation, "
-        "CVPR 2023, https://arxiv.org/abs/2303.12112"
-    )
-    bibtex = """\
-@inproceedings{sarto2023positive,
-  title     = {Positive-Augmented Contrastive Learning for Image and Video Captioning Evaluation},
-  author    = {Sarto, Sara and Barraco, Manuele and Cornia, Marcella and Baraldi, Lorenzo and Cucchiara,
-               Rita},
-  booktitle = {Proceedings of the IEEE/CVF Conference on Computer Vision and Pattern Recognition},
-  year      = {2023}
-}"""
-    range = (0.0, 2.0)
     PROMPT: ClassVar[str] = PROMPT
     """Put before captions and references where neither option nor weights state another."""
-    default_weights = PACS_B32
-    network = "clip"
-    tiny = "pacs"
     Options: ClassVar[type[CommonOptions]] = PacOptions
-    ROW = row_schema(_COSINE)
-    published: ClassVar[tuple[Published, ...]] = (
-        _table_7("Show and Tell", 0.772),
-        _table_7("Up-Down", 0.794),
-        _table_7("M² Transformer", 0.806),
-        _table_7("people", 0.818),
-        _table_7("VinVL", 0.821),
+    ROW = row_schema(
+        column("cosine", pa.float32(), "cosine of caption and image, null where the image failed")
     )
 
     options: PacOptions
 
-    @classmethod
-    def check_options(cls, options: CommonOptions) -> None:
-        super().check_options(options)
-        if isinstance(options, PacOptions) and options.prompt is not None:
-            from capeval_core.encoders.clip_model import context_length
-            from capeval_core.encoders.tokenizers import ClipTokenizer
-
-            weights = cls.default_weights.repository if options.weights is None else options.weights
-            if (length := context_length(weights, tiny=cls.tiny)) is not None:
-                _check_prompt(options.prompt, ClipTokenizer(length))
-
-    @classmethod
-    def decoders(cls, options: CommonOptions) -> int | None:
-        return options.decoders if isinstance(options, PacOptions) else None
-
-    @property
-    def extent(self) -> tuple[float, float]:
-        return 0.0, self.options.w
-
     def open_models(self) -> dict[str, Model]:
-        folder = self.weights_folder()
-        self.encoder: ClipEncoder = self.encoder_class().open(
-            folder, device=self.options.device, dtype=self.options.dtype
-        )
+        models = super().open_models()
         if self.options.prompt is None:
-            prompt = folder.config.get("constants", {}).get("prompt", self.PROMPT)
-            self.options = dataclasses.replace(self.options, prompt=prompt)
+            prompt = self.folder.config.get("constants", {}).get("prompt", self.PROMPT)
+            self.options = replace(self.options, prompt=prompt)
         _check_prompt(str(self.options.prompt), self.encoder.tokenizer)
-        fingerprint = self.encoder.fingerprint
-        return {"weights": Model(folder.label(fingerprint), fingerprint)}
+        return models
 
     @property
     def run(self) -> dict[str, Any]:
@@ -157,11 +122,14 @@ class PacS(CaptionMetric):
 
     def text_features(self, texts: Sequence[str]) -> TextFeatures:
         """Features (n, d) of texts behind the prompt."""
-        return self.encoder.encode_texts([f"{self.options.prompt}{text}" for text in texts], **self.run)
+        found: TextFeatures = self.encoder.encode_texts(
+            [f"{self.options.prompt}{text}" for text in texts], **self.run
+        )
+        return found
 
     def image_features(self, images: Sequence[InputImage]) -> Iterator[ImageFeatures]:
         """Features (n, ...) of images, in order, some at a time: what `columns` takes of them."""
-        return self.encoder.encode_images(images, decoders=self.options.decoders, **self.run)
+        yield from self.encoder.encode_images(images, decoders=self.options.decoders, **self.run)
 
     def columns(self, images: Floats, captions: Floats) -> dict[str, Any]:
         """The metric's columns of n captions (n, d) beside their images (n, ...), NaN where an image failed.
@@ -171,76 +139,49 @@ class PacS(CaptionMetric):
         return {"cosine": nullable(paired_cosine(images, captions))}
 
     def encode(self, batch: Samples) -> Iterator[pa.Table]:
-        references = batch.references if self.needs_references else None
-        counts = np.array([len(row) for row in references or [[]] * len(batch)], dtype=np.int64)
-        ends = len(batch) + np.cumsum(counts)
-        texts = batch.captions + [text for row in references or [] for text in row]
-        text_features = self.text_features(texts)
-        truncated = np.array(text_features.truncated)
+        texts = Texts(batch, with_references=self.needs_references)
+        encoded = self.text_features(texts.all)
         start = 0
         for images in self.image_features(batch.images):
             part = slice(start, start + len(images.keys))
-            of_references = slice(ends[start] - counts[start], ends[part.stop - 1])
-            captions = text_features.features[part]
+            captions, counts = encoded.features[part], texts.counts[part]
             columns = self.columns(images.features, captions)
-            if references is not None:
-                cosines = grouped_cosine(captions, text_features.features[of_references], counts[part])
-                offsets = np.concatenate([[0], np.cumsum(counts[part])]).astype(np.int32)
-                columns["reference_cosines"] = pa.ListArray.from_arrays(offsets, cosines)
-            captions_of_references = np.repeat(np.arange(len(images.keys)), counts[part])
+            if self.needs_references:
+                cosines = grouped_cosine(captions, encoded.features[texts.references(part)], counts)
+                columns["reference_cosines"] = lists(cosines, counts)
+            truncated = texts.total(part, encoded.truncated)
             common = common_columns(
-                batch,
-                part,
-                groups=images.keys,
-                errors=images.errors,
-                truncated=truncated[part]
-                + np.bincount(captions_of_references, truncated[of_references], len(images.keys)),
+                batch, part, groups=images.keys, errors=images.errors, truncated=truncated
             )
             yield pa.table({**common, **columns}, schema=self.ROW)
             start = part.stop
 
     def aggregate(self, rows: pa.Table) -> Values:
-        cosine = rows["cosine"].to_numpy().astype(np.float64)
-        return Values(pac_score(cosine, self.options.w), {"cosine": cosine})
+        cosine, w = rows["cosine"].to_numpy().astype(np.float64), self.options.w
+        return Values(pac_score(cosine, w), {"cosine": cosine}, range=(0.0, w))
 
 
+@facts("refpacs")
 class RefPacS(PacS):
     """RefPAC-S: harmonic mean of PAC-S and the nearest reference's cosine, eq. 4."""
 
-    name = "refpacs"
-    title = "RefPAC-S"
-    key = "refpac_s"
-    summary = "Harmonic mean of PAC-S and the cosine of the caption with its nearest reference."
-    range = (0.0, 4 / 3)  # w = 2 and cosines of 1: 2 * 2 * 1 / (2 + 1)
     needs_references = True
     free_key = PacS.key
     """Name of the reference-free score among the parts."""
-    ROW = row_schema(
-        _COSINE,
+    ROW = PacS.ROW.append(
         column(
             "reference_cosines", pa.list_(pa.float32()), "cosine of the caption with each of its references"
-        ),
+        )
     )
     reference_columns = ("reference_cosines",)
-    published: ClassVar[tuple[Published, ...]] = (
-        _table_7("Show and Tell", 0.826),
-        _table_7("Up-Down", 0.847),
-        _table_7("M² Transformer", 0.854),
-        _table_7("people", 0.857),
-        _table_7("VinVL", 0.869),
-    )
-
-    @property
-    def extent(self) -> tuple[float, float]:
-        return 0.0, 2 * self.options.w / (self.options.w + 1)
 
     def aggregate(self, rows: pa.Table) -> Values:
-        cosine = rows["cosine"].to_numpy().astype(np.float64)
+        cosine, w = rows["cosine"].to_numpy().astype(np.float64), self.options.w
         nearest = Ragged.of(rows["reference_cosines"]).max()
-        pac = pac_score(cosine, self.options.w)
+        pac = pac_score(cosine, w)
         score = ref_pac_score(pac, nearest, released=self.options.compat == "released")
         parts = {"cosine": cosine, self.free_key: pac, "reference_cosine": nearest}
-        return Values(score, parts)
+        return Values(score, parts, range=(0.0, 2 * w / (w + 1)))  # of a cosine of 1 with both
 
     def evidence_of(
         self, samples: Samples, rows: pa.Table, parts: Mapping[str, list[Any]]
@@ -252,9 +193,25 @@ class RefPacS(PacS):
         return shown
 
 
+@facts("clips")
+class ClipS(PacS):
+    """CLIP-S: w max(cos(caption, image), 0), without references."""
+
+    PROMPT = "A photo depicts "
+    Options = ClipsOptions
+
+
+@facts("refclips")
+class RefClipS(RefPacS):
+    """RefCLIP-S: harmonic mean of CLIP-S and the nearest reference's cosine."""
+
+    PROMPT = ClipS.PROMPT
+    free_key = ClipS.key
+    Options = ClipsOptions
+
+
 def _check_prompt(prompt: str, tokenizer: ClipTokenizer) -> None:
-    ids = tokenizer.encode([prompt]).ids[0]
-    if len(ids) >= tokenizer.context_length:
+    if len(tokenizer.encode([prompt]).ids[0]) >= tokenizer.context_length:
         shown = prompt if len(prompt) <= 40 else prompt[:37] + "..."
         found = f"all {tokenizer.context_length} token ids that the text encoder reads"
         fix = "it leaves no room for a caption, shorten it"

@@ -40,6 +40,14 @@ class RegionOptions(CommonOptions):
         "ids and none is opened; None: the region encoder that the weights name",
     )
 
+    @property
+    def images_are_ids(self) -> bool:
+        return store_of(self.regions) is not None
+
+    def check(self, metric: Any) -> None:
+        if self.regions is not None:
+            box_source_opener(self.regions)
+
 
 class RegionMetric(CaptionMetric):
     """A metric that compares captions with features of boxes in images."""
@@ -53,19 +61,9 @@ class RegionMetric(CaptionMetric):
     options: RegionOptions
 
     @classmethod
-    def check_options(cls, options: CommonOptions) -> None:
-        super().check_options(options)
-        if isinstance(options, RegionOptions) and options.regions is not None:
-            box_source_opener(options.regions)
-
-    @classmethod
-    def images_are_ids(cls, options: CommonOptions) -> bool:
-        return isinstance(options, RegionOptions) and store_of(options.regions) is not None
-
-    @classmethod
-    def check_input(cls, options: CommonOptions, *inputs: Any, progress: bool = False) -> Samples:
+    def check_input(cls, options: Any, *inputs: Any, progress: bool = False) -> Samples:
         captions, images, *references = inputs
-        if isinstance(options, RegionOptions) and (store := store_of(options.regions)) is not None:
+        if (store := store_of(options.regions)) is not None:
             images = boxes_by_id(store, images)
         return super().check_input(options, captions, images, *references, progress=progress)
 

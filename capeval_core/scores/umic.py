@@ -22,13 +22,14 @@ from capeval_core.regions.features import BoxVisual
 from capeval_core.result import Values
 from capeval_core.rows import column, common_columns, row_schema
 from capeval_core.scores.box_source import FirstBoxes, check_selection
+from capeval_core.scores.facts import facts
 from capeval_core.scores.region_metric import (
     CAPTIONS_AT_ONCE,
     RegionMetric,
     RegionOptions,
     rows_by_image,
 )
-from capeval_core.weights.catalogue import FASTER_RCNN_VG, UMIC
+from capeval_core.weights.catalogue import FASTER_RCNN_VG
 
 if TYPE_CHECKING:
     from capeval_core.encoders.uniter import UniterEncoder
@@ -58,6 +59,10 @@ class UmicOptions(RegionOptions):
         encodes=True,
     )
 
+    def check(self, metric: Any) -> None:
+        super().check(metric)
+        check_selection(self.regions, self.selection)
+
 
 @dataclass(frozen=True)
 class _Ranked:
@@ -68,42 +73,17 @@ class _Ranked:
     error: str | None
 
 
+@facts("umic")
 class Umic(RegionMetric):
     """UMIC: sigmoid of the ranking head of UNITER on a caption and the boxes of an image, no references."""
 
-    name = "umic"
-    title = "UMIC"
-    key = "umic"
-    summary = "Fit of caption and image regions by a transformer that was trained to rank captions."
-    paper = (
-        "Lee et al., UMIC: An Unreferenced Metric for Image Captioning via Contrastive Learning, ACL 2021, "
-        "https://arxiv.org/abs/2106.14019"
-    )
-    bibtex = """\
-@inproceedings{lee2021umic,
-  title     = {{UMIC}: An Unreferenced Metric for Image Captioning via Contrastive Learning},
-  author    = {Lee, Hwanhee and Yoon, Seunghyun and Dernoncourt, Franck and Bui, Trung and Jung, Kyomin},
-  booktitle = {Proceedings of the 59th Annual Meeting of the Association for Computational Linguistics},
-  year      = {2021},
-  url       = {https://arxiv.org/abs/2106.14019}
-}"""
-    range = (0.0, 1.0)
-    default_weights = UMIC
     default_regions = FASTER_RCNN_VG
-    network = "uniter"
-    tiny = "umic"
     Options: ClassVar[type[CommonOptions]] = UmicOptions
     ROW = row_schema(
         column("logit", pa.float32(), "logit of the ranking head, null where the image failed"),
     )
 
     options: UmicOptions
-
-    @classmethod
-    def check_options(cls, options: CommonOptions) -> None:
-        super().check_options(options)
-        if isinstance(options, UmicOptions):
-            check_selection(options.regions, options.selection)
 
     def open_models(self) -> dict[str, Model]:
         options, folder = self.options, self.weights_folder()

@@ -9,7 +9,7 @@ Embedding Matching, CVPR 2022, https://arxiv.org/abs/2111.08919
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -22,18 +22,18 @@ from capeval_core.inputs.samples import Samples, windows
 from capeval_core.inputs.texts import corpus_texts
 from capeval_core.inputs.videos import Sampling, check_samplings
 from capeval_core.limits import LIMITS
-from capeval_core.metric import CaptionMetric, Model
+from capeval_core.metric import CaptionMetric
 from capeval_core.options import CorpusStatistics, option
 from capeval_core.options import Options as CommonOptions
 from capeval_core.ragged import Ragged, inner
 from capeval_core.result import Values
 from capeval_core.rows import column, common_columns, row_schema
+from capeval_core.scores.facts import facts
 from capeval_core.scores.idf import TokenIdf, token_weights
-from capeval_core.scores.pac import PacS, RefPacS
+from capeval_core.scores.pac import RefPacS
 from capeval_core.scores.video_formulas import Components, fine_score, video_ref_pac_score
 
 if TYPE_CHECKING:
-    from capeval_core.encoders.clip import ClipEncoder
     from capeval_core.encoders.videos import VideoFeatures
 
 Doubles = NDArray[np.float64]
@@ -68,6 +68,18 @@ class VideoOptions(CommonOptions):
         sign="statistics",
         flag=False,
     )
+    without_statistics = ", or pass idf=False"
+
+    @property
+    def weighs_together(self) -> bool:
+        return self.idf and self.statistics is None
+
+    def check(self, metric: Any) -> None:
+        Sampling(self.fps, self.max_frames)  # refuses what is no sampling
+        fix = f"make them by prepare({metric.corpus_texts}), or give a TokenIdf of token ids"
+        TokenIdf.check_option(self, fix)
+        if self.statistics is not None and not self.idf:
+            raise wrong_option("statistics", self.statistics, "given, but idf=False", "leave one of them out")
 
 
 _OF_VIDEO = (
@@ -84,6 +96,7 @@ _OF_VIDEO = (
 )
 
 
+@facts("pacs-video")
 class VideoPacS(CaptionMetric):
     """PAC-S for videos: mean of a coarse cosine and a fine F1 of words and frames, eq. 5, without references.
 
@@ -92,19 +105,9 @@ class VideoPacS(CaptionMetric):
     handed in.
     """
 
-    name = "pacs"
     variant = "video"
-    title = "PAC-S for videos"
-    key = "pac_s"
-    summary = "Cosines of a caption with a video, and of its words with frames, in the space of PAC-S."
-    paper = PacS.paper
-    bibtex = PacS.bibtex
-    range = (-0.5, 1.0)  # a coarse cosine of -1 or 1, and F of 0 or 1
     media = ("video",)
     plots = True
-    default_weights = PacS.default_weights
-    network = PacS.network
-    tiny = PacS.tiny
     corpus_texts = "captions"
     Options: ClassVar[type[CommonOptions]] = VideoOptions
     ROW = row_schema(*_OF_VIDEO)
@@ -112,40 +115,11 @@ class VideoPacS(CaptionMetric):
     options: VideoOptions
 
     @classmethod
-    def check_options(cls, options: CommonOptions) -> None:
-        super().check_options(options)
-        if not isinstance(options, VideoOptions):
-            return
-        Sampling(options.fps, options.max_frames)  # refuses what is no sampling
-        fix = f"make them by prepare({cls.corpus_texts}), or give a TokenIdf of token ids"
-        TokenIdf.check_option(options, fix)
-        if (given := options.statistics) is not None and not options.idf:
-            raise wrong_option("statistics", given, "given, but idf=False", "leave one of them out")
-
-    @classmethod
-    def check_input(cls, options: CommonOptions, *inputs: Any, progress: bool = False) -> Samples:
+    def check_input(cls, options: Any, *inputs: Any, progress: bool = False) -> Samples:
         samples = super().check_input(options, *inputs, progress=progress)
-        if options.on_error == "raise" and isinstance(options, VideoOptions) and options.fps is not None:
+        if options.on_error == "raise" and options.fps is not None:
             check_samplings(samples.images, Sampling(options.fps))
         return samples
-
-    @classmethod
-    def check_separable(cls, options: CommonOptions) -> None:
-        super().check_separable(options)
-        if isinstance(options, VideoOptions) and options.idf and options.statistics is None:
-            raise ValueError(
-                f"{cls.name} weighs words by all {cls.corpus_texts} that are scored together: for scores of "
-                f"parts make statistics by capeval_core.load({cls.name!r}, media='video', ...)"
-                f".prepare({cls.corpus_texts}) and pass statistics=..., or pass idf=False"
-            )
-
-    def open_models(self) -> dict[str, Model]:
-        folder = self.weights_folder()
-        self.encoder: ClipEncoder = self.encoder_class().open(
-            folder, device=self.options.device, dtype=self.options.dtype
-        )
-        fingerprint = self.encoder.fingerprint
-        return {"weights": Model(folder.label(fingerprint), fingerprint)}
 
     def prepare(self, texts: Sequence[str | Sequence[str]]) -> TokenIdf:
         """Inverse document frequencies of the token ids of texts, each a document; repeats count.
@@ -184,7 +158,7 @@ class VideoPacS(CaptionMetric):
         """Features of the frames of videos, in order, some at a time."""
         options = self.options
         sampling = Sampling(options.fps, options.max_frames)
-        return self.encoder.encode_videos(videos, sampling=sampling, **run)
+        yield from self.encoder.encode_videos(videos, sampling=sampling, **run)
 
     def aggregate(self, rows: pa.Table) -> Values:
         found, unweighted = self._of_video(rows, self.table(rows))
@@ -205,10 +179,10 @@ class VideoPacS(CaptionMetric):
         documents = self.documents(rows).to_pylist()
         return self._table(documents) if documents else None
 
-    def signed(self, rows: pa.Table | None) -> list[str]:
-        if rows is None or self.options.statistics is not None:
-            return super().signed(rows)
-        return replace(self.options, statistics=self.table(rows)).signed()
+    def signature(self, rows: pa.Table | None = None) -> str:
+        table = None if rows is None or self.options.statistics is not None else self.table(rows)
+        metric = self if table is None else self.with_statistics(table)
+        return super(VideoPacS, metric).signature(rows)
 
     def evidence_of(
         self, samples: Samples, rows: pa.Table, parts: Mapping[str, list[Any]]
@@ -251,6 +225,7 @@ class VideoPacS(CaptionMetric):
         return Components(coarse, precision, recall, fine_score(precision, recall, released=released))
 
 
+@facts("refpacs-video")
 class VideoRefPacS(VideoPacS):
     """RefPAC-S for videos: mean of PAC-S and the score of the nearest reference, eq. 6.
 
@@ -258,10 +233,6 @@ class VideoRefPacS(VideoPacS):
     itself, as EMScore does: they may come from different references.
     """
 
-    name = "refpacs"
-    title = "RefPAC-S for videos"
-    key = "refpac_s"
-    summary = "Mean of PAC-S for videos and the same score of the caption with its nearest reference."
     needs_references = True
     corpus_texts = "references"
     free_key = RefPacS.free_key

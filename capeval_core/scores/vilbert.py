@@ -25,9 +25,10 @@ from capeval_core.options import Options as CommonOptions
 from capeval_core.ragged import Ragged, inner
 from capeval_core.result import Values
 from capeval_core.rows import column, common_columns, row_schema
+from capeval_core.scores.facts import facts
 from capeval_core.scores.idf import TokenIdf
 from capeval_core.scores.region_metric import RegionMetric, RegionOptions, rows_by_image
-from capeval_core.weights.catalogue import VILBERT, X152_VG
+from capeval_core.weights.catalogue import X152_VG
 
 if TYPE_CHECKING:
     from capeval_core.encoders.vilbert import VilbertEncoder
@@ -88,7 +89,12 @@ class VilbertOptions(CorpusOptions, RegionOptions):
     def lacks_statistics(self) -> bool:
         return self.idf is not None and self.statistics is None
 
+    def check(self, metric: Any) -> None:
+        super().check(metric)
+        TokenIdf.check_option(self, "make them by prepare(references), or give a TokenIdf of token ids")
 
+
+@facts("vilbertscore")
 class VilbertScore(RegionMetric):
     """ViLBERTScore: F of greedy matching between words of a caption and of each reference, eq. 3, averaged.
 
@@ -98,30 +104,8 @@ class VilbertScore(RegionMetric):
     is done.
     """
 
-    name = "vilbertscore"
-    title = "ViLBERTScore"
-    key = "vilbertscore_f"
-    summary = "Greedy matching of words of caption and references, whose features depend on the image."
-    paper = (
-        "Lee et al., ViLBERTScore: Evaluating Image Caption Using Vision-and-Language BERT, Eval4NLP 2020, "
-        "https://aclanthology.org/2020.eval4nlp-1.4"
-    )
-    bibtex = """\
-@inproceedings{lee2020vilbertscore,
-  title     = {{ViLBERTScore}: Evaluating Image Caption Using Vision-and-Language {BERT}},
-  author    = {Lee, Hwanhee and Yoon, Seunghyun and Dernoncourt, Franck and Kim, Doo Soon and Bui, Trung and
-               Jung, Kyomin},
-  booktitle = {Proceedings of the First Workshop on Evaluation and Comparison of NLP Systems},
-  year      = {2020},
-  url       = {https://aclanthology.org/2020.eval4nlp-1.4}
-}"""
-    range = (0.0, 1.0)
-    part_titles: ClassVar = {"f": "F"}
     needs_references = True
-    default_weights = VILBERT
     default_regions = X152_VG
-    network = "vilbert"
-    tiny = "vilbertscore"
     corpus_texts = "references"
     Options: ClassVar[type[CommonOptions]] = VilbertOptions
     ROW = row_schema(
@@ -154,11 +138,6 @@ class VilbertScore(RegionMetric):
     )
 
     options: VilbertOptions
-
-    @classmethod
-    def check_options(cls, options: CommonOptions) -> None:
-        super().check_options(options)
-        TokenIdf.check_option(options, "make them by prepare(references), or give a TokenIdf of token ids")
 
     def open_models(self) -> dict[str, Model]:
         from capeval_core.encoders.vilbert import block_of

@@ -28,7 +28,7 @@ from capeval_core.rows import canonical, column, row_schema
 from capeval_core.scores.eco.formulas import CONSENSUS_WEIGHT, ENSEMBLE_WEIGHT, THRESHOLD
 from capeval_core.scores.eco.members import MATCHER, MEMBER_ROW, Matcher, Member, check_members, open_members
 from capeval_core.scores.eco.ranking import Candidates, rank
-from capeval_core.weights.catalogue import BLIP2_COCO
+from capeval_core.scores.facts import facts
 from capeval_core.weights.folder import WeightsError
 
 
@@ -63,6 +63,9 @@ class EcoOptions(CommonOptions):
         sign="consensus_documents",
     )
 
+    def check(self, metric: Any) -> None:
+        check_members(self.members)
+
     @property
     def consensus_formula(self) -> Literal["cider", "cider_d", "tfidf"]:
         """The formula of the consensus, also where the option `consensus` leaves it to `compat`."""
@@ -76,32 +79,10 @@ class EcoOptions(CommonOptions):
         return [sign for sign in signs if not sign.startswith("consensus_documents:")]
 
 
+@facts("eco")
 class Eco(Reranker):
     """ECO: picks the best of each image's candidates by ensembled CLIP score and consensus."""
 
-    name = "eco"
-    title = "ECO"
-    key = "eco"
-    summary = "The best of each image's candidates, by an ensemble of CLIPs and the consensus of the pool."
-    paper = (
-        "Jeong et al., Technical Report of NICE Challenge at CVPR 2024: Caption Re-ranking Evaluation Using "
-        "Ensembled CLIP and Consensus Scores, CVPR 2024 Workshops, https://arxiv.org/abs/2405.01028"
-    )
-    bibtex = """\
-@inproceedings{jeong2024eco,
-  title     = {Technical Report of {NICE} Challenge at {CVPR} 2024: Caption Re-ranking Evaluation Using
-               Ensembled {CLIP} and Consensus Scores},
-  author    = {Jeong, Kiyoon and Lee, Woojun and Nam, Woongchan and Ma, Minjeong and Kang, Pilsung},
-  booktitle = {Proceedings of the IEEE/CVF Conference on Computer Vision and Pattern Recognition Workshops},
-  pages     = {7366--7372},
-  year      = {2024}
-}"""
-    range = (-float("inf"), float("inf"))
-    part_titles: ClassVar = {"itm": "ITM: the probability that caption and image match"}
-    relative = "its totals are z-scores within one set"
-    default_weights = BLIP2_COCO
-    network = "blip2"
-    tiny = "blip2"
     Options: ClassVar[type[CommonOptions]] = EcoOptions
     ROW = row_schema(
         column("candidate", pa.int32(), "its position in the pool of its image"),
@@ -111,12 +92,6 @@ class Eco(Reranker):
     )
 
     options: EcoOptions
-
-    @classmethod
-    def check_options(cls, options: CommonOptions) -> None:
-        super().check_options(options)
-        if isinstance(options, EcoOptions):
-            check_members(options.members)
 
     @classmethod
     def check_input(cls, options: CommonOptions, *inputs: Any, progress: bool = False) -> Samples:

@@ -24,10 +24,10 @@ from capeval_core.phrases.opening import phrase_opener
 from capeval_core.phrases.source import PhraseSource
 from capeval_core.regions.opening import region_opener
 from capeval_core.regions.source import CachedRegions, LimitedRegions, RegionSource
-from capeval_core.result import Published, Values
+from capeval_core.result import Values
 from capeval_core.rows import column, common_columns, row_schema
+from capeval_core.scores.facts import facts
 from capeval_core.scores.hice.formulas import Doubles, image_text_terms, reference_terms, text_text_terms
-from capeval_core.weights.catalogue import ALPHA_L14
 
 if TYPE_CHECKING:
     from capeval_core.encoders.alpha_clip import AlphaClipEncoder, RegionFeatures
@@ -114,60 +114,15 @@ _COLUMNS = (
 )
 
 
+@facts("hices")
 class HiceS(CaptionMetric):
     """HICE-S: harmonic mean of global and local image-text compatibility, eq. 10, without references."""
 
-    name = "hices"
-    title = "HICE-S"
-    key = "hice_s"
-    summary = "Harmonic mean of how caption and image, and their phrases and regions, fit each other."
-    paper = (
-        "Zeng et al., HICEScore: A Hierarchical Metric for Image Captioning Evaluation, ACM Multimedia 2024, "
-        "https://doi.org/10.1145/3664647.3681358"
-    )
-    bibtex = """\
-@inproceedings{zeng2024hicescore,
-  title     = {{HICEScore}: A Hierarchical Metric for Image Captioning Evaluation},
-  author    = {Zeng, Zequn and Sun, Jianqiao and Zhang, Hao and Wen, Tiansheng and Su, Yudi and Xie, Yan and
-               Wang, Zhengjue and Chen, Bo},
-  booktitle = {Proceedings of the 32nd ACM International Conference on Multimedia},
-  year      = {2024},
-  doi       = {10.1145/3664647.3681358}
-}"""
-    range = (0.0, 2.5)
-    part_titles: ClassVar[Mapping[str, str]] = {
-        "gitc": "gITC: global image-text compatibility, of caption and image",
-        "litc": "lITC: local image-text compatibility, of phrases and regions",
-    }
-    default_weights = ALPHA_L14
-    network = "alpha_clip"
-    tiny = "hices"
     plots = True
     Options: ClassVar[type[CommonOptions]] = HiceOptions
     ROW = row_schema(*_COLUMNS)
-    published: ClassVar[tuple[Published, ...]] = tuple(
-        Published(
-            captions,
-            value,
-            "COCO test set",
-            ALPHA_L14.repository,
-            "the paper's table 3",
-            settings="regions by MobileSAMv2, not the default ones",
-        )
-        for captions, value in (
-            ("LLaVA-1.6, 65 words", 0.513),
-            ("LLaVA-1.6, 25 words", 0.535),
-            ("M² Transformer", 0.539),
-            ("VinVL", 0.553),
-            ("BLIP-2", 0.568),
-        )
-    )
 
     options: HiceOptions
-
-    @property
-    def extent(self) -> tuple[float, float]:
-        return 0.0, self.options.w
 
     def open_models(self) -> dict[str, Model]:
         options = self.options
@@ -240,7 +195,8 @@ class HiceS(CaptionMetric):
 
     def aggregate(self, rows: pa.Table) -> Values:
         terms = image_text_terms(rows, self.options.w, self.options.include_whole_image)
-        return Values(harmonic_mean(terms["gitc"], terms["litc"]), {**terms, **_counts(rows)})  # eq. 10
+        score = harmonic_mean(terms["gitc"], terms["litc"])  # eq. 10
+        return Values(score, {**terms, **_counts(rows)}, range=(0.0, self.options.w))
 
     def evidence_of(
         self, samples: Samples, rows: pa.Table, parts: Mapping[str, list[Any]]
@@ -265,19 +221,10 @@ class HiceS(CaptionMetric):
         return dict(enumerate(explanations))
 
 
+@facts("refhices")
 class RefHiceS(HiceS):
     """RefHICE-S: harmonic mean of global and local image-text and text-text compatibility, eq. 11."""
 
-    name = "refhices"
-    title = "RefHICE-S"
-    key = "refhice_s"
-    summary = "Harmonic mean of HICE-S's terms and of those of the caption with its references."
-    part_titles: ClassVar[Mapping[str, str]] = {
-        **HiceS.part_titles,
-        "gttc": "gTTC: global text-text compatibility, of caption and reference",
-        "lttc": "lTTC: local text-text compatibility, of their phrases",
-    }
-    range = (0.0, 10 / 7)  # image-text terms of 2.5 and text-text terms of 1: 4 / (2 / 2.5 + 2 / 1)
     needs_references = True
     Options: ClassVar[type[CommonOptions]] = RefHiceOptions
     ROW = row_schema(
@@ -295,19 +242,15 @@ class RefHiceS(HiceS):
         ),
     )
     reference_columns = ("reference_cosines", "caption_phrase_maxima", "reference_phrase_maxima")
-    published = ()
 
     options: RefHiceOptions
-
-    @property
-    def extent(self) -> tuple[float, float]:
-        return 0.0, 2 * self.options.w / (self.options.w + 1)
 
     def aggregate(self, rows: pa.Table) -> Values:
         terms = image_text_terms(rows, self.options.w, self.options.include_whole_image)
         terms |= text_text_terms(rows, self.options.reference_reduction)
         score = harmonic_mean(terms["gitc"], terms["litc"], terms["gttc"], terms["lttc"])  # eq. 11
-        return Values(score, {**terms, **_counts(rows)})
+        highest = 2 * self.options.w / (self.options.w + 1)
+        return Values(score, {**terms, **_counts(rows)}, range=(0.0, highest))
 
     def evidence_of(
         self, samples: Samples, rows: pa.Table, parts: Mapping[str, list[Any]]

@@ -7,7 +7,7 @@ https://aclanthology.org/P02-1040
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +15,7 @@ import pyarrow as pa
 from capeval_core.phrases.ngrams import LONGEST, Floats, Integers
 from capeval_core.result import Values
 from capeval_core.rows import column, fixed_lists, of_fixed_lists, row_schema
+from capeval_core.scores.facts import facts
 from capeval_core.scores.ngram.compared import Compared
 from capeval_core.scores.ngram.metric import NgramMetric
 from capeval_core.statistics import CorpusFormula
@@ -94,6 +95,7 @@ class BleuCounts:
         return cls(np.stack(matches, axis=-1), totals, length, of_references[order][first])
 
 
+@facts("bleu")
 class Bleu(NgramMetric):
     """BLEU-4 as in COCO's evaluation: of the counts summed over all captions, not a mean of scores.
 
@@ -101,23 +103,6 @@ class Bleu(NgramMetric):
     to the counts.
     """
 
-    name = "bleu"
-    title = "BLEU-4"
-    key = "bleu_4"
-    summary = "Geometric mean of 1- to 4-gram precisions, with a brevity penalty, from corpus-level counts."
-    paper = (
-        "Papineni et al., BLEU: a Method for Automatic Evaluation of Machine Translation, ACL 2002, "
-        "https://aclanthology.org/P02-1040"
-    )
-    bibtex = """\
-@inproceedings{papineni2002bleu,
-  title     = {{BLEU}: a Method for Automatic Evaluation of Machine Translation},
-  author    = {Papineni, Kishore and Roukos, Salim and Ward, Todd and Zhu, Wei-Jing},
-  booktitle = {Proceedings of the 40th Annual Meeting of the Association for Computational Linguistics},
-  year      = {2002}
-}"""
-    range = (0.0, 1.0)
-    part_titles: ClassVar = {f"bleu_{n}": f"BLEU-{n}" for n in (1, 2, 3)}
     formula = CorpusFormula(("bleu_4", "bleu_1", "bleu_2", "bleu_3"), SUMS, bleu_of_sums, NEEDS)
     ROW = row_schema(
         column("matches", FOUR, "for 1 to 4 words, its n-grams that a reference has, clipped"),

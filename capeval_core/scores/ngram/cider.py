@@ -21,6 +21,7 @@ from capeval_core.phrases.ptb import shared_words
 from capeval_core.ragged import Ragged, inner
 from capeval_core.result import Values
 from capeval_core.rows import column, fixed_lists, lists, of_fixed_lists, row_schema
+from capeval_core.scores.facts import facts
 from capeval_core.scores.ngram.compared import Compared
 from capeval_core.scores.ngram.frequencies import DocumentFrequencies
 from capeval_core.scores.ngram.metric import NgramCorpusOptions, NgramMetric
@@ -63,6 +64,7 @@ def document_frequencies(documents: Sequence[Sequence[Tokens]]) -> DocumentFrequ
 _NUMBERS = range(1, LONGEST + 1)
 
 
+@facts("cider")
 class Cider(NgramMetric):
     """CIDEr, eq. 3: ten times the mean cosine of n-grams, over n from 1 to 4 and the references.
 
@@ -74,23 +76,6 @@ class Cider(NgramMetric):
     fingerprint is in the signature.
     """
 
-    name = "cider"
-    title = "CIDEr (unclipped)"
-    key = "cider"
-    summary = "TF-IDF-weighted n-gram cosine (original form; what tools call CIDEr is ciderd)."
-    paper = (
-        "Vedantam et al., CIDEr: Consensus-based Image Description Evaluation, CVPR 2015, "
-        "https://arxiv.org/abs/1411.5726"
-    )
-    bibtex = """\
-@inproceedings{vedantam2015cider,
-  title     = {{CIDEr}: Consensus-based Image Description Evaluation},
-  author    = {Vedantam, Ramakrishna and Zitnick, C. Lawrence and Parikh, Devi},
-  booktitle = {Proceedings of the IEEE Conference on Computer Vision and Pattern Recognition},
-  year      = {2015}
-}"""
-    range = (0.0, 10.0)
-    part_titles: ClassVar = {f"cider_{n}": f"CIDEr of {n}-grams" for n in _NUMBERS}
     corpus_texts = "references"
     clipped: ClassVar[bool] = False
     Options: ClassVar[type[CommonOptions]] = NgramCorpusOptions
@@ -103,12 +88,6 @@ class Cider(NgramMetric):
     )
 
     options: NgramCorpusOptions
-
-    @classmethod
-    def check_options(cls, options: CommonOptions) -> None:
-        super().check_options(options)
-        fix = "make them by prepare(references), or DocumentFrequencies.of_counts"
-        DocumentFrequencies.check_option(options, fix)
 
     def prepare(self, texts: Sequence[Sequence[str] | str]) -> DocumentFrequencies:
         """Document frequencies of references, a list of texts (or one text) per image.
@@ -146,6 +125,7 @@ class Cider(NgramMetric):
         return Values(np.mean(means, axis=0), parts)
 
 
+@facts("ciderd")
 class CiderD(Cider):
     """CIDEr-D: what COCO's evaluation and most papers call CIDEr.
 
@@ -154,9 +134,4 @@ class CiderD(Cider):
     papers print it as it is or times 100.
     """
 
-    name = "ciderd"
-    title = "CIDEr-D"
-    key = "cider_d"
-    summary = "Cosine of rare n-grams, clipped, with a length penalty: what papers print as CIDEr."
-    part_titles: ClassVar = {f"cider_d_{n}": f"CIDEr-D of {n}-grams" for n in _NUMBERS}
     clipped = True

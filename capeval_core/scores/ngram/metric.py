@@ -17,6 +17,7 @@ from capeval_core.options import Options as CommonOptions
 from capeval_core.phrases.ptb import REVISION
 from capeval_core.rows import common_columns
 from capeval_core.scores.ngram.compared import Compared, words_of
+from capeval_core.scores.ngram.frequencies import DocumentFrequencies
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +33,10 @@ class NgramOptions(CommonOptions):
 @dataclass(frozen=True, kw_only=True)
 class NgramCorpusOptions(NgramOptions, CorpusOptions):
     """Options of metrics that weight n-grams by the documents that hold them."""
+
+    def check(self, metric: Any) -> None:
+        fix = "make them by prepare(references), or DocumentFrequencies.of_counts"
+        DocumentFrequencies.check_option(self, fix)
 
 
 class NgramMetric(CaptionMetric):

@@ -16,6 +16,7 @@ from capeval_core.phrases.ngrams import Floats
 from capeval_core.ragged import Ragged
 from capeval_core.result import Values
 from capeval_core.rows import column, lists, row_schema
+from capeval_core.scores.facts import facts
 from capeval_core.scores.ngram.compared import Compared
 from capeval_core.scores.ngram.metric import NgramMetric
 
@@ -103,6 +104,7 @@ class _LongMasks(Mapping[str, int]):
         return len(self.places)
 
 
+@facts("rougel")
 class RougeL(NgramMetric):
     """ROUGE-L as in COCO's evaluation: F of the best precision and the best recall of any reference.
 
@@ -110,22 +112,6 @@ class RougeL(NgramMetric):
     that of the reference's. A text without words counts as one empty word, as there.
     """
 
-    name = "rougel"
-    title = "ROUGE-L"
-    key = "rouge_l"
-    summary = "F-measure of the longest common subsequence of caption and references."
-    paper = (
-        "Lin, ROUGE: A Package for Automatic Evaluation of Summaries, ACL 2004 workshop Text Summarization "
-        "Branches Out, https://aclanthology.org/W04-1013"
-    )
-    bibtex = """\
-@inproceedings{lin2004rouge,
-  title     = {{ROUGE}: A Package for Automatic Evaluation of Summaries},
-  author    = {Lin, Chin-Yew},
-  booktitle = {Text Summarization Branches Out},
-  year      = {2004}
-}"""
-    range = (0.0, 1.0)
     reference_columns = ("common", "reference_lengths")
     ROW = row_schema(
         column(
