@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from capeval_core.encoders.engine import ImageFeatures
     from capeval_core.encoders.texts import TextFeatures
     from capeval_core.encoders.tokenizers import ClipTokenizer
-    from capeval_core.inputs.visual import InputImage
 
 Doubles = NDArray[np.float64]
 Floats = NDArray[np.float32]
