@@ -28,7 +28,7 @@ from capeval_core.cli import main as capeval
 from capeval_core.encoders.tokenizers import END, PAD, START, UNKNOWN
 from capeval_core.encoders.uniter import Uniter
 from capeval_core.encoders.vilbert import Vilbert
-from capeval_core.training.masking import MASK
+from capeval_core.training.regions import MASK
 from tools.captions import describe, holds, read
 from tools.scenes import SHAPES, Scene, draw, sample_scene
 from tools.sets import split_caption, split_scene

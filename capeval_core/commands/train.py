@@ -13,8 +13,8 @@ from capeval_core.errors import FileError, file_problem
 from capeval_core.inputs.text_files import FileOptions
 from capeval_core.training.pacs import PacsTraining
 from capeval_core.training.settings import RegionTraining, Training
-from capeval_core.training.umic import UmicTraining
-from capeval_core.training.vilbert import VilbertTraining
+from capeval_core.training.umic import UmicTraining, train_umic
+from capeval_core.training.vilbert import VilbertTraining, train_vilbert
 
 if TYPE_CHECKING:
     from capeval_core.inputs.box_stores import BoxFeatureStore
@@ -89,7 +89,6 @@ def _train_on_images(training: PacsTraining, flags: argparse.Namespace) -> None:
 
 def _train_on_regions(training: RegionTraining, flags: argparse.Namespace) -> None:
     from capeval_core.scores.box_source import box_source_opener, store_of
-    from capeval_core.training.run import train_umic, train_vilbert
     from capeval_core.training.tags import open_tagger
 
     out = flags.out
@@ -178,7 +177,7 @@ def _judged(
 
 def _check_out(out: Path) -> None:
     """Refuse a file, and a folder that holds anything but a training."""
-    from capeval_core.training.state import CURVES, LOG, REGIONS, STATE, TOWERS, TRACKED, WEIGHTS
+    from capeval_core.training.trainer import CURVES, LOG, REGIONS, STATE, TOWERS, TRACKED, WEIGHTS
 
     if out.exists() and not out.is_dir():
         raise FileError(file_problem(out, "is a file: choose a folder for --out"))

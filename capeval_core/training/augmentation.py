@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 from PIL import Image
 from tqdm import tqdm
 
-from capeval_core.errors import FileError, Problems, ProblemsError, file_problem, warn, wrong_option
+from capeval_core.errors import FileError, Problems, ProblemsError, file_problem, wrong_option
 from capeval_core.inputs.folder import Folder, paths_by_id
 from capeval_core.inputs.images import InputImage, InRgb
 from capeval_core.inputs.text_files import FileOptions, Texts
@@ -128,7 +128,7 @@ class ImageDataset(DatasetOptions):
         if not first:
             raise FileError(file_problem(name, f"has no rows in {self.split}"))
         pictures, rows = pictures_of_rows(loaded, self.image_column), list(first.values())
-        return _image_sources(list(first), lambda i: pictures[rows[i]][self.image_column])
+        return _image_sources(list(first), lambda i: pictures(rows[i]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +141,7 @@ class CaptionDataset(DatasetOptions):
         """The captions of the dataset of that name; errors are those of `load_rows`."""
         columns = {"caption_column": self.caption_column, "id_column": self.id_column}
         loaded = load_rows(name, self.split, columns)
-        _, captions, images = captions_of_rows(loaded, Path(name), self.caption_column, self.id_column)
+        _, captions, images = captions_of_rows(loaded, name, self.caption_column, self.id_column)
         if not captions:
             raise FileError(file_problem(name, f"has no captions in {self.split}"))
         return _caption_sources(list(zip(images, captions, strict=True)))
@@ -162,10 +162,7 @@ def _caption_sources(rows: list[tuple[str, str]]) -> Sources[str]:
 
 
 def _texts_of(captions: Path, options: FileOptions | None, images: Path | None = None) -> Texts:
-    texts = texts_of(captions, options, images)
-    if empty := sum(not text.strip() for _, text in texts.rows):
-        warn(f"{captions}: {empty:,} captions are empty and left out")
-    return texts
+    return texts_of(captions, options, images)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
@@ -17,8 +17,6 @@ from capeval_core.inputs.text_files import REFERENCE_FIELDS, FileOptions, Texts,
 from capeval_core.scores.box_source import boxes_by_id
 from capeval_core.values import expanded_path, shown
 
-Visuals = Callable[[], Iterator[InputVisual[Any]]]
-
 
 @dataclass(frozen=True)
 class CaptionedImages:
@@ -31,7 +29,7 @@ class CaptionedImages:
     ids: list[str]
     captions: list[str]
     images: list[str]
-    visuals: Visuals
+    visuals: Callable[[], Iterator[InputVisual[Any]]]
 
     @property
     def fingerprint(self) -> str:
@@ -40,6 +38,12 @@ class CaptionedImages:
         for image, caption in zip(self.images, self.captions, strict=True):
             digest.update(f"{image}\0{caption}\0\0".encode())
         return digest.hexdigest()
+
+    @property
+    def numbers(self) -> list[int]:
+        """Of each caption the number of its image."""
+        number = {image_id: index for index, image_id in enumerate(self.ids)}
+        return [number[image_id] for image_id in self.images]
 
 
 def read_captioned(
@@ -50,27 +54,25 @@ def read_captioned(
 ) -> CaptionedImages:
     """The captions of a file of references or candidates, with a folder of images or with box features.
 
-    `options`: columns and splits to read. Empty captions are left out with a warning.
-
     Raises:
         FileError: what cannot be read; ids without an image; no captions.
     """
     texts = texts_of(captions, options, images if store is None else None)
     rows = [(image_id, text) for image_id, text in texts.rows if text.strip()]
-    if empty := len(texts.rows) - len(rows):
-        warn(f"{captions}: {empty:,} captions are empty and left out")
     ids, captions_ = [image_id for image_id, _ in rows], [text for _, text in rows]
     return images_of(captions, ids, captions_, images, store, texts.file_names)
 
 
 def texts_of(captions: Path, options: FileOptions | None = None, images: Path | None = None) -> Texts:
-    """The captions of a file of references or candidates, by ids of a folder's images. Raises FileError."""
+    """The captions of a file, by ids of a folder's images; it warns of empty ones. Raises FileError."""
     problems, options = Problems(), options or FileOptions()
     texts = read_texts(captions, REFERENCE_FIELDS, problems, options)
     refuse_unused(options, {captions: texts}, problems)
     if images is not None:
         texts.use_id_column(captions, Folder(images).find, options, problems)
     problems.raise_if_any()
+    if empty := sum(not text.strip() for _, text in texts.rows):
+        warn(f"{captions}: {empty:,} captions are empty and left out")
     return texts
 
 
@@ -98,11 +100,12 @@ def images_of(
     problems = Problems()
     paths = Folder(images).match(ids, problems, file_names)
     problems.raise_if_any()
-
-    def visuals() -> Iterator[InputVisual[Any]]:
-        return (InputImage.of(paths[image_id], f"image of {image_id!r}") for image_id in ids)
-
-    return CaptionedImages(ids, captions, of_caption, visuals)
+    return CaptionedImages(
+        ids,
+        captions,
+        of_caption,
+        lambda: (InputImage.of(paths[image_id], f"image of {image_id!r}") for image_id in ids),
+    )
 
 
 def open_dataset(
@@ -121,22 +124,18 @@ def open_dataset(
     """
     columns = {"image_column": image_column, "caption_column": caption_column, "id_column": id_column}
     loaded = load_rows(name, split, columns)
-    ids, captions, images = captions_of_rows(loaded, Path(name), caption_column, id_column)
+    ids, captions, images = captions_of_rows(loaded, name, caption_column, id_column)
     pictures = pictures_of_rows(loaded, image_column)
-
-    def visuals() -> Iterator[InputVisual[Any]]:
-        for image_id, row in ids.items():
-            yield InputImage.of(pictures[row][image_column], f"image of {image_id!r}")
-
-    return CaptionedImages(list(ids), captions, images, visuals)
+    return CaptionedImages(
+        list(ids),
+        captions,
+        images,
+        lambda: (InputImage.of(pictures(row), f"image of {image_id!r}") for image_id, row in ids.items()),
+    )
 
 
 def load_rows(name: str, split: str, columns: Mapping[str, str | None]) -> Any:
-    """The rows of a dataset of Hugging Face, which has these columns.
-
-    Args:
-        name, split: those of `open_dataset`.
-        columns: the option that names each column, and its value.
+    """The rows of a dataset of Hugging Face, which has these columns, by the option that names each.
 
     Raises:
         ValueError: it could not be loaded, or has no such columns.
@@ -145,15 +144,15 @@ def load_rows(name: str, split: str, columns: Mapping[str, str | None]) -> Any:
 
     path = expanded_path(name)
     try:
+        on_disk = path.exists()
         loaded: Any = (
-            datasets.load_from_disk(str(path)) if path.exists() else datasets.load_dataset(name, split=split)
+            datasets.load_from_disk(str(path)) if on_disk else datasets.load_dataset(name, split=split)
         )
     except Exception as error:  # whatever the Hub, its client or the files raise
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         fix = "pass the folder of `save_to_disk`, or the id of a dataset on the Hub"
-        raise wrong_option(
-            "dataset", name, f"a dataset ({reason})", fix, verb="could not be loaded as"
-        ) from None
+        found = f"a dataset ({reason})"
+        raise wrong_option("dataset", name, found, fix, verb="could not be loaded as") from None
     if isinstance(loaded, datasets.DatasetDict):
         if split not in loaded:
             raise wrong_option("split", split, f"not in {name} ({', '.join(loaded)})", "")
@@ -167,7 +166,7 @@ def load_rows(name: str, split: str, columns: Mapping[str, str | None]) -> Any:
 
 
 def captions_of_rows(
-    loaded: Any, name: Path, caption_column: str, id_column: str | None
+    loaded: Any, name: str, caption_column: str, id_column: str | None
 ) -> tuple[dict[str, int], list[str], list[str]]:
     """Of a dataset's rows: the first row of each image's id, all captions, and the image's id of each.
 
@@ -179,7 +178,7 @@ def captions_of_rows(
     captions, images = [], []
     names = ids_of_rows(loaded, id_column)
     for row, (image_id, texts) in enumerate(zip(names, loaded[caption_column], strict=True)):
-        for text in list(texts) if isinstance(texts, (list, tuple)) else [texts]:
+        for text in texts if isinstance(texts, (list, tuple)) else [texts]:
             if not isinstance(text, str) or not text.strip():
                 fix = "leave it out" if isinstance(text, (str, NoneType)) else "pass a column of texts"
                 where = f"row {row}: {caption_column}"
@@ -197,20 +196,11 @@ def ids_of_rows(loaded: Any, id_column: str | None) -> list[str]:
     return list(map(str, loaded[id_column] if id_column is not None else range(len(loaded))))
 
 
-def pictures_of_rows(loaded: Any, image_column: str) -> Any:
-    """The column of images of a dataset, which are decoded when they are needed."""
+def pictures_of_rows(loaded: Any, image_column: str) -> Callable[[int], Any]:
+    """The image of a row of a dataset, decoded when it is needed."""
     import datasets
 
     if isinstance(loaded.features[image_column], datasets.Image):
         loaded = loaded.cast_column(image_column, datasets.Image(decode=False))
-    return loaded.select_columns([image_column])
-
-
-def numbers_of(ids: Sequence[str], images: Sequence[str]) -> list[int]:
-    """Of each caption the number of its image.
-
-    >>> numbers_of(["a", "b"], ["b", "a", "b"])
-    [1, 0, 1]
-    """
-    number = {image_id: index for index, image_id in enumerate(ids)}
-    return [number[image_id] for image_id in images]
+    pictures = loaded.select_columns([image_column])
+    return lambda row: pictures[row][image_column]

@@ -1,8 +1,8 @@
 """Negative captions: what UMIC is trained to score below the captions of an image.
 
 Five kinds, from the captions that people wrote: words substituted, a caption of another image, a caption of a
-similar image ("hard"), words repeated or removed, and words in another order. The functions here make them
-from tokens and tags; `capeval_core.training.groups` makes the groups of a training set with them.
+similar image ("hard"), words repeated or removed, and words in another order. Functions make them from tokens
+and tags; `NegativeSampler` makes the groups of a training set with them.
 
 Source: Lee et al., "UMIC: An Unreferenced Metric for Image Captioning via Contrastive Learning", ACL 2021,
 https://arxiv.org/abs/2106.14019, section 3.2. Where its released code leaves the original caption unchanged,
@@ -14,15 +14,23 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.special import gammaln
 
-from capeval_core.training.tags import is_content
+from capeval_core.errors import Problem, Problems
 
+FOIL = "foil"
+"""The kind of the captions with one other word."""
+TOP = 3
+"""Similar images of which hard negatives are drawn."""
+CONTENT = ("V", "N", "J")
+"""How the Penn tags of verbs, nouns and adjectives begin."""
 SUBSTITUTED = 0.30
 """Share of the verbs, nouns and adjectives that are substituted, as in the paper; its code draws 0.29."""
 TOUCHED = 0.30
@@ -37,11 +45,29 @@ TRIES = 64
 """Draws before what cannot fail is taken; its chance is below 1e-15 for every caption."""
 
 
-class WordTable:
-    """Words by tag with their counts, from which substitutes are drawn.
+def is_content(tag: str) -> bool:
+    """Whether it is the tag of a verb, a noun or an adjective."""
+    return tag.startswith(CONTENT)
 
-    Args:
-        counts: tag -> word -> count, at least 1 (`capeval_core.training.tags.tag_word_counts`).
+
+def tag_word_counts(tagged: Iterable[Sequence[tuple[str, str]]]) -> dict[str, dict[str, int]]:
+    """How often each verb, noun and adjective occurs, by tag: tag -> word -> count.
+
+    Punctuation and numbers in digits with such a tag are left out.
+
+    >>> tag_word_counts([[("two", "CD"), ("dogs", "NNS")], [("the", "DT"), ("dogs", "NNS"), ("run", "VBP")]])
+    {'NNS': {'dogs': 2}, 'VBP': {'run': 1}}
+    """
+    counts: dict[str, Counter[str]] = {}
+    for caption in tagged:
+        for token, tag in caption:
+            if is_content(tag) and any(map(str.isalpha, token)):
+                counts.setdefault(tag, Counter())[token] += 1
+    return {tag: dict(words) for tag, words in counts.items()}
+
+
+class WordTable:
+    """Words by tag with their counts (`tag_word_counts`), from which substitutes are drawn.
 
     >>> table = WordTable({"NN": {"cat": 3, "dog": 1}, "VBZ": {"is": 9}})
     >>> table.draw("NN", "cat", np.random.default_rng(0))
@@ -71,9 +97,7 @@ class WordTable:
         return tag in self._ends and end - start < self._ends[tag][-1]
 
     def draw(self, tag: str, word: str, rng: np.random.Generator) -> str:
-        """A word of this tag other than `word`, by frequency; ValueError where there is none."""
-        if not self.has_other(tag, word):
-            raise ValueError(f"no word of tag {tag!r} is there but {word!r}")
+        """A word of this tag other than `word`, by frequency, where there is one."""
         start, end = self._span(tag, word)
         ends = self._ends[tag]
         # Each word is a stretch of 0 ... total, as long as its count; the original's stretch is jumped over.
@@ -95,15 +119,8 @@ def substitution(
     """The caption with verbs, nouns or adjectives substituted by words of exactly the same tag, by frequency.
 
     Each word that has a substitute is substituted with the same probability, independently, given that
-    at least one is. The original word is never its own substitute, in any case of letters.
-
-    Args:
-        tokens, tags: of the caption, in order, equally many.
-        table: words by tag; the tags that it lacks have no substitutes.
-        probability: of each word, more than 0 and less than 1.
-
-    Returns:
-        As many tokens; None for a caption of which no word can be substituted.
+    at least one is. The original word is never its own substitute, in any case of letters. None for a caption
+    of which no word can be substituted.
 
     >>> table = WordTable({"NN": {"cat": 3, "dog": 1}, "JJ": {"red": 1, "old": 1}})
     >>> substitution(["an", "old", "cat"], ["DT", "JJ", "NN"], table, np.random.default_rng(1))
@@ -130,10 +147,7 @@ def repetition_removal(
     """The caption with verbs, nouns or adjectives doubled or removed, at equal odds.
 
     Each of these words is touched with a probability of 0.30, independently, given that at least one is, that
-    the caption changes and that a word is left.
-
-    Returns:
-        The tokens; None for a caption without verb, noun or adjective.
+    the caption changes and that a word is left. None for a caption without verb, noun or adjective.
 
     >>> rng = np.random.default_rng(0)
     >>> [repetition_removal(["a", "dog"], ["DT", "NN"], rng) for _ in range(3)]
@@ -160,10 +174,7 @@ def word_order(tokens: Sequence[str], rng: np.random.Generator) -> list[str] | N
 
     Where words are left out, each one of any tag is kept with a probability of 0.7, independently, given that
     at least one is left out and at least one is kept. A shuffled caption differs from the original; where all
-    words are equal, so that none can, words are always left out.
-
-    Returns:
-        The tokens; None for a caption of a single word.
+    words are equal, so that none can, words are always left out. None for a caption of a single word.
 
     >>> rng = np.random.default_rng(0)
     >>> [word_order(["a", "dog", "runs"], rng) for _ in range(3)]
@@ -185,17 +196,10 @@ def word_order(tokens: Sequence[str], rng: np.random.Generator) -> list[str] | N
 def random_subset(
     items: Sequence[int], probability: float, rng: np.random.Generator, *, most: int | None = None
 ) -> list[int]:
-    """Items drawn independently with one probability, given that at least one and at most `most` are.
+    """Items, in their order, drawn independently with one probability, at least one and at most `most`.
 
     Exact and without repeated draws: first how many, by the truncated binomial law, then which, uniformly.
     For one item of k this is probability / (1 - (1 - probability)^k).
-
-    Args:
-        items: at least one.
-        most: None: all of them.
-
-    Returns:
-        The items in their order.
 
     >>> random_subset(range(5), 0.3, np.random.default_rng(1))
     [0, 4]
@@ -210,8 +214,6 @@ def random_subset(
 @lru_cache(maxsize=4096)
 def _count_law(trials: int, probability: float, most: int) -> tuple[float, ...]:
     """P(1), P(1 or 2), ... of a binomial count, given that it is from 1 to `most`; without the last, 1."""
-    if not 0 < probability < 1:
-        raise ValueError(f"probability={probability}: expected more than 0 and less than 1")
     count = np.arange(1, most + 1)
     log = count * np.log(probability) + (trials - count) * np.log1p(-probability)
     log -= gammaln(count + 1) + gammaln(trials - count + 1)
@@ -254,15 +256,8 @@ def one_word_foil(
 ) -> list[str] | None:
     """The caption with one verb, noun, adjective, number or preposition replaced.
 
-    The other word stands between the same words elsewhere, with the same tag, and is drawn by frequency. It
-    may mean the same; of many foils few are true.
-
-    Args:
-        tokens, tags: of the caption, in order, equally many.
-        table: of `place_table`.
-
-    Returns:
-        As many tokens; None for a caption of which no word can be replaced.
+    The other word stands between the same words elsewhere (`place_table`), with the same tag, and is drawn by
+    frequency. It may mean the same; of many foils few are true. None where no word can be replaced.
     """
     places = {
         index: _place(tokens, tags, index)
@@ -284,3 +279,204 @@ def _replaceable(tag: str) -> bool:
 def _place(tokens: Sequence[str], tags: Sequence[str], index: int) -> str:
     before, after = tokens[max(index - BEFORE, 0) : index], tokens[index + 1 : index + 2]
     return _SEPARATOR.join([tags[index], *map(str.casefold, before), "", *map(str.casefold, after)])
+
+
+class Group(NamedTuple):
+    """A caption and its negatives, all for one image.
+
+    captions: the positive, then the negatives; one space between words at most. kinds: of each caption.
+    """
+
+    image: str
+    captions: tuple[str, ...]
+    kinds: tuple[str, ...]
+
+
+class NegativeSampler:
+    """Draws the group of each caption of a training set.
+
+    A group depends on (seed, epoch, index) alone, so that a training goes on exactly where it was stopped, in
+    any number of workers. No negative equals a caption of its image, whatever the white space and case. Where
+    a caption has no negative of a kind (none of its words can be substituted, say), a caption of another
+    image takes the place, and `Group.kinds` says "random" there.
+
+    Args:
+        images: the id of the image of each caption.
+        captions: the captions; those of an image need not follow each other.
+        tagged: their tokens with Penn tags, from a `Tagger`.
+        similar: lists of similar images, image id -> ids, the most similar first. One of the lists is drawn
+            with equal odds for each hard negative, of its top 3 images one that is in the training set, of
+            that image a caption. Without such an image it is a caption of any other image.
+        random_negatives: how many captions of other images a group has, besides the hard one.
+        foils: how many captions with one other word a group has, besides those of the paper.
+        seed: from 0.
+
+    Raises:
+        ValueError: an image for which no caption of another image differs from its own.
+
+    >>> from capeval_core.training.tags import open_tagger
+    >>> captions = ["a red star", "two blue stars", "a green heart"]
+    >>> sampler = NegativeSampler("abc", captions, open_tagger("scenes").tags(captions), seed=1)
+    >>> sampler.group(epoch=0, index=0).captions
+    ('a red star', 'two blue stars', 'two blue stars', 'a blue heart', 'a red', 'a red red')
+    """
+
+    def __init__(
+        self,
+        images: Sequence[str],
+        captions: Sequence[str],
+        tagged: Sequence[Sequence[tuple[str, str]]],
+        *,
+        similar: Sequence[Mapping[str, Sequence[str]]] = (),
+        random_negatives: int = 1,
+        foils: int = 0,
+        seed: int = 0,
+    ) -> None:
+        self.random_negatives, self.foils, self.seed = random_negatives, foils, seed
+        self._captions = [" ".join(caption.split()) for caption in captions]
+        self._ids, self._image = numbered(images)
+        self._by_image = np.argsort(self._image, kind="stable").astype(np.int32)
+        self._starts = np.searchsorted(self._image[self._by_image], np.arange(len(self._ids) + 1))
+        self._text = numbered(map(_key, captions))[1]
+        self._check_others()
+        self._table = WordTable(tag_word_counts(tagged))
+        self._places = place_table(tagged) if foils else WordTable({})
+        # Flat arrays: lists of millions of tuples would be copied into every worker.
+        self._words, self._tokens = numbered(token for caption in tagged for token, _ in caption)
+        self._tag_names, self._tags = numbered(tag for caption in tagged for _, tag in caption)
+        self._offsets = np.cumsum([0, *map(len, tagged)])
+        number = {image: index for index, image in enumerate(self._ids)}
+        self._similar = [self._top(images, number) for images in similar]
+
+    def __len__(self) -> int:
+        """Number of captions, each of which is the positive of one group per epoch."""
+        return len(self._captions)
+
+    def group(self, epoch: int, index: int) -> Group:
+        """The group of caption `index` in an epoch, both from 0.
+
+        Order: the positive, random negatives, hard, substitution, word order, repetition or removal, foils.
+        """
+        rng = np.random.default_rng([self.seed, epoch, index])
+        image = int(self._image[index])
+        own = {int(self._text[other]) for other in self._of(image)}
+        own_keys = {_key(self._captions[other]) for other in self._of(image)}
+        part = slice(self._offsets[index], self._offsets[index + 1])
+        tokens = [self._words[word] for word in self._tokens[part]]
+        tags = [self._tag_names[tag] for tag in self._tags[part]]
+        spelling = _Spelling(self._captions[index], tokens)
+
+        captions = [self._captions[index]]
+        kinds = ["positive", *["random"] * self.random_negatives, "hard"]
+        captions += [self._captions[self._random(own, rng)] for _ in range(self.random_negatives)]
+        captions.append(self._captions[self._hard(image, own, rng)])
+        changes: list[tuple[str, Callable[[], list[str] | None]]] = [
+            ("substitution", lambda: substitution(tokens, tags, self._table, rng)),
+            ("word_order", lambda: word_order(tokens, rng)),
+            ("repetition_removal", lambda: repetition_removal(tokens, tags, rng)),
+            *[(FOIL, lambda: one_word_foil(tokens, tags, self._places, rng))] * self.foils,
+        ]
+        for kind, change in changes:
+            negative = self._changed(change, spelling, own_keys)
+            captions.append(self._captions[self._random(own, rng)] if negative is None else negative)
+            kinds.append("random" if negative is None else kind)
+        return Group(self._ids[image], tuple(captions), tuple(kinds))
+
+    def _changed(
+        self, change: Callable[[], list[str] | None], spelling: _Spelling, own: set[str]
+    ) -> str | None:
+        """A changed caption that is no caption of the image, if there is one."""
+        for _ in range(TRIES):
+            tokens = change()
+            if tokens is None:
+                return None
+            text = spelling.text(tokens)
+            if _key(text) not in own:
+                return text
+        return None
+
+    def _random(self, own: set[int], rng: np.random.Generator) -> int:
+        """The index of a caption that is not the image's own, uniformly."""
+        for _ in range(TRIES):
+            index = int(rng.integers(len(self)))
+            if int(self._text[index]) not in own:
+                return index
+        others = np.flatnonzero(~np.isin(self._text, list(own)))
+        return int(others[rng.integers(len(others))])
+
+    def _hard(self, image: int, own: set[int], rng: np.random.Generator) -> int:
+        """The index of a caption of a similar image; of any other image where there is none."""
+        if self._similar:
+            top = self._similar[int(rng.integers(len(self._similar)))][image]
+            captions = [[i for i in self._of(other) if int(self._text[i]) not in own] for other in top]
+            captions = list(filter(None, captions))
+            if captions:
+                chosen = captions[int(rng.integers(len(captions)))]
+                return chosen[int(rng.integers(len(chosen)))]
+        return self._random(own, rng)
+
+    def _of(self, image: int) -> list[int]:
+        """The indices of the captions of an image."""
+        indices: list[int] = self._by_image[self._starts[image] : self._starts[image + 1]].tolist()
+        return indices
+
+    def _top(self, similar: Mapping[str, Sequence[str]], number: Mapping[str, int]) -> list[tuple[int, ...]]:
+        """Per image those of its top similar images that are in the training set."""
+        tops = ([other for other in similar.get(image, ()) if other != image][:TOP] for image in self._ids)
+        return [tuple(number[other] for other in top if other in number) for top in tops]
+
+    def _check_others(self) -> None:
+        """Refuse images for which no caption of another image differs from their own."""
+        total = np.bincount(self._text)
+        problems = Problems()
+        for image, name in enumerate(self._ids):
+            own = np.unique(self._text[self._of(image)])
+            if total[own].sum() == len(self):
+                found = f"no caption of another image than {name!r} that differs from its own"
+                problems.add(Problem("captions", None, found, "add images with other captions", verb="have"))
+        problems.raise_if_any()
+
+
+class _Spelling:
+    """How the tokens of a caption stand beside each other: with a space, or without as in "a sink, a man's".
+
+    >>> _Spelling("a cat, a dog.", ["a", "cat", ",", "a", "dog", "."]).text(["dog", ",", "a", "."])
+    'dog, a.'
+    """
+
+    def __init__(self, caption: str, tokens: Sequence[str]) -> None:
+        self._pairs: dict[tuple[str, str], bool] = {}
+        # Punctuation that touches the word before or after it does so wherever it is put.
+        self._before: set[str] = set()
+        self._after: set[str] = set()
+        at, previous = 0, ""
+        for token in tokens:
+            start = caption.index(token, at)
+            touches = start == at
+            if previous:
+                self._pairs.setdefault((previous, token), touches)
+                if touches and not token[0].isalnum():
+                    self._before.add(token)
+                elif touches and not previous[-1].isalnum():
+                    self._after.add(previous)
+            at, previous = start + len(token), token
+
+    def text(self, tokens: Sequence[str]) -> str:
+        text, previous = "", ""
+        for token in tokens:
+            touches = self._pairs.get((previous, token), token in self._before or previous in self._after)
+            text += token if touches or not previous else f" {token}"
+            previous = token
+        return text
+
+
+def numbered(items: Iterable[Hashable]) -> tuple[list[Any], NDArray[np.int32]]:
+    """Different items, and the number of each item."""
+    numbers: dict[Hashable, int] = {}
+    flat = np.fromiter((numbers.setdefault(item, len(numbers)) for item in items), dtype=np.int32)
+    return list(numbers), flat
+
+
+def _key(text: str) -> str:
+    """What equal captions share, whatever their white space and case."""
+    return "".join(text.split()).casefold()

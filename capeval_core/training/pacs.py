@@ -62,6 +62,8 @@ class PacsTraining(Training):
 
     name: ClassVar = "pacs"
     lengths: ClassVar = {CONTRAST: ("steps", "learning_rate")}
+    shares: ClassVar[tuple[str, ...]] = ("validation",)
+    free: ClassVar[tuple[str, ...]] = (*Training.free, "towers")
     betas: ClassVar = (0.9, 0.999)  # the paper states none: PyTorch's
 
     prompt: str | None = option(
@@ -114,14 +116,6 @@ class PacsTraining(Training):
         if self.patience and self.patience < self.evaluate_every:
             found = f"below the {self.evaluate_every} of evaluate_every"
             raise wrong_option("patience", self.patience, found, "look more often, or wait longer")
-
-    @classmethod
-    def shares(cls) -> tuple[str, ...]:
-        return ("validation",)
-
-    @classmethod
-    def sources(cls) -> tuple[str, ...]:
-        return ("towers",)
 
     def rate_at(self, step: int) -> float:
         """The learning rate of a step, from 0: a linear rise, then constant."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -23,7 +23,6 @@ from capeval_core.inputs.images import InputImage
 from capeval_core.models.copies import on_device
 from capeval_core.training.captioned import CaptionedImages
 from capeval_core.training.lora import SCALE, AdaptedClip, Projections, import_peft
-from capeval_core.training.objective import VALIDATION, Looks, ReadTerms, scalar_terms
 from capeval_core.training.pacs import (
     GENERATED_CAPTIONS,
     GENERATED_IMAGES,
@@ -34,10 +33,21 @@ from capeval_core.training.pacs import (
 )
 from capeval_core.training.pairs import ABSENT, Numbers, PairLists, PairOrder, Pairs, drawn_pairs, held_out
 from capeval_core.training.positives import Positives
-from capeval_core.training.settings import as_stored, save_trained
-from capeval_core.training.state import TOWERS, WEIGHTS, Progress, locked
 from capeval_core.training.towers import Inputs, PixelsAndIds, TowerEncoder, TowerOutputs
-from capeval_core.training.trainer import Trainer, open_accelerator
+from capeval_core.training.trainer import (
+    TOWERS,
+    VALIDATION,
+    WEIGHTS,
+    Looks,
+    Objective,
+    Progress,
+    ReadTerms,
+    Trainer,
+    as_stored,
+    opened,
+    save_trained,
+    scalar_terms,
+)
 from capeval_core.weights.catalogue import PROMPT
 from capeval_core.weights.folder import WeightsError, WeightsFolder, open_weights
 
@@ -94,7 +104,7 @@ class PairBatch:
     with_caption: Tensor
 
 
-class PacsObjective:
+class PacsObjective(Objective):
     """Projections, or adapters, of a CLIP with the losses of PAC-S.
 
     Args:
@@ -109,17 +119,14 @@ class PacsObjective:
     def __init__(
         self,
         training: PacsTraining,
-        model: Any,
+        model: nn.Module,
         tensors: dict[str, Tensor],
         inputs: Inputs,
         order: PairOrder,
         accelerator: Any,
     ) -> None:
-        self.training, self.model, self.tensors = training, model, tensors
+        self.training, self.model, self.module, self.tensors = training, model, cast(Any, model), tensors
         self.inputs, self.order, self.accelerator = inputs, order, accelerator
-
-    def begin(self, phase: str) -> None:
-        """There is one phase only."""
 
     def batch(self, phase: str, number: int) -> PairBatch:
         return self.made(self.order.chosen(number))
@@ -149,7 +156,7 @@ class PacsObjective:
 
     def terms(self, batch: PairBatch, gather: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
         """The terms of eq. 3 that are switched on and have pairs, over the rows that `gather` gives."""
-        model: Trained = self.model
+        model: Any = self.model
         device = model.scale.device
         images = gather(model.images(on_device(batch.images, device)))
         texts = gather(model.texts(_on(batch.texts, device)))
@@ -167,11 +174,11 @@ class PacsObjective:
         return terms
 
     def end_step(self) -> None:
-        self.model.bound()
+        self.module.bound()
 
     def weights(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """All tensors of the CLIP."""
-        tuned: dict[str, Tensor] = self.model.tuned(
+        tuned: dict[str, Tensor] = self.module.tuned(
             {name: tensor.detach().cpu() for name, tensor in state.items()}, self.tensors
         )
         return tuned
@@ -194,7 +201,7 @@ class PacsObjective:
             module.train()
             return float(np.mean(losses))
 
-        return Looks(0, training.evaluate_every, training.patience, loss, VALIDATION, lowest=True)
+        return Looks(0, training.evaluate_every, training.patience, loss, VALIDATION)
 
 
 def even_parts(pairs: Pairs, most: int) -> Iterator[Pairs]:
@@ -427,8 +434,7 @@ def train_pacs(
         ValueError: weights that could not be loaded or are no CLIP's; images that cannot be read; the folder
             of another training.
     """
-    accelerator = open_accelerator(training, out)
-    with locked(out, accelerator):
+    with opened(training, out) as accelerator:
         return _trained(training, data, out, accelerator, report)
 
 
@@ -474,8 +480,8 @@ def _trained(training: PacsTraining, data: PairData, out: Path, accelerator: Any
         model = Projections(config, tensors, training.temperature)
     objective = PacsObjective(training, model, tensors, inputs, order, accelerator)
     looks = objective.looks(data.lists, data.held_out) if len(data.held_out) else None
-    trainer = Trainer(training, objective, looks, out, stamp, accelerator)
-    weights = trainer.run(report if accelerator.is_main_process else lambda line: None)
+    trainer = Trainer(training, objective, looks, out, stamp, accelerator, report)
+    weights = trainer.run()
     if accelerator.is_main_process:
         stored = {
             name: tensor if tensor.data_ptr() == tensors[name].data_ptr() else as_stored(tensor, training)

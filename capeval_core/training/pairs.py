@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capeval_core.errors import Problems, warn, wrong_option
-from capeval_core.training.captioned import CaptionedImages, numbers_of
+from capeval_core.training.captioned import CaptionedImages
 from capeval_core.training.positives import Positives
 
 Numbers = NDArray[np.int64]
@@ -74,7 +74,7 @@ class PairLists:
     def of(cls, captioned: CaptionedImages, positives: Positives | None) -> PairLists:
         """Of images with captions and the positives that were generated from them."""
         captions_of: list[list[int]] = [[] for _ in captioned.ids]
-        for caption, image in enumerate(numbers_of(captioned.ids, captioned.images)):
+        for caption, image in enumerate(captioned.numbers):
             captions_of[image].append(caption)
         texts, unused = list(captioned.captions), 0
         generated_captions: list[list[int]] = [[] for _ in captioned.ids]

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from os import PathLike
-from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
-from torch import Tensor
-
-from capeval_core.errors import Problems, ProblemsError, did_you_mean, wrong_option
+from capeval_core.errors import Problems, wrong_option
 from capeval_core.models.device import resolve_device
-from capeval_core.models.model import CheckedModel
 from capeval_core.options import Settings, option
-from capeval_core.weights.folder import WeightsFolder
-from capeval_core.writing import write_whole
 
 
 class Phase(NamedTuple):
@@ -38,6 +30,10 @@ class Training(Settings):
     """Of each phase, in order: the options that are its steps and its highest learning rate."""
     betas: ClassVar[tuple[float, float]] = (0.9, 0.98)
     """Of AdamW."""
+    shares: ClassVar[tuple[str, ...]] = ()
+    """Options that are shares of a whole."""
+    free: ClassVar[tuple[str, ...]] = ("save_every", "log_every", "tracker", "device", "start")
+    """Options that the weights do not depend on, or whose fingerprints stamps have instead."""
 
     start: str | PathLike[str] = option(
         "", "weights to start from: a folder made by `capeval convert`, a Hub repository id, or `tiny`"
@@ -64,32 +60,33 @@ class Training(Settings):
         super().__post_init__()
         resolve_device(self.device)
         problems = Problems()
+
+        def wrong(name: str, found: str, fix: str, verb: str = "is") -> None:
+            value = getattr(self, name)
+            problems.extend(wrong_option(name, value, found, fix, verb=verb).problems)
+
         if not self.start:
-            error = wrong_option("start", str(self.start), "missing", "pass the weights to start from")
-            problems.extend(error.problems)
+            wrong("start", "missing", "pass the weights to start from")
         for name, _ in self.lengths.values():
             if (most := getattr(self, name)) and self.warmup >= most:
-                found = f"not below the {most:,} of {name}"
-                problems.extend(wrong_option("warmup", self.warmup, found, "pass fewer").problems)
-        for name in self.shares():
-            if not (share := getattr(self, name)) < 1:
-                problems.extend(wrong_option(name, share, "", "expected less than 1", verb="").problems)
-        if self.tracker is not None and (error_ := tracker_problem(self.tracker)) is not None:
-            problems.extend(error_.problems)
-        problems.raise_if_any()
+                wrong("warmup", f"not below the {most:,} of {name}", "pass fewer")
+        for name in self.shares:
+            if not getattr(self, name) < 1:
+                wrong(name, "", "expected less than 1", verb="")
+        if self.tracker is not None:
+            from accelerate.tracking import get_available_trackers
 
-    @classmethod
-    def shares(cls) -> tuple[str, ...]:
-        """Options that are shares of a whole."""
-        return ()
+            if self.tracker not in (known := list(map(str, get_available_trackers()))):
+                found = "no tracker of accelerate whose package is installed"
+                wrong("tracker", found, f"install it, or pass one of these: {', '.join(known) or 'none'}")
+        problems.raise_if_any()
 
     @property
     def all_steps(self) -> int:
         """Of all phases."""
-        return sum(phase.steps for phase in self.phases())
+        return sum(phase.steps for phase in self._phases())
 
-    def phases(self) -> list[Phase]:
-        """The phases that have steps, in order."""
+    def _phases(self) -> list[Phase]:
         phases, start = [], 0
         for name, (steps, rate) in self.lengths.items():
             phase = Phase(name, start, getattr(self, steps), getattr(self, rate))
@@ -99,7 +96,7 @@ class Training(Settings):
 
     def phase_at(self, step: int) -> Phase:
         """The phase of a step, from 0; the last one ever after."""
-        return [phase for phase in self.phases() if phase.start <= step][-1]
+        return [phase for phase in self._phases() if phase.start <= step][-1]
 
     def rate_at(self, step: int) -> float:
         """The learning rate of a step, from 0: in each phase a linear rise, then a linear fall to 0."""
@@ -111,18 +108,15 @@ class Training(Settings):
 
     def stamp(self) -> dict[str, object]:
         """The settings that the trained weights depend on."""
-        free = ("save_every", "log_every", "tracker", "device", "start", *self.sources())
-        return {name: value for name, value in vars(self).items() if name not in free}
-
-    @classmethod
-    def sources(cls) -> tuple[str, ...]:
-        """Options that name files or models, whose fingerprints stamps have instead."""
-        return ()
+        return {name: value for name, value in vars(self).items() if name not in self.free}
 
 
 @dataclass(frozen=True, kw_only=True)
 class RegionTraining(Training):
     """How a network over captions and boxes is trained."""
+
+    shares: ClassVar[tuple[str, ...]] = ("masked", "dropout")
+    free: ClassVar[tuple[str, ...]] = (*Training.free, "regions")
 
     regions: str | PathLike[str] | None = option(
         None,
@@ -141,71 +135,3 @@ class RegionTraining(Training):
     masked: float = option(0.3, "share of the words that are masked", minimum=0)
     dropout: float = option(0.1, "share of the states that are dropped", minimum=0)
     caption_length: int = option(60, "tokens that are read of a caption", minimum=3)
-
-    @classmethod
-    def shares(cls) -> tuple[str, ...]:
-        return ("masked", "dropout")
-
-    @classmethod
-    def sources(cls) -> tuple[str, ...]:
-        return ("regions",)
-
-
-def tracker_problem(name: str) -> ProblemsError | None:
-    """What is wrong with the name of a tracker: accelerate does not know it, or its package is missing."""
-    from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
-
-    if name not in LOGGER_TYPE_TO_CLASS:
-        found = f"no tracker of accelerate{did_you_mean(name, LOGGER_TYPE_TO_CLASS)}"
-        return wrong_option("tracker", name, found, f"known: {', '.join(LOGGER_TYPE_TO_CLASS)}")
-    if name not in map(str, get_available_trackers()):
-        return wrong_option(
-            "tracker", name, "a package that is not installed", f"pip install {name}", verb="needs"
-        )
-    return None
-
-
-CARD = "README.md"
-
-
-def as_stored(tensor: Tensor, training: Training) -> Tensor:
-    """A tensor in the numeric type of `training.stored`."""
-    return tensor.half() if training.stored == "float16" else tensor.float()
-
-
-def save_trained(
-    folder: Path,
-    encoder: type[CheckedModel],
-    start: WeightsFolder,
-    tensors: dict[str, Tensor],
-    training: Training,
-    stamp: Mapping[str, Any],
-    constants: Mapping[str, Any],
-    card: str | None = None,
-) -> None:
-    """Write trained weights as a folder that is opened like any other.
-
-    Args:
-        folder: of the weights.
-        encoder: their network.
-        start: the weights that the training began with.
-        tensors: all of the network.
-        training, stamp: the settings, and everything that the result depends on.
-        constants: what the metric takes from the config, beside what the start has.
-        card: README.md; None: the general one.
-    """
-    config = {
-        name: value
-        for name, value in encoder.read_config(start).items()
-        if name not in ("canary", "checksum")
-    }
-    source = dict(config.get("source") or {})
-    note = f"Trained by `capeval train {training.name}`; see `training`."
-    source["notes"] = [*source.get("notes", []), note]
-    config |= {"source": source, "training": json.loads(json.dumps(stamp))}
-    if constants:
-        config["constants"] = {**config.get("constants", {}), **constants}
-    if card is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_whole(folder / CARD, card)
-    encoder(config, tensors, device="cpu").save_pretrained(folder)

@@ -8,30 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from importlib.metadata import version
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
-from capeval_core.errors import Problem, Problems, did_you_mean, wrong_option
+from capeval_core.errors import Problem, Problems, ProblemsError, did_you_mean, wrong_option
 from capeval_core.project import install_command
 
 TaggedCaption = list[tuple[str, str]]
 """The (token, tag) of a caption, in order."""
-CONTENT = ("V", "N", "J")
-"""How the Penn tags of verbs, nouns and adjectives begin."""
-TAGGERS = {
-    "spacy": "spaCy's en_core_web_sm, or the pipeline after a colon",
-    "nltk": "NLTK's averaged_perceptron_tagger_eng",
-    "scenes": "the words of drawn scenes, no model",
-}
-"""Name of a tagger -> its description."""
 SPACY_MODEL = "en_core_web_sm"
 NLTK_DATA = "averaged_perceptron_tagger_eng"
-_INSTALL = install_command("train")
 
 
-@runtime_checkable
 class Tagger(Protocol):
     """What gives captions their tags."""
 
@@ -43,86 +32,47 @@ class Tagger(Protocol):
         ...
 
 
-def is_content(tag: str) -> bool:
-    """Whether it is the tag of a verb, a noun or an adjective.
-
-    >>> [is_content(tag) for tag in ("VBZ", "NNS", "JJ", "IN", "")]
-    [True, True, True, False, False]
-    """
-    return tag.startswith(CONTENT)
-
-
-def tag_word_counts(tagged: Iterable[Sequence[tuple[str, str]]]) -> dict[str, dict[str, int]]:
-    """How often each verb, noun and adjective occurs, by tag: tag -> word -> count.
-
-    Punctuation and numbers in digits with such a tag are left out.
-
-    >>> tag_word_counts([[("two", "CD"), ("dogs", "NNS")], [("the", "DT"), ("dogs", "NNS"), ("run", "VBP")]])
-    {'NNS': {'dogs': 2}, 'VBP': {'run': 1}}
-    """
-    counts: dict[str, Counter[str]] = {}
-    for caption in tagged:
-        for token, tag in caption:
-            if is_content(tag) and any(map(str.isalpha, token)):
-                counts.setdefault(tag, Counter())[token] += 1
-    return {tag: dict(words) for tag, words in counts.items()}
-
-
 def open_tagger(name: str) -> Tagger:
-    """Open a tagger by name.
-
-    Args:
-        name: `"spacy"`; `"spacy:MODEL"` with the package or folder of another English pipeline; `"nltk"`; or
-            `"scenes"`, for captions of drawn scenes.
+    """Open a tagger: `spacy`, `spacy:PIPELINE` (a package or a folder), `nltk`, or `scenes`.
 
     Raises:
-        ValueError, TypeError: another name; the package, its data or the pipeline is missing, with the
-            command that installs it.
+        ValueError: another name; the package, its data or the pipeline is missing, with the command that
+            installs it.
 
     >>> open_tagger("scenes").tags(["two red stars"])
     [[('two', 'CD'), ('red', 'JJ'), ('stars', 'NNS')]]
     """
-    expected = f"expected {', '.join(map(repr, TAGGERS))}, or 'spacy:' with the name or folder of a pipeline"
-    if not isinstance(name, str):
-        raise wrong_option("tagger", name, "", expected, verb="", kind=TypeError)
     kind, colon, model = name.partition(":")
-    if kind not in TAGGERS or (colon and (not model or kind != "spacy")):
-        raise wrong_option("tagger", name, "", expected + did_you_mean(kind, TAGGERS), verb="")
-    if kind == "spacy":
-        return SpacyTagger(model or SPACY_MODEL)
-    return NltkTagger() if kind == "nltk" else SceneTagger()
+    if kind not in _TAGGERS or (colon and (not model or kind != "spacy")):
+        known = ", ".join(map(repr, _TAGGERS))
+        expected = f"expected {known}, or 'spacy:' with the name or folder of a pipeline"
+        raise wrong_option("tagger", name, "", expected + did_you_mean(kind, _TAGGERS), verb="")
+    return SpacyTagger(model or SPACY_MODEL) if kind == "spacy" else _TAGGERS[kind]()
+
+
+def _needs(name: str, what: str, fix: str) -> ProblemsError:
+    return wrong_option("tagger", name, what, fix, verb="needs")
 
 
 class SpacyTagger:
-    """Tags by a pipeline of spaCy.
-
-    Args:
-        model: an installed package, or the folder of a pipeline.
-
-    Raises:
-        ValueError: spaCy or the pipeline is missing, or the pipeline has no tags.
-    """
+    """Tags by a pipeline of spaCy: an installed package, or a folder."""
 
     def __init__(self, model: str = SPACY_MODEL) -> None:
         name = "spacy" if model == SPACY_MODEL else f"spacy:{model}"
         try:
             import spacy
         except ImportError as error:
-            raise wrong_option("tagger", name, "the package spacy", _INSTALL, verb="needs") from error
+            raise _needs(name, "the package spacy", install_command("train")) from error
         try:
             # What tags do not need would take most of the time.
             unneeded = ["parser", "senter", "ner", "lemmatizer", "entity_linker"]
             self._pipeline: Any = spacy.load(model, exclude=unneeded)
         except (OSError, ValueError) as error:
-            found = f"the pipeline {model}, which is not installed"
-            fix = f"python -m spacy download {model}, or name another one in 'spacy:MODEL'"
-            if "/" in model or "E050" not in str(error):
-                reason = " ".join(str(error).split())[:300]
-                found, fix = f"a pipeline at {model}: {reason}", "pass the folder of a saved pipeline"
-            raise wrong_option("tagger", name, found, fix, verb="needs") from error
+            reason = " ".join(str(error).split())[:300]
+            fix = f"`python -m spacy download {model}`, or the folder of a saved one in 'spacy:FOLDER'"
+            raise _needs(name, f"the pipeline {model}, which cannot be opened ({reason})", fix) from error
         if not any(token.tag_ for token in self._pipeline("A dog runs.")):
-            found = "no tags: it has no tagger"
-            raise wrong_option("tagger", name, found, f"take {SPACY_MODEL}", verb="gives")
+            raise _needs(name, "a pipeline with a tagger", f"take {SPACY_MODEL}")
         meta = self._pipeline.meta
         digest = _digest(self._pipeline.to_bytes(exclude=["vocab"]))
         self.fingerprint = (
@@ -137,24 +87,19 @@ class SpacyTagger:
 
 
 class NltkTagger:
-    """Tags by NLTK's averaged perceptron, of tokens by its Treebank rules, which need no data.
-
-    Raises:
-        ValueError: NLTK or the perceptron's data is missing.
-    """
+    """Tags by NLTK's averaged perceptron, of tokens by its Treebank rules, which need no data."""
 
     def __init__(self) -> None:
         try:
             from nltk.tag.perceptron import PerceptronTagger
             from nltk.tokenize import NLTKWordTokenizer
         except ImportError as error:
-            raise wrong_option("tagger", "nltk", "the package nltk", _INSTALL, verb="needs") from error
+            raise _needs("nltk", "the package nltk", install_command("train")) from error
         try:
             self._tagger: Any = PerceptronTagger()
         except LookupError as error:
-            found = f"the data {NLTK_DATA}, which is not installed"
             fix = f"python -m nltk.downloader {NLTK_DATA}"
-            raise wrong_option("tagger", "nltk", found, fix, verb="needs") from error
+            raise _needs("nltk", f"the data {NLTK_DATA}, which is not installed", fix) from error
         self._tokenizer: Any = NLTKWordTokenizer()
         weights = sorted(
             (feature, sorted(row.items())) for feature, row in self._tagger.model.weights.items()
@@ -196,6 +141,7 @@ class SceneTagger:
         return tagged
 
 
+_TAGGERS: dict[str, Any] = {"spacy": SpacyTagger, "nltk": NltkTagger, "scenes": SceneTagger}
 _WORD = re.compile(r"\w+|[^\w\s]")
 _SCENE_TAGS = {
     word: tag

@@ -57,8 +57,8 @@ from capeval_core.regions.suppression import Suppression, best_on_device, class_
 from capeval_core.scores.box_source import FirstBoxes
 from capeval_core.scores.eco.metric import EcoOptions
 from capeval_core.scores.eco.ranking import Candidates, Ranking, rank
-from capeval_core.training import groups, masking, negatives, tags
-from capeval_core.training.groups import NegativeSampler
+from capeval_core.training import negatives, regions, tags
+from capeval_core.training import similar as similar_images
 from capeval_core.training.pacs import info_nce
 from capeval_core.training.positives import Positive, PositiveShards, Shard
 from capeval_core.training.umic import ranking_loss
@@ -380,7 +380,7 @@ contrastive_loss = info_nce
 
 def negative_groups(images: Sequence[str], captions: Sequence[str], tagged: Any, **options: Any) -> Any:
     """`group(epoch, index)` with the captions and kinds of a training set, its `len` the captions."""
-    return NegativeSampler(images, captions, tagged, **options)
+    return negatives.NegativeSampler(images, captions, tagged, **options)
 
 
 _TABLES: dict[int, tuple[Any, negatives.WordTable]] = {}
@@ -403,8 +403,8 @@ def negative_caption(
 def similar(images: Sequence[str], *, top: int, features: Any = None, captions: Any = None) -> dict[str, Any]:
     """By id of an image, the ids of the most similar ones, by features or by captions."""
     if features is not None:
-        return groups.similar_by_features(images, features, top=top)
-    return groups.similar_by_captions(images, captions, top=top)
+        return similar_images.similar_by_features(images, features, top=top)
+    return similar_images.similar_by_captions(images, captions, top=top)
 
 
 def tagger(name: str) -> Any:
@@ -414,12 +414,12 @@ def tagger(name: str) -> Any:
 
 def mask_words(texts: Any, share: float, mask: int, rng: np.random.Generator, **options: Any) -> Any:
     """`texts` with masks, the `places` of the masked tokens in all of them, and those `tokens`."""
-    return masking.mask_words(texts, share, mask, rng, **options)
+    return regions.mask_words(texts, share, mask, rng, **options)
 
 
 def mask_boxes(features: Any, locations: Any, share: float, rng: np.random.Generator) -> tuple[Any, Any, Any]:
     """Features and locations of boxes of which some are hidden, and which are."""
-    boxes, hidden = masking.mask_boxes(LocatedBoxes(features, locations), share, rng)
+    boxes, hidden = regions.mask_boxes(LocatedBoxes(features, locations), share, rng)
     return boxes.features, boxes.locations, hidden
 
 
