@@ -57,12 +57,14 @@ def write_files(folder: Path) -> None:
     ratings = dict(zip(good, (5, 4, 4, 2, 3, 5, 1, 2), strict=True))
     lines = ["image_id,rating", *(f"{image_id},{rating}" for image_id, rating in ratings.items()), ""]
     (folder / "ratings.csv").write_text("\n".join(lines))
+    judged = {"image_id": [*good], "caption": [*good.values()], "score": [*ratings.values()]}
+    pd.DataFrame(judged).to_csv(folder / "judged.csv", index=False)
     (folder / "own").mkdir()
-    judged = [
+    lines = [
         json.dumps({"image": image_id, "candidate": good[image_id], "ratings": [rating]})
         for image_id, rating in ratings.items()
     ]
-    (folder / "own" / "judgements.jsonl").write_text("\n".join(judged))
+    (folder / "own" / "judgements.jsonl").write_text("\n".join(lines))
     (folder / "own" / "references.json").write_text(json.dumps(references))
 
 
