@@ -18,7 +18,7 @@ from capeval_core.training.vilbert import VilbertTraining, train_vilbert
 
 if TYPE_CHECKING:
     from capeval_core.inputs.box_stores import BoxFeatureStore
-    from capeval_core.judgements.captions import Judgements
+    from capeval_core.judgements.own import Judgements
     from capeval_core.training.captioned import CaptionedImages
 
 TRAINED: dict[str, type[Training]] = {
@@ -163,7 +163,7 @@ def _captions_of(
 def _judged(
     flags: argparse.Namespace, store: BoxFeatureStore | None
 ) -> tuple[Judgements, CaptionedImages] | None:
-    from capeval_core.judgements.captions import read_judgements
+    from capeval_core.judgements.own import read_judgements
     from capeval_core.training.captioned import images_of
 
     if flags.judgements is None:

@@ -11,44 +11,37 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from capeval_core.errors import SHOWN, FileError, Problems, did_you_mean, file_problem
+from capeval_core.errors import FileError, Problems, did_you_mean, file_problem
 from capeval_core.inputs.text_files import contents, decoded, load_json
 from capeval_core.values import described
 
 Kinds = Mapping[str, type | tuple[type, ...]]
+_KINDS = {str: "a text", list: "a list", int: "a whole number"}
 _FORMS = (".json", ".jsonl", ".ndjson", ".csv")
 
 
-class Rows:
+def read_rows(path: Path, fields: Kinds | None = None) -> list[dict[str, Any]]:
     """The rows of a file, each a dictionary whose `fields` are there and of these types."""
-
-    def __init__(self, path: Path, fields: Kinds) -> None:
-        self.path = path
-        self.rows: list[dict[str, Any]] = []
-        self.names: list[str] = []
-        problems = Problems()
-        for name, row in named_rows(path):
-            if not isinstance(row, dict):
-                fix = f"expected an object with {', '.join(fields)}"
-                problems.add(file_problem(path, described(row, none="null"), fix, index=name, verb="is"))
-                continue
-            for field, kind in fields.items():
-                if field not in row:
-                    hint = did_you_mean(field, row)
-                    problems.add(file_problem(path, f"no {field!r}{hint}", index=name, verb="has"))
-                elif not isinstance(row[field], kind) or (isinstance(row[field], bool) and kind is not bool):
-                    found = f"{field}: {described(row[field], none='null')}"
-                    problems.add(file_problem(path, found, f"expected {_name(kind)}", index=name))
-            self.rows.append(row)
-            self.names.append(f"{path.name} {name}")
-            if len(problems) >= SHOWN:
-                break
-        problems.raise_if_any()
-        if not self.rows:
-            raise FileError(file_problem(path, "holds no rows"))
-
-    def column(self, field: str) -> list[Any]:
-        return [row[field] for row in self.rows]
+    rows, problems = [], Problems()
+    for name, row in named_rows(path):
+        if not isinstance(row, dict):
+            fix = f"expected an object with {', '.join(fields or ['a rating'])}"
+            problems.add(file_problem(path, described(row, none="null"), fix, index=name, verb="is"))
+            continue
+        for field, kind in (fields or {}).items():
+            if field not in row:
+                hint = did_you_mean(field, row)
+                problems.add(file_problem(path, f"no {field!r}{hint}", index=name, verb="has"))
+            elif not isinstance(row[field], kind) or isinstance(row[field], bool):
+                found = f"{field}: {described(row[field], none='null')}"
+                kinds = kind if isinstance(kind, tuple) else (kind,)
+                fix = f"expected {' or '.join(_KINDS[one] for one in kinds)}"
+                problems.add(file_problem(path, found, fix, index=name))
+        rows.append(row)
+    problems.raise_if_any()
+    if not rows:
+        raise FileError(file_problem(path, "holds no rows"))
+    return rows
 
 
 class Dropped:
@@ -62,15 +55,11 @@ class Dropped:
     """
 
     def __init__(self) -> None:
-        self._counts: Counter[str] = Counter()
-
-    @property
-    def counts(self) -> dict[str, int]:
-        return dict(self._counts)
+        self.counts: dict[str, int] = {}
 
     def add(self, reason: str, count: int = 1) -> None:
         if count:
-            self._counts[reason] += count
+            self.counts[reason] = self.counts.get(reason, 0) + count
 
     def rating(self, value: Any, name: str) -> float:
         """A rating as a number; one that is missing or no finite number is counted, and NaN."""
@@ -87,7 +76,7 @@ class Dropped:
         return number
 
 
-def mapping_of_lists(path: Path) -> dict[str, list[str]]:
+def read_lists(path: Path) -> dict[str, list[str]]:
     """A JSON object of lists of texts, e.g. {image: [references]}."""
     content = load_json(path)
     if not isinstance(content, dict) or not content:
@@ -100,6 +89,11 @@ def mapping_of_lists(path: Path) -> dict[str, list[str]]:
             problems.add(file_problem(path, found, index=f"key {name!r}"))
     problems.raise_if_any()
     return content
+
+
+def read_references(path: Path, images: Sequence[str]) -> list[list[str]]:
+    """The references of each image, of a file {image: references}."""
+    return references_of(path, read_lists(path), images)
 
 
 def references_of(
@@ -127,15 +121,13 @@ def named_rows(path: Path) -> Iterator[tuple[str, Any]]:
             if twice := [name for name, count in header.items() if count > 1]:
                 found = f"the column {twice[0]!r} comes twice"
                 raise FileError(file_problem(path, found, "name each column once"))
-            for number, row in enumerate(reader, start=1):
-                yield f"row {number}", row
+            yield from ((f"row {number}", row) for number, row in enumerate(reader, start=1))
         elif kind == ".json":
             content = json.loads(text)
             if not isinstance(content, list):
                 found = f"{described(content, none='null')}, expected a list of objects"
                 raise FileError(file_problem(path, found))
-            for index, row in enumerate(content):
-                yield f"entry {index}", row
+            yield from ((f"entry {index}", row) for index, row in enumerate(content))
         else:
             for number, line in enumerate(text.split("\n"), start=1):  # a text may hold other ends of lines
                 if line.strip():
@@ -144,8 +136,3 @@ def named_rows(path: Path) -> Iterator[tuple[str, Any]]:
         raise
     except (csv.Error, ValueError, RecursionError) as error:  # ValueError: also an integer of too many digits
         raise FileError(file_problem(path, f"is not {kind[1:]} ({error})")) from error
-
-
-def _name(kind: type | tuple[type, ...]) -> str:
-    names = {str: "a text", list: "a list", int: "a whole number"}
-    return " or ".join(names[one] for one in (kind if isinstance(kind, tuple) else (kind,)))

@@ -31,13 +31,6 @@ class Items:
     def __len__(self) -> int:
         return len(self.captions)
 
-    def add(self, caption: str, image: str, references: list[str]) -> None:
-        """One more item of a set that is being read."""
-        self.captions.append(caption)
-        self.images.append(image)
-        if self.references is not None:
-            self.references.append(references)
-
 
 @dataclass(frozen=True)
 class Scoring:

@@ -17,9 +17,8 @@ class SetEntry:
     """A judged set of the field.
 
     summary: what people judged, and what is computed. files: that a folder of it must hold. source: where it
-    comes from, and under which terms; '' for one's own. form: of its files. folders: names that its folder
-    may have inside of a folder of sets. media: of what is described. settings: of its loader that a user may
-    choose, with their values.
+    comes from, and under which terms. form: of its files. folders: other names of its folder. settings: of
+    its loader that a user may choose, with their values.
     """
 
     name: str
@@ -31,13 +30,6 @@ class SetEntry:
     folders: Sequence[str] = ()
     media: str = "image"
     settings: Mapping[str, Sequence[str]] = field(default_factory=dict)
-
-    def load(self, folder: Path, **settings: Any) -> JudgedSet:
-        """The set in a folder; `settings` are those of its loader."""
-        from capeval_core.judgements import loaders
-
-        read: Callable[..., JudgedSet] = getattr(loaders, f"load_{self.name}")
-        return read(folder, **settings)
 
     def advice(self) -> str:
         """Where the set comes from, and in which form it is read."""
@@ -62,64 +54,61 @@ def set_entry(name: str) -> SetEntry:
     return SETS[known]
 
 
+def load_set(name: str, data: str | Path, **settings: Any) -> JudgedSet:
+    """A judged set from its folder or a folder of such folders, or from a data set repository on the Hub.
+
+    Args:
+        name: one of `SETS`.
+        data: a folder; where there is none, `NAME/NAME`, maybe `@revision`, of a data set on the Hub.
+        settings: of its loader, e.g. `labels="label_fleur_run"` for Pascal-50S.
+
+    Raises:
+        ValueError: there is no such set. FileError: the files are missing or damaged.
+    """
+    from capeval_core.judgements import loaders
+
+    entry, path, text = set_entry(name), Path(data), str(data)
+    if not path.exists() and text.count("/") == 1 and not text.startswith((".", "/", "~")):
+        path = _downloaded(entry, text)
+    elif not path.is_dir():
+        found = "is a file, expected a folder" if path.exists() else "there is no such folder"
+        raise FileError(file_problem(path, found))
+    read: Callable[..., JudgedSet] = getattr(loaders, f"load_{entry.name}")
+    return read(folder_of(entry, path), **settings)
+
+
 def folder_of(entry: SetEntry, data: Path) -> Path:
-    """The folder of a set: `data` itself, or the folder of its name in it."""
+    """The folder of a set: `data` itself, or the folder of its name in it; not that of another set."""
     candidates = [data, *(data / name for name in (entry.name, *entry.folders))]
     # A folder of sets may hold a file of the same name as one of this set.
-    for folder in reversed(candidates):
-        if all((folder / file).is_file() for file in entry.files):
-            _refuse_another(entry, folder)
-            return folder
-    missing = [file for file in entry.files if not (data / file).is_file()]
-    found = f"there is no {' and no '.join(missing)} of {entry.title} here, nor in {data / entry.name}"
-    raise FileError(file_problem(data, found, entry.advice()))
-
-
-def _refuse_another(entry: SetEntry, folder: Path) -> None:
-    """Refuse the folder of another set, whose files may have the same names; one's own may hold any set."""
+    fitting = [path for path in candidates if all((path / file).is_file() for file in entry.files)]
+    if not fitting:
+        missing = [file for file in entry.files if not (data / file).is_file()]
+        found = f"there is no {' and no '.join(missing)} of {entry.title} here, nor in {data / entry.name}"
+        raise FileError(file_problem(data, found, entry.advice()))
+    folder = fitting[-1]
     name = folder.resolve().name.lower().replace("-", "_")
-    others = (one for one in SETS.values() if name in (one.name, *one.folders))
-    other = next(others, entry)
-    if other is not entry and "own" not in (entry.name, other.name):
+    other = next((one for one in SETS.values() if name in (one.name, *one.folders)), entry)
+    if other is not entry and "own" not in (entry.name, other.name):  # one's own may hold any set
         fix = f"`capeval judge {other.name}` judges it; rename the folder if it holds {entry.title}"
         raise FileError(file_problem(folder, f"is the folder of {other.title}, not of {entry.title}", fix))
+    return folder
 
 
-def downloaded(entry: SetEntry, dataset: str) -> Path:
-    """The folder of a data set repository on the Hub, `NAME/NAME` or with `@revision`."""
+def _downloaded(entry: SetEntry, dataset: str) -> Path:
+    """The folder of a data set repository on the Hub."""
     from huggingface_hub import snapshot_download
 
     repository, _, revision = dataset.partition("@")
-    patterns = [*entry.files, "draws.json", "references5.json", "*.json"]
+    patterns = [*entry.files, "*.json"]
     try:
-        path = snapshot_download(
-            repository, repo_type="dataset", revision=revision or None, allow_patterns=patterns
+        return Path(
+            snapshot_download(
+                repository, repo_type="dataset", revision=revision or None, allow_patterns=patterns
+            )
         )
     except Exception as error:  # the Hub's own errors have no common base
         first = str(error).strip().split("\n")[0]
         found = f"the data set could not be loaded from the Hub ({first or type(error).__name__})"
         fix = "check the id and the connection, or name a folder"
         raise FileError(file_problem(dataset, found, fix)) from None
-    return Path(path)
-
-
-def load_set(name: str, data: str | Path, **settings: Any) -> JudgedSet:
-    """A judged set from a folder, or from a data set repository on the Hub.
-
-    Args:
-        name: one of `SETS`.
-        data: its folder, or a folder of such folders; where there is none, the id of a data set on the Hub.
-        settings: of its loader, e.g. `labels="label_fleur_run"` for Pascal-50S.
-
-    Raises:
-        ValueError: there is no such set. FileError: the files are missing or damaged.
-    """
-    entry = set_entry(name)
-    path = Path(data)
-    text = str(data)
-    if not path.exists() and text.count("/") == 1 and not text.startswith((".", "/", "~")):
-        path = downloaded(entry, text)
-    elif not path.is_dir():
-        found = "is a file, expected a folder" if path.exists() else "there is no such folder"
-        raise FileError(file_problem(path, found))
-    return entry.load(folder_of(entry, path), **settings)

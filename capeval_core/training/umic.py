@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from capeval_core.encoders.tokenizers import Ids, WordPiece
 from capeval_core.encoders.uniter import RegionInput, Uniter, UniterEncoder, region_input
-from capeval_core.judgements.captions import Judgements
+from capeval_core.judgements.own import Judgements
 from capeval_core.models.copies import rows_on_device
 from capeval_core.options import option
 from capeval_core.training.captioned import CaptionedImages
