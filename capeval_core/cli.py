@@ -11,7 +11,7 @@ from importlib import import_module
 from capeval_core._version import __version__
 from capeval_core.commands.interrupts import INTERRUPTED
 from capeval_core.commands.terminal import Parser, announce, complain, table
-from capeval_core.errors import did_you_mean
+from capeval_core.errors import did_you_mean, naming
 
 COMMANDS: dict[str, str] = {
     "demo": "score packaged images with a small packaged model, without a network",
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if hasattr(stream, "reconfigure"):  # what the terminal cannot show is escaped, not an error
             stream.reconfigure(errors="backslashreplace")
     try:
-        with warnings.catch_warnings():
+        with naming(flags=True), warnings.catch_warnings():
             warnings.showwarning = lambda message, *_: complain(f"warning: {message}")
             status = _run(list(sys.argv[1:] if arguments is None else arguments))
         print(end="", flush=True)  # what cannot be written shows now

@@ -1,7 +1,7 @@
-"""Problems with what a user hands in: data first, words last.
+"""Problems with what a user hands in: where, what is wrong, and what to do; all of them in one error.
 
-A check adds a `Problem` for everything that is wrong, `Problems.raise_if_any` raises one error that carries
-them all, and each door puts them into its own words: `str(error)` is in Python's, which are `Words`.
+A door (Python, the command line, a page) says once what it calls arguments and options, by `naming`; `at`,
+`wrong_option` and `setting` then spell them so when a problem is found.
 """
 
 from __future__ import annotations
@@ -9,164 +9,146 @@ from __future__ import annotations
 import difflib
 import inspect
 import os
+import re
+import shlex
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from capeval_core.values import described, has_nul, shown
 
 Index = int | str | tuple[int | str, ...] | None
+"""Position in an argument: `3`, `(3, 1)`, `(17, "bytes")`, or a part of a file such as `line 3`."""
 Kind = type[ValueError] | type[TypeError]
 
 SHOWN = 20
 """Lines of a message at most: a wrong folder can make a million of them."""
 NAMED = 3
-"""Indices that are named in one line of equal problems."""
-
-
-@dataclass(frozen=True)
-class Setting:
-    """An option with a value, as advice. `before` leads to it, and goes where a door has no such option."""
-
-    name: str
-    value: Any
-    before: str = ""
-
-
-@dataclass(frozen=True)
-class Argument:
-    """An argument, or a position in it, inside of a text."""
-
-    name: str
-    index: Index = None
-
-
-class Detail(str):
-    """Words for programmers, which a page leaves out."""
-
-
-class InPython(Detail):
-    """Words for programmers in Python, which the command line leaves out, too."""
-
-
-Piece = str | Setting | Argument
-Text = Piece | tuple[Piece, ...]
-
-
-@dataclass(frozen=True)
-class Problem:
-    """One thing that is wrong.
-
-    argument: its name in Python, or the path of a file; '' where `found` says it all.
-    index: position in the argument: `3`, `(3, 1)`, `(17, "bytes")`, or a part of a file such as `line 3`.
-    found: what is wrong, behind `verb`; without one, behind a colon. fix: what to do about it.
-    value: of an option, shown beside its name; `...` where the problem is not about one.
-    kind: the error that it is if it is the only one. source: the file that it is in, where `argument` is an
-        option.
-    """
-
-    argument: str
-    index: Index
-    found: Text
-    fix: Text = ""
-    verb: str = "is"
-    value: Any = ...
-    kind: Kind = ValueError
-    source: str = ""
-
-    def changed(self, change: Callable[[Piece], Piece]) -> Problem:
-        """The same with each piece of its texts changed."""
-        found, fix = (tuple(map(change, pieces_of(text))) for text in (self.found, self.fix))
-        return replace(self, found=found, fix=fix)
-
-
-def pieces_of(text: Text) -> tuple[Piece, ...]:
-    return text if isinstance(text, tuple) else (text,)
-
-
-class Words:
-    """How a door speaks of problems; a door overrides what it calls arguments and options. Here: Python.
-
-    >>> fix = ("write a caption", Setting("empty", "score", " or pass "))
-    >>> Words().line(Problem("captions", 3, "empty", fix))
-    'captions[3] is empty: write a caption or pass empty="score"'
-    """
-
-    def argument(self, argument: str, index: Index) -> str:
-        """`captions[3][1]`."""
-        if index is None or isinstance(index, str):
-            return argument if index is None else f"{argument}: {index}"
-        path = index if isinstance(index, tuple) else (index,)
-        return argument + "".join(f'["{step}"]' if isinstance(step, str) else f"[{step}]" for step in path)
-
-    def option(self, name: str, value: Any) -> str:
-        """`batch_size=0`."""
-        return f"{name}={shown(value)}"
-
-    def setting(self, setting: Setting) -> str:
-        """`pass empty="score"`."""
-        value = setting.value
-        quoted = f'"{value}"' if isinstance(value, str) and not set(value) & set('"\\') else shown(value)
-        return f"{setting.before}{setting.name}={quoted}"
-
-    def piece(self, piece: Piece) -> str:
-        """A part of a text in this door's words."""
-        if isinstance(piece, str):
-            return piece
-        if isinstance(piece, Argument):
-            return self.argument(piece.name, piece.index)
-        return self.setting(piece)
-
-    def text(self, text: Text) -> str:
-        return "".join(map(self.piece, pieces_of(text)))
-
-    def line(self, problem: Problem, indices: Sequence[Index] = ()) -> str:
-        """A problem, at all of these indices where there are several."""
-        found, fix = self.text(problem.found), self.text(problem.fix)
-        indices = indices or [problem.index]
-        if problem.value is not ...:
-            subjects = [self.option(problem.argument, problem.value)]
-        elif isinstance(problem.index, str):
-            subjects = list(map(str, indices))
-        else:
-            subjects = list(dict.fromkeys(self.argument(problem.argument, index) for index in indices))
-        verb = problem.verb if len(subjects) == 1 else _PLURAL.get(problem.verb, problem.verb)
-        subject = _listed(subjects)
-        if isinstance(problem.index, str):
-            subject = self.argument(problem.argument, subject)
-        statement = f"{subject} {verb} {found}" if verb else ": ".join(filter(None, [subject, found]))
-        return ": ".join(filter(None, [problem.source, statement, fix]))
-
-    def message(self, problems: Problems) -> str:
-        """One problem in a line, several as a list."""
-        lines = [self.line(problem, indices) for problem, indices in problems.groups.values()]
-        if len(lines) + problems.more == 1:
-            return lines[0]
-        title = f"{len(lines) + problems.more} problems with the input:"
-        return "\n  ".join([title, *lines, *([f"and {problems.more:,} more"] if problems.more else [])])
-
-    def of(self, error: BaseException) -> str:
-        """The message of any error or warning, in these words if it carries problems or a text."""
-        if isinstance(error, ProblemsError):
-            return self.message(error.problems)
-        return self.text(error.text) if isinstance(error, InputWarning) else str(error)
-
-
+"""Places that are named in one line of equal problems."""
+_VERB = re.compile(
+    r"^(is|are|has|have|holds|names|needs|gives|fills|lacks|cannot be|cannot run|could not be|does not)\b"
+)
 _PLURAL = {"is": "are", "has": "have"}
 
 
-def _listed(names: Sequence[str]) -> str:
+# what a door calls arguments and options
+
+
+@dataclass(frozen=True)
+class Names:
+    """What a door calls things.
+
+    names: arguments and options by their names in Python; one that ends with `=` is written with its value.
+    flags: whether options are those of a command. row: what a place in an argument is called; None: as in
+    Python. advice: how an option is set; None: by its name and value.
     """
-    >>> _listed(["a"]), _listed(["a", "b"]), _listed("abcde")
-    ('a', 'a and b', 'a, b, c and 2 more')
+
+    names: Mapping[str, str] = field(default_factory=dict)
+    flags: bool = False
+    row: Callable[[str, Sequence[int | str]], str] | None = None
+    advice: Callable[[str, Any], str] | None = None
+
+
+_DOOR: ContextVar[Names] = ContextVar("names", default=Names())  # noqa: B039  (frozen)
+
+
+@contextmanager
+def naming(names: Mapping[str, str] | None = None, **door: Any) -> Iterator[None]:
+    """Name things so in the block, `naming({"captions": "predictions"})`; `door`: fields of `Names`."""
+    outer = _DOOR.get()
+    inner = {name: outer.names.get(new, new) for name, new in (names or {}).items()}
+    token = _DOOR.set(replace(outer, names={**outer.names, **inner}, **door))
+    try:
+        yield
+    finally:
+        _DOOR.reset(token)
+
+
+def at(argument: str, index: Index = None) -> str:
+    """An argument or a place in it, as the door calls it.
+
+    >>> at("captions", (3, 1)), at("images", (17, "bytes")), at("good.json", "line 3")
+    ('captions[3][1]', 'images[17]["bytes"]', 'good.json: line 3')
     """
-    more = len(names) - NAMED
-    rest = [f"{more:,} more"] if more > 0 else []
-    *most, last = [*names[:NAMED], *rest]
-    return f"{', '.join(most)} and {last}" if most else last
+    door = _DOOR.get()
+    if index is None or isinstance(index, str):
+        name = door.names.get(argument, argument)
+        return name if index is None else f"{name}: {index}"
+    path = index if isinstance(index, tuple) else (index,)
+    return (door.row or place)(argument, path)
+
+
+def place(argument: str, path: Sequence[int | str]) -> str:
+    """A place in an argument as Python writes it."""
+    steps = [f'["{step}"]' if isinstance(step, str) else f"[{step}]" for step in path]
+    return _DOOR.get().names.get(argument, argument) + "".join(steps)
+
+
+def _option(name: str, value: Any) -> str:
+    """An option with a value that is wrong: `batch_size=0`, or `--batch-size 0`."""
+    text = shlex.quote(value) if _DOOR.get().flags and isinstance(value, str) else shown(value)
+    return _label(name) + text
+
+
+def option_name(name: str) -> str:
+    """`batch_size`, or `--batch-size`."""
+    return _label(name).rstrip("= ")
+
+
+def setting(name: str, value: Any, before: str = "") -> str:
+    """An option with a value as advice; `before` leads to it, and goes where a door has no such option.
+
+    >>> setting("empty", "score", "or pass ")
+    'or pass empty="score"'
+    >>> with naming(flags=True):
+    ...     setting("empty", "score", "or pass ")
+    'or pass --empty score'
+    """
+    door = _DOOR.get()
+    if door.advice is not None:
+        return door.advice(name, value)
+    if door.flags:
+        return f"{before}{_label(name)}{shlex.quote(str(value))}"
+    quoted = f'"{value}"' if isinstance(value, str) and not set(value) & set('"\\') else shown(value)
+    return f"{before}{_label(name)}{quoted}"
+
+
+def in_python(text: str) -> str:
+    """Words for programmers in Python, which other doors leave out."""
+    door = _DOOR.get()
+    return "" if door.flags or door.advice else text
+
+
+def _label(name: str) -> str:
+    door = _DOOR.get()
+    name = door.names.get(name, name)
+    if name.endswith("="):
+        return name
+    return f"--{name.replace('_', '-')} " if door.flags else f"{name}="
+
+
+# problems
+
+
+class Problem(NamedTuple):
+    """One thing that is wrong; `kind` is the error that it is if it is the only one.
+
+    >>> str(Problem(at("captions", 3), "is empty", "write a caption"))
+    'captions[3] is empty: write a caption'
+    """
+
+    where: str
+    found: str
+    fix: str = ""
+    kind: Kind = ValueError
+
+    def __str__(self) -> str:
+        joint = " " if self.where and _VERB.match(self.found) else ": " if self.where and self.found else ""
+        return ": ".join(filter(None, [f"{self.where}{joint}{self.found}", self.fix]))
 
 
 class Problems:
@@ -174,13 +156,13 @@ class Problems:
 
     A user who hands in a thousand captions wants to fix all of them at once, not one per run. So each check
     adds its problem here and goes on; `raise_if_any` then raises one error that lists them. Problems that
-    differ in their index only are one line.
+    differ in their place only are one line.
 
     >>> problems = Problems()
     >>> problems.raise_if_any()
     >>> for index in (3, 5, 8):
-    ...     problems.add(Problem("captions", index, "empty", "write a caption"))
-    >>> problems.add(Problem("captions", 7, "the number 5", "captions are strings", kind=TypeError))
+    ...     problems.add(Problem(at("captions", index), "is empty", "write a caption"))
+    >>> problems.add(Problem("captions[7]", "is the number 5", "captions are strings", TypeError))
     >>> problems.raise_if_any()
     Traceback (most recent call last):
     capeval_core.errors.InputError: 2 problems with the input:
@@ -191,24 +173,22 @@ class Problems:
     def __init__(self, problems: Iterable[Problem | str] = ()) -> None:
         self.more = 0
         """Number of problems beyond the first `SHOWN` that differ."""
-        self.groups: dict[tuple[object, ...], tuple[Problem, list[Index]]] = {}
-        """Problems that differ, with all of their indices."""
+        self._groups: dict[Problem, list[str]] = {}
+        """Problems that differ, without their place, and all of their places."""
         self._kinds: set[Kind] = set()
         for problem in problems:
             self.add(problem)
 
     def add(self, problem: Problem | str, kind: Kind = ValueError) -> None:
-        """Note a problem; a text names its argument by itself and is of that kind."""
+        """Note a problem; a text says by itself where it is, and is of that kind."""
         if isinstance(problem, str):
-            problem = Problem("", None, problem, verb="", kind=kind)
+            problem = Problem("", problem, kind=kind)
         self._kinds.add(problem.kind)
-        # Its line without the index; a value need not be hashable, but its repr is.
-        alone = Words().line(replace(problem, index=None))
-        key = (alone, type(problem.index), problem.argument, problem.kind)
-        if key in self.groups:
-            self.groups[key][1].append(problem.index)
-        elif len(self.groups) < SHOWN:
-            self.groups[key] = problem, [problem.index]
+        alone = problem._replace(where="")
+        if alone in self._groups:
+            self._groups[alone].append(problem.where)
+        elif len(self._groups) < SHOWN:
+            self._groups[alone] = [problem.where]
         else:
             self.more += 1
 
@@ -220,14 +200,21 @@ class Problems:
         self._kinds |= problems._kinds
 
     def __iter__(self) -> Iterator[Problem]:
-        return (replace(problem, index=index) for problem, at in self.groups.values() for index in at)
+        return (alone._replace(where=where) for alone, places in self._groups.items() for where in places)
 
     def __len__(self) -> int:
-        return sum(len(indices) for _, indices in self.groups.values()) + self.more
+        return sum(map(len, self._groups.values())) + self.more
+
+    def __str__(self) -> str:
+        lines = [str(_together(alone, places)) for alone, places in self._groups.items()]
+        if len(lines) + self.more == 1:
+            return lines[0]
+        title = f"{len(lines) + self.more} problems with the input:"
+        return "\n  ".join([title, *lines, *([f"and {self.more:,} more"] if self.more else [])])
 
     def raise_if_any(self) -> None:
         """Raise one error with all problems: of their common kind; TypeError if all are; else ValueError."""
-        if self.groups:
+        if self._groups:
             raise self.error()
 
     def error(self) -> ProblemsError:
@@ -239,6 +226,19 @@ class Problems:
         return InputTypeError(self) if types else InputError(self)
 
 
+def _together(problem: Problem, places: Sequence[str]) -> Problem:
+    """Equal problems as one, at the first of all places; those in one file name it once."""
+    places = list(dict.fromkeys(places))
+    if len(places) == 1:
+        return problem._replace(where=places[0])
+    files = {where.rpartition(": ")[0] for where in places}
+    file = f"{files.pop()}: " if len(files) == 1 and "" not in files else ""
+    named, more = [where.removeprefix(file) for where in places[:NAMED]], len(places) - NAMED
+    *most, last = [*named, *([f"{more:,} more"] if more > 0 else [])]
+    found = _VERB.sub(lambda verb: _PLURAL.get(verb[0], verb[0]), problem.found, count=1)
+    return problem._replace(where=f"{file}{', '.join(most)} and {last}", found=found)
+
+
 class ProblemsError(Exception):
     """An error that carries its problems."""
 
@@ -247,17 +247,10 @@ class ProblemsError(Exception):
         super().__init__(self.problems)
 
     def __str__(self) -> str:
-        return Words().message(self.problems)
+        return str(self.problems)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self)!r})"
-
-    def change(self, change: Callable[[Problem], Problem]) -> None:
-        """Change all of its problems."""
-        changed = Problems(map(change, self.problems))
-        changed.more += self.problems.more
-        changed._kinds |= self.problems._kinds
-        self.problems, self.args = changed, (changed,)
 
 
 @contextmanager
@@ -282,18 +275,7 @@ class FileError(InputError):
     """A file or a folder cannot be read as what it should be. The message begins with its path."""
 
 
-class InputWarning(UserWarning):
-    """A warning about what a user handed in, which doors put into their own words."""
-
-    def __init__(self, text: Text) -> None:
-        super().__init__(text)
-        self.text = text
-
-    def __str__(self) -> str:
-        return Words().text(self.text)
-
-
-def warn(message: str | InputWarning) -> None:
+def warn(message: str) -> None:
     """Warn at the user's line: the nearest that is neither this package's nor evaluate's."""
     frame, level = inspect.currentframe(), 1
     while frame and frame.f_globals.get("__name__", "").partition(".")[0] in ("capeval_core", "evaluate"):
@@ -302,14 +284,22 @@ def warn(message: str | InputWarning) -> None:
 
 
 def file_problem(
-    path: str | os.PathLike[str], found: Text, fix: Text = "", *, index: str | None = None, verb: str = ""
+    path: str | os.PathLike[str], found: str, fix: str = "", *, index: str | None = None, verb: str = ""
 ) -> Problem:
     """A problem with a file or a folder, or with a part of a file such as `line 3`."""
-    return Problem(os.fspath(path), index, found, fix, verb, kind=FileError)
+    where = os.fspath(path) if index is None else f"{os.fspath(path)}: {index}"
+    return Problem(where, f"{verb} {found}".strip(), fix, FileError)
+
+
+def option_problem(
+    name: str, value: Any, found: str, fix: str = "", *, verb: str = "is", kind: Kind = ValueError
+) -> Problem:
+    """A problem with the value of an option."""
+    return Problem(_option(name, value), f"{verb} {found}".strip(), fix, kind)
 
 
 def wrong_option(
-    name: str, value: Any, found: Text, fix: Text = "", *, verb: str = "is", kind: Kind = ValueError
+    name: str, value: Any, found: str, fix: str = "", *, verb: str = "is", kind: Kind = ValueError
 ) -> ProblemsError:
     """The error about the value of an option, to be raised.
 
@@ -317,29 +307,7 @@ def wrong_option(
     Traceback (most recent call last):
     capeval_core.errors.InputError: rows='a.txt' is a file: pass a folder for the rows
     """
-    return Problems([Problem(name, None, found, fix, verb, value, kind)]).error()
-
-
-def in_file(path: str | os.PathLike[str], error: ValueError) -> ValueError:
-    """An error whose message begins with the path of the file that it is about."""
-    if not isinstance(error, ProblemsError):
-        return ValueError(f"{os.fspath(path)}: {error}")
-    error.change(lambda problem: replace(problem, source=os.fspath(path)))
-    return error
-
-
-@contextmanager
-def renamed(**names: str) -> Iterator[None]:
-    """Let errors of the block call arguments otherwise: `with renamed(captions="predictions")`."""
-
-    def change(piece: Piece) -> Piece:
-        return piece if isinstance(piece, str) else replace(piece, name=names.get(piece.name, piece.name))
-
-    try:
-        yield
-    except ProblemsError as error:
-        error.change(lambda p: replace(p.changed(change), argument=names.get(p.argument, p.argument)))
-        raise
+    return Problems([option_problem(name, value, found, fix, verb=verb, kind=kind)]).error()
 
 
 NUL = ("a NUL character, which no path can have", "leave it out")

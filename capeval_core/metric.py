@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from capeval_core._version import __version__
 from capeval_core.cache import shared_cache
-from capeval_core.errors import Problem, Problems, folder_path, warn, wrong_option
+from capeval_core.errors import InputTypeError, Problem, at, folder_path, warn, wrong_option
 from capeval_core.inputs.samples import Samples, argument_of, check_samples
 from capeval_core.inputs.texts import united
 from capeval_core.options import CorpusStatistics
@@ -209,7 +209,7 @@ class CaptionMetric(ABC):
         """
         if not self.media and references is None and images is not None:
             found, fix = f"given, but {self.name} compares texts alone", "pass references=... by its name"
-            raise Problems([Problem("images", None, found, fix, verb="are", kind=TypeError)]).error()
+            raise InputTypeError(Problem(at("images"), f"are {found}", fix, TypeError))
         visuals = self._visuals_among(images=images, videos=videos)
         if references is not None and not self.needs_references:
             warn(f"{self.name} needs no references: they are ignored")
@@ -245,7 +245,7 @@ class CaptionMetric(ABC):
             found, other = f"given, but this {cls.name} is about {argument}", others[0][:-1]
             opened = f", or open load({cls.name!r}, media={other!r})" if other in media_of(cls.name) else ""
             fix = f"pass {argument}=...{opened}"
-            raise Problems([Problem(others[0], None, found, fix, kind=TypeError)]).error()
+            raise InputTypeError(Problem(at(others[0]), f"are {found}", fix, TypeError))
         return given[argument]
 
     def check(self, captions: Any, images: Any, references: Any = None) -> Samples:

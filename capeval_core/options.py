@@ -19,11 +19,11 @@ from capeval_core.cache import FeatureCache
 from capeval_core.errors import (
     NUL,
     Kind,
-    Problem,
     Problems,
     ProblemsError,
     did_you_mean,
     folder_path,
+    option_problem,
     which_choice,
     wrong_option,
 )
@@ -268,7 +268,7 @@ def _check(problems: Problems, spec: dataclasses.Field[Any], hint: Any, value: A
     minimum: float | None = spec.metadata["minimum"]
 
     def wrong(found: str, fix: str = "", *, verb: str = "is", kind: Kind = ValueError) -> None:
-        problems.add(Problem(spec.name, None, found, fix, verb, value, kind))
+        problems.add(option_problem(spec.name, value, found, fix, verb=verb, kind=kind))
 
     if isinstance(value, str) and choices:
         if value not in choices:

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from capeval_core.commands.common import FILES, add_flags, chosen, in_words_of_the_user, tell_reasons
+from capeval_core.commands.common import FILES, add_flags, chosen, tell_reasons
 from capeval_core.commands.interrupts import interruptible
 from capeval_core.commands.terminal import Parser, complain, flag, named_first, summary, table
 from capeval_core.errors import did_you_mean
@@ -45,17 +45,13 @@ def run(arguments: list[str]) -> int:
     flags = _parser(what).read(rest)
     part = _part(flags.shard)
     settings_class, _ = _classes(what)
-    with in_words_of_the_user(settings_class):
-        settings = settings_class.of(f"capeval augment {what}", chosen(flags, settings_class))
+    settings = settings_class.of(f"capeval augment {what}", chosen(flags, settings_class))
     if what == IMAGES:
         from capeval_core.training.generators import require_diffusers
 
         require_diffusers()
     sources = _sources(what, flags)
-    with (
-        in_words_of_the_user(settings_class),
-        interruptible(f"what was generated is kept in {flags.out}: run the same command again to go on"),
-    ):
+    with interruptible(f"what was generated is kept in {flags.out}: run the same command again to go on"):
         counts = _generate(settings, sources, flags.out, part)
     of = f" (part {flags.shard})" if part[1] > 1 else ""
     summary([what + of, _text(counts)], ["folder", str(flags.out)])
@@ -114,20 +110,19 @@ def _sources(what: str, flags: argparse.Namespace) -> Sources[Any]:
     from capeval_core.training.augmentation import captions_of_file, images_of_files
 
     _, dataset_class = _classes(what)
-    with in_words_of_the_user(dataset_class):
-        dataset = dataset_class.of(f"capeval augment {what}", chosen(flags, dataset_class))
-        needed = IMAGES if what == CAPTIONS else CAPTIONS
-        if (getattr(flags, needed) is None) == (dataset.dataset is None):
-            name = "FOLDER" if needed == IMAGES else "FILE"
-            raise ValueError(f"pass either --{needed} {name} or --dataset DATASET")
-        if dataset.dataset is not None:
-            if flags.captions is not None:
-                raise ValueError("--captions FILE goes with --images FOLDER: a dataset has ids of its own")
-            return dataset.read(dataset.dataset)
-        options = FileOptions(**chosen(flags, FileOptions))
-        if what == CAPTIONS:
-            return images_of_files(flags.images, flags.captions, options)
-        return captions_of_file(flags.captions, options)
+    dataset = dataset_class.of(f"capeval augment {what}", chosen(flags, dataset_class))
+    needed = IMAGES if what == CAPTIONS else CAPTIONS
+    if (getattr(flags, needed) is None) == (dataset.dataset is None):
+        name = "FOLDER" if needed == IMAGES else "FILE"
+        raise ValueError(f"pass either --{needed} {name} or --dataset DATASET")
+    if dataset.dataset is not None:
+        if flags.captions is not None:
+            raise ValueError("--captions FILE goes with --images FOLDER: a dataset has ids of its own")
+        return dataset.read(dataset.dataset)
+    options = FileOptions(**chosen(flags, FileOptions))
+    if what == CAPTIONS:
+        return images_of_files(flags.images, flags.captions, options)
+    return captions_of_file(flags.captions, options)
 
 
 def _classes(what: str) -> tuple[type[Augmentation], type[ImageDataset] | type[CaptionDataset]]:

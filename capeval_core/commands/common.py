@@ -6,32 +6,20 @@ import argparse
 import json
 import os
 import shlex
-import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from capeval_core.commands.terminal import TYPES, complain, flag
-from capeval_core.errors import (
-    Index,
-    InputError,
-    InPython,
-    Piece,
-    Problems,
-    ProblemsError,
-    Setting,
-    Words,
-    did_you_mean,
-)
+from capeval_core.errors import did_you_mean, naming, place
 from capeval_core.inputs import text_files
 from capeval_core.inputs.images import Texts
 from capeval_core.inputs.samples import ARGUMENTS, Samples, argument_of, medium_of
 from capeval_core.inputs.text_files import FileOptions
 from capeval_core.options import OptionDescription, Settings, describe_options
-from capeval_core.values import shown
 from capeval_core.writing import write_whole
 
 FILES = (
@@ -193,70 +181,41 @@ def _kind(option: OptionDescription) -> dict[str, Any]:
     return shape
 
 
-# errors in the words of flags and files
+# names of rows
 
 
-class FlagWords(Words):
-    """The words of the command line: options are flags, and rows of files have the id of their image.
+def naming_rows(ids: Sequence[str], systems: Sequence[str] = ()) -> AbstractContextManager[None]:
+    """Call rows of files by the id of their image, and by their system where there are several.
 
-    systems: of each row the system that it belongs to, where there are several.
-
-    >>> from capeval_core.options import Options
-    >>> words = FlagWords(Options, ["dog", "dog", "cat"])
-    >>> words.argument("captions", 1), words.argument("captions", (2, 3)), words.argument("images", 2)
+    >>> with naming_rows(["dog", "dog", "cat"]):
+    ...     at("captions", 1), at("captions", (2, 3)), at("images", 2)
     ("caption 2 of 'dog'", "caption 4 of 'cat'", "image of 'cat'")
-    >>> words.option("batch_size", 0), words.setting(Setting("empty", "score", "pass "))
-    ('--batch-size 0', 'pass --empty score')
     """
+    pairs = list(zip(systems or [""] * len(ids), ids, strict=True))
+    counts: Counter[tuple[str, str]] = Counter()
+    numbers = [counts.update([pair]) or counts[pair] for pair in pairs]
 
-    def __init__(
-        self,
-        options: type[Settings] | Sequence[type[Settings]],
-        ids: Sequence[str] = (),
-        systems: Sequence[str] = (),
-    ) -> None:
-        classes = [options] if isinstance(options, type) else options
-        self.options = {option.name for one in classes for option in describe_options(one)}
-        self.options |= {"media", "set", "gpus_per_worker"}
-        self.ids, self.systems = ids, systems or [""] * len(ids)
-        counts: Counter[tuple[str, str]] = Counter()
-        pairs = list(zip(self.systems, ids, strict=True))
-        self._numbers = [counts.update([pair]) or counts[pair] for pair in pairs]
-        self._several = {pair for pair, count in counts.items() if count > 1}
-
-    def argument(self, argument: str, index: Index) -> str:
-        position, *inner = index if isinstance(index, tuple) else (index,)
-        if argument in self.options and index is None:
-            return flag_of(argument)
-        if not isinstance(position, int) or position >= len(self.ids):
-            return super().argument(argument, index)
-        image_id = self.ids[position]
+    def row(argument: str, path: Sequence[int | str]) -> str:
+        position, *inner = path
+        if not isinstance(position, int) or position >= len(ids):
+            return place(argument, path)
+        system, image_id = pairs[position]
         if argument in ARGUMENTS:
-            visual = visual_of(image_id, argument)
-            if inner and isinstance(inner[0], str):  # one of the arrays of features
-                return f"{visual}: {super().argument(inner[0], tuple(inner[1:]) or None)}"
-            return visual
+            visual = visual_of(image_id, argument)  # of boxes, with one of the arrays of features
+            return f"{visual}: {place(str(inner[0]), inner[1:])}" if inner else visual
         number = int(inner[0]) + 1 if inner else 0
         if argument == "references":
-            return f"{f'reference {number}' if inner else 'references'} of {image_id!r}"
-        system = self.systems[position]
-        if not inner and (system, image_id) in self._several:
-            number = self._numbers[position]
-        caption = f"{f'caption {number}' if number else 'caption'} of {image_id!r}"
+            return f"reference {number} of {image_id!r}" if inner else f"references of {image_id!r}"
+        number = number or (numbers[position] if counts[system, image_id] > 1 else 0)
+        caption = f"caption {number} of {image_id!r}" if number else f"caption of {image_id!r}"
         return f"{caption} in {system!r}" if system else caption
 
-    def option(self, name: str, value: Any) -> str:
-        if name not in self.options:
-            return super().option(name, value)
-        return f"{flag_of(name)} {(value if isinstance(value, str) else shown(value)) or repr('')}"
+    return naming(row=row)
 
-    def piece(self, piece: Piece) -> str:
-        return "" if isinstance(piece, InPython) else super().piece(piece)
 
-    def setting(self, setting: Setting) -> str:
-        if setting.name not in self.options:
-            return super().setting(setting)
-        return f"{setting.before}{flag_of(setting.name)} {shlex.quote(str(setting.value))}"
+def in_set(metric: str, given: Iterable[str]) -> dict[str, str]:
+    """What options of a metric are called that `--set` gave."""
+    return {name: f"--set {metric}.{name}=" for name in given}
 
 
 def visual_of(image_id: str, argument: str) -> str:
@@ -265,35 +224,6 @@ def visual_of(image_id: str, argument: str) -> str:
     "video of 'clip1'"
     """
     return f"{medium_of(argument)} of {image_id!r}"
-
-
-@contextmanager
-def in_words_of_the_user(
-    options: type[Settings] | Sequence[type[Settings]], ids: Sequence[str] = (), systems: Sequence[str] = ()
-) -> Iterator[None]:
-    """Let errors and warnings of the block speak of flags and ids, and not of options and `captions[3]`."""
-    words, show = FlagWords(options, ids, systems), warnings.showwarning
-    try:
-        with warnings.catch_warnings():
-            warnings.showwarning = lambda message, *rest: show(
-                words.of(message) if isinstance(message, Warning) else message, *rest
-            )
-            yield
-    except ProblemsError as error:
-        raise InputError(words.of(error)) from error
-
-
-@contextmanager
-def in_words_of_set(metric: str, given: Container[str]) -> Iterator[None]:
-    """Let problems with these options of a metric speak of `--set`, which gave them."""
-    try:
-        yield
-    except ProblemsError as error:
-        problems = Problems()
-        for problem in error.problems:
-            name = problem.argument
-            problems.add(replace(problem, argument=f"--set {metric}.{name}") if name in given else problem)
-        problems.raise_if_any()
 
 
 def with_ids(
@@ -334,9 +264,8 @@ def read_files(
     """The collection of --candidates, or of this file, and --references, where there is such a flag."""
     file = flags.candidates if candidates is None else candidates
     references = getattr(flags, "references", None)
-    with in_words_of_the_user(FileOptions):
-        options = FileOptions(**chosen(flags, FileOptions))
-        return text_files.read_collection(file, images, references, options=options, **more)
+    options = FileOptions(**chosen(flags, FileOptions))
+    return text_files.read_collection(file, images, references, options=options, **more)
 
 
 def check_output(name: str, out: Path | None, read: Sequence[tuple[str, object]] = ()) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from capeval_core.commands.common import add_flags, chosen, in_words_of_the_user
+from capeval_core.commands.common import add_flags, chosen
 from capeval_core.commands.regions import BOX_FEATURES, convert_box_features
 from capeval_core.commands.terminal import Parser, complain, flag, named_first, table
 from capeval_core.description import describe_metric
@@ -53,8 +53,7 @@ def run(arguments: list[str]) -> int:
     flags = parser.read(rest)
     out: Path = flags.out
     _refuse_to_overwrite(out, flags.force)
-    with in_words_of_the_user(encoder.Conversion):
-        release = encoder.convert(flags.checkpoint, **chosen(flags, encoder.Conversion))
+    release = encoder.convert(flags.checkpoint, **chosen(flags, encoder.Conversion))
     encoder(release.config, release.tensors, device="cpu").save_pretrained(out)
     architecture = encoder.describe(release.config)
     entry = entry_known_as(out.name, flags.checkpoint.name)

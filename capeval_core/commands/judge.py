@@ -16,8 +16,7 @@ import numpy as np
 from capeval_core.commands.common import (
     Outputs,
     add_set_flag,
-    in_words_of_set,
-    in_words_of_the_user,
+    in_set,
     names_of,
     options_set,
     pair_hint,
@@ -26,7 +25,7 @@ from capeval_core.commands.common import (
 from capeval_core.commands.interrupts import interruptible
 from capeval_core.commands.metrics import refuse_twice
 from capeval_core.commands.terminal import Parser, complain, flag, named_first, table
-from capeval_core.errors import FileError, Problems, did_you_mean, file_problem, which_choice
+from capeval_core.errors import FileError, Problems, did_you_mean, file_problem, naming, which_choice
 from capeval_core.inputs.samples import argument_of
 from capeval_core.judgements.judged_set import Items, JudgedSet, Scored
 from capeval_core.judgements.judging import Judged
@@ -118,7 +117,7 @@ def _options(class_: type[CaptionMetric], flags: argparse.Namespace) -> Any:
             raise ValueError(f"--weights {flags.weights}: {hint}")
         keywords["weights"] = flags.weights
     keywords |= (of_set := options_set(flags.set, class_.name, flags.metrics))
-    with in_words_of_the_user(class_.Options), in_words_of_set(class_.name, of_set):
+    with naming(in_set(class_.name, of_set)):
         options = class_.Options.of(class_.name, keywords)
         class_.check_options(options)
     return options

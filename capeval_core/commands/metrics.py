@@ -6,12 +6,11 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from capeval_core.commands.common import flag_of, in_words_of_the_user, names_of
+from capeval_core.commands.common import flag_of, names_of
 from capeval_core.commands.terminal import Parser, complain, flag
 from capeval_core.description import describe_metric
 from capeval_core.inputs.samples import ARGUMENTS, argument_of, medium_of
 from capeval_core.metric import CaptionMetric
-from capeval_core.options import Settings
 from capeval_core.registry import media_of, metric_class, variant_classes
 
 Metrics = Sequence[type[CaptionMetric]]
@@ -63,10 +62,9 @@ def _with_medium(
     parser = Parser(f"{command} {','.join(names)}", add_help=False)
     flag(parser, "--media NAME", "")
     flags, others = parser.parse_known_args(rest)
-    with in_words_of_the_user(Settings):
-        # A metric on texts alone fits captions of any medium.
-        media = {name: flags.media if len(names) == 1 or media_of(name) else None for name in names}
-        return [metric_class(name, medium) for name, medium in media.items()], others
+    # A metric on texts alone fits captions of any medium.
+    media = {name: flags.media if len(names) == 1 or media_of(name) else None for name in names}
+    return [metric_class(name, medium) for name, medium in media.items()], others
 
 
 def command_of(metric: type[CaptionMetric]) -> str:

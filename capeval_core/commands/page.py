@@ -5,10 +5,8 @@ from __future__ import annotations
 import socket
 from importlib.util import find_spec
 
-from capeval_core.commands.common import in_words_of_the_user
 from capeval_core.commands.interrupts import interruptible
 from capeval_core.commands.terminal import Parser, complain, flag
-from capeval_core.options import Options, Settings
 from capeval_core.project import install_command
 from capeval_core.registry import list_metrics, load, metric_class
 
@@ -27,8 +25,7 @@ def run(arguments: list[str]) -> int:
     flag(parser, "--host ADDRESS", text, default="127.0.0.1")
     flag(parser, "--no-browser", "open no browser")
     flags = parser.read(arguments)
-    with in_words_of_the_user(Settings):
-        metric = metric_class(flags.metric, flags.media)
+    metric = metric_class(flags.metric, flags.media)
     if flags.port is not None and flags.port not in PORTS:
         parser.error(f"--port {flags.port}: expected a number from 1 to {PORTS[-1]}")
     try:
@@ -37,15 +34,13 @@ def run(arguments: list[str]) -> int:
         parser.error(f"--host {flags.host}: expected an address of this machine")
     if find_spec("gradio") is None:
         raise ValueError(f"the page needs gradio: {install_command('page')}")
-    weights, settings = flags.weights, [metric.Options, Options]  # a metric on texts has no --weights
-    with in_words_of_the_user(settings):
-        from capeval_core.integrations import page
+    weights = flags.weights
+    from capeval_core.integrations import page
 
-        demo = page.build(metric.name, weights, media=flags.media)
+    demo = page.build(metric.name, weights, media=flags.media)
     try:
-        with in_words_of_the_user(settings):
-            if metric.tiny is not None:
-                load(metric.name, media=flags.media, weights=weights).weights_folder()
+        if metric.tiny is not None:
+            load(metric.name, media=flags.media, weights=weights).weights_folder()
     except ValueError as error:
         if weights is not None:
             raise

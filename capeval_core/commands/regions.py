@@ -15,14 +15,13 @@ from tqdm import tqdm
 from capeval_core.commands.common import (
     add_flags,
     chosen,
-    in_words_of_the_user,
     tell_reasons,
     visual_of,
     write,
 )
 from capeval_core.commands.interrupts import interruptible
 from capeval_core.commands.terminal import Parser, flag, summary
-from capeval_core.errors import FileError, Problems, Words, renamed, wrong_option
+from capeval_core.errors import FileError, Problems, naming, wrong_option
 from capeval_core.inputs.box_stores import (
     MANIFEST,
     Manifest,
@@ -102,11 +101,10 @@ def run(arguments: list[str]) -> int:
     flag(files, "--out FOLDER", "folder to write, or to continue", required=True)
     add_flags(parser, RegionOptions, title="options of the regions")
     flags = parser.read(arguments)
-    with in_words_of_the_user(RegionOptions):
-        options = RegionOptions.of("regions", chosen(flags, RegionOptions))
-        images = _images_in(flags.images)
-        _refuse_something_else(flags.out)
-        label, encoder, selection = _open(options)
+    options = RegionOptions.of("regions", chosen(flags, RegionOptions))
+    images = _images_in(flags.images)
+    _refuse_something_else(flags.out)
+    label, encoder, selection = _open(options)
     _make(flags.out, Manifest(label, selection, options.dtype, encoder.fingerprint))
     with interruptible(_RESUMED.format(flags.out)):
         counts = _write_all(images, flags.out, encoder, selection)
@@ -147,7 +145,7 @@ def convert_box_features(arguments: list[str]) -> int:
             try:
                 image_id, features, key = entry.load()
             except Refused as refused:
-                counts.errors.append(f"{entry.name}: {Words().line(refused.problem(''))}")
+                counts.errors.append(f"{entry.name}: {refused}")
                 continue
             path = file_of(flags.out, image_id)
             if path.exists() and is_whole(path, key):
@@ -204,7 +202,7 @@ def _is_there(path: Path, image: InputImage) -> bool:
 def _open(options: RegionOptions) -> tuple[str, RegionEncoder, str]:
     """Name, region encoder and selection of the options."""
     weights = _DETECTORS[options.detector].repository if options.weights is None else options.weights
-    with renamed(regions="weights"):
+    with naming({"regions": "weights"}):
         source = box_source_opener(weights)(
             selection=options.selection, device=options.device, dtype=options.dtype
         )

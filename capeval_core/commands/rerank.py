@@ -15,7 +15,7 @@ from capeval_core.commands.common import (
     add_flags,
     check_output,
     chosen,
-    in_words_of_the_user,
+    naming_rows,
     read_files,
     tell_reasons,
     with_ids,
@@ -27,7 +27,6 @@ from capeval_core.commands.terminal import Parser, complain, flag, summary
 from capeval_core.errors import Problems, beside
 from capeval_core.evidence import Evidence
 from capeval_core.inputs.folder import bare, names_in, some_of
-from capeval_core.inputs.text_files import FileOptions
 from capeval_core.metric import CaptionMetric
 from capeval_core.registry import metric_class
 from capeval_core.reports.html import check_report
@@ -56,12 +55,11 @@ def run(arguments: list[str]) -> int:
         raise ValueError(f"--out and --json are both {flags.out}: name two files")
     if flags.report is not None:
         check_report(flags.report)
-    with in_words_of_the_user(metric.Options):
-        options = metric.Options.of(METRIC, chosen(flags, metric.Options))
-        metric.check_options(options)
+    options = metric.Options.of(METRIC, chosen(flags, metric.Options))
+    metric.check_options(options)
     problems = Problems()
     file = _read(flags, problems, absent_too=options.on_error == "nan")
-    with in_words_of_the_user([FileOptions, metric.Options], file.ids):
+    with naming_rows(file.ids):
         with beside(problems):
             checked = metric.check_input(options, file.captions, file.images, progress=True)
             samples = with_ids(checked, file.ids)

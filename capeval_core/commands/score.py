@@ -7,7 +7,6 @@ import io
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -23,8 +22,8 @@ from capeval_core.commands.common import (
     check_output,
     chosen,
     flag_of,
-    in_words_of_set,
-    in_words_of_the_user,
+    in_set,
+    naming_rows,
     options_set,
     read_files,
     tell_reasons,
@@ -55,11 +54,11 @@ from capeval_core.commands.systems import (
     write_page,
 )
 from capeval_core.commands.terminal import Parser, announce, complain, flag, named_first, summary, table
-from capeval_core.errors import Piece, Problem, Problems, ProblemsError, Setting, beside
+from capeval_core.errors import Problems, ProblemsError, beside, naming
 from capeval_core.evidence import Evidence
 from capeval_core.inputs.folder import bare, names_in
 from capeval_core.inputs.samples import Samples, argument_of
-from capeval_core.inputs.text_files import Collection, FileOptions
+from capeval_core.inputs.text_files import Collection
 from capeval_core.metric import CaptionMetric
 from capeval_core.options import Options, describe_options
 from capeval_core.registry import every_class, metric_classes
@@ -201,7 +200,7 @@ def _options(metrics: Metrics, names: Sequence[str], flags: argparse.Namespace) 
         if flags.explain is not None:
             keywords["evidence"] = True
         try:
-            with in_words_of_set(metric.name, of_set):
+            with naming(in_set(metric.name, of_set)):
                 own = metric.Options.of(metric.name, keywords)
                 metric.check_options(replace(own, rows=None))
             for folder in _folders_of_rows(metric, own, names, several=len(metrics) > 1):
@@ -210,8 +209,7 @@ def _options(metrics: Metrics, names: Sequence[str], flags: argparse.Namespace) 
             options.append(own)
         except ProblemsError as error:
             problems.extend(error.problems)
-    with in_words_of_the_user([metric.Options for metric in metrics]):
-        problems.raise_if_any()
+    problems.raise_if_any()
     return options
 
 
@@ -262,7 +260,7 @@ def _score_systems(
     several = len(names) > 1
     pairs = zip(names, collections, strict=True)
     owners = [name if several else "" for name, collection in pairs for _ in collection.ids]
-    with in_words_of_the_user([FileOptions, *(metric.Options for metric in metrics)], ids, owners):
+    with naming_rows(ids, owners):
         with beside(problems):
             checked = _checked(metrics, options, collections, ids) if ids else []
         opened = _opened(metrics, options)
@@ -371,25 +369,13 @@ def _opened(metrics: Metrics, options: Sequence[Options]) -> list[CaptionMetric]
     for metric, own in zip(metrics, options, strict=True):
         announce(f"opening {metric.name} ...")
         try:
-            opened.append(metric(replace(own, rows=None)))  # a folder may be of several systems
+            with naming(in_set(metric.name, ["weights"] * (len(metrics) > 1))):
+                opened.append(metric(replace(own, rows=None)))  # a folder may be of several systems
         except WeightsError as error:
-            if len(metrics) > 1:
-                error.change(partial(_of_metric, metric.name))
             problems.extend(error.problems)
     if len(problems):
         raise WeightsError(problems)
     return opened
-
-
-def _of_metric(name: str, problem: Problem) -> Problem:
-    """A problem whose advice on weights is for one metric of several."""
-
-    def directed(piece: Piece) -> Piece:
-        if isinstance(piece, Setting) and piece.name == "weights" and piece.value != "tiny":
-            return replace(piece, name="set", value=f"{name}.weights={piece.value}")
-        return piece
-
-    return problem.changed(directed)
 
 
 # --explain

@@ -16,7 +16,6 @@ from capeval_core.commands.common import (
     add_flags,
     check_output,
     chosen,
-    in_words_of_the_user,
     tell_reasons,
     write,
 )
@@ -92,26 +91,24 @@ def _score(arguments: list[str]) -> int:
     flags = _parser(metric).read(rest)
     workers = Workers(flags.workers, flags.gpus_per_worker, flags.ray)
     _check_workers(workers)
-    with in_words_of_the_user(metric.Options):
-        scorer = BatchScorer(
-            metric.name,
-            **({} if metric.variant is None else {"media": metric.variant}),
-            **chosen(flags, metric.Options),
-        )
+    scorer = BatchScorer(
+        metric.name,
+        **({} if metric.variant is None else {"media": metric.variant}),
+        **chosen(flags, metric.Options),
+    )
     shards = plan_shards(flags.input, flags.output)
     there = existing(shards, flags.output)
-    with in_words_of_the_user(metric.Options):
-        images = flags.images
-        if images is not None:
-            place = images_folder(images) if flags.ray is None else Place.of("images", images)
-            images = place.path if place.is_local else images  # workers may have other current folders
-        stamp = settings_of(scorer, flags.columns)  # which opens the weights: missing ones end here
-        refuse_other_scores(there, stamp, images)
+    images = flags.images
+    if images is not None:
+        place = images_folder(images) if flags.ray is None else Place.of("images", images)
+        images = place.path if place.is_local else images  # workers may have other current folders
+    stamp = settings_of(scorer, flags.columns)  # which opens the weights: missing ones end here
+    refuse_other_scores(there, stamp, images)
     if len(there) == len(shards) and not flags.retry_failed:
         workers = Workers(1)  # there is nothing to do for others
     settings = {"images": images, "columns": flags.columns, "retry_failed": flags.retry_failed}
     kept = "shards that are finished are kept: run the same command again to go on"
-    with interruptible(kept), in_words_of_the_user(metric.Options):
+    with interruptible(kept):
         return _run(metric, scorer, shards, flags, workers, settings)
 
 

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from capeval_core.commands.common import FILES, add_flags, chosen, in_words_of_the_user
+from capeval_core.commands.common import FILES, add_flags, chosen
 from capeval_core.commands.interrupts import interruptible
 from capeval_core.commands.terminal import Parser, complain, flag, named_first
 from capeval_core.errors import FileError, file_problem
@@ -48,9 +48,8 @@ def run(arguments: list[str]) -> int:
         raise ValueError(f"{name!r} cannot be trained here (known: {', '.join(TRAINED)})")
     flags = _parser(name).read(rest)
     settings = TRAINED[name]
-    with in_words_of_the_user(settings):
-        training = settings.of(f"capeval train {name}", chosen(flags, settings))
-        _train(training, flags)
+    training = settings.of(f"capeval train {name}", chosen(flags, settings))
+    _train(training, flags)
     return 0
 
 
@@ -155,9 +154,8 @@ def _captions_of(
     """The captions of a file, its columns and split those of the flags."""
     from capeval_core.training.captioned import read_captioned
 
-    with in_words_of_the_user(FileOptions):
-        options = FileOptions(id_column=flags.id_column, caption_column=flags.caption_column, split=split)
-        return read_captioned(file, images, store, options)
+    options = FileOptions(id_column=flags.id_column, caption_column=flags.caption_column, split=split)
+    return read_captioned(file, images, store, options)
 
 
 def _judged(

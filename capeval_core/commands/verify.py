@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from capeval_core.commands.common import FlagWords, in_words_of_the_user
 from capeval_core.commands.terminal import Parser, complain, flag, named_first, summary, table
 from capeval_core.judgements.verification import Check, verify
 from capeval_core.registry import metric_class, metric_classes
@@ -35,15 +34,13 @@ def run(arguments: list[str]) -> int:
         if folder is not None and not folder.is_dir():
             raise ValueError(f"{name} {folder}: there is no such folder")
     keywords = {"weights": flags.weights, "device": flags.device}
-    with in_words_of_the_user(class_.Options):
-        chosen = {name: value for name, value in keywords.items() if value is not None}
-        options = class_.Options.of(class_.name, chosen)
-        class_.check_options(options)
+    chosen = {name: value for name, value in keywords.items() if value is not None}
+    options = class_.Options.of(class_.name, chosen)
+    class_.check_options(options)
     try:
         metric = class_(options)
     except WeightsError as error:
-        reason = FlagWords(class_.Options).of(error)
-        complain(f"{class_.title} cannot be verified, its weights are not at hand or not whole:\n{reason}")
+        complain(f"{class_.title} cannot be verified, its weights are not at hand or not whole:\n{error}")
         return _NOT_THERE
     print(f"{class_.title}, {metric.signature()}\n", flush=True)
     # No weights, or those of the catalogue under their own name: what papers print is of these.

@@ -293,7 +293,7 @@ class _Run:
         except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, OSError) as error:
             # A source of regions is the user's own code, whose error says nothing of the image.
             found = f"what belongs to it could not be made ({type(error).__name__}: {error})"
-            raise ImageError(Problem(entry.item[0].where, None, found, verb="")) from error
+            raise ImageError(Problem(entry.item[0].where, found)) from error
         if units.decoded:
             return replace(units, groups=_made_ahead(units.groups, self.encoding.size.size, self.threads))
         return units
@@ -371,7 +371,7 @@ class _Run:
             else:
                 # What is said of the first of equal items holds for this one.
                 first, problems = entry.item[0].where, entry.error.problems
-                own = [replace(p, argument=visual.where) if p.argument == first else p for p in problems]
+                own = [p._replace(where=p.where.replace(first, visual.where, 1)) for p in problems]
                 done.append(Encoded(extra, None, entry.keys, content, str(ImageError(Problems(own)))))
             entry.waiting -= 1
             if not entry.waiting:
@@ -430,7 +430,7 @@ def preparing(visual: Visual[Any], loaded: Any) -> Iterator[None]:
     except (ValueError, OSError, MemoryError) as error:  # e.g. no way from the mode La to RGB
         mode = f" ({loaded.mode})" if hasattr(loaded, "mode") else ""
         found = f"cannot prepare {visual.name}{mode}: {error}"
-        raise ImageError(Problem(visual.where, None, found, verb="")) from None
+        raise ImageError(Problem(visual.where, found)) from None
 
 
 def content_keys(items: Iterable[Item]) -> list[str | ImageError]:

@@ -22,7 +22,7 @@ from abc import ABC, abstractmethod
 from bisect import bisect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from functools import cached_property, lru_cache
 from hashlib import blake2b
 from importlib import import_module
@@ -186,7 +186,8 @@ class StoredEntry(StoredBoxes):
         try:
             return StoredBoxes.decode(self, reduced)
         except Refused as refused:
-            refused._problem = replace(refused._problem, source=self.name)
+            problem = refused._problem
+            refused._problem = problem._replace(found=f"{self.name}: {problem.found}")
             raise
 
 

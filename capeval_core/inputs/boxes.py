@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from capeval_core.errors import InputWarning, did_you_mean, warn
+from capeval_core.errors import did_you_mean, warn
 from capeval_core.inputs.images import InputVisual, Refused, Source, local_path, quoted, read_file, within
 from capeval_core.values import described, shown
 
@@ -138,7 +138,7 @@ class BoxFeatures:
         if n >= len(self):
             return self
         if self.scores is not None and (self.scores[n:].max() > self.scores[:n]).any():
-            warn(InputWarning(UNSORTED))
+            warn(UNSORTED)
         return replace(
             self,
             boxes=self.boxes[:n],
@@ -213,7 +213,7 @@ def boxes_source(value: Any) -> Source[BoxFeatures]:
     if isinstance(value, InputBoxes):
         return value.source
     if value is None:
-        raise Refused("None", "every caption needs the boxes of its image", verb="is")
+        raise Refused("missing", "every caption needs the boxes of its image", verb="is")
     if isinstance(value, (str, os.PathLike)):
         path = local_path(value)
         if not path.endswith(".npz"):

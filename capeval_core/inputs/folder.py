@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path, PurePosixPath
 
-from capeval_core.errors import FileError, Problems, Text, file_problem, refuse_nul, warn
+from capeval_core.errors import FileError, Problems, file_problem, refuse_nul, warn
 from capeval_core.inputs.texts import valid_unicode
 
 EXTENSIONS: Mapping[str, AbstractSet[str]] = {
@@ -183,7 +183,7 @@ class Folder:
 
 
 def only_matches(
-    source: Path, matches: Mapping[str, list[str]], lacking: str, problems: Problems, fix: Text = ""
+    source: Path, matches: Mapping[str, list[str]], lacking: str, problems: Problems, fix: str = ""
 ) -> dict[str, str]:
     """The one entry that each id means, of those that it can mean; note ids that mean several, or none.
 

@@ -20,7 +20,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, ClassVar, Generic, Protocol, Self, TypeVar
 
@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageFile, UnidentifiedImageError
 
-from capeval_core.errors import Detail, Index, InputError, InPython, Kind, Problem, Problems, Text
+from capeval_core.errors import Index, InputError, Kind, Problem, Problems, at
 from capeval_core.values import described
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF", "HEIF")
@@ -54,10 +54,7 @@ SIGNATURES = {
 STEEPEST = 200  # longer / shorter side; scaling the shorter side to a model's input size would explode
 # Several images in one file that are not frames: a phone's depth map or thumbnail.
 NOT_FRAMES = {"MPO"}
-BOMB: Text = (
-    "scale it down",
-    InPython(", or raise PIL.Image.MAX_IMAGE_PIXELS if you trust the image"),
-)
+BOMB = "scale it down, or raise Pillow's limit, PIL.Image.MAX_IMAGE_PIXELS, if you trust the image"
 
 
 class ImageError(InputError):
@@ -69,8 +66,8 @@ class Refused(Exception):  # noqa: N818  (on its way to who knows which argument
 
     def __init__(
         self,
-        found: Text,
-        fix: Text = "",
+        found: str,
+        fix: str = "",
         *,
         verb: str = "",
         index: tuple[int | str, ...] = (),
@@ -78,16 +75,16 @@ class Refused(Exception):  # noqa: N818  (on its way to who knows which argument
     ) -> None:
         super().__init__(found, fix)
         self.index = index
-        self._problem = Problem("", None, found, fix, verb, kind=kind)
+        self._problem = Problem("", f"{verb} {found}".strip(), fix, kind)
 
     def problem(self, argument: str, *index: int | str) -> Problem:
         """The problem with an argument, at an index of it."""
         path = (*index, *self.index)
         place: Index = path if len(path) > 1 or self.index else path[0] if path else None
-        return replace(self._problem, argument=argument, index=place)
+        return self._problem._replace(where=at(argument, place))
 
     def __str__(self) -> str:
-        return str(InputError(self._problem))
+        return str(self._problem)
 
 
 @contextmanager
@@ -225,7 +222,7 @@ def undecodable(name: str, error: Exception) -> Refused:
         return Refused(f"cannot decode {name} (truncated)")
     if isinstance(error, MemoryError):
         return Refused(f"cannot decode {name} (out of memory)")
-    return Refused((f"cannot decode {name} (truncated or damaged", Detail(f": {reason}"), ")"))
+    return Refused(f"cannot decode {name} (truncated or damaged: {reason})")
 
 
 def pixel_key(image: Image.Image) -> str:
@@ -756,7 +753,7 @@ def image_source(value: Any) -> Source[Image.Image]:
     if isinstance(value, InputImage):
         return value.source
     if value is None:
-        raise Refused("None", "every caption needs an image", verb="is")
+        raise Refused("missing", "every caption needs an image", verb="is")
     if isinstance(value, (str, os.PathLike)):
         return OnDisk(local_path(value))
     if isinstance(value, (bytes, bytearray, memoryview)):

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from PIL import Image
 from tqdm import tqdm
 
-from capeval_core.errors import Problem, Problems, wrong_option
+from capeval_core.errors import Problem, Problems, at, wrong_option
 from capeval_core.inputs.boxes import REQUIRED, InputBoxes, StoredBoxes
 from capeval_core.inputs.decoders import shared_decoders
 from capeval_core.inputs.images import (
@@ -75,12 +75,12 @@ def check_visuals(values: Any, problems: Problems, media: Sequence[str] = ("imag
     argument = str(argument_of(media))
     many = " or ".join(_MANY[medium] for medium in media)
     if values is None:
-        problems.add(Problem(argument, None, "missing", f"pass a list of {many}"))
+        problems.add(Problem(at(argument), "is missing", f"pass a list of {many}"))
         return None
     if (medium := _single_medium(values, media)) is not None:
         single = "dict of boxes" if medium == "boxes" else medium
         fix = f"pass a list, {argument}=[{medium}]"
-        problems.add(Problem(argument, None, f"a single {single}", fix, kind=TypeError))
+        problems.add(Problem(at(argument), f"is a single {single}", fix, TypeError))
         return None
     if is_dataset_column(values):
         return _lazy_rows(UndecodedColumn.of(values), problems, media)
@@ -92,7 +92,7 @@ def check_visuals(values: Any, problems: Problems, media: Sequence[str] = ("imag
     if isinstance(values, Sequence) and not isinstance(values, range):
         return _lazy_rows(values, problems, media)
     fix = f"expected a list of {many}{how_to_list(values)}"
-    problems.add(Problem(argument, None, described(values), fix, kind=TypeError))
+    problems.add(Problem(at(argument), f"is {described(values)}", fix, TypeError))
     return None
 
 

@@ -34,7 +34,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Collection as AbstractCollection
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path, PurePosixPath
 from types import NoneType
@@ -42,14 +42,12 @@ from typing import Any, NoReturn
 
 from capeval_core.errors import (
     FileError,
-    Problem,
     Problems,
-    Setting,
-    Text,
     did_you_mean,
     file_problem,
-    pieces_of,
+    option_problem,
     refuse_nul,
+    setting,
     warn,
 )
 from capeval_core.inputs.folder import Folder, Names, only_matches, some_of
@@ -138,7 +136,7 @@ class Texts:
             rows = f"{len(differing):,} row{'s' if len(differing) > 1 else ''}"
             wrong = f"{names} name different images in {rows}, such as {images}"
             best = next(name for name in one if name != "id")
-            fix = ("choose the column of image ids with ", Setting("id_column", best))
+            fix = setting("id_column", best, "choose the column of image ids with ")
             problems.add(file_problem(path, wrong, fix))
         columns = {name: None for ids in self.entries for name in ids if len(ids) > 1}
         return max(columns, key=known.__getitem__, default=None)
@@ -194,11 +192,11 @@ class Gatherer:
         self.texts = Texts()
         self._lists: dict[str, list[str]] = {}
 
-    def complain(self, row: str | None, found: Text, fix: Text = "", *, verb: str = "is") -> None:
+    def complain(self, row: str | None, found: str, fix: str = "", *, verb: str = "is") -> None:
         """Note a problem with a row, such as `line 3`, or a part of it; None: with the file."""
         self.problems.add(file_problem(self.path, found, fix, index=row, verb=verb))
 
-    def fail(self, found: Text, fix: Text = "") -> NoReturn:
+    def fail(self, found: str, fix: str = "") -> NoReturn:
         """Raise FileError about the file as a whole."""
         raise FileError(file_problem(self.path, found, fix))
 
@@ -208,7 +206,7 @@ class Gatherer:
         if not self.id_fields(names) or len(self.text_fields(names)) != 1:
             found, fix = self._unclear(names)
             if table == "the header has" and not self.id_fields(names) and fix:
-                fix = (*pieces_of(fix), ", or write a header above the first row if there is none")
+                fix += ", or write a header above the first row if there is none"
             self.fail(f"{table} {_listed(names)}, {found}", fix)
         twice = [name for name, count in Counter(names).items() if name and count > 1]
         if twice:
@@ -275,23 +273,27 @@ class Gatherer:
         captions = self.options.caption_column
         return usual if captions is None or captions not in names else list(dict.fromkeys([captions, *usual]))
 
-    def _unclear(self, names: AbstractCollection[str], ids: Sequence[str] = ()) -> tuple[str, Text]:
+    def _unclear(self, names: AbstractCollection[str], ids: Sequence[str] = ()) -> tuple[str, str]:
         """What a row or table of these names lacks, or has too much of, and the fix."""
         ids, texts = ids or self.id_fields(names), self.text_fields(names)
         others = [name for name in names if name and name not in (*ID_FIELDS, *PATH_FIELDS, SPLIT, *texts)]
         if ids and texts:
             found = f"of which {' or '.join(map(repr, texts))} may be the text"
-            return found, ("name it with ", Setting(self.column, texts[0]))
+            return found, setting(self.column, texts[0], "name it with ")
         lacking, settings = [], []
         if not ids:
             lacking.append(self.options.id_column or " or ".join(ID_FIELDS))
-            settings += [Setting("id_column", name) for name in others[:1]]
+            settings += [setting("id_column", name) for name in others[:1]]
         if not texts:
             lacking.append(self.chosen or " or ".join(self.fields))
-            settings += [Setting(self.column, name) for name in others[0 if ids else 1 :][-1:]]
-        named = [replace(one, before=" and " if place else "") for place, one in enumerate(settings)]
+            settings += [setting(self.column, name) for name in others[0 if ids else 1 :][-1:]]
         found = f"but no {', and no '.join(lacking)}"
-        return found, (f"name {'it' if len(named) == 1 else 'them'} with ", *named) if named else ""
+        return (
+            found,
+            f"name {'it' if len(settings) == 1 else 'them'} with {' and '.join(settings)}"
+            if settings
+            else "",
+        )
 
     def image_id(self, value: Any, name: str) -> str | None:
         """The id as a string, or None with the problem noted."""
@@ -367,11 +369,11 @@ def refuse_unused(options: FileOptions, read: Mapping[Path, Texts], problems: Pr
         value = getattr(options, name)
         if value is not None and value not in columns:
             has = f"the columns are {_listed(columns)}" if columns else "captions there have no columns"
-            problems.add(Problem(name, None, f"no column of {files}", has, value=value))
+            problems.add(option_problem(name, value, f"no column of {files}", has))
     for split in options.splits:
         if split not in splits:
             has = f"the splits are {_counted(splits)}" if splits else "rows there have no split"
-            problems.add(Problem("split", None, f"no split of {files}", has, value=split))
+            problems.add(option_problem("split", split, f"no split of {files}", has))
 
 
 def _counted(splits: Counter[str]) -> str:
@@ -731,7 +733,7 @@ def read_texts(
     if len(texts.splits) > 1 and not chosen and not all_splits:
         first = "test" if "test" in texts.splits else next(iter(texts.splits))
         found = f"holds the splits {_counted(texts.splits)}"
-        problems.add(file_problem(name, found, ("choose with ", Setting("split", first))))
+        problems.add(file_problem(name, found, setting("split", first, "choose with ")))
         texts.entries.clear()
         texts.rows.clear()  # which images are missing depends on the choice
     return texts
@@ -1013,7 +1015,7 @@ def _finder(texts: Texts, entries: Mapping[str, Any]) -> Callable[[str], list[st
 
 def _lacking(
     texts: Texts, entries: Mapping[str, Any], matches: Mapping[str, list[str]], options: FileOptions
-) -> tuple[str, Text]:
+) -> tuple[str, str]:
     """What ids without an entry in a file of references have, and the fix."""
     left_out = Names(texts.left_out)
     elsewhere = {
@@ -1026,7 +1028,7 @@ def _lacking(
         kept = options.splits if any(matches.values()) else []
         of_splits = " and ".join(map(repr, sorted(elsewhere)))
         found = f"no references in split {', '.join(map(repr, options.splits))}, but in {of_splits}"
-        return found, ("pass ", Setting("split", ",".join([*kept, *sorted(elsewhere)])))
+        return found, setting("split", ",".join([*kept, *sorted(elsewhere)]), "pass ")
     examples = f"; it has ids like {', '.join(map(repr, [*entries][:3]))}" if entries else ""
     return f"no references{examples}", ""
 

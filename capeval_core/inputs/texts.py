@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
-from capeval_core.errors import Argument, Index, Kind, Problem, Problems, Setting, Text, warn
+from capeval_core.errors import Index, Kind, Problem, Problems, at, setting, warn
 from capeval_core.values import described
 
 _STRING = r"""(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
@@ -50,8 +50,8 @@ class _Texts:
     empty: str
     problems: Problems
 
-    def wrong(self, index: Index, found: str, fix: Text = "", kind: Kind = ValueError) -> None:
-        self.problems.add(Problem(self.argument, index, found, fix, kind=kind))
+    def wrong(self, index: Index, found: str, fix: str = "", kind: Kind = ValueError) -> None:
+        self.problems.add(Problem(at(self.argument, index), f"is {found}", fix, kind))
 
     def rows(self, value: Any, of: str) -> list[Any] | None:
         """The rows of the argument, or None where there are none."""
@@ -59,9 +59,7 @@ class _Texts:
             self.wrong(None, "missing", f"pass a list of {of}")
             return None
         if isinstance(value, str):
-            self.wrong(
-                None, "a single string", ("pass a list, ", Argument(self.argument), "=[...]"), TypeError
-            )
+            self.wrong(None, "a single string", f"pass a list, {at(self.argument)}=[...]", TypeError)
             return None
         rows = as_list(value)
         if rows is None:
@@ -74,7 +72,7 @@ class _Texts:
         """Those texts of a row of several that are usable."""
         values = None if row is None else as_list(row)
         if row is None or values == []:
-            self.wrong(index, "None" if row is None else "empty", needed)
+            self.wrong(index, "missing" if row is None else "empty", needed)
         elif values is None:
             self.wrong(index, described(row), f"expected {expected}", TypeError)
         texts = [self.text(value, (index, j), fix) for j, value in enumerate(values or [])]
@@ -84,13 +82,13 @@ class _Texts:
         if isinstance(value, str):
             if self.empty == "error" and not value.strip():
                 found = "empty (only whitespace)" if value else "empty"
-                self.wrong(index, found, (fix, Setting("empty", "score", " or pass ")))
+                self.wrong(index, found, fix + setting("empty", "score", " or pass "))
             elif not value.isascii() and not valid_unicode(value):
                 self.wrong(index, f"not valid Unicode (a lone surrogate): {value[:40]!a}")
             else:
                 return str(value)  # numpy's str_ is a str, but not a plain one
         elif value is None:
-            self.wrong(index, "None", fix)
+            self.wrong(index, "missing", fix)
         else:
             decode = ", decode it first" if isinstance(value, (bytes, bytearray)) else ""
             self.wrong(index, described(value), f"expected a string{decode}", TypeError)
@@ -201,8 +199,8 @@ def corpus_texts(texts: Any) -> list[str]:
 
 def other_length(argument: str, length: int, other: str, other_length: int, fix: str) -> Problem:
     """The problem of two arguments that should have as many rows."""
-    found = ("len(", Argument(argument), f")={length} but len(", Argument(other), f")={other_length}")
-    return Problem("", None, found, fix, verb="")
+    found = f"len({at(argument)})={length} but len({at(other)})={other_length}"
+    return Problem("", found, fix)
 
 
 def warn_of_written_lists(captions: Sequence[str]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from capeval_core.errors import Detail, InputError, Problem, pieces_of
+from capeval_core.errors import InputError, Problem
 from capeval_core.inputs.decoders import import_path
 from capeval_core.limits import LIMITS
 
@@ -31,11 +31,10 @@ def frames_within_limits(path: Path, medium: str) -> int:
         answer = b""
     if not answer:  # stopped by a limit, or by a decoder that broke
         found = f"cannot be read in {LIMITS.page_seconds:g} s and {LIMITS.page_memory >> 20:,} MB of memory"
-        raise InputError(Problem(f"the {medium}", None, found, "save it again, or make it smaller", verb=""))
+        raise InputError(Problem(f"the {medium}", found, "save it again, or make it smaller"))
     frames, *problem = json.loads(answer)
     if problem:
-        found, fix, verb = problem
-        raise InputError(Problem(f"the {medium}", None, found, fix, verb=verb))
+        raise InputError(Problem(f"the {medium}", *problem))
     return int(frames)
 
 
@@ -60,15 +59,8 @@ def main() -> None:
             frames, pixels = frames + 1, pixels + image.width * image.height
             if frames > asked["page_frames"] or pixels > asked["page_pixels"]:
                 most = f"{asked['page_frames']:,} frames or {asked['page_pixels'] / 1e6:,.0f} megapixels"
-                raise InputError(
-                    Problem("", None, f"more than {most}", "cut it or scale it down", verb="has")
-                )
+                raise InputError(Problem("", f"has more than {most}", "cut it or scale it down"))
         print(json.dumps([frames]))
     except InputError as error:
         problem = next(iter(error.problems))
-        texts = ("".join(map(_plain, pieces_of(text))) for text in (problem.found, problem.fix))
-        print(json.dumps([0, *texts, problem.verb]))
-
-
-def _plain(piece: object) -> str:
-    return piece if isinstance(piece, str) and not isinstance(piece, Detail) else ""
+        print(json.dumps([0, problem.found, problem.fix]))

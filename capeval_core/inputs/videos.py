@@ -319,7 +319,7 @@ def frames_source(value: Any) -> Source[FrameSource]:
     if isinstance(value, InputFrames):
         return value.source
     if value is None:
-        raise Refused("None", "every caption needs a video", verb="is")
+        raise Refused("missing", "every caption needs a video", verb="is")
     if isinstance(value, (str, os.PathLike)):
         return StoredVideo(local_path(value, "videos"))
     if isinstance(value, (bytes, bytearray, memoryview)):

@@ -7,14 +7,13 @@ capeval[ngram]`) and have no implementation here.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from capeval_core.errors import Problem, Problems, ProblemsError, did_you_mean
+from capeval_core.errors import Problem, Problems, did_you_mean, naming, place
 from capeval_core.inputs.samples import check_samples
 from capeval_core.phrases.ptb import ptb_text, ptb_tokens
 from capeval_core.registry import load
@@ -73,21 +72,15 @@ class CocoScores:
             from capeval_core.integrations.coco_java import check_java
 
             check_java(java)
-        try:
+        with naming({"captions": "res", "references": "gts"}, row=self._place):
             self._samples = check_samples(
                 self._captions, None, self._references, needs_references=True, empty="score", media=()
             )
-        except ProblemsError as error:
-            error.change(self._of_image)
-            raise
 
-    def _of_image(self, problem: Problem) -> Problem:
-        """A problem of a row as that of its image."""
-        row, *rest = problem.index if isinstance(problem.index, tuple) else (problem.index,)
-        key = _step(self.ids[row]) if isinstance(row, int) else None
-        if problem.argument == "captions":
-            return replace(problem, argument="res", index=None if key is None else (key, 0))
-        return replace(problem, argument="gts", index=None if key is None else (key, *rest))
+    def _place(self, argument: str, path: Sequence[int | str]) -> str:
+        """A place in a row as one of its image, which has one caption."""
+        inner = (0,) if argument == "captions" else path[1:]
+        return place(argument, [_step(self.ids[int(path[0])]), *inner])
 
     @cached_property
     def results(self) -> dict[str, Result]:
@@ -165,9 +158,8 @@ def _checked_metrics(metrics: Sequence[str]) -> list[str]:
         if name not in known:
             problems.add(
                 Problem(
-                    "metrics",
-                    i,
-                    f"{name!r}",
+                    f"metrics[{i}]",
+                    f"is {name!r}",
                     f"expected one of {', '.join(known)}{did_you_mean(name, known)}",
                 )
             )
@@ -185,11 +177,11 @@ def _checked_texts(gts: Any, res: Any) -> tuple[list[Id], list[Any], list[Any]]:
     ):
         for key in [key for key in ids if key not in others] if ids and others else []:
             fix = "pass references and a caption of the same images"
-            problems.add(Problem(argument, (_step(key),), f"an image that is not in {other}", fix))
+            problems.add(Problem(place(argument, [_step(key)]), f"is an image that is not in {other}", fix))
     for key, row in captions.items():
         if len(row) != 1:
             problems.add(
-                Problem("res", (_step(key),), f"{len(row)} captions", "pass a list of one", verb="has")
+                Problem(place("res", [_step(key)]), f"has {len(row)} captions", "pass a list of one")
             )
     problems.raise_if_any()
     return list(references), [captions[key][0] for key in references], list(references.values())
@@ -202,13 +194,13 @@ def _annotations(value: Any, argument: str, problems: Problems) -> dict[Id, list
     if not isinstance(value, Mapping) or not value:
         fix = "expected {image id: [texts]}, or COCO annotations of pycocotools"
         found = "empty" if isinstance(value, Mapping) else described(value)
-        problems.add(Problem(argument, None, found, fix, kind=ValueError if found == "empty" else TypeError))
+        problems.add(Problem(argument, f"is {found}", fix, ValueError if found == "empty" else TypeError))
         return {}
     rows: dict[Id, list[Any]] = {}
     for key, row in value.items():
         if isinstance(row, (str, Mapping)) or not isinstance(row, Sequence):
             fix = "expected a list of texts"
-            problems.add(Problem(argument, (_step(key),), described(row), fix, kind=TypeError))
+            problems.add(Problem(place(argument, [_step(key)]), f"is {described(row)}", fix, TypeError))
         else:
             rows[key] = [text.get("caption") if isinstance(text, Mapping) else text for text in row]
     return rows

@@ -21,7 +21,7 @@ import pyarrow as pa
 from datasets import Features, Value
 
 from capeval_core.description import describe_metric
-from capeval_core.errors import Problems, did_you_mean, renamed, warn
+from capeval_core.errors import Problems, did_you_mean, naming, warn
 from capeval_core.inputs.samples import ARGUMENTS, Samples, argument_of, medium_of
 from capeval_core.integrations.module_description import module_description, module_usage
 from capeval_core.metric import CaptionMetric
@@ -193,7 +193,7 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
         if all(_has_no_rows(given.get(name)) for name in needed):
             self._open_writer()
             return
-        with renamed(captions="predictions"):
+        with naming({"captions": "predictions"}):
             samples = self.metric.check(predictions, visuals, references)
         self._prepared = opened = self.metric.prepared(samples) if whole else self.metric
         opened.check_separable(opened.options, scores=False)

@@ -52,7 +52,7 @@ class GivenVisuals:
         for name, one in zip(needed, chosen, strict=True):
             if self.argument is not None and name not in (None, self.argument):
                 found = f"{one.metric.name} is about {name}, but {self.argument} are given"
-                problems.add(Problem("metrics", None, found, f"pass {name}=...", "", kind=TypeError))
+                problems.add(Problem("metrics", found, f"pass {name}=...", TypeError))
         problems.raise_if_any()
         named = next((name for name in needed if name is not None), None)
         if named is None and self.argument is not None:
@@ -94,7 +94,7 @@ class EvaluationSet:
             warn(f"{names}: no references are needed, they are ignored")
         elif given.argument is None:
             fix = "pass those of the evaluation set, a list for each of its rows and in its order"
-            problems.add(Problem("references", None, "missing", fix))
+            problems.add(Problem("references", "is missing", fix))
         problems.raise_if_any()
         return cls(given.argument, [visual for visual in visuals or [] if visual is not None], compared)
 

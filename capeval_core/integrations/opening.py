@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from capeval_core.cache import TEXT_BYTES, FeatureCache
-from capeval_core.errors import Kind, Problem, Problems
+from capeval_core.errors import Kind, Problem, Problems, at
 from capeval_core.integrations.processes import own_device
 from capeval_core.metric import CaptionMetric
 from capeval_core.options import Options
@@ -52,10 +52,10 @@ def choose_metrics(
     problems = Problems()
 
     def wrong(i: int, found: str, fix: str, verb: str = "is", kind: Kind = ValueError) -> None:
-        problems.add(Problem("metrics", None if single else i, found, fix, verb, kind=kind))
+        problems.add(Problem(at("metrics", None if single else i), f"{verb} {found}".strip(), fix, kind))
 
     if not listed:
-        problems.add(Problem("metrics", None, "empty", "name at least one"))
+        problems.add(Problem("metrics", "is empty", "name at least one"))
     for i, one in enumerate(listed):
         if not isinstance(one, (str, Mapping, CaptionMetric)):
             wrong(i, described(one), f"expected {_WAYS}", kind=TypeError)

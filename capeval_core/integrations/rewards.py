@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
-from capeval_core.errors import Problem, Problems, ProblemsError
+from capeval_core.errors import Problem, Problems, at, naming, place
 from capeval_core.inputs.samples import argument_of, medium_of
 from capeval_core.integrations.opening import open_one
 from capeval_core.limits import LIMITS
@@ -108,19 +107,14 @@ class Reward:
     ) -> list[float]:
         """Scores of these rows; problems name the rows of the whole input."""
 
-        def of_input(problem: Problem) -> Problem:
-            row, *rest = problem.index if isinstance(problem.index, tuple) else (problem.index,)
-            index = (rows[row], *rest) if isinstance(row, int) else problem.index
-            return replace(problem, index=index)
+        def of_input(argument: str, path: Sequence[int | str]) -> str:
+            return place(argument, [rows[int(path[0])], *path[1:]])
 
         captions, visuals = [captions[row] for row in rows], [visuals[row] for row in rows]
         if references is not None:
             references = [references[row] for row in rows]
-        try:
+        with naming(row=of_input):
             return self.metric.score(captions, references=references, **{argument: visuals}).scores
-        except ProblemsError as error:
-            error.change(of_input)
-            raise
 
     def __repr__(self) -> str:
         return f"Reward({shown(self.metric)})"
@@ -156,7 +150,7 @@ def _text(completion: Any, index: int, problems: Problems) -> Any:
         if not answers:
             roles = ", ".join(str(message.get("role")) for message in completion)
             found = f"no message of the assistant (roles: {roles})"
-            problems.add(Problem("captions", index, found, "pass what the policy wrote", "has"))
+            problems.add(Problem(at("captions", index), f"has {found}", "pass what the policy wrote"))
             return None
         completion = answers[-1].get("content")
         if isinstance(completion, list):  # parts, of which the texts count

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from capeval_core.cache import UNBOUNDED, FeatureCache
-from capeval_core.errors import Problems, renamed, warn
+from capeval_core.errors import Problems, naming, warn
 from capeval_core.inputs.samples import Samples
 from capeval_core.inputs.texts import check_captions
 from capeval_core.integrations.evaluation_set import EvaluationSet, GivenVisuals, samples_for
@@ -152,9 +152,9 @@ class CaptionMetrics:
     def _samples(self, rows: list[Row]) -> Samples:
         """The evaluation set with the captions of these rows."""
         problems = Problems()
-        captions = check_captions([row.caption for row in rows], self._empty, problems)
-        with renamed(captions="predictions"):
-            problems.raise_if_any()
+        with naming({"captions": "predictions"}):
+            captions = check_captions([row.caption for row in rows], self._empty, problems)
+        problems.raise_if_any()
         labels = [row.label for row in rows if row.label is not None]
         references = self._set.references
         if references is None and self._compares:

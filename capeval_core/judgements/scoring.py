@@ -154,9 +154,9 @@ class SetScorer:
         argument = argument_of(metric.media)
         if argument is not None:
             if self.visuals is None:
-                found = f"missing: {metric.name} needs the {argument} of {self.judged.name}"
+                found = f"is missing: {metric.name} needs the {argument} of {self.judged.name}"
                 fix = f"pass {{id: path}}, for ids such as {items.images[0]!r}"
-                raise Problems([Problem("visuals", None, found, fix)]).error()
+                raise Problems([Problem("visuals", found, fix)]).error()
             kept = [row for row in kept if items.images[row] in self.visuals]
             visuals = [self.visuals[items.images[row]] for row in kept]
         if not kept:

@@ -11,7 +11,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
-from capeval_core.errors import Setting, did_you_mean, wrong_option
+from capeval_core.errors import did_you_mean, setting, wrong_option
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -34,7 +34,7 @@ def resolve_device(name: str | None) -> torch.device:
         hint = did_you_mean(meant, ["cpu", "cuda", "cuda:0", "mps", "xpu"])
         fix = "" if hint else "use cpu, cuda, cuda:1, mps or xpu"
         raise wrong_option("device", name, f"not a device{hint}", fix) from error
-    on_cpu = Setting("device", "cpu", "pass ")
+    on_cpu = setting("device", "cpu", "pass ")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise wrong_option("device", name, "no CUDA GPU can be used here", on_cpu, verb="")
     if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capeval_core.cache import SHARED, FeatureCache
-from capeval_core.errors import Problem
 from capeval_core.inputs.boxes import BoxFeatures
 from capeval_core.inputs.images import ImageError, InputImage
 
@@ -38,7 +37,7 @@ class BoxVisual:
     def key(self) -> str:
         """Of the image and of the region encoder with its settings. Raises ImageError."""
         if self.error is not None:
-            raise ImageError(Problem("", None, self.error, verb=""))
+            raise ImageError(self.error)
         return self.packed_key
 
     @property

@@ -38,7 +38,7 @@ def fitting(regions: Masks, image: InputImage, size: tuple[int, int]) -> Regions
     """Regions that fit the image, or ImageError with everything that is wrong."""
 
     def wrong(found: str, fix: str) -> ImageError:
-        return ImageError(Problem(image.where, None, found, fix, verb=""))
+        return ImageError(Problem(image.where, found, fix))
 
     high, wide = size
     expected = f"{image.name} is {high} pixels high and {wide} wide"

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from capeval_core.errors import InPython, did_you_mean, wrong_option
+from capeval_core.errors import did_you_mean, wrong_option
 from capeval_core.regions.colours import ColourRegions
 from capeval_core.regions.precomputed import PrecomputedRegions
 from capeval_core.regions.source import RegionSource
@@ -23,10 +23,7 @@ SOURCES = {
 }
 """Name of a source -> its description."""
 
-_EXPECTED = (
-    f"expected {', '.join(map(repr, SOURCES))}, or a JSON file of masks by image id",
-    InPython(", or a RegionSource"),
-)
+_EXPECTED = f"expected {', '.join(map(repr, SOURCES))}, or a JSON file of masks by image id"
 RegionSpec = str | os.PathLike[str] | Mapping[str, Sequence[Any]] | RegionSource
 
 
@@ -56,14 +53,14 @@ def region_opener(spec: RegionSpec) -> Callable[..., RegionSource]:
         source = PrecomputedRegions(spec)
         return lambda **settings: source
     if not isinstance(spec, str | os.PathLike):
-        raise wrong_option("regions", spec, "", _EXPECTED, verb="", kind=TypeError)
+        raise wrong_option("regions", spec, "", f"{_EXPECTED}, or a RegionSource", verb="", kind=TypeError)
     name = os.fspath(spec)
     if Path(name).suffix.lower() == ".json":
         source = PrecomputedRegions.read(expanded_path(name))
         return lambda **settings: source
     kind, colon, weights = name.partition(":")
     if kind not in SOURCES or (colon and (not weights or kind == "colours")):
-        fix = (*_EXPECTED, did_you_mean(kind, SOURCES))
+        fix = _EXPECTED + did_you_mean(kind, SOURCES)
         raise wrong_option("regions", name, "", fix, verb="")
     if kind == "colours":
         return lambda **settings: ColourRegions()

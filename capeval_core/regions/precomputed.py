@@ -116,7 +116,7 @@ class PrecomputedRegions(RegionSource):
                 masks.append(_read(entry, size))
             except ValueError as error:
                 found = f"mask {index} of {image.name} {error}"
-                problems.add(Problem(image.where, None, found, verb="", kind=RegionsError))
+                problems.add(Problem(image.where, found, kind=RegionsError))
         problems.raise_if_any()
         runs = [mask for mask, _, _ in masks]
         boxes = [box or rle.bounding_box(mask, size) for mask, _, box in masks]
@@ -129,7 +129,7 @@ class PrecomputedRegions(RegionSource):
             if len(matches) > 1:
                 found = f"{image.name} may mean any of the masks of {', '.join(matches[:3])}"
                 fix = "name them as the file is named"
-                raise RegionsError(Problem(image.where, None, found, fix, verb=""))
+                raise RegionsError(Problem(image.where, found, fix))
             if matches:
                 return self._masks[matches[0]]
         if any(key.startswith(("file:", "pixels:")) for key in self._masks) and image.key in self._masks:
@@ -143,7 +143,7 @@ class PrecomputedRegions(RegionSource):
         ids = ", ".join(list(self._masks)[:3]) + (", ..." if len(self._masks) > 3 else "")
         known = f"there are masks of {len(self._masks)} images: {ids}"
         found = f"there are no precomputed masks of {image.name} ({known})"
-        raise RegionsError(Problem(image.where, None, found, fix, verb=""))
+        raise RegionsError(Problem(image.where, found, fix))
 
 
 def _path_of(image: InputImage) -> str | None:

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, get_args
 
 from capeval_core.cache import FeatureCache
-from capeval_core.errors import InPython, Piece, Problem, Setting, renamed, wrong_option
+from capeval_core.errors import Problem, naming, setting, wrong_option
 from capeval_core.inputs.box_stores import BoxFeatureStore, id_of
 from capeval_core.inputs.boxes import BoxFeatures, InputBoxes
 from capeval_core.inputs.images import ImageError, InputImage, InputVisual, Refused, Source
@@ -26,8 +26,7 @@ _SUFFIXES = (".npz", ".tsv", ".mdb", ".lmdb")
 _LONGEST_SHOWN = 200
 _EXPECTED = (
     "expected weights of a region encoder (a Hub id, a folder, 'tiny') or features made before (a folder of "
-    ".npz files, UNITER's LMDB, a bottom-up-attention .tsv)",
-    InPython(", or a RegionEncoder"),
+    ".npz files, UNITER's LMDB, a bottom-up-attention .tsv)"
 )
 
 
@@ -116,7 +115,7 @@ class FirstBoxes:
         known = get_args(Selection)
         if self.selection is not None and boxes.selection in known and boxes.selection != self.selection:
             found, fix = _other_selection(boxes.selection)
-            raise ImageError(Problem(self.where, None, found, fix, verb="has"))
+            raise ImageError(Problem(self.where, f"has {found}", fix))
         if boxes.selection is not None:
             return boxes
         if self.selection == "lxmert36":
@@ -150,13 +149,13 @@ def box_source_opener(spec: str | os.PathLike[str] | RegionEncoder) -> Callable[
         encoder, label = spec, f"{type(spec).__name__}@{_digest(spec.fingerprint)}"
         return lambda selection, **settings: BoxSource(label, encoder.fingerprint, encoder, selection)
     if not isinstance(spec, (str, os.PathLike)):
-        raise wrong_option("regions", spec, "", _EXPECTED, verb="", kind=TypeError)
+        raise wrong_option("regions", spec, "", f"{_EXPECTED}, or a RegionEncoder", verb="", kind=TypeError)
     if (store := store_of(spec)) is not None:
         label = f"{store.name}@{_digest(store.fingerprint)}"
         # Rows are keyed by the content of the boxes, wherever they lie.
         return lambda selection, **settings: BoxSource(label, "boxes", None, selection)
     name = os.fspath(spec)
-    with renamed(weights="regions"):
+    with naming({"weights": "regions"}):
         open_unless_on_the_hub(name, metric=FASTER_RCNN, tiny=TINY_OF["scene_regions"])
     return partial(_open, name)
 
@@ -164,7 +163,7 @@ def box_source_opener(spec: str | os.PathLike[str] | RegionEncoder) -> Callable[
 def _open(name: str, *, selection: Selection | None, device: str | None, dtype: str) -> BoxSource:
     from capeval_core.registry import network_of
 
-    with renamed(weights="regions"):
+    with naming({"weights": "regions"}):
         folder = open_weights(name, metric=FASTER_RCNN, tiny=TINY_OF["scene_regions"])
     network = network_of(folder)
     if not hasattr(network, "encode_boxes"):
@@ -183,8 +182,8 @@ def check_selection(spec: Any, selection: Selection) -> None:
         raise wrong_option("regions", str(spec), found, fix, verb="has")
 
 
-def _other_selection(chosen: str | None) -> tuple[str, tuple[Piece, ...]]:
-    return f"boxes that were chosen as {chosen!r}", (Setting("selection", chosen, "pass "),)
+def _other_selection(chosen: str | None) -> tuple[str, str]:
+    return f"boxes that were chosen as {chosen!r}", setting("selection", chosen, "pass ")
 
 
 def store_of(spec: Any) -> BoxFeatureStore | None:
@@ -196,7 +195,7 @@ def store_of(spec: Any) -> BoxFeatureStore | None:
     if not isinstance(spec, (str, os.PathLike)):
         return None
     if not os.fspath(spec):
-        raise wrong_option("regions", spec, "empty", (*_EXPECTED, " ('.' is the current folder)"))
+        raise wrong_option("regions", spec, "empty", _EXPECTED + " ('.' is the current folder)")
     try:
         path = expanded_path(spec)
         exists, is_weights = path.exists(), path.is_dir() and (path / CONFIG).exists()

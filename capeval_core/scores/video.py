@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from capeval_core.errors import Argument, InputWarning, InPython, Piece, warn, wrong_option
+from capeval_core.errors import at, in_python, warn, wrong_option
 from capeval_core.inputs.samples import Samples, windows
 from capeval_core.inputs.texts import corpus_texts
 from capeval_core.inputs.videos import Sampling, check_samplings
@@ -308,17 +308,18 @@ def _warn_of_texts_without_weight(unweighted: NDArray[np.int64]) -> None:
             f"there is no idf for {of_texts}, whose words occur in every text of the corpus (as always "
             "with one caption): all words count equally"
         )
-        fix = InPython(": pass the statistics that prepare(texts) makes of a larger corpus, or idf=False")
-        warn(InputWarning((found, fix)))
+        warn(
+            found
+            + in_python(": pass the statistics that prepare(texts) makes of a larger corpus, or idf=False")
+        )
 
 
 def _warn_of_incomplete_videos(rows: pa.Table) -> None:
     damaged = pc.invert(pc.is_null(rows["incomplete"]))
     if found := rows.filter(damaged).select(["index", "incomplete"]).to_pylist():
         captions = "1 caption is" if len(found) == 1 else f"{len(found):,} captions are"
-        pieces: list[Piece] = [f"{captions} compared with the beginning of a damaged video"]
-        for row in found[:_SHOWN]:
-            pieces += ["; ", Argument("videos", row["index"]), f": {row['incomplete']}"]
+        lines = [f"{captions} compared with the beginning of a damaged video"]
+        lines += [f"{at('videos', row['index'])}: {row['incomplete']}" for row in found[:_SHOWN]]
         if len(found) > _SHOWN:
-            pieces.append(f"; and {len(found) - _SHOWN:,} more")
-        warn(InputWarning(tuple(pieces)))
+            lines.append(f"and {len(found) - _SHOWN:,} more")
+        warn("; ".join(lines))

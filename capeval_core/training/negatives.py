@@ -433,7 +433,7 @@ class NegativeSampler:
             own = np.unique(self._text[self._of(image)])
             if total[own].sum() == len(self):
                 found = f"no caption of another image than {name!r} that differs from its own"
-                problems.add(Problem("captions", None, found, "add images with other captions", verb="have"))
+                problems.add(Problem("captions", f"have {found}", "add images with other captions"))
         problems.raise_if_any()
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from capeval_core.errors import Problem, Problems, wrong_option
+from capeval_core.errors import Problems, option_problem, wrong_option
 from capeval_core.options import option
 from capeval_core.training.settings import Training
 
@@ -146,6 +146,6 @@ class PacsTraining(Training):
                 )
                 fix = "pass a folder that `capeval augment` made as `--positives`, or 0 to train without them"
                 problems.add(
-                    Problem(name, None, f"a weight of generated {what}, but there {why}", fix, value=weight)
+                    option_problem(name, weight, f"a weight of generated {what}, but there {why}", fix)
                 )
         problems.raise_if_any()

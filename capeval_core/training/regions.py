@@ -119,7 +119,7 @@ def _write(
                 problems.extend(error.problems)
                 continue
             except ValueError as error:
-                problems.add(Problem(found.where, None, str(error), verb="", kind=ImageError))
+                problems.add(Problem(found.where, str(error), kind=ImageError))
                 continue
             features.write(halves.tobytes())
             positions.write(places.tobytes())

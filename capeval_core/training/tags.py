@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 from typing import Any, Protocol
 
-from capeval_core.errors import Problem, Problems, ProblemsError, did_you_mean, wrong_option
+from capeval_core.errors import Problem, Problems, ProblemsError, at, did_you_mean, wrong_option
 from capeval_core.project import install_command
 
 TaggedCaption = list[tuple[str, str]]
@@ -135,7 +135,7 @@ class SceneTagger:
                 unknown = caption[slice(*spans[tags.index("")])]
                 fix = "tag other captions by 'spacy' or 'nltk'"
                 found = f"the word {unknown!r}, which the tagger of drawn scenes does not know"
-                problems.add(Problem("captions", index, found, fix, verb="has"))
+                problems.add(Problem(at("captions", index), f"has {found}", fix))
             tagged.append([(caption[slice(*span)], tag) for span, tag in zip(spans, tags, strict=True)])
         problems.raise_if_any()
         return tagged

@@ -21,7 +21,7 @@ from capeval_core.encoders.clip import ClipEncoder
 from capeval_core.encoders.clip_modules import Clip, VisionTransformer
 from capeval_core.encoders.engine import Encoding, encode_stream
 from capeval_core.encoders.tokenizers import Ids
-from capeval_core.errors import Problem, Problems, warn
+from capeval_core.errors import Problems, warn
 from capeval_core.inputs.images import ImageError, InputImage
 from capeval_core.limits import LIMITS
 from capeval_core.training.pairs import Numbers
@@ -286,7 +286,7 @@ def store_images(
         for item in part:
             keys.append(item.content)
             if item.error is not None:
-                problems.add(Problem("", None, item.error, verb="", kind=ImageError))
+                problems.add(item.error, kind=ImageError)
     store.flush()
     problems.raise_if_any()
     return keys

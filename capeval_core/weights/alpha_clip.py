@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from capeval_core.errors import Argument, InputError, Problem, Setting, renamed, wrong_option
+from capeval_core.errors import InputError, Problem, naming, option_name, setting, wrong_option
 from capeval_core.options import option
 from capeval_core.values import expanded_path
 from capeval_core.weights.adapters import is_adapter
@@ -26,7 +26,7 @@ from capeval_core.weights.conversion import (
     Tensors,
     as_float32,
     clip_preprocessing,
-    naming,
+    naming_files,
     shapes_of,
 )
 from capeval_core.weights.folder import OPEN_CLIP_TENSORS, open_weights
@@ -69,7 +69,7 @@ class AlphaClipConversion(Conversion):
             notes.append("the mask channel is zero: masks change nothing, these are the features of CLIP")
         else:
             content = read_checkpoint(path)
-            with naming([path], self.title):
+            with naming_files([path], self.title):
                 tower = self.translate(self.select(content, notes), notes)
             name, base = self._base(path, tower, empty)
             files += [file for file in [expanded_path(str(self.base))] if file.is_file()]
@@ -77,7 +77,7 @@ class AlphaClipConversion(Conversion):
             tensors = {**tower, **texts}
             notes.append(f"text tower: of {name}")
         sizes: list[str] = []
-        with naming([path], self.title):
+        with naming_files([path], self.title):
             heads = base.config["architecture"]["text"].get("heads")
             config = replace(self, text_heads=heads).config(shapes_of(tensors), tensors, sizes)
         # The base's notes are about its text tower already, and perhaps about an equal image tower.
@@ -112,8 +112,8 @@ class AlphaClipConversion(Conversion):
         """The name and the content of the CLIP that the image tower was tuned from."""
         if self.base is None:
             uses = f", the CLIP that it was tuned from and whose text tower it uses{_guess(tower)}"
-            fix = ("pass ", Argument("base"), uses)
-            raise InputError(Problem("", None, f"{path} holds the image tower alone", fix, verb=""))
+            fix = f"pass {option_name('base')}{uses}"
+            raise InputError(Problem("", f"{path} holds the image tower alone", fix))
         file = expanded_path(self.base)
         if file.is_file():
             name, base = file.name, self._base_file(file, empty)
@@ -122,10 +122,10 @@ class AlphaClipConversion(Conversion):
         own = {key: tuple(tensor.shape) for key, tensor in base.tensors.items() if key in tower}
         if other := [key for key, shape in own.items() if shape != tuple(tower[key].shape)]:
             shapes = [f"{key} {tuple(tower[key].shape)} and {own[key]}" for key in other]
-            found = (f"{path} was not ", Setting("base", fspath(self.base), "tuned from "))
+            found = f"{path} was not {setting('base', fspath(self.base), 'tuned from ')}"
             difference = f"{len(other)} tensors of the image towers have different shapes"
             more = f"{difference}, {name_some(shapes, 2)}{_guess(tower)}"
-            raise InputError(Problem("", None, found, more, verb=""))
+            raise InputError(Problem("", found, more))
         return name, base
 
     def _base_file(self, path: Path, empty: Empty) -> Release:
@@ -137,7 +137,7 @@ class AlphaClipConversion(Conversion):
         return ClipConversion(activation=self.activation, text_heads=self.text_heads).read(path, without_mask)
 
     def _base_folder(self, name: str) -> tuple[str, Release]:
-        with renamed(weights="base"):
+        with naming({"weights": "base"}):
             folder = open_weights(name, metric="clips", tiny="pacs")
         config = folder.config
         if folder.tensor_file.name == OPEN_CLIP_TENSORS:
@@ -149,10 +149,10 @@ class AlphaClipConversion(Conversion):
             "activation": config.get("activation"),
             "text_heads": config["architecture"]["text"].get("heads"),
         }
-        for setting, value in stored.items():
-            if getattr(self, setting) not in (None, value):
-                other = ("not what ", Setting("base", name), f" says, {value!r}")
-                raise wrong_option(setting, getattr(self, setting), other, "leave it out")
+        for own, value in stored.items():
+            if getattr(self, own) not in (None, value):
+                other = f"not what {setting('base', name)} says, {value!r}"
+                raise wrong_option(own, getattr(self, own), other, "leave it out")
         notes: list[str] = []
         return folder.name, Release(config, as_float32(folder.tensors(), notes), notes)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from capeval_core.errors import Argument, InputError, Problem, wrong_option
+from capeval_core.errors import InputError, Problem, option_name, wrong_option
 from capeval_core.options import option
 from capeval_core.values import expanded_path
 from capeval_core.weights.catalogue import BLIP2_COCO
@@ -105,7 +105,7 @@ class Blip2Conversion(Conversion):
                     "it holds no image tower, which was frozen and lies in a file of its own "
                     "(eva_vit_g.pth of the same release)"
                 )
-                raise InputError(Problem("", None, found, ("pass it as ", Argument("vision")), verb=""))
+                raise InputError(Problem("", found, f"pass it as {option_name('vision')}"))
             return content
         if inside:
             raise ValueError("it holds its own image tower, tuned with the rest: pass no vision")

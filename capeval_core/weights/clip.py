@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from capeval_core.errors import Argument, InputError, Problem, Setting, wrong_option
+from capeval_core.errors import InputError, Problem, option_name, setting, wrong_option
 from capeval_core.options import option
 from capeval_core.weights.adapters import Adapters, is_adapter, merge_adapters
 from capeval_core.weights.catalogue import PROMPT
@@ -97,9 +97,9 @@ def _infer_activation(names: list[str], option: Activation | None) -> tuple[Acti
         "the activation cannot be inferred: shapes do not show it, and the order of the tensors is neither "
         "that of OpenAI's code nor that of open_clip. "
     )
-    released = Setting("activation", "quick_gelu", "Pass ")
+    released = setting("activation", "quick_gelu", "Pass ")
     more = " (OpenAI's models and what was tuned from them) or 'gelu' (open_clip's own)"
-    raise InputError(Problem("", None, (found, released, more), verb=""))
+    raise InputError(Problem("", f"{found}{released}{more}"))
 
 
 def _block_orders(names: Iterable[str]) -> set[tuple[str, ...]]:
@@ -150,10 +150,10 @@ def _read_vit(shapes: Shapes, notes: list[str], head_width: int | None) -> dict[
     if head_width is None and width > _WIDEST_REGULAR:
         fix = (
             f"above {_WIDEST_REGULAR} the attention heads of published models are not {HEAD_WIDTH} wide "
-            "(ViT-H 80, ViT-g 88, ViT-bigG 104), and the tensors do not show them; pass ",
-            Argument("head_width"),
+            "(ViT-H 80, ViT-g 88, ViT-bigG 104), and the tensors do not show them; pass "
+            f"{option_name('head_width')}"
         )
-        raise InputError(Problem("", None, f"the vision tower is {width} wide", fix, verb=""))
+        raise InputError(Problem("", f"the vision tower is {width} wide", fix))
     heads = _heads(width, head_width, "vision", "head_width")
     layers = count_blocks(shapes, r"visual\.transformer\.resblocks\.(\d+)\.")
     kind = f"ViT, {layers} layers, width {width}, patch {patch}, image {size}, {heads} heads"
@@ -193,8 +193,8 @@ def _mlp_ratio(shapes: Shapes, tower: str, width: int) -> float:
 def _heads(width: int, head_width: int | None, tower: str, option: str) -> int:
     if head_width is None and width % HEAD_WIDTH:
         found = f"the {tower} tower is {width} wide, no multiple of {HEAD_WIDTH}"
-        fix = ("the tensors do not show the number of heads, pass ", Argument(option))
-        raise InputError(Problem("", None, found, fix, verb=""))
+        fix = f"the tensors do not show the number of heads, pass {option_name(option)}"
+        raise InputError(Problem("", found, fix))
     if head_width is not None and width % head_width:
         raise wrong_option(option, head_width, f"the {tower} width {width}", verb="does not divide")
     return width // (head_width or HEAD_WIDTH)

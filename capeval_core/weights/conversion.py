@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from capeval_core.errors import Argument, InputError, Problem, in_file
+from capeval_core.errors import InputError, Problem, option_name
 from capeval_core.options import Settings, option
 from capeval_core.weights.catalogue import (
     CLIP_MEAN,
@@ -80,7 +80,7 @@ class Conversion(Settings, ABC):
         """The checkpoint at `path`, by these settings, with exactly the tensors of the model of `empty`."""
         content, files = self.load(path)
         notes: list[str] = []
-        with naming(files, self.title):
+        with naming_files(files, self.title):
             content = self.select(content, notes)
             tensors = self.translate(content, notes)
             config = self.config(shapes_of(tensors), content, notes)
@@ -117,7 +117,7 @@ class Conversion(Settings, ABC):
     ) -> Release:
         """Config and tensors, once names and shapes are exactly those of the model."""
         config = {"format": 1, "encoder": self.encoder, **config}
-        with naming(files, self.title):
+        with naming_files(files, self.title):
             tensors = complete(tensors, empty(config).state_dict(), self.title, notes)
         first, *beside = [
             {"file": file.name, "size": file.stat().st_size, "sha256": sha256_of(file)} for file in files
@@ -144,7 +144,7 @@ def _listed(file: Path) -> WeightsEntry | None:
 
 
 @contextmanager
-def naming(files: Sequence[Path], title: str) -> Iterator[None]:
+def naming_files(files: Sequence[Path], title: str) -> Iterator[None]:
     """Let errors name the files that are converted."""
     names = " and ".join(map(str, files[:2]))
     try:
@@ -152,7 +152,7 @@ def naming(files: Sequence[Path], title: str) -> Iterator[None]:
     except KeyError as error:
         raise ValueError(f"{names}: not a complete {title}: {error.args[0]!r} is missing") from error
     except ValueError as error:
-        raise in_file(names, error) from error
+        raise InputError(f"{names}: {error}") from error
 
 
 def without_prefix(
@@ -324,5 +324,5 @@ def heads_of(width: int, given: int | None, usual: int, name: str) -> int:
     heads = given or width // usual
     if not heads or width % heads:
         found = f"the tensors do not show how many heads share the width {width}"
-        raise InputError(Problem("", None, found, ("pass ", Argument(name)), verb=""))
+        raise InputError(Problem("", found, f"pass {option_name(name)}"))
     return heads

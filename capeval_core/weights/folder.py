@@ -10,11 +10,11 @@ import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from capeval_core.errors import InputError, Piece, Problem, Setting, wrong_option
+from capeval_core.errors import InputError, Problem, setting, wrong_option
 from capeval_core.limits import LIMITS
 from capeval_core.values import expanded_path
 from capeval_core.weights.catalogue import WeightsEntry, entry_known_as, entry_of, weights_of
@@ -39,18 +39,13 @@ class WeightsError(InputError):
 
 @contextmanager
 def naming_weights(name: str) -> Iterator[None]:
-    """Let errors about weights begin with their name, unless they name them already."""
-
-    def named(problem: Problem) -> Problem:
-        if problem.source or problem.value is not ...:
-            return problem
-        return replace(problem, source=f"weights {name!r}")
-
+    """Let errors about weights say which, unless they do."""
     try:
         yield
     except WeightsError as error:
-        error.change(named)
-        raise
+        if repr(name) in str(error):
+            raise
+        raise WeightsError(f"weights {name!r}: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -213,14 +208,13 @@ def _unavailable(name: str, repository: str, metric: str, reason: str | None) ->
         why = "neither a folder nor a Hub id (org/name[@revision])"
         return wrong_option("weights", name, why, kind=WeightsError)
     entry = entry_of(repository)
-    ways: list[Piece] = []
-    if entry:
-        ways += [entry.how_to_convert(metric) + "and ", Setting("weights", entry.folder, "pass "), ".\n"]
-    tiny = Setting("weights", "tiny", "pass ")
-    ways += ["To try the library without real weights, ", tiny, " (trained on synthetic scenes only)."]
+    real = setting("weights", entry.folder, "pass ") if entry else ""
+    ways = f"{entry.how_to_convert(metric)}and {real}.\n" if entry else ""
+    tiny = setting("weights", "tiny", "pass ")
+    ways += f"To try the library without real weights, {tiny} (trained on synthetic scenes only)."
     found = f"weights {repository!r} could not be loaded ({reason})"
     found += "" if entry else _did_you_mean(repository, metric)
-    return WeightsError(Problem("", None, found, tuple(ways), verb=""))
+    return WeightsError(Problem("", found, ways))
 
 
 def _read(path: Path, name: str, revision: str | None, metric: str = "") -> WeightsFolder:

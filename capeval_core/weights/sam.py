@@ -14,7 +14,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from capeval_core.errors import InputError, Problem, Setting
+from capeval_core.errors import InputError, Problem, setting
 from capeval_core.options import option
 from capeval_core.weights.checkpoint import name_some, read_checkpoint
 from capeval_core.weights.conversion import (
@@ -118,9 +118,9 @@ class SamConversion(Conversion):
         if not encoder:
             raise ValueError(f"{path} has no image encoder: give mobile_sam.pt, l2.pt or a SAM here")
         if not decoder:
-            other = Setting("decoder", "Prompt_guided_Mask_Decoder.pt", "pass ")
-            fix = (other, ", the other file of MobileSAMv2")
-            raise InputError(Problem("", None, f"{files[-1]} has no mask decoder", fix, verb=""))
+            other = setting("decoder", "Prompt_guided_Mask_Decoder.pt", "pass ")
+            fix = f"{other}, the other file of MobileSAMv2"
+            raise InputError(Problem("", f"{files[-1]} has no mask decoder", fix))
         return encoder | decoder, files
 
     def select(self, content: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:

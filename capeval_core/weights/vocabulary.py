@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from capeval_core.errors import Argument, InputError, Problem, wrong_option
+from capeval_core.errors import InputError, Problem, option_name, wrong_option
 from capeval_core.values import expanded_path
 from capeval_core.weights.folder import TOKENIZER, VOCABULARY, WeightsError, read_json, sha256_of
 from capeval_core.writing import write_whole
@@ -50,8 +50,8 @@ def required_words(
     those of BERT.
     """
     if vocabulary is None:
-        fix = ("pass ", Argument("vocabulary"), f", the file vocab.txt of https://huggingface.co/{model}")
-        raise InputError(Problem("", None, "the checkpoint holds no words", fix, verb=""))
+        fix = f"pass {option_name('vocabulary')}, the file vocab.txt of https://huggingface.co/{model}"
+        raise InputError(Problem("", "the checkpoint holds no words", fix))
     file = expanded_path(vocabulary)
     words = read_words(file)
     notes.append(f"words: {file.name}, sha256 {sha256_of(file)[:12]}...")

@@ -16,11 +16,12 @@ from gradio.processing_utils import save_file_to_cache
 from gradio.utils import get_upload_folder
 
 from capeval_core.demo import KINDS, DemoItem, demo_of
+from capeval_core.description import describe_metric
 from capeval_core.errors import wrong_option
 from capeval_core.integrations.page import views
 from capeval_core.integrations.page.media import media_on_page
 from capeval_core.integrations.page.scorer import NO_WEIGHTS, Scorer, published_marks
-from capeval_core.integrations.page.words import lines_of, words_of
+from capeval_core.integrations.page.words import capitalised, lines_of, texts_of
 from capeval_core.limits import LIMITS
 from capeval_core.registry import metric_class
 from capeval_core.reports.explanations import STYLE
@@ -95,7 +96,7 @@ class _Page:
         self.scorers = scorers
         self.media = [scorer.medium for scorer in scorers.values() if scorer.medium is not None]
         self.scorer = next(iter(scorers.values()))  # of what the page is about at first
-        self.words = words_of(self.scorer.metric)
+        self.words = texts_of(self.scorer.metric)
         self.heading = gr.HTML(views.heading(self.scorer.metric), apply_default_css=False)
         with gr.Row(elem_id="bench"):
             with gr.Column(elem_id="left"):
@@ -127,16 +128,17 @@ class _Page:
             placeholder=_placeholder(self.scorer),
             elem_id="caption",
         )
+        visual = describe_metric(self.scorer.metric).visual or "image"
         self.references = gr.Textbox(
             label="References, one per line",
             lines=3,
             max_lines=10,
-            placeholder=f"What people wrote of the same {self.words.visual or 'image'}",
+            placeholder=f"What people wrote of the same {visual}",
             visible=self.scorer.metric.needs_references,
             elem_id="references",
         )
         self.press = gr.Button("Score", variant="primary", elem_id="score")
-        gr.HTML(views.keys(self.words, self.scorer.metric), elem_id="keys", apply_default_css=False)
+        gr.HTML(views.keys(self.scorer.metric), elem_id="keys", apply_default_css=False)
 
     def _outputs(self) -> None:
         self.shown = gr.HTML(
@@ -161,7 +163,7 @@ class _Page:
             list(KINDS),
             value=next(iter(KINDS)),
             label="Example captions",
-            visible=self.words.has_kinds,
+            visible=not self.words.pool,
             elem_id="kind",
         )
         self.examples, self.shelves = [], {}
@@ -238,17 +240,17 @@ class _Page:
     def show(self, *values: Any) -> Iterator[tuple[Any, Any, Any]]:
         """What a press of Score shows."""
         hidden = gr.update(visible=False)
-        words, weights = self.words, None
+        weights = None
         try:
             scorer, inputs = self._inputs_of(values)
-            words, weights = words_of(scorer.metric), inputs[-1]
+            weights = inputs[-1]
             if not scorer.is_open(weights):
                 scorer.check(*inputs)
                 yield views.opening(weights), hidden, hidden
             scored = scorer.score(*inputs)
         except (ValueError, TypeError, MemoryError) as error:
             way_out = isinstance(error, WeightsError) and weights != "tiny" and "tiny" in self.scorer.offered
-            yield views.problem(words.of(error)), hidden, gr.update(visible=way_out)
+            yield views.problem(str(error) or type(error).__name__), hidden, gr.update(visible=way_out)
             return
         except Exception:
             _LOG.exception("%s: scoring failed", self.scorer.metric.name)
@@ -259,13 +261,11 @@ class _Page:
 
     def answer(self, *values: Any) -> dict[str, Any]:
         """Score one caption of one image, or video; references one per line, for metrics that need them."""
-        words = self.words
         try:
             scorer, inputs = self._inputs_of(values)
-            words = words_of(scorer.metric)
             return scorer.score(*inputs).result.to_dict()
         except (ValueError, TypeError, MemoryError) as error:
-            raise gr.Error(words.of(error), print_exception=False) from error
+            raise gr.Error(capitalised(str(error) or type(error).__name__), print_exception=False) from error
 
     def turn(self, about: Any) -> list[Any]:
         """The page about another medium: its component, examples if there are any, and an empty answer."""

@@ -13,7 +13,7 @@ from typing import Any
 from capeval_core.demo import demo_of, demo_samples, score_kinds
 from capeval_core.inputs.samples import Samples
 from capeval_core.integrations.page.media import MEDIA
-from capeval_core.integrations.page.words import words_of
+from capeval_core.integrations.page.words import capitalised, texts_of
 from capeval_core.metric import CaptionMetric
 from capeval_core.options import CorpusOptions
 from capeval_core.registry import load, metric_class
@@ -110,7 +110,8 @@ class Scorer:
         compared = [list(references)] if self.metric.needs_references else None
         # Not the path, which tells where the server keeps uploads.
         content = None if visual is None else {"bytes": Path(visual).read_bytes(), "path": Path(visual).name}
-        samples = self.metric.check_input(self.metric.Options(), [caption], [content], compared)
+        with texts_of(self.metric).naming():
+            samples = self.metric.check_input(self.metric.Options(), [caption], [content], compared)
         noun = "references" if self.medium is None else self.medium.name
         return replace(samples, images=[sample.at(f"the {noun}") for sample in samples.images])
 
@@ -128,11 +129,12 @@ class Scorer:
         if visual is not None and self.medium is not None:
             options = self.medium.options(Path(visual))
             notes = self.medium.notes(visual, crops=self.metric.crops, options=options)
-        with self._busy, warnings.catch_warnings(record=True) as caught:
+        named = texts_of(self.metric).naming()
+        with self._busy, named, warnings.catch_warnings(record=True) as caught:
             metric, marks = self._open(weights, options)
             result = metric.combine(metric.encode_all(samples), samples=samples)
-        words, messages = words_of(self.metric), [one.message for one in caught]
-        notes += dict.fromkeys(words.of(message) for message in messages if isinstance(message, UserWarning))
+        messages = [str(one.message) for one in caught if issubclass(one.category, UserWarning)]
+        notes += dict.fromkeys(map(capitalised, messages))
         weighed = isinstance(metric.options, CorpusOptions) and metric.options.statistics is not None
         notes += [RARE] if weighed else []
         scored = caption if isinstance(caption, str) else result.parts["caption"][0]

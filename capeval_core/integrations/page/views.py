@@ -8,7 +8,7 @@ from html import escape
 
 from capeval_core.description import describe_metric
 from capeval_core.integrations.page.scorer import Mark, Marks, Scored
-from capeval_core.integrations.page.words import PageWords, words_of
+from capeval_core.integrations.page.words import capitalised, needs_of, texts_of
 from capeval_core.metric import CaptionMetric
 from capeval_core.project import address
 from capeval_core.registry import titles_of_parts
@@ -37,17 +37,16 @@ def heading(metric: type[CaptionMetric]) -> str:
 
 def empty(metric: type[CaptionMetric], marks: Marks) -> str:
     """Before the first score: the scale, with what is known of it already."""
-    words = words_of(metric)
     return _section(
         f'<p class="what">{escape(metric.title)}</p>'
-        f'<p class="message">Give {words.needs}, or take an example, and press Score.</p>'
+        f'<p class="message">Give {needs_of(metric)}, or take an example, and press Score.</p>'
         f"{scale(metric, marks.values)}" + _notes([marks.source])
     )
 
 
-def keys(words: PageWords, metric: type[CaptionMetric]) -> str:
+def keys(metric: type[CaptionMetric]) -> str:
     """The keys that score, below the button."""
-    pressed = "Enter" if words.lines[0] == 1 else "Shift + Enter"
+    pressed = "Enter" if texts_of(metric).lines[0] == 1 else "Shift + Enter"
     pressed += ", in the references Shift + Enter" if metric.needs_references else ""
     return f'<p class="keys">or press {pressed}</p>'
 
@@ -70,7 +69,7 @@ def score(scored: Scored, weights: str) -> str:
     notes += scored.notes
     tiny = f'<p class="warning">{escape(TINY_KNOWS)}</p>' if weights == "tiny" else ""
     return _section(
-        f'<p class="what">{escape(scored.metric.title)} {words_of(scored.metric).verb}</p>'
+        f'<p class="what">{escape(scored.metric.title)} {texts_of(scored.metric).verb}</p>'
         f'<blockquote title="{escape(scored.caption)}">{escape(scored.caption)}</blockquote>'
         f"{_truncated(scored)}"
         f'<p class="score"><data value="{scored.score!r}">{number(scored.score)}</data></p>{tiny}'
@@ -84,14 +83,14 @@ def score(scored: Scored, weights: str) -> str:
 def _truncated(scored: Scored) -> str:
     if not scored.result.counts.truncated:
         return ""
-    text = words_of(scored.metric).truncated + (" or a reference" if scored.metric.needs_references else "")
+    text = texts_of(scored.metric).truncated + (" or a reference" if scored.metric.needs_references else "")
     return f'<p class="warning">{text} is longer than the text encoder reads: its end was cut off.</p>'
 
 
 def problem(message: str) -> str:
     """What is wrong, in the library's words, line by line; indented lines stay so where they are wrapped."""
     lines = "".join(
-        f'<p style="--indent:{len(line) - len(line.lstrip())}ch">{escape(line.strip())}</p>'
+        f'<p style="--indent:{len(line) - len(line.lstrip())}ch">{escape(capitalised(line.strip()))}</p>'
         for line in message.splitlines()
     )
     return _section(f'<div class="problem" role="alert">{lines}</div>')

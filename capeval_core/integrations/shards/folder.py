@@ -19,7 +19,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from capeval_core._version import __version__
-from capeval_core.errors import FileError, Problem, Problems, file_problem, wrong_option
+from capeval_core.errors import FileError, Problem, Problems, file_problem, option_problem, wrong_option
 from capeval_core.integrations.shards.places import Place
 from capeval_core.integrations.shards.readers import stem_of
 from capeval_core.integrations.shards.shard import (
@@ -77,22 +77,22 @@ def plan_shards(inputs: Sequence[str], output: str) -> list[PlannedShard]:
     """
     folder, problems = _output_folder(output), Problems()
     if folder.is_local and Path(folder.path).exists() and not Path(folder.path).is_dir():
-        problems.add(Problem("output", None, "a file", "pass a folder", "is", output))
+        problems.add(option_problem("output", output, "a file", "pass a folder"))
     planned: dict[str, PlannedShard] = {}
     for pattern in inputs:
         sources = _files(Place.of("input", pattern))
         if not sources:
-            problems.add(Problem("input", None, "no file matches", "check the path", "", pattern))
+            problems.add(option_problem("input", pattern, "no file matches", "check the path", verb=""))
         for source in sources:
             target = folder.child(stem_of(source.name) + ".parquet")
             if source.parent.identity == folder.identity:
                 found, fix = "the folder of the input", "choose another folder for the scores"
-                problems.add(Problem("output", None, found, fix, "is", output))
+                problems.add(option_problem("output", output, found, fix))
                 break
             other = planned.setdefault(target.address, PlannedShard(source.address, target.address))
             if other.source != source.address:
                 found = f"{other.source} and {source.address} would both go to {target.name}"
-                problems.add(Problem("input", None, found, "give them other names, or run twice", ""))
+                problems.add(Problem("input", found, "give them other names, or run twice"))
     problems.raise_if_any()
     return [planned[target] for target in sorted(planned)]
 

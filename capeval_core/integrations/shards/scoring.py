@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from capeval_core.cache import FeatureCache
-from capeval_core.errors import Problem, ProblemsError, Words, wrong_option
+from capeval_core.errors import ProblemsError, naming, place, wrong_option
 from capeval_core.inputs.samples import Samples, argument_of, medium_of
 from capeval_core.metric import CaptionMetric
 from capeval_core.options import Options
@@ -181,10 +181,11 @@ class BatchScorer:
             return None
         chosen = {name: [column[row] for row in rows] for name, column in columns.items()}
         visuals = chosen[self._visual[0]] if self._visual else None
-        samples = self.metric_class.check_input(
-            self.options, chosen["caption"], visuals, chosen.get("references")
-        )
         # A row's reason must not depend on where its batch begins.
+        with naming(row=lambda argument, path: place(_ARGUMENTS.get(argument, str(argument)), path[1:])):
+            samples = self.metric_class.check_input(
+                self.options, chosen["caption"], visuals, chosen.get("references")
+            )
         named = [image.at(self._visual[0]) if self._visual else image for image in samples.images]
         return replace(samples, images=named)
 
@@ -193,11 +194,5 @@ class BatchScorer:
 
 
 def _reason(error: ProblemsError) -> str:
-    """Why a row cannot be scored, without the position in a batch of that row alone."""
-
-    def of_row(problem: Problem) -> Problem:
-        index = problem.index[1:] if isinstance(problem.index, tuple) else None
-        name = _ARGUMENTS.get(problem.argument, problem.argument)
-        return replace(problem, argument=name, index=index or None, fix="")
-
-    return "; ".join(Words().line(of_row(problem)) for problem in error.problems)
+    """Why a row cannot be scored."""
+    return "; ".join(str(problem._replace(fix="")) for problem in error.problems)

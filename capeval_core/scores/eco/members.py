@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from capeval_core.errors import Piece, Problem, Problems, Setting, did_you_mean, pieces_of, wrong_option
+from capeval_core.errors import Problems, did_you_mean, naming, wrong_option
 from capeval_core.inputs.samples import Pools
 from capeval_core.matching.cosine import best_query_cosine, paired_cosine
 from capeval_core.metric import Model
@@ -149,7 +149,8 @@ def open_members(
     for name in member_names(members, tiny=matcher is not None and matcher.folder.name == "tiny"):
         if name != MATCHER:
             try:
-                opened.append(_member(name))
+                with naming({"weights": "members"}):
+                    opened.append(_member(name))
             except WeightsError as error:
                 problems.extend(_not_opened(name, error).problems)
                 continue
@@ -228,19 +229,7 @@ _WITHOUT_IT = "\nTo do without it, name the others in `members`."
 
 def _not_opened(name: str, error: WeightsError) -> WeightsError:
     """An error about weights as one about the member of that name."""
-    source = f"members: {name!r} could not be opened"
-
-    def of_member(piece: Piece) -> Piece:
-        if isinstance(piece, Setting) and piece.name == "weights" and piece.value != "tiny":
-            return f"name {piece.value!r} in `members` instead"
-        return piece
-
-    def of_members(problem: Problem) -> Problem:
-        changed = problem.changed(of_member)
-        return replace(changed, source=source, fix=(*pieces_of(changed.fix), _WITHOUT_IT))
-
-    error.change(of_members)
-    return error
+    return WeightsError(f"members: {name!r} could not be opened: {error}{_WITHOUT_IT}")
 
 
 def _repeated(values: Sequence[Any], lengths: NDArray[np.int64]) -> list[Any]:

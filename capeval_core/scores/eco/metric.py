@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from tqdm import tqdm
 
-from capeval_core.errors import InputWarning, Problems, warn
+from capeval_core.errors import Problems, warn
 from capeval_core.inputs.samples import Pools, Samples, in_rgb
 from capeval_core.metric import Model
 from capeval_core.options import Options as CommonOptions
@@ -170,7 +170,7 @@ class Eco(Reranker):
                 "or fewer: see `consensus_documents`)"
             )
         if message := ranking.doubtful_choices():
-            warn(InputWarning((f"{self.name}: ", *message)))
+            warn(f"{self.name}: {message}")
         return Choices(ranking.scores, ranking.parts(), ranking.rows)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from capeval_core.errors import Argument, Piece
+from capeval_core.errors import at
 from capeval_core.phrases.consensus import consensus, tfidf_consensus
 from capeval_core.phrases.ptb import ptb_tokens
 from capeval_core.scores.eco.formulas import choose, ensemble, is_flat, standardise, total
@@ -219,28 +219,25 @@ class Ranking:
             for row in pool
         ]
 
-    def doubtful_choices(self) -> tuple[Piece, ...]:
-        """The number of doubtful choices, and the scores of the first few; () if there are none."""
+    def doubtful_choices(self) -> str | None:
+        """The number of doubtful choices, and the scores of the first few; None if there are none."""
         images = np.flatnonzero(self.doubtful).tolist()
         if not images:
-            return ()
-        itm, examples = self.candidates.itm, list[Piece]()
+            return None
+        itm, examples = self.candidates.itm, list[str]()
         for image in images[:NAMED_CHOICES]:
             chosen, best, start = self.rows[image], self.best_matches[image], self.pools[image].start
             reason = self.dropped[best]
-            examples += [
-                "; " if examples else "",
-                Argument("captions", (image, chosen - start)),
-                f" is chosen with an ITM of {itm[chosen]:.3f}, ",
-                Argument("captions", (image, best - start)),
-                f" has {itm[best]:.3f} ({f'dropped: {reason}' if reason else 'its total is lower'})",
-            ]
+            examples.append(
+                f"{at('captions', (image, chosen - start))} is chosen with an ITM of {itm[chosen]:.3f}, "
+                f"{at('captions', (image, best - start))} has {itm[best]:.3f} "
+                f"({f'dropped: {reason}' if reason else 'its total is lower'})"
+            )
         more = len(images) - NAMED_CHOICES
         return (
             f"in {len(images):,} of {len(self.pools):,} pools the ITM of the chosen caption is more than "
-            f"{FAR_BELOW} below the best of its pool, so it may well be wrong (see `doubtful`): ",
-            *examples,
-            f"; and {more:,} more" if more > 0 else "",
+            f"{FAR_BELOW} below the best of its pool, so it may well be wrong (see `doubtful`): "
+            f"{'; '.join(examples)}{f'; and {more:,} more' if more > 0 else ''}"
         )
 
 
