@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from capeval_core.commands.common import FILES, add_flags, chosen
 from capeval_core.commands.interrupts import interruptible
 from capeval_core.commands.terminal import Parser, complain, flag, named_first
-from capeval_core.errors import FileError, file_problem
+from capeval_core.errors import FileError, file_problem, naming
 from capeval_core.inputs.text_files import FileOptions
 from capeval_core.training.pacs import PacsTraining
 from capeval_core.training.settings import RegionTraining, Training
@@ -58,7 +58,8 @@ def _train(training: Training, flags: argparse.Namespace) -> None:
 
     metric = METRIC_OF[training.name]
     _check_out(flags.out)
-    open_unless_on_the_hub(training.start, metric=metric, tiny=metric)
+    with naming({"weights": "start"}):
+        open_unless_on_the_hub(training.start, metric=metric, tiny=metric)
     if isinstance(training, PacsTraining):
         _train_on_images(training, flags)
     elif isinstance(training, RegionTraining):

@@ -71,7 +71,7 @@ def test_scores_of_another_signature_are_refused_before_any_work(shards: Capeval
     assert shards("--w", "2.5").status == 2 and not (folder / "out" / "00000.parquet").exists()
     shutil.copy(folder / "in" / "00000.parquet", folder / "out")
     ran = shards()
-    assert ran.status == 2 and "00000.parquet: is Parquet of something else" in ran.err
+    assert ran.status == 2 and "00000.parquet is Parquet of something else" in ran.err
 
 
 def test_columns_are_named_recorded_and_a_setting(shards: Capeval, folder: Path) -> None:

@@ -18,7 +18,6 @@ import torch
 
 import capeval_core
 from capeval_core.cache import FeatureCache
-from capeval_core.errors import InputWarning
 from tests.golden.case import (
     Array,
     Case,
@@ -144,7 +143,7 @@ def box_rule(case: Case, name: str, place: Path) -> Iterator[Comparison]:
     arrays = {part: case.inputs[f"filter_{name}_{part}"] for part in ("conf", "features", "norm_bb")}
     np.savez(place / f"{name}.npz", **arrays)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", InputWarning)  # one case is not sorted by confidence
+        warnings.simplefilter("ignore", UserWarning)  # one case is not sorted by confidence
         kept, fixed = (first_boxes(place / f"{name}.npz", rule).load() for rule in ("bua10_100", "lxmert36"))
     rows, first = expected["rows_returned"], expected["rows_with_conf_th_-1_num_bb_36"]
     yield compare(f"box_filter {name}", len(kept.features), rows, 0)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from capeval_core.errors import FileError, InputError, InputWarning
+from capeval_core.errors import FileError, InputError
 from tests.inputs.box_writing import (
     SIZE,
     bottom_up_line,
@@ -117,7 +117,7 @@ def test_the_first_boxes_with_all_that_belongs_to_them() -> None:
 
 
 def test_leaving_out_better_boxes_is_warned_of() -> None:
-    with pytest.warns(InputWarning):
+    with pytest.warns(UserWarning):
         assert of(scores=[0.2, 0.9, 0.5]).first(2).scores.tolist() == [np.float32(0.2), np.float32(0.9)]
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -147,7 +147,7 @@ def test_everything_that_does_not_match_is_reported_at_once(tmp_path: Path) -> N
     assert f"{references}: 1 of 3 ids ('b') has no references" in unknown
     with pytest.raises(FileError) as caught:
         read_collection(tmp_path / "no.json", tmp_path / "no", written(tmp_path, b"[", "r.json"))
-    places = [Path(problem.argument).name for problem in caught.value.problems]
+    places = [Path(problem.where).name for problem in caught.value.problems]
     assert places == ["no.json", "no", "r.json"]
 
 
@@ -261,11 +261,11 @@ def test_columns_by_name(tmp_path: Path) -> None:
         ("id,caption\n7,x\n", "", {"split": "test"}, r"split='test' is no split of .*: rows there have no"),
         (
             "id,caption,split\n7,x,test\n8,y,val\n9,z,val\n", "", {},
-            r"c\.csv: holds the splits 'test' \(1\), 'val' \(2\): choose with split=\"test\"",
+            r"c\.csv holds the splits 'test' \(1\), 'val' \(2\): choose with split=\"test\"",
         ),
         (
             "id,caption,split\n7,x,test\n8,y,val\n", "", {"split": "tests"},
-            r"c\.csv: holds no captions of split 'tests', only of 'test' \(1\), 'val' \(1\): did you mean",
+            r"c\.csv holds no captions of split 'tests', only of 'test' \(1\), 'val' \(1\): did you mean",
         ),
         (
             "id,caption,split\n7,x,test\n8,y,val\n", "", {"split": "test,vall"},
@@ -353,7 +353,7 @@ def test_wide_tables_that_lose_no_caption(images: Path, content: str, places: li
 
 
 def test_standard_input_is_one_file(images: Path) -> None:
-    with pytest.raises(FileError, match="standard input: cannot be both"):
+    with pytest.raises(FileError, match="standard input cannot be both"):
         read_collection(Path("-"), None, Path("-"))
 
 

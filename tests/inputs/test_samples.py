@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import os
 import pickle
@@ -35,7 +36,14 @@ def problems(captions: Any, images: Any, references: Any = None, **options: Any)
     """Argument and index of everything that is wrong."""
     with pytest.raises(ProblemsError) as caught:
         check(captions, images, references, **options)
-    return [(problem.argument, problem.index) for problem in caught.value.problems]
+    return [_place(problem.where) for problem in caught.value.problems]
+
+
+def _place(where: str) -> tuple[str, Any]:
+    """`captions[3][1]` as ("captions", (3, 1))."""
+    argument, *steps = where.replace("]", "").split("[")
+    path = tuple(map(ast.literal_eval, steps))
+    return argument, path if len(path) > 1 else path[0] if path else None
 
 
 # ---- captions and references

@@ -87,9 +87,7 @@ def test_frames_that_cannot_be_used_are_named_by_their_index() -> None:
     for use in (lambda: next(frames), one.check):
         with pytest.raises(InputError) as caught:
             use()
-        assert [(problem.argument, problem.index) for problem in caught.value.problems] == [
-            ("videos[1]", (1,))
-        ]
+        assert [problem.where for problem in caught.value.problems] == ["videos[1][1]"]
 
 
 def test_used_frames_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,7 +175,7 @@ def test_frames_without_times_have_no_rate() -> None:
     metric = capeval_core.load("pacs", media="video", weights="tiny", device="cpu", fps=2)
     with pytest.raises(InputError) as caught:
         metric.score(["a", "b"], videos=[video(), CLIP])
-    assert [problem.argument for problem in caught.value.problems] == ["videos[1]"]
+    assert [problem.where for problem in caught.value.problems] == ["videos[1]"]
     with pytest.raises(InputError):  # which of the two is meant?
         capeval_core.load("pacs", media="video", weights="tiny", fps=2, max_frames=8)
 
