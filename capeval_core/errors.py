@@ -30,7 +30,7 @@ SHOWN = 20
 NAMED = 3
 """Places that are named in one line of equal problems."""
 _VERB = re.compile(
-    r"^(is|are|has|have|holds|names|needs|gives|fills|lacks|begins|cannot be|cannot run|could not be|does not)\b"
+    r"^(is|are|has|have|holds|names|needs|gives|fills|lacks|begins|cannot (be|run)|could not be|does not)\b"
 )
 _PLURAL = {"is": "are", "has": "have"}
 
