@@ -102,8 +102,7 @@ def hice_metric(weights: Path | str, masks: int, **options: Any) -> Any:
     """HICE-S with so many given masks of each image, and phrases by rules."""
     from capeval_core.cache import FeatureCache
     from capeval_core.inputs.images import InputImage
-    from capeval_core.regions.regions import Regions
-    from capeval_core.regions.source import RegionSource
+    from capeval_core.regions.regions import Regions, RegionSource
     from capeval_core.scores.hice import HiceOptions, HiceS
 
     class Ellipses(RegionSource):

@@ -16,7 +16,7 @@ from capeval_core.metric import CaptionMetric
 from capeval_core.options import CorpusStatistics
 from capeval_core.phrases.source import PhraseSource
 from capeval_core.regions.features import RegionEncoder
-from capeval_core.regions.source import RegionSource
+from capeval_core.regions.regions import RegionSource
 from capeval_core.registry import list_metrics as list_metrics
 from capeval_core.registry import module_path as module_path
 from capeval_core.result import Result as Result

@@ -48,9 +48,7 @@ from capeval_core.models.batching import BatchSize
 from capeval_core.models.canary import TEXTS, canary_images, cosines
 from capeval_core.models.copies import on_device, on_host
 from capeval_core.models.device import DTYPES, exact
-from capeval_core.regions.given import Masks, fitting, name_of
-from capeval_core.regions.regions import Regions
-from capeval_core.regions.source import RegionSource
+from capeval_core.regions.regions import Masks, Regions, RegionSource, fitting, name_of
 from capeval_core.weights.alpha_clip import AlphaClipConversion
 from capeval_core.weights.folder import WeightsError, WeightsFolder
 

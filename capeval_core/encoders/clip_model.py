@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from capeval_core.encoders.clip_modules import Clip, ResNet, VisionTransformer
-from capeval_core.models.architecture import check_tensors, is_number, scaling_problems, shown, size_problems
+from capeval_core.models.architecture import scaling_problems, size_problems
+from capeval_core.models.config import is_number, shown
 from capeval_core.models.device import DTYPES
+from capeval_core.models.model import check_tensors
 from capeval_core.values import expanded_path
 from capeval_core.weights.catalogue import entry_of
 from capeval_core.weights.folder import CONFIG, OPEN_CLIP_CONFIG, TINY, WeightsError, read_json

@@ -1,33 +1,40 @@
-"""What networks that find boxes in images share: how images run, and how their configs are checked."""
+"""What networks that find boxes in images share: proposals, how images run, how configs are checked."""
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
+from torch.nn import functional
 
-from capeval_core.cache import FeatureCache, feature_key
+from capeval_core.cache import SHARED, FeatureCache
 from capeval_core.encoders.engine import Encoding, box_visuals
+from capeval_core.errors import did_you_mean, wrong_option
+from capeval_core.inputs.boxes import BoxFeatures
 from capeval_core.inputs.images import InputImage
 from capeval_core.models.batching import BatchSize
-from capeval_core.models.config import Closed, read
-from capeval_core.models.device import DTYPES
+from capeval_core.models.canary import canary_images
+from capeval_core.models.config import Closed, Means, read
+from capeval_core.models.copies import on_device
+from capeval_core.models.device import DTYPES, exact
 from capeval_core.models.model import CheckedModel
-from capeval_core.regions.features import BoxVisual
-from capeval_core.weights.folder import WeightsFolder
+from capeval_core.regions.features import BoxVisual, pack
 
 Floats = NDArray[np.float32]
+Integers = NDArray[np.int64]
 
 Stages = Annotated[list[int], range(1, 1_001), 4]
 Deltas = Annotated[list[float], (0, 1e3), 4]
-Kept = Annotated[int, range(1, 10_001)]
+_LONGEST_STEP = math.log(1000 / 16)
+"""Bound of the logarithm by which a box may grow."""
 
 
 @dataclass(frozen=True)
@@ -36,29 +43,108 @@ class Pixels(Closed):
 
     shortest_side: Annotated[int, range(1, 16_385)]
     longest_side: Annotated[int, range(1, 16_385)]
-    mean: Annotated[list[float], (-1e3, 1e3), 3]
+    mean: Means
 
     def __post_init__(self) -> None:
         if self.shortest_side > self.longest_side:
             raise ValueError("shortest_side is above preprocessing.longest_side")
 
 
-class Detector(CheckedModel):
-    """A network that finds boxes in images, one image at a time.
+class Proposals(NamedTuple):
+    """What a network finds in one image, in pixels of the resized image; best proposal first.
 
-    An image runs alone, so that none of its features depends on what else is encoded. Arguments and errors
-    are those of `CheckedModel`.
+    boxes: (n, 4) x0, y0, x1, y1. objectness: (n,). features: (n, d). class_logits: (n, 1 + classes).
+    """
+
+    boxes: Tensor
+    objectness: Tensor
+    features: Tensor
+    class_logits: Tensor
+
+
+class ProposalHead(nn.Module):
+    """Whether there is an object at each anchor of a feature map, and the box around it.
+
+    anchors: (a, 4) boxes around the centre of a cell, in pixels; (levels, a, 4) for maps of several levels.
+    """
+
+    def __init__(self, inputs: int, width: int, anchors: int, levels: int | None = None) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(inputs, width, 3, padding=1)
+        self.objectness_logits = nn.Conv2d(width, anchors, 1)
+        self.anchor_deltas = nn.Conv2d(width, 4 * anchors, 1)
+        cells = (anchors, 4) if levels is None else (levels, anchors, 4)
+        self.register_buffer("anchors", torch.zeros(cells))
+
+    def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits (1, a, h, w) and deltas (1, 4a, h, w) of a feature map (1, c, h, w)."""
+        hidden = functional.relu(self.conv(features))
+        return self.objectness_logits(hidden), self.anchor_deltas(hidden)
+
+
+def anchor_boxes(cells: Tensor, stride: int, height: int, width: int) -> Tensor:
+    """(h * w * a, 4) anchors of a feature map, row by row, by those of a cell (a, 4).
+
+    >>> anchor_boxes(torch.tensor([[-8.0, -4.0, 8.0, 4.0]]), 16, 1, 2).tolist()
+    [[-8.0, -4.0, 8.0, 4.0], [8.0, -4.0, 24.0, 4.0]]
+    """
+    x, y = (torch.arange(n, device=cells.device) * float(stride) for n in (width, height))
+    row, column = torch.meshgrid(y, x, indexing="ij")
+    centres = torch.stack([column, row, column, row], dim=-1).view(-1, 1, 4)
+    return (centres + cells).view(-1, 4)
+
+
+def in_order(logits: Tensor, deltas: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits (n,) and deltas (n, 4) in the order of `anchor_boxes`, of (1, a, h, w) and (1, 4a, h, w)."""
+    _, anchors, height, width = logits.shape
+    steps = deltas[0].view(anchors, 4, height, width).permute(2, 3, 0, 1).reshape(-1, 4)
+    return logits[0].permute(1, 2, 0).reshape(-1), steps
+
+
+def decoded(deltas: Tensor, boxes: Tensor, weights: Sequence[float], pixel: float = 0.0) -> Tensor:
+    """(n, 4) boxes that lie as `deltas` (n, 4) say of boxes (n, 4).
+
+    A delta is the step of the centre in widths and heights of the box, and the logarithm of the growth of
+    either side, each times its weight. `pixel` is 1 where corners are the first and the last pixel of a box.
+
+    >>> boxes = torch.tensor([[10.0, 10.0, 30.0, 50.0]])
+    >>> decoded(torch.tensor([[1.0, 0.0, math.log(2), 0.0]]), boxes, (1, 1, 1, 1)).round().tolist()
+    [[20.0, 10.0, 60.0, 50.0]]
+    """
+    sides = boxes[:, 2:] - boxes[:, :2] + pixel
+    centres = boxes[:, :2] + 0.5 * sides
+    steps = deltas / on_device(torch.tensor(weights, dtype=deltas.dtype, device="cpu"), deltas.device)
+    moved = steps[:, :2] * sides + centres
+    grown = steps[:, 2:].clamp(max=_LONGEST_STEP).exp() * sides
+    return torch.cat([moved - 0.5 * grown, moved + 0.5 * grown - pixel], dim=1)
+
+
+class Detector(CheckedModel):
+    """A network that finds boxes in images, one image at a time, so that no feature depends on others.
+
+    Colours are in the order that the weights expect, blue first, wherever an image comes from. In bfloat16
+    and float16 only the convolutions of the backbone are rounded: coordinates need float32. Arguments and
+    errors are those of `CheckedModel`.
     """
 
     depends_on = ("architecture", "preprocessing", "proposals", "detections")
+    Network: ClassVar[type[Any]]
+    """The modules, by settings and the dtype of the backbone's convolutions."""
+    backbone: ClassVar[tuple[str, ...]]
+    """Modules whose convolutions have this dtype."""
+    rules: ClassVar[tuple[str, ...]]
+    """Names of the ways to choose boxes; the first one is the default."""
 
-    @staticmethod
-    @abstractmethod
-    def modules(config: Mapping[str, Any], dtype: torch.dtype = torch.float32) -> nn.Module:
-        """The model of a config, with random weights, in evaluation mode."""
+    model: Any
 
-    Settings: ClassVar[type]
-    """Dataclass of the parts of a config."""
+    @classmethod
+    def modules(cls, config: dict[str, Any], dtype: torch.dtype = torch.float32) -> nn.Module:
+        model: nn.Module = cls.Network(read(cls.Settings, config, ""), dtype)
+        for part in cls.backbone:
+            for module in model.get_submodule(part).modules():
+                if isinstance(module, nn.Conv2d):
+                    module.weight.data = module.weight.data.to(dtype)
+        return model.eval().requires_grad_(False)
 
     def build(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> nn.Module:
         with torch.device("meta"):
@@ -68,45 +154,78 @@ class Detector(CheckedModel):
         model.load_state_dict(typed, assign=True)
         return model.requires_grad_(False)
 
-    @classmethod
-    def empty(cls, config: dict[str, Any]) -> nn.Module:
-        read(cls.Settings, config, "")
-        with torch.device("meta"):
-            return cls.modules(config)
-
-    @classmethod
-    def read_config(cls, folder: WeightsFolder) -> dict[str, Any]:
-        config = super().read_config(folder)
-        read(cls.Settings, config, "")
-        return config
-
-    def boxes_of_each(
+    def encode_boxes(
         self,
         images: Iterable[InputImage],
-        prepare: Callable[[Image.Image], Any],
-        find: Callable[[Any], Floats],
-        cache: FeatureCache,
-        rule: str = "",
+        *,
+        selection: str | None = None,
+        cache: FeatureCache = SHARED,
+        batch_size: int | None = None,
     ) -> Iterator[BoxVisual]:
-        """Boxes of any number of images, in order, through the engine and the cache.
+        """Boxes of any number of images with their features, the most confident first, in order.
+
+        Images are read and resized ahead of the network, equal ones run once, and what was found is kept in
+        the cache. One that cannot be read, or in which nothing is found, costs its row: the result has an
+        error instead of boxes.
 
         Args:
             images: any number.
-            prepare: what `find` takes of a decoded image; runs in threads, ahead of the network.
-            find: the packed boxes of an image.
+            selection: which boxes are kept, one of `rules`; None: the first one.
             cache: where features are looked up and kept.
-            rule: names the choice of boxes, if there are several.
+            batch_size: of no effect: images are of different sizes and run one at a time.
+
+        Raises:
+            ValueError: an unknown `selection`.
+            MemoryError: an image does not fit into memory.
         """
+        rule = self.rules[0] if selection is None else self.checked_rule(selection)
+
+        def find(prepared: tuple[Tensor, Any, tuple[int, int]]) -> Floats:
+            pixels, scale, size = prepared
+            return pack(self.select(self.propose(pixels), scale, size, rule)[0])
+
         encoding = Encoding(
             size=BatchSize(1, automatic=True),
-            keys=lambda content, _: (self._key(rule, content),),
-            prepare=prepare,
+            keys=lambda content, _: (self.key("boxes", f"{rule}\n{content}".encode()),),
+            prepare=lambda image: (*self.preprocess(image), image.size),
             forward=lambda batch: [find(prepared) for prepared in batch],
         )
         return box_visuals(images, encoding, cache)
 
-    def _key(self, rule: str, content: str) -> str:
-        return feature_key(self.fingerprint, self.dtype, "boxes", f"{rule}\n{content}".encode())
+    @classmethod
+    def checked_rule(cls, rule: str) -> str:
+        """A name of `rules`. Raises ValueError: it is none."""
+        if rule not in cls.rules:
+            fix = f"expected {' or '.join(map(repr, cls.rules))}{did_you_mean(str(rule), cls.rules)}"
+            raise wrong_option("selection", rule, "unknown", fix)
+        return rule
+
+    @abstractmethod
+    def preprocess(self, image: Image.Image) -> tuple[Tensor, Any]:
+        """Pixels (3, h, w), and their scale for `select`."""
+
+    @exact
+    def propose(self, pixels: Tensor, size: tuple[int, int] | None = None) -> Proposals:
+        """The proposals of one image (3, h, w), of (height, width) if it has a margin of its own."""
+        found: Proposals = self.model(on_device(pixels[None], self.device), size or size_of(pixels))
+        return found
+
+    @abstractmethod
+    def select(
+        self, found: Proposals, scale: Any, size: tuple[int, int], rule: str
+    ) -> tuple[BoxFeatures, Integers]:
+        """What a rule keeps of the proposals of an image of (width, height), and their indices."""
+
+    @abstractmethod
+    def canary_rows(self, pixels: Tensor) -> list[Tensor]:
+        """(3, ...) each: what the network tells of an image (3, h, w), blue first, at its own size."""
+
+    @exact
+    def canary(self) -> Floats:
+        """(n, 3) cosines of three places of a drawn image, in all that the network tells."""
+        pixels = torch.from_numpy(blue_first(canary_images()[0]).transpose(2, 0, 1).astype(np.float32))
+        pairs = [functional.cosine_similarity(row, row.roll(1, 0)) for row in self.canary_rows(pixels)]
+        return array_of(torch.stack(pairs))
 
 
 def size_of(pixels: Tensor) -> tuple[int, int]:

@@ -26,8 +26,7 @@ from capeval_core.models.copies import on_device, on_host
 from capeval_core.models.device import DTYPES, exact
 from capeval_core.models.model import CheckedModel
 from capeval_core.regions.colours import ColourRegions
-from capeval_core.regions.features import BoxVisual, pack
-from capeval_core.regions.selection import boxes_kept
+from capeval_core.regions.features import BoxVisual, boxes_kept, pack
 from capeval_core.weights.conversion import Conversion
 from capeval_core.weights.folder import WeightsFolder
 

@@ -20,23 +20,23 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from capeval_core.cache import SHARED, FeatureCache
-from capeval_core.encoders.engine import Encoded, encode_stream, with_extras
-from capeval_core.encoders.packed import Packing, bert_layer, groups_of, rows_of_sequences, starts_of
-from capeval_core.encoders.pairs import Pairs
+from capeval_core.encoders.engine import Encoded
+from capeval_core.encoders.packed import Packing, bert_layer
+from capeval_core.encoders.pairs import Pair, TextSettings
 from capeval_core.encoders.region_text import (
     EPS,
     BertSizes,
     RegionTextEncoder,
+    Sorted,
     bert_config,
     bert_embeddings,
     bert_layers,
-    canary_boxes,
 )
 from capeval_core.encoders.tokenizers import Ids
-from capeval_core.inputs.boxes import BoxFeatures, InputBoxes
+from capeval_core.inputs.boxes import BoxFeatures
 from capeval_core.inputs.images import Visual
 from capeval_core.models.canary import TEXTS
-from capeval_core.models.config import Width, read
+from capeval_core.models.config import Switch, Width, read
 from capeval_core.models.copies import indices_on_device, rows_on_device
 from capeval_core.models.device import DTYPES, exact
 from capeval_core.weights.uniter import UniterConversion
@@ -52,6 +52,20 @@ class UniterSizes(BertSizes):
     """Sizes under transformers' names; `region_size` is the width of a box's features."""
 
     region_size: Width
+
+
+@dataclass(frozen=True)
+class UniterSettings(TextSettings):
+    architecture: UniterSizes
+    lowercase: Switch
+
+    @property
+    def texts(self) -> UniterSizes:
+        return self.architecture
+
+    @property
+    def region_size(self) -> int:
+        return self.architecture.region_size
 
 
 @dataclass(frozen=True)
@@ -152,20 +166,37 @@ class Uniter(nn.Module):
 
     def states(self, regions: Sequence[Tensor], texts: Sequence[Ids]) -> list[Tensor]:
         """Hidden states of all layers, embeddings first: (tokens + boxes, hidden) of each pair in order."""
-        batch = Sequences.of(self, regions, texts)
-        states = [batch.rows]
+        rows, stands = self._embedded(regions, texts)
+        states = [rows]
         for layer in self.layers:
-            states.append(self._layer(layer, states[-1], batch))
-        return [rows[batch.order] for rows in states]
+            states.append(self._layer(layer, states[-1], stands.packing))
+        return [rows[stands.back] for rows in states]
 
     def pooled(self, regions: Sequence[Tensor], texts: Sequence[Ids]) -> Tensor:
         """(pairs, hidden): tanh(W h) of each pair's first token."""
-        batch = Sequences.of(self, regions, texts)
-        rows = batch.rows
+        rows, stands = self._embedded(regions, texts)
         for layer in self.layers[:-1]:
-            rows = self._layer(layer, rows, batch)
-        first = self._layer(self.layers[-1], rows, batch, first=True)
-        return torch.tanh(self.pooler(first[batch.rank]))
+            rows = self._layer(layer, rows, stands.packing)
+        first = self._layer(self.layers[-1], rows, stands.packing, stands.packing.offsets[:-1])
+        return torch.tanh(self.pooler(first[stands.rank]))
+
+    def _embedded(self, regions: Sequence[Tensor], texts: Sequence[Ids]) -> tuple[Tensor, Sorted]:
+        """Tokens of texts, each before its image's boxes, the shortest pair first, and where they stand."""
+        ids, positions = indices_on_device(
+            self.pooler.weight.device,
+            list(chain.from_iterable(texts)),
+            np.concatenate([np.arange(len(text)) for text in texts]),
+        )
+        embedded = torch.split(self.embed_texts(ids, positions), [len(text) for text in texts])
+        pairs = list(zip(embedded, regions, strict=True))
+        rows = torch.cat(list(chain.from_iterable(pairs)))
+        stands = Sorted.of([len(text) + len(boxes) for text, boxes in pairs], rows.device)
+        return rows[stands.order], stands
+
+    def _layer(self, layer: Any, rows: Tensor, packing: Packing, starts: Tensor | None = None) -> Tensor:
+        """The rows after a layer; with `starts`, only each sequence's first row, (pairs, hidden)."""
+        dropout = self.dropout.p if self.training else 0.0
+        return bert_layer(layer, rows, packing, self.heads, starts=starts, dropout=dropout)
 
     def ranking_logits(self, regions: Sequence[Tensor], texts: Sequence[Ids]) -> Tensor:
         """(pairs,) logits of the ranking head."""
@@ -183,46 +214,6 @@ class Uniter(nn.Module):
             self.ranking_head.weight.copy_(self.matching_head.weight[1:])
             self.ranking_head.bias.copy_(self.matching_head.bias[1:])
 
-    def _layer(self, layer: Any, rows: Tensor, batch: Sequences, *, first: bool = False) -> Tensor:
-        """The rows after a layer; `first`: only each sequence's first row, (pairs, hidden)."""
-        starts, dropout = batch.starts if first else None, self.dropout.p if self.training else 0.0
-        return bert_layer(layer, rows, batch.packing, self.heads, starts=starts, dropout=dropout)
-
-
-@dataclass(frozen=True)
-class Sequences:
-    """Embedded tokens and boxes of pairs, one sequence after another, the shortest first.
-
-    rows: (sum of lengths, hidden). starts: (pairs,) first row of each sequence. rank: (pairs,) the position
-    of each pair among the sorted sequences. order: (sum of lengths,) rows in the order of the pairs.
-    """
-
-    rows: Tensor
-    starts: Tensor
-    rank: Tensor
-    order: Tensor
-    packing: Packing
-
-    @classmethod
-    def of(cls, model: Uniter, regions: Sequence[Tensor], texts: Sequence[Ids]) -> Sequences:
-        """Embed texts and put each before its image's boxes."""
-        lengths = [len(ids) + len(boxes) for ids, boxes in zip(texts, regions, strict=True)]
-        by_length = sorted(range(len(texts)), key=lengths.__getitem__)
-        sorted_lengths = [lengths[i] for i in by_length]
-        rank = np.argsort(by_length)
-        ids, positions, offsets, rank_there, order = indices_on_device(
-            model.pooler.weight.device,
-            [index for i in by_length for index in texts[i]],
-            np.concatenate([np.arange(len(texts[i])) for i in by_length]),
-            starts_of(sorted_lengths),
-            rank,
-            rows_of_sequences(sorted_lengths, rank),
-        )
-        embedded = torch.split(model.embed_texts(ids, positions), [len(texts[i]) for i in by_length])
-        parts = chain.from_iterable(zip(embedded, (regions[i] for i in by_length), strict=True))
-        packing = Packing(sorted_lengths, groups_of(sorted_lengths), offsets.int())
-        return cls(torch.cat(list(parts)), offsets[:-1], rank_there, order, packing)
-
 
 class UniterEncoder(RegionTextEncoder, tags=["image-captioning", "uniter"]):
     """UNITER with a ranking head, on transformers' BERT layers.
@@ -233,6 +224,7 @@ class UniterEncoder(RegionTextEncoder, tags=["image-captioning", "uniter"]):
 
     kind = "uniter"
     revision = 2  # texts are split as by `str.split`
+    Settings = UniterSettings
     depends_on = ("architecture", "context_length", "vocabulary", "lowercase")
     Conversion = UniterConversion
     splits = True
@@ -244,18 +236,7 @@ class UniterEncoder(RegionTextEncoder, tags=["image-captioning", "uniter"]):
         return Uniter(config["architecture"])
 
     @staticmethod
-    def sizes(config: dict[str, Any]) -> tuple[BertSizes, int]:
-        shape = read(UniterSizes, config["architecture"])
-        return shape, shape.region_size
-
-    @staticmethod
     def describe(config: dict[str, Any]) -> str:
-        """The architecture in one line.
-
-        >>> shape = {"num_hidden_layers": 12, "hidden_size": 768, "region_size": 2048, "vocab_size": 28996}
-        >>> UniterEncoder.describe({"architecture": shape})
-        'UNITER 12x768, box features of 2048 numbers, 28996 words'
-        """
         shape = config["architecture"]
         return (
             f"UNITER {shape['num_hidden_layers']}x{shape['hidden_size']}, box features of "
@@ -270,34 +251,21 @@ class UniterEncoder(RegionTextEncoder, tags=["image-captioning", "uniter"]):
         cache: FeatureCache = SHARED,
         batch_size: int | None = None,
     ) -> Iterator[Rankings]:
-        """Ranking logits of every image with each of its captions, image by image, in order.
-
-        Args:
-            boxes: box features of any number of images; they are read ahead by threads, a few at a time.
-            captions: per image any number of texts. Equal ones run once.
-            cache: where logits are looked up and kept.
-            batch_size: images, and captions, per forward pass; None: as many as fit into memory.
-
-        Raises:
-            ValueError: more images than lists of captions, or fewer.
-            MemoryError: the given `batch_size`, or a single item, does not fit into memory.
-        """
-        tokens = self.tokens(captions)
-        items = with_extras(boxes, tokens, "lists of captions", "give every image its captions")
-        encoding = Pairs(self, self.images_per_batch(batch_size), batch_size).encoding()
-        return map(self._rankings, chain.from_iterable(encode_stream(items, encoding, cache)))
+        """Ranking logits of every image with each of its captions, in order; see `encode_pairs`."""
+        run = self.run_pairs
+        return map(self._rankings, self.encode_pairs(boxes, captions, run, "rank", cache, batch_size))
 
     def _rankings(self, item: Encoded) -> Rankings:
         logits = np.full(len(item.extra.ids), np.nan, dtype=np.float32)
         if item.arrays:
             for row, ids in enumerate(item.extra.ids):
-                logits[row] = item.arrays[self.pair_key(item.content, ids)][0]
+                logits[row] = item.arrays[self.pair_key("rank", item.content, ids)][0]
         return Rankings(logits, item.content, item.error)
 
-    def prepare_visual(self, boxes: BoxFeatures) -> RegionInput:
+    def prepare_visual(self, loaded: BoxFeatures) -> RegionInput:
         """What the network takes of boxes. Raises ValueError: of another width, or see `region_input`."""
-        boxes.check_width(self.region_size)
-        return region_input(boxes)
+        loaded.check_width(self.region_size)
+        return region_input(loaded)
 
     @exact
     def states(self, prepared: Sequence[RegionInput]) -> list[Tensor]:
@@ -310,17 +278,12 @@ class UniterEncoder(RegionTextEncoder, tags=["image-captioning", "uniter"]):
         return list(torch.split(embedded, [len(p.positions) for p in prepared]))
 
     @exact
-    def run_pairs(self, states: list[Tensor], pairs: Sequence[tuple[int, Ids, str]]) -> Tensor:
-        """(n, 1) ranking logits of pairs (position in `states`, token ids, key)."""
+    def run_pairs(self, states: list[Tensor], pairs: Sequence[Pair]) -> Tensor:
+        """(n, 1) ranking logits of pairs."""
         regions = [states[position] for position, _, _ in pairs]
         return self.model.ranking_logits(regions, [ids for _, ids, _ in pairs])[:, None]
 
     def canary(self) -> Floats:
         """(2, 3): probabilities by the ranking head of two made-up images with three captions."""
-        visuals = [InputBoxes.of(canary_boxes(count, self.region_size)) for count in (5, 12)]
-        ranked = self.rank(visuals, [TEXTS, TEXTS], cache=FeatureCache(0))
+        ranked = self.rank(self.canary_boxes(), [TEXTS, TEXTS], cache=FeatureCache(0))
         return np.stack([1 / (1 + np.exp(-each.logits)) for each in ranked])
-
-    def pair_key(self, content: str, ids: Ids) -> str:
-        """The cache's key of the logit of an image's boxes, by their content key, and a text."""
-        return self.key_of_pair("rank", content, ids)

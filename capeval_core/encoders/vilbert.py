@@ -21,8 +21,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from capeval_core.cache import SHARED, FeatureCache, feature_key
-from capeval_core.encoders.engine import Encoded, encode_stream, with_extras
+from capeval_core.cache import SHARED, FeatureCache
+from capeval_core.encoders.engine import Encoded
 from capeval_core.encoders.packed import (
     Packing,
     attend,
@@ -32,28 +32,27 @@ from capeval_core.encoders.packed import (
     rows_of_sequences,
     starts_of,
 )
-from capeval_core.encoders.pairs import Pairs
+from capeval_core.encoders.pairs import Pair, TextSettings, bytes_of
 from capeval_core.encoders.region_text import (
     EPS,
     BertSizes,
+    LayerSizes,
     RegionTextEncoder,
+    Sorted,
     bert_config,
     bert_embeddings,
     bert_layers,
-    canary_boxes,
     check_heads,
 )
 from capeval_core.encoders.texts import encode_distinct
 from capeval_core.encoders.tokenizers import Ids, Tokens
-from capeval_core.inputs.boxes import BoxFeatures, InputBoxes
+from capeval_core.inputs.boxes import BoxFeatures
 from capeval_core.inputs.images import Visual
-from capeval_core.models.architecture import is_whole, shown
 from capeval_core.models.batching import BatchSize
 from capeval_core.models.canary import TEXTS, cosines
-from capeval_core.models.config import Few, Layers, Places, Width, read
+from capeval_core.models.config import Few, Places, Switch, Width, read
 from capeval_core.models.copies import Arriving, arrays_of, indices_on_device, rows_on_device
 from capeval_core.models.device import DTYPES, exact
-from capeval_core.weights.folder import WeightsError
 from capeval_core.weights.vilbert import VilbertConversion
 
 Floats = NDArray[np.float32]
@@ -65,15 +64,8 @@ _TEXT_PADDING = 2.0
 
 
 @dataclass(frozen=True)
-class VisualSizes:
+class VisualSizes(LayerSizes):
     region_size: Width
-    hidden_size: Width
-    num_hidden_layers: Layers
-    num_attention_heads: Width
-    intermediate_size: Width
-
-    def __post_init__(self) -> None:
-        check_heads(self.hidden_size, self.num_attention_heads)
 
 
 @dataclass(frozen=True)
@@ -111,6 +103,27 @@ class VilbertSizes:
         if len(self.visual_layers_before) != len(self.text_layers_before):
             found = len(self.visual_layers_before)
             raise ValueError(f"visual_layers_before has {found} numbers: give one per co-attention block")
+
+
+@dataclass(frozen=True)
+class VilbertSettings(TextSettings):
+    architecture: VilbertSizes
+    lowercase: Switch
+    task: Few | None
+
+    @property
+    def texts(self) -> BertSizes:
+        return self.architecture.text
+
+    @property
+    def region_size(self) -> int:
+        return self.architecture.visual.region_size
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        tasks = self.architecture.tasks
+        if (self.task is None) != (not tasks) or (self.task or 0) >= max(tasks, 1):
+            raise ValueError(f"task is {self.task}, but there are {tasks} task embeddings")
 
 
 @dataclass(frozen=True)
@@ -184,10 +197,9 @@ class CoAttention(nn.Module):
 
     def attended(self, own: str, query: Tensor, keys: Tensor, values: Tensor, batch: PairBatch) -> Tensor:
         """What the rows of stream `own` take of the other stream, before `merged`."""
-        stands = {"text": batch.text_packing, "visual": batch.visual_packing}
-        other = "visual" if own == "text" else "text"
+        mine, theirs = batch.packing[own], batch.packing["visual" if own == "text" else "text"]
         dropout = self.dropout if self.training else 0.0
-        return attend(query, keys, values, self.heads, stands[own], stands[other], dropout=dropout)
+        return attend(query, keys, values, self.heads, mine, theirs, dropout=dropout)
 
     def merged(self, own: str, attended: Tensor, rows: Tensor) -> Tensor:
         """The rows of stream `own` after the block."""
@@ -222,20 +234,19 @@ class Vilbert(nn.Module):
         """Where the model is."""
         return self.text_pooler.weight.device
 
-    def embed_texts(self, texts: Sequence[Ids], task: int | None) -> tuple[Tensor, list[int]]:
-        """Embedded tokens of texts one after another, (sum of lengths, hidden), and the lengths.
+    def lower_texts(self, texts: Sequence[Ids], task: int | None) -> list[Tensor]:
+        """(rows, hidden) of each text before the first co-attention block.
 
         The token of task number `task` stands behind each text's first token and has no position; None for
         a model without tasks.
         """
-        table, device = self.embeddings, self.device
-        lengths = [len(ids) for ids in texts]
+        table, lengths = self.embeddings, [len(ids) for ids in texts]
         starts = starts_of(lengths)
         # The row behind all tokens is the task's, which stands behind the first token of each text.
         with_task = np.insert(np.arange(starts[-1]), starts[:-1] + 1, starts[-1])
         ids, positions, order = indices_on_device(
-            device,
-            [index for text in texts for index in text],
+            self.device,
+            list(chain.from_iterable(texts)),
             np.concatenate([np.arange(length) for length in lengths]),
             with_task,
         )
@@ -244,12 +255,7 @@ class Vilbert(nn.Module):
         if self.task_embeddings is not None:
             embedded = torch.cat([embedded, self.task_embeddings.weight[task][None]])[order]
             lengths = [length + 1 for length in lengths]
-        dropped: Tensor = self.dropout(table.LayerNorm(embedded))
-        return dropped, lengths
-
-    def lower_texts(self, texts: Sequence[Ids], task: int | None) -> list[Tensor]:
-        """(rows, hidden) of each text before the first co-attention block; `task` as for `embed_texts`."""
-        rows, lengths = self.embed_texts(texts, task)
+        rows = self.dropout(table.LayerNorm(embedded))
         return self._alone(self.text_layers[: self.text_before[0]], rows, lengths, "text", _TEXT_PADDING)
 
     def lower_regions(self, features: Tensor, locations: Tensor, lengths: Sequence[int]) -> list[Tensor]:
@@ -266,16 +272,8 @@ class Vilbert(nn.Module):
     ) -> list[Tensor]:
         """Packed sequences after layers of one stream."""
         if len(layers):
-            by_length = sorted(range(len(lengths)), key=lengths.__getitem__)
-            own = [lengths[i] for i in by_length]
-            offsets, order, back = indices_on_device(
-                rows.device,
-                starts_of(own),
-                rows_of_sequences(lengths, by_length),
-                rows_of_sequences(own, np.argsort(by_length)),
-            )
-            packing = Packing(own, groups_of(own, *padding), offsets.int())
-            rows = self._run(layers, rows[order], packing, stream)[back]
+            stands = Sorted.of(lengths, rows.device, *padding)
+            rows = self._run(layers, rows[stands.order], stands.packing, stream)[stands.back]
         return list(torch.split(rows, list(lengths)))
 
     def _run(self, layers: nn.ModuleList, rows: Tensor, packing: Packing, stream: str) -> Tensor:
@@ -298,7 +296,7 @@ class Vilbert(nn.Module):
         """
         batch = PairBatch.of(texts, regions, pairs)
         *_, (text, _) = self._blocks(batch, layer, both=False)
-        return batch.split_texts(text)
+        return batch.split(text, "text")
 
     def states(
         self, texts: Sequence[Tensor], regions: Sequence[Tensor], pairs: Sequence[tuple[int, int]]
@@ -308,11 +306,11 @@ class Vilbert(nn.Module):
         batch = PairBatch.of(texts, regions, pairs)
         last = len(self.co_layers) - 1
         for text, visual in self._blocks(batch, last, both=True):
-            yield batch.split_texts(text), batch.split_regions(visual)
-        text = self._run(self.text_layers[self.text_before[last] :], text, batch.text_packing, "text")
+            yield batch.split(text, "text"), batch.split(visual, "visual")
+        text = self._run(self.text_layers[self.text_before[last] :], text, batch.packing["text"], "text")
         after = self.visual_layers[self.visual_before[last] :]
-        visual = self._run(after, visual, batch.visual_packing, "visual")
-        yield batch.split_texts(text), batch.split_regions(visual)
+        visual = self._run(after, visual, batch.packing["visual"], "visual")
+        yield batch.split(text, "text"), batch.split(visual, "visual")
 
     def _blocks(self, batch: PairBatch, last: int, *, both: bool) -> Iterator[tuple[Tensor, Tensor]]:
         """Packed rows of both streams after each co-attention block up to number `last`.
@@ -320,32 +318,27 @@ class Vilbert(nn.Module):
         both: whether the boxes' rows after the last block are wanted, too; else they are those before it.
         """
         text, visual = batch.texts, batch.regions  # distinct ones, until they meet
+        of_text: Any = batch.text_rows
+        of_visual: Any = batch.visual_rows
         blocks: list[Any] = list(self.co_layers[: last + 1])
         for number, block in enumerate(blocks):
-            if number:
-                here = slice(self.text_before[number - 1], self.text_before[number])
-                text = self._run(self.text_layers[here], text, batch.text_packing, "text")
-                here = slice(self.visual_before[number - 1], self.visual_before[number])
-                visual = self._run(self.visual_layers[here], visual, batch.visual_packing, "visual")
-            onward = both or number < last
-            of_text, of_visual = block.text, block.visual
             # The first block's projections are made once per distinct text and image, then copied to pairs.
-            to_text = [text, of_text.query(text)]
-            to_visual = [visual, of_visual.key(visual), of_visual.value(visual)]
-            if onward:
-                to_text += [of_text.key(text), of_text.value(text)]
-                to_visual += [of_visual.query(visual)]
-            if not number:
-                to_text = [rows[batch.text_rows] for rows in to_text]
-                to_visual = [rows[batch.visual_rows] for rows in to_visual]
-            text, text_query, *text_side = to_text
-            visual, visual_keys, visual_values, *visual_query = to_visual
-            for_text = block.attended("text", text_query, visual_keys, visual_values, batch)
-            if onward:
-                for_visual = block.attended("visual", *visual_query, *text_side, batch)
-                visual = block.merged("visual", for_visual, visual)
-            text = block.merged("text", for_text, text)
+            query = block.text.query(text)[of_text]
+            keys, values = (part(visual)[of_visual] for part in (block.visual.key, block.visual.value))
+            for_text = block.attended("text", query, keys, values, batch)
+            if both or number < last:
+                query = block.visual.query(visual)[of_visual]
+                keys, values = (part(text)[of_text] for part in (block.text.key, block.text.value))
+                for_visual = block.attended("visual", query, keys, values, batch)
+                visual = block.merged("visual", for_visual, visual[of_visual])
+            text = block.merged("text", for_text, text[of_text])
             yield text, visual
+            if number < last:
+                of_text = of_visual = slice(None)
+                here = slice(self.text_before[number], self.text_before[number + 1])
+                text = self._run(self.text_layers[here], text, batch.packing["text"], "text")
+                here = slice(self.visual_before[number], self.visual_before[number + 1])
+                visual = self._run(self.visual_layers[here], visual, batch.packing["visual"], "visual")
 
     def pooled(self, text: Sequence[Tensor], visual: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """(pairs, width) of each stream: ReLU(W h) of the first row of each pair, from `states`."""
@@ -375,16 +368,15 @@ class PairBatch:
     """Pairs of a text and an image, sorted so that those of nearly equal lengths stand together.
 
     texts, regions: packed rows of the distinct texts and images. text_rows, visual_rows: which of them the
-    pairs have, one pair after another. text_packing, visual_packing: where the sorted pairs stand.
-    rank: the position of each pair among them.
+    pairs have, one pair after another. packing: where the sorted pairs stand in each stream. rank: the
+    position of each pair among them.
     """
 
     texts: Tensor
     regions: Tensor
     text_rows: Tensor
     visual_rows: Tensor
-    text_packing: Packing
-    visual_packing: Packing
+    packing: Mapping[str, Packing]
     rank: list[int]
 
     @classmethod
@@ -401,36 +393,26 @@ class PairBatch:
             for inner in groups_of([of_text[pairs[i][0]] for i in by_text], _TEXT_PADDING):
                 parts.append(slice(len(order), len(order) + inner.stop - inner.start))
                 order += by_text[inner]
-        ordered = [pairs[i] for i in order]
-        text_lengths = [of_text[text] for text, _ in ordered]
-        visual_lengths = [of_regions[image] for _, image in ordered]
+        chosen_texts, chosen_regions = zip(*(pairs[i] for i in order), strict=True)
+        text_lengths = [of_text[text] for text in chosen_texts]
+        visual_lengths = [of_regions[image] for image in chosen_regions]
         text_rows, visual_rows, text_offsets, visual_offsets = indices_on_device(
             texts[0].device,
-            rows_of_sequences(of_text, [text for text, _ in ordered]),
-            rows_of_sequences(of_regions, [image for _, image in ordered]),
+            rows_of_sequences(of_text, chosen_texts),
+            rows_of_sequences(of_regions, chosen_regions),
             starts_of(text_lengths),
             starts_of(visual_lengths),
         )
-        return cls(
-            torch.cat(list(texts)),
-            torch.cat(list(regions)),
-            text_rows,
-            visual_rows,
-            Packing(text_lengths, parts, text_offsets.int()),
-            Packing(visual_lengths, parts, visual_offsets.int()),
-            np.argsort(order).tolist(),
-        )
+        packing = {
+            "text": Packing(text_lengths, parts, text_offsets.int()),
+            "visual": Packing(visual_lengths, parts, visual_offsets.int()),
+        }
+        rank = np.argsort(order).tolist()
+        return cls(torch.cat(list(texts)), torch.cat(list(regions)), text_rows, visual_rows, packing, rank)
 
-    def split_texts(self, rows: Tensor) -> list[Tensor]:
-        """Packed rows of texts, by pair."""
-        return self._split(rows, self.text_packing.lengths)
-
-    def split_regions(self, rows: Tensor) -> list[Tensor]:
-        """Packed rows of boxes, by pair."""
-        return self._split(rows, self.visual_packing.lengths)
-
-    def _split(self, rows: Tensor, lengths: Sequence[int]) -> list[Tensor]:
-        parts = torch.split(rows, list(lengths))
+    def split(self, rows: Tensor, stream: str) -> list[Tensor]:
+        """Packed rows of a stream, by pair."""
+        parts = torch.split(rows, list(self.packing[stream].lengths))
         return [parts[place] for place in self.rank]
 
 
@@ -444,6 +426,7 @@ class VilbertEncoder(RegionTextEncoder, tags=["image-captioning", "vilbert"]):
 
     kind = "vilbert"
     revision = 2  # rows with released idf weights of unseen words
+    Settings = VilbertSettings
     depends_on = ("architecture", "context_length", "vocabulary", "lowercase", "task")
     Conversion = VilbertConversion
     keeps_end = False
@@ -454,30 +437,12 @@ class VilbertEncoder(RegionTextEncoder, tags=["image-captioning", "vilbert"]):
     def modules(config: dict[str, Any]) -> Vilbert:
         return Vilbert(config["architecture"])
 
-    @staticmethod
-    def sizes(config: dict[str, Any]) -> tuple[BertSizes, int]:
-        shape, task = read(VilbertSizes, config["architecture"]), config["task"]
-        fits = task is None if not shape.tasks else is_whole(task, range(shape.tasks))
-        if not fits:
-            raise WeightsError(
-                f"task is {shown(task)}, but there are {shape.tasks} task embeddings: convert them again"
-            )
-        return shape.text, shape.visual.region_size
-
     def prepare(self) -> None:
         super().prepare()
         self._automatic_texts = BatchSize(64 if self.device.type == "cpu" else 2048, automatic=True)
 
     @staticmethod
     def describe(config: dict[str, Any]) -> str:
-        """The architecture in one line.
-
-        >>> text = {"num_hidden_layers": 12, "hidden_size": 768, "vocab_size": 30522}
-        >>> visual = {"num_hidden_layers": 6, "hidden_size": 1024, "region_size": 2048}
-        >>> shape = {"text": text, "visual": visual, "text_layers_before": [6, 7, 8], "tasks": 20}
-        >>> VilbertEncoder.describe({"architecture": shape})
-        'ViLBERT 12x768 and 6x1024, 3 co-attentions, box features of 2048 numbers, 30522 words, 20 tasks'
-        """
         shape = config["architecture"]
         text, visual = shape["text"], shape["visual"]
         return (
@@ -489,16 +454,11 @@ class VilbertEncoder(RegionTextEncoder, tags=["image-captioning", "vilbert"]):
     @property
     def hidden_size(self) -> int:
         """Numbers of a token's features."""
-        return int(self.config["architecture"]["text"]["hidden_size"])
-
-    @property
-    def task_tokens(self) -> int:
-        """Task tokens in a text: 1, or 0 for a model without tasks."""
-        return int(self.config["task"] is not None)
+        return int(self.settings.texts.hidden_size)
 
     def words(self, ids: Ids) -> slice:
-        """The rows of a text's features that are its words."""
-        first = 1 + self.task_tokens
+        """The rows of a text's features that are its words, behind the first token and the task's."""
+        first = 1 if self.settings.task is None else 2
         return slice(first, first + len(self.word_ids(ids)))
 
     def word_ids(self, ids: Ids) -> Ids:
@@ -514,40 +474,40 @@ class VilbertEncoder(RegionTextEncoder, tags=["image-captioning", "vilbert"]):
         cache: FeatureCache = SHARED,
         batch_size: int | None = None,
     ) -> Iterator[TokenFeatures]:
-        """Token features of texts with every image, image by image, in order.
+        """Token features of texts with every image, image by image, in order; see `encode_pairs`.
 
-        Args:
-            boxes: box features of any number of images; they are read ahead by threads, a few at a time.
-            captions: per image any number of texts. Equal ones run once.
-            layer: the co-attention block after which the features are taken, from 0 or from the end.
-            cache: where features are looked up and kept.
-            batch_size: images, and captions, per forward pass; None: as many as fit into memory.
+        layer: the co-attention block after which the features are taken, from 0 or from the end.
 
         Raises:
-            ValueError: there is no such layer; more images than lists of captions, or fewer.
-            MemoryError: the given `batch_size`, or a single item, does not fit into memory.
+            ValueError: there is no such layer.
         """
-        run = _Run(self, self.block(layer), cache, batch_size)
-        tokens = self.tokens(captions)
-        items = with_extras(boxes, tokens, "lists of captions", "give every image its captions")
-        encoding = Pairs(run, self.images_per_batch(batch_size), batch_size).encoding()
-        return map(run.features, chain.from_iterable(encode_stream(items, encoding, cache)))
+        block = block_of(self.config, layer)
+        on_device: dict[str, Tensor] = {}  # features by key, until they are given out
 
-    def block(self, layer: int) -> int:
-        """The number of a co-attention block that is counted from either end.
+        def run(states: list[Tensor], pairs: Sequence[Pair]) -> Arriving:
+            found = self._pair_states(states, pairs, block, cache, batch_size)
+            if self.device.type == "cuda":
+                on_device.update((key, rows) for (_, _, key), rows in zip(pairs, found, strict=True))
+            return arrays_of(found)
 
-        Raises:
-            ValueError: there is none.
-        """
-        return block_of(self.config, layer)
+        def features(item: Encoded) -> TokenFeatures:
+            if item.arrays is None:
+                return TokenFeatures(None, item.content, item.error)
+            keys = [self.pair_key(kind, item.content, ids) for ids in item.extra.ids]
+            there = {key: on_device.pop(key, None) for key in dict.fromkeys(keys)}
+            own = [item.arrays[key] for key in keys]
+            return TokenFeatures(own, item.content, None, [there[key] for key in keys])
 
-    def prepare_visual(self, boxes: BoxFeatures) -> LocatedBoxes:
+        kind = f"tokens{block}"
+        return map(features, self.encode_pairs(boxes, captions, run, kind, cache, batch_size))
+
+    def prepare_visual(self, loaded: BoxFeatures) -> LocatedBoxes:
         """What the network takes of boxes. Raises ValueError: of another width, or see `located`."""
-        boxes.check_width(self.region_size)
-        return located(boxes)
+        loaded.check_width(self.region_size)
+        return located(loaded)
 
     @exact
-    def region_states(self, prepared: Sequence[LocatedBoxes]) -> list[Tensor]:
+    def states(self, prepared: Sequence[LocatedBoxes]) -> list[Tensor]:
         """(boxes + 1, hidden) of each image before it meets a text, on the encoder's device."""
         features, locations = (
             rows_on_device(self.device, arrays, DTYPES[self.dtype])
@@ -564,77 +524,47 @@ class VilbertEncoder(RegionTextEncoder, tags=["image-captioning", "vilbert"]):
             return self._lower_texts(list(texts))
         size = self._automatic_texts if batch_size is None else BatchSize(batch_size, automatic=False)
 
-        def key(ids: Ids) -> str:
-            return feature_key(self.fingerprint, self.dtype, "lower", np.array(ids, dtype="<u4").tobytes())
-
         def forward(texts: list[Ids]) -> Iterator[tuple[slice, list[Floats]]]:
             for part, rows in size.run(texts, self._lower_texts):
                 yield part, arrays_of(rows).values()
 
-        arrays = encode_distinct(Tokens(list(texts), []), key, forward, cache)
+        tokens = Tokens(list(texts), [])
+        arrays = encode_distinct(tokens, lambda ids: self.key("lower", bytes_of(ids)), forward, cache)
         packed = rows_on_device(self.device, arrays, DTYPES[self.dtype])
         return list(torch.split(packed, [len(array) for array in arrays]))
 
     @exact
     def _lower_texts(self, texts: list[Ids]) -> list[Tensor]:
-        return self.model.lower_texts(texts, self.config["task"])
+        return self.model.lower_texts(texts, self.settings.task)
+
+    @exact
+    def _pair_states(
+        self,
+        states: list[Tensor],
+        pairs: Sequence[Pair],
+        block: int,
+        cache: FeatureCache,
+        batch_size: int | None,
+    ) -> list[Tensor]:
+        """(rows, hidden) of the text of each pair after a co-attention block."""
+        images = {position: number for number, position in enumerate(dict.fromkeys(p for p, _, _ in pairs))}
+        texts = {ids: number for number, ids in enumerate(dict.fromkeys(ids for _, ids, _ in pairs))}
+        return self.model.text_states(
+            self.text_states(list(texts), cache, batch_size),
+            [states[position] for position in images],
+            [(texts[ids], images[position]) for position, ids, _ in pairs],
+            block,
+        )
 
     def canary(self) -> Floats:
         """(3, 2): of three captions, cosines of their words' mean features with two made-up images."""
-        visuals = [InputBoxes.of(canary_boxes(count, self.region_size)) for count in (5, 12)]
-        found = list(self.token_features(visuals, [TEXTS, TEXTS], cache=FeatureCache(0)))
-        ids = self.tokenizer.encode(TEXTS).ids
-        means = [
-            np.stack(
-                [rows[self.words(own)].mean(axis=0) for rows, own in zip(each.features, ids, strict=True)]
-            )
+        found = self.token_features(self.canary_boxes(), [TEXTS, TEXTS], cache=FeatureCache(0))
+        words = [self.words(ids) for ids in self.tokenizer.encode(TEXTS).ids]
+        one, other = (
+            np.stack([rows[own].mean(axis=0) for rows, own in zip(each.features or [], words, strict=True)])
             for each in found
-            if each.features is not None
-        ]
-        return cosines(means[0], means[1])
-
-
-class _Run:
-    """Pairs of an image and a text up to one co-attention block, for the engine."""
-
-    def __init__(
-        self, encoder: VilbertEncoder, block: int, cache: FeatureCache, batch_size: int | None
-    ) -> None:
-        self.encoder, self.block, self.cache, self.batch_size = encoder, block, cache, batch_size
-        self.device = encoder.device
-        self.on_device: dict[str, Tensor] = {}  # features by key, until they are given out
-        self.prepare_visual, self.states = encoder.prepare_visual, encoder.region_states
-        self.pairs_per_batch, self.image_key = encoder.pairs_per_batch, encoder.image_key
-        self.image_features = encoder.image_features
-
-    def pair_key(self, content: str, ids: Ids) -> str:
-        """The cache's key of a text's features with an image's boxes, by their content key."""
-        return self.encoder.key_of_pair(f"tokens{self.block}", content, ids)
-
-    @exact
-    def run_pairs(self, states: list[Tensor], pairs: Sequence[tuple[int, Ids, str]]) -> Arriving:
-        """(rows, hidden) of pairs (position in `states`, token ids, key)."""
-        images = {position: number for number, position in enumerate(dict.fromkeys(p for p, _, _ in pairs))}
-        texts = {ids: number for number, ids in enumerate(dict.fromkeys(ids for _, ids, _ in pairs))}
-        found = self.encoder.model.text_states(
-            self.encoder.text_states(list(texts), self.cache, self.batch_size),
-            [states[position] for position in images],
-            [(texts[ids], images[position]) for position, ids, _ in pairs],
-            self.block,
         )
-        if self.device.type == "cuda":
-            self.on_device.update((key, rows) for (_, _, key), rows in zip(pairs, found, strict=True))
-        return arrays_of(found)
-
-    def features(self, item: Encoded) -> TokenFeatures:
-        """The features of an item's texts, in order."""
-        arrays = item.arrays
-        if arrays is None:
-            return TokenFeatures(None, item.content, item.error)
-        keys = [self.pair_key(item.content, ids) for ids in item.extra.ids]
-        there = {key: self.on_device.pop(key, None) for key in dict.fromkeys(keys)}
-        features = [arrays[key] for key in keys]
-        return TokenFeatures(features, item.content, None, [there[key] for key in keys])
+        return cosines(one, other)
 
 
 def block_of(config: dict[str, Any], layer: int) -> int:

@@ -8,13 +8,12 @@ Lu, Goswami, Rohrbach, Parikh, Lee: 12-in-1: Multi-Task Vision and Language Repr
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, cast
+from typing import Annotated, Any, cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional
@@ -22,58 +21,90 @@ from torchvision.models.resnet import Bottleneck
 from torchvision.ops import FeaturePyramidNetwork, FrozenBatchNorm2d, clip_boxes_to_image, roi_align
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
-from capeval_core.cache import SHARED, FeatureCache
 from capeval_core.encoders.detector import (
     Deltas,
     Detector,
-    Kept,
+    Floats,
+    Integers,
     Pixels,
+    ProposalHead,
+    Proposals,
     Stages,
+    anchor_boxes,
     array_of,
     arrays_by_one_copy,
     blue_first,
+    decoded,
+    in_order,
     size_of,
 )
-from capeval_core.encoders.faster_rcnn import ProposalHead, anchor_boxes, decoded, frozen, in_order
 from capeval_core.inputs.boxes import BoxFeatures
-from capeval_core.inputs.images import InputImage
-from capeval_core.models.canary import canary_images
 from capeval_core.models.config import Closed, Count, Layers, Share, Width
 from capeval_core.models.copies import on_device
-from capeval_core.models.device import exact
-from capeval_core.regions.features import BoxVisual, pack
 from capeval_core.regions.suppression import Suppression, best_on_device, class_confidences
 from capeval_core.weights.x152 import EXPANSION, STAGES, X152Conversion
 
-STRIDES = (4, 8, 16, 32, 64)
+_STRIDES = (4, 8, 16, 32, 64)
 """Pixels of the resized image per cell of each level of the pyramid."""
-LEVELS = 4
+_LEVELS = 4
 """Levels that proposals take their features from: all but the last."""
-POOLED = 7
+_POOLED = 7
 """Cells along each side of a pooled proposal."""
-SAMPLES = 2
+_SAMPLES = 2
 """Points along each side of such a cell, whose mean it is."""
-PIXEL = 1.0
+_PIXEL = 1.0
 """Corners of boxes are their first and last pixel: a side has one pixel more than their difference."""
 _CANONICAL_SIDE, _CANONICAL_LEVEL = 224, 4
 _AT_A_TIME = 250
 """Proposals whose features are made together, which bounds memory."""
+_MULTIPLE = 32
+"""Pixels: the sides of the network's input are multiples of it, by a margin of zeros."""
+_CANARY_BOXES = [[0.0, 0.0, 59.0, 49.0], [30.0, 20.0, 118.0, 88.0], [0.0, 0.0, 119.0, 89.0]]
+
+_Kept = Annotated[int, range(1, 10_001)]
 
 
 @dataclass(frozen=True)
-class Proposals:
-    """What the network finds in one image, in pixels of the resized image; best proposal first.
+class Architecture(Closed):
+    layers: Stages
+    stem_width: Width
+    width: Width
+    groups: Width
+    out_width: Width
+    pyramid_width: Width
+    anchors: Layers
+    feature_width: Width
+    classes: Count
 
-    boxes: (n, 4) x0, y0, x1, y1, the last pixels included. objectness: (n,) from 0 to 1. features: (n, d) of
-    the first layer behind the pooled cells (`fc6`). hidden: (n, d) of the second one (`fc7`). class_logits:
-    (n, 1 + classes), background first.
-    """
+    def __post_init__(self) -> None:
+        planes = self.groups * (self.out_width // EXPANSION)
+        if self.width % self.groups or self.out_width % EXPANSION or self.width * 64 % planes:
+            shared = f"{self.groups} groups of blocks with out_width {self.out_width} cannot share"
+            raise ValueError(f"width is {self.width}, which {shared}")
 
-    boxes: Tensor
-    objectness: Tensor
-    features: Tensor
-    hidden: Tensor
-    class_logits: Tensor
+
+@dataclass(frozen=True)
+class ProposalSettings(Closed):
+    before_nms: Count
+    after_nms: _Kept
+    most: _Kept
+    overlap: Share
+    delta_weights: Deltas
+
+
+@dataclass(frozen=True)
+class DetectionSettings(Closed):
+    most: Layers
+    overlap: Share
+    threshold: Annotated[float, (-1e-9, 1)]
+
+
+@dataclass(frozen=True)
+class X152Settings:
+    architecture: Architecture
+    preprocessing: Pixels
+    proposals: ProposalSettings
+    detections: DetectionSettings
 
 
 class Norm(FrozenBatchNorm2d):  # type: ignore[misc]
@@ -117,39 +148,35 @@ def stage(inputs: int, width: int, outputs: int, groups: int, blocks: int, strid
 
 
 class X152Model(nn.Module):
-    """A Faster R-CNN on a feature pyramid, whose features are those of its proposals.
+    """A Faster R-CNN on a feature pyramid, whose features are those of its proposals."""
 
-    The convolutions of ResNeXt run in `dtype`, and all else in float32: coordinates need it.
-
-    Args:
-        config: `architecture` and `proposals` of a weights folder.
-        dtype: of these convolutions.
-    """
-
-    def __init__(self, config: Mapping[str, Any], dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, settings: X152Settings, dtype: torch.dtype) -> None:
         super().__init__()
-        shape, self.settings, self.dtype = config["architecture"], config["proposals"], dtype
-        self.body = nn.ModuleDict({"stem": Stem(shape["stem_width"])})
-        inputs, width, outputs = shape["stem_width"], shape["width"], shape["out_width"]
+        shape, self.settings, self.dtype = settings.architecture, settings.proposals, dtype
+        self.body = nn.ModuleDict({"stem": Stem(shape.stem_width)})
+        inputs, width, outputs = shape.stem_width, shape.width, shape.out_width
         channels = []
-        for index, (name, blocks) in enumerate(zip(STAGES, shape["layers"], strict=True)):
-            self.body[name] = stage(inputs, width, outputs, shape["groups"], blocks, 2 if index else 1)
+        for index, (name, blocks) in enumerate(zip(STAGES, shape.layers, strict=True)):
+            self.body[name] = stage(inputs, width, outputs, shape.groups, blocks, 2 if index else 1)
             channels.append(outputs)
             inputs, width, outputs = outputs, 2 * width, 2 * outputs
-        pyramid = shape["pyramid_width"]
+        pyramid = shape.pyramid_width
         self.fpn = FeaturePyramidNetwork(channels, pyramid, extra_blocks=LastLevelMaxPool())
-        self.head = ProposalHead(pyramid, pyramid, shape["anchors"], levels=len(STRIDES))
-        self.fc6 = nn.Linear(pyramid * POOLED * POOLED, shape["feature_width"])
-        self.fc7 = nn.Linear(shape["feature_width"], shape["feature_width"])
-        self.cls_score = nn.Linear(shape["feature_width"], 1 + shape["classes"])
+        self.head = ProposalHead(pyramid, pyramid, shape.anchors, levels=len(_STRIDES))
+        self.fc6 = nn.Linear(pyramid * _POOLED * _POOLED, shape.feature_width)
+        self.fc7 = nn.Linear(shape.feature_width, shape.feature_width)
+        self.cls_score = nn.Linear(shape.feature_width, 1 + shape.classes)
 
-    def forward(self, pixels: Tensor) -> Proposals:
-        """The proposals of an image (1, 3, h, w), its margin included."""
+    def forward(self, pixels: Tensor, size: tuple[int, int]) -> Proposals:
+        """The proposals of an image of (height, width), the margin of its pixels (1, 3, h, w) included."""
         maps = self.feature_maps(pixels)
-        boxes, objectness = self.propose(maps, (int(pixels.shape[2]), int(pixels.shape[3])))
+        boxes, objectness = self.propose(maps, size)
         features = self.box_features(maps, boxes)
-        hidden = functional.relu(self.fc7(features))
-        return Proposals(boxes, objectness, features, hidden, self.cls_score(hidden))
+        return Proposals(boxes, objectness, features, self.cls_score(self.hidden(features)))
+
+    def hidden(self, features: Tensor) -> Tensor:
+        """(n, d) of the second layer behind the pooled cells, of features (n, d) of the first."""
+        return functional.relu(self.fc7(features))
 
     def feature_maps(self, pixels: Tensor) -> list[Tensor]:
         """(1, c, h, w) float32 of each level, the finest first."""
@@ -165,27 +192,23 @@ class X152Model(nn.Module):
         In each level the best anchors are decoded and clipped to the input, and of those that overlap the
         best is kept; then the best of all levels.
         """
-        found = self._propose(dict(enumerate(maps)), size)
+        levels = [self._candidates(level, map_, size) for level, map_ in enumerate(maps)]
+        rule = Suppression(self.settings.overlap, _PIXEL, at_bound=True)
+        kept = _best_of(rule, [boxes for boxes, _ in levels], self.settings.after_nms)
+        found = [(boxes[own], scores[own]) for (boxes, scores), own in zip(levels, kept, strict=True)]
         boxes, objectness = (torch.cat(parts) for parts in zip(*found, strict=True))
-        best = best_first(objectness)[: self.settings["most"]]
+        best = _best_first(objectness)[: self.settings.most]
         return boxes[best], objectness[best]
-
-    def _propose(self, maps: Mapping[int, Tensor], size: tuple[int, int]) -> list[tuple[Tensor, Tensor]]:
-        """Boxes and objectness of each of these levels."""
-        found = [self._candidates(level, map_, size) for level, map_ in maps.items()]
-        rule = Suppression(self.settings["overlap"], PIXEL, at_bound=True)
-        kept = best_of(rule, [boxes for boxes, _ in found], self.settings["after_nms"])
-        return [(boxes[own], scores[own]) for (boxes, scores), own in zip(found, kept, strict=True)]
 
     def _candidates(self, level: int, map_: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
         """The best anchors of a level, decoded and clipped, and their objectness, best first."""
         logits, deltas = self.head(map_)
         scores, steps = in_order(logits, deltas)
         scores = scores.sigmoid()
-        best = best_first(scores)[: self.settings["before_nms"]]
+        best = _best_first(scores)[: self.settings.before_nms]
         height, width = map_.shape[2:]
-        around = anchor_boxes(cast(Tensor, self.head.anchors)[level], STRIDES[level], height, width)
-        boxes = decoded(steps[best], around[best], self.settings["delta_weights"], PIXEL)
+        around = anchor_boxes(cast(Tensor, self.head.anchors)[level], _STRIDES[level], height, width)
+        boxes = decoded(steps[best], around[best], self.settings.delta_weights, _PIXEL)
         return clip_boxes_to_image(boxes, (size[0] - 1, size[1] - 1)), scores[best]
 
     def pooled(self, maps: Sequence[Tensor], boxes: Tensor, levels: Tensor | None = None) -> Tensor:
@@ -195,18 +218,18 @@ class X152Model(nn.Module):
 
         Points lie as in the first RoIAlign, which takes no half pixel off the corners.
         """
-        levels = level_of(boxes).cpu() if levels is None else levels
-        cells = maps[0].new_empty(len(boxes), maps[0].shape[1], POOLED, POOLED)
-        for level, map_ in enumerate(maps[:LEVELS]):
+        levels = _level_of(boxes).cpu() if levels is None else levels
+        cells = maps[0].new_empty(len(boxes), maps[0].shape[1], _POOLED, _POOLED)
+        for level, map_ in enumerate(maps[:_LEVELS]):
             own = on_device(torch.nonzero(levels == level)[:, 0], boxes.device)
             cells[own] = roi_align(
-                map_, [boxes[own]], POOLED, 1 / STRIDES[level], sampling_ratio=SAMPLES, aligned=False
+                map_, [boxes[own]], _POOLED, 1 / _STRIDES[level], sampling_ratio=_SAMPLES, aligned=False
             )
         return cells
 
     def box_features(self, maps: Sequence[Tensor], boxes: Tensor) -> Tensor:
         """(n, d) float32 features of boxes (n, 4): the first layer behind their pooled cells."""
-        levels = level_of(boxes).cpu()  # the host waits once
+        levels = _level_of(boxes).cpu()  # the host waits once
         parts = [
             functional.relu(self.fc6(self.pooled(maps, *part).flatten(1)))
             for part in zip(*(torch.split(rows, _AT_A_TIME) for rows in (boxes, levels)), strict=True)
@@ -214,147 +237,57 @@ class X152Model(nn.Module):
         return torch.cat(parts)
 
 
-def best_first(scores: Tensor) -> Tensor:
+def _best_first(scores: Tensor) -> Tensor:
     """Indices of scores (n,), the highest first, of equal ones the first: the same on every device."""
     return scores.sort(descending=True, stable=True).indices
 
 
-def best_of(rule: Suppression, groups: Sequence[Tensor], most: int) -> list[Tensor]:
+def _best_of(rule: Suppression, groups: Sequence[Tensor], most: int) -> list[Tensor]:
     """`rule.best` of each of several groups of boxes, on any device."""
     if groups[0].device.type == "cuda":
         return best_on_device(rule, groups, most)
     return [torch.from_numpy(rule.best(np.asarray(boxes.cpu()), most)).to(boxes.device) for boxes in groups]
 
 
-def level_of(boxes: Tensor) -> Tensor:
+def _level_of(boxes: Tensor) -> Tensor:
     """(n,) the level of the pyramid for boxes (n, 4): floor(4 + log2(sqrt(area) / 224)), less the first's 2.
 
     Lin et al., 2017, eq. 1, from 0 to 3.
 
     >>> sides = torch.tensor([[50.0, 50], [222, 223], [223, 223], [900, 900]])
-    >>> level_of(torch.cat([torch.zeros(4, 2), sides], dim=1)).tolist()
+    >>> _level_of(torch.cat([torch.zeros(4, 2), sides], dim=1)).tolist()
     [0, 1, 2, 3]
     """
-    sides = boxes[:, 2:] - boxes[:, :2] + PIXEL
+    sides = boxes[:, 2:] - boxes[:, :2] + _PIXEL
     levels = _CANONICAL_LEVEL + torch.log2(sides.prod(dim=1).sqrt() / _CANONICAL_SIDE + 1e-6)
-    return (levels.floor() - 2).clamp(0, LEVELS - 1).long()
-
-
-def build(config: Mapping[str, Any], dtype: torch.dtype = torch.float32) -> X152Model:
-    """The model of a config, with random weights, in evaluation mode."""
-    return frozen(X152Model(config, dtype), ("body",), dtype)
-
-
-Floats = NDArray[np.float32]
-Integers = NDArray[np.int64]
-
-MULTIPLE = 32
-"""Pixels: the sides of the network's input are multiples of it, by a margin of zeros."""
-_CANARY_BOXES = [[0.0, 0.0, 59.0, 49.0], [30.0, 20.0, 118.0, 88.0], [0.0, 0.0, 119.0, 89.0]]
-
-
-@dataclass(frozen=True)
-class Architecture(Closed):
-    layers: Stages
-    stem_width: Width
-    width: Width
-    groups: Width
-    out_width: Width
-    pyramid_width: Width
-    anchors: Layers
-    feature_width: Width
-    classes: Count
-
-    def __post_init__(self) -> None:
-        planes = self.groups * (self.out_width // EXPANSION)
-        if self.width % self.groups or self.out_width % EXPANSION or self.width * 64 % planes:
-            shared = f"{self.groups} groups of blocks with out_width {self.out_width} cannot share"
-            raise ValueError(f"width is {self.width}, which {shared}")
-
-
-@dataclass(frozen=True)
-class ProposalSettings(Closed):
-    before_nms: Count
-    after_nms: Kept
-    most: Kept
-    overlap: Share
-    delta_weights: Deltas
-
-
-@dataclass(frozen=True)
-class DetectionSettings(Closed):
-    most: Layers
-    overlap: Share
-    threshold: Annotated[float, (-1e-9, 1)]
-
-
-@dataclass(frozen=True)
-class X152Settings:
-    architecture: Architecture
-    preprocessing: Pixels
-    proposals: ProposalSettings
-    detections: DetectionSettings
-
-
-@dataclass(frozen=True)
-class Detections:
-    """What the detector keeps of an image, the most confident first.
-
-    boxes: (n, 4) float32, x0, y0, x1, y1 in pixels of the image. They are proposals without regression, and
-        may end up to 31 pixels of the resized image behind its right or lower edge, as released ones do.
-    features: (n, d) float32.
-    scores: (n,) float32, from 0 to 1; 0 where a box survived in no class.
-    classes: (n,) int64, the likeliest class, from 0; background is none.
-    class_scores: (n, 1 + classes) float32 probabilities, background first.
-    size: width and height of the image.
-    """
-
-    boxes: Floats
-    features: Floats
-    scores: Floats
-    classes: Integers
-    class_scores: Floats
-    size: tuple[int, int]
-
-    def __len__(self) -> int:
-        return len(self.boxes)
+    return (levels.floor() - 2).clamp(0, _LEVELS - 1).long()
 
 
 class X152(Detector, tags=["object-detection", "faster-rcnn", "resnext"]):
     """The detector behind ViLBERT's features, with the numbers of the script that released them.
 
-    Each image runs alone, so its margin is that of its own size. Images with transparency, on which the
-    script fails, are read in RGB. In bfloat16 and float16 only the convolutions of ResNeXt are rounded.
-
-    Arguments and errors are those of `CheckedModel`.
-
-    >>> sizes = {"layers": [3, 8, 36, 3], "width": 256, "groups": 32, "pyramid_width": 512}
-    >>> X152.describe({"architecture": {**sizes, "feature_width": 2048, "classes": 1600}})
-    'Faster R-CNN, ResNeXt 3-8-36-3, 32x8d, FPN 512; 1600 classes; 2048 dimensions'
+    The margin of an image is that of its own size. Images with transparency, on which the script fails, are
+    read in RGB. How many boxes are kept is in the config, 100 in the release. They are proposals without
+    regression, and may end up to 31 pixels of the resized image behind its right or lower edge, as released
+    ones do.
     """
 
     kind = "x152"
-    only_selection: ClassVar[str] = "all"
-    """What this rule is called where features are stored: there is no other one to choose."""
-    Conversion = X152Conversion
-    modules = staticmethod(build)
     Settings = X152Settings
+    Conversion = X152Conversion
+    Network = X152Model
+    backbone = ("body",)
+    only_selection = "all"
+    """What this rule is called where features are stored: there is no other one to choose."""
+    rules = (only_selection,)
 
     def prepare(self) -> None:
-        self._mean = np.array(self.config["preprocessing"]["mean"], dtype=np.float32)
-
-    @property
-    def network(self) -> X152Model:
-        """The model."""
-        model: Any = self.model
-        network: X152Model = model
-        return network
+        self._mean = np.array(self.settings.preprocessing.mean, dtype=np.float32)
 
     @property
     def dimension(self) -> int:
         """Numbers of a feature."""
-        width: int = self.config["architecture"]["feature_width"]
-        return width
+        return int(self.settings.architecture.feature_width)
 
     @staticmethod
     def describe(config: dict[str, Any]) -> str:
@@ -365,112 +298,56 @@ class X152(Detector, tags=["object-detection", "faster-rcnn", "resnext"]):
             f"{shape['classes']} classes; {shape['feature_width']} dimensions"
         )
 
-    def encode_boxes(
-        self, images: Iterable[InputImage], *, cache: FeatureCache = SHARED, batch_size: int | None = None
-    ) -> Iterator[BoxVisual]:
-        """Boxes of any number of images with their features, the most confident first, in order.
-
-        Images are read and resized ahead of the network, equal ones run once, and what was found is kept in
-        the cache. One that cannot be read costs its row: the result has an error instead of boxes. How many
-        boxes are kept is in the config, 100 in the release.
-
-        Args:
-            images: any number.
-            cache: where features are looked up and kept.
-            batch_size: of no effect: images are of different sizes and run one at a time.
-
-        Raises:
-            MemoryError: an image does not fit into memory.
-        """
-        return self.boxes_of_each(
-            images,
-            lambda image: (*self.preprocess(image), image.size),
-            lambda prepared: self._packed(*prepared),
-            cache,
-        )
-
-    def detect(self, image: Image.Image) -> Detections:
-        """What is kept of one image; as for `encode_boxes`, with classes."""
-        pixels, scale = self.preprocess(image)
-        return self.select(self.propose(pixels), scale, image.size)
-
     def preprocess(self, image: Image.Image) -> tuple[Tensor, float]:
-        """(3, h, w) float32, blue, green, red, less the mean, resized, with a margin; and the scale."""
-        pixels = self.config["preprocessing"]
-        scale = scale_of(image.size, pixels["shortest_side"], pixels["longest_side"])
-        resized = resized_by(blue_first(image).astype(np.float32) - self._mean, scale)
-        return with_margin(torch.from_numpy(resized.transpose(2, 0, 1))), scale
+        """(3, h, w) float32, blue, green, red, less the mean, resized, with a margin; and the scale.
 
-    @exact
-    def propose(self, pixels: Tensor) -> Proposals:
-        """The proposals of one image (3, h, w), in pixels of it with its margin."""
-        found: Proposals = self.model(on_device(pixels[None], self.device))
-        return found
+        The scale is that of the shorter side, unless the longer one would exceed its own.
+        """
+        sides = self.settings.preprocessing
+        scale: float = sides.shortest_side / min(image.size)
+        if round(scale * max(image.size)) > sides.longest_side:
+            scale = sides.longest_side / max(image.size)
+        resized = _resized_by(blue_first(image).astype(np.float32) - self._mean, scale)
+        return _with_margin(torch.from_numpy(resized.transpose(2, 0, 1))), scale
 
     @torch.inference_mode()
-    def select(self, found: Proposals, scale: float, size: tuple[int, int]) -> Detections:
-        """The most confident proposals of an image.
+    def select(
+        self, found: Proposals, scale: float, size: tuple[int, int], rule: str = "all"
+    ) -> tuple[BoxFeatures, Integers]:
+        """The most confident proposals of an image, and their indices.
 
-        The confidence of a proposal is its best score among the classes whose suppression it survives. Of
-        equal confidences the first proposal comes first.
-
-        Args:
-            found: the proposals.
-            scale: pixels that they were found in per pixel of the image.
-            size: (width, height) of the image.
+        The confidence of a proposal is its best score among the classes whose suppression it survives, 0
+        where there is none. Of equal confidences the first proposal comes first. `scale`: pixels that they
+        were found in per pixel of the image.
         """
-        settings = self.config["detections"]
+        settings = self.settings.detections
         boxes, probabilities = arrays_by_one_copy(found.boxes, found.class_logits.softmax(dim=1))
-        boxes, of_things = boxes / np.float32(scale), probabilities[:, 1:]
-        rule = Suppression(settings["overlap"], PIXEL, at_bound=True)
-        confidences = class_confidences(boxes, of_things, rule, settings["threshold"])
-        kept = np.argsort(-confidences, kind="stable")[: settings["most"]]
-        return Detections(
-            boxes=boxes[kept],
-            features=array_of(found.features[on_device(torch.from_numpy(kept), found.features.device)]),
-            scores=confidences[kept],
-            classes=of_things[kept].argmax(axis=1),
-            class_scores=probabilities[kept],
-            size=size,
-        )
+        boxes = boxes / np.float32(scale)
+        one_thing = Suppression(settings.overlap, _PIXEL, at_bound=True)
+        confidences = class_confidences(boxes, probabilities[:, 1:], one_thing, settings.threshold)
+        kept = np.argsort(-confidences, kind="stable")[: settings.most]
+        features = array_of(found.features[on_device(torch.from_numpy(kept), found.features.device)])
+        return BoxFeatures(boxes[kept], features, size, confidences[kept]), kept
 
-    def _packed(self, pixels: Tensor, scale: float, size: tuple[int, int]) -> Floats:
-        found = self.select(self.propose(pixels), scale, size)
-        return pack(BoxFeatures(found.boxes, found.features, size, found.scores))
-
-    @exact
-    def canary(self) -> Floats:
-        """(8, 3) cosines in a drawn image at its own size: of each level's cells, and of three boxes."""
-        network = self.network
-        pixels = torch.from_numpy(blue_first(canary_images()[0]).astype(np.float32) - self._mean)
-        maps = network.feature_maps(with_margin(pixels.permute(2, 0, 1))[None].to(self.device))
-        around = [torch.cat(network.head(map_), dim=1)[0].flatten(1).T for map_ in maps]
-        features = network.box_features(maps, torch.tensor(_CANARY_BOXES, device=self.device))
-        hidden = functional.relu(network.fc7(features))
+    def canary_rows(self, pixels: Tensor) -> list[Tensor]:
+        """Of each level's cells, and of three boxes."""
+        model = self.model
+        centred = pixels - torch.from_numpy(self._mean).view(3, 1, 1)
+        maps = model.feature_maps(_with_margin(centred)[None].to(self.device))
+        around = [torch.cat(model.head(map_), dim=1)[0].flatten(1).T for map_ in maps]
+        features = model.box_features(maps, torch.tensor(_CANARY_BOXES, device=self.device))
+        hidden = model.hidden(features)
         rows = [cells[:: len(cells) // 3][:3] for cells in around]
-        rows += [features, hidden, network.cls_score(hidden)]
-        pairs = [functional.cosine_similarity(row, row.roll(1, 0)) for row in rows]
-        return array_of(torch.stack(pairs))
+        return [*rows, features, hidden, model.cls_score(hidden)]
 
 
-def scale_of(size: tuple[int, int], shortest: int, longest: int) -> float:
-    """Pixels of the network's input per pixel of an image: of its shorter side, unless the longer one exceeds
-    its own.
-
-    >>> scale_of((200, 400), 800, 1333), scale_of((100, 600), 800, 1200)
-    (3.3325, 2.0)
-    """
-    scale = shortest / min(size)
-    return longest / max(size) if round(scale * max(size)) > longest else scale
-
-
-def resized_by(pixels: Floats, scale: float) -> Floats:
+def _resized_by(pixels: Floats, scale: float) -> Floats:
     """Pixels (h, w, c) resized by one scale for both axes: linear, without antialiasing.
 
     As OpenCV's `resize` with INTER_LINEAR and a scale: a pixel of the result lies at its centre divided by
     the scale itself, not by the ratio of the rounded sizes. A side keeps at least one pixel.
 
-    >>> resized_by(np.float32([[[0], [4], [8]]]), 2.0)[0, :, 0].tolist()
+    >>> _resized_by(np.float32([[[0], [4], [8]]]), 2.0)[0, :, 0].tolist()
     [0.0, 1.0, 3.0, 5.0, 7.0, 8.0]
     """
     (top, bottom, lower), (left, right, further) = (_neighbours(n, scale) for n in pixels.shape[:2])
@@ -487,7 +364,7 @@ def _neighbours(n: int, scale: float) -> tuple[Integers, Integers, Floats]:
     return first, np.minimum(first + 1, n - 1), places - first.astype(np.float32)
 
 
-def with_margin(pixels: Tensor) -> Tensor:
+def _with_margin(pixels: Tensor) -> Tensor:
     """Pixels (3, h, w) with zeros at the right and the lower edge, up to multiples of 32."""
     height, width = size_of(pixels)
-    return functional.pad(pixels, (0, -width % MULTIPLE, 0, -height % MULTIPLE))
+    return functional.pad(pixels, (0, -width % _MULTIPLE, 0, -height % _MULTIPLE))

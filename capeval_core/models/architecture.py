@@ -1,18 +1,11 @@
-"""What a config says of a network: sizes that can be, and tensors that are exactly those."""
+"""What a config says of a network: sizes that can be."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any
 
-import torch
-from torch import Tensor, nn
-
-from capeval_core.weights.conversion import tensor_problems
-from capeval_core.weights.folder import WeightsError
-
-M = TypeVar("M", bound=nn.Module)
+from capeval_core.models.config import is_number, is_whole, shown
 
 _LAYERS = range(1, 1_001)
 _SIDE = range(1, 4_097)
@@ -59,18 +52,6 @@ def size_problems(section: Any, where: str) -> list[str]:
     return problems
 
 
-def is_whole(value: Any, bounds: range) -> bool:
-    """Whether a value of a config is a whole number, not written as 2.0 or true, within bounds."""
-    return isinstance(value, int) and not isinstance(value, bool) and value in bounds
-
-
-def is_number(value: Any, above: float, most: float) -> bool:
-    """Whether a value of a config is a finite number above one bound and at most the other."""
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
-        return False
-    return above < value <= most and (isinstance(value, int) or math.isfinite(value))
-
-
 def scaling_problems(section: Mapping[str, Any]) -> list[str]:
     """What is wrong with the mean and the deviation by which pixels are scaled, in words."""
     problems = []
@@ -83,31 +64,3 @@ def scaling_problems(section: Mapping[str, Any]) -> list[str]:
                 + (", above 0" if name == "std" else "")
             )
     return problems
-
-
-def shown(value: Any) -> str:
-    """A value of a config for a message, cut where it is long."""
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def filled(model: M, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> M:
-    """A model on the meta device, filled with exactly these tensors in `dtype`, in eval mode.
-
-    Raises:
-        WeightsError: tensors that are missing, extra or misshaped.
-    """
-    check_tensors(model.state_dict(), tensors)
-    model.load_state_dict(
-        {name: tensor.to(dtype) for name, tensor in tensors.items()}, strict=True, assign=True
-    )
-    return model.eval().requires_grad_(False)
-
-
-def check_tensors(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
-    """Refuse tensors whose names or shapes are not the expected ones; no value is looked at."""
-    if problems := tensor_problems(expected, tensors):
-        raise WeightsError(
-            "; ".join(problems)
-            + ": the config and the tensors do not belong together; convert the weights again"
-        )

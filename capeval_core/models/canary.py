@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from capeval_core.models.architecture import is_number
+from capeval_core.models.config import is_number
 from capeval_core.weights.folder import WeightsError
 
 TOLERANCE = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
-from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from capeval_core.models.architecture import is_number, is_whole, shown
 from capeval_core.weights.folder import WeightsError
 
 T = TypeVar("T")
@@ -19,6 +19,10 @@ Few = Annotated[int, range(1_000)]
 Places = Annotated[list[int], range(1_001)]
 Share = Annotated[float, (0, 1)]
 """Above 0, at most 1; numbers are above the first of their bounds."""
+Means = Annotated[list[float], (-1e3, 1e3), 3]
+Deviations = Annotated[list[float], (1e-4, 1e3), 3]
+Switch = Annotated[bool, "true or false"]
+Words = Annotated[list[str] | dict[str, str], "words, or file and sha256"]
 
 
 class Closed:
@@ -48,12 +52,13 @@ def _read(kind: Any, section: Any, where: str, problems: list[str]) -> Any:
         problems.append(f"{where} has {shown(', '.join(unknown))}, which is not known here")
     for field in fields(kind):
         value, hint, key = section.get(field.name), hints[field.name], f"{inside}{field.name}"
-        if is_dataclass(hint):
-            values[field.name] = _read(hint, value, key, problems)
-            continue
-        if value is None:
-            problems.append(f"{where} lacks {field.name}")
-        elif problem := _problem(value, *get_args(hint)):
+        if optional := type(None) in get_args(hint):
+            hint = get_args(hint)[0]
+        if value is None and not optional:
+            problems.append(f"{key} is missing")
+        elif value is not None and is_dataclass(hint):
+            value = _read(hint, value, key, problems)
+        elif value is not None and (problem := _problem(value, hint)):
             problems.append(f"{key} is {shown(value)}, expected {problem}")
         values[field.name] = value
     if len(problems) > before:
@@ -65,8 +70,14 @@ def _read(kind: Any, section: Any, where: str, problems: list[str]) -> Any:
         return None
 
 
-def _problem(value: Any, type_: Any, bounds: Any, count: int | None = None) -> str:
+def _problem(value: Any, hint: Any) -> str:
     """What is expected of a value that does not fit, in words; '' if it fits."""
+    if get_origin(hint) is Literal:
+        return "" if value in get_args(hint) else " or ".join(map(repr, get_args(hint)))
+    type_, bounds, count = (*get_args(hint), None)[:3]
+    if isinstance(bounds, str):
+        kinds = tuple(get_origin(each) for each in get_args(type_)) or type_
+        return "" if isinstance(value, kinds) else bounds
     several, whole = get_origin(type_) is list, isinstance(bounds, range)
     numbers = value if several and isinstance(value, list) else [None if several else value]
     fit = all(is_whole(each, bounds) if whole else is_number(each, *bounds) for each in numbers)
@@ -75,3 +86,21 @@ def _problem(value: Any, type_: Any, bounds: Any, count: int | None = None) -> s
     kind = ("whole number" if whole else "number") + "s" * several
     low, high = (bounds[0], bounds[-1]) if whole else (round(bounds[0], 6) + 0.0, bounds[1])
     return f"{(count or '') if several else 'a'} {kind} from {low:,} to {high:,}".strip()
+
+
+def is_whole(value: Any, bounds: range) -> bool:
+    """Whether a value is a whole number, not written as 2.0 or true, within bounds."""
+    return isinstance(value, int) and not isinstance(value, bool) and value in bounds
+
+
+def is_number(value: Any, above: float, most: float) -> bool:
+    """Whether a value is a finite number above one bound and at most the other."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return False
+    return above < value <= most and (isinstance(value, int) or math.isfinite(value))
+
+
+def shown(value: Any) -> str:
+    """A value for a message, cut where it is long."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

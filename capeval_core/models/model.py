@@ -6,9 +6,10 @@ import hashlib
 import json
 import shutil
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, ClassVar, TypeVar
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -17,11 +18,12 @@ from huggingface_hub import ModelHubMixin
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from capeval_core.models.architecture import check_tensors, filled
+from capeval_core.cache import feature_key
 from capeval_core.models.canary import TOLERANCE, canary_problem, check_canary
+from capeval_core.models.config import read
 from capeval_core.models.device import DTYPES, numbered_device
 from capeval_core.weights.catalogue import CONVERTED_AS, TINY_OF, entry_of
-from capeval_core.weights.conversion import Conversion, Release
+from capeval_core.weights.conversion import Conversion, Release, tensor_problems
 from capeval_core.weights.folder import (
     CONFIG,
     TENSORS,
@@ -36,6 +38,7 @@ from capeval_core.weights.folder import (
 from capeval_core.writing import whole_folder
 
 Self = TypeVar("Self", bound="CheckedModel")
+T = TypeVar("T")
 
 _CARD_FILE = "README.md"
 _CARD = """---
@@ -67,6 +70,8 @@ class CheckedModel(ABC, ModelHubMixin, library_name="capeval", model_card_templa
 
     kind: ClassVar[str]
     """What `encoder` in config.json calls this class."""
+    Settings: ClassVar[Any] = None
+    """What is read of a config, as a dataclass; see `models.config`."""
     revision: ClassVar[int] = 1
     """Raised whenever a change of the code changes features: those that were kept are then not reused."""
     depends_on: ClassVar[tuple[str, ...]]
@@ -87,6 +92,7 @@ class CheckedModel(ABC, ModelHubMixin, library_name="capeval", model_card_templa
         dtype: str = "float32",
     ) -> None:
         self.config = config
+        self.settings: Any = self.Settings and read(self.Settings, config, "")
         self.device = numbered_device(device)
         self.dtype = dtype
         self.fingerprint = self._fingerprint(config, checksum or _tensors_checksum(tensors))
@@ -110,7 +116,11 @@ class CheckedModel(ABC, ModelHubMixin, library_name="capeval", model_card_templa
 
     def build(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> nn.Module:
         """The model of a config, filled strictly with tensors, in `self.dtype`."""
-        return filled(self.empty(config), tensors, DTYPES[self.dtype])
+        model = self.empty(config)
+        check_tensors(model.state_dict(), tensors)
+        typed = {name: tensor.to(DTYPES[self.dtype]) for name, tensor in tensors.items()}
+        model.load_state_dict(typed, assign=True)
+        return model.eval().requires_grad_(False)
 
     @classmethod
     def empty(cls, config: dict[str, Any]) -> nn.Module:
@@ -157,6 +167,8 @@ class CheckedModel(ABC, ModelHubMixin, library_name="capeval", model_card_templa
                 f"these are weights of encoder {kind!r}, expected {cls.kind!r}: pass "
                 "weights that were made for this metric"
             )
+        if cls.Settings is not None:
+            read(cls.Settings, folder.config, "")
         return folder.config
 
     @classmethod
@@ -201,13 +213,14 @@ class CheckedModel(ABC, ModelHubMixin, library_name="capeval", model_card_templa
         with naming_weights(folder.name):
             config = cls._config_of(folder)
             key = (cls._fingerprint(config, folder.checksum), str(numbered_device(device)), dtype)
-            encoder = _OPENED.get(key)
-            if encoder is None:
-                cls.check_header(config, folder.header())
-                tensors = folder.tensors()
-                encoder = cls(config, tensors, checksum=folder.checksum, device=device, dtype=dtype)
-                _OPENED[key] = encoder
-        return cast(Self, encoder)
+            return opened_once(key, lambda: cls._opened(config, folder, device, dtype))
+
+    @classmethod
+    def _opened(
+        cls: type[Self], config: dict[str, Any], folder: WeightsFolder, device: str | None, dtype: str
+    ) -> Self:
+        cls.check_header(config, folder.header())
+        return cls(config, folder.tensors(), checksum=folder.checksum, device=device, dtype=dtype)
 
     @classmethod
     def fingerprint_of(cls, folder: WeightsFolder) -> str:
@@ -233,6 +246,10 @@ class CheckedModel(ABC, ModelHubMixin, library_name="capeval", model_card_templa
                 )
         return config
 
+    def key(self, kind: str, content: bytes) -> str:
+        """The cache's key of a kind of feature of some content."""
+        return feature_key(self.fingerprint, self.dtype, kind, content)
+
     def save_beside(self, folder: Path) -> dict[str, Any]:
         """Write what lies beside config and tensors in files of its own; the config without it."""
         return self.config
@@ -240,7 +257,8 @@ class CheckedModel(ABC, ModelHubMixin, library_name="capeval", model_card_templa
     @classmethod
     def _fingerprint(cls, config: dict[str, Any], checksum: str) -> str:
         text = json.dumps(
-            [cls.kind, cls.revision, checksum, {key: config[key] for key in cls.depends_on}], sort_keys=True
+            [cls.kind, cls.revision, checksum, {key: config.get(key) for key in cls.depends_on}],
+            sort_keys=True,
         )
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -277,7 +295,24 @@ class CheckedModel(ABC, ModelHubMixin, library_name="capeval", model_card_templa
         shutil.copymode(save_directory / CONFIG, save_directory / TENSORS)
 
 
-_OPENED: WeakValueDictionary[tuple[str, str, str], CheckedModel] = WeakValueDictionary()
+_OPENED: WeakValueDictionary[tuple[object, ...], Any] = WeakValueDictionary()
+
+
+def opened_once(key: tuple[object, ...], make: Callable[[], T]) -> T:
+    """What `make` makes for a key: once per process, while it is in use."""
+    found: T | None = _OPENED.get(key)
+    if found is None:
+        found = _OPENED[key] = make()
+    return found
+
+
+def check_tensors(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
+    """Refuse tensors whose names or shapes are not the expected ones; no value is looked at."""
+    if problems := tensor_problems(expected, tensors):
+        raise WeightsError(
+            "; ".join(problems)
+            + ": the config and the tensors do not belong together; convert the weights again"
+        )
 
 
 def _tensors_checksum(tensors: dict[str, Tensor]) -> str:

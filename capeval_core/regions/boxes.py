@@ -11,16 +11,17 @@ from PIL import Image
 
 from capeval_core.inputs.images import InputImage
 from capeval_core.regions import rle
-from capeval_core.regions.regions import Regions
-from capeval_core.regions.source import RegionSource
+from capeval_core.regions.regions import Regions, RegionSource
+
+Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True, eq=False)
 class Boxes:
     """corners: (n, 4) float32, x0, y0, x1, y1 in pixels of the image. scores: (n,) float32, best first."""
 
-    corners: NDArray[np.float32]
-    scores: NDArray[np.float32]
+    corners: Floats
+    scores: Floats
 
     def __len__(self) -> int:
         return len(self.corners)
@@ -38,9 +39,6 @@ class BoxSource(ABC):
 
         `decoded` is the image, loaded and in RGB.
         """
-
-
-Floats = NDArray[np.float32]
 
 
 def suppress_overlaps(corners: Floats, scores: Floats, overlap: float, max_boxes: int) -> Boxes:
@@ -67,9 +65,6 @@ def clipped(corners: Floats, size: tuple[int, int]) -> Floats:
     return np.clip(corners, 0, np.array([width, height, width, height], dtype=np.float32))
 
 
-_REVISION = 1
-
-
 class RectangleRegions(RegionSource):
     """The boxes of a detector as rectangular masks (table 6 of the HICE-S paper); `quality` is the score.
 
@@ -83,7 +78,7 @@ class RectangleRegions(RegionSource):
     def __init__(self, boxes: BoxSource) -> None:
         self.boxes = boxes
         self.name = f"rectangles:{boxes.name}"
-        self.fingerprint = f"rectangles-{_REVISION}-{boxes.fingerprint}"
+        self.fingerprint = f"rectangles-1-{boxes.fingerprint}"
 
     def find(self, image: InputImage) -> Regions:
         decoded = image.load().convert("RGB")

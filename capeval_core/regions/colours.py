@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 
 from capeval_core.inputs.images import InputImage
 from capeval_core.regions import rle
-from capeval_core.regions.regions import Regions
-from capeval_core.regions.source import RegionSource
+from capeval_core.regions.regions import Regions, RegionSource
 
 Array = NDArray[np.int64]
 

@@ -1,10 +1,10 @@
-"""Box features of images from a region encoder: what networks on regions take instead of pixels."""
+"""Box features of images: what networks on regions take instead of pixels, and how many boxes they take."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Protocol, cast, runtime_checkable
+from typing import Literal, Protocol, cast, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +12,41 @@ from numpy.typing import NDArray
 from capeval_core.cache import SHARED, FeatureCache
 from capeval_core.inputs.boxes import BoxFeatures
 from capeval_core.inputs.images import ImageError, InputImage
+from capeval_core.regions.suppression import Suppression
 
 Floats = NDArray[np.float32]
+Selection = Literal["bua10_100", "lxmert36"]
+"""`bua10_100`: 10 to 100 boxes by their confidence, for UNITER. `lxmert36`: the best 36, for LXMERT."""
+
+THRESHOLD = 0.2
+LEAST, MOST = 10, 100
+FIXED = 36
+"""Boxes where confidence is not asked."""
+ONE_THING = Suppression(0.3)
+"""When two boxes of one class show one thing; without the additional pixel of Caffe's detectors. No published
+numbers pin it."""
+
+
+def boxes_kept(confidences: NDArray[np.floating], threshold: float = THRESHOLD) -> int:
+    """How many of n boxes are used: the first ones, n = min(100, max(10, count(confidence > 0.2))).
+
+    Boxes come sorted by confidence, best first: confidences decide the number, whatever those of the first
+    boxes are. Compared in the type in which they are stored: a float32 0.2 does not exceed 0.2. A threshold
+    below 0 means the first 36 boxes. Where there are fewer, all are used.
+
+    Args:
+        confidences: (n,), from 0 to 1.
+        threshold: 0.2 in every published setting.
+
+    >>> boxes_kept(np.linspace(1, 0, 60)), boxes_kept(np.zeros(60)), boxes_kept(np.zeros(7))
+    (48, 10, 7)
+    >>> boxes_kept(np.ones(200)), boxes_kept(np.ones(200), threshold=-1)
+    (100, 36)
+    """
+    if threshold < 0:
+        return min(FIXED, len(confidences))
+    count = int(np.count_nonzero(confidences > threshold))
+    return min(MOST, max(LEAST, count), len(confidences))
 
 
 @dataclass(frozen=True)

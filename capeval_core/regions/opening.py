@@ -12,7 +12,7 @@ from typing import Any
 from capeval_core.errors import did_you_mean, wrong_option
 from capeval_core.regions.colours import ColourRegions
 from capeval_core.regions.precomputed import PrecomputedRegions
-from capeval_core.regions.source import RegionSource
+from capeval_core.regions.regions import RegionSource
 from capeval_core.values import expanded_path
 
 SOURCES = {

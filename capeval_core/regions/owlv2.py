@@ -11,18 +11,17 @@ import json
 import threading
 from os import PathLike
 from typing import Any
-from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
 from PIL import Image
 
 from capeval_core.inputs.images import InputImage
-from capeval_core.models.architecture import check_tensors, size_problems
 from capeval_core.models.copies import on_device
 from capeval_core.models.device import DTYPES, exact_float32, numbered_device
+from capeval_core.models.model import check_tensors, opened_once
 from capeval_core.regions.boxes import Boxes, BoxSource, clipped, suppress_overlaps
-from capeval_core.regions.source import WITHOUT
+from capeval_core.regions.regions import WITHOUT
 from capeval_core.weights.folder import WeightsError, WeightsFolder
 from capeval_core.weights.foreign import open_foreign_weights
 
@@ -33,7 +32,6 @@ THRESHOLD = 0.1
 from which transformers takes a box of OWLv2 for a detection."""
 MAX_BOXES, OVERLAP = 300, 0.9
 """How many boxes at most, and intersection over union above which the worse of two is dropped."""
-_REVISION = 1
 
 
 class Owlv2Boxes(BoxSource):
@@ -66,10 +64,9 @@ class Owlv2Boxes(BoxSource):
         folder = open_foreign_weights(weights, "detector", "owlv2", default=DETECTOR, without=WITHOUT)
         self._threshold = threshold
         on = numbered_device(device)
-        key = (f"{folder.path}:{folder.checksum}", str(on), dtype)
-        # Loaded once per process, device and dtype while it is in use.
-        self._model = _OPENED[key] = _OPENED.get(key) or _Model(folder, on, dtype)
-        settings = [_REVISION, folder.checksum, self._model.config, MAX_BOXES, OVERLAP, threshold, dtype]
+        key = ("owlv2", str(folder.path), folder.checksum, str(on), dtype)
+        self._model = opened_once(key, lambda: _Model(folder, on, dtype))
+        settings = [1, folder.checksum, self._model.config, MAX_BOXES, OVERLAP, threshold, dtype]
         digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
         self.fingerprint = f"owlv2-{digest}"
         self.name = folder.label(digest)
@@ -90,31 +87,20 @@ class _Model:
 
         try:
             processor: Any = Owlv2ImageProcessor.from_pretrained(folder.path)
-            if problems := size_problems(folder.config, ""):
-                raise ValueError("; ".join(problems))
             config: Any = Owlv2Config(**folder.config)
-        except Exception as error:  # a damaged config can raise anything
-            raise WeightsError(f"detector {folder.name!r}: its config cannot be read ({error})") from error
-        self.config = {"model": folder.config, "processor": processor.to_dict()}
-        try:
-            with torch.device("meta"):  # takes no memory before the sizes in the file are checked
-                expected = _without_text(Owlv2ForObjectDetection(config)).state_dict()
+            model: Any = Owlv2ForObjectDetection(config)
+            del model.owlv2.text_model, model.owlv2.text_projection
+            expected = model.state_dict()
             # Files of older versions also hold buffers, which are computed here.
-            header = {name: tensor for name, tensor in folder.header().items() if name in expected}
-            if missing := [name for name in expected if name not in header]:
-                raise WeightsError(f"{len(missing)} tensors are missing, such as {missing[0]}")
-            check_tensors(expected, header)
             tensors = {name: tensor for name, tensor in folder.tensors().items() if name in expected}
-            model: Any = _without_text(Owlv2ForObjectDetection(config))
+            check_tensors(expected, tensors)
             model.load_state_dict(tensors)
-        except WeightsError as error:
-            raise WeightsError(f"detector {folder.name!r}: {error}") from error
         except Exception as error:  # a damaged config can raise anything
-            raise WeightsError(f"detector {folder.name!r}: its config cannot be built ({error})") from error
+            raise WeightsError(f"detector {folder.name!r} cannot be built of its files: {error}") from error
+        self.config = {"model": folder.config, "processor": processor.to_dict()}
         model.owlv2.to(DTYPES[dtype])
         model.layer_norm.to(DTYPES[dtype])
-        self._model = model.to(device).eval()
-        self._processor = processor
+        self._model, self._processor = model.to(device).eval(), processor
         self._device, self._dtype = device, DTYPES[dtype]
         self._lock = threading.Lock()
 
@@ -128,11 +114,3 @@ class _Model:
             centre, side = model.box_predictor(features, grid)[0].split(2, dim=-1)
             corners = torch.cat([centre - side / 2, centre + side / 2], dim=-1)
         return corners.cpu().numpy(), scores.cpu().numpy()
-
-
-def _without_text(model: Any) -> Any:
-    del model.owlv2.text_model, model.owlv2.text_projection
-    return model
-
-
-_OPENED: WeakValueDictionary[tuple[str, str, str], _Model] = WeakValueDictionary()

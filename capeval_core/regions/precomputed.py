@@ -16,8 +16,7 @@ from capeval_core.inputs.folder import Names
 from capeval_core.inputs.images import FromPIL, InMemory, InputImage, OnDisk
 from capeval_core.inputs.text_files import load_json
 from capeval_core.regions import rle
-from capeval_core.regions.regions import Regions
-from capeval_core.regions.source import RegionsError, RegionSource
+from capeval_core.regions.regions import Regions, RegionsError, RegionSource
 
 _SCORES = ("predicted_iou", "score")
 _EXPECTED = (

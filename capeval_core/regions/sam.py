@@ -9,36 +9,236 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
+from timm.layers.norm import LayerNorm2d
 from torch import Tensor, nn
 from torch.nn import functional
 
 from capeval_core.inputs.images import InputImage, resized
 from capeval_core.limits import LIMITS
-from capeval_core.models.architecture import scaling_problems, shown, size_problems
 from capeval_core.models.canary import canary_images
+from capeval_core.models.config import Deviations, Few, Layers, Means, Side, Width, read
 from capeval_core.models.copies import on_device
 from capeval_core.models.device import DTYPES, exact_float32
 from capeval_core.models.model import CheckedModel
 from capeval_core.regions import rle
 from capeval_core.regions.boxes import BoxSource
-from capeval_core.regions.regions import Regions
-from capeval_core.regions.sam_model import build, with_copy
-from capeval_core.regions.source import WITHOUT, RegionSource
+from capeval_core.regions.regions import WITHOUT, Regions, RegionSource
 from capeval_core.weights.folder import WeightsError, WeightsFolder
 from capeval_core.weights.foreign import open_foreign_weights
-from capeval_core.weights.sam import MEAN, STD, SamConversion
+from capeval_core.weights.sam import COPY, GAUSSIAN, MEAN, STD, SamConversion
 
 SEGMENTER = "Zigeng/SlimSAM-uniform-77"
 """SAM pruned to a tenth of ViT-B, 39 MB, Apache 2.0: as light as the paper's MobileSAMv2, whose weights must
 be converted first."""
+GRID = {"points_per_crop": 32, "pred_iou_thresh": 0.88, "stability_score_thresh": 0.95}
+"""Points along each side, least predicted intersection over union of a mask, and least one of the masks at
+thresholds 1 above and below: those of SAM's release."""
+_GRID_LOGITS = 1 << 26
+"""Logits at the size of the image in memory at a time, of a grid of points."""
+_CHANNELS, _SIDE = 256, 64
+"""Features that SAM's decoder takes: channels, and cells along each side of a grid."""
+_EFFICIENT_INPUT = 512
+"""Pixels along each side of what EfficientViT sees."""
+_EPS = 1e-6
+_RELEASED_EPS = 1e-5
+"""Epsilon of the layer norms in the decoder's transformer: PyTorch's default, as in the original. Configs on
+the Hub have 1e-6, which moves logits by up to 6e-4."""
+
+
+@dataclass(frozen=True)
+class VitSizes:
+    hidden_size: Width
+    num_hidden_layers: Layers
+    num_attention_heads: Width
+    mlp_dim: Width
+    window_size: Few
+
+
+@dataclass(frozen=True)
+class DecoderSizes:
+    hidden_size: Width
+    mlp_dim: Width
+    num_hidden_layers: Layers
+    num_attention_heads: Width
+    attention_downsample_rate: Side
+    num_multimask_outputs: Side
+    iou_head_depth: Layers
+    iou_head_hidden_dim: Width
+    mask_input_channels: Width
+
+
+@dataclass(frozen=True)
+class SamSizes:
+    """Sizes under transformers' names; `vision` of a `vit` alone."""
+
+    kind: Literal["vit", "tiny_vit_5m", "efficientvit_l2"]
+    image_size: Side
+    patch_size: Side
+    vision: VitSizes | None
+    decoder: DecoderSizes
+
+
+@dataclass(frozen=True)
+class SamPixels:
+    mean: Means
+    std: Deviations
+
+
+@dataclass(frozen=True)
+class SamSettings:
+    architecture: SamSizes
+    preprocessing: SamPixels
+
+
+class _TinyVit(nn.Module):
+    """TinyViT-5M as MobileSAM's image encoder: (n, 3, 1024, 1024) -> ((n, 256, 64, 64),).
+
+    The last downsampling keeps its resolution, and SAM's neck follows.
+    """
+
+    def __init__(self) -> None:
+        import timm
+
+        super().__init__()
+        backbone: Any = timm.create_model("tiny_vit_5m_224", num_classes=0)
+        backbone.stages[3].downsample.conv2.conv.stride = (1, 1)
+        self.patch_embed = backbone.patch_embed
+        self.stages = backbone.stages
+        self.neck = nn.Sequential(
+            nn.Conv2d(320, _CHANNELS, 1, bias=False),
+            LayerNorm2d(_CHANNELS),
+            nn.Conv2d(_CHANNELS, _CHANNELS, 3, padding=1, bias=False),
+            LayerNorm2d(_CHANNELS),
+        )
+
+    def forward(self, pixels: Tensor, **_: Any) -> tuple[Tensor]:
+        return (self.neck(self.stages(self.patch_embed(pixels))),)
+
+
+class _EfficientVit(nn.Module):
+    """EfficientViT-L2 as MobileSAMv2's image encoder: (n, 3, 1024, 1024) -> ((n, 256, 64, 64),).
+
+    It works at half the resolution: the padded image is resized first. The neck sums its last three stages.
+    """
+
+    def __init__(self) -> None:
+        import timm
+
+        super().__init__()
+        # 1e-6 as the release; timm's default for L2 is 1e-7.
+        backbone: Any = timm.create_model("efficientvit_l2", num_classes=0, norm_eps=_EPS)
+        self.stem = backbone.stem
+        self.stages = backbone.stages
+        self.neck = _Neck((512, 256, 128))
+        self.norm = LayerNorm2d(_CHANNELS)
+
+    def forward(self, pixels: Tensor, **_: Any) -> tuple[Tensor]:
+        x = functional.interpolate(
+            pixels, (_EFFICIENT_INPUT, _EFFICIENT_INPUT), mode="bilinear", align_corners=False
+        )
+        x = self.stem(x)
+        maps = []
+        for stage in self.stages:
+            x = stage(x)
+            maps.append(x)
+        return (self.norm(self.neck(maps[:0:-1])),)
+
+
+class _Neck(nn.Module):
+    """Feature maps of several resolutions, deepest first, resized to one grid, summed and refined."""
+
+    def __init__(self, widths: tuple[int, ...], depth: int = 12) -> None:
+        super().__init__()
+        self.inputs = nn.ModuleList(_ConvNorm(width, _CHANNELS, 1) for width in widths)
+        self.middle = nn.Sequential(*(_Refining(_CHANNELS) for _ in range(depth)))
+        self.output = nn.Conv2d(_CHANNELS, _CHANNELS, 1)
+
+    def forward(self, maps: list[Tensor]) -> Tensor:
+        total: Tensor | None = None
+        for convolution, features in zip(self.inputs, maps, strict=True):
+            x = convolution(features)
+            if x.shape[-1] != _SIDE:
+                x = functional.interpolate(x, (_SIDE, _SIDE), mode="bicubic", align_corners=False)
+            total = x if total is None else total + x
+        refined: Tensor = self.output(self.middle(total))
+        return refined
+
+
+class _Refining(nn.Module):
+    """A fused MBConv block that does not widen, with its shortcut."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.spatial = _ConvNorm(width, width, 3)
+        self.point = _ConvNorm(width, width, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = functional.gelu(self.spatial(x), approximate="tanh")
+        refined: Tensor = x + self.point(inner)
+        return refined
+
+
+class _ConvNorm(nn.Module):
+    def __init__(self, width_in: int, width_out: int, kernel: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(width_in, width_out, kernel, padding=kernel // 2, bias=False)
+        self.norm = nn.BatchNorm2d(width_out, eps=_EPS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        normed: Tensor = self.norm(self.conv(x))
+        return normed
+
+
+_ENCODERS = {"tiny_vit_5m": _TinyVit, "efficientvit_l2": _EfficientVit}
+"""Image encoders beside SAM's own, by their name in config.json."""
+
+
+def _modules(architecture: Mapping[str, Any]) -> nn.Module:
+    """transformers' model of an architecture, with random weights; `{"transformers": config}` of the Hub.
+
+    Its tensors hold the Gaussian matrix twice, not tied.
+    """
+    from transformers import SamConfig, SamModel
+
+    encoder: type[nn.Module] | None = None
+    if "transformers" in architecture:
+        config: Any = SamConfig(**architecture["transformers"])
+        config.mask_decoder_config.layer_norm_eps = _RELEASED_EPS
+    else:
+        decoder = dict(architecture["decoder"])
+        masks, width = decoder.pop("mask_input_channels"), decoder["hidden_size"]
+        common = {"image_size": architecture["image_size"], "patch_size": architecture["patch_size"]}
+        encoder = _ENCODERS.get(architecture["kind"])
+        vision = {"num_hidden_layers": 0, "hidden_size": width} if encoder else dict(architecture["vision"])
+        config = SamConfig(
+            vision_config={**vision, **common, "output_channels": width, "num_pos_feats": width // 2},
+            prompt_encoder_config={**common, "hidden_size": width, "mask_input_channels": masks},
+            mask_decoder_config={**decoder, "layer_norm_eps": _RELEASED_EPS},
+        )
+        if encoder and width != _CHANNELS:
+            found = f"a decoder of width {width}, but the image encoder gives {_CHANNELS} channels"
+            raise ValueError(found)
+    model: Any = SamModel(config)
+    if encoder:
+        model.vision_encoder = encoder()
+    gaussian = model.shared_image_embedding.positional_embedding
+    model.prompt_encoder.shared_embedding.positional_embedding = nn.Parameter(gaussian.detach().clone())
+    evaluated: nn.Module = model.eval()
+    return evaluated
+
+
+def _with_copy(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors of a file in transformers' format, which holds tied tensors once, by all their names."""
+    return {**({COPY: tensors[GAUSSIAN]} if GAUSSIAN in tensors else {}), **tensors}
 
 
 @contextmanager
@@ -65,8 +265,8 @@ class Sam(CheckedModel, tags=["mask-generation", "sam"]):
 
     def build(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> nn.Module:
         with _fitting():
-            model = build(config["architecture"])
-            model.load_state_dict(with_copy(tensors))
+            model = _modules(config["architecture"])
+            model.load_state_dict(_with_copy(tensors))
         encoder: Any = model.vision_encoder
         encoder.to(DTYPES[self.dtype])
         encoder.register_forward_pre_hook(lambda module, inputs: (inputs[0].to(DTYPES[self.dtype]),))
@@ -76,11 +276,11 @@ class Sam(CheckedModel, tags=["mask-generation", "sam"]):
     @classmethod
     def empty(cls, config: dict[str, Any]) -> nn.Module:
         with _fitting(), torch.device("meta"):
-            return build(config["architecture"])
+            return _modules(config["architecture"])
 
     @classmethod
     def check_header(cls, config: dict[str, Any], header: dict[str, Tensor]) -> None:
-        super().check_header(config, with_copy(header))
+        super().check_header(config, _with_copy(header))
 
     def prepare(self) -> None:
         preprocessing = self.config["preprocessing"]
@@ -95,18 +295,9 @@ class Sam(CheckedModel, tags=["mask-generation", "sam"]):
         if folder.config.get("model_type") == "sam":
             architecture = {"transformers": folder.config}
             preprocessing = {"mean": list(MEAN), "std": list(STD)}
-            _check(size_problems(folder.config, ""))
             return {"encoder": cls.kind, "architecture": architecture, "preprocessing": preprocessing}
         config = super().read_config(folder)
-        if missing := {"architecture", "preprocessing"} - set(config):
-            raise WeightsError(f"in the config, {min(missing)} is missing: convert the weights again")
-        architecture, pixels = config["architecture"], config["preprocessing"]
-        whole = isinstance(architecture, dict) and isinstance(architecture.get("kind"), str)
-        if not whole or not isinstance(architecture.get("decoder"), dict):
-            _check([f"architecture is {shown(architecture)}, expected an object with kind and decoder"])
-        if not isinstance(pixels, dict):
-            _check([f"preprocessing is {shown(pixels)}, expected an object"])
-        _check(size_problems(architecture, "architecture") + scaling_problems(pixels))
+        read(SamSettings, config, "")
         return config
 
     @staticmethod
@@ -208,14 +399,6 @@ class Sam(CheckedModel, tags=["mask-generation", "sam"]):
         return torch.stack([quality, logits.sigmoid().mean((1, 2, 3))]).cpu().numpy().astype(np.float32)
 
 
-def _check(problems: list[str]) -> None:
-    if problems:
-        raise WeightsError(f"in the config, {'; '.join(problems)}: get the weights again")
-
-
-_OBJECTS_REVISION = 1
-
-
 def open_sam(weights: str | os.PathLike[str], *, device: str | None, dtype: str) -> tuple[Sam, str]:
     """A SAM, and its name and version for the signature."""
     folder = open_foreign_weights(weights, "segmenter", "sam", default=SEGMENTER, without=WITHOUT)
@@ -238,19 +421,11 @@ class ObjectRegions(RegionSource):
         self.boxes = boxes
         self.sam = sam
         self.name = f"objects:{name}+{boxes.name}"
-        self.fingerprint = f"objects-{_OBJECTS_REVISION}-{sam.fingerprint}-{sam.dtype}-{boxes.fingerprint}"
+        self.fingerprint = f"objects-1-{sam.fingerprint}-{sam.dtype}-{boxes.fingerprint}"
 
     def find(self, image: InputImage) -> Regions:
         decoded = image.load().convert("RGB")
         return self.sam.segment(decoded, self.boxes.find(image, decoded).corners)
-
-
-_EVERYTHING_REVISION = 1
-GRID = {"points_per_crop": 32, "pred_iou_thresh": 0.88, "stability_score_thresh": 0.95}
-"""Points along each side, least predicted intersection over union of a mask, and least one of the masks at
-thresholds 1 above and below: those of SAM's release."""
-_GRID_LOGITS = 1 << 26
-"""Logits at the size of the image in memory at a time, of a grid of points."""
 
 
 class EverythingRegions(RegionSource):
@@ -270,7 +445,7 @@ class EverythingRegions(RegionSource):
         self._lock = threading.Lock()
         self.name = f"everything:{name}"
         settings = "-".join(f"{setting:g}" for setting in GRID.values())
-        self.fingerprint = f"everything-{_EVERYTHING_REVISION}-{settings}-{sam.fingerprint}-{sam.dtype}"
+        self.fingerprint = f"everything-1-{settings}-{sam.fingerprint}-{sam.dtype}"
 
     def find(self, image: InputImage) -> Regions:
         decoded = image.load().convert("RGB")

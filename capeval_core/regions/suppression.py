@@ -129,6 +129,30 @@ def class_confidences(boxes: Floats, scores: Floats, rule: Suppression, threshol
     return confidences
 
 
+def enough_boxes(boxes: Floats, scores: Floats, overlaps: Sequence[float], least: int, most: int) -> Integers:
+    """Indices of the boxes that survive non-maximum suppression, best first, at most `most`.
+
+    The overlaps are tried in turn until at least `least` boxes survive; where they never do, those of the
+    last overlap are kept. (The original fails there, or takes the boxes of the image before.)
+
+    >>> boxes = np.array([[0, 0, 10, 10], [0, 0, 10, 6], [20, 0, 30, 10]], dtype=np.float32)
+    >>> scores = np.array([0.5, 0.9, 0.7], dtype=np.float32)
+    >>> enough_boxes(boxes, scores, (0.5, 0.7), 2, 36).tolist()
+    [1, 2]
+    >>> enough_boxes(boxes, scores, (0.5, 0.7), 3, 36).tolist()
+    [1, 2, 0]
+    """
+    import torch
+    from torchvision.ops import nms
+
+    kept = np.empty(0, dtype=np.int64)
+    for overlap in overlaps:
+        kept = nms(torch.from_numpy(boxes), torch.from_numpy(scores), overlap).numpy()[:most]
+        if len(kept) >= least:
+            break
+    return kept
+
+
 def best_on_device(
     rule: Suppression, groups: Sequence[Tensor], most: int, usable: Tensor | None = None
 ) -> list[Tensor]:

@@ -9,7 +9,7 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from capeval_core.inputs.boxes import BoxFeatures
-from capeval_core.regions.selection import THRESHOLD
+from capeval_core.regions.features import THRESHOLD
 from capeval_core.reports.overlay import boxed, check_width
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from capeval_core.phrases.spans import Span, wrong_words
-from capeval_core.regions.selection import THRESHOLD
+from capeval_core.regions.features import THRESHOLD
 from capeval_core.reports.explained import best_frames, confident
 from capeval_core.reports.overlay import region_colour
 from capeval_core.values import minus

@@ -15,8 +15,15 @@ from capeval_core.inputs.box_stores import BoxFeatureStore, id_of
 from capeval_core.inputs.boxes import BoxFeatures, InputBoxes
 from capeval_core.inputs.images import ImageError, InputImage, InputVisual, Refused, Source
 from capeval_core.inputs.texts import as_list
-from capeval_core.regions.features import BoxVisual, RegionEncoder, refuse_unusable
-from capeval_core.regions.selection import FIXED, MOST, Selection, boxes_kept
+from capeval_core.regions.features import (
+    FIXED,
+    MOST,
+    BoxVisual,
+    RegionEncoder,
+    Selection,
+    boxes_kept,
+    refuse_unusable,
+)
 from capeval_core.values import described, expanded_path
 from capeval_core.weights.catalogue import FASTER_RCNN, TINY_OF
 from capeval_core.weights.folder import CONFIG, WeightsError, open_unless_on_the_hub, open_weights

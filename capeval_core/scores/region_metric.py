@@ -12,8 +12,7 @@ from capeval_core.inputs.samples import Samples
 from capeval_core.metric import CaptionMetric, Model
 from capeval_core.options import Options as CommonOptions
 from capeval_core.options import option
-from capeval_core.regions.features import BoxVisual, RegionEncoder
-from capeval_core.regions.selection import Selection
+from capeval_core.regions.features import BoxVisual, RegionEncoder, Selection
 from capeval_core.scores.box_source import (
     BoxSource,
     FirstBoxes,

@@ -78,16 +78,16 @@ def test_bua10_100_is_what_plain_loops_keep(proposals: int, sharp: float) -> Non
     weight = faster_rcnn_release().tensors[name] * sharp
     network = altered("proposals", {name: weight}, after_nms=proposals, overlap=0.95)
     for seed in range(3):
-        pixels = network.preprocess(image(seed))
+        pixels, scale = network.preprocess(image(seed))
         found = network.propose(pixels)
         scores = torch.softmax(found.class_logits, dim=1)[:, :-1].numpy()
         best = best_scores(found.boxes.numpy(), scores, 0.3, 0)
         order = sorted(range(len(best)), key=lambda index: -best[index])
         count = min(100, max(10, sum(each > 0.2 for each in best)))
-        kept = network.detect(image(seed), "bua10_100")
-        assert kept.scores.tolist() == pytest.approx([best[i] for i in order[:count]], abs=1e-6)
-        assert kept.classes.tolist() == scores[order[:count]].argmax(axis=1).tolist()
-        assert np.array_equal(kept.features, found.features.numpy()[order[:count]])
+        boxes, kept = network.select(found, scale, (96, 64), "bua10_100")
+        assert boxes.scores.tolist() == pytest.approx([best[i] for i in order[:count]], abs=1e-6)
+        assert kept.tolist() == order[:count]
+        assert np.array_equal(boxes.features, found.features.numpy()[order[:count]])
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -126,12 +126,11 @@ def test_the_full_network_has_the_tensors_of_the_release() -> None:
 
 def test_blue_comes_first_less_its_mean_and_a_margin_would_change_features() -> None:
     network = faster_rcnn()
-    pixels = network.preprocess(Image.new("RGB", (20, 10), (10, 20, 30)))
+    pixels, _ = network.preprocess(Image.new("RGB", (20, 10), (10, 20, 30)))
     mean = torch.tensor(network.config["preprocessing"]["mean"])
     assert torch.allclose(pixels[:, 0, 0], torch.tensor([30.0, 20.0, 10.0]) - mean)
     assert pixels.shape == (3, 104, 208)  # the longer side is bounded
-    pixels = network.preprocess(image(0))
-    size = tuple(pixels.shape[1:])
+    pixels, size = network.preprocess(image(0))
     bare, wide = network.propose(pixels), network.propose(functional.pad(pixels, (0, 40)), size)
     assert not torch.equal(bare.features[:5], wide.features[:5]) and (wide.boxes[:, 2] <= size[1]).all()
 
@@ -144,15 +143,16 @@ def test_images_without_a_box_and_numbers_that_overflow_cost_their_row() -> None
     found, _ = seams.encode(faster_rcnn(), [Image.new("RGB", (1, 1)), image(0)])
     assert "images[0]" in found["error"] and "1x1 pixels" in found["error"]
     for width, height in ((2, 1), (900, 1), (1, 900), (400, 3)):
-        kept = faster_rcnn().detect(image(0, width, height))
-        assert kept.size == (width, height) and len(kept) >= 1 and np.isfinite(kept.features).all()
+        pixels, scale = faster_rcnn().preprocess(image(0, width, height))
+        kept, _ = faster_rcnn().select(faster_rcnn().propose(pixels), scale, (width, height), RULES[0])
+        assert len(kept) >= 1 and np.isfinite(kept.features).all()
 
 
 def test_rounding_moves_no_box_out_of_the_image() -> None:
     wide = next(w for w in range(300, 900) if np.float32(w) / np.float32(208) * np.float32(208) > w)
     for rule in RULES:
-        kept = faster_rcnn().detect(image(1, wide, wide // 2), rule)
-        assert kept.boxes[:, 2].max() <= wide and kept.boxes[:, 3].max() <= wide // 2
+        (kept,) = seams.encode(faster_rcnn(), [image(1, wide, wide // 2)], selection=rule)
+        assert kept["boxes"][:, 2].max() <= wide and kept["boxes"][:, 3].max() <= wide // 2
 
 
 # ---- ViLBERT's
@@ -189,19 +189,17 @@ def test_x152_keeps_the_most_confident_proposals() -> None:
     for seed in range(3):
         shown = image(seed, 90, 60)
         pixels, scale = network.preprocess(shown)
-        found, kept = network.propose(pixels), network.detect(shown)
+        found = network.propose(pixels)
+        (kept,) = seams.encode(network, [shown])
         boxes = found.boxes.numpy() / np.float32(scale)
         scores = found.class_logits.softmax(dim=1)[:, 1:].numpy()
         best = best_scores(boxes, scores, X152_CONFIG["detections"]["overlap"], 1)
         order = np.argsort(-np.array(best), kind="stable")[:8]
-        assert kept.scores.tolist() == pytest.approx([best[i] for i in order], abs=1e-6)
-        assert np.array_equal(kept.boxes, boxes[order])
-        assert kept.classes.tolist() == scores[order].argmax(axis=1).tolist()
+        assert kept["scores"].tolist() == pytest.approx([best[i] for i in order], abs=1e-6)
+        assert np.array_equal(kept["boxes"], boxes[order])
+        assert np.array_equal(kept["features"], found.features.numpy()[order])
         assert (found.objectness.diff() <= 0).all() and len(found.boxes) <= 40
         assert (found.boxes >= 0).all() and (found.boxes[:, 2] <= pixels.shape[2] - 1).all()
-        (streamed,) = seams.encode(network, [shown])
-        assert np.array_equal(streamed["boxes"], kept.boxes)
-        assert np.array_equal(streamed["features"], kept.features)
 
 
 def test_x152s_narrow_types_round_the_convolutions_only_and_overflow_is_told() -> None:

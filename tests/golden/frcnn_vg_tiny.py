@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 from torch.nn import functional
 
-from tests.golden.case import Array, Case, Comparison, Json, Place, compare, opened, padded, save
+from tests.golden.case import Array, Case, Comparison, Json, Place, compare, on_host, opened, padded, save
 from tests.support.device import device
 from tests.support.seams import convert, layout_problems, network, visual
 
@@ -99,9 +99,9 @@ def anchors(config: Json) -> Array:
 
 def of_image(case: Case, number: int, released: Any, image: Path) -> Json:
     """Every state of the network."""
-    inner = released.network
+    inner = released.model
     with Image.open(image) as decoded, torch.inference_mode():
-        pixels = released.preprocess(decoded).to(released.device)
+        pixels = released.preprocess(decoded)[0].to(released.device)
         found, map_ = released.propose(pixels), inner.feature_map(pixels[None])
         logits, deltas = inner.head(map_)
         first = len(case.outputs[f"image{number}_pooled_first3"])
@@ -114,37 +114,43 @@ def of_image(case: Case, number: int, released: Any, image: Path) -> Json:
             "rpn_logits": logits,
             "rpn_deltas": deltas,
             "proposals": found.boxes,
-            "proposal_logits": found.logits,
+            "proposal_logits": found.objectness,
             "pooled_first3": inner.pooled(map_, found.boxes[:first]),
             "feature_pooled": found.features,
             "obj_logits": found.class_logits,
-            "attr_logits": found.attribute_logits,
-            "box_deltas": found.deltas,
+            "attr_logits": inner.predictor.attribute_logits(found.features, found.class_logits.argmax(1)),
+            "box_deltas": inner.predictor.bbox_pred(found.features),
         }
 
 
 def of_variant(encoder: Any, image: Path, rows: int) -> Json:
     """What the original returns of an image; features as the engine streams them."""
     with Image.open(image) as decoded:
-        kept, size = encoder.detect(decoded, "lxmert36"), encoder.preprocess(decoded).shape[1:]
+        pixels, size = encoder.preprocess(decoded)
+        ours = detected(encoder, encoder.propose(pixels), size, decoded.size, rows)
     (shown,) = encoder.encode_boxes([visual("image", image)], selection="lxmert36")
     streamed = shown.load()
-    assert np.array_equal(streamed.boxes, kept.boxes)
-    return detected(kept, rows) | {"sizes": [size], "roi_features": padded([streamed.features], rows)}
+    assert np.array_equal(padded([streamed.boxes], rows), ours["boxes"], equal_nan=True)
+    return ours | {"sizes": [size], "roi_features": padded([streamed.features], rows)}
 
 
-def detected(kept: Any, rows: int) -> Json:
-    """What the original returns of one image."""
+@torch.inference_mode()
+def detected(encoder: Any, found: Any, scale: Any, size: tuple[int, int], rows: int) -> Json:
+    """What the original returns of one image of (width, height)."""
+    boxes, kept = encoder.select(found, scale, size, "lxmert36")
+    features, classes = found.features[kept], found.class_logits[kept]
+    attributes = encoder.model.predictor.attribute_logits(features, classes.argmax(1))[:, :-1].softmax(1)
     values = {
-        "obj_ids": kept.classes,
-        "obj_probs": kept.scores,
-        "attr_ids": kept.attributes,
-        "attr_probs": kept.attribute_scores,
-        "boxes": kept.boxes,
-        "normalized_boxes": kept.boxes / np.tile(kept.size, 2),
-        "roi_features": kept.features,
+        "obj_ids": classes[:, :-1].argmax(1),
+        "obj_probs": boxes.scores,
+        "attr_ids": attributes.argmax(1),
+        "attr_probs": attributes.max(1).values,
+        "boxes": boxes.boxes,
+        "normalized_boxes": boxes.boxes / np.tile(size, 2),
+        "roi_features": boxes.features,
     }
-    return {**{name: padded([own], rows) for name, own in values.items()}, "preds_per_image": [len(kept)]}
+    ours = {name: padded([on_host(own)], rows) for name, own in values.items()}
+    return {**ours, "preds_per_image": [len(kept)]}
 
 
 def of_batch(case: Case, released: Any, images: list[Image.Image]) -> Iterator[Comparison]:
@@ -152,16 +158,14 @@ def of_batch(case: Case, released: Any, images: list[Image.Image]) -> Iterator[C
 
     Normalized boxes mix the widths of both images in the original, and are defined here.
     """
-    pixels = [released.preprocess(image).to(released.device) for image in images]
+    pixels = [released.preprocess(image)[0].to(released.device) for image in images]
     sizes = np.array([own.shape[1:] for own in pixels])
     height, width = sizes.max(axis=0).tolist()
     rows, found = case.outputs["batch_A_obj_ids"].shape[1], []
     for image, own in zip(images, pixels, strict=True):
         size = (own.shape[1], own.shape[2])
         margin = functional.pad(own, (0, width - size[1], 0, height - size[0]))
-        found.append(
-            detected(released.select(released.propose(margin, size), size, image.size, "lxmert36"), rows)
-        )
+        found.append(detected(released, released.propose(margin, size), size, image.size, rows))
     ours: Json = {f"A_{name}": np.concatenate([each[name] for each in found]) for name in found[0]}
     raw = np.array([image.size[::-1] for image in images])
     ours |= {"pre_shape": (len(images), 3, height, width), "sizes": sizes, "A_sizes": sizes}
@@ -183,7 +187,11 @@ def resized(case: Case, release: Any) -> Comparison:
 def too_few(release: Any, image: Image.Image) -> Comparison:
     """Boxes where no threshold leaves enough: the original fails, here the last one's are kept."""
     settings = ({"nms": [0.05, 0.3], "mind": 1000, "maxd": 1000}, {"nms": [0.3], "mind": 1, "maxd": 1000})
-    ours, expected = (variant(release, values).detect(image, "lxmert36").boxes for values in settings)
+    shown = visual("image", image)
+    encoders = [variant(release, values) for values in settings]
+    ours, expected = (
+        next(encoder.encode_boxes([shown], selection="lxmert36")).load().boxes for encoder in encoders
+    )
     assert len(ours) and np.array_equal(ours, expected)
     return compare("too_few", ours, np.full_like(ours, np.nan), 0.0)
 

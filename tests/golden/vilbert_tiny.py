@@ -106,7 +106,7 @@ def states(encoder: Any, texts: list[str], visuals: list[Any]) -> dict[str, Sequ
         "spatials": [each.locations for each in prepared],
     }
     with torch.inference_mode():
-        regions = encoder.region_states(prepared)
+        regions = encoder.states(prepared)
         lower = encoder.text_states(tokens, FeatureCache(0), None)
         both = list(encoder.model.states(lower, regions, [(row, row) for row in range(len(texts))]))
         pools = [pool for index in (-2, -1) for pool in encoder.model.pooled(*both[index])]

@@ -51,7 +51,7 @@ def run(case: Case) -> Iterator[Comparison]:
         preprocessing["mean"] = config["pixel_mean_bgr"]
         change = {"preprocessing": preprocessing, "detections": detections}
         released = opened("x152", converted("x152", write_checkpoint(case, place), place / "weights", change))
-    yield compare("anchors", anchors(config), released.network.head.anchors, 0.0)
+    yield compare("anchors", anchors(config), released.model.head.anchors, 0.0)
     for i in range(case.images):
         yield from case.compare_all(of_image(case, i, released), limits(f"image{i}_"), f"image{i}_")
     images = [Image.open(case.path(f"image{i}.png")) for i in range(len(case.outputs["batch_im_scales"]))]
@@ -107,7 +107,7 @@ def anchor(stride: int, size: int, ratio: float) -> Array:
 
 
 def of_image(case: Case, number: int, released: Any) -> Json:
-    inner, path, theirs = released.network, case.path(f"image{number}.png"), case.of(f"image{number}_")
+    inner, path, theirs = released.model, case.path(f"image{number}.png"), case.of(f"image{number}_")
     threshold = float(theirs["conf"])
     with Image.open(path) as decoded, torch.inference_mode():
         pixels, scale = released.preprocess(decoded)
@@ -117,7 +117,7 @@ def of_image(case: Case, number: int, released: Any) -> Json:
         detections = {**released.config["detections"], "threshold": threshold}
         config = {**released.config, "detections": detections}
         strict = network("x152", config, inner.state_dict(), device=device())
-        confident = kept("conf_out0_", strict.detect(decoded))
+        confident = kept("conf_out0_", strict, found, scale, decoded.size)
         ours = {
             "network_input": pixels[None],
             "image_sizes": [pixels.shape[1:]],
@@ -128,9 +128,9 @@ def of_image(case: Case, number: int, released: Any) -> Json:
             **proposed([found]),
             "pooled_first4": inner.pooled(maps, found.boxes[: len(theirs["pooled_first4"])]),
             "fc6": found.features,
-            "fc7": found.hidden,
+            "fc7": inner.hidden(found.features),
             "scores_logits": found.class_logits,
-            **kept("out0_", released.detect(decoded)),
+            **kept("out0_", released, found, scale, decoded.size),
             "conf": threshold,
             **confident,
         }
@@ -153,16 +153,19 @@ def proposed(found: list[Any]) -> Json:
     }
 
 
-def kept(prefix: str, found: Any) -> Json:
-    """What the original returns of one image."""
+@torch.inference_mode()
+def kept(prefix: str, released: Any, found: Any, scale: float, size: tuple[int, int]) -> Json:
+    """What the original returns of one image of (width, height)."""
+    boxes, chosen = released.select(found, scale, size)
+    scores = found.class_logits.softmax(dim=1)[chosen]
     ours = {
-        "features": found.features,
-        "bbox": found.boxes,
-        "num_boxes": np.count_nonzero(found.scores),
-        "cls_prob": found.class_scores,
+        "features": boxes.features,
+        "bbox": boxes.boxes,
+        "num_boxes": np.count_nonzero(boxes.scores),
+        "cls_prob": scores,
         # Arg-max with the background, of all boxes but the first.
-        "objects_as_written": found.class_scores[1:].argmax(axis=1),
-        "image_wh": found.size,
+        "objects_as_written": scores[1:].argmax(dim=1),
+        "image_wh": boxes.size,
     }
     return {prefix + name: values for name, values in ours.items()}
 
@@ -179,5 +182,5 @@ def of_batch(released: Any, images: list[Image.Image]) -> Json:
     scales = [scale for _, scale in prepared]
     ours = {"image_sizes": [(height, width)] * len(images), "im_scales": scales, **proposed(found)}
     for i, (proposals, scale, image) in enumerate(zip(found, scales, images, strict=True)):
-        ours |= kept(f"out{i}_", released.select(proposals, scale, image.size))
+        ours |= kept(f"out{i}_", released, proposals, scale, image.size)
     return ours

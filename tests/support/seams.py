@@ -51,8 +51,7 @@ from capeval_core.phrases.ptb import ptb_tokens
 from capeval_core.phrases.spans import wrong_words
 from capeval_core.regions import object_aware
 from capeval_core.regions.opening import region_opener
-from capeval_core.regions.regions import Regions
-from capeval_core.regions.source import RegionSource
+from capeval_core.regions.regions import Regions, RegionSource
 from capeval_core.regions.suppression import Suppression, best_on_device, class_confidences
 from capeval_core.scores.box_source import FirstBoxes
 from capeval_core.scores.eco.metric import EcoOptions

@@ -14,8 +14,7 @@ from capeval_core.inputs.images import ImageError, InputImage
 from capeval_core.inputs.samples import Samples
 from capeval_core.phrases.spans import Span
 from capeval_core.ragged import Ragged
-from capeval_core.regions.regions import Regions
-from capeval_core.regions.source import RegionSource
+from capeval_core.regions.regions import Regions, RegionSource
 from capeval_core.reports.explained import DrawnExplanation
 from capeval_core.reports.explanations import wrong_spans
 from capeval_core.reports.overlay import outlined

@@ -23,7 +23,7 @@ from capeval_core.options import option
 from capeval_core.phrases.opening import phrase_opener
 from capeval_core.phrases.source import PhraseSource
 from capeval_core.regions.opening import region_opener
-from capeval_core.regions.source import CachedRegions, LimitedRegions, RegionSource
+from capeval_core.regions.regions import CachedRegions, LimitedRegions, RegionSource
 from capeval_core.result import Values
 from capeval_core.rows import column, common_columns, row_schema
 from capeval_core.scores.facts import facts
