@@ -13,8 +13,7 @@ from benchmarks.umic import made_up_boxes
 from capeval_core.cache import FeatureCache
 from capeval_core.encoders.vilbert import Vilbert, VilbertEncoder
 from capeval_core.inputs.boxes import InputBoxes
-from capeval_core.scores.vilbert import f_score
-from capeval_core.scores.vilbert_rows import EncodedCaption, EncodedText, Matcher
+from capeval_core.scores.vilbert import EncodedText, Matcher, f_score
 
 ARCHITECTURE: dict[str, Any] = {
     "text": {
@@ -51,7 +50,7 @@ def ours(
 ) -> Any:
     """(images * candidates,) F, averaged over references."""
     encoded = encoded_captions(encoder, images, texts, candidates)
-    match = Matcher(encoder, None).matched_words(encoded)
+    match = Matcher(encoder, encoded).words()
     f = f_score(match.precision.double().numpy(), match.recall.double().numpy())
     return f.reshape(len(encoded), -1).mean(axis=1)
 
@@ -63,7 +62,7 @@ def encoded_captions(
     candidates: int,
     *,
     on_device: bool = True,
-) -> list[EncodedCaption]:
+) -> list[list[EncodedText]]:
     """Candidates of all images with their references; on_device: with the features that CUDA has kept."""
     encoded = []
     features = encoder.token_features(map(InputBoxes.of, images), texts, cache=FeatureCache(0))
@@ -71,7 +70,7 @@ def encoded_captions(
         ids = encoder.tokenizer.encode(own).ids
         kept = found.on_device if on_device else [None] * len(ids)
         rows = [EncodedText(*each) for each in zip(ids, found.features or [], kept, strict=True)]
-        encoded += [EncodedCaption(caption, rows[candidates:]) for caption in rows[:candidates]]
+        encoded += [[caption, *rows[candidates:]] for caption in rows[:candidates]]
     return encoded
 
 

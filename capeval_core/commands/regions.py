@@ -34,7 +34,7 @@ from capeval_core.inputs.folder import paths_by_id
 from capeval_core.inputs.images import ImageError, InputImage, Refused
 from capeval_core.options import Settings, option
 from capeval_core.regions.features import RegionEncoder, Selection
-from capeval_core.scores.box_source import box_source_opener
+from capeval_core.scores.boxes import box_source_opener
 from capeval_core.weights.catalogue import FASTER_RCNN, FASTER_RCNN_VG, X152, X152_VG
 from capeval_core.writing import PARTIAL
 

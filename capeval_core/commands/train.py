@@ -88,7 +88,7 @@ def _train_on_images(training: PacsTraining, flags: argparse.Namespace) -> None:
 
 
 def _train_on_regions(training: RegionTraining, flags: argparse.Namespace) -> None:
-    from capeval_core.scores.box_source import box_source_opener, store_of
+    from capeval_core.scores.boxes import box_source_opener, store_of
     from capeval_core.training.tags import open_tagger
 
     out = flags.out

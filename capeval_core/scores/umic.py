@@ -6,35 +6,26 @@ ACL 2021, https://arxiv.org/abs/2106.14019
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from capeval_core.inputs.samples import Samples
-from capeval_core.metric import Model
+from capeval_core.inputs.samples import Samples, windows
 from capeval_core.options import Options as CommonOptions
 from capeval_core.options import option
-from capeval_core.regions.features import BoxVisual
 from capeval_core.result import Values
-from capeval_core.rows import column, common_columns, row_schema
-from capeval_core.scores.box_source import FirstBoxes, check_selection
+from capeval_core.rows import column, common_columns, nullable, row_schema
+from capeval_core.scores.boxes import RegionMetric, RegionOptions, check_selection, error_of, rows_by_image
 from capeval_core.scores.facts import facts
-from capeval_core.scores.region_metric import (
-    CAPTIONS_AT_ONCE,
-    RegionMetric,
-    RegionOptions,
-    rows_by_image,
-)
 from capeval_core.weights.catalogue import FASTER_RCNN_VG
 
-if TYPE_CHECKING:
-    from capeval_core.encoders.uniter import UniterEncoder
-
 Doubles = NDArray[np.float64]
+CAPTIONS_AT_ONCE = 256
+"""Captions whose images' box features are held together, which bounds memory."""
 
 
 def umic_score(logit: Doubles) -> Doubles:
@@ -64,15 +55,6 @@ class UmicOptions(RegionOptions):
         check_selection(self.regions, self.selection)
 
 
-@dataclass(frozen=True)
-class _Ranked:
-    """A caption beside its image. group: content key of the image. The logit is NaN if there is an error."""
-
-    logit: float
-    group: str
-    error: str | None
-
-
 @facts("umic")
 class Umic(RegionMetric):
     """UMIC: sigmoid of the ranking head of UNITER on a caption and the boxes of an image, no references."""
@@ -83,61 +65,40 @@ class Umic(RegionMetric):
         column("logit", pa.float32(), "logit of the ranking head, null where the image failed"),
     )
 
-    options: UmicOptions
-
-    def open_models(self) -> dict[str, Model]:
-        options, folder = self.options, self.weights_folder()
-        device: dict[str, Any] = {"device": options.device, "dtype": options.dtype}
-        self.encoder: UniterEncoder = self.encoder_class().open(folder, **device)
-        return {
-            "weights": Model(folder.label(self.encoder.fingerprint), self.encoder.fingerprint),
-            "regions": self.open_regions(folder, options.selection, device),
-        }
-
     def encode(self, batch: Samples) -> Iterator[pa.Table]:
-        for start in range(0, len(batch), CAPTIONS_AT_ONCE):
-            window = batch[start : start + CAPTIONS_AT_ONCE]
-            ranked = self._rank(window.captions, self.boxes(window))
-            logits = np.array([caption.logit for caption in ranked], dtype=np.float32)
-            common = common_columns(
-                window,
-                slice(None),
-                groups=[caption.group for caption in ranked],
-                errors=[caption.error for caption in ranked],
-                truncated=np.array(self.encoder.tokenizer.encode(window.captions).truncated),
+        for window in windows(batch, CAPTIONS_AT_ONCE):
+            boxes = self.boxes(window)
+            sharing = rows_by_image(boxes)  # an image runs once with all its captions
+            rankings = self.encoder.rank(
+                [boxes[rows[0]] for rows in sharing],
+                [[window.captions[row] for row in rows] for rows in sharing],
+                cache=self.cache,
+                batch_size=self.options.batch_size,
             )
-            yield pa.table({**common, "logit": pa.array(logits, mask=np.isnan(logits))}, schema=self.ROW)
+            logits = np.full(len(window), np.nan, dtype=np.float32)
+            groups, errors = [""] * len(window), list[str | None]([None]) * len(window)
+            for rows, ranking in zip(sharing, rankings, strict=True):
+                logits[rows] = ranking.logits
+                for row in rows:
+                    groups[row] = ranking.key and boxes[row].content
+                    errors[row] = error_of(ranking.error, boxes[rows[0]], boxes[row])
+            truncated = np.array(self.encoder.tokenizer.encode(window.captions).truncated)
+            common = common_columns(window, slice(None), groups=groups, errors=errors, truncated=truncated)
+            yield pa.table({**common, "logit": nullable(logits)}, schema=self.ROW)
 
-    def _rank(self, captions: Sequence[str], boxes: Sequence[BoxVisual | FirstBoxes]) -> list[_Ranked]:
-        """Captions beside the boxes of their images, each image once with all its captions."""
-        sharing = rows_by_image(boxes)
-        rankings = self.encoder.rank(
-            [boxes[rows[0]] for rows in sharing],
-            [[captions[row] for row in rows] for rows in sharing],
-            cache=self.cache,
-            batch_size=self.options.batch_size,
-        )
-        ranked: dict[int, _Ranked] = {}
-        for rows, ranking in zip(sharing, rankings, strict=True):
-            for row, logit in zip(rows, ranking.logits.tolist(), strict=True):
-                ranked[row] = _Ranked(logit, ranking.key and boxes[row].content, ranking.error)
-            for row in rows[1:] if ranking.error else []:  # the error names the first of equal images
-                (ranked[row],) = self._rank([captions[row]], [boxes[row]])
-        return [ranked[row] for row in range(len(boxes))]
+    def aggregate(self, rows: pa.Table) -> Values:
+        logit = rows["logit"].to_numpy().astype(np.float64)
+        return Values(umic_score(logit), {"logit": logit})
 
     def evidence_of(
         self, samples: Samples, rows: pa.Table, parts: Mapping[str, list[Any]]
     ) -> dict[int, dict[str, Any]]:
         from capeval_core.reports.explained import BoxExplanation, box_notes
 
-        numbers = super().evidence_of(samples, rows, parts)
-        errors = rows["error"].to_pylist()
         explained: dict[int, dict[str, Any]] = {}
-        for row, visual in enumerate(self.boxes(samples)):
-            found = {"error": errors[row]} if errors[row] is not None else {"boxes": box_notes(visual.load())}
-            explained[row] = BoxExplanation(numbers[row] | found, samples.images[row])
+        zipped = zip(self.boxes(samples), samples.images, rows["error"].to_pylist(), strict=True)
+        shown = super().evidence_of(samples, rows, parts)
+        for row, (visual, image, error) in enumerate(zipped):
+            found = {"boxes": box_notes(visual.load())} if error is None else {"error": error}
+            explained[row] = BoxExplanation(shown[row] | found, image)
         return explained
-
-    def aggregate(self, rows: pa.Table) -> Values:
-        logit = rows["logit"].to_numpy().astype(np.float64)
-        return Values(umic_score(logit), {"logit": logit})

@@ -6,8 +6,8 @@ Eval4NLP 2020, https://aclanthology.org/2020.eval4nlp-1.4
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -18,25 +18,28 @@ from capeval_core.errors import wrong_option
 from capeval_core.inputs.samples import Samples, windows
 from capeval_core.inputs.texts import corpus_texts
 from capeval_core.limits import LIMITS
-from capeval_core.matching.cosine import harmonic_mean
+from capeval_core.matching.cosine import harmonic_mean, unit
 from capeval_core.metric import Model
 from capeval_core.options import CorpusOptions, option
 from capeval_core.options import Options as CommonOptions
 from capeval_core.ragged import Ragged, inner
+from capeval_core.reports.explained import MatchExplanation, word_matches
 from capeval_core.result import Values
-from capeval_core.rows import column, common_columns, row_schema
+from capeval_core.rows import column, common_columns, lists, row_schema
+from capeval_core.scores.boxes import RegionMetric, RegionOptions, error_of, rows_by_image
 from capeval_core.scores.facts import facts
-from capeval_core.scores.idf import TokenIdf
-from capeval_core.scores.region_metric import RegionMetric, RegionOptions, rows_by_image
+from capeval_core.scores.idf import TokenIdf, token_weights
 from capeval_core.weights.catalogue import X152_VG
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from capeval_core.encoders.tokenizers import Ids
     from capeval_core.encoders.vilbert import VilbertEncoder
-    from capeval_core.regions.features import BoxVisual
-    from capeval_core.scores.box_source import FirstBoxes
-    from capeval_core.scores.vilbert_rows import EncodedRow
+    from capeval_core.matching.greedy import GreedyMatch
 
 Doubles = NDArray[np.float64]
+Floats = NDArray[np.float32]
 
 
 def weighted_means(maxima: Ragged, weights: Ragged) -> Doubles:
@@ -143,18 +146,12 @@ class VilbertScore(RegionMetric):
         from capeval_core.encoders.vilbert import block_of
 
         options, folder = self.options, self.weights_folder()
-        encoder = self.encoder_class()
-        config = encoder.read_config(folder)
+        config = self.encoder_class().read_config(folder)
         block_of(config, options.layer)
         if options.compat is not None and config["task"] is None:
             found = f"{folder.name} has no task token, without which the released script fails"
             raise wrong_option("compat", options.compat, found, "leave it out for these weights", verb="")
-        device: dict[str, Any] = {"device": options.device, "dtype": options.dtype}
-        self.encoder: VilbertEncoder = encoder.open(folder, **device)
-        return {
-            "weights": Model(folder.label(self.encoder.fingerprint), self.encoder.fingerprint),
-            "regions": self.open_regions(folder, None, device),
-        }
+        return super().open_models()
 
     def prepare(self, texts: Sequence[str | Sequence[str]]) -> TokenIdf:
         """Inverse document frequencies of the token ids of texts: references, each a document, uncut.
@@ -164,40 +161,28 @@ class VilbertScore(RegionMetric):
         return TokenIdf.of_documents(self.encoder.tokenizer.whole(corpus_texts(texts)))
 
     def encode(self, batch: Samples) -> Iterator[pa.Table]:
-        from capeval_core.scores.vilbert_rows import Matcher
-
         statistics = self.options.statistics
-        matcher = Matcher(self.encoder, statistics if isinstance(statistics, TokenIdf) else None)
         for window in windows(batch, LIMITS.token_texts):
-            found = self.encode_rows(window)
+            rows = self.encode_rows(window)
+            encoded = [row.texts for row in rows if row.texts is not None]
+            matcher = Matcher(self.encoder, encoded, statistics if isinstance(statistics, TokenIdf) else None)
             common = common_columns(
                 window,
                 slice(None),
-                groups=[row.group for row in found],
-                errors=[row.error for row in found],
-                truncated=np.array([row.truncated for row in found]),
+                groups=[row.group for row in rows],
+                errors=[row.error for row in rows],
+                truncated=np.array([row.truncated for row in rows]),
             )
-            columns = matcher.columns([row.caption for row in found])
+            there = np.array([row.texts is not None for row in rows], dtype=np.bool_)
+            rank = pa.array(np.cumsum(there) - 1, mask=~there)
+            columns = {name: values.take(rank) for name, values in matcher.columns().items()}
             yield pa.table({**common, **columns}, schema=self.ROW)
 
     def encode_rows(self, window: Samples) -> list[EncodedRow]:
         """Captions and references beside their images, each image once with all its texts."""
         boxes = self.boxes(window)
         texts = [[c, *r] for c, r in zip(window.captions, window.references or [], strict=True)]
-        found: dict[int, EncodedRow] = {}
-        for rows in self._encode_images(boxes, texts, rows_by_image(boxes)):
-            found |= rows
-        return [found[row] for row in range(len(boxes))]
-
-    def _encode_images(
-        self,
-        boxes: Sequence[BoxVisual | FirstBoxes],
-        texts: Sequence[Sequence[str]],
-        sharing: Sequence[Sequence[int]],
-    ) -> Iterator[dict[int, EncodedRow]]:
-        """Rows of each image; `sharing` are those that have one."""
-        from capeval_core.scores.vilbert_rows import EncodedCaption, EncodedRow, EncodedText
-
+        sharing = rows_by_image(boxes)
         images = self.encoder.token_features(
             [boxes[rows[0]] for rows in sharing],
             [[text for row in rows for text in texts[row]] for rows in sharing],
@@ -205,57 +190,196 @@ class VilbertScore(RegionMetric):
             cache=self.cache,
             batch_size=self.options.batch_size,
         )
+        found: dict[int, EncodedRow] = {}
         for rows, image in zip(sharing, images, strict=True):
             features = zip(image.features or [], image.on_device, strict=True)
-            found: dict[int, EncodedRow] = {}
             for row in rows:
-                tokens, caption = self.encoder.tokenizer.encode(texts[row]), None
+                tokens = self.encoder.tokenizer.encode(texts[row])
+                own = None
                 if image.features is not None:
                     own = [EncodedText(ids, *next(features)) for ids in tokens.ids]
-                    caption = EncodedCaption(own[0], own[1:])
                 group = image.key and boxes[row].content
-                found[row] = EncodedRow(caption, group, image.error, sum(tokens.truncated))
-            yield found
-            if image.error is not None and len(rows) > 1:  # the error names the first of equal images
-                yield from self._encode_images(boxes, texts, [[row] for row in rows[1:]])
+                error = error_of(image.error, boxes[rows[0]], boxes[row])
+                found[row] = EncodedRow(own, group, error, sum(tokens.truncated))
+        return [found[row] for row in range(len(boxes))]
 
     def aggregate(self, rows: pa.Table) -> Values:
         references, counts = inner(rows["caption_maxima"])
-        owner = np.repeat(np.arange(len(rows)), counts)
         if self.options.compat == "released":
             precision = Ragged.of(rows["released_precision"]).values
             recall = Ragged.of(rows["released_recall"]).values
             f = harmonic_mean(precision, recall)
         else:
+            owner = np.repeat(np.arange(len(rows)), counts)
             of_captions = Ragged.of(rows["caption_weights"]).take(owner)
             precision = weighted_means(Ragged.of(references), of_captions)
-            of_references, _ = inner(rows["reference_weights"])
-            reference_maxima, _ = inner(rows["reference_maxima"])
-            recall = weighted_means(Ragged.of(reference_maxima), Ragged.of(of_references))
+            maxima, weights = (inner(rows[f"reference_{name}"])[0] for name in ("maxima", "weights"))
+            recall = weighted_means(Ragged.of(maxima), Ragged.of(weights))
             f = f_score(precision, recall)
         failed = rows["caption_maxima"].is_null().to_numpy()
+        found = {"precision": precision, "recall": recall, "f": f}
         parts: dict[str, Any] = {}
-        for name, values in (("precision", precision), ("recall", recall), ("f", f)):
+        for name, values in found.items():
             parts[name] = np.where(failed, np.nan, Ragged(values, counts).mean())
-        for name, values in (("precision", precision), ("recall", recall), ("f", f)):
-            split = np.split(values, np.cumsum(counts)[:-1])
-            parts[f"reference_{name}"] = [own.tolist() for own in split] if len(rows) else []
+        for name, values in found.items():
+            parts[f"reference_{name}"] = lists(values, counts).to_pylist()
         return Values(parts["f"], parts)
 
     def evidence_of(
         self, samples: Samples, rows: pa.Table, parts: Mapping[str, list[Any]]
     ) -> dict[int, dict[str, Any]]:
-        from capeval_core.scores.vilbert_explanation import explain
-        from capeval_core.scores.vilbert_rows import Matcher
-
-        numbers = super().evidence_of(samples, rows, parts)
+        shown = super().evidence_of(samples, rows, parts)
         errors = rows["error"].to_pylist()
-        matcher = Matcher(self.encoder, None)
         explained: dict[int, dict[str, Any]] = {}
-        start = 0
         for window in windows(samples, LIMITS.token_texts):
-            for row, found in enumerate(self.encode_rows(window), start):
-                texts = (samples.references or [])[row]
-                explained[row] = explain(numbers[row], found.caption, texts, errors[row], matcher)
-            start += len(window)
+            for row, found in enumerate(self.encode_rows(window), len(explained)):
+                if found.texts is None:
+                    content = {"matches": [], "best": None, "error": errors[row]}
+                else:
+                    notes = self._word_matches(found.texts, (samples.references or [])[row], shown[row])
+                    content = {"matches": notes, "best": int(np.argmax(shown[row]["reference_f"]))}
+                explained[row] = MatchExplanation({**shown[row], **content})
         return explained
+
+    def _word_matches(
+        self, encoded: Sequence[EncodedText], references: Sequence[str], numbers: Mapping[str, Any]
+    ) -> list[dict[str, Any]]:
+        """What the words of a caption met in each of its references."""
+        tokens = self.encoder.config["vocabulary"]
+        words, *others = ([tokens[index] for index in self.encoder.word_ids(text.ids)] for text in encoded)
+        caption, *features = (unit(text.features[self.encoder.words(text.ids)]) for text in encoded)
+        notes: list[dict[str, Any]] = []
+        for number, (reference, own, rows) in enumerate(zip(references, others, features, strict=True)):
+            cosines = np.clip(caption @ rows.T, -1, 1)
+            notes.append(
+                {
+                    "reference": reference,
+                    "precision": numbers["reference_precision"][number],
+                    "recall": numbers["reference_recall"][number],
+                    "f": numbers["reference_f"][number],
+                    "caption_matches": word_matches(words, own, cosines.tolist()),
+                    "reference_matches": word_matches(own, words, cosines.T.tolist()),
+                    "words": words,
+                    "reference_words": own,
+                    "cosines": cosines.tolist(),
+                }
+            )
+        return notes
+
+
+@dataclass(frozen=True)
+class EncodedText:
+    """A text in the light of an image: its token ids, and the features of all its tokens, (rows, hidden).
+
+    on_device: the same on CUDA, where they are there already.
+    """
+
+    ids: Ids
+    features: Floats
+    on_device: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class EncodedRow:
+    """A row's caption and its references, None where its image failed.
+
+    group: content key of the image, '' where it could not be read. error: why it failed.
+    truncated: token ids that were cut off, those of references included.
+    """
+
+    texts: list[EncodedText] | None
+    group: str
+    error: str | None
+    truncated: int
+
+
+class Matcher:
+    """Matches words of captions with those of their references; a row is a caption, then its references.
+
+    idf: weights of words; None: all count alike.
+    """
+
+    def __init__(
+        self, encoder: VilbertEncoder, rows: Sequence[Sequence[EncodedText]], idf: TokenIdf | None = None
+    ) -> None:
+        self.encoder, self.idf = encoder, idf
+        self.captions = [row[0] for row in rows]
+        self.references = [text for row in rows for text in row[1:]]
+        self.counts = np.array([len(row) - 1 for row in rows], dtype=np.int64)
+        self.owner = np.repeat(np.arange(len(rows)), self.counts)
+
+    def columns(self) -> dict[str, pa.Array]:
+        """The columns of `VilbertScore.ROW`."""
+        words, released = self.words(), self.released()
+        of_captions, of_references = self._weights(self.captions), self._weights(self.references)
+        of_pairs = lists(words.x_maxima, of_captions.lengths[self.owner])
+        of_words = lists(words.y_maxima, of_references.lengths)
+        weights, reference_weights = (
+            lists(own.values.astype(np.float32), own.lengths) for own in (of_captions, of_references)
+        )
+        return {
+            "caption_maxima": lists(of_pairs, self.counts),
+            "reference_maxima": lists(of_words, self.counts),
+            "caption_weights": weights,
+            "reference_weights": lists(reference_weights, self.counts),
+            "released_precision": lists(released.precision, self.counts),
+            "released_recall": lists(released.recall, self.counts),
+        }
+
+    def words(self) -> GreedyMatch:
+        """Words of captions matched with words of each reference, pair by pair."""
+        return self._match(lambda text: self.encoder.words(text.ids), return_maxima=True)
+
+    def released(self) -> GreedyMatch:
+        """What the released script matches.
+
+        With m token ids of a text, marks included, it takes rows 1 to m - 1 of its m + 1 rows: the task token
+        and all words, and of a text that was cut all but the last word. Texts shorter than the longest one
+        possible are padded, and padding has similarity 0. Where there are idf weights, row i has that of
+        token i, which is the next word's, and ids that the table lacks have its largest one.
+        """
+        # Without a task token the script fails; whatever is matched here, no score is made of it.
+        settings: dict[str, Any] = {}
+        if self.idf is not None:
+            idf = replace(self.idf, unseen=max(self.idf.weights.values()))
+            for side, texts in (("x_weights", self.captions), ("y_weights", self.references)):
+                settings[side] = [weight for text in texts for weight in idf.of(text.ids[1:])]
+            settings["weighted_similarity"] = True
+        length = self.encoder.tokenizer.context_length
+        return self._match(
+            lambda text: slice(1, len(text.ids)),
+            x_padded=[len(self.captions[row].ids) < length for row in self.owner],
+            y_padded=[len(text.ids) < length for text in self.references],
+            **settings,
+        )
+
+    def _match(self, rows: Callable[[EncodedText], slice], **settings: Any) -> GreedyMatch:
+        """The greedy matching of chosen rows, on the encoder's device if that is CUDA; values on the CPU."""
+        from capeval_core.matching.greedy import greedy_match
+
+        x, y = (self._packed(texts, rows) for texts in (self.captions, self.references))
+        x_lengths = [len(text.features[rows(text)]) for text in self.captions]
+        y_lengths = [len(text.features[rows(text)]) for text in self.references]
+        return greedy_match(x, y, x_lengths, y_lengths, x_of_pair=self.owner, **settings).to("cpu")
+
+    def _packed(self, texts: Sequence[EncodedText], rows: Callable[[EncodedText], slice]) -> Tensor:
+        """Chosen rows of texts, one text after another; those that are not on CUDA yet get there at once."""
+        import torch
+
+        from capeval_core.models.copies import rows_on_device
+        from capeval_core.models.device import DTYPES
+
+        device, empty = self.encoder.device, np.empty((0, self.encoder.hidden_size), dtype=np.float32)
+        if device.type != "cuda":
+            return torch.from_numpy(np.concatenate([empty, *(text.features[rows(text)] for text in texts)]))
+        on_host = [empty, *(text.features for text in texts if text.on_device is None)]
+        copied = rows_on_device(device, on_host, DTYPES[self.encoder.dtype])
+        none, *copies = torch.split(copied, [len(features) for features in on_host])
+        waiting = iter(copies)
+        parts = [next(waiting) if text.on_device is None else text.on_device for text in texts]
+        return torch.cat([none, *(part[rows(text)] for part, text in zip(parts, texts, strict=True))])
+
+    def _weights(self, texts: Sequence[EncodedText]) -> Ragged:
+        """The weight of each word; words of which none has a weight count alike."""
+        ids = [self.encoder.word_ids(text.ids) for text in texts]
+        return token_weights(pa.array(ids, pa.list_(pa.int32())), self.idf)[0]

@@ -14,7 +14,7 @@ from capeval_core.inputs.box_stores import BoxFeatureStore
 from capeval_core.inputs.folder import Folder
 from capeval_core.inputs.images import InputImage, InputVisual
 from capeval_core.inputs.text_files import REFERENCE_FIELDS, FileOptions, Texts, read_texts, refuse_unused
-from capeval_core.scores.box_source import boxes_by_id
+from capeval_core.scores.boxes import boxes_by_id
 from capeval_core.values import expanded_path, shown
 
 

@@ -22,7 +22,7 @@ from capeval_core.encoders.vilbert import LocatedBoxes
 from capeval_core.errors import Problem, Problems
 from capeval_core.inputs.boxes import BoxFeatures
 from capeval_core.inputs.images import ImageError
-from capeval_core.scores.box_source import FirstBoxes, box_source_opener, store_of
+from capeval_core.scores.boxes import FirstBoxes, box_source_opener, store_of
 from capeval_core.training.captioned import CaptionedImages
 from capeval_core.training.negatives import NegativeSampler
 from capeval_core.training.settings import RegionTraining

@@ -53,7 +53,7 @@ from capeval_core.regions import object_aware
 from capeval_core.regions.opening import region_opener
 from capeval_core.regions.regions import Regions, RegionSource
 from capeval_core.regions.suppression import Suppression, best_on_device, class_confidences
-from capeval_core.scores.box_source import FirstBoxes
+from capeval_core.scores.boxes import FirstBoxes
 from capeval_core.scores.eco.metric import EcoOptions
 from capeval_core.scores.eco.ranking import Candidates, Ranking, rank
 from capeval_core.training import negatives, regions, tags

@@ -1,20 +1,25 @@
-"""Where metrics on regions get box features: a region encoder, features made before, or the input itself."""
+"""Metrics on box features of images; the boxes come from a region encoder, a store, or the input."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, get_args
+from os import PathLike
+from typing import Any, ClassVar, get_args
 
 from capeval_core.cache import FeatureCache
 from capeval_core.errors import Problem, naming, setting, wrong_option
 from capeval_core.inputs.box_stores import BoxFeatureStore, id_of
 from capeval_core.inputs.boxes import BoxFeatures, InputBoxes
 from capeval_core.inputs.images import ImageError, InputImage, InputVisual, Refused, Source
+from capeval_core.inputs.samples import Samples
 from capeval_core.inputs.texts import as_list
+from capeval_core.metric import CaptionMetric, Model
+from capeval_core.options import Options as CommonOptions
+from capeval_core.options import option
 from capeval_core.regions.features import (
     FIXED,
     MOST,
@@ -24,17 +29,83 @@ from capeval_core.regions.features import (
     boxes_kept,
     refuse_unusable,
 )
-from capeval_core.values import described, expanded_path
-from capeval_core.weights.catalogue import FASTER_RCNN, TINY_OF
+from capeval_core.values import expanded_path
+from capeval_core.weights.catalogue import FASTER_RCNN, TINY_OF, WeightsEntry
 from capeval_core.weights.folder import CONFIG, WeightsError, open_unless_on_the_hub, open_weights
 
 _SUFFIXES = (".npz", ".tsv", ".mdb", ".lmdb")
 """Of files of features, which are no weights even where they are missing."""
-_LONGEST_SHOWN = 200
 _EXPECTED = (
     "expected weights of a region encoder (a Hub id, a folder, 'tiny') or features made before (a folder of "
     ".npz files, UNITER's LMDB, a bottom-up-attention .tsv)"
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegionOptions(CommonOptions):
+    """Options of metrics on box features."""
+
+    regions: str | PathLike[str] | RegionEncoder | None = option(
+        None,
+        "box features: weights of a region encoder (Hub id, folder, `tiny`), or features that were made "
+        "before (a folder of .npz files, UNITER's LMDB, a bottom-up-attention .tsv), and then `images` are "
+        "ids and none is opened; None: the region encoder that the weights name",
+    )
+
+    @property
+    def images_are_ids(self) -> bool:
+        return store_of(self.regions) is not None
+
+    def check(self, metric: Any) -> None:
+        if self.regions is not None:
+            box_source_opener(self.regions)
+
+
+class RegionMetric(CaptionMetric):
+    """A metric that compares captions with features of boxes in images."""
+
+    media = ("image", "boxes")
+    crops = False
+    plots = True
+    default_regions: ClassVar[WeightsEntry]
+    """The region encoder where neither options nor weights name one."""
+
+    options: RegionOptions
+
+    @classmethod
+    def check_input(cls, options: Any, *inputs: Any, progress: bool = False) -> Samples:
+        captions, images, *references = inputs
+        if (store := store_of(options.regions)) is not None:
+            images = boxes_by_id(store, images)
+        return super().check_input(options, captions, images, *references, progress=progress)
+
+    def open_models(self) -> dict[str, Model]:
+        models, options = super().open_models(), self.options
+        if options.regions is None:
+            named = _regions_of(self.folder.config, self.default_regions.repository)
+            self.options = options = replace(options, regions=named)
+        opened = box_source_opener(options.regions)
+        selection = getattr(options, "selection", None)
+        self.regions: BoxSource = opened(selection=selection, device=options.device, dtype=options.dtype)
+        return {**models, "regions": Model(self.regions.label, self.regions.fingerprint)}
+
+    def boxes(self, samples: Samples) -> list[BoxVisual | FirstBoxes]:
+        """Box features of the samples' images."""
+        found = self.regions.boxes(samples.images, cache=self.cache, batch_size=self.options.batch_size)
+        return list(found)
+
+
+def rows_by_image(boxes: Sequence[BoxVisual | FirstBoxes]) -> list[list[int]]:
+    """Rows that share an image, for each image, in order."""
+    sharing: dict[object, list[int]] = {}
+    for row, visual in enumerate(boxes):
+        sharing.setdefault(visual.identity, []).append(row)
+    return list(sharing.values())
+
+
+def error_of(error: str | None, first: BoxVisual | FirstBoxes, own: BoxVisual | FirstBoxes) -> str | None:
+    """An error about the first of equal images, as the one about another of them."""
+    return None if error is None else error.replace(first.where, own.where, 1)
 
 
 @dataclass(frozen=True)
@@ -52,11 +123,7 @@ class BoxSource:
     selection: Selection | None
 
     def boxes(
-        self,
-        visuals: Sequence[InputVisual[Any]],
-        *,
-        cache: FeatureCache,
-        batch_size: int | None = None,
+        self, visuals: Sequence[InputVisual[Any]], *, cache: FeatureCache, batch_size: int | None = None
     ) -> Iterator[BoxVisual | FirstBoxes]:
         """Box features of any number of images and of boxes that are at hand, in order."""
         images = (visual for visual in visuals if isinstance(visual, InputImage))
@@ -64,19 +131,10 @@ class BoxSource:
         if self.encoder is not None:
             encoded = self.encoder.encode_boxes(images, cache=cache, batch_size=batch_size)
         for visual in visuals:
-            if not isinstance(visual, InputImage):
+            if isinstance(visual, InputImage):
+                yield refuse_unusable(next(encoded))  # a region encoder may be somebody else's
+            else:
                 yield FirstBoxes(visual, self.selection)
-                continue
-            found = next(encoded, None)
-            if found is None:
-                raise ValueError(
-                    f"the region encoder {self.label} gave boxes of fewer images than it was given"
-                )
-            if not isinstance(found, BoxVisual):
-                raise TypeError(
-                    f"the region encoder {self.label} gave {described(found)}, expected a BoxVisual"
-                )
-            yield refuse_unusable(found)  # of a region encoder that somebody else wrote
 
 
 @dataclass(frozen=True)
@@ -91,17 +149,14 @@ class FirstBoxes:
 
     @property
     def key(self) -> str:
-        """Of the content and the rule. Raises ImageError."""
         return f"{self.visual.key}:{self.selection}"
 
     @property
     def content(self) -> str:
-        """Content key of the boxes. Raises ImageError."""
         return self.visual.key
 
     @property
     def identity(self) -> object:
-        """Equal for visuals that are known to be equal without reading them."""
         return id(self.visual.source)
 
     @property
@@ -112,6 +167,9 @@ class FirstBoxes:
     def name(self) -> str:
         return self.visual.name
 
+    def check(self) -> None:
+        self.visual.check()
+
     def load(self) -> BoxFeatures:
         """The boxes that are kept. Raises ImageError.
 
@@ -119,8 +177,7 @@ class FirstBoxes:
         that a rule has chosen already, all of them.
         """
         boxes = self.visual.load()
-        known = get_args(Selection)
-        if self.selection is not None and boxes.selection in known and boxes.selection != self.selection:
+        if self.selection is not None and _differs(boxes.selection, self.selection):
             found, fix = _other_selection(boxes.selection)
             raise ImageError(Problem(self.where, f"has {found}", fix))
         if boxes.selection is not None:
@@ -131,12 +188,8 @@ class FirstBoxes:
             return boxes.first(MOST)
         return boxes.first(boxes_kept(boxes.scores))
 
-    def check(self) -> None:
-        """Raise ImageError unless `load` will succeed."""
-        self.visual.check()
 
-
-def box_source_opener(spec: str | os.PathLike[str] | RegionEncoder) -> Callable[..., BoxSource]:
+def box_source_opener(spec: Any) -> Callable[..., BoxSource]:
     """Check a source of box features before any model is opened; the result opens it.
 
     It takes the keywords `selection`, as `BoxSource` has it, `device` and `dtype`, as options of metrics.
@@ -150,13 +203,10 @@ def box_source_opener(spec: str | os.PathLike[str] | RegionEncoder) -> Callable[
             loaded.
     """
     if isinstance(spec, RegionEncoder):
-        if not isinstance(spec.fingerprint, str):
-            found = f"a region encoder whose fingerprint is {described(spec.fingerprint)}"
-            raise wrong_option("regions", spec, found, "expected a text", kind=TypeError)
-        encoder, label = spec, f"{type(spec).__name__}@{_digest(spec.fingerprint)}"
-        return lambda selection, **settings: BoxSource(label, encoder.fingerprint, encoder, selection)
-    if not isinstance(spec, (str, os.PathLike)):
-        raise wrong_option("regions", spec, "", f"{_EXPECTED}, or a RegionEncoder", verb="", kind=TypeError)
+        label = f"{type(spec).__name__}@{_digest(spec.fingerprint)}"
+        return lambda selection, **settings: BoxSource(label, spec.fingerprint, spec, selection)
+    if not isinstance(spec, (str, PathLike)):
+        raise wrong_option("regions", spec, "", _EXPECTED, verb="", kind=TypeError)
     if (store := store_of(spec)) is not None:
         label = f"{store.name}@{_digest(store.fingerprint)}"
         # Rows are keyed by the content of the boxes, wherever they lie.
@@ -176,17 +226,21 @@ def _open(name: str, *, selection: Selection | None, device: str | None, dtype: 
     if not hasattr(network, "encode_boxes"):
         raise wrong_option("regions", name, f"weights of {network.kind!r}, which finds no boxes", _EXPECTED)
     encoder: Any = network.open(folder, device=device, dtype=dtype)
-    selecting = selection is not None and hasattr(encoder, "selecting")
-    regions: RegionEncoder = encoder.selecting(selection) if selecting else encoder
-    return BoxSource(folder.label(encoder.fingerprint), regions.fingerprint, regions, selection)
+    label = folder.label(encoder.fingerprint)
+    if selection is not None and hasattr(encoder, "selecting"):
+        encoder = encoder.selecting(selection)
+    return BoxSource(label, encoder.fingerprint, encoder, selection)
 
 
 def check_selection(spec: Any, selection: Selection) -> None:
     """Refuse another rule than the one that chose the boxes of a store, where that is known."""
     store = store_of(spec)
-    if store is not None and store.selection in get_args(Selection) and store.selection != selection:
-        found, fix = _other_selection(store.selection)
-        raise wrong_option("regions", str(spec), found, fix, verb="has")
+    if store is not None and _differs(store.selection, selection):
+        raise wrong_option("regions", str(spec), *_other_selection(store.selection), verb="has")
+
+
+def _differs(chosen: str | None, selection: Selection) -> bool:
+    return chosen in get_args(Selection) and chosen != selection
 
 
 def _other_selection(chosen: str | None) -> tuple[str, str]:
@@ -199,29 +253,23 @@ def store_of(spec: Any) -> BoxFeatureStore | None:
     Raises:
         FileError: a path that holds no such features.
     """
-    if not isinstance(spec, (str, os.PathLike)):
+    if not isinstance(spec, (str, PathLike)):
         return None
-    if not os.fspath(spec):
-        raise wrong_option("regions", spec, "empty", _EXPECTED + " ('.' is the current folder)")
+    name = os.fspath(spec)
+    if not name:
+        raise wrong_option("regions", spec, "empty", f"{_EXPECTED} ('.' is the current folder)")
+    path = expanded_path(spec)
     try:
-        path = expanded_path(spec)
         exists, is_weights = path.exists(), path.is_dir() and (path / CONFIG).exists()
-    except (OSError, RuntimeError) as error:  # too long, or ~ of an unknown user
-        reason = getattr(error, "strerror", None) or error
-        name = os.fspath(spec)
-        cut = name if len(name) <= _LONGEST_SHOWN else f"{name[:_LONGEST_SHOWN]}..."
-        raise wrong_option("regions", cut, f"no path that can be looked up ({reason})", _EXPECTED) from None
-    if path.suffix.lower() in _SUFFIXES or (exists and not is_weights and os.fspath(spec) != "tiny"):
+    except OSError as error:  # too long a name
+        raise wrong_option("regions", name[:200], f"no path ({error.strerror})", _EXPECTED) from None
+    if path.suffix.lower() in _SUFFIXES or (exists and not is_weights and name != "tiny"):
         return BoxFeatureStore.open(path)
     return None
 
 
-def regions_of(config: Mapping[str, Any], default: str) -> str:
-    """The region encoder that the config of weights names; `default` where it names none.
-
-    Raises:
-        WeightsError: it names something else.
-    """
+def _regions_of(config: Mapping[str, Any], default: str) -> str:
+    """The region encoder that the config of weights names; `default` where it names none."""
     constants = config.get("constants", {})
     named = constants.get("regions", default) if isinstance(constants, dict) else None
     if not isinstance(named, str) or not named or (named != "tiny" and store_of(named) is not None):
@@ -237,24 +285,22 @@ def boxes_by_id(store: BoxFeatureStore, images: Any) -> Any:
 
     An id without features is one whose box features cannot be read.
     """
-    ids = as_list(images)
-    if ids is None:
+    if (ids := as_list(images)) is None:
         return images
     sources: dict[Any, Source[BoxFeatures]] = {}
     visuals = []
     for index, image in enumerate(ids):
         try:
             image_id = id_of(image)
-            if image_id not in sources:
-                sources[image_id] = store.find(image_id)
-            visuals.append(InputBoxes(f"images[{index}]", sources[image_id]))
+            source = sources.get(image_id) or sources.setdefault(image_id, store.find(image_id))
         except Refused as refused:
-            visuals.append(InputBoxes(f"images[{index}]", Missing(refused)))
+            source = _Missing(refused)
+        visuals.append(InputBoxes(f"images[{index}]", source))
     return visuals
 
 
 @dataclass(eq=False, slots=True)
-class Missing(Source[BoxFeatures]):
+class _Missing(Source[BoxFeatures]):
     """The source of an id without box features."""
 
     reason: Refused
