@@ -23,7 +23,7 @@ from typing import Any
 
 import capeval_core
 from capeval_core.errors import FileError
-from capeval_core.judgements.judged_set import Cell, JudgedSet, Scored
+from capeval_core.judgements.protocols import Cell, JudgedSet, Scored
 from capeval_core.judgements.published import published
 from capeval_core.judgements.scoring import SetScorer
 from capeval_core.judgements.sets import folder_of, load_set, set_entry

@@ -9,7 +9,7 @@ from capeval_core.commands.judge import add_interval_flags, check_intervals, che
 from capeval_core.commands.terminal import Parser, flag
 from capeval_core.judgements.judging import Judged
 from capeval_core.judgements.own import join_ratings, read_score_file
-from capeval_core.judgements.ratings import STATISTICS
+from capeval_core.judgements.protocols import STATISTICS
 from capeval_core.judgements.report import judged_table, long_table
 
 

@@ -27,10 +27,8 @@ from capeval_core.commands.metrics import refuse_twice
 from capeval_core.commands.terminal import Parser, complain, flag, named_first, table
 from capeval_core.errors import FileError, Problems, did_you_mean, file_problem, naming, which_choice
 from capeval_core.inputs.samples import argument_of
-from capeval_core.judgements.judged_set import Items, JudgedSet, Scored
 from capeval_core.judgements.judging import Judged
-from capeval_core.judgements.others import PoolSet
-from capeval_core.judgements.ratings import STATISTICS, RatedSet
+from capeval_core.judgements.protocols import STATISTICS, Items, JudgedSet, PoolSet, RatedSet, Scored
 from capeval_core.judgements.report import (
     contest_table,
     draw_agreement,

@@ -136,9 +136,12 @@ def pairwise_accuracy(better: ArrayLike, worse: ArrayLike, *, ties: Ties = "wron
     >>> pairwise_accuracy([0.9, 0.5, 0.3], [0.1, 0.5, 0.4]), pairwise_accuracy([0.5], [0.5], ties="half")
     (0.3333, 0.5)
     """
-    won = won_pairs(better, worse, ties=ties)
-    won = won[np.isfinite(won)]
-    return float(won.mean()) if len(won) else math.nan
+    return _mean_of_finite(won_pairs(better, worse, ties=ties))
+
+
+def _mean_of_finite(values: Doubles) -> float:
+    values = values[np.isfinite(values)]
+    return float(values.mean()) if len(values) else math.nan
 
 
 def won_pairs(better: ArrayLike, worse: ArrayLike, *, ties: Ties = "wrong") -> Doubles:
@@ -161,11 +164,8 @@ def accuracy_by_category(
     >>> accuracy_by_category([2, 2, 1], [1, 1, 2], ["HC", "HC", "MM"])
     {'HC': 1.0, 'MM': 0.0, 'mean': 0.5}
     """
-    (high, low), of_pair = equally_many(better, worse), np.asarray(categories, dtype=object)
-    accuracies = {
-        name: pairwise_accuracy(high[of_pair == name], low[of_pair == name], ties=ties)
-        for name in dict.fromkeys(categories)
-    }
+    won, of_pair = won_pairs(better, worse, ties=ties), np.asarray(categories, dtype=object)
+    accuracies = {name: _mean_of_finite(won[of_pair == name]) for name in dict.fromkeys(categories)}
     return {**accuracies, "mean": float(np.mean([*accuracies.values()])) if accuracies else math.nan}
 
 
@@ -206,6 +206,45 @@ def average_precision(scores: ArrayLike, positive: ArrayLike, weights: ArrayLike
     last = last[ranked[last] > 0]
     recall = found[last] / found[-1]
     return float(np.sum(np.diff(recall, prepend=0.0) * found[last] / ranked[last]))
+
+
+def tie_calibrated_accuracy(
+    scores: ArrayLike, ratings: ArrayLike, groups: Sequence[str]
+) -> tuple[float, float]:
+    """acc_eq, accuracy over pairs that gives credit for ties, and the threshold of a tie that is best for it.
+
+    Deutsch, Foster and Freitag, Ties Matter: Meta-Evaluating Modern Metrics with Pairwise Accuracy and Tie
+    Calibration, EMNLP 2023, https://arxiv.org/abs/2305.14324.
+
+        acc_eq = (C + T_hm) / (C + D + T_h + T_m + T_hm)
+
+    over all pairs of rows of a group, e.g. of captions of an image, as mean over groups: C ordered by score
+    as by people, D the other way round, T_h tied by people only, T_m by scores only, T_hm by both. Scores
+    that differ by at most the threshold are tied. NaN where no group has two rows.
+
+    >>> tie_calibrated_accuracy([0.1, 0.2, 0.5], [1, 1, 2], "aaa")
+    (1.0, 0.1)
+    """
+    x, y = equally_many(scores, ratings)
+    _, of_row = np.unique(np.asarray(list(groups), dtype=object), return_inverse=True)
+    members = np.split(np.argsort(of_row, kind="stable"), np.cumsum(np.bincount(of_row))[:-1])
+    pairs = [rows[np.stack(np.triu_indices(len(rows), 1))] for rows in members if len(rows) > 1]
+    if not pairs:
+        return math.nan, math.nan
+    (i, j), sizes = np.concatenate(pairs, axis=1), [own.shape[1] for own in pairs]
+    weights = np.repeat(1.0 / np.array(sizes), sizes) / len(sizes)  # groups count alike
+    steps, ratings_apart = x[i] - x[j], y[i] - y[j]
+    alike, tied = steps * ratings_apart > 0, ratings_apart == 0
+    order = np.argsort(np.abs(steps), kind="stable")
+    gaps = np.abs(steps)[order]
+    gained = (weights * (tied.astype(np.float64) - alike))[order]
+    last = np.append(np.flatnonzero(np.diff(gaps)), len(gaps) - 1)  # of each distinct gap
+    # Below the smallest gap nothing is tied, which a threshold of 0 means unless there are equal scores.
+    without = float(np.sum(weights * alike))
+    thresholds = np.append([] if gaps[0] == 0 else [0.0], gaps[last])
+    accuracies = np.append([] if gaps[0] == 0 else [without], without + np.cumsum(gained)[last])
+    best = int(np.argmax(accuracies))
+    return float(accuracies[best]), float(thresholds[best])
 
 
 def _coefficient(

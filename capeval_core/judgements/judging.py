@@ -12,21 +12,15 @@ from itertools import combinations
 import numpy as np
 
 from capeval_core.judgements.correlation import Doubles, pearson
-from capeval_core.judgements.judged_set import Cell, JudgedSet, Scored, interval_of
-from capeval_core.judgements.others import PairedSet
+from capeval_core.judgements.protocols import Cell, JudgedSet, RatedSet, Scored
 from capeval_core.judgements.published import PublishedCell, published
-from capeval_core.judgements.ratings import RatedSet
 from capeval_core.judgements.resampling import Resamples
 from capeval_core.statistics import LEAST_P, Interval
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One cell of a table, in the papers' scale of 100.
-
-    low, high: of its interval, None where it has none. deviation: over draws of references, NaN without.
-    published: what a paper prints; distance: ours less that.
-    """
+    """One cell of a table, in the papers' scale of 100, beside what a paper prints, where one does."""
 
     label: str
     column: str
@@ -54,9 +48,7 @@ class Entry:
     def z_score(self) -> float | None:
         """The distance in standard deviations over the draws of references, None where there are none."""
         deviation = 100 * self.cell.deviation
-        if self.distance is None or not deviation > 0:
-            return None
-        return self.distance / deviation
+        return self.distance / deviation if self.distance is not None and deviation > 0 else None
 
 
 @dataclass(frozen=True)
@@ -93,12 +85,17 @@ class Judged:
         """By label and column."""
         return {label: self.judged.cells(runs, self.resamples) for label, runs in self.scores.items()}
 
-    def entries(self) -> Iterator[Entry]:
+    @cached_property
+    def entries(self) -> list[Entry]:
         """Every cell, metric after metric."""
-        for label, cells in self.cells.items():
-            for column, cell in cells.items():
-                interval = interval_of(cell, self.resamples, self.level)
-                yield Entry(label, column, cell, interval, published(self.judged.name, label, column))
+        name = self.judged.name
+        return [
+            Entry(
+                label, column, cell, cell.interval(self.resamples, self.level), published(name, label, column)
+            )
+            for label, cells in self.cells.items()
+            for column, cell in cells.items()
+        ]
 
     def contests(self) -> Iterator[Contest]:
         """Every two metrics in each column in which both have resamples."""
@@ -107,15 +104,10 @@ class Judged:
         for column in self.judged.columns:
             for first, second in combinations(self.cells, 2):
                 cells = self.cells[first][column], self.cells[second][column]
-                if cells[0].draws is None or cells[1].draws is None:
-                    continue
-                difference = paired_bootstrap(
-                    (cells[0].value, cells[1].value),
-                    (cells[0].draws, cells[1].draws),
-                    self.resamples,
-                    level=self.level,
-                )
-                yield Contest(first, second, column, difference, self._williams(first, second, column))
+                if cells[0].draws is not None and cells[1].draws is not None:
+                    values, draws = (cells[0].value, cells[1].value), (cells[0].draws, cells[1].draws)
+                    difference = paired_bootstrap(values, draws, self.resamples, level=self.level)
+                    yield Contest(first, second, column, difference, self._williams(first, second, column))
 
     def _williams(self, first: str, second: str, column: str) -> float:
         """For ratings alone: of Pearson's correlations of the rows that both metrics have a score on."""
@@ -125,43 +117,11 @@ class Judged:
         spec = judged.table[column]
         if spec.part is not None or spec.subset is not None:
             return math.nan
-        ratings = judged.ratings[spec.ratings]
         sides = [self.scores[label][0].scores[judged.item] for label in (first, second)]
         kept = np.isfinite(sides[0]) & np.isfinite(sides[1])
-        x, y = sides[0][kept], sides[1][kept]
-        correlations = [pearson(x, ratings[kept]), pearson(y, ratings[kept]), pearson(x, y)]
-        first_one, second_one, between = (one.value for one in correlations)
-        return williams(first_one, second_one, between, int(kept.sum()))
-
-    def failed(self, label: str) -> int:
-        """Captions that have no score of a metric."""
-        return sum(int(np.count_nonzero(~np.isfinite(run.scores))) for run in self.scores[label])
-
-    def levels(self, label: str, most: int = 7) -> list[tuple[str, list[float]]]:
-        """Scores by rating, to be drawn: of pairs by preference, of many ratings in ranges of equal
-        counts."""
-        judged, run = self.judged, self.scores[label][0]
-        if isinstance(judged, PairedSet):
-            first = np.asarray(judged.preferred[0]) == 0
-            sides = run.scores.reshape(-1, 2)
-            chosen = {"preferred": np.where(first, sides[:, 0], sides[:, 1])}
-            chosen["other"] = np.where(first, sides[:, 1], sides[:, 0])
-            return [(name, values[np.isfinite(values)].tolist()) for name, values in chosen.items()]
-        rated = judged.rated(run)
-        if rated is None:
-            return []
-        ratings, scores = rated
-        kept = np.isfinite(ratings) & np.isfinite(scores)
-        ratings, scores = ratings[kept], scores[kept]
-        distinct = np.unique(ratings)
-        if len(distinct) <= most:
-            return [(f"{value:.3g}", scores[ratings == value].tolist()) for value in distinct]
-        bounds = np.unique(np.quantile(ratings, np.linspace(0, 1, most)))
-        groups = np.clip(np.searchsorted(bounds, ratings, side="right") - 1, 0, len(bounds) - 2)
-        return [
-            (f"{bounds[g]:.2g} to {bounds[g + 1]:.2g}", scores[groups == g].tolist())
-            for g in range(len(bounds) - 1)
-        ]
+        x, y, ratings = sides[0][kept], sides[1][kept], judged.ratings[spec.ratings][kept]
+        of_first, of_second, between = (pearson(*pair).value for pair in ((x, ratings), (y, ratings), (x, y)))
+        return williams(of_first, of_second, between, len(x))
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,17 @@ from capeval_core.judgements.files import (
     read_rows,
     references_of,
 )
-from capeval_core.judgements.judged_set import Items, Scoring
-from capeval_core.judgements.others import MarkedSet, PairedSet, PoolSet, SystemSet
-from capeval_core.judgements.ratings import RatedSet, RatingColumn, tau_columns
+from capeval_core.judgements.protocols import (
+    Items,
+    MarkedSet,
+    PairedSet,
+    PoolSet,
+    RatedSet,
+    RatingColumn,
+    Scoring,
+    SystemSet,
+    tau_columns,
+)
 from capeval_core.values import described
 
 RATED: Kinds = {"image": str, "candidate": str}

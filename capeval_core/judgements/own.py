@@ -16,8 +16,7 @@ from capeval_core.inputs.folder import bare, some_of
 from capeval_core.inputs.text_files import ID_FIELDS, load_json
 from capeval_core.judgements.correlation import kendall_tau_c
 from capeval_core.judgements.files import Dropped, named_rows, read_rows
-from capeval_core.judgements.judged_set import Items, Scored, Scoring
-from capeval_core.judgements.ratings import STATISTICS, RatedSet, RatingColumn
+from capeval_core.judgements.protocols import STATISTICS, Items, RatedSet, RatingColumn, Scored, Scoring
 from capeval_core.values import described
 
 RATING_FIELDS = ("rating", "score", "human_score", "judgement")

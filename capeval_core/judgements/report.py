@@ -10,9 +10,8 @@ from pathlib import PurePath
 import numpy as np
 from PIL import Image
 
-from capeval_core.judgements.judged_set import interval_of
 from capeval_core.judgements.judging import Entry, Judged
-from capeval_core.judgements.others import PoolSet
+from capeval_core.judgements.protocols import PoolSet
 from capeval_core.judgements.published import sources
 from capeval_core.judgements.sets import SETS
 from capeval_core.reports.figures import Bar, draw_bars, draw_spreads
@@ -30,23 +29,19 @@ _LONG = (
 
 def judged_table(judged: Judged, notes: Sequence[str] = ()) -> Table:
     """A line per metric with its values and intervals, and a line of what is published with our distance."""
-    columns = judged.judged.columns
-    by_label: dict[str, dict[str, Entry]] = {}
-    for entry in judged.entries():
-        by_label.setdefault(entry.label, {})[entry.column] = entry
     rows = []
-    for label, entries in by_label.items():
-        rows.append([label, *(_ours(entries[column]) for column in columns)])
-        if any(entry.published for entry in entries.values()):
-            rows.append(["  published", *(_published(entries[column]) for column in columns)])
+    for label in judged.cells:
+        entries = [entry for entry in judged.entries if entry.label == label]
+        rows.append([label, *map(_ours, entries)])
+        if any(entry.published for entry in entries):
+            rows.append(["  published", *map(_published, entries)])
     title = SETS[judged.judged.name].title if judged.judged.name in SETS else judged.judged.name
-    return Table(title, ["metric", *columns], rows, [*judged_notes(judged, list(by_label)), *notes])
+    return Table(title, ["metric", *judged.judged.columns], rows, [*_notes(judged), *notes])
 
 
-def judged_notes(judged: Judged, labels: list[str]) -> list[str]:
+def _notes(judged: Judged) -> list[str]:
     """What has to be known beside the numbers: rows, what was left out, what is undefined, sources."""
-    the_set = judged.judged
-    resamples = judged.resamples
+    the_set, resamples = judged.judged, judged.resamples
     rows, images = counted(len(the_set.clusters), the_set.unit), len(set(the_set.clusters))
     notes = [f"times 100; {rows} of {counted(images, 'images')}"]
     if resamples is not None and resamples.images < LEAST_IMAGES:
@@ -54,17 +49,20 @@ def judged_notes(judged: Judged, labels: list[str]) -> list[str]:
     elif resamples is not None:
         notes[0] += f"; intervals: {judged.level:.0%}, {len(resamples):,} bootstrap resamples of images"
     notes += [f"left out: {counted(count, reason)}" for reason, count in the_set.dropped.items()]
-    for label in labels:
-        if (count := judged.failed(label)) and not isinstance(the_set, PoolSet):  # of pools one is chosen
-            verb = "has" if count == 1 else "have"
-            notes.append(f"{label}: {counted(count, 'captions')} {verb} no score")
-        reasons = [c.undefined for c in judged.cells[label].values() if c.undefined]
+    for label, runs in judged.scores.items():
+        failed = sum(int(np.count_nonzero(~np.isfinite(run.scores))) for run in runs)
+        if failed and not isinstance(the_set, PoolSet):  # of pools one is chosen
+            notes.append(
+                f"{label}: {counted(failed, 'captions')} {'has' if failed == 1 else 'have'} no score"
+            )
+        reasons = [cell.undefined for cell in judged.cells[label].values() if cell.undefined]
         notes += [f"{label}: undefined where {UNDEFINED}: {reason}" for reason in dict.fromkeys(reasons)]
         notes += [f"{label}: {reason}" for reason in _without_interval(judged, label)]
+    labels = list(judged.scores)
     notes += [f"published: {source}" for source in sources(the_set.name, labels)]
     if "CIDEr-D" in labels:
         notes.append("CIDEr-D is what the papers and pycocoevalcap call CIDEr")
-    if any(entry.z_score is not None for entry in judged.entries()):
+    if any(entry.z_score is not None for entry in judged.entries):
         notes.append(
             "z: distance in standard deviations over the draws of references; the published draws are unknown"
         )
@@ -86,33 +84,40 @@ def counted(count: int, rows: str) -> str:
 
 def _without_interval(judged: Judged, label: str) -> list[str]:
     """Why a metric's cells have no interval, of those that could have one."""
-    resamples = judged.resamples
-    if resamples is None or resamples.images < LEAST_IMAGES:
+    if judged.resamples is None or judged.resamples.images < LEAST_IMAGES:
         return []
     reasons = []
-    for column, cell in judged.cells[label].items():
-        if cell.draws is None or cell.undefined or interval_of(cell, resamples, judged.level) is not None:
-            continue
-        undefined = len(cell.draws) - int(np.count_nonzero(np.isfinite(cell.draws)))
-        reasons.append(
-            f"no interval of {column}, undefined in {undefined:,} of {len(cell.draws):,} resamples"
-        )
+    for entry in judged.entries:
+        cell = entry.cell
+        if entry.label == label and cell.draws is not None and not cell.undefined and entry.interval is None:
+            undefined = len(cell.draws) - int(np.count_nonzero(np.isfinite(cell.draws)))
+            found = f"undefined in {undefined:,} of {len(cell.draws):,} resamples"
+            reasons.append(f"no interval of {entry.column}, {found}")
     return reasons
 
 
 def long_table(judged: Judged, signatures: Mapping[str, str]) -> Table:
     """A line per cell with everything that is known of it, for programs."""
     rows = []
-    for entry in judged.entries():
-        (low, high), published = entry.bounds or (None, None), entry.published
-        level = "" if entry.interval is None else f"{entry.interval.level:g}"
-        printed = "" if published is None else f"{published.value:.{published.digits}f}"
-        numbers = [_digits(value) for value in (entry.value, low, high)]
-        distances = [_digits(value) for value in (entry.distance, entry.z_score)]
-        source, why = "" if published is None else published.source, entry.cell.undefined or ""
-        where = [judged.judged.name, entry.label, entry.column]
-        of_cell = [level, str(entry.cell.rows), _digits(100 * entry.cell.deviation), printed]
-        rows.append([*where, *numbers, *of_cell, *distances, source, why, signatures.get(entry.label, "")])
+    for entry in judged.entries:
+        published, deviation = entry.published, 100 * entry.cell.deviation
+        rows.append(
+            [
+                judged.judged.name,
+                entry.label,
+                entry.column,
+                *map(_digits, (entry.value, *(entry.bounds or (None, None)))),
+                "" if entry.interval is None else f"{entry.interval.level:g}",
+                str(entry.cell.rows),
+                _digits(deviation),
+                "" if published is None else f"{published.value:.{published.digits}f}",
+                _digits(entry.distance),
+                _digits(entry.z_score),
+                "" if published is None else published.source,
+                entry.cell.undefined or "",
+                signatures.get(entry.label, ""),
+            ]
+        )
     return Table(judged.judged.name, _LONG, rows)
 
 
@@ -135,17 +140,17 @@ def contest_table(judged: Judged) -> Table:
 def draw_agreement(judged: Judged) -> Image.Image:
     """Every cell with its interval, a panel per column."""
     panels: dict[str, list[Bar]] = {column: [] for column in judged.judged.columns}
-    for entry in judged.entries():
+    for entry in judged.entries:
         low, high = entry.bounds or (None, None)
         printed = None if entry.published is None else entry.published.value
         panels[entry.column].append(Bar(entry.label, entry.value, low, high, printed))
     note = "dot: ours, with its interval; red tick: published"
-    return draw_bars(panels, note if any(bar.published for bars in panels.values() for bar in bars) else "")
+    return draw_bars(panels, note if any(entry.published for entry in judged.entries) else "")
 
 
 def draw_scores(judged: Judged) -> Image.Image | None:
     """Scores by rating, a chart per metric; None for a set whose captions have no ratings."""
-    panels = {label: dict(judged.levels(label)) for label in judged.scores}
+    panels = {label: judged.judged.levels(runs[0]) for label, runs in judged.scores.items()}
     return draw_spreads(panels) if any(panels.values()) else None
 
 
@@ -170,7 +175,7 @@ def eval_results(
             date=date,
             notes=f"{label}, times 100, {entry.cell.rows:,} {judged.judged.unit}, {signature}",
         )
-        for entry in judged.entries()
+        for entry in judged.entries
         if entry.label == label and math.isfinite(entry.value)
     ]
     return str(yaml.safe_dump(eval_result_entries_to_yaml(entries), sort_keys=False, allow_unicode=True))

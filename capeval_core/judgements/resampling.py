@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -68,8 +69,8 @@ class Resamples:
         with np.errstate(invalid="ignore"):
             return np.where(count > 0, total / np.maximum(count, 1), math.nan)
 
-    def each(self, statistic: Callable[[Integers], float]) -> Doubles:
-        """(draws,) a statistic of the rows' weights, resample by resample."""
+    def each(self, statistic: Callable[[Integers], float | Sequence[float]]) -> Doubles:
+        """(draws, ...) a statistic of the rows' weights, resample by resample."""
         return np.array([statistic(self.weights(draw)) for draw in range(len(self))])
 
     def interval(self, values: Doubles, *, level: float = 0.95) -> Interval | None:
@@ -100,8 +101,7 @@ def centred(draws: Doubles, value: float) -> Doubles:
     return moved
 
 
-@dataclass(frozen=True)
-class Taus:
+class Taus(NamedTuple):
     """Kendall's tau-b and tau-c of the same rows; NaN where undefined."""
 
     b: float

@@ -13,7 +13,7 @@ import pyarrow as pa
 from capeval_core.errors import Problem, Problems
 from capeval_core.inputs.samples import argument_of
 from capeval_core.judgements.correlation import Doubles
-from capeval_core.judgements.judged_set import Items, JudgedSet, Scored, Scoring
+from capeval_core.judgements.protocols import Items, JudgedSet, Scored, Scoring
 from capeval_core.metric import CaptionMetric
 from capeval_core.options import CorpusOptions
 from capeval_core.reranking import Reranker
@@ -38,7 +38,7 @@ def joined_signature(runs: Iterable[Scored]) -> str | None:
 
     None where no scoring has one.
 
-    >>> from capeval_core.judgements.judged_set import Scored
+    >>> from capeval_core.judgements.protocols import Scored
     >>> of_refs = [f"capeval:ciderd|refs:{count}|v:1" for count in (1, 9, 9)]
     >>> joined_signature(Scored(np.zeros(0), signature=signature) for signature in of_refs)
     'capeval:ciderd|refs:1,9|v:1'

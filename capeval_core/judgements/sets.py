@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from capeval_core.errors import FileError, did_you_mean, file_problem
-from capeval_core.judgements.judged_set import JudgedSet
+from capeval_core.judgements.protocols import JudgedSet
 
 
 @dataclass(frozen=True)

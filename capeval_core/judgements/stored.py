@@ -14,8 +14,7 @@ import numpy as np
 from capeval_core.errors import FileError, Problems, file_problem
 from capeval_core.inputs.text_files import load_json
 from capeval_core.judgements.correlation import Doubles
-from capeval_core.judgements.judged_set import JudgedSet, Scored
-from capeval_core.judgements.others import PairedSet
+from capeval_core.judgements.protocols import JudgedSet, PairedSet, Scored
 from capeval_core.values import described
 
 FORMS = (

@@ -123,7 +123,7 @@ def _flickr(metric: CaptionMetric, data: Path | None, images: Path | None) -> It
         return
     visuals = None if images is None else find_visuals(images, judged.image_ids)
     scores = SetScorer(judged, visuals, progress=True).score(metric)
-    for entry in Judged(judged, scores, draws=0).entries():
+    for entry in Judged(judged, scores, draws=0).entries:
         if entry.published is None or entry.distance is None:
             continue
         allowed = max(_SET_TOLERANCE, 0.5 * 10.0**-entry.published.digits)
