@@ -31,7 +31,7 @@ from capeval_core.inputs.box_stores import (
     npz_bytes,
 )
 from capeval_core.inputs.folder import paths_by_id
-from capeval_core.inputs.images import ImageError, InputImage, Refused
+from capeval_core.inputs.images import ImageError, InputImage
 from capeval_core.options import Settings, option
 from capeval_core.regions.features import RegionEncoder, Selection
 from capeval_core.scores.boxes import box_source_opener
@@ -143,8 +143,8 @@ def convert_box_features(arguments: list[str]) -> int:
         for entry in tqdm(released.entries, "box features", unit="image", disable=None):
             try:
                 image_id, features, key = entry.load()
-            except Refused as refused:
-                counts.errors.append(f"{entry.name}: {refused}")
+            except ImageError as error:
+                counts.errors.append(f"{entry.name}: {error}")
                 continue
             path = file_of(flags.out, image_id)
             if path.exists() and is_whole(path, key):

@@ -103,7 +103,7 @@ def _groups(
 
 
 def _features(keys: Sequence[str], units: Units, values: Any) -> dict[str, Floats]:
-    sampled = units.detail.sampled
+    sampled = units.detail
     why = (sampled.incomplete or "").encode()
     return {
         keys[0]: np.stack([values[index] for index in sampled.indices]),

@@ -16,20 +16,19 @@ import json
 import os
 import pickle
 import re
-import struct
 import threading
 from abc import ABC, abstractmethod
 from bisect import bisect
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from hashlib import blake2b
 from importlib import import_module
 from io import SEEK_END, BytesIO
-from numbers import Integral, Real
+from numbers import Integral
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -38,29 +37,37 @@ from numpy.typing import NDArray
 
 from capeval_core.errors import FileError, file_problem, refuse_nul
 from capeval_core.inputs.boxes import (
-    LONGEST_SIDE,
     MOST_BOXES,
     MOST_BYTES,
     NAMES,
     OPTIONAL,
     PER_BOX,
     REQUIRED,
+    Boxes,
     BoxFeatures,
-    StoredBoxes,
     checked,
     npz_arrays,
+    short_reason,
 )
 from capeval_core.inputs.folder import Names, names_in
-from capeval_core.inputs.images import InputImage, OnDisk, Refused, Source, quoted, read_file, within
+from capeval_core.inputs.images import (
+    File,
+    ImageError,
+    InputImage,
+    Source,
+    quoted,
+    read_file,
+    refused,
+    within,
+)
 from capeval_core.inputs.text_files import load_json
-from capeval_core.inputs.texts import valid_unicode
 from capeval_core.project import install_command
 from capeval_core.values import described
 
-FORMS = (
+_FORMS = (
     "a folder of .npz files (one per image, named by its id), UNITER's LMDB, or a bottom-up-attention .tsv"
 )
-EXTENSION = ".npz"
+_EXTENSION = ".npz"
 
 
 class BoxFeatureStore(ABC, Mapping[str, Source[BoxFeatures]]):
@@ -93,7 +100,19 @@ class BoxFeatureStore(ABC, Mapping[str, Source[BoxFeatures]]):
             FileError: there is nothing, or none of these forms; an image has features twice; a package that
                 this form needs is missing.
         """
-        return _opened(Path(path))
+        path = Path(path)
+        refuse_nul(path)
+        with _readable(path, _FORMS):
+            if found := _databases_at(path):
+                return BoxLmdb(path, found)
+            if path.is_dir() and any(entry.suffix == _EXTENSION for entry in path.iterdir()):
+                return NpzFolder(path)
+            if path.suffix.lower() == ".tsv" and path.is_file():
+                return BoxTsv(path)
+        fix = "pass the folder that it lies in" if path.suffix == _EXTENSION else f"expected {_FORMS}"
+        known = path.is_dir() or path.is_file()  # a pipe could block for ever
+        what = "has no box features of a known form" if known else "is no regular file"
+        raise FileError(file_problem(path, what, fix))
 
     @property
     @abstractmethod
@@ -101,24 +120,25 @@ class BoxFeatureStore(ABC, Mapping[str, Source[BoxFeatures]]):
         """Changes with what is stored, as far as sizes and samples show; features are keyed by content."""
 
     @abstractmethod
-    def _ids(self) -> Iterable[str]:
+    def ids(self) -> Iterable[str]:
         """The image ids. Raises FileError."""
 
     @abstractmethod
     def arrays(self, image_id: str) -> Mapping[str, Any]:
-        """The arrays of one of the ids, by name, or Refused."""
+        """The arrays of one of the ids, by name. Raises ImageError."""
 
     @cached_property
     def names(self) -> Names:
         """The ids under the several ways to write them."""
-        return Names(self._ids())
-
-    @cached_property
-    def _known(self) -> frozenset[str]:
-        return frozenset(self.names.entries)
+        ids = list(self.ids())
+        if twice := [image_id for image_id, count in Counter(ids).items() if count > 1]:
+            more = f" and {len(twice) - 3:,} more" if len(twice) > 3 else ""
+            found = f"the id {', '.join(map(repr, twice[:3]))}{more} comes twice"
+            raise FileError(file_problem(self.path, found, "keep one of each"))
+        return Names(ids)
 
     def __getitem__(self, image_id: str) -> Source[BoxFeatures]:
-        if image_id not in self._known:
+        if image_id not in self.names:
             raise KeyError(image_id)
         return StoredEntry(self, image_id)
 
@@ -131,86 +151,63 @@ class BoxFeatureStore(ABC, Mapping[str, Source[BoxFeatures]]):
     def find(self, image_id: str) -> Source[BoxFeatures]:
         """The source of an id, however it is written; a path is looked up by its last part.
 
-        Raises:
-            Refused: no such id, or several that it can mean.
+        Raises ImageError: no such id, or several that it can mean.
         """
         last = image_id.replace("\\", "/").rpartition("/")[2]
-        for name in dict.fromkeys([image_id, last]):
+        for name in (image_id, last):
             matches = self.names.find(name)
             if len(matches) == 1:
                 return self[matches[0]]
             if matches:
                 several = " and ".join(map(repr, matches[:3]))
                 found = f"the id {quoted(image_id)} is ambiguous, it can mean {several}"
-                raise Refused(found, "write it in full")
+                raise refused(found, "write it in full")
         ids = self.names.entries
         at = bisect(ids, last)
         near = ", ".join(map(repr, ids[max(0, at - 1) : at + 1]))
-        many = f"{len(ids):,} {'image' if len(ids) == 1 else 'images'}"
-        found = f"there are no box features of {quoted(image_id)} in {self.path}, which has those of {many}"
-        raise Refused(found + f", the nearest: {near}" * bool(ids), "compute them, or correct the id")
+        found = f"there are no box features of {quoted(image_id)} among the {len(ids):,} of {self.path}"
+        raise refused(found + f", the nearest: {near}" * bool(ids), "compute them, or correct the id")
 
 
 def id_of(image: Any) -> str:
-    """The id that a value is, or the path that it has; Refused otherwise."""
-    if isinstance(image, InputImage) and isinstance(image.source, OnDisk):
+    """The id that a value is, or the path that it has. Raises ImageError."""
+    if isinstance(image, InputImage) and isinstance(image.source, File) and image.source.on_disk:
         return image.source.path
     if isinstance(image, (str, os.PathLike)):
         name = os.fsdecode(image)
         if not name:
-            raise Refused("an empty id", "write the image's id", verb="is")
+            raise refused("is an empty id", "write the image's id")
         return name
     if isinstance(image, Integral) and not isinstance(image, bool):
         return str(int(image))
     value = image.name if isinstance(image, InputImage) else described(image)
     fix = "with precomputed box features, images are ids or paths"
-    raise Refused(value, fix, verb="is", kind=TypeError)
+    raise refused(f"is {value}", fix, kind=TypeError)
 
 
-@dataclass(eq=False, slots=True)
-class StoredEntry(StoredBoxes):
+class StoredEntry(Boxes):
     """One image's box features in a store. What is wrong with them names the image's id and the store."""
 
-    store: Any
-    image_id: str
+    __slots__ = ("image_id", "store")
+
+    def __init__(self, store: BoxFeatureStore, image_id: str) -> None:
+        super().__init__(None)
+        self.store, self.image_id = store, image_id
 
     @property
     def name(self) -> str:
         return f"{self.image_id!r} of {self.store.path}"
 
     def read(self) -> Mapping[str, Any]:
-        arrays: Mapping[str, Any] = self.store.arrays(self.image_id)
-        return arrays
+        return self.store.arrays(self.image_id)
 
     def decode(self, reduced: bool = False) -> BoxFeatures:
         try:
-            return StoredBoxes.decode(self, reduced)
-        except Refused as refused:
-            problem = refused._problem
-            refused._problem = problem._replace(found=f"{self.name}: {problem.found}")
-            raise
-
-
-def _opened(path: Path) -> BoxFeatureStore:
-    refuse_nul(path)
-    with _readable(path, FORMS):
-        if path.is_dir():
-            if found := databases_in(path):
-                return BoxLmdb(path, found)
-            if any(entry.suffix == EXTENSION for entry in path.iterdir()):
-                return NpzFolder(path)
-            below = sorted(entry.name for entry in path.iterdir() if not entry.name.startswith("."))
-            listed = f"holds files like {', '.join(map(repr, below[:3]))}" if below else "is empty"
-            raise FileError(file_problem(path, f"{listed}: expected {FORMS}"))
-        if not path.is_file():  # it could block for ever
-            fix = "write its content to a file first"
-            raise FileError(file_problem(path, "is a pipe, a socket or a device", fix))
-        if path.suffix.lower() == ".tsv":
-            return BoxTsv(path)
-        if _is_lmdb(path):
-            return BoxLmdb(path, [path])
-    fix = "pass the folder that it lies in" if path.suffix == EXTENSION else f"expected {FORMS}"
-    raise FileError(file_problem(path, "is a file of another form", fix))
+            return Boxes.decode(self, reduced)
+        except ImageError as error:
+            (problem,) = error.problems
+            found = f"{self.name}: {problem.found}"
+            raise refused(found, problem.fix, index=error.index, kind=problem.kind) from None
 
 
 @contextmanager
@@ -225,20 +222,7 @@ def _readable(path: Path, forms: str) -> Iterator[None]:
 
 
 def _digest(*parts: object) -> str:
-    hashed = blake2b(digest_size=8)
-    for part in parts:
-        data = part if isinstance(part, bytes) else str(part).encode(errors="surrogateescape")
-        hashed.update(len(data).to_bytes(8, "big") + data)
-    return hashed.hexdigest()
-
-
-def _refuse_repeated(path: Path, ids: Iterable[str]) -> None:
-    once: set[str] = set()
-    twice = list(dict.fromkeys(image_id for image_id in ids if image_id in once or once.add(image_id)))  # type: ignore[func-returns-value]
-    if twice:
-        more = f" and {len(twice) - 3:,} more" if len(twice) > 3 else ""
-        listed = ", ".join(map(repr, twice[:3]))
-        raise FileError(file_problem(path, f"the id {listed}{more} comes twice", "keep one of each"))
+    return blake2b(repr(parts).encode(errors="surrogateescape"), digest_size=8).hexdigest()
 
 
 # ---- a folder of .npz files, and the manifest of `capeval regions`
@@ -290,8 +274,8 @@ class NpzFolder(BoxFeatureStore):
         self.manifest = Manifest.read(path)
         self.selection = None if self.manifest is None else self.manifest.selection
 
-    def _ids(self) -> Iterable[str]:
-        return [name.removesuffix(EXTENSION) for name in names_in(self.path) if name.endswith(EXTENSION)]
+    def ids(self) -> Iterable[str]:
+        return [name.removesuffix(_EXTENSION) for name in names_in(self.path) if name.endswith(_EXTENSION)]
 
     @cached_property
     def fingerprint(self) -> str:
@@ -304,7 +288,7 @@ class NpzFolder(BoxFeatureStore):
 
 def file_of(folder: Path, image_id: str) -> Path:
     """The file of an image's box features."""
-    return folder / f"{image_id}{EXTENSION}"
+    return folder / f"{image_id}{_EXTENSION}"
 
 
 def npz_bytes(found: BoxFeatures, image_key: str) -> bytes:
@@ -319,10 +303,9 @@ def npz_bytes(found: BoxFeatures, image_key: str) -> bytes:
 def is_whole(path: Path, image_key: str) -> bool:
     """Whether a file has box features that can be read, and they are of the image of that content key."""
     try:
-        data = read_file(str(path), "file of boxes")
-        checked(npz_arrays(data, ""))
-        return str(npz_arrays(data, "", [_IMAGE])[_IMAGE]) == image_key
-    except (Refused, KeyError):
+        arrays = npz_arrays(read_file(str(path), "file of boxes"), "", [*NAMES, _IMAGE])
+        return str(arrays.pop(_IMAGE)) == image_key and len(checked(arrays)) > 0
+    except (ImageError, KeyError):
         return False
 
 
@@ -335,74 +318,81 @@ _KEYS = (b"__keys__", b"keys")
 """Entries that list all keys, of UNITER and of 12-in-1."""
 _COUNTED = re.compile(r"feat_(th.+?)(?:_compressed)?")
 _FIXED = re.compile(r"feat_numbb([1-9][0-9]{0,3})(?:_compressed)?")
-_META = struct.Struct("<16xI20xI92xQ")
-"""Of a first page of an LMDB: magic number, size of a page, number of the last one."""
-_MAGIC = 0xBEEFC0DE
 _MOST_UNPACKED = 4 * MOST_BYTES
 _OPENED: WeakValueDictionary[str, Any] = WeakValueDictionary()
 """Databases by path: LMDB opens each once per process."""
 _OPENING = threading.Lock()
 
 
-def databases_in(folder: Path) -> list[Path]:
-    """The data files of the database that a folder is, or of those in its subfolders."""
-    own = folder / "data.mdb"
-    return [own] if own.is_file() else sorted(folder.glob("*/data.mdb"))
-
-
-def _is_lmdb(path: Path) -> bool:
+def _databases_at(path: Path) -> list[Path]:
+    """The data files of the database that a path is, or of those in the subfolders of a folder."""
+    if path.is_dir():
+        own = path / "data.mdb"
+        return [own] if own.is_file() else sorted(path.glob("*/data.mdb"))
+    if not path.is_file():  # it could block for ever
+        return []
     with path.open("rb") as file:
-        return file.read(20)[16:] == _MAGIC.to_bytes(4, "little")
+        return [path] * (file.read(20)[16:] == (0xBEEFC0DE).to_bytes(4, "little"))
 
 
-def _database(data: Path) -> Any:
-    """The database of a data file, read only. Raises FileError, also where it is cut off: LMDB would read
-    behind its end, which kills the process."""
-    lmdb, real = _imported("lmdb"), os.path.realpath(data)
-    with _OPENING:
-        environment = _OPENED.get(real)
-        if environment is None:
-            with data.open("rb") as file:
-                start, size = file.read(_META.size), file.seek(0, SEEK_END)
-            magic, page, last = _META.unpack(start) if len(start) == _META.size else (0, 0, 0)
-            if magic != _MAGIC:
-                raise FileError(file_problem(data, "is not an LMDB", "write or download it again"))
-            try:
-                environment = lmdb.open(
-                    real, subdir=False, readonly=True, lock=False, create=False, readahead=False
-                )
-                last = environment.info()["last_pgno"]
-            except lmdb.Error as error:
-                raise FileError(file_problem(data, f"cannot be opened ({error})")) from None
-            if size < (last + 1) * page:
-                found = f"has {size:,} of {(last + 1) * page:,} bytes"
-                raise FileError(file_problem(data, found, "it is cut off: write or download it again"))
-            _OPENED[real] = environment
-    return environment
-
-
-def _database_keys(environment: Any) -> list[bytes]:
-    with environment.begin() as transaction:
-        return [bytes(key) for key in transaction.cursor().iternext(values=False) if key not in _KEYS]
-
-
-def _database_digest(environment: Any, *more: object) -> str:
-    """Of the last commit, the last page and the number of entries."""
-    info = environment.info()
-    return f"lmdb-{_digest(info['last_txnid'], info['last_pgno'], environment.stat()['entries'], *more)}"
-
-
-def _entry(environment: Any, key: bytes) -> bytes:
-    """The value of a key, or Refused."""
+def _imported(name: str) -> Any:
+    """A package of the extra."""
     try:
-        with environment.begin(buffers=True) as transaction:
-            value = transaction.get(key)
-            if value is None or len(value) > _MOST_UNPACKED:
-                found = "is gone" if value is None else f"has {len(value):,} bytes"
-                raise Refused(f"its entry {found}", "open the database again, or write it again")
-            return bytes(value)
-    except _imported("lmdb").Error as error:
-        raise Refused(f"its entry cannot be read ({error})", "write the database again") from None
+        return import_module(name)
+    except ImportError:
+        package = name.partition(".")[0]
+        found = f"an LMDB of box features needs the package {package}: {install_command('lmdb')}"
+        raise FileError(found) from None
+
+
+class _Database:
+    """The LMDB of a data file, read only. Raises FileError, also where it is cut off: LMDB would read behind
+    its end, which kills the process."""
+
+    def __init__(self, data: Path) -> None:
+        self.data, self.lmdb, real = data, _imported("lmdb"), os.path.realpath(data)
+        with _OPENING:
+            self.environment: Any = _OPENED.get(real)
+            if self.environment is None:
+                with self.errors("is no LMDB, or cut off"):
+                    self.environment = self.lmdb.open(
+                        real, subdir=False, readonly=True, lock=False, create=False, readahead=False
+                    )
+                needed = (self.environment.info()["last_pgno"] + 1) * self.environment.stat()["psize"]
+                if (size := data.stat().st_size) < needed:
+                    found = f"is cut off: it has {size:,} of {needed:,} bytes"
+                    raise FileError(file_problem(data, found, "write or download it again"))
+                _OPENED[real] = self.environment
+
+    @contextmanager
+    def errors(self, found: str) -> Iterator[None]:
+        try:
+            yield
+        except self.lmdb.Error as error:
+            fix = "write or download it again"
+            raise FileError(file_problem(self.data, f"{found} ({error})", fix)) from None
+
+    def names(self) -> list[bytes]:
+        with self.errors("cannot be read"), self.environment.begin() as transaction:
+            return [bytes(key) for key in transaction.cursor().iternext(values=False) if key not in _KEYS]
+
+    def digest(self, *more: object) -> str:
+        """Of the last commit, the last page and the number of entries."""
+        info = self.environment.info()
+        entries = self.environment.stat()["entries"]
+        return f"lmdb-{_digest(info['last_txnid'], info['last_pgno'], entries, *more)}"
+
+    def read(self, key: bytes) -> bytes:
+        """The value of a key. Raises ImageError."""
+        try:
+            with self.environment.begin() as transaction:
+                value = transaction.get(key)
+        except self.lmdb.Error as error:
+            raise refused(f"its entry cannot be read ({error})", "write the database again") from None
+        if value is None or len(value) > _MOST_UNPACKED:
+            found = "is gone" if value is None else f"has {len(value):,} bytes"
+            raise refused(f"its entry {found}", "open the database again, or write it again")
+        return bytes(value)
 
 
 class BoxLmdb(BoxFeatureStore):
@@ -424,45 +414,42 @@ class BoxLmdb(BoxFeatureStore):
         self.selection = self._rule if self._counts else None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_environment"}
+        return {name: value for name, value in vars(self).items() if name != "_database"}
 
     @cached_property
-    def _environment(self) -> Any:
-        return _database(self.data)
+    def _database(self) -> _Database:
+        return _Database(self.data)
 
     @cached_property
     def fingerprint(self) -> str:
-        return _database_digest(self._environment, self._counts)
+        return self._database.digest(self._counts)
 
     @cached_property
     def _keys(self) -> dict[str, bytes]:
         """Image id -> key."""
+        keys = self._database.names()
         try:
-            keys = _database_keys(self._environment)
-            ids = [key.decode().removesuffix(EXTENSION) for key in keys]
-        except _imported("lmdb").Error as error:
-            fix = "it is damaged: write or download it again"
-            raise FileError(file_problem(self.data, f"cannot be read ({error})", fix)) from None
+            names = [key.decode() for key in keys]
         except UnicodeDecodeError as error:
             found = f"has the key {error.object[:40]!r}, which is no name of an image"
             raise FileError(file_problem(self.data, found, "expected UNITER's image database")) from None
-        _refuse_repeated(self.data, ids)
-        counts = self._counts
-        if isinstance(counts, Mapping) and counts and not any(key.decode() in counts for key in keys):
-            found = f"the numbers of boxes beside it are of other images, such as {next(iter(counts))!r}"
+        if isinstance(self._counts, dict) and self._counts and not self._counts.keys() & set(names):
+            found = (
+                f"the numbers of boxes beside it are of other images, such as {next(iter(self._counts))!r}"
+            )
             fix = "expected the names of its entries: take that file away, or correct it"
             raise FileError(file_problem(self.data, found, fix))
-        return dict(zip(ids, keys, strict=True))
+        return {name.removesuffix(_EXTENSION): key for name, key in zip(names, keys, strict=True)}
 
-    def _ids(self) -> Iterable[str]:
+    def ids(self) -> Iterable[str]:
         return self._keys
 
     def arrays(self, image_id: str) -> Mapping[str, Any]:
         key = self._keys[image_id]
-        data = _entry(self._environment, key)
+        data = self._database.read(key)
         if data[:1] == b"\x80" and len(data) > 1:
             fix = "convert them once: capeval convert box-features DATABASE --out FOLDER"
-            raise Refused("its entry is a pickle, as 12-in-1 releases features", fix)
+            raise refused("its entry is a pickle, as 12-in-1 releases features", fix)
         arrays = npz_arrays(data, "its entry") if data.startswith(b"PK\x03\x04") else _unpacked(data)
         n = self._counts if isinstance(self._counts, int) else self._counts.get(key.decode())
         if n is None:
@@ -472,7 +459,7 @@ class BoxLmdb(BoxFeatureStore):
 
 
 def _unpacked(data: bytes) -> dict[str, NDArray[Any]]:
-    """The arrays of a map in msgpack, or Refused; what is no array of numbers is not looked into."""
+    """The arrays of a map in msgpack; what is no array of numbers is not looked into."""
     index: tuple[str, ...] = ()
     try:
         if data.startswith(b"\x04\x22\x4d\x18"):
@@ -481,9 +468,7 @@ def _unpacked(data: bytes) -> dict[str, NDArray[Any]]:
             if not frame.eof:
                 raise ValueError(f"cut off, or more than {_MOST_UNPACKED:,} bytes")
         # Not `msgpack.unpackb`: `msgpack_numpy.patch()` has that decode arrays, and unpickle.
-        content = _imported("msgpack.fallback").unpackb(
-            data, raw=True, max_map_len=1_000, max_array_len=1_000, max_ext_len=1_000
-        )
+        content = _imported("msgpack.fallback").unpackb(data, raw=True)
         arrays = {}
         for name in NAMES:
             if (packed := content.get(name.encode())) is not None:
@@ -494,8 +479,9 @@ def _unpacked(data: bytes) -> dict[str, NDArray[Any]]:
                 arrays[name] = np.frombuffer(packed[b"data"], dtype).reshape(packed[b"shape"])
         return arrays
     except Exception as error:  # msgpack and numpy raise whatever the damaged part trips over
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise Refused(f"its entry is damaged ({reason})", "write it again", index=index) from None
+        raise refused(
+            f"its entry is damaged ({short_reason(error)})", "write it again", index=index
+        ) from None
 
 
 def _chosen(path: Path, databases: list[Path]) -> Path:
@@ -508,7 +494,7 @@ def _chosen(path: Path, databases: list[Path]) -> Path:
     raise FileError(file_problem(path, f"holds several databases ({names})", "pass the path of one of them"))
 
 
-def _read_counts(folder: Path) -> tuple[str, Mapping[str, int] | int]:
+def _read_counts(folder: Path) -> tuple[str, dict[str, int] | int]:
     """The rule in a database's name, and the boxes per image: all the same, or by key in a file beside it."""
     if fixed := _FIXED.fullmatch(folder.name):
         return f"first {fixed[1]}", int(fixed[1])
@@ -517,23 +503,11 @@ def _read_counts(folder: Path) -> tuple[str, Mapping[str, int] | int]:
     name = f"nbb_{rule}.json"
     path = next((path for path in (folder.parent / name, folder / name) if path.is_file()), None)
     counts = {} if path is None else load_json(path, once="keep one of them")
-    if not isinstance(counts, dict):
-        raise FileError(file_problem(str(path), "is no object", "expected {name: number of boxes}"))
-    for key, n in counts.items():
-        if not isinstance(n, int) or isinstance(n, bool) or not 1 <= n <= MOST_BOXES:
-            found = f"{key!r} has {described(n, none='null')}"
-            raise FileError(file_problem(str(path), found, f"expected 1 to {MOST_BOXES:,} boxes"))
+    numbers = list(counts.values()) if isinstance(counts, dict) else [None]
+    if not all(type(n) is int and 1 <= n <= MOST_BOXES for n in numbers):
+        fix = f"expected {{name: number of boxes}}, from 1 to {MOST_BOXES:,}"
+        raise FileError(file_problem(str(path), "holds something else than numbers of boxes", fix))
     return (_PUBLISHED if rule == _RULE else rule), counts
-
-
-def _imported(name: str) -> ModuleType:
-    """A package of the extra."""
-    try:
-        return import_module(name)
-    except ImportError:
-        package = name.partition(".")[0]
-        found = f"an LMDB of box features needs the package {package}: {install_command('lmdb')}"
-        raise FileError(found) from None
 
 
 # ---- a .tsv of bottom-up attention: one line per image, arrays of float32 in base64
@@ -547,6 +521,7 @@ _COLUMNS = {len(columns): columns for columns in (_BOTTOM_UP, _LXMERT)}
 _LONGEST_ID = 1_000
 _LONGEST_LINE = 2 * MOST_BYTES
 _SAMPLE = 1 << 16
+_Place = tuple[int, int]
 
 
 class BoxTsv(BoxFeatureStore):
@@ -559,7 +534,7 @@ class BoxTsv(BoxFeatureStore):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         with path.open("rb") as file:
-            first = file.readline(_LONGEST_LINE + 1)
+            first = file.readline(_LONGEST_LINE)
         count = first.count(b"\t") + 1
         if count not in _COLUMNS:
             found = f"has {count} {'column' if count == 1 else 'columns'}" if first else "is empty"
@@ -576,12 +551,16 @@ class BoxTsv(BoxFeatureStore):
             return f"tsv-{_digest(size, start, file.read())}"
 
     @cached_property
-    def _lines(self) -> Mapping[str, tuple[int, int]]:
+    def _located(self) -> list[tuple[str, _Place]]:
         status = self.path.stat()
         return _lines_of(self.path.absolute(), self.columns, status.st_size, status.st_mtime_ns)
 
-    def _ids(self) -> Iterable[str]:
-        return self._lines
+    @cached_property
+    def _lines(self) -> Mapping[str, _Place]:
+        return dict(self._located)
+
+    def ids(self) -> Iterable[str]:
+        return [image_id for image_id, _ in self._located]
 
     def arrays(self, image_id: str) -> Mapping[str, Any]:
         offset, length = self._lines[image_id]
@@ -590,33 +569,51 @@ class BoxTsv(BoxFeatureStore):
                 file.seek(offset)
                 values = file.read(length).rstrip(b"\r\n").split(b"\t")
         except OSError as error:
-            raise Refused(f"it cannot be read ({error.strerror})") from None
+            raise refused(f"it cannot be read ({error.strerror})") from None
         if values[0].strip() != image_id.encode():
-            raise Refused("its line is no longer there", "open the file again, which has changed")
+            raise refused("its line is no longer there", "open the file again, which has changed")
         if len(values) != len(self.columns):
             fix = f"expected {', '.join(self.columns)}; write it again"
-            raise Refused(f"its line has {len(values)} columns", fix)
-        columns = dict(zip(self.columns, values, strict=True))
-        n = _whole_number("num_boxes", columns["num_boxes"], MOST_BOXES)
+            raise refused(f"its line has {len(values)} columns", fix)
+        columns = {name: _cell(name, value) for name, value in zip(self.columns, values, strict=True)}
+        n = columns["num_boxes"]
+        if not 1 <= n <= MOST_BOXES:
+            raise refused(f"is {n}", f"expected 1 to {MOST_BOXES:,}", index=("num_boxes",))
+        arrays: dict[str, Any] = {}
+        for name in {"boxes", "features", "objects_conf"} & columns.keys():
+            if columns[name].size % n:
+                found = f"the array has {columns[name].nbytes:,} bytes"
+                raise refused(found, f"expected float32 of shape ({n}, d)", index=(name,))
+            arrays[name] = columns[name].reshape(n, -1)
+        if "objects_conf" in arrays:
+            arrays["scores"] = arrays.pop("objects_conf")[:, 0]
         sides = [name for side in "wh" for name in self.columns if name.endswith(f"_{side}")]
-        arrays: dict[str, Any] = {
-            "boxes": _floats("boxes", columns["boxes"], n),
-            "features": _floats("features", columns["features"], n),
-            "size": [_whole_number(name, columns[name], LONGEST_SIDE) for name in sides],
-        }
-        if "objects_conf" in columns:
-            arrays["scores"] = _floats("objects_conf", columns["objects_conf"], n)[:, 0]
-        return arrays
+        return {**arrays, "size": [columns[name] for name in sides]}
+
+
+def _cell(name: str, value: bytes) -> Any:
+    """An id, a whole number, or the numbers of an array; classes and attributes are not read."""
+    with within("", name):
+        if name in ("boxes", "features", "objects_conf"):
+            return _from_base64(value.strip())
+        if name.endswith(("_w", "_h", "_boxes")):
+            if not re.fullmatch(rb"\s*[0-9]{1,7}\s*", value):
+                shown = ascii(value[:20].decode(errors="replace"))
+                raise refused(f"is {shown}", "expected a whole number")
+            return int(value)
+        return value
 
 
 @lru_cache(maxsize=4)
-def _lines_of(path: Path, columns: tuple[str, ...], size: int, time: int) -> Mapping[str, tuple[int, int]]:
-    """Where the line of each id begins, and its length; kept while size and time of the file stay the same:
+def _lines_of(
+    path: Path, columns: tuple[str, ...], size: int, time: int
+) -> list[tuple[str, tuple[int, int]]]:
+    """Ids, where the line of each begins, and its length; kept while size and time of the file stay the same:
     such files have gigabytes."""
     lines: list[tuple[str, tuple[int, int]]] = []
     offset = 0
     with path.open("rb", buffering=1 << 20) as file:
-        for number, line in enumerate(iter(lambda: file.readline(_LONGEST_LINE + 1), b""), start=1):
+        for number, line in enumerate(file, start=1):
             image_id = line.split(b"\t", 1)[0].strip().decode(errors="replace")
             if number == 1 and image_id == columns[0]:
                 names = [name.strip() for name in line.decode(errors="replace").split("\t")]
@@ -624,37 +621,19 @@ def _lines_of(path: Path, columns: tuple[str, ...], size: int, time: int) -> Map
                     found = f"has the columns {ascii(', '.join(names))[1:201]}"
                     raise FileError(file_problem(path, found, f"expected {', '.join(columns)}"))
             elif line.strip(b"\r\n"):
-                if not 0 < len(image_id) <= _LONGEST_ID or "\ufffd" in image_id or len(line) > _LONGEST_LINE:
+                if not 0 < len(image_id) <= _LONGEST_ID or "\ufffd" in image_id:
                     found = f"line {number} is not a line of an image, which begins with its id"
                     raise FileError(file_problem(path, found, f"expected {', '.join(columns)}"))
                 lines.append((image_id, (offset, len(line))))
             offset += len(line)
-    _refuse_repeated(path, [image_id for image_id, _ in lines])
-    return dict(lines)
-
-
-def _whole_number(name: str, value: bytes, most: int) -> int:
-    if not re.fullmatch(rb"[0-9]{1,7}", value.strip()) or not 1 <= int(value) <= most:
-        shown = ascii(value[:20].decode(errors="replace"))
-        raise Refused(shown, f"expected a number from 1 to {most:,}", verb="is", index=(name,))
-    return int(value)
-
-
-def _floats(name: str, value: bytes, n: int) -> NDArray[np.float32]:
-    """The array (n, width) of a column."""
-    with within(name):
-        array = _from_base64(value.strip())
-        if not array.size or array.size % n:
-            found = f"the array has {array.nbytes:,} bytes"
-            raise Refused(found, f"expected float32 of shape ({n}, d), in base64; write it again")
-        return array.reshape(n, -1)
+    return lines
 
 
 def _from_base64(value: bytes | str) -> NDArray[np.float32]:
     try:
         return np.frombuffer(base64.b64decode(value, validate=True), dtype="<f4")
     except ValueError as error:
-        raise Refused(f"the base64 is damaged ({error})", "write it again") from None
+        raise refused(f"the base64 is damaged ({error})", "write it again") from None
 
 
 # ---- 12-in-1's pickles, of which every name stands for a function of this file or of NumPy's arrays
@@ -666,10 +645,6 @@ _ALIASES = {
     "width": ("image_w", "image_width"),
     "height": ("image_h", "image_height"),
 }
-_LONGEST_NAME = 200
-"""Bytes of an id, which becomes the name of a file."""
-
-
 _OF_NUMPY = {
     "dtype": np.dtype,
     "ndarray": np.ndarray,
@@ -690,48 +665,46 @@ class _Unpickler(pickle.Unpickler):
         if (module, name) in _OTHERS:
             return _OTHERS[module, name]
         shown = ascii(f"{module[:60]}.{name[:60]}")[1:-1]  # without control characters of a terminal
-        raise Refused(f"the pickle names {shown}", "expected NumPy arrays, dicts, texts and numbers only")
+        raise refused(f"the pickle names {shown}", "expected NumPy arrays, dicts, texts and numbers only")
 
 
 def load_plain(data: bytes) -> Any:
-    """What a pickle of plain data holds, or Refused; nothing that it names is run.
+    """What a pickle of plain data holds; nothing that it names is run.
 
     >>> load_plain(pickle.dumps({"boxes": np.ones((1, 4), np.float32), "image_id": 42}))["image_id"]
     42
     >>> load_plain(pickle.dumps(len))
     Traceback (most recent call last):
-    capeval_core.inputs.images.Refused: the pickle names builtins.len: expected NumPy arrays, dicts, texts
+    capeval_core.inputs.images.ImageError: the pickle names builtins.len: expected NumPy arrays, dicts, texts
     and numbers only
     """
     try:
         value = _Unpickler(BytesIO(data), encoding="latin-1").load()
         return value.item() if isinstance(value, np.ndarray) and value.dtype == object else value
-    except Refused:
+    except ImageError:
         raise
     except Exception as error:  # a damaged file may trip over anything
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise Refused(f"the pickle is damaged ({reason})", "write or download it again") from None
+        fix = "write or download it again"
+        raise refused(f"the pickle is damaged ({short_reason(error)})", fix) from None
 
 
 @dataclass(frozen=True)
 class Entry:
-    """The released features of one image. name: for messages. read: its pickle, or Refused."""
+    """The released features of one image. name: for messages. read: its pickle."""
 
     name: str
     image_id: str
     read: Callable[[], bytes]
 
     def load(self) -> tuple[str, BoxFeatures, str]:
-        """Image id, features, and content key of the pickle, or Refused."""
+        """Image id, features, and content key of the pickle. Raises ImageError."""
         data = self.read()
         content = load_plain(data)
         if not isinstance(content, dict):
-            raise Refused(f"the pickle is {described(content)}", "expected a dict of box features")
+            raise refused(f"the pickle is {described(content)}", "expected a dict of box features")
         image_id = self.image_id
-        plain = valid_unicode(image_id) and image_id.isprintable() and "\ufffd" not in image_id
-        hidden = image_id.startswith(".") or set(image_id) & {"/", "\\", os.sep}
-        if not plain or hidden or not 0 < len(image_id.encode()) <= _LONGEST_NAME:
-            raise Refused(f"the image id {image_id[:60]!a} can name no file", "give the image another id")
+        if not image_id.isprintable() or set(image_id) & set("/\\\ufffd") or image_id[:1] in ("", "."):
+            raise refused(f"the image id {image_id[:60]!a} can name no file", "give the image another id")
         return image_id, _released_features(content), f"pickle:{blake2b(data, digest_size=16).hexdigest()}"
 
 
@@ -752,66 +725,47 @@ class ReleasedBoxes:
     def open(path: Path) -> ReleasedBoxes:
         """The features at a path, whose form shows there. Raises FileError: there is none of these forms."""
         with _readable(path, _RELEASED):
-            if path.is_dir() and (found := databases_in(path)):
-                return _released_lmdb(path, _chosen(path, found))
+            if databases := _databases_at(path):
+                database = _Database(_chosen(path, databases))
+                entries = []
+                for key in database.names():
+                    image_id = key.decode(errors="replace")
+                    entries.append(Entry(f"the entry {image_id!r}", image_id, partial(database.read, key)))
+                return ReleasedBoxes(path.name, database.digest(), entries)
             files = sorted(path.glob("*.npy")) if path.is_dir() else [path] * (path.suffix == ".npy")
             if files:
                 sizes = [(file.name, file.stat().st_size) for file in files]
-                entries = [Entry(repr(f.name), f.stem, lambda f=f: _pickle_in_npy(f)) for f in files]  # type: ignore[misc]
+                entries = [Entry(repr(file.name), file.stem, partial(_pickle_in, file)) for file in files]
                 return ReleasedBoxes(path.name, f"npy-{_digest(sizes)}", entries)
-            if path.is_dir():
-                raise FileError(file_problem(path, "holds no such features", f"expected {_RELEASED}"))
-            if _is_lmdb(path):
-                return _released_lmdb(path, path)
-        raise FileError(file_problem(path, "is a file of another form", f"expected {_RELEASED}"))
+        raise FileError(file_problem(path, "holds no such features", f"expected {_RELEASED}"))
 
 
-def _released_lmdb(path: Path, data: Path) -> ReleasedBoxes:
-    environment, entries = _database(data), []
-    for key in _database_keys(environment):
-        image_id = key.decode(errors="replace")
-        read = lambda key=key: _entry(environment, key)  # noqa: E731
-        entries.append(Entry(f"the entry {image_id!r}", image_id, read))
-    return ReleasedBoxes(path.name, _database_digest(environment), entries)
-
-
-def _pickle_in_npy(path: Path) -> bytes:
-    """The pickle in an `.npy` file of one object, or Refused."""
+def _pickle_in(path: Path) -> bytes:
+    """The pickle in an `.npy` file of one object."""
     data = read_file(str(path), "file of boxes")
     file = BytesIO(data)
     try:
         version = np.lib.format.read_magic(file)
-        header = getattr(np.lib.format, f"read_array_header_{version[0]}_{version[1]}")
-        shape, _, dtype = header(file)
+        getattr(np.lib.format, f"read_array_header_{version[0]}_{version[1]}")(file)
     except Exception as error:  # numpy raises whatever the damaged part trips over
-        reason = " ".join(str(error).split())[:200]
-        raise Refused(f"it is not an .npy file, or damaged ({reason})", "write it again") from None
-    if not dtype.hasobject or shape != ():
-        fix = "expected a dict, as extract_features.py writes it"
-        raise Refused(f"it is an array of shape {shape} of {dtype}", fix)
+        found = f"it is not an .npy file, or damaged ({short_reason(error)})"
+        raise refused(found, "write it again") from None
     return data[file.tell() :]
 
 
 def _released_features(content: Mapping[Any, Any]) -> BoxFeatures:
-    """The box features in a released dict, or Refused.
+    """The box features in a released dict.
 
     All boxes are kept, also those behind `num_boxes`, which have no confidence: the release's networks read
     them too. Confidences are not stored.
     """
     given = {name: next((content[k] for k in keys if k in content), None) for name, keys in _ALIASES.items()}
     if missing := [" or ".join(map(repr, _ALIASES[name])) for name, value in given.items() if value is None]:
-        raise Refused(f"there is no {', no '.join(missing)}", f"expected {_RELEASED}")
-    arrays: dict[str, Any] = {}
-    for name in ("boxes", "features"):
-        with within(name):
-            value = given[name]
-            arrays[name] = _from_base64(value) if isinstance(value, (str, bytes)) else value
-            if not isinstance(arrays[name], np.ndarray):
-                raise Refused(described(value), "expected an array, or base64 of one", verb="is")
-    for name in ("width", "height"):
-        if not isinstance(given[name], Real):
-            raise Refused(described(given[name]), "expected a number of pixels", verb="is", index=(name,))
-    boxes, features = arrays["boxes"], arrays["features"]
+        raise refused(f"there is no {', no '.join(missing)}", f"expected {_RELEASED}")
+    boxes, features = (
+        np.asarray(_from_base64(value) if isinstance(value, (str, bytes)) else value)
+        for value in (given["boxes"], given["features"])
+    )
     if boxes.ndim == 1 and boxes.size % 4 == 0:
         boxes = boxes.reshape(-1, 4)
     if features.ndim == 1 and len(boxes) and features.size % len(boxes) == 0:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-from abc import abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from io import BytesIO
@@ -14,7 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capeval_core.errors import did_you_mean, warn
-from capeval_core.inputs.images import InputVisual, Refused, Source, local_path, quoted, read_file, within
+from capeval_core.inputs.images import (
+    InputVisual,
+    Source,
+    local_path,
+    quoted,
+    read_file,
+    refused,
+    within,
+)
 from capeval_core.values import described, shown
 
 REQUIRED, OPTIONAL = ("boxes", "features"), ("size", "scores", "relative_boxes", "selection")
@@ -24,28 +31,29 @@ NAMES = (*REQUIRED, *OPTIONAL, *RELEASED)
 _AXES = {"boxes": 2, "features": 2, "scores": 1, "relative_boxes": 2}
 PER_BOX = (*_AXES, *RELEASED)
 """Arrays with a row per box."""
+_COLUMNS = {
+    "boxes": ("x0", "y0", "x1", "y1"),
+    "relative_boxes": ("x0", "y0", "x1", "y1", "width", "height"),
+}
 MOST_BOXES = 1_000
 WIDEST = 16_384
 """Numbers of a feature."""
 MOST_BYTES = 8 * MOST_BOXES * WIDEST
 """Of one array, unpacked: a small file may hold zeros without end."""
 LONGEST_SIDE = 1 << 20
-LONGEST_TEXT = 100
-ACCEPTED = 'a dict {"boxes": (n, 4), "features": (n, d)} or the path of an .npz file with these'
-ROUNDED = 0.01
+_ACCEPTED = 'a dict {"boxes": (n, 4), "features": (n, d)} or the path of an .npz file with these'
+_ROUNDED = 0.01
 """Of an image's side: how far relative boxes in float16, or of corners that count from 1, may be off."""
-_SMALLEST = 2
-"""Pixels of an image's side up to which boxes in pixels may look like shares of it."""
-MARGIN = 0.04
+_MARGIN = 0.04
 """Of an image's longer side: detectors that pad what they read let boxes end there, 31 pixels of 800."""
-UNSORTED = (
+_UNSORTED = (
     "boxes are not sorted by score, and the first of them are kept, as the published rule does: sort them, "
     "best first, unless their order is meant"
 )
 
 
 def npz_arrays(data: bytes, name: str, members: Collection[str] = NAMES) -> dict[str, NDArray[Any]]:
-    """The arrays of an `.npz` of these names, as far as they are there, or Refused; nothing is unpickled.
+    """The arrays of an `.npz` of these names, as far as they are there; nothing is unpickled.
 
     >>> file = BytesIO()
     >>> np.savez(file, boxes=np.zeros((2, 4)), labels=np.array(["a", "b"]))
@@ -62,10 +70,14 @@ def npz_arrays(data: bytes, name: str, members: Collection[str] = NAMES) -> dict
                 if member in sizes:
                     arrays[member] = file[member]
     except Exception as error:  # zipfile and numpy raise whatever the damaged part trips over
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        found, index = f"{name} is not an .npz file, or damaged ({reason})", (member,) if member else ()
-        raise Refused(found, "write it again", index=index) from None
+        found = f"{name} is not an .npz file, or damaged ({short_reason(error)})"
+        raise refused(found, "write it again", index=(member,) if member else ()) from None
     return arrays
+
+
+def short_reason(error: Exception) -> str:
+    """What a library says of damage, in one line."""
+    return " ".join(str(error).split())[:200] or type(error).__name__
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,11 +121,7 @@ class BoxFeatures:
         return f"boxes:{digest.hexdigest()}"
 
     def relative(self) -> NDArray[np.float32]:
-        """`relative_boxes`, or what they are by boxes and size, (n, 6) float32.
-
-        Raises:
-            ValueError: there are no relative boxes, and no size.
-        """
+        """`relative_boxes`, or what they are by boxes and size, (n, 6) float32; ValueError without both."""
         if self.relative_boxes is not None:
             return self.relative_boxes
         if self.size is None:
@@ -129,23 +137,13 @@ class BoxFeatures:
         """The first n boxes with all that belongs to them; all where there are fewer.
 
         Warns where that leaves out boxes of a higher score than some that are kept.
-
-        Raises:
-            ValueError: n is not positive.
         """
-        if n < 1:
-            raise ValueError(f"n={n}: expected at least one box")
         if n >= len(self):
             return self
         if self.scores is not None and (self.scores[n:].max() > self.scores[:n]).any():
-            warn(UNSORTED)
-        return replace(
-            self,
-            boxes=self.boxes[:n],
-            features=self.features[:n],
-            scores=None if self.scores is None else self.scores[:n],
-            relative_boxes=None if self.relative_boxes is None else self.relative_boxes[:n],
-        )
+            warn(_UNSORTED)
+        arrays = {name: getattr(self, name) for name in _AXES}
+        return replace(self, **{name: array[:n] for name, array in arrays.items() if array is not None})
 
     def check_width(self, width: int) -> None:
         """Raise ValueError unless each feature has that many numbers."""
@@ -156,14 +154,26 @@ class BoxFeatures:
             )
 
 
-class BoxSource(Source[BoxFeatures]):
-    """Arrays of box features, which are checked whenever they are read."""
+@dataclass(eq=False, slots=True)
+class Boxes(Source[BoxFeatures]):
+    """Box features that are at hand, or in an `.npz` file; arrays are checked whenever they are read."""
 
-    __slots__ = ()
+    arrays: Mapping[str, Any] | None
+    path: str = ""
 
-    @abstractmethod
+    @property
+    def name(self) -> str:
+        return quoted(self.path) if self.path else "the dict of boxes"
+
+    @property
+    def on_disk(self) -> bool:
+        return self.arrays is None
+
     def read(self) -> Mapping[str, Any]:
-        """The arrays by name, or Refused."""
+        """The arrays by name."""
+        if self.arrays is not None:
+            return self.arrays
+        return npz_arrays(read_file(self.path, "file of boxes"), self.name)
 
     def compute_key(self) -> str:
         return self.decode().key
@@ -172,183 +182,6 @@ class BoxSource(Source[BoxFeatures]):
         found = checked(self.read())
         self._key = self._key or found.key
         return found
-
-
-@dataclass(eq=False, slots=True)
-class BoxDict(BoxSource):
-    """Box features that are at hand."""
-
-    arrays: Mapping[str, Any]
-
-    @property
-    def name(self) -> str:
-        return "the dict of boxes"
-
-    def read(self) -> Mapping[str, Any]:
-        return self.arrays
-
-
-class StoredBoxes(BoxSource):
-    """Box features on the disk, read when they are needed."""
-
-    __slots__ = ()
-
-
-@dataclass(eq=False, slots=True)
-class BoxFile(StoredBoxes):
-    """Box features in an `.npz` file; nothing in it is unpickled."""
-
-    path: str
-
-    @property
-    def name(self) -> str:
-        return quoted(self.path)
-
-    def read(self) -> Mapping[str, Any]:
-        return npz_arrays(read_file(self.path, "file of boxes"), self.name)
-
-
-def boxes_source(value: Any) -> Source[BoxFeatures]:
-    """The source of a value that `InputBoxes.of` accepts, or Refused."""
-    if isinstance(value, InputBoxes):
-        return value.source
-    if value is None:
-        raise Refused("missing", "every caption needs the boxes of its image", verb="is")
-    if isinstance(value, (str, os.PathLike)):
-        path = local_path(value)
-        if not path.endswith(".npz"):
-            raise Refused(f"{quoted(path)} is not an .npz file", f"expected {ACCEPTED}")
-        return BoxFile(path)
-    if not isinstance(value, Mapping):
-        raise Refused(described(value), f"expected {ACCEPTED}", verb="is", kind=TypeError)
-    return BoxDict(value)
-
-
-def checked(arrays: Mapping[str, Any]) -> BoxFeatures:
-    """Arrays that fit each other, or Refused."""
-    given = {name: name for name in (*REQUIRED, *OPTIONAL) if arrays.get(name) is not None}
-    for released, name in RELEASED.items():
-        if arrays.get(released) is not None:
-            given.setdefault(name, released)
-    for name in REQUIRED:
-        if name not in given and not (name == "boxes" and "relative_boxes" in given):
-            keys = ", ".join(map(repr, list(arrays)[:5])) or "none"
-            raise Refused(f"there is no {name!r} among the keys {keys}", f"expected {ACCEPTED}")
-    for key in arrays:
-        if key not in NAMES and isinstance(key, str) and (hint := did_you_mean(key, NAMES, closeness=0.85)):
-            raise Refused(f"there is {quoted(key)}, which is not known{hint}")
-    numbers = {
-        name: _numbers(given[name], arrays[given[name]], _AXES[name]) for name in _AXES if name in given
-    }
-    features, scores, relative = (numbers.get(name) for name in ("features", "scores", "relative_boxes"))
-    size = _size_of(arrays["size"]) if "size" in given else None
-    assert features is not None
-    if relative is not None:
-        _check_relative(relative, given["relative_boxes"])
-    boxes = numbers.get("boxes")
-    if boxes is None:
-        assert relative is not None
-        boxes = relative[:, :4] * np.array([*(size or (1, 1))] * 2, dtype=np.float32)
-    _check_columns("boxes", boxes, ("x0", "y0", "x1", "y1"))
-    for what, array in (("rows of features", features), ("scores", scores), ("relative boxes", relative)):
-        if array is not None and len(array) != len(boxes):
-            raise Refused(f"there are {len(boxes)} boxes but {len(array)} {what}", "give every box its own")
-    if len(boxes) == 0:
-        raise Refused("there are no boxes", "take a lower threshold, or leave that image out")
-    if len(boxes) > MOST_BOXES or not 1 <= features.shape[1] <= WIDEST:
-        found = f"there are {len(boxes):,} boxes with {features.shape[1]:,} numbers each"
-        raise Refused(found, f"expected 1 to {MOST_BOXES:,} boxes with at most {WIDEST:,} numbers")
-    if "boxes" in given:
-        _check_boxes(boxes, size)
-    if scores is not None:
-        wrong = (scores < 0) | (scores > 1 + 1e-6)
-        _refuse_rows(given["scores"], scores, wrong, "", "expected probabilities, from 0 to 1")
-    if relative is not None and "boxes" in given and size is not None:
-        sides = np.array([*size, *size], dtype=np.float32)
-        far = (np.abs(relative[:, :4] * sides - boxes) > ROUNDED * sides + 1).any(axis=1)
-        other = f", but the box is {boxes[far.argmax()].tolist()} of {size[0]}x{size[1]}"
-        fix = "give boxes in pixels of the image that they are relative to"
-        _refuse_rows("relative_boxes", relative, far, other, fix)
-    selection = _text("selection", arrays["selection"]) if "selection" in given else None
-    return BoxFeatures(boxes, features, size, scores, relative, selection)
-
-
-def _refuse_rows(name: str, values: NDArray[Any], wrong: Any, more: str, fix: str) -> None:
-    """Refuse the first of the values that is wrong."""
-    if wrong.any():
-        row = int(wrong.argmax())
-        value = values[row].tolist() if values.ndim > 1 else f"{values[row]:.6g}"
-        raise Refused(f"{value}{more}", fix, verb="is", index=(name, row))
-
-
-def _check_columns(name: str, array: NDArray[Any], columns: tuple[str, ...]) -> None:
-    if array.shape[1] != len(columns):
-        fix = f"expected (n, {len(columns)}): {', '.join(columns)}"
-        raise Refused(f"the array has shape {array.shape}", fix, index=(name,))
-
-
-def _check_boxes(boxes: NDArray[np.float32], size: tuple[int, int] | None) -> None:
-    """Refuse boxes whose corners are turned, that lie outside of the image, or are shares of its sides."""
-    turned = (boxes[:, 2:] < boxes[:, :2]).any(axis=1)
-    fix = "expected x0, y0, x1, y1; of x, y, width, height make x + width"
-    _refuse_rows("boxes", boxes, turned, "", fix)
-    image = "the image" if size is None else f"an image of {size[0]}x{size[1]}"
-    outside = (boxes < -1).any(axis=1)  # corners count from 0 or from 1, so one pixel more is right
-    if size is not None:
-        outside |= (boxes[:, 2:] > np.add(size, max(1, MARGIN * max(size)))).any(axis=1)
-    fix = "expected pixels of the image of that size" if size else "expected pixels of the image, from 0"
-    _refuse_rows("boxes", boxes, outside, f", outside of {image}", fix)
-    if size is not None and min(size) > _SMALLEST and 0 < boxes.max() <= 1 + ROUNDED:
-        found = f"no box reaches beyond the first pixel of {image}, so these are shares of its sides"
-        fix = 'multiply them by its width and height, or give them as "relative_boxes" (n, 6)'
-        raise Refused(found, fix, index=("boxes",))
-
-
-def _check_relative(relative: NDArray[np.float32], name: str) -> None:
-    columns = ("x0", "y0", "x1", "y1", "width", "height")
-    _check_columns(name, relative, columns)
-    outside = ((relative < -ROUNDED) | (relative > 1 + ROUNDED)).any(axis=1)
-    fix = "expected shares of the image's width and height, from 0 to 1"
-    _refuse_rows(name, relative, outside, ", outside of the image", fix)
-    sides = relative[:, 2:4] - relative[:, :2]
-    wrong = (np.abs(sides - relative[:, 4:]) > ROUNDED).any(axis=1)
-    _refuse_rows(name, relative, wrong, "", f"expected {', '.join(columns)}, and width = x1 - x0")
-
-
-def _numbers(name: str, value: Any, axes: int) -> NDArray[np.float32]:
-    with within(name):
-        try:
-            array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
-        except ValueError as error:  # of ragged lists
-            raise Refused(f"{described(value)} that numpy cannot read ({error})", verb="is") from None
-        if array.dtype.kind not in "fiu":
-            fix = "expected an array of numbers"
-            raise Refused(f"an array of {array.dtype}", fix, verb="is", kind=TypeError)
-        if array.ndim != axes:
-            expected = f"expected {axes} {'axis' if axes == 1 else 'axes'}"
-            raise Refused(f"the array has shape {array.shape}", expected)
-        with np.errstate(over="ignore"):
-            numbers = array.astype(np.float32)
-        if len(bad := np.argwhere(~np.isfinite(numbers))):
-            found = f"the array has NaN or infinity, first at {bad[0].tolist()}"
-            raise Refused(found, "leave such boxes out")
-        return numbers
-
-
-def _text(name: str, value: Any) -> str:
-    text = np.asarray(value)
-    if text.dtype.kind != "U" or text.ndim or not 1 <= len(str(text)) <= LONGEST_TEXT:
-        raise Refused(described(value), "expected a short text", verb="is", index=(name,))
-    return str(text)
-
-
-def _size_of(value: Any) -> tuple[int, int]:
-    sides = np.asarray(value)
-    numbers = sides.tolist() if sides.dtype.kind in "fiu" and sides.shape == (2,) else (0, 0)
-    if not all(1 <= side <= LONGEST_SIDE and side == int(side) for side in numbers):
-        fix = f"expected width and height of the image, whole numbers from 1 to {LONGEST_SIDE:,} pixels"
-        raise Refused(shown(value), fix, verb="is", index=("size",))
-    return int(numbers[0]), int(numbers[1])
 
 
 class InputBoxes(InputVisual[BoxFeatures]):
@@ -365,4 +198,132 @@ class InputBoxes(InputVisual[BoxFeatures]):
 
     __slots__ = ()
     medium = "boxes"
-    source_of = staticmethod(boxes_source)
+
+    @staticmethod
+    def source_of(value: Any) -> Source[BoxFeatures]:
+        if isinstance(value, InputBoxes):
+            return value.source
+        if value is None:
+            raise refused("is missing", "every caption needs the boxes of its image")
+        if isinstance(value, (str, os.PathLike)):
+            path = local_path(value)
+            if not path.endswith(".npz"):
+                raise refused(f"{quoted(path)} is not an .npz file", f"expected {_ACCEPTED}")
+            return Boxes(None, path)
+        if not isinstance(value, Mapping):
+            raise refused(f"is {described(value)}", f"expected {_ACCEPTED}", kind=TypeError)
+        return Boxes(value)
+
+
+# ---- whether arrays fit each other
+
+
+def checked(arrays: Mapping[str, Any]) -> BoxFeatures:
+    """Arrays that fit each other, as box features."""
+    given = {RELEASED.get(name, name): name for name in reversed(NAMES) if arrays.get(name) is not None}
+    for name in REQUIRED:
+        if name not in given and not (name == "boxes" and "relative_boxes" in given):
+            keys = ", ".join(map(repr, list(arrays)[:5])) or "none"
+            raise refused(f"there is no {name!r} among the keys {keys}", f"expected {_ACCEPTED}")
+    for key in arrays:
+        if key not in NAMES and isinstance(key, str) and (hint := did_you_mean(key, NAMES, closeness=0.85)):
+            raise refused(f"there is {quoted(key)}, which is not known{hint}")
+    found = {name: _numbers(given[name], arrays[given[name]], name) for name in _AXES if name in given}
+    size = _size_of(arrays["size"]) if "size" in given else None
+    relative = found.get("relative_boxes")
+    if "boxes" not in found:
+        assert relative is not None
+        found["boxes"] = relative[:, :4] * np.array([*(size or (1, 1))] * 2, dtype=np.float32)
+    boxes, features = found["boxes"], found["features"]
+    for name, array in found.items():
+        if len(array) != len(boxes):
+            wrong = f"there are {len(boxes)} boxes but {len(array)} rows"
+            raise refused(wrong, "give every box its own", index=(given[name],))
+    if len(boxes) == 0:
+        raise refused("there are no boxes", "take a lower threshold, or leave that image out")
+    if len(boxes) > MOST_BOXES or not 1 <= features.shape[1] <= WIDEST:
+        wrong = f"there are {len(boxes):,} boxes with {features.shape[1]:,} numbers each"
+        raise refused(wrong, f"expected 1 to {MOST_BOXES:,} boxes with at most {WIDEST:,} numbers")
+    for name, values, bad, more, fix in _rules(found, "boxes" in given, size):
+        if bad.any():
+            row = int(bad.argmax())
+            value = values[row].tolist() if values.ndim > 1 else f"{values[row]:.6g}"
+            raise refused(f"is {value}{more}", fix, index=(given[name], row))
+    if "boxes" in given and size is not None and min(size) > 2 and 0 < boxes.max() <= 1 + _ROUNDED:
+        wrong = "no box reaches beyond the first pixel of the image, so these are shares of its sides"
+        fix = 'multiply them by its width and height, or give them as "relative_boxes" (n, 6)'
+        raise refused(wrong, fix, index=("boxes",))
+    selection = _text("selection", arrays["selection"]) if "selection" in given else None
+    return BoxFeatures(boxes, features, size, found.get("scores"), relative, selection)
+
+
+def _rules(
+    found: Mapping[str, NDArray[np.float32]], in_pixels: bool, size: tuple[int, int] | None
+) -> list[tuple[str, NDArray[np.float32], Any, str, str]]:
+    """Of each rule the array, its values, which rows break it, what is behind the value, and the fix."""
+    rules: list[tuple[str, NDArray[np.float32], Any, str, str]] = []
+    boxes, relative, scores = (found.get(name) for name in ("boxes", "relative_boxes", "scores"))
+    if relative is not None:
+        outside = ((relative < -_ROUNDED) | (relative > 1 + _ROUNDED)).any(axis=1)
+        fix = "expected shares of the image's width and height, from 0 to 1"
+        rules.append(("relative_boxes", relative, outside, ", outside of the image", fix))
+        sides = relative[:, 2:4] - relative[:, :2]
+        far = (np.abs(sides - relative[:, 4:]) > _ROUNDED).any(axis=1)
+        fix = f"expected {', '.join(_COLUMNS['relative_boxes'])}, and width = x1 - x0"
+        rules.append(("relative_boxes", relative, far, "", fix))
+    if in_pixels and boxes is not None:
+        turned = (boxes[:, 2:] < boxes[:, :2]).any(axis=1)
+        fix = "expected x0, y0, x1, y1; of x, y, width, height make x + width"
+        rules.append(("boxes", boxes, turned, "", fix))
+        image = "the image" if size is None else f"an image of {size[0]}x{size[1]}"
+        outside = (boxes < -1).any(axis=1)  # corners count from 0 or from 1, so one pixel more is right
+        if size is not None:
+            outside |= (boxes[:, 2:] > np.add(size, max(1, _MARGIN * max(size)))).any(axis=1)
+        fix = "expected pixels of the image of that size" if size else "expected pixels of the image, from 0"
+        rules.append(("boxes", boxes, outside, f", outside of {image}", fix))
+    if scores is not None:
+        wrong = (scores < 0) | (scores > 1 + 1e-6)
+        rules.append(("scores", scores, wrong, "", "expected probabilities, from 0 to 1"))
+    if relative is not None and in_pixels and boxes is not None and size is not None:
+        whole = np.array([*size, *size], dtype=np.float32)
+        far = (np.abs(relative[:, :4] * whole - boxes) > _ROUNDED * whole + 1).any(axis=1)
+        fix = "give boxes in pixels of the image that they are relative to"
+        rules.append(("relative_boxes", relative, far, f", but the boxes are others of {size}", fix))
+    return rules
+
+
+def _numbers(given: str, value: Any, name: str) -> NDArray[np.float32]:
+    with within("", given):
+        try:
+            array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
+        except ValueError as error:  # of ragged lists
+            raise refused(f"is {described(value)} that numpy cannot read ({error})") from None
+        if array.dtype.kind not in "fiu":
+            fix = "expected an array of numbers"
+            raise refused(f"is an array of {array.dtype}", fix, kind=TypeError)
+        columns = _COLUMNS.get(name)
+        if array.ndim != _AXES[name] or (columns and array.shape[1] != len(columns)):
+            expected = f"(n, {len(columns)}): {', '.join(columns)}" if columns else f"{_AXES[name]} axes"
+            raise refused(f"the array has shape {array.shape}", f"expected {expected}")
+        with np.errstate(over="ignore"):
+            numbers = array.astype(np.float32)
+        if len(bad := np.argwhere(~np.isfinite(numbers))):
+            found = f"the array has NaN or infinity, first at {bad[0].tolist()}"
+            raise refused(found, "leave such boxes out")
+        return numbers
+
+
+def _text(name: str, value: Any) -> str:
+    text = np.asarray(value)
+    if text.dtype.kind != "U" or text.ndim or not 1 <= len(str(text)) <= 100:
+        raise refused(f"is {described(value)}", "expected a short text", index=(name,))
+    return str(text)
+
+
+def _size_of(value: Any) -> tuple[int, int]:
+    sides = np.asarray(value)
+    numbers = sides.tolist() if sides.dtype.kind in "fiu" and sides.shape == (2,) else (0, 0)
+    if not all(1 <= side <= LONGEST_SIDE and side == int(side) for side in numbers):
+        fix = f"expected width and height of the image, whole numbers from 1 to {LONGEST_SIDE:,} pixels"
+        raise refused(f"is {shown(value)}", fix, index=("size",))
+    return int(numbers[0]), int(numbers[1])

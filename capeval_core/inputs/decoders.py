@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageFile
 
 from capeval_core.errors import warn
-from capeval_core.inputs.images import Encoded, InMemory, OnDisk, Refused, Source, square_pixels
+from capeval_core.inputs.images import File, ImageError, Source, square_pixels
 
 _Process = subprocess.Popen[bytes]
 _PIPE = 1 << 20  # bytes that a pipe holds, where the system lets us choose: some images, so that none waits
@@ -70,7 +70,7 @@ class Decoders:
     def _ask(self, sources: Sequence[Source[Any]], square: tuple[int, Image.Resampling] | None) -> list[Any]:
         """The key, or the pixels, of each image that is a file; None where there is no answer."""
         answers: list[Any] = [None] * len(sources)
-        files = {i: source for i, source in enumerate(sources) if isinstance(source, Encoded)}
+        files = {i: source for i, source in enumerate(sources) if isinstance(source, File)}
         if not files or not self._left or os.getpid() != self._owner:  # a fork would share the pipes
             return answers
         process = self._idle.get()
@@ -95,9 +95,7 @@ class Decoders:
             self._give_up(process)
             raise
         self._idle.put(process)
-        for i, answer in zip(files, found, strict=True):
-            answers[i] = answer
-        return answers
+        return [*{**dict(enumerate(answers)), **dict(zip(files, found, strict=True))}.values()]
 
     def _started(self) -> _Process:
         process = subprocess.Popen(
@@ -148,12 +146,10 @@ def import_path() -> list[str]:
     return folders if own in folders else [own, *folders]
 
 
-def _sent(source: Encoded) -> bytes | str:
-    """The bytes of an image, or its path without the current folder, which may be another one there."""
-    if isinstance(source, OnDisk):
-        return source.path if os.path.isabs(source.path) else str(Path.cwd() / source.path)  # noqa: PTH117
-    assert isinstance(source, InMemory)
-    return source.data
+def _sent(source: File) -> tuple[str, bytes | None]:
+    """Path and bytes of an image; a path without the current folder, which may be another one there."""
+    path = source.path
+    return path if source.data is not None or os.path.isabs(path) else str(Path.cwd() / path), source.data  # noqa: PTH117
 
 
 def _ended(process: _Process) -> int:
@@ -193,12 +189,12 @@ def main() -> None:
                 answers.flush()
 
 
-def _answer(given: bytes | str, square: tuple[int, Image.Resampling] | None) -> Any:
-    source = OnDisk(given) if isinstance(given, str) else InMemory(given)
+def _answer(given: tuple[str, bytes | None], square: tuple[int, Image.Resampling] | None) -> Any:
+    source = File(*given)
     try:
         if square is not None:
             return square_pixels(source.decode(), *square)
         source.decode(reduced=True)
         return source.key
-    except (Refused, ValueError, OSError, MemoryError):
+    except (ImageError, ValueError, OSError, MemoryError):
         return None

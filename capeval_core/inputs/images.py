@@ -1,11 +1,12 @@
-"""What captions are about, from wherever it lies: lazy, checked, and keyed by its content.
+"""Images, from wherever they lie: lazy, checked, and keyed by their content.
 
-A `Visual` is an image (`InputImage`), the frames of a video (`InputFrames` in `frames`), or the features of
-boxes (`InputBoxes` in `boxes`), which need no image. Nothing is read until it is needed, nothing decoded is
-kept, and equal contents share one `key`, so that an encoder sees every distinct one once.
+A `Visual` is a place in the input (`images[17]`) and a `Source`, which visuals of one content share: an image
+(`InputImage`), the frames of a video (`InputFrames` in `videos`), or the features of boxes (`InputBoxes` in
+`boxes`), which need no image. Nothing is read until it is needed, nothing decoded is kept, and equal contents
+share one `key`, so that an encoder sees every distinct one once.
 
-An image file in one of the formats of `FORMATS` is decoded as `PIL.Image.open` decodes it: in its
-own mode, without regard to its EXIF orientation, as the original metric scripts do.
+An image file in one of `FORMATS` is decoded as `PIL.Image.open` decodes it: in its own mode, without regard
+to its EXIF orientation, as the original metric scripts do.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageFile, UnidentifiedImageError
 
-from capeval_core.errors import Index, InputError, Kind, Problem, Problems, at
+from capeval_core.errors import InputError, Kind, Problem, Problems, at
 from capeval_core.values import described
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF", "HEIF")
@@ -36,102 +37,379 @@ FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF
 Everything else is left out: EPS starts Ghostscript, WMF the system's renderer; ICO and PSD hold several
 images; TGA has no signature; the rest is rare, and one more parser that a hostile file can reach."""
 OPENED = "JPEG, PNG, WebP, GIF, BMP, TIFF, PPM, JPEG 2000 and AVIF"
-
-# Formats that Pillow does not know, or knows only with plugins or libraries that may be absent.
-SIGNATURES = {
-    "PDF": re.compile(rb"%PDF-"),
-    "SVG": re.compile(
-        rb"(?:\xef\xbb\xbf)?\s{0,99}(?=<)(?!<!doctype html|<html).{0,2000}?<svg[\s>]",
-        re.DOTALL | re.IGNORECASE,
-    ),
-    "HEIC": re.compile(rb".{4}ftyp(?:hei[cxms]|hev[cxms]|mif1|msf1)", re.DOTALL),
-    "AVIF": re.compile(rb".{4}ftypavi[fs]", re.DOTALL),
-    "JPEG XL": re.compile(rb"\xff\x0a|\x00\x00\x00\x0cJXL "),
-    "TGA": re.compile(rb".*TRUEVISION-XFILE\.\0\Z", re.DOTALL),
-    "MP4": re.compile(rb".{4}ftyp(?:isom|iso[2-9]|mp4[12]|qt  |M4V |3gp)", re.DOTALL),
+FOREIGN = {
+    "PDF": rb"%PDF-",
+    "SVG": rb"(?:\xef\xbb\xbf)?\s{0,99}(?=<)(?!<!doctype html|<html).{0,2000}?<svg[\s>]",
+    "HEIC": rb".{4}ftyp(?:hei[cxms]|hev[cxms]|mif1|msf1)",
+    "AVIF": rb".{4}ftypavi[fs]",
+    "JPEG XL": rb"\xff\x0a|\x00\x00\x00\x0cJXL ",
+    "MP4": rb".{4}ftyp",
 }
-
+"""How formats begin that Pillow does not know, or only with libraries that may be absent."""
 STEEPEST = 200  # longer / shorter side; scaling the shorter side to a model's input size would explode
-# Several images in one file that are not frames: a phone's depth map or thumbnail.
-NOT_FRAMES = {"MPO"}
+MPO = "MPO"  # several images in one file that are not frames: a phone's depth map or thumbnail
 BOMB = "scale it down, or raise Pillow's limit, PIL.Image.MAX_IMAGE_PIXELS, if you trust the image"
+LONGEST_FILE = 2**30  # bytes; what is longer is a video or a disk image, and would be read into memory
+ROUNDING = 1e-5  # how far beyond [0, 1] float arithmetic may carry a pixel
+URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|data:image/")
+ACCEPTED = (
+    "a path (str or PathLike), bytes, a PIL image, a numpy array, a torch tensor or "
+    'a datasets dict {"bytes": ..., "path": ...}'
+)
+
+Loaded = TypeVar("Loaded", covariant=True)
+
+
+# ---- what is wrong with a visual
 
 
 class ImageError(InputError):
     """An image, or another visual, cannot be used. The message begins with its name, e.g. `images[17]: `."""
 
+    index: tuple[int | str, ...] = ()
+    """Where in the value it is, until the place of the value is known."""
 
-class Refused(Exception):  # noqa: N818  (on its way to who knows which argument it is)
-    """Why a value is no visual: a `Problem` without its argument; index: where in the value, `("bytes",)`."""
+    def at(self, argument: str, *steps: int | str) -> Problem:
+        """Its one problem as that of an argument, or of a position in it."""
+        (problem,) = self.problems
+        return problem._replace(where=at(argument, (*steps, *self.index) or None))
 
-    def __init__(
-        self,
-        found: str,
-        fix: str = "",
-        *,
-        verb: str = "",
-        index: tuple[int | str, ...] = (),
-        kind: Kind = ImageError,
-    ) -> None:
-        super().__init__(found, fix)
-        self.index = index
-        self._problem = Problem("", f"{verb} {found}".strip(), fix, kind)
 
-    def problem(self, argument: str, *index: int | str) -> Problem:
-        """The problem with an argument, at an index of it."""
-        path = (*index, *self.index)
-        place: Index = path if len(path) > 1 or self.index else path[0] if path else None
-        return self._problem._replace(where=at(argument, place))
-
-    def __str__(self) -> str:
-        return str(self._problem)
+def refused(
+    found: str, fix: str = "", *, index: tuple[int | str, ...] = (), kind: Kind = ImageError
+) -> ImageError:
+    """Why a value is no visual, before its place in the input is known; index: where in the value."""
+    error = ImageError(Problem("", found, fix, kind))
+    error.index = index
+    return error
 
 
 @contextmanager
-def within(index: int | str) -> Iterator[None]:
-    """Let what the block refuses be the value at that index of another one."""
+def within(argument: str, *steps: int | str) -> Iterator[None]:
+    """Let what the block refuses be in this argument; with `''` at this position of another value."""
     try:
         yield
-    except Refused as refused:
-        refused.index = (index, *refused.index)
+    except ImageError as error:
+        if argument or not steps:
+            raise ImageError(error.at(argument, *steps)) from None
+        error.index = (*steps, *error.index)
         raise
+
+
+# ---- visuals and their sources
+
+
+@dataclass(eq=False, slots=True)
+class Source(ABC, Generic[Loaded]):
+    """What visuals of one content share. The key is kept, bytes and pixels are not."""
+
+    _key: str | None = field(default=None, init=False, repr=False)
+
+    @property
+    @abstractmethod
+    def name(self) -> str: ...
+
+    @abstractmethod
+    def compute_key(self) -> str: ...
+
+    @abstractmethod
+    def decode(self, reduced: bool = False) -> Loaded:
+        """The content. With `reduced` it may be smaller: it only shows whether it decodes."""
+
+    @property
+    def key(self) -> str:
+        if self._key is None:
+            self._key = self.compute_key()
+        return self._key
+
+    @property
+    def on_disk(self) -> bool:
+        """Whether it has to be read once more for its key."""
+        return hasattr(self, "path") and getattr(self, "data", None) is None
+
+
+class Visual(Protocol[Loaded]):
+    """What an encoder sees of an image, a video or boxes; all but the names raise ImageError.
+
+    key: equal for equal contents, wherever they lie. where: its argument and index, `images[17]`. name: what
+    it is, `'dogs/x.jpg'`. load: its content, decoded. check: whether `load` will succeed.
+    """
+
+    @property
+    def key(self) -> str: ...
+
+    @property
+    def where(self) -> str: ...
+
+    @property
+    def name(self) -> str: ...
+
+    def load(self) -> Loaded: ...
+
+    def check(self) -> None: ...
+
+
+class InputVisual(ABC, Generic[Loaded]):
+    """A source and its place in the input."""
+
+    __slots__ = ("source", "where")
+
+    medium: ClassVar[str]
+    """As in `CaptionMetric.media`."""
+
+    def __init__(self, where: str, source: Source[Loaded]) -> None:
+        self.where = where
+        self.source = source
+
+    @staticmethod
+    @abstractmethod
+    def source_of(value: Any) -> Source[Any]:
+        """The source of any value that can be such a visual."""
+
+    @classmethod
+    def of(cls, value: Any, where: str = "") -> Self:
+        """Wrap a value without reading or decoding it; `where` names it in messages: `images[17]`.
+
+        Raises InputTypeError for what can never be such a visual and ImageError for what could but is not
+        (None, an empty path, a URL, an unfit shape). `check` and `load` tell whether files exist and decode.
+        """
+        where = where or cls.medium
+        try:
+            return cls(where, cls.source_of(value))
+        except ImageError as error:
+            raise Problems([error.at(where)]).error() from None
+
+    @property
+    def name(self) -> str:
+        return self.source.name
+
+    @property
+    def label(self) -> str:
+        """Its path, where it is a file or a folder, else its name."""
+        return getattr(self.source, "path", None) or self.name
+
+    @property
+    def key(self) -> str:
+        """The content key, computed at the first call and kept; contents are not. Raises ImageError.
+
+        Files and bytes are keyed by their bytes (`file:...`), decoded images by mode, size, palette and
+        pixels (`pixels:...`), frames by their keys in order, box features by their numbers.
+        """
+        with within(self.where):
+            return self.source.key
+
+    def load(self) -> Loaded:
+        """The content, decoded. Raises ImageError."""
+        with within(self.where):
+            return self.source.decode()
+
+    def check(self) -> None:
+        """Raise ImageError unless `load` will succeed, which is mostly cheaper to find out."""
+        with within(self.where):
+            self.source.decode(reduced=True)
+
+    def at(self, where: str) -> Self:
+        """The same visual under another name in messages."""
+        return type(self)(where, self.source)
+
+
+class InputImage(InputVisual[Image.Image]):
+    """An image: `load` gives a PIL image in its own mode, EXIF orientation ignored.
+
+    `InputImage.of` takes a path (str or PathLike), bytes, a PIL image, a numpy array ((H, W), (H, W, 1),
+    (H, W, 3) or (H, W, 4); uint8, or float in [0, 1]), a torch tensor (also (1, H, W) and (3, H, W)), or the
+    dict of a `datasets` Image feature.
+
+    >>> import numpy as np
+    >>> grey = np.full((4, 6), 128, dtype="uint8")
+    >>> image = InputImage.of(grey, where="images[0]")
+    >>> image.load().size, image.load().mode
+    ((6, 4), 'L')
+    >>> image.key == InputImage.of(grey.copy(), where="images[1]").key
+    True
+    """
+
+    __slots__ = ()
+    medium = "image"
+
+    @staticmethod
+    def source_of(value: Any) -> Source[Image.Image]:
+        if isinstance(value, InputImage):
+            return value.source
+        if value is None:
+            raise refused("is missing", "every caption needs an image")
+        if isinstance(value, (str, os.PathLike)):
+            return File(local_path(value))
+        if isinstance(value, (bytes, bytearray, memoryview)):
+            return File("", bytes(value))
+        if isinstance(value, Image.Image):
+            return FromPIL(value)
+        if isinstance(value, Mapping):
+            return File(*content_of_dict(value))
+        if is_tensor(value) or (shape_of(value) and hasattr(value, "__array_interface__")):
+            return array_source(value)
+        fix = "; this looks like an open file: pass its .read()" if hasattr(value, "read") else ""
+        raise refused(f"is {described(value)}", f"expected {ACCEPTED}{fix}", kind=TypeError)
+
+    def changed(self, how: str, change: Callable[[Image.Image], Image.Image]) -> InputImage:
+        """Another view of the image, such as a crop; `how` tells its key from those of other changes."""
+        return InputImage(self.where, Changed(self.source, how, change))
+
+
+class InputReferences(InputVisual[Any]):
+    """What an image is to a metric on texts alone: its references, by which its captions are grouped."""
+
+    __slots__ = ()
+    medium = "references"
+
+    @staticmethod
+    def source_of(value: Any) -> Source[Any]:
+        return Texts(value)
+
+
+def local_path(value: str | os.PathLike[Any], content: str = "images") -> str:
+    """A path that is not empty and no address."""
+    path = os.fsdecode(value)
+    if not path:
+        raise refused("the path is empty")
+    if URL.match(path):
+        fix = "pass the path without file://" if path.startswith("file:") else "download it first"
+        raise refused(f"{quoted(path)} is a URL, and {content} are never fetched; {fix}")
+    return path
+
+
+def content_of_dict(value: Mapping[Any, Any], content: str = "images") -> tuple[str, bytes | None]:
+    """The path of a dict {"bytes", "path"} of a dataset, and its bytes, None where it has a path alone."""
+    if not value.keys() & {"bytes", "path"}:
+        found = ", ".join(map(repr, list(value)[:5]))
+        raise refused(f'a dict needs the keys "bytes" and "path", found {found or "none"}')
+    data, path = value.get("bytes"), value.get("path")
+    if path is not None and not isinstance(path, (str, os.PathLike)):
+        raise refused(f"is {described(path)}", "expected a str or None", index=("path",), kind=TypeError)
+    if data is not None and not isinstance(data, (bytes, bytearray, memoryview)):
+        raise refused(f"is {described(data)}", "expected bytes or None", index=("bytes",), kind=TypeError)
+    if data is not None:
+        return "" if path is None else os.fsdecode(path), bytes(data)
+    if path is None:
+        raise refused('both "bytes" and "path" are None')
+    return local_path(path, content), None
+
+
+# ---- files and bytes
+
+
+@dataclass(eq=False, slots=True)
+class File(Source[Image.Image]):
+    """The bytes of an image file with the path that they came from, or a path alone."""
+
+    path: str
+    data: bytes | None = None
+
+    @property
+    def name(self) -> str:
+        return quoted(self.path) if self.path else f"the bytes object of length {len(self.data or b'')}"
+
+    def read(self) -> bytes:
+        if self.data is None:
+            return read_file(self.path)
+        if not self.data:
+            raise refused(f"{self.name} is empty (zero bytes)")
+        return self.data
+
+    def compute_key(self) -> str:
+        return file_key(io.BytesIO(self.read()))
+
+    def decode(self, reduced: bool = False) -> Image.Image:
+        data = self.read()
+        self._key = self._key or file_key(io.BytesIO(data))
+        return decode(data, self.name, reduced)
+
+
+def file_key(file: IO[bytes]) -> str:
+    """The content key of an open file; it is never in memory as a whole."""
+    digest = hashlib.blake2b(digest_size=16)
+    while part := file.read(1 << 20):
+        digest.update(part)
+    return f"file:{digest.hexdigest()}"
+
+
+def read_file(path: str, content: str = "image") -> bytes:
+    """The bytes of a regular file that is not empty and not too long."""
+    name = quoted(path)
+    with open_file(path, content, LONGEST_FILE) as file:
+        try:
+            data = file.read()
+        except OSError as error:
+            raise unreadable(name, error) from None
+    if not data:
+        raise refused(f"{name} is empty (zero bytes)")
+    return data
+
+
+def open_file(path: str, content: str = "image", longest: int | None = None) -> IO[bytes]:
+    """A regular file of at most so many bytes, open for reading."""
+    name = quoted(path)
+    try:
+        status = os.stat(path)  # noqa: PTH116  (a Path per image costs more than the call)
+        if stat.S_ISDIR(status.st_mode):
+            raise refused(f"{name} is a folder", f"pass the path of one {content}")
+        if not stat.S_ISREG(status.st_mode):
+            raise refused(f"{name} is not a regular file")
+        if longest is not None and status.st_size > longest:
+            raise refused(f"{name} has {status.st_size:,} bytes", f"too many for one {content}")
+        return Path(path).open("rb")
+    except ImageError:  # a ValueError, too
+        raise
+    except (FileNotFoundError, NotADirectoryError):
+        fix = "~ is not expanded, write the whole path" if path.startswith("~") else ""
+        raise refused(f"there is no file {name}", fix) from None
+    except (OSError, ValueError) as error:
+        raise unreadable(name, error) from None
+
+
+def unreadable(name: str, error: Exception) -> ImageError:
+    return refused(f"cannot read {name} ({getattr(error, 'strerror', None) or error})")
+
+
+def quoted(path: str) -> str:
+    return repr(path if len(path) <= 200 else f"{path[:80]}...{path[-80:]}")
 
 
 def open_image(file: str | IO[bytes]) -> Image.Image:
     """`PIL.Image.open` for the formats in `FORMATS` alone; image files are opened here only."""
-    return Image.open(file, formats=readable_formats())
+    return Image.open(file, formats=_readable())
 
 
-def readable_formats() -> list[str]:
+def _readable() -> list[str]:
     """Those of `FORMATS` that this Pillow, or a plugin that was imported, can read."""
     Image.init()
     return [form for form in FORMATS if form in Image.OPEN]
 
 
 def decode(data: bytes, name: str, reduced: bool) -> Image.Image:
-    """Decode the bytes of a file that has pixels worth scoring; Refused otherwise."""
+    """Decode the bytes of a file that has pixels worth scoring."""
     if reduced:
-        data = without_scan(data) or data
+        data = _without_scan(data) or data
     with io.BytesIO(data) as file:
         try:
             image = open_image(file)
-            refuse_unfit(image, name)
+            _refuse_unfit(image, name)
             if reduced:
                 image.draft("L", (1, 1))  # JPEG only: an eighth of the size, without colour
             image.load()
             return image
-        except Refused:
+        except ImageError:
             raise
         except UnidentifiedImageError:
-            if form := format_of(data):
-                raise other_format(name, form) from None
+            if form := _begins(data, [form for form in (*FOREIGN, *Image.OPEN) if form not in _readable()]):
+                raise _other_format(name, form) from None
             found = f"{name} is not an image that Pillow can read, or its header is truncated"
-            raise Refused(found) from None
+            raise refused(found) from None
         except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
             reason = " ".join(str(error).split()).rstrip(".")
-            raise Refused(f"{name} is too large to trust ({reason})", BOMB) from None
+            raise refused(f"{name} is too large to trust ({reason})", BOMB) from None
         except Exception as error:  # Pillow's plugins raise whatever their parsing trips over
-            raise undecodable(name, error) from None
+            raise _undecodable(name, error) from None
 
 
 _SEGMENT = re.compile(rb"\xff([\xc0-\xcf\xda-\xfe])(..)", re.DOTALL)
@@ -139,7 +417,7 @@ _SCAN_END = re.compile(rb"\xff([^\x00\xd0-\xd7\xff])")
 _SEQUENTIAL = re.compile(rb"[\xc4\xcc\xdb-\xfe]*[\xc0\xc1][\xc4\xcc\xdb-\xfe]*\xda")
 
 
-def without_scan(data: bytes) -> bytes | None:
+def _without_scan(data: bytes) -> bytes | None:
     """A JPEG that decodes exactly if this one does, in a tenth of the time; None where there is none.
 
     In the one scan of a sequential JPEG nothing that is wrong is an error of libjpeg, which warns and goes on
@@ -155,74 +433,199 @@ def without_scan(data: bytes) -> bytes | None:
     return data[:end] + b"\xff\xd9"
 
 
-def format_of(data: bytes) -> str | None:
-    """The name of a format that is not among those that are opened, by how its files begin (or end)."""
-    opened = readable_formats()
-    return _begins(data, [form for form in (*SIGNATURES, *Image.OPEN) if form not in opened])
-
-
 def image_format(start: bytes) -> str | None:
     """The format of a file of a single image, by its first bytes; None for a GIF, which may be a video.
 
     >>> image_format(b"BM5"), image_format(b"GIF89a"), image_format(b"RIFF1234AVI LIST")
     ('BMP', None, None)
     """
-    return _begins(
-        start,
-        ["HEIC", "AVIF", "JPEG XL", "PDF", "SVG", *(form for form in readable_formats() if form != "GIF")],
-    )
+    return _begins(start, [form for form in (*FOREIGN, *_readable()) if form not in ("MP4", "GIF")])
 
 
 def _begins(data: bytes, forms: Sequence[str]) -> str | None:
-    """The first of these formats whose files are so."""
+    """The first of these formats whose files begin so."""
     for form in forms:
         accepts = Image.OPEN[form][1] if form in Image.OPEN else None
+        pattern = FOREIGN.get(form)
         try:
-            if (form in SIGNATURES and SIGNATURES[form].match(data)) or (accepts and accepts(data[:16])):
+            if (pattern and re.match(pattern, data, re.DOTALL | re.IGNORECASE)) or (
+                accepts and accepts(data[:16])
+            ):
                 return form
         except Exception:  # a plugin that trips over a few bytes does not know them
             continue
     return None
 
 
-def other_format(name: str, form: str, more: str = "") -> Refused:
+def _other_format(name: str, form: str, more: str = "") -> ImageError:
     found = f"{name} is in the format {form}, which is not opened"
-    return Refused(found, f"convert it to one of {OPENED}{more}")
+    return refused(found, f"convert it to one of {OPENED}{more}")
 
 
-def refuse_unfit(image: Image.Image, name: str) -> None:
+def _refuse_unfit(image: Image.Image, name: str) -> None:
     """Refuse unread files of other formats, sizes that no encoder can use, and animations, by the header."""
     form = image.format
     unread = bool(getattr(image, "tile", None)) or isinstance(image, ImageFile.StubImageFile)
-    known = form is None or form in readable_formats() or form in NOT_FRAMES
+    known = form is None or form == MPO or form in _readable()
     if isinstance(image, ImageFile.ImageFile) and unread and not known:
-        raise other_format(name, str(form), ", or .load() it first")
+        raise _other_format(name, str(form), ", or .load() it first")
     refuse_size(*image.size, name)
     # Not `n_frames`: to count them Pillow reads a whole GIF, and a TIFF in quadratic time.
-    if form not in NOT_FRAMES and getattr(image, "is_animated", False):
-        raise Refused(f"{name} has more than one frame", "save one of them as an image")
+    if form != MPO and getattr(image, "is_animated", False):
+        raise refused(f"{name} has more than one frame", "save one of them as an image")
 
 
 def refuse_size(width: int, height: int, name: str) -> None:
+    """Refuse a size that is a decompression bomb, or that no encoder can use."""
     size = f"{name} is {width}x{height}"
     limit = Image.MAX_IMAGE_PIXELS
     if limit is not None and width * height > limit:
         found = f"{size} = {width * height:,} pixels (a decompression bomb?), the limit is {limit:,}"
-        raise Refused(found, BOMB)
+        raise refused(found, BOMB)
     if min(width, height) <= 1:
-        raise Refused(f"{size} pixels", "an image needs at least 2 on each side")
+        raise refused(f"{size} pixels", "an image needs at least 2 on each side")
     if max(width, height) > STEEPEST * min(width, height):
-        raise Refused(f"{size} pixels", f"one side is more than {STEEPEST} times the other, crop it")
+        raise refused(f"{size} pixels", f"one side is more than {STEEPEST} times the other, crop it")
 
 
-def undecodable(name: str, error: Exception) -> Refused:
+def _undecodable(name: str, error: Exception) -> ImageError:
     """Pillow's complaint in the one form `cannot decode 'x.jpg' (truncated)`."""
     reason = " ".join(str(error).split()) or type(error).__name__
     if "truncated" in reason.lower() or isinstance(error, EOFError):
-        return Refused(f"cannot decode {name} (truncated)")
+        return refused(f"cannot decode {name} (truncated)")
     if isinstance(error, MemoryError):
-        return Refused(f"cannot decode {name} (out of memory)")
-    return Refused(f"cannot decode {name} (truncated or damaged: {reason})")
+        return refused(f"cannot decode {name} (out of memory)")
+    return refused(f"cannot decode {name} (truncated or damaged: {reason})")
+
+
+# ---- pixels
+
+
+class Pixels(Source[Image.Image]):
+    """An image that is already decoded, or that an open PIL image decodes by itself."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def image(self) -> Image.Image: ...
+
+    def compute_key(self) -> str:
+        return pixel_key(self.image())
+
+    def decode(self, reduced: bool = False) -> Image.Image:
+        image = self.image()
+        _refuse_unfit(image, self.name)
+        return image
+
+
+# PIL reads a lazy image from its one file handle; two threads that both load it would read past each other.
+_loading = threading.Lock()
+
+
+@dataclass(eq=False, slots=True)
+class FromPIL(Pixels):
+    value: Image.Image
+
+    @property
+    def name(self) -> str:
+        width, height = self.value.size
+        filename = getattr(self.value, "filename", "")
+        named = isinstance(filename, (str, Path)) and filename
+        origin = f" of {quoted(os.fsdecode(filename))}" if named else ""
+        return f"the PIL image{origin} ({self.value.mode}, {width}x{height})"
+
+    def image(self) -> Image.Image:
+        with _loading:
+            handle = getattr(self.value, "fp", None)
+            # Pixels are still to be read (there are tiles) from a file that is no longer open.
+            closed = bool(getattr(self.value, "tile", None)) and getattr(handle, "closed", handle is None)
+            if not closed:
+                _refuse_unfit(self.value, self.name)  # before a lazy one is decoded in vain
+            try:
+                self.value.load()
+                # A copy: whoever loads an image may change it, and the original may be closed meanwhile.
+                return self.value.copy()
+            except Exception as error:
+                if closed or "closed image" in str(error):
+                    raise refused(f"{self.name} is closed", "pass its path, or .load() it in time") from None
+                raise _undecodable(self.name, error) from None
+
+
+@dataclass(eq=False, slots=True)
+class FromArray(Pixels):
+    """(H, W), (H, W, 1), (H, W, 3) or (H, W, 4) of uint8 or float, numpy or torch; `shape`: as given."""
+
+    value: Any
+    kind: str
+    shape: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        return f"the {self.kind} of shape {self.shape}"
+
+    def image(self) -> Image.Image:
+        value = self.value
+        refuse_size(value.shape[1], value.shape[0], self.name)  # a view of few numbers may have any shape
+        if is_tensor(value):
+            value = value.cpu().float().numpy() if value.is_floating_point() else value.cpu().numpy()
+        array = _as_uint8(value, self.kind)
+        if array.ndim == 3 and array.shape[2] == 1:
+            array = array[:, :, 0]
+        return Image.fromarray(np.ascontiguousarray(array))
+
+
+def array_source(value: Any) -> FromArray:
+    """The source of a numpy array (H, W, C), or of a tensor, whose channels may come first."""
+    tensor = is_tensor(value)
+    kind, full_kind = ("tensor", "tensor") if tensor else ("array", "numpy array")
+    if tensor and (value.is_nested or value.device.type == "meta" or "strided" not in str(value.layout)):
+        raise refused("the tensor is nested, sparse or on the meta device", "pass a dense one with pixels")
+    if np.ma.is_masked(value):
+        raise refused("the numpy array has masked pixels, and an image has none", "pass array.filled(value)")
+    value = value.detach().resolve_neg() if tensor else np.asarray(value)
+    shape, dtype = tuple(value.shape), str(value.dtype).rpartition(".")[2]
+    if dtype != "uint8" and not dtype.startswith(("float", "bfloat")):
+        fixes = {"bool": "multiply a mask by 255 as uint8", "uint16": "divide by 65535 to get floats"}
+        fix = fixes.get(dtype, "if the values are 0 to 255, convert it to uint8")
+        found = f"the {full_kind} has dtype {dtype}"
+        raise refused(found, f"expected uint8, or float in [0, 1]; {fix}")
+    first = tensor and len(shape) == 3 and shape[0] in (1, 3)
+    last = len(shape) == 3 and shape[2] in (1, 3, 4)
+    if first and last:
+        found = f"the tensor's shape {shape} can be read as (C, H, W) and as (H, W, C)"
+        raise refused(found, "pass a numpy array (H, W, C)")
+    if not (first or last or len(shape) == 2):
+        expected = "(3, H, W), (1, H, W), (H, W) or (H, W, 3)"
+        fix = f"expected {expected if tensor else '(H, W), (H, W, 1), (H, W, 3) or (H, W, 4)'}"
+        if len(shape) == 3 and shape[0] in (1, 3, 4) and not tensor:
+            fix += "; this looks like channels first: pass array.transpose(1, 2, 0)"
+        if len(shape) == 4:
+            fix += f"; this looks like a batch: pass {kind}[0]"
+        raise refused(f"the {full_kind} has shape {shape}", fix)
+    if 0 in shape:
+        raise refused(f"the {kind} of shape {shape} has no pixels")
+    if first:
+        value = value.permute(1, 2, 0)
+    if tensor and value.device.type == "cpu" and dtype in ("uint8", "float32", "float64"):
+        value = value.numpy()  # it pickles its own pixels; a tensor cut from a batch would pickle the batch
+    return FromArray(value, kind, shape)
+
+
+def _as_uint8(array: NDArray[Any], kind: str) -> NDArray[Any]:
+    """Floats in [0, 1] rounded to 0..255; NaN, inf and other ranges are refused."""
+    if array.dtype == np.uint8:
+        return array
+    low, high = float(array.min()), float(array.max())  # NaN passes through min
+    if not np.isfinite([low, high]).all():
+        found = "NaN" if np.isnan([low, high]).any() else "infinite values"
+        raise refused(f"the {kind} of floats has {found}", "expected values in [0, 1]")
+    if low < -ROUNDING or high > 1 + ROUNDING:
+        fix = "divide by 255" if low >= 0 else "pass the pixels as they were before normalisation"
+        found = f"the {kind} of floats has values from {low:.4g} to {high:.4g}"
+        raise refused(found, f"expected [0, 1]; {fix}")
+    wide = array.astype(np.float32) if array.dtype.itemsize < 4 else array
+    rounded: NDArray[Any] = np.rint(np.clip(wide, 0, 1) * 255).astype(np.uint8)
+    return rounded
 
 
 def pixel_key(image: Image.Image) -> str:
@@ -236,8 +639,75 @@ def pixel_key(image: Image.Image) -> str:
     return "pixels:" + digest.hexdigest()
 
 
-def quoted(path: str) -> str:
-    return repr(path if len(path) <= 200 else f"{path[:80]}...{path[-80:]}")
+def shape_of(value: Any) -> tuple[int, ...] | None:
+    """The shape of an array or tensor; None for what has none, as a class, a mock and a nested tensor."""
+    try:
+        return tuple(value.shape) if isinstance(value.shape, tuple) else None
+    except (AttributeError, RuntimeError):  # nested tensors have none
+        return None
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether this is a torch tensor, without importing torch."""
+    module = type(value).__module__.partition(".")[0]
+    return module == "torch" and hasattr(value, "is_floating_point") and not isinstance(value, type)
+
+
+# ---- views of other sources, and what stands for an image
+
+
+@dataclass(eq=False, slots=True)
+class Changed(Source[Image.Image]):
+    """An image that is changed when it is decoded; `how` names the change in its key."""
+
+    source: Source[Image.Image]
+    how: str
+    change: Callable[[Image.Image], Image.Image]
+
+    @property
+    def name(self) -> str:
+        return self.source.name
+
+    def compute_key(self) -> str:
+        return f"{self.how}-{self.source.key}"
+
+    def decode(self, reduced: bool = False) -> Image.Image:
+        image = self.source.decode()
+        try:
+            return self.change(image)
+        except ValueError as error:  # e.g. no way from the mode La to RGB
+            raise refused(f"cannot change {self.name} ({image.mode}) to {self.how}: {error}") from None
+
+
+def in_rgb(image: InputImage) -> InputImage:
+    """The image, converted to RGB when it is decoded."""
+    return image.changed("RGB", _to_rgb)
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    return image.convert("RGB")
+
+
+@dataclass(eq=False, slots=True)
+class Texts(Source[Any]):
+    """The references of an image that nobody opens; with its id, images of equal references differ."""
+
+    texts: Sequence[str]
+    image_id: str | None = None
+
+    @property
+    def name(self) -> str:
+        return f"the image with {len(self.texts)} references"
+
+    def compute_key(self) -> str:
+        content = json.dumps([*([] if self.image_id is None else [self.image_id]), *self.texts])
+        return "references:" + hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
+
+    def decode(self, reduced: bool = False) -> Any:
+        raise refused("is not opened by a metric on texts alone")
+
+
+# ---- resizing
 
 
 _PREMULTIPLIED = {"RGBA": "RGBa", "LA": "La"}
@@ -287,552 +757,3 @@ def square_pixels(image: Image.Image, size: int, method: Image.Resampling) -> ND
     sides, box = central_box(image.size, size)
     cropped = resized(image, sides, method, box).convert("RGB")
     return np.ascontiguousarray(np.asarray(cropped).transpose(2, 0, 1))
-
-
-def shape_of(value: Any) -> tuple[int, ...] | None:
-    """The shape of an array or tensor; None for what has none, as a class, a mock and a nested tensor."""
-    try:
-        return tuple(value.shape) if isinstance(value.shape, tuple) else None
-    except (AttributeError, RuntimeError):  # nested tensors have none
-        return None
-
-
-def is_tensor(value: Any) -> bool:
-    """Whether this is a torch tensor, without importing torch."""
-    module = type(value).__module__.partition(".")[0]
-    return module == "torch" and hasattr(value, "is_floating_point") and not isinstance(value, type)
-
-
-LONGEST_FILE = 2**30  # bytes; what is longer is a video or a disk image, and would be read into memory
-ROUNDING = 1e-5  # how far beyond [0, 1] float arithmetic may carry a pixel
-
-Loaded = TypeVar("Loaded", covariant=True)
-
-
-@dataclass(eq=False, slots=True)
-class Source(ABC, Generic[Loaded]):
-    """Where a visual comes from. The key is kept, bytes and pixels are not."""
-
-    _key: str | None = field(default=None, init=False, repr=False)
-
-    @property
-    @abstractmethod
-    def name(self) -> str: ...
-
-    @abstractmethod
-    def compute_key(self) -> str: ...
-
-    @property
-    def key(self) -> str:
-        """The content key, or Refused."""
-        if self._key is None:
-            self._key = self.compute_key()
-        return self._key
-
-    @abstractmethod
-    def decode(self, reduced: bool = False) -> Loaded:
-        """The content, or Refused. With `reduced` it may be smaller: it only shows whether it decodes."""
-
-
-# ---- files and bytes
-
-
-class Encoded(Source[Image.Image]):
-    """An image as the bytes of a file."""
-
-    __slots__ = ()
-
-    @abstractmethod
-    def read(self) -> bytes: ...
-
-    def compute_key(self) -> str:
-        return file_key(io.BytesIO(self.read()))
-
-    def decode(self, reduced: bool = False) -> Image.Image:
-        data = self.read()
-        self._key = self._key or file_key(io.BytesIO(data))
-        return decode(data, self.name, reduced)
-
-
-@dataclass(eq=False, slots=True)
-class OnDisk(Encoded):
-    path: str
-
-    @property
-    def name(self) -> str:
-        return quoted(self.path)
-
-    def read(self) -> bytes:
-        return read_file(self.path)
-
-
-@dataclass(eq=False, slots=True)
-class InMemory(Encoded):
-    """The bytes of a file, with the path that they came from where there is one."""
-
-    data: bytes
-    path: str | None = None
-
-    @property
-    def name(self) -> str:
-        return quoted(self.path) if self.path else f"the bytes object of length {len(self.data)}"
-
-    def read(self) -> bytes:
-        if not self.data:
-            raise Refused(f"{self.name} is empty (zero bytes)")
-        return self.data
-
-
-def file_key(file: IO[bytes]) -> str:
-    """The content key of an open file; it is never in memory as a whole."""
-    digest = hashlib.blake2b(digest_size=16)
-    while part := file.read(1 << 20):
-        digest.update(part)
-    return f"file:{digest.hexdigest()}"
-
-
-def read_file(path: str, content: str = "image") -> bytes:
-    """The bytes of a regular file that is not empty and not too long; Refused otherwise."""
-    with open_file(path, content, LONGEST_FILE) as file:
-        try:
-            data = file.read()
-        except OSError as error:
-            raise _unreadable(path, error) from None
-    if not data:
-        raise Refused(f"{quoted(path)} is empty (zero bytes)")
-    return data
-
-
-def open_file(path: str, content: str = "image", longest: int | None = None) -> IO[bytes]:
-    """A regular file of at most so many bytes, open for reading; Refused otherwise."""
-    name = quoted(path)
-    try:
-        status = os.stat(path)  # noqa: PTH116  (a Path per image costs more than the call)
-        if stat.S_ISDIR(status.st_mode):
-            raise Refused(f"{name} is a folder", f"pass the path of one {content}")
-        if not stat.S_ISREG(status.st_mode):
-            raise Refused(f"{name} is not a regular file")
-        if longest is not None and status.st_size > longest:
-            raise Refused(f"{name} has {status.st_size:,} bytes", f"too many for one {content}")
-        return Path(path).open("rb")
-    except (FileNotFoundError, NotADirectoryError):
-        fix = "~ is not expanded, write the whole path" if path.startswith("~") else ""
-        raise Refused(f"there is no file {name}", fix) from None
-    except (OSError, ValueError) as error:
-        raise _unreadable(path, error) from None
-
-
-def _unreadable(path: str, error: Exception) -> Refused:
-    return Refused(f"cannot read {quoted(path)} ({getattr(error, 'strerror', None) or error})")
-
-
-# ---- pixels
-
-
-class Pixels(Source[Image.Image]):
-    """An image that is already decoded, or that an open PIL image decodes by itself."""
-
-    __slots__ = ()
-
-    @abstractmethod
-    def image(self) -> Image.Image: ...
-
-    def compute_key(self) -> str:
-        return pixel_key(self.image())
-
-    def decode(self, reduced: bool = False) -> Image.Image:
-        image = self.image()
-        refuse_unfit(image, self.name)
-        return image
-
-
-# PIL reads a lazy image from its one file handle; two threads that both load it would read past each other.
-_loading = threading.Lock()
-
-
-@dataclass(eq=False, slots=True)
-class FromPIL(Pixels):
-    value: Image.Image
-
-    @property
-    def name(self) -> str:
-        width, height = self.value.size
-        filename = getattr(self.value, "filename", "")
-        origin = (
-            f" of {quoted(os.fsdecode(filename))}" if isinstance(filename, (str, Path)) and filename else ""
-        )
-        return f"the PIL image{origin} ({self.value.mode}, {width}x{height})"
-
-    def image(self) -> Image.Image:
-        with _loading:
-            handle = getattr(self.value, "fp", None)
-            # Pixels are still to be read (there are tiles) from a file that is no longer open.
-            closed = bool(getattr(self.value, "tile", None)) and getattr(handle, "closed", handle is None)
-            if not closed:
-                refuse_unfit(self.value, self.name)  # before a lazy one is decoded in vain
-            try:
-                self.value.load()
-                # A copy: whoever loads an image may change it, and the original may be closed meanwhile.
-                return self.value.copy()
-            except Exception as error:
-                if closed or "closed image" in str(error):
-                    raise Refused(f"{self.name} is closed", "pass its path, or .load() it in time") from None
-                raise undecodable(self.name, error) from None
-
-
-@dataclass(eq=False, slots=True)
-class FromArray(Pixels):
-    """(H, W), (H, W, 1), (H, W, 3) or (H, W, 4) of uint8 or float, numpy or torch; `shape`: as given."""
-
-    value: Any
-    kind: str
-    shape: tuple[int, ...]
-
-    @property
-    def name(self) -> str:
-        return f"the {self.kind} of shape {self.shape}"
-
-    def image(self) -> Image.Image:
-        value = self.value
-        refuse_size(value.shape[1], value.shape[0], self.name)  # a view of few numbers may have any shape
-        if is_tensor(value):
-            value = value.cpu().float().numpy() if value.is_floating_point() else value.cpu().numpy()
-        array = _as_uint8(value, self.kind)
-        if array.ndim == 3 and array.shape[2] == 1:
-            array = array[:, :, 0]
-        return Image.fromarray(np.ascontiguousarray(array))
-
-
-def source_of_array(value: Any) -> FromArray:
-    if np.ma.is_masked(value):
-        raise Refused("the numpy array has masked pixels, and an image has none", "pass array.filled(value)")
-    array = np.asarray(value)
-    shape: tuple[int, ...] = array.shape
-    _refuse_dtype(array.dtype.name, "numpy array")
-    if not (len(shape) == 2 or (len(shape) == 3 and shape[2] in (1, 3, 4))):
-        fix = "expected (H, W), (H, W, 1), (H, W, 3) or (H, W, 4)"
-        if len(shape) == 3 and shape[0] in (1, 3, 4):
-            fix += "; this looks like channels first: pass array.transpose(1, 2, 0)"
-        raise Refused(f"the numpy array has shape {shape}", fix + _of_batch(shape, "array"))
-    return _with_pixels(array, "array", shape)
-
-
-def source_of_tensor(value: Any) -> FromArray:
-    if value.is_nested or value.device.type == "meta" or "strided" not in str(value.layout):
-        kind = "nested" if value.is_nested else f"of the layout {value.layout} on the device {value.device}"
-        raise Refused(f"the tensor is {kind}", "pass a dense one with pixels")
-    shape = tuple(value.shape)
-    dtype = str(value.dtype).rpartition(".")[2]
-    _refuse_dtype(dtype, "tensor")
-    tensor = value.detach().resolve_neg()
-    first = len(shape) == 3 and shape[0] in (1, 3)
-    last = len(shape) == 3 and shape[2] in (1, 3, 4)
-    if first and last:
-        found = f"the tensor's shape {shape} can be read as (C, H, W) and as (H, W, C)"
-        raise Refused(found, "pass a numpy array (H, W, C)")
-    if not (first or last or len(shape) == 2):
-        fix = "expected (3, H, W), (1, H, W), (H, W) or (H, W, 3)" + _of_batch(shape, "tensor")
-        raise Refused(f"the tensor has shape {shape}", fix)
-    if first:
-        tensor = tensor.permute(1, 2, 0)
-    if tensor.device.type == "cpu" and dtype in ("uint8", "float32", "float64"):
-        # A view that pickles its own pixels only; a tensor cut from a batch would pickle the whole batch.
-        tensor = tensor.numpy()
-    return _with_pixels(tensor, "tensor", shape)
-
-
-def _of_batch(shape: tuple[int, ...], kind: str) -> str:
-    return f"; this looks like a batch: pass {kind}[0]" if len(shape) == 4 else ""
-
-
-def _with_pixels(value: Any, kind: str, shape: tuple[int, ...]) -> FromArray:
-    if 0 in shape:
-        raise Refused(f"the {kind} of shape {shape} has no pixels")
-    return FromArray(value, kind, shape)
-
-
-def _refuse_dtype(dtype: str, kind: str) -> None:
-    if dtype != "uint8" and not dtype.startswith(("float", "bfloat")):
-        fixes = {"bool": "multiply a mask by 255 as uint8", "uint16": "divide by 65535 to get floats"}
-        fix = fixes.get(dtype, "if the values are 0 to 255, convert it to uint8")
-        raise Refused(f"the {kind} has dtype {dtype}", f"expected uint8, or float in [0, 1]; {fix}")
-
-
-def _as_uint8(array: np.ndarray[Any, Any], kind: str) -> np.ndarray[Any, Any]:
-    """Floats in [0, 1] rounded to 0..255; Refused for NaN, inf and other ranges."""
-    if array.dtype == np.uint8:
-        return array
-    low, high = float(array.min()), float(array.max())  # NaN passes through min
-    if not np.isfinite([low, high]).all():
-        found = "NaN" if np.isnan([low, high]).any() else "infinite values"
-        raise Refused(f"the {kind} of floats has {found}", "expected values in [0, 1]")
-    if low < -ROUNDING or high > 1 + ROUNDING:
-        fix = "divide by 255" if low >= 0 else "pass the pixels as they were before normalisation"
-        found = f"the {kind} of floats has values from {low:.4g} to {high:.4g}"
-        raise Refused(found, f"expected [0, 1]; {fix}")
-    wide = array.astype(np.float32) if array.dtype.itemsize < 4 else array
-    rounded: np.ndarray[Any, Any] = np.rint(np.clip(wide, 0, 1) * 255).astype(np.uint8)
-    return rounded
-
-
-# ---- views of other sources
-
-
-@dataclass(eq=False, slots=True)
-class InRgb(Source[Image.Image]):
-    """An image of any mode, converted to RGB when it is decoded.
-
-    An image that is in RGB keeps its key, so that its features and rows serve both ways; any other mode has
-    a key of its own, since a resize before the conversion gives other pixels than one after it.
-    """
-
-    source: Source[Image.Image]
-
-    @property
-    def name(self) -> str:
-        return self.source.name
-
-    def compute_key(self) -> str:
-        try:
-            mode = self.source.decode().mode
-        except Refused:  # reported when it is loaded, at its own index
-            return self.source.key
-        return self.source.key if mode == "RGB" else f"rgb-{self.source.key}"
-
-    def decode(self, reduced: bool = False) -> Image.Image:
-        image = self.source.decode(reduced)
-        try:
-            return image.convert("RGB")
-        except ValueError as error:  # e.g. no way from the mode La to RGB
-            raise Refused(f"cannot convert {self.name} ({image.mode}) to RGB: {error}") from None
-
-
-@dataclass(eq=False, slots=True)
-class Changed(Source[Image.Image]):
-    """An image that is changed when it is decoded; `how` names the change in its key."""
-
-    source: Source[Image.Image]
-    how: str
-    change: Callable[[Image.Image], Image.Image]
-
-    @property
-    def name(self) -> str:
-        return self.source.name
-
-    def compute_key(self) -> str:
-        return f"{self.how}-{self.source.key}"
-
-    def decode(self, reduced: bool = False) -> Image.Image:
-        return self.change(self.source.decode())
-
-
-@dataclass(eq=False, slots=True)
-class Texts(Source[Any]):
-    """The references of an image that nobody opens; with its id, images of equal references differ."""
-
-    texts: Sequence[str]
-    image_id: str | None = None
-
-    @property
-    def name(self) -> str:
-        return f"the image with {len(self.texts)} references"
-
-    def compute_key(self) -> str:
-        content = json.dumps([*([] if self.image_id is None else [self.image_id]), *self.texts])
-        return "references:" + hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
-
-    def decode(self, reduced: bool = False) -> Any:
-        raise Refused("not opened by a metric on texts alone", verb="is")
-
-
-__all__ = ["ImageError", "InputImage", "InputReferences", "InputVisual", "Visual", "image_source"]
-
-ACCEPTED = (
-    "a path (str or PathLike), bytes, a PIL image, a numpy array, a torch tensor or "
-    'a datasets dict {"bytes": ..., "path": ...}'
-)
-URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|data:image/")
-
-
-class Visual(Protocol[Loaded]):
-    """What an encoder sees of an image, a video or boxes; all but the names raise ImageError.
-
-    key: equal for equal contents, wherever they lie. where: its argument and index, `images[17]`. name: what
-    it is, `'dogs/x.jpg'`, `the PIL image (RGB, 640x480)`. load: its content, decoded. check: whether `load`
-    will succeed.
-    """
-
-    @property
-    def key(self) -> str: ...
-
-    @property
-    def where(self) -> str: ...
-
-    @property
-    def name(self) -> str: ...
-
-    def load(self) -> Loaded: ...
-
-    def check(self) -> None: ...
-
-
-class InputVisual(ABC, Generic[Loaded]):
-    """A `Visual` and its position in the input. Visuals that share a `source` share its key."""
-
-    __slots__ = ("source", "where")
-
-    medium: ClassVar[str]
-    """As in `CaptionMetric.media`."""
-
-    def __init__(self, where: str, source: Source[Loaded]) -> None:
-        self.where = where
-        self.source = source
-
-    @staticmethod
-    @abstractmethod
-    def source_of(value: Any) -> Source[Any]:
-        """The source of any value that can be such a visual, or Refused."""
-
-    @classmethod
-    def of(cls, value: Any, where: str = "") -> Self:
-        """Wrap a value without reading or decoding it; `where` names it in messages: `images[17]`.
-
-        Raises InputTypeError for what can never be such a visual and ImageError for what could but is not
-        (None, an empty path, a URL, an unfit shape). `check` and `load` tell whether files exist and decode.
-        """
-        where = where or cls.medium
-        try:
-            return cls(where, cls.source_of(value))
-        except Refused as refused:
-            raise Problems([refused.problem(where)]).error() from None
-
-    @property
-    def name(self) -> str:
-        return self.source.name
-
-    @property
-    def label(self) -> str:
-        """Its path, where it is a file or a folder, else its name."""
-        return getattr(self.source, "path", None) or self.name
-
-    @property
-    def key(self) -> str:
-        """The content key, computed at the first call and kept; contents are not. Raises ImageError.
-
-        Files and bytes are keyed by their bytes (`file:...`), decoded images by mode, size, palette and
-        pixels (`pixels:...`), frames by their keys in order, box features by their numbers.
-        """
-        with self.named():
-            return self.source.key
-
-    def load(self) -> Loaded:
-        """The content, decoded. Raises ImageError."""
-        with self.named():
-            return self.source.decode()
-
-    def check(self) -> None:
-        """Raise ImageError unless `load` will succeed, which is mostly cheaper to find out."""
-        with self.named():
-            self.source.decode(reduced=True)
-
-    @contextmanager
-    def named(self) -> Iterator[None]:
-        """Let what is refused be a problem with this visual."""
-        try:
-            yield
-        except Refused as refused:
-            raise ImageError(refused.problem(self.where)) from None
-
-    def at(self, where: str) -> Self:
-        """The same visual under another name in messages."""
-        return type(self)(where, self.source)
-
-
-def image_source(value: Any) -> Source[Image.Image]:
-    """The source of a value that `InputImage.of` accepts, or Refused."""
-    if isinstance(value, InputImage):
-        return value.source
-    if value is None:
-        raise Refused("missing", "every caption needs an image", verb="is")
-    if isinstance(value, (str, os.PathLike)):
-        return OnDisk(local_path(value))
-    if isinstance(value, (bytes, bytearray, memoryview)):
-        return InMemory(bytes(value))
-    if isinstance(value, Image.Image):
-        return FromPIL(value)
-    if isinstance(value, Mapping):
-        data, path = content_of_dict(value)
-        return OnDisk(path) if data is None else InMemory(data, path or None)
-    if is_tensor(value):
-        return source_of_tensor(value)
-    if shape_of(value) and hasattr(value, "__array_interface__"):
-        return source_of_array(value)
-    fix = "; this looks like an open file: pass its .read()" if hasattr(value, "read") else ""
-    raise Refused(described(value), f"expected {ACCEPTED}{fix}", verb="is", kind=TypeError)
-
-
-def local_path(value: str | os.PathLike[Any], content: str = "images") -> str:
-    """A path that is not empty and no address; Refused otherwise."""
-    path = os.fsdecode(value)
-    if not path:
-        raise Refused("the path is empty")
-    if URL.match(path):
-        fix = "pass the path without file://" if path.startswith("file:") else "download it first"
-        raise Refused(f"{quoted(path)} is a URL, and {content} are never fetched; {fix}")
-    return path
-
-
-def content_of_dict(value: Mapping[Any, Any], content: str = "images") -> tuple[bytes | None, str]:
-    """The bytes that a dict {"bytes", "path"} of a dataset holds, None where it has a path alone; the path.
-
-    Refused for any other dict.
-    """
-    if not value.keys() & {"bytes", "path"}:
-        found = ", ".join(map(repr, list(value)[:5]))
-        raise Refused(f'a dict needs the keys "bytes" and "path", found {found or "none"}')
-    data, path = value.get("bytes"), value.get("path")
-    if path is not None and not isinstance(path, (str, os.PathLike)):
-        raise Refused(described(path), "expected a str or None", verb="is", index=("path",), kind=TypeError)
-    if data is not None and not isinstance(data, (bytes, bytearray, memoryview)):
-        raise Refused(described(data), "expected bytes or None", verb="is", index=("bytes",), kind=TypeError)
-    if data is not None:
-        return bytes(data), "" if path is None else os.fsdecode(path)
-    if path is None:
-        raise Refused('both "bytes" and "path" are None')
-    return None, local_path(path, content)
-
-
-class InputImage(InputVisual[Image.Image]):
-    """An image: `load` gives a PIL image in its own mode, EXIF orientation ignored.
-
-    `InputImage.of` takes a path (str or PathLike), bytes, a PIL image, a numpy array ((H, W), (H, W, 1),
-    (H, W, 3) or (H, W, 4); uint8, or float in [0, 1]), a torch tensor (also (1, H, W) and (3, H, W)), or the
-    dict of a `datasets` Image feature.
-
-    >>> import numpy as np
-    >>> grey = np.full((4, 6), 128, dtype="uint8")
-    >>> image = InputImage.of(grey, where="images[0]")
-    >>> image.load().size, image.load().mode
-    ((6, 4), 'L')
-    >>> image.key == InputImage.of(grey.copy(), where="images[1]").key
-    True
-    """
-
-    __slots__ = ()
-    medium = "image"
-    source_of = staticmethod(image_source)
-
-    def changed(self, how: str, change: Callable[[Image.Image], Image.Image]) -> InputImage:
-        """Another view of the image, such as a crop; `how` tells its key from those of other changes."""
-        return InputImage(self.where, Changed(self.source, how, change))
-
-
-class InputReferences(InputVisual[Any]):
-    """What an image is to a metric on texts alone: its references, by which its captions are grouped."""
-
-    __slots__ = ()
-    medium = "references"
-
-    @staticmethod
-    def source_of(value: Any) -> Source[Any]:
-        return Texts(value)

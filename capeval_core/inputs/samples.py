@@ -1,4 +1,4 @@
-"""What a user hands to a metric, checked once: captions, images and references, row by row."""
+"""What a user hands to a metric, checked once: captions, visuals and references, row by row."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from PIL import Image
 from tqdm import tqdm
 
 from capeval_core.errors import Problem, Problems, at, wrong_option
-from capeval_core.inputs.boxes import REQUIRED, InputBoxes, StoredBoxes
+from capeval_core.inputs.boxes import REQUIRED, InputBoxes
 from capeval_core.inputs.decoders import shared_decoders
 from capeval_core.inputs.images import (
+    ImageError,
     InputImage,
     InputReferences,
     InputVisual,
-    InRgb,
-    OnDisk,
-    Refused,
     Source,
+    in_rgb,
+    refused,
     shape_of,
 )
 from capeval_core.inputs.texts import (
@@ -37,7 +37,7 @@ from capeval_core.inputs.texts import (
     warn_of_written_lists,
 )
 from capeval_core.inputs.video_file import EXTENSIONS
-from capeval_core.inputs.videos import InputFrames, StoredVideo
+from capeval_core.inputs.videos import InputFrames
 from capeval_core.values import described
 
 CHECKED_AT_ONCE = 1024  # visuals queued for the threads; bounds what waits, not what is decoded
@@ -54,9 +54,10 @@ _MANY = {
     "video": "videos (paths, arrays, lists of frames)",
     "boxes": "dicts of boxes",
 }
-_FILES = (OnDisk, StoredVideo, StoredBoxes)
 _PATHS = (str, os.PathLike)
 
+OnError = Literal["raise", "nan"]
+Empty = Literal["error", "score"]
 Rows = list[InputVisual[Any] | None]
 
 
@@ -68,228 +69,6 @@ def argument_of(media: Sequence[str]) -> str | None:
 def medium_of(name: str) -> str:
     """The medium that an argument or a column of visuals names, be it for one or for many."""
     return name.removesuffix("s")
-
-
-def check_visuals(values: Any, problems: Problems, media: Sequence[str] = ("image",)) -> Rows | None:
-    """One visual of the kinds `media` per value, None where the value can be none; None if all are unfit."""
-    argument = str(argument_of(media))
-    many = " or ".join(_MANY[medium] for medium in media)
-    if values is None:
-        problems.add(Problem(at(argument), "is missing", f"pass a list of {many}"))
-        return None
-    if (medium := _single_medium(values, media)) is not None:
-        single = "dict of boxes" if medium == "boxes" else medium
-        fix = f"pass a list, {argument}=[{medium}]"
-        problems.add(Problem(at(argument), f"is a single {single}", fix, TypeError))
-        return None
-    if is_dataset_column(values):
-        return _lazy_rows(UndecodedColumn.of(values), problems, media)
-    if isinstance(values, (list, tuple)) or (shape_of(values) is not None and not is_table(values)):
-        # A list, an array or tensor whose first axis counts visuals (rows are views), a Series.
-        return _listed(list(values), problems, media)
-    if hasattr(values, "to_pylist") and (rows := as_list(values)) is not None:
-        return _listed(rows, problems, media)
-    if isinstance(values, Sequence) and not isinstance(values, range):
-        return _lazy_rows(values, problems, media)
-    fix = f"expected a list of {many}{how_to_list(values)}"
-    problems.add(Problem(at(argument), f"is {described(values)}", fix, TypeError))
-    return None
-
-
-def _single_medium(value: Any, media: Sequence[str]) -> str | None:
-    """The medium of a value that is one visual and not a list of them."""
-    if isinstance(value, InputVisual):
-        return value.medium
-    if isinstance(value, (*_PATHS, bytes, bytearray, memoryview, Image.Image)):
-        return media[0]
-    if isinstance(value, Mapping):
-        if "boxes" in media and value.keys() & set(REQUIRED):
-            return "boxes"
-        return (media[0] if media[0] == "video" else "image") if value.keys() & {"bytes", "path"} else None
-    shape = shape_of(value)
-    if shape is None or str(getattr(value, "dtype", "object")) in ("object", "str", "string"):
-        return None
-    if "video" in media and len(shape) == 4:
-        return "video"
-    if len(shape) == 3:  # (N, H, W) counts images; a colour axis tells a single one
-        return "image" if shape[-1] in (1, 3, 4) or shape[0] in (1, 3) else None
-    return "image" if len(shape) in (0, 2) else None
-
-
-def source_of(value: Any, media: Sequence[str]) -> tuple[type[InputVisual[Any]], Source[Any]]:
-    """The kind and the source of a value that is one of these media, or Refused."""
-    given = value.medium if isinstance(value, InputVisual) else None
-    medium = given or (media[0] if len(media) == 1 or value is None else _medium_by_value(value))
-    if medium not in media:
-        one = {"image": "an image", "video": "a video"}.get(medium, medium)
-        expected = " or ".join(_MANY[name] for name in media)
-        raise Refused(one, f"this metric takes {expected}", verb="is", kind=TypeError)
-    return MEDIA[medium], MEDIA[medium].source_of(value)
-
-
-def _medium_by_value(value: Any) -> str:
-    """What a value is, as far as that shows without reading it."""
-    if isinstance(value, Mapping):
-        return "image" if value.keys() & {"bytes", "path"} else "boxes"
-    if isinstance(value, _PATHS):
-        path = os.fsdecode(value)
-        if path.endswith(".npz"):
-            return "boxes"
-        return "video" if path.lower().endswith(EXTENSIONS) or Path(path).is_dir() else "image"
-    return "video" if isinstance(value, (list, tuple)) or len(shape_of(value) or ()) == 4 else "image"
-
-
-def _listed(values: list[Any], problems: Problems, media: Sequence[str]) -> Rows:
-    """Visuals of values that are at hand. The same path or object is one source: read and checked once."""
-    argument = argument_of(media)
-    first: dict[object, InputVisual[Any]] = {}
-    visuals: Rows = []
-    for i, value in enumerate(values):
-        identity = os.fspath(value) if isinstance(value, _PATHS) else id(value)
-        try:
-            if identity not in first:
-                kind, source = source_of(value, media)
-                first[identity] = kind("", source)
-            visuals.append(first[identity].at(f"{argument}[{i}]"))
-        except Refused as refused:
-            problems.add(refused.problem(str(argument), i))
-            visuals.append(None)
-    return visuals
-
-
-@dataclass(eq=False, slots=True)
-class Row(Source[Any]):
-    """A row of something that makes its visuals when they are needed, such as a column of a dataset."""
-
-    rows: Any
-    index: int
-    media: Sequence[str]
-
-    @property
-    def name(self) -> str:
-        return f"row {self.index}"
-
-    def compute_key(self) -> str:
-        return self.fetch().key
-
-    def decode(self, reduced: bool = False) -> Any:
-        return self.fetch().decode(reduced)
-
-    def fetch(self) -> Source[Any]:
-        """The source of the row's value, or Refused."""
-        try:
-            value = self.rows[self.index]
-        except Exception as error:  # the rows' own code may fail in any way, and costs this row only
-            raise Refused(f"({type(error).__name__}: {error})", verb="cannot be fetched") from None
-        return source_of(value, self.media)[1]
-
-
-def _lazy_rows(rows: Any, problems: Problems, media: Sequence[str]) -> Rows:
-    """Visuals of rows that are made on demand; only the first is looked at, for its type."""
-    argument = str(argument_of(media))
-    if len(rows):
-        try:
-            Row(rows, 0, media).fetch()
-        except Refused as refused:
-            problem = refused.problem(argument, 0)
-            if problem.kind is TypeError:  # otherwise that row's own matter, for check or load to report
-                problems.add(problem)
-                return [None] * len(rows)
-    return [MEDIA[media[0]](f"{argument}[{i}]", Row(rows, i, media)) for i in range(len(rows))]
-
-
-def check_decodable(
-    visuals: Sequence[InputVisual[Any] | None],
-    problems: Problems,
-    media: Sequence[str] = ("image",),
-    decoders: int | None = None,
-    *,
-    kept: Callable[[int], bool] | None = None,
-    progress: bool = False,
-) -> None:
-    """Decode every distinct visual once, in threads (Pillow decodes outside the interpreter lock).
-
-    decoders: processes that decode image files, None for these threads. kept: whether the visual at an index
-    was decoded by an earlier run, as its rows show. progress: show a bar, on a terminal only.
-    """
-    indices: dict[Source[Any], list[int]] = {}
-    for i, visual in enumerate(visuals):
-        if visual is not None:
-            indices.setdefault(visual.source, []).append(i)
-    distinct = list(indices)
-    sound: set[str] = set()
-
-    def failure(source: Source[Any]) -> Refused | None:
-        try:
-            # A file is read whole for its key and again to decode it: paths are distinct already.
-            if isinstance(source, _FILES) or source.key not in sound:
-                source.decode(reduced=True)
-                sound.add(source.key)
-        except Refused as refused:
-            return refused
-        return None
-
-    def failures(group: list[Source[Any]]) -> list[Refused | None]:
-        rest = [source for source in group if kept is None or not any(map(kept, indices[source]))]
-        done = shared_decoders(decoders).check(rest) if decoders and rest else [False] * len(rest)
-        unknown = {source for ok, source in zip(done, rest, strict=True) if not ok}
-        return [failure(source) if source in unknown else None for source in group]
-
-    bar = tqdm(total=len(distinct), desc="checking", unit=media[0], disable=None if progress else True)
-    with bar, ThreadPoolExecutor(min(CHECKING, os.cpu_count() or 1)) as pool:
-        for start in range(0, len(distinct), CHECKED_AT_ONCE):
-            window = distinct[start : start + CHECKED_AT_ONCE]
-            groups = [window[k : k + CHECKED_TOGETHER] for k in range(0, len(window), CHECKED_TOGETHER)]
-            for source, refused in zip(window, chain.from_iterable(pool.map(failures, groups)), strict=True):
-                bar.update()
-                if refused is not None:
-                    for index in indices[source]:
-                        problems.add(refused.problem(str(argument_of(media)), index))
-
-
-def is_dataset_column(value: Any) -> bool:
-    """Whether this is the column of a `datasets.Dataset` (datasets 4 and later), without importing it."""
-    return (
-        type(value).__module__.partition(".")[0] == "datasets"
-        and isinstance(value, Sequence)
-        and hasattr(value, "column_name")
-        and hasattr(value, "source")
-    )
-
-
-class UndecodedColumn:
-    """Rows as stored, one at a time: a dict for an Image or a Video feature, a str for paths, None for none.
-
-    Decoding by `datasets` turns a photograph upright (EXIF) and converts modes; the published metrics see the
-    file as it is. Videos it decodes by a package of its own. So the rows are taken from the Arrow table
-    beneath: {"bytes", "path"} as stored.
-    """
-
-    def __init__(self, table: Any, names: list[str]) -> None:
-        self.table = table
-        self.names = names
-
-    @classmethod
-    def of(cls, column: Any) -> Any:
-        """The stored rows behind a column; the column itself if it is transformed, or of arrays."""
-        names = [column.column_name]
-        root = column.source
-        while is_dataset_column(root):
-            names.insert(0, root.column_name)
-            root = root.source
-        transformed = root.format["type"] == "custom"
-        if transformed or type(column.features).__name__ not in ("Image", "Video", "Value"):
-            return column
-        return cls(root.with_format("arrow").select_columns([names[0]]), names)
-
-    def __len__(self) -> int:
-        return len(self.table)
-
-    def __getitem__(self, row: int) -> Any:
-        value = self.table[row].column(self.names[0])[0].as_py()
-        for name in self.names[1:]:
-            value = None if value is None else value[name]
-        return value
 
 
 @dataclass(frozen=True)
@@ -352,10 +131,6 @@ class Pools(Samples):
         return Pools(**{**vars(super().select(rows)), "candidates": [self.candidates[row] for row in rows]})
 
 
-OnError = Literal["raise", "nan"]
-Empty = Literal["error", "score"]
-
-
 def check_samples(
     captions: Any,
     images: Any,
@@ -388,7 +163,7 @@ def check_samples(
     texts = check_captions(captions, empty, problems)
     rows = None if texts is None else len(texts)
     fix = "pass one {} per caption; repeat it if it has several captions"
-    visuals = _check_visuals(images, rows, fix, media, problems) if media else []
+    visuals = _visuals_of_rows(images, rows, fix, media, problems) if media else []
     compared = check_references(references, rows, empty, problems) if needs_references else None
     if on_error == "raise" and media:
 
@@ -428,7 +203,7 @@ def check_pools(
     pools = check_candidates(captions, empty, problems)
     rows = None if pools is None else len(pools)
     fix = "give each {} one pool, a list of its candidates"
-    visuals = _check_visuals(images, rows, fix, media, problems)
+    visuals = _visuals_of_rows(images, rows, fix, media, problems)
     if on_error == "raise":
         check_decodable(visuals, problems, media, progress=progress)
     problems.raise_if_any()
@@ -451,7 +226,7 @@ def _check_choices(on_error: str, empty: str) -> Problems:
     return Problems()
 
 
-def _check_visuals(
+def _visuals_of_rows(
     images: Any, rows: int | None, fix: str, media: Sequence[str], problems: Problems
 ) -> list[Any]:
     """A visual per row, None where the value can be none."""
@@ -462,14 +237,235 @@ def _check_visuals(
     return visuals or []
 
 
-def in_rgb(samples: Samples) -> Samples:
+# ---- visuals
+
+
+def check_visuals(values: Any, problems: Problems, media: Sequence[str] = ("image",)) -> Rows | None:
+    """One visual of the kinds `media` per value, None where the value can be none; None if all are unfit."""
+    argument = str(argument_of(media))
+    many = " or ".join(_MANY[medium] for medium in media)
+    if values is None:
+        problems.add(Problem(at(argument), "is missing", f"pass a list of {many}"))
+        return None
+    if _is_single(values, media):
+        medium = _medium_of(values, media)
+        single = "dict of boxes" if medium == "boxes" else medium
+        fix = f"pass a list, {argument}=[{medium}]"
+        problems.add(Problem(at(argument), f"is a single {single}", fix, TypeError))
+        return None
+    if _is_dataset_column(values):
+        return _lazy_rows(UndecodedColumn.of(values), problems, media)
+    if isinstance(values, (list, tuple)) or (shape_of(values) is not None and not is_table(values)):
+        # A list, an array or tensor whose first axis counts visuals (rows are views), a Series.
+        return _listed(list(values), problems, media)
+    if hasattr(values, "to_pylist") and (rows := as_list(values)) is not None:
+        return _listed(rows, problems, media)
+    if isinstance(values, Sequence) and not isinstance(values, range):
+        return _lazy_rows(values, problems, media)
+    fix = f"expected a list of {many}{how_to_list(values)}"
+    problems.add(Problem(at(argument), f"is {described(values)}", fix, TypeError))
+    return None
+
+
+def _is_single(value: Any, media: Sequence[str]) -> bool:
+    """Whether a value is one visual and not a list of them."""
+    if isinstance(value, (InputVisual, *_PATHS, bytes, bytearray, memoryview, Image.Image)):
+        return True
+    if isinstance(value, Mapping):
+        return bool(value.keys() & {"bytes", "path", *(REQUIRED if "boxes" in media else ())})
+    shape = shape_of(value)
+    if shape is None or str(getattr(value, "dtype", "object")) in ("object", "str", "string"):
+        return False
+    if len(shape) == 3:  # (N, H, W) counts images; a colour axis tells a single one
+        return shape[-1] in (1, 3, 4) or shape[0] in (1, 3)
+    return len(shape) in (0, 2) or (len(shape) == 4 and "video" in media)
+
+
+def _medium_of(value: Any, media: Sequence[str]) -> str:
+    """What a value is, as far as that shows without reading it."""
+    if isinstance(value, InputVisual):
+        return value.medium
+    if len(media) == 1 or value is None:
+        return media[0]
+    if isinstance(value, Mapping):
+        return "image" if value.keys() & {"bytes", "path"} else "boxes"
+    if isinstance(value, _PATHS):
+        path = os.fsdecode(value)
+        if path.endswith(".npz"):
+            return "boxes"
+        return "video" if path.lower().endswith(EXTENSIONS) or Path(path).is_dir() else "image"
+    return "video" if isinstance(value, (list, tuple)) or len(shape_of(value) or ()) == 4 else "image"
+
+
+def _visual(value: Any, media: Sequence[str]) -> InputVisual[Any]:
+    """The visual, still without a place, of a value that is one of these media."""
+    medium = _medium_of(value, media)
+    if medium not in media:
+        one = {"image": "an image", "video": "a video"}.get(medium, medium)
+        expected = " or ".join(_MANY[name] for name in media)
+        raise refused(f"is {one}", f"this metric takes {expected}", kind=TypeError)
+    return MEDIA[medium]("", MEDIA[medium].source_of(value))
+
+
+def _listed(values: list[Any], problems: Problems, media: Sequence[str]) -> Rows:
+    """Visuals of values that are at hand. The same path or object is one source: read and checked once."""
+    argument = str(argument_of(media))
+    first: dict[object, InputVisual[Any]] = {}
+    visuals: Rows = []
+    for i, value in enumerate(values):
+        identity = os.fspath(value) if isinstance(value, _PATHS) else id(value)
+        try:
+            if identity not in first:
+                first[identity] = _visual(value, media)
+            visuals.append(first[identity].at(f"{argument}[{i}]"))
+        except ImageError as error:
+            problems.add(error.at(argument, i))
+            visuals.append(None)
+    return visuals
+
+
+@dataclass(eq=False, slots=True)
+class Row(Source[Any]):
+    """A row of something that makes its visuals when they are needed, such as a column of a dataset."""
+
+    rows: Any
+    index: int
+    media: Sequence[str]
+
+    @property
+    def name(self) -> str:
+        return f"row {self.index}"
+
+    def compute_key(self) -> str:
+        return self.fetch().key
+
+    def decode(self, reduced: bool = False) -> Any:
+        return self.fetch().decode(reduced)
+
+    def fetch(self) -> Source[Any]:
+        """The source of the row's value."""
+        try:
+            value = self.rows[self.index]
+        except Exception as error:  # the rows' own code may fail in any way, and costs this row only
+            raise refused(f"cannot be fetched ({type(error).__name__}: {error})") from None
+        return _visual(value, self.media).source
+
+
+def _lazy_rows(rows: Any, problems: Problems, media: Sequence[str]) -> Rows:
+    """Visuals of rows that are made on demand; only the first is looked at, for its type."""
+    argument = str(argument_of(media))
+    if len(rows):
+        try:
+            Row(rows, 0, media).fetch()
+        except ImageError as error:
+            problem = error.at(argument, 0)
+            if problem.kind is TypeError:  # otherwise that row's own matter, for check or load to report
+                problems.add(problem)
+                return [None] * len(rows)
+    return [MEDIA[media[0]](f"{argument}[{i}]", Row(rows, i, media)) for i in range(len(rows))]
+
+
+def _is_dataset_column(value: Any) -> bool:
+    """Whether this is the column of a `datasets.Dataset` (datasets 4 and later), without importing it."""
+    module = type(value).__module__.partition(".")[0]
+    a_sequence = module == "datasets" and isinstance(value, Sequence)
+    return a_sequence and hasattr(value, "column_name") and hasattr(value, "source")
+
+
+class UndecodedColumn:
+    """Rows as stored, one at a time: a dict for an Image or a Video feature, a str for paths, None for none.
+
+    Decoding by `datasets` turns a photograph upright (EXIF) and converts modes; the published metrics see the
+    file as it is. Videos it decodes by a package of its own. So the rows are taken from the Arrow table
+    beneath: {"bytes", "path"} as stored.
+    """
+
+    def __init__(self, table: Any, names: list[str]) -> None:
+        self.table = table
+        self.names = names
+
+    @classmethod
+    def of(cls, column: Any) -> Any:
+        """The stored rows behind a column; the column itself if it is transformed, or of arrays."""
+        names = [column.column_name]
+        root = column.source
+        while _is_dataset_column(root):
+            names.insert(0, root.column_name)
+            root = root.source
+        transformed = root.format["type"] == "custom"
+        if transformed or type(column.features).__name__ not in ("Image", "Video", "Value"):
+            return column
+        return cls(root.with_format("arrow").select_columns([names[0]]), names)
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def __getitem__(self, row: int) -> Any:
+        value = self.table[row].column(self.names[0])[0].as_py()
+        for name in self.names[1:]:
+            value = None if value is None else value[name]
+        return value
+
+
+def check_decodable(
+    visuals: Sequence[InputVisual[Any] | None],
+    problems: Problems,
+    media: Sequence[str] = ("image",),
+    decoders: int | None = None,
+    *,
+    kept: Callable[[int], bool] | None = None,
+    progress: bool = False,
+) -> None:
+    """Decode every distinct visual once, in threads (Pillow decodes outside the interpreter lock).
+
+    decoders: processes that decode image files, None for these threads. kept: whether the visual at an index
+    was decoded by an earlier run, as its rows show. progress: show a bar, on a terminal only.
+    """
+    indices: dict[Source[Any], list[int]] = {}
+    for i, visual in enumerate(visuals):
+        if visual is not None:
+            indices.setdefault(visual.source, []).append(i)
+    distinct = list(indices)
+    sound: set[str] = set()
+
+    def failure(source: Source[Any]) -> ImageError | None:
+        try:
+            if source.on_disk:  # paths are distinct already, and a key costs a read
+                source.decode(reduced=True)
+            elif source.key not in sound:
+                source.decode(reduced=True)
+                sound.add(source.key)
+        except ImageError as error:
+            return error
+        return None
+
+    def failures(group: list[Source[Any]]) -> list[ImageError | None]:
+        rest = [source for source in group if kept is None or not any(map(kept, indices[source]))]
+        done = shared_decoders(decoders).check(rest) if decoders and rest else [False] * len(rest)
+        unknown = {source for ok, source in zip(done, rest, strict=True) if not ok}
+        return [failure(source) if source in unknown else None for source in group]
+
+    bar = tqdm(total=len(distinct), desc="checking", unit=media[0], disable=None if progress else True)
+    with bar, ThreadPoolExecutor(min(CHECKING, os.cpu_count() or 1)) as pool:
+        for start in range(0, len(distinct), CHECKED_AT_ONCE):
+            window = distinct[start : start + CHECKED_AT_ONCE]
+            groups = [window[k : k + CHECKED_TOGETHER] for k in range(0, len(window), CHECKED_TOGETHER)]
+            for source, error in zip(window, chain.from_iterable(pool.map(failures, groups)), strict=True):
+                bar.update()
+                if error is not None:
+                    for index in indices[source]:
+                        problems.add(error.at(str(argument_of(media)), index))
+
+
+# ---- other samples
+
+
+def images_in_rgb(samples: Samples) -> Samples:
     """The same samples, their images converted to RGB."""
-    sources: dict[int, Source[Any]] = {}  # images that share a source still do
-    images = [
-        type(image)(image.where, sources.setdefault(id(image.source), InRgb(image.source)))
-        for image in samples.images
-    ]
-    return replace(samples, images=images)
+    first: dict[int, InputImage] = {}  # images that share a source still do
+    for image in samples.images:
+        first.setdefault(id(image.source), in_rgb(image))
+    return replace(samples, images=[first[id(image.source)].at(image.where) for image in samples.images])
 
 
 def windows(samples: Samples, texts: int) -> Iterator[Samples]:

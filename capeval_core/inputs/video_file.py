@@ -16,13 +16,12 @@ import re
 from collections.abc import Iterator
 from contextlib import suppress
 from fractions import Fraction
-from types import ModuleType
 from typing import IO, Any
 
 import numpy as np
 from PIL import Image
 
-from capeval_core.inputs.images import Refused, image_format, refuse_size
+from capeval_core.inputs.images import image_format, refuse_size, refused, unreadable
 from capeval_core.project import install_command
 
 FORMATS = ("mov", "mp4", "m4a", "3gp", "3g2", "mj2", "matroska", "webm", "avi", "gif")
@@ -38,22 +37,6 @@ _TURNED = {
 _CLOCK = re.compile(r"(\d+):(\d\d):(\d\d(?:\.\d{1,9})?)\d*")
 
 
-def pyav() -> ModuleType:
-    """The package `av`, imported when the first video file is read.
-
-    Raises:
-        ImportError: it is not installed, with the command that installs it.
-    """
-    try:
-        import av
-    except ImportError as error:
-        raise ImportError(
-            f"video files are read by PyAV, which is not installed: {install_command('video')}"
-        ) from error
-    module: ModuleType = av
-    return module
-
-
 class OpenVideo:
     """The first video stream of an open file; a context that closes it.
 
@@ -61,26 +44,32 @@ class OpenVideo:
 
     count: frames that were given so far. incomplete: why these are not all, known behind the last one.
 
-    Raises:
-        Refused: what the file holds is no video, its frames have an unfit size, or reading it fails, which
-            is no damage of the video.
+    Raises ImageError: what the file holds is no video, its frames have an unfit size, or reading it fails,
+    which is no damage of the video; and ImportError without PyAV.
     """
 
     def __init__(self, file: IO[bytes], name: str) -> None:
+        try:
+            import av
+        except ImportError as error:
+            file.close()
+            missing = f"video files are read by PyAV, which is not installed: {install_command('video')}"
+            raise ImportError(missing) from error
         self.name = name
         self.count = 0
         self.incomplete: str | None = None
-        self._av = pyav()
+        self._av: Any = av
         self._file = file
         self._size: tuple[int, int] | None = None
         self._end = Fraction(0)  # of the last packet, in seconds
+        self._container: Any = None
         try:
             self._container = self._opened()
             self._stream = self._video_stream()
             self._stream.codec_context.thread_count = 1
-            self._stream.codec_context.options = self._limits()
+            self._stream.codec_context.options = _most_pixels()
         except BaseException:
-            self.close()
+            self.__exit__()
             raise
         self._to_rgb = self._av.video.reformatter.VideoReformatter()
 
@@ -88,10 +77,7 @@ class OpenVideo:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        if hasattr(self, "_container"):
+        if self._container is not None:
             self._container.close()
         self._file.close()
 
@@ -99,46 +85,31 @@ class OpenVideo:
         start = self._file.read(64)
         self._file.seek(0)
         if not start:
-            raise Refused(f"{self.name} is empty (zero bytes)")
+            raise refused(f"{self.name} is empty (zero bytes)")
         if form := image_format(start):
             fix = "pass a list of images, or the path of their folder; a GIF is read as a video"
-            raise Refused(f"{self.name} is an image ({form})", fix)
-        allowed = {"format_whitelist": ",".join(FORMATS), "protocol_whitelist": "none"}
+            raise refused(f"{self.name} is an image ({form})", fix)
         try:
             return self._av.open(
                 self._file,
-                container_options=allowed,
+                container_options={"format_whitelist": ",".join(FORMATS), "protocol_whitelist": "none"},
                 metadata_errors="replace",  # titles may be in any encoding
-                options=self._limits(),  # of the decoders that look for the frames' size, too
+                options=_most_pixels(),  # of the decoders that look for the frames' size, too
             )
         except self._av.FFmpegError:
-            raise self._unreadable() from None
+            fix = f"expected {OPENED}, whole or cut off behind its header"
+            raise refused(f"{self.name} is not a video that can be read", fix) from None
         except OSError as error:  # of the file itself
-            raise self._unread(error) from None
-
-    def _unread(self, error: OSError) -> Refused:
-        return Refused(f"cannot read {self.name} ({error.strerror or error})")
-
-    def _unreadable(self) -> Refused:
-        fix = f"expected {OPENED}, whole or cut off behind its header"
-        return Refused(f"{self.name} is not a video that can be read", fix)
-
-    @staticmethod
-    def _limits() -> dict[str, str]:
-        """What decoders refuse to make room for: the bound of `refuse_size`, and room for their margins."""
-        limit = Image.MAX_IMAGE_PIXELS
-        return {} if limit is None else {"max_pixels": str(2 * limit + 2**16)}
+            raise unreadable(self.name, error) from None
 
     def _video_stream(self) -> Any:
         streams = [stream for stream in self._container.streams.video if not _is_cover(stream)]
-        if not streams and not self._container.streams.audio:
-            raise self._unreadable()
         if not streams:
-            raise Refused(f"{self.name} has no video stream", "pass a file with frames, not audio alone")
+            raise refused(f"{self.name} has no video stream", f"pass a file with frames: {OPENED}")
         best = self._container.streams.best("video")
         stream = best if best in streams else streams[0]
         if stream.codec_context is None:
-            raise Refused(f"{self.name} is in a video codec that PyAV cannot decode", "convert it to MP4")
+            raise refused(f"{self.name} is in a video codec that PyAV cannot decode", "convert it to MP4")
         return stream
 
     def stated_frames(self) -> int:
@@ -149,11 +120,9 @@ class OpenVideo:
         if self._stream.frames > 0:
             return int(self._stream.frames)
         packets = 0
-        try:
+        with suppress(self._av.FFmpegError):  # `frames` will meet it again
             for packet in self._container.demux(self._stream):
                 packets += packet.size > 0
-        except self._av.FFmpegError:  # `frames` will meet it again
-            pass
         return packets
 
     def frames(self) -> Iterator[Any]:
@@ -170,7 +139,7 @@ class OpenVideo:
             self.count += 1
             yield frame
         if not self.count:
-            raise Refused(f"cannot decode {self.name} (its frames are damaged, or too large to trust)")
+            raise refused(f"cannot decode {self.name} (its frames are damaged, or too large to trust)")
         notes = [f"damaged frames at its start are left out: {left_out:,}"] if left_out else []
         if why := why or self._missing():
             notes.append(f"frames end after {self.count:,}: {why}")
@@ -190,7 +159,7 @@ class OpenVideo:
         except self._av.FFmpegError:
             damaged = True
         except OSError as error:  # of the file itself
-            raise self._unread(error) from None
+            raise unreadable(self.name, error) from None
         if damaged:
             with suppress(self._av.FFmpegError):  # frames that the decoder keeps, to put them into order
                 yield from self._stream.codec_context.decode(None)
@@ -238,6 +207,12 @@ class OpenVideo:
         image = Image.fromarray(np.ascontiguousarray(rgb.to_ndarray()))
         turn = _TURNED.get(round(frame.rotation / 90) * 90 % 360)
         return image if turn is None else image.transpose(turn)
+
+
+def _most_pixels() -> dict[str, str]:
+    """What decoders refuse to make room for: the bound of `refuse_size`, and room for their margins."""
+    limit = Image.MAX_IMAGE_PIXELS
+    return {} if limit is None else {"max_pixels": str(2 * limit + 2**16)}
 
 
 def _is_cover(stream: Any) -> bool:

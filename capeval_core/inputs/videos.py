@@ -23,19 +23,20 @@ from PIL import Image
 from capeval_core.errors import Problems, wrong_option
 from capeval_core.inputs.folder import bare
 from capeval_core.inputs.images import (
+    File,
     ImageError,
+    InputImage,
     InputVisual,
-    OnDisk,
-    Refused,
     Source,
     content_of_dict,
     file_key,
-    image_source,
     is_tensor,
     local_path,
     open_file,
     quoted,
+    refused,
     shape_of,
+    unreadable,
     within,
 )
 from capeval_core.inputs.texts import as_list
@@ -43,7 +44,7 @@ from capeval_core.inputs.video_file import OpenVideo
 from capeval_core.limits import LIMITS
 from capeval_core.values import described
 
-ACCEPTED = (
+_ACCEPTED = (
     "the path or bytes of a video file, the path of a folder of frames, a list of images, an array "
     "(T, H, W, 3) or a tensor (T, 3, H, W)"
 )
@@ -59,9 +60,6 @@ class Sampling:
             keeps all of its own. Only video files have times.
         max_frames: so many in all, at `int(numpy.linspace(0, n - 1, max_frames))` of n frames: a shorter
             video repeats some. 10 is the protocol of VATEX-EVAL.
-
-    Raises:
-        ValueError: both are given, `fps` is not positive, or `max_frames` not at least 1.
 
     >>> str(Sampling()), str(Sampling(fps=2)), str(Sampling(max_frames=10))
     ('every', 'fps=2.0', 'max_frames=10')
@@ -110,83 +108,96 @@ class Sampling:
 EVERY = Sampling()
 
 
-@dataclass
-class Sampled:
-    """What a reading of frames finds out, whole when the last frame was given.
+class Reading(Iterator[tuple[int, Image.Image]]):
+    """One pass over frames: each that is used with its number in the video, once. Raises ImageError.
 
     indices: the number of each frame that is used, from 0, in order; by `max_frames` some several times.
-    incomplete: why the frames are not all of the video's, None where they are.
+    incomplete: why the frames are not all of the video's, None where they are. Both are whole when the last
+    frame was given.
     """
 
-    indices: list[int] = field(default_factory=list)
-    incomplete: str | None = None
+    def __init__(self, where: str, source: Frames, sampling: Sampling) -> None:
+        self.indices: list[int] = []
+        self.incomplete: str | None = None
+        self._where = where
+        with within(where):
+            source.refuse_sampling(sampling)
+        self._frames = source.frames(sampling, self)
+
+    def __next__(self) -> tuple[int, Image.Image]:
+        with within(self._where):
+            return next(self._frames)
 
 
-class FrameSource(Source["FrameSource"]):
+class Frames(Source["Frames"]):
     """Where the frames of a video come from; it is what it decodes to."""
 
     __slots__ = ()
 
     @abstractmethod
-    def frames(self, sampling: Sampling, sampled: Sampled) -> Iterator[tuple[int, Image.Image]]:
-        """The frames that are used, each once and with its number, or Refused; `sampled` is filled in."""
+    def frames(self, sampling: Sampling, reading: Reading) -> Iterator[tuple[int, Image.Image]]:
+        """The frames that are used, each once and with its number; `reading` takes the list of them."""
 
     @abstractmethod
     def check(self) -> None:
-        """Raise Refused unless there are frames."""
+        """Raise ImageError unless there are frames."""
 
     def refuse_sampling(self, sampling: Sampling) -> None:
-        """Raise Refused for a sampling that frames of this source cannot have."""
+        """Refuse a sampling that frames of this source cannot have."""
 
-    def decode(self, reduced: bool = False) -> FrameSource:
+    def decode(self, reduced: bool = False) -> Frames:
         if reduced:
             self.check()
         return self
 
 
 @dataclass(eq=False, slots=True)
-class FrameList(FrameSource):
-    """Frames that are at hand, or the files of a folder, in order."""
+class FrameList(Frames):
+    """Frames that are at hand, or the files of a folder, listed when they are first needed."""
 
-    images: Sequence[Source[Image.Image]]
-    folder: str = ""
+    given: Sequence[Source[Image.Image]]
+    path: str = ""
 
     @property
     def name(self) -> str:
-        return quoted(self.folder) if self.folder else f"the video of {len(self.images):,} frames"
+        return quoted(self.path) if self.path else f"the video of {len(self.given):,} frames"
+
+    @property
+    def images(self) -> Sequence[Source[Image.Image]]:
+        if self.path and not self.given:
+            self.given = [File(os.path.join(self.path, name)) for name in _frame_names(self.path)]  # noqa: PTH118
+        return self.given
 
     def compute_key(self) -> str:
         digest = hashlib.blake2b(digest_size=16)
         for i, frame in enumerate(self.images):
-            with within(i):
+            with within("", i):
                 digest.update(f"{frame.key}\n".encode())
         return f"frames:{digest.hexdigest()}"
 
-    def frames(self, sampling: Sampling, sampled: Sampled) -> Iterator[tuple[int, Image.Image]]:
-        self.refuse_sampling(sampling)
-        if sampling.max_frames is not None:
-            sampled.indices = sampling.evenly(len(self.images))
-        else:
-            _refuse_count(len(self.images))
-            sampled.indices = list(range(len(self.images)))
-        for i in dict.fromkeys(sampled.indices):
-            with within(i):
+    def frames(self, sampling: Sampling, reading: Reading) -> Iterator[tuple[int, Image.Image]]:
+        count = len(self.images)
+        if sampling.max_frames is None:
+            _refuse_count(count)
+        reading.indices = list(range(count)) if sampling.max_frames is None else sampling.evenly(count)
+        for i in dict.fromkeys(reading.indices):
+            with within("", i):
                 yield i, self.images[i].decode()
 
     def refuse_sampling(self, sampling: Sampling) -> None:
         if sampling.fps is not None:
             fix = "pass a video file, or take max_frames, or choose the frames yourself"
-            raise Refused(f"{self.name} does not say when frames are shown, which fps needs", fix)
+            raise refused(f"{self.name} does not say when frames are shown, which fps needs", fix)
 
     def check(self) -> None:
         for i, frame in enumerate(self.images):
-            with within(i):
+            with within("", i):
                 frame.decode(reduced=True)
 
 
 @dataclass(eq=False, slots=True)
-class StoredVideo(FrameSource):
-    """The bytes of a video file with the path that they came from, or a path alone: of a file or a folder.
+class VideoFile(Frames):
+    """The bytes of a video file with the path that they came from, or a path alone.
 
     A file that is written to after its key was computed is refused: features are stored under that key.
     """
@@ -194,57 +205,35 @@ class StoredVideo(FrameSource):
     path: str
     data: bytes | None = None
     _state: tuple[int, int] | None = field(default=None, init=False, repr=False)
-    _folder: FrameList | None = field(default=None, init=False, repr=False)
 
     @property
     def name(self) -> str:
         return quoted(self.path) if self.path else f"the bytes object of length {len(self.data or b'')}"
 
-    def folder(self) -> FrameList | None:
-        """The frames of a folder, listed when they are first needed; None: it is a file."""
-        if self._folder is None and self.data is None and os.path.isdir(self.path):  # noqa: PTH112
-            files = [OnDisk(os.path.join(self.path, name)) for name in _frame_names(self.path)]  # noqa: PTH118
-            self._folder = FrameList(files, self.path)
-        return self._folder
-
     def open(self) -> IO[bytes]:
-        """The file, or Refused."""
         if self.data is not None:
             return io.BytesIO(self.data)
         file = open_file(self.path, "video")
         if self._state not in (None, _state(file)):
             file.close()
-            raise Refused(f"{self.name} was changed after it was first read", "score it again")
+            raise refused(f"{self.name} was changed after it was first read", "score it again")
         return file
 
     def compute_key(self) -> str:
-        if folder := self.folder():
-            return folder.key
         with self.open() as file:
             if self.data is None:
                 self._state = _state(file)
             return file_key(file)
 
-    def refuse_sampling(self, sampling: Sampling) -> None:
-        if folder := self.folder():
-            folder.refuse_sampling(sampling)
-
     def check(self) -> None:
         """The first frame is decoded: damage behind it is no error, frames before it are used."""
-        if folder := self.folder():
-            folder.check()
-            return
         with OpenVideo(self.open(), self.name) as video:
             video.image(next(video.frames()))
 
-    def frames(self, sampling: Sampling, sampled: Sampled) -> Iterator[tuple[int, Image.Image]]:
-        if folder := self.folder():
-            return folder.frames(sampling, sampled)
-        if sampling.max_frames is None:
-            return self._in_order(sampling, sampled)
-        return self._evenly(sampling, sampled)
-
-    def _in_order(self, sampling: Sampling, sampled: Sampled) -> Iterator[tuple[int, Image.Image]]:
+    def frames(self, sampling: Sampling, reading: Reading) -> Iterator[tuple[int, Image.Image]]:
+        if sampling.max_frames is not None:
+            yield from self._evenly(sampling, reading)
+            return
         with OpenVideo(self.open(), self.name) as video:
             first = seconds = None
             slot = -1
@@ -256,25 +245,25 @@ class StoredVideo(FrameSource):
                     if own <= slot:
                         continue
                     slot = own
-                _refuse_count(len(sampled.indices) + 1)
-                sampled.indices.append(i)
+                _refuse_count(len(reading.indices) + 1)
+                reading.indices.append(i)
                 yield i, video.image(frame)
-            sampled.incomplete = video.incomplete
+            reading.incomplete = video.incomplete
 
-    def _evenly(self, sampling: Sampling, sampled: Sampled) -> Iterator[tuple[int, Image.Image]]:
+    def _evenly(self, sampling: Sampling, reading: Reading) -> Iterator[tuple[int, Image.Image]]:
         """By the number of frames that the file states; if it has another one, again by that."""
         with OpenVideo(self.open(), self.name) as video:
             frames = max(1, video.stated_frames())
         given: set[int] = set()
         while True:
-            sampled.indices = sampling.evenly(frames)
-            wanted = set(sampled.indices) - given
+            reading.indices = sampling.evenly(frames)
+            wanted = set(reading.indices) - given
             with OpenVideo(self.open(), self.name) as video:
                 for i, frame in enumerate(video.frames()):
                     if i in wanted:
                         given.add(i)
                         yield i, video.image(frame)
-            sampled.incomplete = video.incomplete
+            reading.incomplete = video.incomplete
             if video.count == frames:
                 return
             frames = video.count
@@ -289,19 +278,18 @@ def _state(file: IO[bytes]) -> tuple[int, int]:
 def _refuse_count(frames: int) -> None:
     if frames > LIMITS.frames:
         found = f"a video of more than {LIMITS.frames:,} frames"
-        raise Refused(found, "take fewer of them, by fps or max_frames", verb="is")
+        raise refused(f"is {found}", "take fewer of them, by fps or max_frames")
 
 
 def _frame_names(folder: str) -> list[str]:
     """The names of a folder's image files in order, `9.jpg` before `10.jpg`."""
-    name = quoted(folder)
     try:
         with os.scandir(folder) as entries:
             images = [e.name for e in entries if not e.name.startswith(".") and bare(e.name) != e.name]
     except (OSError, ValueError) as error:
-        raise Refused(f"cannot read {name} ({getattr(error, 'strerror', None) or error})") from None
+        raise unreadable(quoted(folder), error) from None
     if not images:
-        raise Refused(f"{name} holds no image", "write the frames of the video into it")
+        raise refused(f"{quoted(folder)} holds no image", "write the frames of the video into it")
     return sorted(images, key=_numbers_as_numbers)
 
 
@@ -314,88 +302,8 @@ def _numbers_as_numbers(name: str) -> tuple[list[tuple[int, str]], str]:
     return [(int(part[:18]), "") if part[0] in "0123456789" else (-1, part) for part in parts], name
 
 
-def frames_source(value: Any) -> Source[FrameSource]:
-    """The source of a value that `InputFrames.of` accepts, or Refused."""
-    if isinstance(value, InputFrames):
-        return value.source
-    if value is None:
-        raise Refused("missing", "every caption needs a video", verb="is")
-    if isinstance(value, (str, os.PathLike)):
-        return StoredVideo(local_path(value, "videos"))
-    if isinstance(value, (bytes, bytearray, memoryview)):
-        return StoredVideo("", bytes(value))
-    if type(value).__module__.startswith("torchcodec."):  # the decoder that `datasets` hands out
-        value = getattr(value, "_hf_encoded", value)
-        if not isinstance(value, Mapping):
-            fix = "pass the path or the bytes that it decodes"
-            raise Refused(described(value), fix, verb="is", kind=TypeError)
-    if isinstance(value, Mapping) and value.keys() & {"bytes", "path"}:
-        data, path = content_of_dict(value, "videos")
-        return StoredVideo(path, data)
-    sources = []
-    for i, frame in enumerate(_listed_frames(value)):
-        with within(i):
-            sources.append(image_source(frame))
-    return FrameList(sources)
-
-
-def _listed_frames(value: Any) -> list[Any]:
-    shape, listed = shape_of(value), None
-    if shape is not None and (is_tensor(value) or hasattr(value, "__array_interface__")):
-        if len(shape) != 4:
-            fix = "expected (T, H, W, 3) of an array or (T, 3, H, W) of a tensor"
-            one = "; pass value[None]" if len(shape) == 3 else ""
-            raise Refused(f"the frames have shape {shape}", fix + one)
-        listed = list(value)
-    elif not isinstance(value, Image.Image):
-        listed = as_list(value)
-    if listed is None:
-        fix = f"expected {ACCEPTED}" + ("; pass [image]" if isinstance(value, Image.Image) else "")
-        raise Refused(described(value), fix, verb="is", kind=TypeError)
-    if not listed:
-        raise Refused("a video without frames", "pass at least one image", verb="is")
-    return listed
-
-
-class Video:
-    """The frames of a video, decoded while they are read; it may be read any number of times.
-
-    >>> import numpy as np
-    >>> video = InputFrames.of(np.zeros((5, 48, 64, 3), dtype="uint8")).load()
-    >>> reading = video.read(Sampling(max_frames=3))
-    >>> [(index, image.size) for index, image in reading], reading.sampled.indices
-    ([(0, (64, 48)), (2, (64, 48)), (4, (64, 48))], [0, 2, 4])
-    """
-
-    def __init__(self, visual: InputFrames, source: FrameSource) -> None:
-        self._visual = visual
-        self._source = source
-
-    def read(self, sampling: Sampling = EVERY) -> Reading:
-        """One pass over the frames that are used."""
-        return Reading(self._visual, self._source, sampling)
-
-    def __iter__(self) -> Iterator[Image.Image]:
-        """Every frame. Raises ImageError."""
-        return (image for _, image in self.read())
-
-
-class Reading(Iterator[tuple[int, Image.Image]]):
-    """One pass over frames: each that is used with its number in the video, once. Raises ImageError."""
-
-    def __init__(self, visual: InputFrames, source: FrameSource, sampling: Sampling) -> None:
-        self.sampled = Sampled()
-        self._visual = visual
-        with visual.named():
-            self._frames = source.frames(sampling, self.sampled)
-
-    def __next__(self) -> tuple[int, Image.Image]:
-        with self._visual.named():
-            return next(self._frames)
-
-
 class InputFrames(InputVisual[Any]):
-    """A video as its frames: `load` gives a `Video`, which decodes them while they are read.
+    """A video as its frames: `load` gives the video itself, whose frames are decoded while they are read.
 
     `InputFrames.of` takes the path or the bytes of a video file (MP4, MOV, WebM, Matroska, AVI or GIF; needs
     `pip install "capeval[video]"`), the path of a folder of image files, in the order of their names (`9.jpg`
@@ -408,30 +316,80 @@ class InputFrames(InputVisual[Any]):
 
     >>> import numpy as np
     >>> video = InputFrames.of(np.zeros((5, 48, 64, 3), dtype="uint8"))
-    >>> [image.size for image in video.load()][:2]
+    >>> [image.size for image in video][:2]
     [(64, 48), (64, 48)]
+    >>> reading = video.read(Sampling(max_frames=3))
+    >>> [(index, image.size) for index, image in reading], reading.indices
+    ([(0, (64, 48)), (2, (64, 48)), (4, (64, 48))], [0, 2, 4])
     """
 
     __slots__ = ()
     medium = "video"
-    source_of = staticmethod(frames_source)
 
-    def load(self) -> Video:
-        """The video; nothing of it is decoded yet. Raises ImageError."""
-        with self.named():
-            return Video(self, self.source.decode())
+    @staticmethod
+    def source_of(value: Any) -> Source[Frames]:
+        if isinstance(value, InputFrames):
+            return value.source
+        if value is None:
+            raise refused("is missing", "every caption needs a video")
+        if isinstance(value, (str, os.PathLike)):
+            return _stored(local_path(value, "videos"))
+        if isinstance(value, (bytes, bytearray, memoryview)):
+            return VideoFile("", bytes(value))
+        if type(value).__module__.startswith("torchcodec."):  # the decoder that `datasets` hands out
+            value = getattr(value, "_hf_encoded", value)
+            if not isinstance(value, Mapping):
+                fix = "pass the path or the bytes that it decodes"
+                raise refused(f"is {described(value)}", fix, kind=TypeError)
+        if isinstance(value, Mapping) and value.keys() & {"bytes", "path"}:
+            return _stored(*content_of_dict(value, "videos"))
+        sources = []
+        for i, frame in enumerate(_listed_frames(value)):
+            with within("", i):
+                sources.append(InputImage.source_of(frame))
+        return FrameList(sources)
 
-    def check_sampling(self, sampling: Sampling) -> None:
-        """Raise ImageError for a sampling that these frames cannot have: by fps where they have no times."""
-        with self.named():
-            self.source.decode().refuse_sampling(sampling)
+    def load(self) -> InputFrames:
+        """The video; nothing of it is decoded yet."""
+        return self
+
+    def read(self, sampling: Sampling = EVERY) -> Reading:
+        """One pass over the frames that are used. Raises ImageError."""
+        with within(self.where):
+            source = self.source.decode()
+        return Reading(self.where, source, sampling)
+
+    def __iter__(self) -> Iterator[Image.Image]:
+        """Every frame. Raises ImageError."""
+        return (image for _, image in self.read())
+
+
+def _stored(path: str, data: bytes | None = None) -> Frames:
+    if data is None and os.path.isdir(path):  # noqa: PTH112
+        return FrameList((), path)
+    return VideoFile(path, data)
+
+
+def _listed_frames(value: Any) -> list[Any]:
+    shape, listed = shape_of(value), None
+    if shape is not None and (is_tensor(value) or hasattr(value, "__array_interface__")):
+        if len(shape) != 4:
+            fix = "expected (T, H, W, 3) of an array or (T, 3, H, W) of a tensor"
+            one = "; pass value[None]" if len(shape) == 3 else ""
+            raise refused(f"the frames have shape {shape}", fix + one)
+        listed = list(value)
+    elif not isinstance(value, Image.Image):
+        listed = as_list(value)
+    if listed is None:
+        fix = f"expected {_ACCEPTED}" + ("; pass [image]" if isinstance(value, Image.Image) else "")
+        raise refused(f"is {described(value)}", fix, kind=TypeError)
+    if not listed:
+        raise refused("is a video without frames", "pass at least one image")
+    return listed
 
 
 def check_samplings(videos: Iterable[InputFrames], sampling: Sampling) -> None:
-    """Refuse a sampling that frames of some of these videos cannot have.
-
-    Raises:
-        ImageError: with all of them.
+    """Refuse a sampling that frames of some of these videos cannot have. Raises ImageError with all of them.
 
     >>> import numpy as np
     >>> check_samplings([InputFrames.of(np.zeros((5, 4, 6, 3), dtype="uint8"))], Sampling(fps=2))
@@ -442,7 +400,7 @@ def check_samplings(videos: Iterable[InputFrames], sampling: Sampling) -> None:
     problems = Problems()
     for video in videos:
         try:
-            video.check_sampling(sampling)
+            video.read(sampling)
         except ImageError as error:
             problems.extend(error.problems)
     problems.raise_if_any()

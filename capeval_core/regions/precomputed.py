@@ -13,7 +13,7 @@ import numpy as np
 
 from capeval_core.errors import FileError, Problem, Problems
 from capeval_core.inputs.folder import Names
-from capeval_core.inputs.images import FromPIL, InMemory, InputImage, OnDisk
+from capeval_core.inputs.images import File, FromPIL, InputImage
 from capeval_core.inputs.text_files import load_json
 from capeval_core.regions import rle
 from capeval_core.regions.regions import Regions, RegionsError, RegionSource
@@ -147,7 +147,7 @@ class PrecomputedRegions(RegionSource):
 
 def _path_of(image: InputImage) -> str | None:
     source = image.source
-    if isinstance(source, (OnDisk, InMemory)):
+    if isinstance(source, File):
         return source.path
     filename = getattr(source.value, "filename", "") if isinstance(source, FromPIL) else ""
     return os.fsdecode(filename) or None

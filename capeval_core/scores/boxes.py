@@ -14,7 +14,7 @@ from capeval_core.cache import FeatureCache
 from capeval_core.errors import Problem, naming, setting, wrong_option
 from capeval_core.inputs.box_stores import BoxFeatureStore, id_of
 from capeval_core.inputs.boxes import BoxFeatures, InputBoxes
-from capeval_core.inputs.images import ImageError, InputImage, InputVisual, Refused, Source
+from capeval_core.inputs.images import ImageError, InputImage, InputVisual, Source
 from capeval_core.inputs.samples import Samples
 from capeval_core.inputs.texts import as_list
 from capeval_core.metric import CaptionMetric, Model
@@ -293,8 +293,8 @@ def boxes_by_id(store: BoxFeatureStore, images: Any) -> Any:
         try:
             image_id = id_of(image)
             source = sources.get(image_id) or sources.setdefault(image_id, store.find(image_id))
-        except Refused as refused:
-            source = _Missing(refused)
+        except ImageError as error:
+            source = _Missing(error)
         visuals.append(InputBoxes(f"images[{index}]", source))
     return visuals
 
@@ -303,7 +303,7 @@ def boxes_by_id(store: BoxFeatureStore, images: Any) -> Any:
 class _Missing(Source[BoxFeatures]):
     """The source of an id without box features."""
 
-    reason: Refused
+    reason: ImageError
 
     @property
     def name(self) -> str:

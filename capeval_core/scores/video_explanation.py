@@ -86,7 +86,7 @@ class VideoExplanation(DrawnExplanation):
             counted = video.read(self._sampling)
             deque(counted, maxlen=0)
             for position in wanted:
-                positions.setdefault(counted.sampled.indices[position], []).append(position)
+                positions.setdefault(counted.indices[position], []).append(position)
         found: dict[int, Image] = {}
         for position, (number, image) in enumerate(video.read(self._sampling)):
             own = positions.get(number, []) if positions else [position] if position in wanted else []

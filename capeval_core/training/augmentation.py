@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 from capeval_core.errors import FileError, Problems, ProblemsError, file_problem, wrong_option
 from capeval_core.inputs.folder import Folder, paths_by_id
-from capeval_core.inputs.images import InputImage, InRgb
+from capeval_core.inputs.images import InputImage, in_rgb
 from capeval_core.inputs.text_files import FileOptions, Texts
 from capeval_core.limits import LIMITS
 from capeval_core.models.batching import BatchSize
@@ -150,7 +150,7 @@ class CaptionDataset(DatasetOptions):
 def _image_sources(ids: list[str], value: Callable[[int], object]) -> Sources[Image.Image]:
     def load(i: int) -> Image.Image:
         image = InputImage.of(value(i), f"image of {ids[i]!r}")
-        return InputImage(image.where, InRgb(image.source)).load()
+        return in_rgb(image).load()
 
     return Sources([Source(CAPTION, image_id) for image_id in ids], load)
 

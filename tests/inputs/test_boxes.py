@@ -350,10 +350,10 @@ def test_damaged_files_of_a_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("column", "value", "index"),
     [
-        (1, "0", "image_w"),
+        (1, "0", "size"),
         (2, "x", "image_h"),
         (3, "1001", "num_boxes"),
-        (3, "13", "boxes"),
+        (3, "13", "shape"),
         (4, text_of(FOUND["cat"]["boxes"])[:-2], "boxes"),
         (4, "", "boxes"),
         (5, "A!", "features"),

@@ -314,7 +314,7 @@ def read_video(value: Any, **sampling: Any) -> tuple[dict[int, Any], list[int], 
     """Images by the number of their frame, the numbers that are used, and why they are not all."""
     reading = InputFrames.of(value).load().read(Sampling(**sampling))
     images = dict(reading)
-    return images, reading.sampled.indices, reading.sampled.incomplete
+    return images, reading.indices, reading.incomplete
 
 
 def box_store(path: Path) -> BoxFeatureStore:

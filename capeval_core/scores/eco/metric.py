@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from tqdm import tqdm
 
 from capeval_core.errors import Problems, warn
-from capeval_core.inputs.samples import Pools, Samples, in_rgb
+from capeval_core.inputs.samples import Pools, Samples, images_in_rgb
 from capeval_core.metric import Model
 from capeval_core.options import Options as CommonOptions
 from capeval_core.options import option
@@ -96,7 +96,7 @@ class Eco(Reranker):
     @classmethod
     def check_input(cls, options: CommonOptions, *inputs: Any, progress: bool = False) -> Samples:
         samples = super().check_input(options, *inputs, progress=progress)
-        return in_rgb(samples) if options.compat == "released" else samples
+        return images_in_rgb(samples) if options.compat == "released" else samples
 
     def open_models(self) -> dict[str, Model]:
         # No tensors yet: members are opened one after another, when they encode.
