@@ -28,7 +28,7 @@ import numpy as np
 
 from capeval_core.inputs.samples import check_samples
 from capeval_core.integrations import CocoScores
-from capeval_core.integrations.coco_java import check_java
+from capeval_core.integrations.coco import check_java
 from capeval_core.phrases import ptb
 from capeval_core.registry import load
 from capeval_core.scores.ngram.together import score_together

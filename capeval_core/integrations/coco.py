@@ -6,8 +6,11 @@ capeval[ngram]`) and have no implementation here.
 
 from __future__ import annotations
 
+import importlib.util
+import shutil
 from collections.abc import Hashable, Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +19,7 @@ from numpy.typing import NDArray
 from capeval_core.errors import Problem, Problems, did_you_mean, naming, place
 from capeval_core.inputs.samples import check_samples
 from capeval_core.phrases.ptb import ptb_text, ptb_tokens
+from capeval_core.project import install_command
 from capeval_core.registry import load
 from capeval_core.result import Result
 from capeval_core.scores.ngram.metric import NgramMetric
@@ -25,10 +29,11 @@ from capeval_core.values import described
 Floats = NDArray[np.float64]
 Id = Hashable
 
-COUNTED = {"BLEU": "bleu", "ROUGE_L": "rougel", "CIDEr": "ciderd"}
+_COUNTED = {"BLEU": "bleu", "ROUGE_L": "rougel", "CIDEr": "ciderd"}
 """Name of each metric here, and that by which `load` knows it; CIDEr is CIDEr-D."""
-JAVA = ("METEOR", "SPICE")
-"""Metrics that are run by pycocoevalcap."""
+_JAVA = ("METEOR", "SPICE")
+_SPICE_MODELS = "spice/lib/stanford-corenlp-3.6.0-models.jar"
+"""What SPICE needs beside the package, which brings METEOR whole."""
 
 
 class CocoScores:
@@ -67,11 +72,7 @@ class CocoScores:
         self.metrics = _checked_metrics(metrics)
         self.tokenize = tokenize
         self.ids, self._captions, self._references = _checked_texts(gts, res)
-        java = [name for name in self.metrics if name in JAVA]
-        if java:
-            from capeval_core.integrations.coco_java import check_java
-
-            check_java(java)
+        check_java([name for name in self.metrics if name in _JAVA])
         with naming({"captions": "res", "references": "gts"}, row=self._place):
             self._samples = check_samples(
                 self._captions, None, self._references, needs_references=True, empty="score", media=()
@@ -85,56 +86,48 @@ class CocoScores:
     @cached_property
     def results(self) -> dict[str, Result]:
         """The `Result` of BLEU, ROUGE_L and CIDEr, with intervals, tests and signatures."""
-        names = [name for name in self.metrics if name in COUNTED]
-        opened = [load(COUNTED[name], empty="score") for name in names]
+        names = [name for name in self.metrics if name in _COUNTED]
+        opened = [load(_COUNTED[name], empty="score") for name in names]
         metrics = [metric for metric in opened if isinstance(metric, NgramMetric)]
         tokens = ptb_tokens if self.tokenize else str.split
         return dict(zip(names, score_together(metrics, self._samples, tokens), strict=True))
 
     @cached_property
-    def _java(self) -> dict[str, tuple[float, list[float]]]:
-        names = [name for name in self.metrics if name in JAVA]
-        if not names:
-            return {}
-        from capeval_core.integrations.coco_java import java_scores
-
+    def _values(self) -> dict[str, tuple[float, Floats]]:
+        """By pycocoevalcap's key, in the order of `metrics`: the value of all images, the score of each."""
         captions, references = self._captions, self._references
-        if self.tokenize:
+        if self.tokenize and set(self.metrics) & set(_JAVA):
             captions, references = ptb_text(captions), [ptb_text(row) for row in references]
-        return java_scores(names, captions, references)
+        values: dict[str, tuple[float, Floats]] = {}
+        for name in self.metrics:
+            if name in _JAVA:
+                values[name] = _java_score(name, captions, references)
+            elif name == "BLEU":
+                result = self.results[name]
+                parts = result.parts | {"bleu_4": result.scores}
+                for n in range(1, 5):
+                    values[f"Bleu_{n}"] = result.numbers[f"bleu_{n}"], np.array(parts[f"bleu_{n}"])
+            else:
+                values[name] = self.results[name].mean, np.array(self.results[name].scores)
+        return values
 
     @cached_property
     def eval(self) -> dict[str, float]:
         """{"Bleu_1": value, ..., "CIDEr": value} of all images, in the order of `metrics`."""
-        values: dict[str, float] = {}
-        for name in self.metrics:
-            if name == "BLEU":
-                numbers = self.results[name].numbers
-                values |= {f"Bleu_{n}": numbers[f"bleu_{n}"] for n in range(1, 5)}
-            else:
-                values[name] = self._java[name][0] if name in JAVA else self.results[name].mean
-        return values
+        return {name: value for name, (value, _) in self._values.items()}
 
     @cached_property
     def arrays(self) -> dict[str, Floats]:
         """{"Bleu_1": (images,), ...} the score of each image, in the order of `ids`."""
-        arrays: dict[str, Floats] = {}
-        for name in self.metrics:
-            if name == "BLEU":
-                result = self.results[name]
-                parts = result.parts | {"bleu_4": result.scores}
-                arrays |= {f"Bleu_{n}": np.array(parts[f"bleu_{n}"]) for n in range(1, 5)}
-            else:
-                arrays[name] = np.array(self._java[name][1] if name in JAVA else self.results[name].scores)
-        return arrays
+        return {name: scores for name, (_, scores) in self._values.items()}
 
     @cached_property
     def imgToEval(self) -> dict[Id, dict[str, Any]]:  # noqa: N802  (the name in pycocoevalcap)
         """{image id: {"image_id": id, "Bleu_1": score, ...}}."""
-        columns = {name: array.tolist() for name, array in self.arrays.items()}
+        rows = zip(*(scores.tolist() for scores in self.arrays.values()), strict=True)
         return {
-            key: {"image_id": key, **{name: column[i] for name, column in columns.items()}}
-            for i, key in enumerate(self.ids)
+            key: {"image_id": key, **dict(zip(self.arrays, row, strict=True))}
+            for key, row in zip(self.ids, rows, strict=True)
         }
 
     @property
@@ -151,18 +144,13 @@ class CocoScores:
 
 
 def _checked_metrics(metrics: Sequence[str]) -> list[str]:
-    known = [*COUNTED, *JAVA]
-    problems = Problems()
+    known = [*_COUNTED, *_JAVA]
     names = [metrics] if isinstance(metrics, str) else list(metrics)
+    problems = Problems()
     for i, name in enumerate(names):
         if name not in known:
-            problems.add(
-                Problem(
-                    f"metrics[{i}]",
-                    f"is {name!r}",
-                    f"expected one of {', '.join(known)}{did_you_mean(name, known)}",
-                )
-            )
+            fix = f"expected one of {', '.join(known)}{did_you_mean(name, known)}"
+            problems.add(Problem(f"metrics[{i}]", f"is {name!r}", fix))
     problems.raise_if_any()
     return [name for name in known if name in names]
 
@@ -171,13 +159,12 @@ def _checked_texts(gts: Any, res: Any) -> tuple[list[Id], list[Any], list[Any]]:
     """Ids, captions and references, in the order of `gts`."""
     problems = Problems()
     references, captions = _annotations(gts, "gts", problems), _annotations(res, "res", problems)
-    for argument, ids, other, others in (
-        ("res", captions, "gts", references),
-        ("gts", references, "res", captions),
-    ):
-        for key in [key for key in ids if key not in others] if ids and others else []:
-            fix = "pass references and a caption of the same images"
-            problems.add(Problem(place(argument, [_step(key)]), f"is an image that is not in {other}", fix))
+    if references and captions:
+        fix = "pass references and a caption of the same images"
+        for key in [key for key in captions if key not in references]:
+            problems.add(Problem(place("res", [_step(key)]), "is an image that is not in gts", fix))
+        for key in [key for key in references if key not in captions]:
+            problems.add(Problem(place("gts", [_step(key)]), "is an image that is not in res", fix))
     for key, row in captions.items():
         if len(row) != 1:
             problems.add(
@@ -209,3 +196,40 @@ def _annotations(value: Any, argument: str, problems: Problems) -> dict[Id, list
 def _step(key: Id) -> int | str:
     """An image id as the index of a problem."""
     return key if isinstance(key, (int, str)) else repr(key)
+
+
+def check_java(names: Sequence[str]) -> None:
+    """Raise ValueError for METEOR or SPICE if they cannot run here: pycocoevalcap, Java, SPICE's models."""
+    if not names:
+        return
+    needs = f"{' and '.join(names)} {'need' if len(names) > 1 else 'needs'}"
+    spec = importlib.util.find_spec("pycocoevalcap")
+    if spec is None or not spec.submodule_search_locations:
+        raise ValueError(f"{needs} pycocoevalcap, which is not installed: {install_command('ngram')}")
+    if shutil.which("java") is None:
+        raise ValueError(f"{needs} Java, and there is no `java`: apt install default-jre-headless")
+    models = Path(next(iter(spec.submodule_search_locations))) / _SPICE_MODELS
+    if "SPICE" in names and not models.is_file():
+        raise ValueError(
+            f"SPICE needs Stanford CoreNLP 3.6.0 (about 400 MB), and {models} is not there: "
+            "pycocoevalcap downloads it by `python -c 'from pycocoevalcap.spice.get_stanford_models import "
+            "get_stanford_models as get; get()'`, run within that package's folder spice"
+        )
+
+
+def _java_score(
+    name: str, captions: Sequence[str], references: Sequence[Sequence[str]]
+) -> tuple[float, Floats]:
+    """The value of all tokenized captions, each beside its references, and the score of each."""
+    gts = {i: list(row) for i, row in enumerate(references)}
+    res = {i: [caption] for i, caption in enumerate(captions)}
+    if name == "METEOR":
+        from pycocoevalcap.meteor.meteor import Meteor
+
+        value, scores = Meteor().compute_score(gts, res)
+    else:
+        from pycocoevalcap.spice.spice import Spice
+
+        value, details = Spice().compute_score(gts, res)
+        scores = [detail["All"]["f"] for detail in details]
+    return float(value), np.array([float(score) for score in scores])

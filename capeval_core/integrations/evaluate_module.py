@@ -11,7 +11,7 @@ version.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar
@@ -23,12 +23,11 @@ from datasets import Features, Value
 from capeval_core.description import describe_metric
 from capeval_core.errors import Problems, did_you_mean, naming, warn
 from capeval_core.inputs.samples import ARGUMENTS, Samples, argument_of, medium_of
-from capeval_core.integrations.module_description import module_description, module_usage
 from capeval_core.metric import CaptionMetric
 from capeval_core.options import describe_options
 from capeval_core.project import LICENCE, address
 from capeval_core.registry import MEDIA_VARIANTS, media_of, metric_class
-from capeval_core.result import Result, stands_for_zero
+from capeval_core.result import stands_for_zero
 
 ONE_DAY = 86_400.0
 """Seconds that processes wait for each other. evaluate's own 100 are gone while the last shard is encoded."""
@@ -87,11 +86,10 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
         variants = [medium for metric, medium in MEDIA_VARIANTS if metric == cls.metric_name]
         if name in variants:
             return metric_class(cls.metric_name, name)
+        hint = did_you_mean(str(name), variants) or f"; did you mean weights={name!r}?"
         known = ", ".join([_DEFAULT, *variants])
-        raise ValueError(
-            f"config_name={name!r}: {cls.metric_name} has no such configuration"
-            f"{did_you_mean(str(name), variants) or f'; did you mean weights={name!r}?'} (known: {known})"
-        )
+        found = f"config_name={name!r}: {cls.metric_name} has no such configuration"
+        raise ValueError(f"{found}{hint} (known: {known})")
 
     @cached_property
     def metric(self) -> CaptionMetric:
@@ -109,16 +107,32 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
 
     def _info(self) -> evaluate.EvaluationModuleInfo:
         metric = self.metric_type
-        described = describe_metric(metric)
+        about = describe_metric(metric)
+        inputs = {"Inputs:": [f"{name}: {meaning}" for name, meaning in about.inputs.items()]}
+        example = {"Example:": _example(metric)}
+        result = [
+            f"{metric.key}: mean over all {about.mean}.",
+            "with per_caption=True also per_caption, signature, and counts: captions, failed, truncated "
+            "(longer than the text encoder reads, references too), empty.",
+        ]
+        options = [
+            f"{option.name} ({option.type}, default {option.default!r}): {option.help}"
+            for option in describe_options(metric.Options)
+            if option.name != "evidence"
+        ]
+        usage = {"Result:": result, **example, "Options, keywords of `evaluate.load`:": options}
+        # evaluate wants a column for each input by its name: the metric's row under the first, nulls else.
+        columns = {name: Value("null") for name in about.inputs if name in _INPUTS}
+        columns["predictions"] = dict(Features.from_arrow_schema(metric.ROW))
         info = evaluate.EvaluationModuleInfo(
-            description=module_description(metric),
-            citation=described.bibtex or metric.paper,
-            inputs_description=module_usage(metric),
-            features=_features(metric),
+            description=f"{about}\n\n{_sections({**inputs, **example})}",
+            citation=about.bibtex or metric.paper,
+            inputs_description=_sections({**inputs, **usage}),
+            features=Features(columns),
             homepage=address() or "",
-            license=f"{LICENCE}; weights {described.weights}: {described.licence}",
+            license=f"{LICENCE}; weights {about.weights}: {about.licence}",
             codebase_urls=list(filter(None, [address()])),
-            reference_urls=[described.address],
+            reference_urls=[about.address],
         )
         # Set afterwards: evaluate allows a format for flat features only, which matters for numpy, not here.
         info.format = "arrow"
@@ -137,16 +151,17 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
         image or video, and the references of this one caption. Many captions are faster in one `add_batch`.
         """
         given = {"prediction": prediction, "reference": reference, **others}
-        names = {name[:-1]: name for name in _INPUTS}
-        for one, name in names.items():
+        singular = {name: name[:-1] for name in _INPUTS}
+        for name, one in singular.items():
             if given.get(one) is not None and given.get(name) is not None:
                 raise TypeError(f"add: pass {one} or {name}, not both")
-        self._refuse_unknown("add", given, [one for one, name in names.items() if name in self._taken], names)
-        values = {
-            name: given.get(name) if given.get(one) is None else given[one] for one, name in names.items()
-        }
-        there = {name for name, value in values.items() if name in self.features or value is not None}
-        batch: dict[str, Any] = {name: [value] for name, value in values.items() if name in there}
+        known = [one for name, one in singular.items() if name in self._taken]
+        self._refuse_unknown("add", given, known, [*known, *self._taken, "reference"])
+        batch: dict[str, Any] = {}
+        for name, one in singular.items():
+            value = given.get(name) if given.get(one) is None else given[one]
+            if name in self.features or value is not None:
+                batch[name] = [value]
         self.add_batch(**batch)
 
     def add_batch(
@@ -165,45 +180,8 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
                 the metric needs statistics of the whole corpus: pass `evaluate.load(..., statistics=...)`.
         """
         given = {"predictions": predictions, "references": references, **others}
-        self._refuse_unknown("add_batch", given, self._taken)
+        self._refuse_unknown("add_batch", given, self._taken, self._taken)
         self._add(given)
-
-    @property
-    def _taken(self) -> list[str]:
-        """The inputs of this configuration, and images for texts alone, which stand beside other metrics."""
-        return [name for name in _INPUTS if name in self.features or not self.metric_type.media]
-
-    def _add(self, given: Mapping[str, Any], *, whole: bool = False) -> None:
-        """Check, encode and store rows; `whole`: they are all that `compute` combines."""
-        metric = self.metric_type
-        for name, value in given.items():
-            if name not in self.features and value is not None and name not in self._warned:
-                of_texts = f"compares texts alone: {name}"
-                warn(
-                    f"{metric.name} {of_texts if name != 'references' else 'needs no references: they'} "
-                    "are ignored"
-                )
-                self._warned.add(name)
-        predictions, visuals, references = (
-            given.get(name) for name in ("predictions", str(argument_of(metric.media)), "references")
-        )
-        if not metric.needs_references:
-            references = None
-        needed = [name for name in self.features if name != "references" or references is not None]
-        if all(_has_no_rows(given.get(name)) for name in needed):
-            self._open_writer()
-            return
-        with naming({"captions": "predictions"}):
-            samples = self.metric.check(predictions, visuals, references)
-        self._prepared = opened = self.metric.prepared(samples) if whole else self.metric
-        opened.check_separable(opened.options, scores=False)
-        self._open_writer()  # here the processes meet, and encoding, which takes its time, comes after
-        rows = opened.encode_all(self._numbered(samples))
-        columns = {name: pa.nulls(len(rows)) for name in self.features}
-        columns["predictions"] = rows.to_struct_array()
-        table = pa.table(columns)
-        # Single rows are gathered by the writer: one record batch each would be larger than its numbers.
-        (self.writer.write_row if len(rows) == 1 else self.writer.write_table)(table)
 
     def compute(
         self,
@@ -228,7 +206,8 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
             ValueError, TypeError: everything that is wrong with the input; or there is nothing to score.
         """
         given = {"predictions": predictions, "references": references, **others}
-        self._refuse_unknown("compute", given, [*self._taken, "per_caption"])
+        known = [*self._taken, "per_caption"]
+        self._refuse_unknown("compute", given, known, known)
         if any(given.get(name) is not None for name in self.features):
             self._add(given, whole=self.writer is None and self.num_process == 1)
         self._open_writer()  # a process that never added takes part with no rows
@@ -238,19 +217,24 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
         except pa.ArrowInvalid as error:
             if self.num_process == 1:
                 raise
-            raise ValueError(
-                f"the rows of another process cannot be read ({error}): it ended before its compute()"
-            ) from error
+            found = f"the rows of another process cannot be read ({error})"
+            raise ValueError(f"{found}: it ended before its compute()") from error
         if output == {}:
             raise ValueError("predictions is empty: there is nothing to score")
         return output
 
     def _compute(self, *, predictions: pa.ChunkedArray, per_caption: bool, **_: Any) -> dict[str, Any]:
+        """Combine the rows of all processes, which evaluate hands over under the name of the first input."""
         if not len(predictions):
             return {}  # complained about once evaluate has cleaned up
         result = self._prepared.combine(pa.Table.from_struct_array(predictions))
         if result.counts.failed:
-            _warn_of_failures(result)
+            first, reason = next(iter(result.errors.items()))
+            warn(
+                f"{result.metric}: {result.counts.failed:,} of {result.counts.captions:,} captions have no "
+                f"score and are left out of the mean; the first is predictions[{first}] ({reason}), "
+                "per_caption=True returns all"
+            )
         if message := stands_for_zero(result):
             warn(message)
         output: dict[str, Any] = dict(result.numbers)
@@ -259,6 +243,31 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
             output["per_caption"] = {result.key: result.scores, **result.parts, "errors": errors}
             output |= {"signature": result.signature, "counts": dict(vars(result.counts))}
         return output
+
+    def _add(self, given: Mapping[str, Any], *, whole: bool = False) -> None:
+        """Check, encode and store rows; `whole`: they are all that `compute` combines."""
+        metric = self.metric_type
+        for name, value in given.items():
+            if name not in self.features and value is not None and name not in self._warned:
+                self._warned.add(name)
+                why = "needs no references: they" if name == "references" else f"compares texts alone: {name}"
+                warn(f"{metric.name} {why} are ignored")
+        visuals = given.get(argument_of(metric.media) or "")
+        references = given.get("references") if metric.needs_references else None
+        needed = [name for name in self.features if name != "references" or references is not None]
+        if all(_has_no_rows(given.get(name)) for name in needed):
+            self._open_writer()
+            return
+        with naming({"captions": "predictions"}):
+            samples = self.metric.check(given.get("predictions"), visuals, references)
+        self._prepared = opened = self.metric.prepared(samples) if whole else self.metric
+        opened.check_separable(opened.options, scores=False)
+        self._open_writer()  # here the processes meet, and encoding, which takes its time, comes after
+        rows = opened.encode_all(self._numbered(samples))
+        columns = {name: pa.nulls(len(rows)) for name in self.features}
+        table = pa.table({**columns, "predictions": rows.to_struct_array()})
+        # Single rows are gathered by the writer: one record batch each would be larger than its numbers.
+        (self.writer.write_row if len(rows) == 1 else self.writer.write_table)(table)
 
     def _open_writer(self) -> None:
         if self.writer is None:
@@ -273,25 +282,27 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
         numbers = [self._rows_added + i for i in samples.places]
         self._rows_added = numbers[-1] + 1
         argument = argument_of(self.metric_type.media) or "references"
+        named = zip(numbers, samples.images, strict=True)
         return replace(
             samples,
             indices=[self.process_id * RANK_STRIDE + start + i for i in samples.indices],
-            images=[
-                visual.at(f"{argument}[{number}]{of_process}")
-                for number, visual in zip(numbers, samples.images, strict=True)
-            ],
+            images=[visual.at(f"{argument}[{number}]{of_process}") for number, visual in named],
         )
 
+    @property
+    def _taken(self) -> list[str]:
+        """The inputs of this configuration, and images for texts alone, which stand beside other metrics."""
+        return [name for name in _INPUTS if name in self.features or not self.metric_type.media]
+
     def _refuse_unknown(
-        self, method: str, given: Mapping[str, Any], known: Sequence[str], others: Iterable[str] = ()
+        self, method: str, given: Mapping[str, Any], known: Sequence[str], accepted: Sequence[str]
     ) -> None:
         """Refuse arguments that this configuration does not have; references that it does not need pass."""
         problems = Problems()
         options = [described.name for described in describe_options(type(self.options))]
-        accepted = {*known, *self._taken, "references", *(name for name in others if name == "reference")}
         for name in given:
             medium = medium_of(name)
-            if name in accepted:
+            if name in accepted or name == "references":
                 continue
             if name in options:
                 fix = f": it is an option of the metric, pass it to evaluate.load(..., {name}=...)"
@@ -326,20 +337,32 @@ def _has_no_rows(value: Any) -> bool:
         return False
 
 
-def _warn_of_failures(result: Result) -> None:
-    first = next(iter(result.errors))
-    warn(
-        f"{result.metric}: {result.counts.failed:,} of {result.counts.captions:,} captions have no score and "
-        f"are left out of the mean; the first is predictions[{first}] ({result.errors[first]}), "
-        "per_caption=True returns all"
+def _example(metric: type[CaptionMetric]) -> list[str]:
+    """Lines that run wherever the package is installed, as a doctest with `ELLIPSIS`."""
+    values = {
+        "predictions": "[item.good, item.unrelated, *item.references]" if metric.relative else "item.good",
+        "images": "item.image",
+        "videos": "[item.image, item.image]",
+        "references": "item.references",
+    }
+    of_package = metric.__module__.startswith("capeval_core.")
+    path = f'evaluate.load(capeval_core.module_path("{metric.name}")'
+    path = path if of_package else f'capeval_core.module("{metric.name}"'
+    configuration = "" if metric.variant is None else f', "{metric.variant}"'
+    weights = "" if metric.tiny is None else ', weights="tiny"'
+    inputs = [name for name in describe_metric(metric).inputs if name in values]
+    return [
+        ">>> import capeval_core, capeval_core.demo, evaluate",
+        ">>> items = capeval_core.demo.demo_set()",
+        f">>> metric = {path}{configuration}{weights})",
+        ">>> metric.compute(",
+        *(f"...     {name}=[{values[name]} for item in items]," for name in inputs),
+        "... )",
+        f"{{{metric.key!r}: ...}}",
+    ]
+
+
+def _sections(sections: Mapping[str, Sequence[str]]) -> str:
+    return "\n\n".join(
+        "\n".join([title, *(f"    {line}" for line in lines)]) for title, lines in sections.items()
     )
-
-
-def _features(metric: type[CaptionMetric]) -> Features:
-    """Columns of the Arrow cache: the metric's row under the first input, nulls under the others.
-
-    evaluate wants a column for each input by its name, and hands over inputs by these names.
-    """
-    row = Features.from_arrow_schema(metric.ROW)
-    inputs = [name for name in describe_metric(metric).inputs if name in _INPUTS]
-    return Features({name: Value("null") for name in inputs} | {"predictions": dict(row)})

@@ -36,13 +36,10 @@ class CaptionScorer:
         dataset.map(CaptionScorer("pacs"), batched=True, with_rank=True, num_proc=2)
 
     It adds `score` (NaN where there is none), `truncated` (token ids), `error` ('', or why there is no score)
-    and, of a metric with components, `parts` (a dict each): no column has nulls, so that its type is the same
-    in all batches. From Ray all columns come back, from `datasets` the new ones, which it adds itself. What
-    else is in its batch moves a row's score by rounding only. In `datasets` with `with_rank=True` process r
-    takes the r-th GPU, and images are read as stored, not as its decoder turns them.
-
-    The metric is opened at the first batch, in the process that scores. Weights of the Hub go through the
-    cache of `huggingface_hub`, whose file lock lets one process of a node download them; the others wait.
+    and, of a metric with components, `parts` (a dict each); no column has nulls. What else is in its batch
+    moves a row's score by rounding only. In `datasets` with `with_rank=True` process r takes the r-th GPU,
+    and images are read as stored, not as its decoder turns them. The metric is opened at the first batch, in
+    the process that scores.
 
     Args:
         metric: its name.
@@ -50,8 +47,7 @@ class CaptionScorer:
         **options: of the metric: `weights`, `batch_size`, `statistics`, ...; `media="video"`.
 
     Raises:
-        TypeError, ValueError: a metric or an option that does not exist; a metric whose scores depend on what
-            else is scored: without `statistics`, or relative to one set as ECO's.
+        TypeError, ValueError: as `BatchScorer`.
 
     >>> scorer = CaptionScorer("pacs", weights="tiny")
     >>> grey = np.full((2, 48, 48, 3), 128, dtype="uint8")
@@ -74,7 +70,11 @@ class CaptionScorer:
         """The columns that come out. `rank` is the number of this process, as `with_rank=True` passes it."""
         if rank and rank[0] is not None:
             self._take_gpu(rank[0])
-        rows = _columns_of(batch, self._scorer.columns, self._columns)
+        names = _names_of(batch, self._scorer.columns, self._columns)
+        rows = {role: _stored(batch, name) for role, name in names.items()}
+        counts = {role: len(values) for role, values in rows.items()}
+        if len(set(counts.values())) > 1:
+            raise wrong_option("batch", counts, "not equally many of each", "give every row one of each")
         if "error" in batch:  # of `ImageDecoder`
             rows["error"] = [error or None for error in batch["error"]]
         found = self._scorer(rows)
@@ -107,11 +107,9 @@ class ImageDecoder:
         ds = ds.map_batches(ImageDecoder("pacs"), batch_size=256)
         ds = ds.map_batches(CaptionScorer, ..., num_gpus=1, batch_size=1024)
 
-    GPUs then never wait for a JPEG, and what is shipped is small: uint8 (n, size, size, 3) in the column of
-    images. The scores are those without this stage. An image that cannot be read is black and has a reason
-    in the column `error`, by which the scorer leaves it out.
-
-    Only the config of the weights is used. Make it once, in the driver: it is pickled with its settings.
+    The column of images holds uint8 (n, size, size, 3), and the scores are those without this stage. An image
+    that cannot be read is black and has a reason in the column `error`, by which the scorer leaves it out.
+    Only the config of the weights is used.
 
     Args:
         metric: the name of one that sees the central square of an image at one size: pacs, refpacs, clips,
@@ -168,26 +166,13 @@ def _names_of(batch: Batch, needed: Sequence[str], chosen: Mapping[str, str]) ->
     return names
 
 
-def _columns_of(batch: Batch, needed: Sequence[str], chosen: Mapping[str, str]) -> dict[str, list[Any]]:
-    """The columns that a metric needs, by what they hold."""
-    columns = {role: _stored(batch, name) for role, name in _names_of(batch, needed, chosen).items()}
-    counts = {role: len(values) for role, values in columns.items()}
-    if len(set(counts.values())) > 1:
-        raise wrong_option("batch", counts, "not equally many of each", "give every row one of each")
-    return columns
-
-
 def _stored(batch: Batch, name: str) -> list[Any]:
     """A column of a batch; images of `datasets` as {bytes, path}, since its decoder turns them by EXIF."""
     table = getattr(batch, "pa_table", None)
     if table is not None:
         return list(table[name].to_pylist())
-    values = batch[name]
-    return [value.tolist() if _holds_texts(value) else value for value in values]
-
-
-def _holds_texts(value: Any) -> bool:
-    return isinstance(value, np.ndarray) and value.dtype.kind in "OUS"
+    texts = [isinstance(value, np.ndarray) and value.dtype.kind in "OUS" for value in batch[name]]
+    return [value.tolist() if text else value for value, text in zip(batch[name], texts, strict=True)]
 
 
 def _missing(kind: pa.DataType) -> Any:

@@ -7,9 +7,7 @@ from typing import Any
 
 from capeval_core.errors import Problem, Problems, at, naming, place
 from capeval_core.inputs.samples import argument_of, medium_of
-from capeval_core.integrations.opening import open_one
-from capeval_core.limits import LIMITS
-from capeval_core.metric import CaptionMetric
+from capeval_core.integrations.opening import open_one, shown
 
 
 def reward(metric: Any, **options: Any) -> Reward:
@@ -28,8 +26,7 @@ def reward(metric: Any, **options: Any) -> Reward:
             one on videos. Empty captions are scored as the bare prompt: `empty="score"` is the default here.
 
     Raises:
-        TypeError, ValueError: a metric or an option that does not exist; weights that could not be loaded;
-            no `statistics` for a metric that needs those of the whole corpus.
+        TypeError, ValueError: as `capeval_core.load`; no `statistics` for a metric that needs them.
 
     >>> import torch
     >>> rewards = reward("pacs", weights="tiny")
@@ -59,19 +56,16 @@ class Reward:
     ) -> list[float | None]:
         """The score of each caption; None for a row without an image (or video), which TRL leaves out.
 
-        Nothing touches the disk. Equal images are encoded once, and kept up to 512 MB whatever number of
-        captions is scored; what texts take is bounded by 64 MB.
+        Nothing touches the disk. Images are kept up to 512 MB, texts up to 64 MB.
 
         Args:
             completions: n captions: texts, or TRL's conversations, whose last message of the assistant
-                counts. Reasoning in `<think>...</think>` is no part of a caption: it is left out, also where
-                it has no beginning (the prompt has it) or no end (the policy was cut off, and the caption is
-                empty).
+                counts. Reasoning in `<think>...</think>` is left out, also where its beginning or end is
+                missing.
             images: n images: a tensor (n, 3, height, width) or n tensors on any device, of uint8 or float
-                in [0, 1], PIL images, or whatever `CaptionMetric.score` takes; a list of one image is
-                that image, None or an empty list none. Tensors are copied to memory, rounded to 8 bits, and
-                go the way of an image file from there: the score is exactly that of the same pixels in a
-                PNG. Pass them as they are before normalisation.
+                in [0, 1] before normalisation, or whatever `CaptionMetric.score` takes; a list of one image
+                is that image, None or an empty list none. The score of a tensor is exactly that of the same
+                pixels, rounded to 8 bits, in a PNG.
             references: n lists of texts, for metrics that compare with references.
             videos: n videos, for a metric on videos: tensors (frames, 3, height, width) or one (n, frames, 3,
                 height, width), lists of frames, paths.
@@ -95,42 +89,23 @@ class Reward:
         rows = _rows_with(visuals, captions, references)
         if rows is None:
             return [*self.metric.score(captions, references=references, **{argument: visuals}).scores]
-        scores: list[float | None] = [None] * len(captions)
-        if rows:
-            scored = self._score_rows(rows, captions, references, visuals, argument)
-            for row, score in zip(rows, scored, strict=True):
-                scores[row] = score
-        return scores
-
-    def _score_rows(
-        self, rows: list[int], captions: Any, references: Any, visuals: Any, argument: str
-    ) -> list[float]:
-        """Scores of these rows; problems name the rows of the whole input."""
 
         def of_input(argument: str, path: Sequence[int | str]) -> str:
             return place(argument, [rows[int(path[0])], *path[1:]])
 
-        captions, visuals = [captions[row] for row in rows], [visuals[row] for row in rows]
-        if references is not None:
-            references = [references[row] for row in rows]
-        with naming(row=of_input):
-            return self.metric.score(captions, references=references, **{argument: visuals}).scores
+        scores: list[float | None] = [None] * len(captions)
+        chosen = {"captions": captions, "references": references, argument: visuals}
+        present: dict[str, Any] = {
+            name: column and [column[row] for row in rows] for name, column in chosen.items()
+        }
+        with naming(row=of_input):  # the rows of the whole input
+            found = self.metric.score(**present).scores if rows else []
+        for row, score in zip(rows, found, strict=True):
+            scores[row] = score
+        return scores
 
     def __repr__(self) -> str:
         return f"Reward({shown(self.metric)})"
-
-
-def shown(metric: CaptionMetric) -> str:
-    """An open metric in a log: its key, where it runs, and its signature, which names weights and options.
-
-    >>> import capeval_core
-    >>> shown(capeval_core.load("pacs", weights="tiny", device="cpu"))
-    "pac_s on cpu: capeval:pacs|weights:tiny@...|dtype:float32|w:2|prompt:'A photo depicts '|v:0.1.0"
-    """
-    from capeval_core.models.device import resolve_device
-
-    device = "" if metric.default_weights is None else f" on {resolve_device(metric.options.device)}"
-    return f"{metric.key}{device}: {metric.signature()}"
 
 
 def _texts(completions: Sequence[Any]) -> Sequence[Any]:
@@ -179,61 +154,27 @@ def _rows_with(visuals: Any, captions: Any, references: Any) -> list[int] | None
 
 
 def in_memory(visuals: Any, argument: str) -> Any:
-    """Visuals, copied from a device together, and once: their pixels are read several times."""
-    if _is_tensor(visuals):
-        return visuals if visuals.is_meta else visuals.detach().cpu()
+    """Visuals whose tensors are copied from their device, since pixels are read several times; a list of one
+    image is that image, an empty one none.
+    """
     if not isinstance(visuals, (list, tuple)):
-        return visuals
+        return _on_the_host(visuals)
     problems = Problems()
-    chosen = []
+    copied = []
     for i, one in enumerate(visuals):
         if isinstance(one, (list, tuple)) and argument == "images":
             if len(one) > 1:
                 problems.add(f"images[{i}] has {len(one)} images: a caption is scored with exactly one")
-                continue
-            one = one[0] if one else None
-        chosen.append(one)
+            copied.append(_on_the_host(one[0]) if one else None)
+        elif isinstance(one, (list, tuple)):
+            copied.append([_on_the_host(frame) for frame in one])
+        else:
+            copied.append(_on_the_host(one))
     problems.raise_if_any()
-    parts = [part for one in chosen for part in (one if isinstance(one, (list, tuple)) else [one])]
-    copies = iter(_on_the_host(parts))
-    return [[next(copies) for _ in one] if isinstance(one, (list, tuple)) else next(copies) for one in chosen]
-
-
-def _on_the_host(values: Sequence[Any]) -> list[Any]:
-    """The values, tensors among them copied to the host, many by one copy, which waits for the device."""
-    import torch
-
-    copied = [value.detach() if _is_tensor(value) else value for value in values]
-    together: dict[Any, list[int]] = {}
-    for i, value in enumerate(copied):
-        if _is_tensor(value) and value.device.type not in ("cpu", "meta"):
-            kind = (value.device, value.dtype) if value.layout is torch.strided else i
-            together.setdefault(kind, []).append(i)
-    for places in together.values():
-        for part in _of_bounded_bytes(places, copied):
-            if len(part) == 1:
-                copied[part[0]] = copied[part[0]].cpu()
-                continue
-            packed = torch.cat([copied[i].reshape(-1) for i in part]).cpu()
-            for i, flat in zip(part, torch.split(packed, [copied[i].numel() for i in part]), strict=True):
-                copied[i] = flat.reshape(copied[i].shape)
     return copied
 
 
-def _of_bounded_bytes(places: list[int], tensors: Sequence[Any]) -> list[list[int]]:
-    """Places in runs whose tensors have at most `LIMITS.packed_bytes` bytes, or of one place."""
-    runs: list[list[int]] = []
-    size = LIMITS.packed_bytes + 1
-    for i in places:
-        size += tensors[i].numel() * tensors[i].element_size()
-        if size > LIMITS.packed_bytes:
-            runs.append([])
-            size = tensors[i].numel() * tensors[i].element_size()
-        runs[-1].append(i)
-    return runs
-
-
-def _is_tensor(value: Any) -> bool:
+def _on_the_host(value: Any) -> Any:
     import torch
 
-    return isinstance(value, torch.Tensor)
+    return value.detach().cpu() if isinstance(value, torch.Tensor) and not value.is_meta else value

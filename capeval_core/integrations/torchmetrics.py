@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence, Sized
 from dataclasses import replace
 from typing import Any
 
+import pyarrow as pa
 import torch
 
 from capeval_core.inputs.samples import argument_of
-from capeval_core.integrations.opening import open_one
-from capeval_core.integrations.packed_rows import combine_tables, pack_rows, unpack_rows
+from capeval_core.integrations.opening import combine_tables, open_one
 from capeval_core.integrations.rewards import in_memory
 from capeval_core.project import needs
 from capeval_core.result import Result
@@ -36,8 +36,7 @@ class CaptionScore(torchmetrics.Metric):
             by default. Without `device` the network follows `.to(device)`.
 
     Raises:
-        TypeError, ValueError: a metric or an option that does not exist; weights that could not be loaded; no
-            `statistics` for a metric that needs those of the whole corpus.
+        TypeError, ValueError: as `capeval_core.load`; no `statistics` for a metric that needs them.
 
     >>> score = CaptionScore("rougel")
     >>> score.update(["a red circle"], references=[["a red disc", "a circle"]])
@@ -76,13 +75,20 @@ class CaptionScore(torchmetrics.Metric):
             return
         needed = references if self.metric.needs_references else None
         samples = self.metric.check(captions, in_memory(visuals, argument or ""), needed)
-        packed = bytearray(pack_rows(self.metric.encode_all(samples)))
+        rows, sink = self.metric.encode_all(samples), pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, rows.schema.remove_metadata()) as stream:
+            stream.write_table(rows)
+        packed = bytearray(sink.getvalue().to_pybytes())
         self.rows.append(torch.frombuffer(packed, dtype=torch.uint8).to(self.device))
 
     def compute(self) -> torch.Tensor:
         """The number of all captions of all processes, a scalar; ValueError where there are none."""
         parts = [self.rows] if isinstance(self.rows, torch.Tensor) else self.rows
-        tables = [table for part in parts for table in unpack_rows(part.cpu().numpy().tobytes())]
+        tables = []
+        for part in parts:
+            source = pa.BufferReader(part.cpu().numpy().tobytes())
+            while source.tell() < source.size():  # streams of several processes stand behind each other
+                tables.append(pa.ipc.open_stream(source).read_all())
         if not tables:
             raise ValueError("captions is empty: there is nothing to score, call update first")
         self.result = combine_tables(self.metric, tables)

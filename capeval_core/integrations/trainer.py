@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from capeval_core.cache import UNBOUNDED, FeatureCache
-from capeval_core.errors import Problems, naming, warn
-from capeval_core.inputs.samples import Samples
-from capeval_core.inputs.texts import check_captions
-from capeval_core.integrations.evaluation_set import EvaluationSet, GivenVisuals, samples_for
-from capeval_core.integrations.generated import Row, rows_of, rows_of_evaluation
-from capeval_core.integrations.opening import choose_metrics
-from capeval_core.integrations.processes import gather_tables, processes, share
-from capeval_core.integrations.rewards import shown
+from capeval_core.errors import Problem, Problems, naming, warn
+from capeval_core.inputs.images import InputReferences, InputVisual
+from capeval_core.inputs.samples import Samples, argument_of, check_decodable, check_visuals, medium_of
+from capeval_core.inputs.texts import check_captions, check_references
+from capeval_core.integrations.opening import ChosenMetric, choose_metrics, shown
 from capeval_core.metric import CaptionMetric
 from capeval_core.result import Result
 from capeval_core.values import described
@@ -31,23 +31,19 @@ class CaptionMetrics:
             compute_metrics=CaptionMetrics(processor, images=images, references=references),
         )
 
-    Images, or videos, and references are encoded at the first evaluation and kept as long as this object
-    lives, whatever their number; later evaluations encode new captions only. Memory holds the features of
-    images (or of all frames), references and the captions of one evaluation, about 2.5 KB each with ViT-B/32.
-
-    Metrics on texts alone stand beside the others: `metrics=["pacs", "cider"]`. Statistics of the references,
-    such as CIDEr's document frequencies, are made of those of the whole evaluation set, once.
+    Images, or videos, and references are encoded at the first evaluation and kept; later ones encode new
+    captions only. Metrics on texts alone stand beside the others: `metrics=["pacs", "cider"]`. Statistics of
+    the references, such as CIDEr's document frequencies, are those of the whole evaluation set, once.
 
     Works with `batch_eval_metrics=True` too. With several processes each scores its share and all return the
-    same numbers, so all of them must call it, as Trainers do. A Trainer calls it only where the evaluation
-    set has labels.
+    same numbers. A Trainer calls it only where the evaluation set has labels. Captions meet images by their
+    position, so `train_sampling_strategy="group_by_length"`, which reorders evaluation sets, cannot be used.
 
     Args:
         processor: decodes captions: a tokenizer, a processor, or anything with
             `batch_decode(ids, skip_special_tokens=True)`.
         images: images of the evaluation set, one for each of its rows and in its order: whatever
-            `CaptionMetric.score` takes, such as paths or a `datasets` column. Read and checked now.
-            None for metrics on videos, or on texts alone.
+            `CaptionMetric.score` takes, such as paths or a `datasets` column.
         videos: videos of the evaluation set instead of images; names then mean metrics on videos.
         references: per row a list of texts, or one text, for metrics that compare with references; None: the
             row's labels, decoded, are its only reference (metrics on texts alone need them given).
@@ -57,11 +53,7 @@ class CaptionMetrics:
 
     Raises:
         TypeError, ValueError: everything that is wrong with images, videos and references, before training
-            starts; a metric or an option that does not exist; weights that could not be loaded; no
-            `statistics` for a metric that needs those of captions, which change with each evaluation.
-
-    The order matters: captions meet images by their position. `train_sampling_strategy="group_by_length"`
-    reorders evaluation sets too, so it cannot be used.
+            starts; as `capeval_core.load`.
 
     >>> import numpy as np
     >>> from types import SimpleNamespace
@@ -97,15 +89,23 @@ class CaptionMetrics:
                 f"processor is {described(processor)}, which decodes no captions: pass a tokenizer, or a "
                 "processor with one, as AutoTokenizer and AutoProcessor give it"
             )
+        if images is not None and videos is not None:
+            raise TypeError("pass images or videos, not both: metrics are about one of them")
+        given = "images" if images is not None else None if videos is None else "videos"
         self.processor = processor
         self.cache = FeatureCache(UNBOUNDED)
-        given = GivenVisuals.among(images=images, videos=videos)
-        chosen = choose_metrics(metrics, options, self.cache, media=given.medium, has_references=True)
+        medium = None if given is None else medium_of(given)
+        chosen = choose_metrics(metrics, options, self.cache, media=medium, has_references=True)
         self._compares = any(one.metric.needs_references for one in chosen)
         self._empty = "error" if any(one.options.empty == "error" for one in chosen) else "score"
-        self._set = EvaluationSet.checked(given, references, chosen, self._empty)
+        self._argument = _needed(given, chosen)
+        problems = Problems()
+        self._visuals = self._check_visuals(videos if images is None else images, chosen, problems)
+        self._references = self._check_references(references, chosen, problems)
+        problems.raise_if_any()
+        self._count = len((self._references or []) if self._argument is None else self._visuals)
         self.metrics = [one.open() for one in chosen]
-        self._batches: list[list[Row]] = []
+        self._batches: list[list[_Row]] = []
         self._labels: list[str] | None = None
         self.captions, self.results = [], {}
 
@@ -122,41 +122,74 @@ class CaptionMetrics:
                 number of images, labels that belong to other images. The batches before are then forgotten.
         """
         batches, self._batches = self._batches if compute_result is not None else [], []
-        batches.append(rows_of(evaluation, self.processor))
+        batches.append(_rows_of(evaluation, self.processor))
         if compute_result is not None and not compute_result:
             self._batches = batches
             return {}
-        rank, size = processes()
-        samples = self._samples(rows_of_evaluation(batches, len(self._set), size, self._set.unit))
+        rank, size = _processes()
+        unit = self._argument or "lists of references"
+        samples = self._samples(_last_evaluation(batches, self._count, size, unit))
         # Statistics of all references stay those of the first evaluation; each process has all of them.
-        self.metrics = [metric.prepared(samples_for(metric, samples)) for metric in self.metrics]
-        tables = gather_tables(lambda: [self._encode(metric, samples) for metric in self.metrics])
+        self.metrics = [metric.prepared(_for(metric, samples)) for metric in self.metrics]
+        tables = _gathered(lambda: [self._encode(metric, samples) for metric in self.metrics])
         self.captions = samples.captions
         self.results = {
-            metric.name: metric.combine(table, samples=samples_for(metric, samples))
+            metric.name: metric.combine(table, samples=_for(metric, samples))
             for metric, table in zip(self.metrics, tables, strict=True)
         }
         self.cache.forget_unused()
         if rank == 0:
-            _warn_of_empty(self.captions)
-            for result in self.results.values():
-                _warn_of_failures(result)
+            self._warn()
         return {key: value for result in self.results.values() for key, value in result.numbers.items()}
 
     def __repr__(self) -> str:
-        inputs = [str(self._set)]
+        inputs = [] if self._argument is None else [f"{self._argument}: {self._count:,}"]
         if self._compares:
-            inputs.append(f"references: {'labels' if self._set.references is None else 'given'}")
-        return f"CaptionMetrics({'; '.join(filter(None, [*inputs, *map(shown, self.metrics)]))})"
+            inputs.append(f"references: {'labels' if self._references is None else 'given'}")
+        return f"CaptionMetrics({'; '.join([*inputs, *map(shown, self.metrics)])})"
 
-    def _samples(self, rows: list[Row]) -> Samples:
+    def _check_visuals(
+        self, values: Any, chosen: Sequence[ChosenMetric], problems: Problems
+    ) -> Sequence[InputVisual[Any]]:
+        if self._argument is None:
+            return []
+        name, media = self._argument, (medium_of(self._argument),)
+        if isinstance(values, Mapping):
+            found = f"{name} is a dict: one CaptionMetrics belongs to one evaluation set, pass its {name}"
+            problems.add(found, TypeError)
+            problems.raise_if_any()
+        visuals = check_visuals(values, problems, media)
+        if visuals == []:
+            problems.add(f"{name} is empty: there is nothing to caption")
+        if any(one.options.on_error == "raise" and one.metric.media for one in chosen):
+            check_decodable(visuals or [], problems, media)
+        return [visual for visual in visuals or [] if visual is not None]
+
+    def _check_references(
+        self, references: Any, chosen: Sequence[ChosenMetric], problems: Problems
+    ) -> list[list[str]] | None:
+        """References per row; None: the labels of an evaluation are its references."""
+        if references is None:
+            if self._argument is None:
+                fix = "pass those of the evaluation set, a list for each of its rows and in its order"
+                problems.add(Problem("references", "is missing", fix))
+        elif self._compares:
+            count = None if self._argument is None else len(self._visuals)
+            per = self._argument or "references"
+            return check_references(references, count, self._empty, problems, per=per)
+        else:
+            names = ", ".join(one.metric.name for one in chosen)
+            warn(f"{names}: no references are needed, they are ignored")
+        return None
+
+    def _samples(self, rows: list[_Row]) -> Samples:
         """The evaluation set with the captions of these rows."""
         problems = Problems()
         with naming({"captions": "predictions"}):
             captions = check_captions([row.caption for row in rows], self._empty, problems)
         problems.raise_if_any()
         labels = [row.label for row in rows if row.label is not None]
-        references = self._set.references
+        references = self._references
         if references is None and self._compares:
             if len(labels) != len(rows):
                 raise ValueError(
@@ -166,13 +199,14 @@ class CaptionMetrics:
             references = [[label] for label in labels]
         if len(labels) == len(rows):
             self._compare_with_first(labels)
-        return self._set.samples([caption for caption in captions or [] if caption is not None], references)
+        texts = [caption for caption in captions or [] if caption is not None]
+        return Samples(texts, self._visuals, references, range(len(texts)))
 
     def _compare_with_first(self, labels: list[str]) -> None:
         """Labels show whether captions meet their own images, as far as labels can."""
         if self._labels is None:
-            if self._set.references is not None:
-                _refuse_misplaced(labels, self._set.references)
+            if self._references is not None:
+                _refuse_misplaced(labels, self._references)
             self._labels = labels
         elif labels != self._labels:
             warn(
@@ -182,12 +216,56 @@ class CaptionMetrics:
 
     def _encode(self, metric: CaptionMetric, samples: Samples) -> pa.Table:
         """Rows of this process's share of the captions."""
-        part = samples_for(metric, samples).select(share(len(samples)))
+        part = _for(metric, samples).select(_share(len(samples)))
         if not len(part):
             return metric.ROW.empty_table()
         table = metric.encode_all(part)
         metric.flush()
         return table
+
+    def _warn(self) -> None:
+        """Warn of what the last evaluation has too much of: empty captions, and some without a score."""
+        empty, all_ = sum(not caption.strip() for caption in self.captions), len(self.captions)
+        if empty > all_ / 2:
+            warn(
+                f"{empty:,} of {all_:,} captions are empty: their scores are those of the bare prompt "
+                "and say little about the captioner; is it untrained, or max_new_tokens too small?"
+            )
+        for result in self.results.values():
+            if result.counts.failed:
+                index, reason = next(iter(result.errors.items()))
+                warn(
+                    f"{result.metric}: {result.counts.failed:,} of {result.counts.captions:,} captions have "
+                    f"no score and are left out of the mean; the first is row {index} ({reason}), "
+                    f".results[{result.metric!r}].errors has all"
+                )
+
+
+# the evaluation set
+
+
+def _needed(argument: str | None, chosen: Sequence[ChosenMetric]) -> str | None:
+    """What the metrics are about, `images` or `videos`; None: texts alone. TypeError if others are given."""
+    problems = Problems()
+    needed = [argument_of(one.metric.media) for one in chosen]
+    for name, one in zip(needed, chosen, strict=True):
+        if argument is not None and name not in (None, argument):
+            found = f"{one.metric.name} is about {name}, but {argument} are given"
+            problems.add(Problem("metrics", found, f"pass {name}=...", TypeError))
+    problems.raise_if_any()
+    named = next(filter(None, needed), None)
+    if named is None and argument is not None:
+        names = ", ".join(one.metric.name for one in chosen)
+        warn(f"{names}: only texts are compared, {argument} are ignored")
+    return named
+
+
+def _for(metric: CaptionMetric, samples: Samples) -> Samples:
+    """The samples as a metric takes them: without references that it does not need, or texts alone."""
+    if not metric.media:
+        texts = enumerate(samples.references or [])
+        return replace(samples, images=[InputReferences.of(own, f"references[{i}]") for i, own in texts])
+    return samples if metric.needs_references else replace(samples, references=None)
 
 
 def _refuse_misplaced(labels: list[str], references: list[list[str]]) -> None:
@@ -204,20 +282,143 @@ def _refuse_misplaced(labels: list[str], references: list[list[str]]) -> None:
         )
 
 
-def _warn_of_empty(captions: list[str]) -> None:
-    empty = sum(not caption.strip() for caption in captions)
-    if empty > len(captions) / 2:
-        warn(
-            f"{empty:,} of {len(captions):,} captions are empty: their scores are those of the bare prompt "
-            "and say little about the captioner; is it untrained, or max_new_tokens too small?"
-        )
+# the captions of an evaluation
 
 
-def _warn_of_failures(result: Result) -> None:
-    if result.counts.failed:
-        index, reason = next(iter(result.errors.items()))
-        warn(
-            f"{result.metric}: {result.counts.failed:,} of {result.counts.captions:,} captions have no score "
-            f"and are left out of the mean; the first is row {index} ({reason}), "
-            f".results[{result.metric!r}].errors has all"
+class _Row(NamedTuple):
+    """A generated caption and the text of its labels, None where those are no token ids."""
+
+    caption: str
+    label: str | None
+
+
+def _rows_of(evaluation: Any, processor: Any) -> list[_Row]:
+    """The rows of an `EvalPrediction` (or of anything with `predictions` and `label_ids`)."""
+    if getattr(evaluation, "predictions", None) is None:
+        value = "predictions=None" if hasattr(evaluation, "predictions") else described(evaluation)
+        raise TypeError(
+            f"there are no predictions to score: expected the EvalPrediction that a Trainer hands to "
+            f"compute_metrics, found {value}"
         )
+    captions = _decoded(evaluation.predictions, processor)
+    try:
+        labels: Sequence[str | None] = _decoded(getattr(evaluation, "label_ids", None), processor)
+    except (TypeError, ValueError):  # labels of another task: no score depends on them
+        labels = []
+    if len(labels) != len(captions):
+        labels = [None] * len(captions)
+    return list(map(_Row, captions, labels))
+
+
+def _decoded(ids: Any, processor: Any) -> list[str]:
+    return [text.strip() for text in processor.batch_decode(_token_ids(ids), skip_special_tokens=True)]
+
+
+def _token_ids(value: Any, *, within_tuple: bool = False) -> list[list[int]]:
+    """Token ids row by row, without the -100 of padding; of a tuple of outputs the first."""
+    if isinstance(value, tuple) and value:
+        return _token_ids(value[0], within_tuple=True)
+    if isinstance(value, list):  # one array per batch, with eval_do_concat_batches=False
+        return [row for part in value for row in _token_ids(part, within_tuple=within_tuple)]
+    if not hasattr(value, "shape"):
+        raise TypeError(f"predictions is {described(value)}: expected an array of token ids")
+    shape, dtype = tuple(value.shape), str(value.dtype).rpartition(".")[2]
+    if len(shape) == 3 or dtype.startswith(("float", "bfloat")):
+        logits = "logits[0]" if within_tuple else "logits"
+        raise ValueError(
+            f"predictions are logits (shape {shape}, {dtype}), not token ids: let the Trainer generate "
+            "captions with Seq2SeqTrainingArguments(predict_with_generate=True), or, to score the likeliest "
+            "tokens under teacher forcing, pass preprocess_logits_for_metrics="
+            f"lambda logits, labels: {logits}.argmax(-1) to the Trainer"
+        )
+    if len(shape) != 2 or not dtype.startswith(("int", "uint")):
+        found = f"predictions have shape {shape} and dtype {dtype}"
+        raise ValueError(f"{found}: expected token ids (rows, length)")
+    ids = np.asarray(value.cpu() if hasattr(value, "cpu") else value)
+    return [row[row >= 0].tolist() for row in ids]
+
+
+def _last_evaluation(batches: list[list[_Row]], count: int, processes: int, unit: str) -> list[_Row]:
+    """The `count` rows of the evaluation that ends with the last batch; ValueError if others remain.
+
+    Not its own are those of interrupted evaluations before it, and the padding of the last batch of several
+    processes, which repeats its first rows.
+    """
+    start, rows = len(batches), 0
+    while start and rows < count:  # without its last batch an evaluation holds fewer rows
+        start -= 1
+        rows += len(batches[start])
+    earlier = [row for batch in batches[:start] for row in batch]
+    own = [row for batch in batches[start:] for row in batch]
+    padded = processes > 1 and _repeats(own[count:], own[:count] or own)
+    if len(own) < count or (len(own) > count and not padded) or not _repeats(earlier, own[:count]):
+        raise ValueError(
+            f"the evaluation gave {len(earlier) + len(own):,} captions, but there are {count:,} {unit}: "
+            f"pass the {unit} (and references) of the evaluation set, one for each of its rows and in its "
+            "order. One CaptionMetrics belongs to one evaluation set: to evaluate several, set "
+            "trainer.compute_metrics to the one of each before trainer.evaluate"
+        )
+    return own[:count]
+
+
+def _repeats(rows: list[_Row], own: list[_Row]) -> bool:
+    """Whether rows are the first rows of `own`, once or several times."""
+    place = 0
+    for row in rows:
+        for index in (place, 0):
+            if index < len(own) and _equal(row, own[index]):
+                place = index + 1
+                break
+        else:
+            return False
+    return True
+
+
+def _equal(first: _Row, second: _Row) -> bool:
+    if first.label is None or second.label is None:
+        return first.caption == second.caption
+    return first.label == second.label
+
+
+# processes
+
+
+def _processes() -> tuple[int, int]:
+    """The number of this process, and how many there are: (0, 1) where nothing is distributed."""
+    from torch import distributed
+
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return 0, 1
+    return distributed.get_rank(), distributed.get_world_size()
+
+
+def _share(count: int) -> range:
+    """This process's part of `count` rows: neighbours, since captions of one image often are."""
+    rank, size = _processes()
+    return range(count * rank // size, count * (rank + 1) // size)
+
+
+def _gathered(work: Callable[[], list[pa.Table]]) -> list[pa.Table]:
+    """Tables that `work` returns here, each with those of the same position in all other processes.
+
+    Every process must call this. One that fails takes part nevertheless, so that no other waits for it.
+    """
+    _, size = _processes()
+    if size == 1:
+        return work()
+    from torch import distributed
+
+    tables: list[pa.Table] = []
+    failure: Exception | None = None
+    try:
+        tables = work()
+    except Exception as error:
+        failure = error
+    gathered: list[Any] = [None] * size
+    distributed.all_gather_object(gathered, (tables, failure and f"{type(failure).__name__}: {failure}"))
+    if failure is not None:
+        raise failure
+    for process, (_, message) in enumerate(gathered):
+        if message is not None:
+            raise RuntimeError(f"process {process} of {size} could not score its captions: {message}")
+    return [pa.concat_tables(parts) for parts in zip(*(parts for parts, _ in gathered), strict=True)]

@@ -1,128 +1,122 @@
-"""What a page takes beside texts: images and videos, each with its component, its limits and its notes."""
+"""What a page takes beside texts: uploads of images and videos, their limits, and notes on what is seen."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import gradio as gr
+from gradio.utils import get_upload_folder
+from PIL import ExifTags
 
+from capeval_core.demo import FOLDER
 from capeval_core.inputs.folder import EXTENSIONS
+from capeval_core.inputs.images import open_image
 from capeval_core.inputs.trial import frames_within_limits
-from capeval_core.integrations.page.uploads import notes_on, uploaded
 from capeval_core.limits import LIMITS
 from capeval_core.registry import media_of
 
+LABELS = {"image": "Image", "video": "Video"}
+"""Of the media that a page can take, in the order in which it offers them."""
+_NARROWEST = 0.6  # shorter / longer side of images of which so little is cut off that no note is needed
+_NOT_HERE = "the {} is not among the uploads of this page, which are deleted after an hour: upload it (again)"
+_TURNED = (
+    "The file says that the image is to be turned (EXIF), and so it is shown here. The score is that of "
+    "the image as it is stored, as in the original code: save it upright if that is not what you mean."
+)
+_DEEP = (
+    "The image has more than 8 bits a channel. As in the original code, everything above 255 is white: "
+    "scale it to 8 bits."
+)
+_TRANSPARENT = (
+    "The image is partly transparent. The metric sees its colours without that, often black where the "
+    "page shows through: put it onto a background if that is not what you mean."
+)
+_CUT = "The metric sees the square in the image's centre only, {:.0%} of it."
+_SPREAD = "The metric sees {} frames, spread evenly over the video."
 
-class PageMedium(ABC):
-    """A medium on a page.
 
-    name: as in `CaptionMetric.media`, and in sentences. label: of its choice and its component.
+def media_on_page(name: str) -> list[str]:
+    """The media that a page of a metric offers; none for a metric on texts alone.
+
+    >>> media_on_page("refpacs"), media_on_page("cider")
+    (['image', 'video'], [])
     """
-
-    name: ClassVar[str]
-    label: ClassVar[str]
-
-    @property
-    def offered(self) -> bool:
-        """Whether it can be read here."""
-        return True
-
-    def of(self, value: Any) -> str | None:
-        """The path of the upload that an event handed in, None where there is none.
-
-        Raises:
-            ValueError: it was not uploaded to this page, cannot be read, or costs too much.
-        """
-        path = uploaded(value, self.name)
-        return None if path is None or not self.frames(path) else str(path)
-
-    def frames(self, path: Path) -> int:
-        """The number of frames of an upload, which another process reads within limits. Raises ValueError."""
-        return _frames(path, path.stat().st_mtime_ns, self.name)
-
-    @abstractmethod
-    def component(self, *, visible: bool) -> Any:
-        """The component that takes an upload."""
-
-    def options(self, path: Path) -> dict[str, Any]:
-        """Options of the metric for this one."""
-        return {}
-
-    def notes(self, path: str, *, crops: bool, options: Mapping[str, Any]) -> list[str]:
-        """Where the metric sees something else than the reader; `options` are those of `options`."""
-        return []
+    readable = [medium for medium in LABELS if medium == "image" or find_spec("av") is not None]
+    return [medium for medium in media_of(name) if medium in readable]
 
 
-class PageImage(PageMedium):
-    """An image: a drop, a click or a paste."""
-
-    name = "image"
-    label = "Image"
-
-    def component(self, *, visible: bool) -> gr.Image:
+def component(medium: str, *, visible: bool) -> Any:
+    """The component that takes an upload."""
+    if medium == "image":
         return gr.Image(
-            label=self.label,
+            label=LABELS[medium],
             type="filepath",
             sources=["upload", "clipboard"],
             height=260,
             placeholder="# Drop an image here\nor click to choose one",
             visible=visible,
-            elem_id=self.name,
+            elem_id=medium,
         )
+    # A plain file: Gradio's own component would convert a video and load an editor.
+    return gr.File(
+        label="Video: MP4, WebM, MOV, MKV, AVI or GIF",
+        file_types=sorted(EXTENSIONS[medium]),
+        height=160,
+        visible=visible,
+        elem_id=medium,
+    )
 
-    def notes(self, path: str, *, crops: bool, options: Mapping[str, Any]) -> list[str]:
-        return notes_on(path, square=crops)
 
+def uploaded(value: Any, medium: str) -> str | None:
+    """The path of the upload, or packaged example, that an event handed in; None where it has none.
 
-class PageVideo(PageMedium):
-    """A video file. It is a plain file to Gradio, whose own component would convert it and load an editor."""
+    Gradio checks a path only where the request itself says, by its `meta`, that there is one. The message
+    about a file that was not uploaded to this page is the same whether there is such a file or not.
 
-    name = "video"
-    label = "Video"
-
-    @property
-    def offered(self) -> bool:
-        return find_spec("av") is not None
-
-    def component(self, *, visible: bool) -> gr.File:
-        return gr.File(
-            label="Video: MP4, WebM, MOV, MKV, AVI or GIF",
-            file_types=sorted(EXTENSIONS["video"]),
-            height=160,
-            visible=visible,
-            elem_id=self.name,
-        )
-
-    def options(self, path: Path) -> dict[str, Any]:
-        few = self.frames(path) <= LIMITS.page_frames_encoded
-        return {} if few else {"max_frames": LIMITS.page_frames_encoded}
-
-    def notes(self, path: str, *, crops: bool, options: Mapping[str, Any]) -> list[str]:
-        return (
-            [f"The metric sees {LIMITS.page_frames_encoded} frames, spread evenly over the video."]
-            if options
-            else []
-        )
+    Raises:
+        ValueError: it was not uploaded to this page, cannot be read, or costs too much.
+    """
+    path = value.get("path") if isinstance(value, Mapping) else None
+    if value is None or (path is None and isinstance(value, Mapping) and not value.get("url")):
+        return None
+    resolved = None
+    if isinstance(path, str) and path:
+        with suppress(OSError, ValueError, RuntimeError):  # no such file, a NUL, links in a circle
+            resolved = Path(path).resolve(strict=True)
+    folders = [folder.resolve() for folder in (Path(get_upload_folder()), FOLDER)]
+    if resolved is None or not resolved.is_file() or not any(map(resolved.is_relative_to, folders)):
+        raise ValueError(_NOT_HERE.format(medium))
+    return str(resolved) if _frames(resolved, resolved.stat().st_mtime_ns, medium) else None
 
 
 @lru_cache(maxsize=64)
 def _frames(path: Path, time: int, medium: str) -> int:
+    """The number of frames of an upload, which another process reads within limits. Raises ValueError."""
     return frames_within_limits(path, medium)
 
 
-MEDIA: dict[str, PageMedium] = {medium.name: medium for medium in (PageImage(), PageVideo())}
-"""By name, in the order in which a page offers them."""
+def options_of(path: Path, medium: str) -> dict[str, Any]:
+    """Options of the metric for this upload."""
+    many = medium == "video" and _frames(path, path.stat().st_mtime_ns, medium) > LIMITS.page_frames_encoded
+    return {"max_frames": LIMITS.page_frames_encoded} if many else {}
 
 
-def media_on_page(name: str) -> list[PageMedium]:
-    """The media that a page of a metric offers; none for a metric on texts alone.
-
-    >>> [medium.label for medium in media_on_page("refpacs")], media_on_page("cider")
-    (['Image', 'Video'], [])
-    """
-    return [MEDIA[medium] for medium in media_of(name) if medium in MEDIA and MEDIA[medium].offered]
+def notes_on(path: Path, medium: str, *, crops: bool, options: Mapping[str, Any]) -> list[str]:
+    """Where a metric sees something else than a browser shows; `crops`: of an image the centre alone."""
+    if medium == "video":
+        return [_SPREAD.format(LIMITS.page_frames_encoded)] if options else []
+    with open_image(str(path)) as decoded:
+        sides = sorted(decoded.size)
+        notes = {
+            _TURNED: decoded.getexif().get(ExifTags.Base.Orientation, 1) in range(2, 9),
+            _DEEP: decoded.mode.startswith(("I", "F")),
+            _TRANSPARENT: decoded.has_transparency_data
+            and decoded.convert("RGBA").getchannel("A").getextrema() != (255, 255),
+            _CUT.format(sides[0] / sides[1]): crops and sides[0] < _NARROWEST * sides[1],
+        }
+    return [note for note, holds in notes.items() if holds]

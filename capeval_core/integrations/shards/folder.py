@@ -6,9 +6,9 @@ import json
 import math
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from os import PathLike
 from pathlib import Path
@@ -27,11 +27,10 @@ from capeval_core.integrations.shards.shard import (
     ShardResult,
     check_whole,
     found_in,
-    other_scores,
+    is_same,
+    opened,
     read_batches,
-    read_metadata,
     read_note,
-    read_schema,
     write_table,
 )
 from capeval_core.writing import PARTIAL
@@ -58,11 +57,7 @@ class PlannedShard:
 
 
 def plan_shards(inputs: Sequence[str], output: str) -> list[PlannedShard]:
-    """The shards that patterns match, by name, each with its target in the folder `output`.
-
-    Args:
-        inputs: paths or addresses of fsspec, with `*`, `?`, `[...]` and `**`.
-        output: path or address of a folder, which need not be there.
+    """The shards that patterns (with `*`, `?`, `[...]`, `**`) match, by name, each with its target.
 
     Raises:
         ValueError: a pattern matches no file; two shards would have one target; the output folder is that of
@@ -100,24 +95,22 @@ def plan_shards(inputs: Sequence[str], output: str) -> list[PlannedShard]:
 def refuse_other_scores(
     shards: Sequence[PlannedShard], settings: Mapping[str, Any], images: str | None
 ) -> None:
-    """Raise FileError for targets that hold scores of other settings, or something else; others pass.
+    """Raise FileError for targets that hold scores of other settings, or something else; others pass."""
 
-    images: folder of images; None: that of each shard.
-    """
-
-    def problem_of(shard: PlannedShard) -> Problem | None:
+    def problems_of(shard: PlannedShard) -> Iterable[Problem]:
         place = Place.of("output", shard.target)
         folder = Place.of("input", shard.source).parent if images is None else Place.of("images", images)
         try:
-            stored, now = read_note(place), {**settings, "images": folder.identity}
-            return other_scores(place, stored, now, "choose another --output")
+            now = {**settings, "images": folder.identity}
+            is_same(place, read_note(place), now, "choose another --output")
         except DamagedError:
-            return None  # it is scored again
+            return ()  # it is scored again
         except FileError as error:
-            return next(iter(error.problems))
+            return error.problems
+        return ()
 
     with ThreadPoolExecutor(_FILES) as threads:
-        Problems(problem for problem in threads.map(problem_of, shards) if problem).raise_if_any()
+        Problems(problem for found in threads.map(problems_of, shards) for problem in found).raise_if_any()
 
 
 def existing(shards: Sequence[PlannedShard], output: str) -> list[PlannedShard]:
@@ -130,11 +123,7 @@ def existing(shards: Sequence[PlannedShard], output: str) -> list[PlannedShard]:
 def write_manifest(
     output: str, results: Sequence[ShardResult], failures: dict[str, str], name: str = MANIFEST
 ) -> None:
-    """Write a file about a run into the output folder, whole or not at all.
-
-    It lists every shard with counts, columns and checksum, the shards without scores and why, totals and
-    signature.
-    """
+    """Write a file about a run: totals, every shard with its counts, and why shards have no scores."""
     shards = [asdict(result) for result in sorted(results, key=lambda result: result.target)]
     content = {
         "capeval": __version__,
@@ -225,7 +214,8 @@ def merge_shards(folder: str | PathLike[str], target: str | PathLike[str]) -> in
             problems.add(file_problem(output.address, found, "merge shards of one signature"))
     problems.raise_if_any()
     about = {MERGED: json.dumps({"signature": signatures[0], "shards": len(outputs)})}
-    schema = read_schema(outputs[0])
+    with opened(outputs[0]) as parquet:
+        schema = parquet.schema_arrow.remove_metadata()
     rows = 0
 
     def tables() -> Iterator[pa.Table]:
@@ -240,25 +230,20 @@ def merge_shards(folder: str | PathLike[str], target: str | PathLike[str]) -> in
 
 
 def _is_merged(place: Place) -> bool:
-    try:
-        return MERGED in read_metadata(place)
-    except FileError:
-        return False
+    with suppress(FileError), opened(place) as parquet:
+        return MERGED in (parquet.metadata.metadata or {})
+    return False
 
 
 @dataclass(frozen=True)
 class ShardCheck:
     """What is wrong with a folder of outputs; nothing if `ok`.
 
-    shards, rows: how many there are.
-    signatures: the shards of each signature; more than one are not comparable.
-    duplicates: uids that come more than once: how often in each shard; at most the first 1,000 are named.
-    repeated: rows beyond the first of each uid. Above 1,000 such uids it is counted by a hash of 64 bits,
-        which may take two uids of 10^9 for one.
-    damaged: shards that are not as they were written, or no outputs, and why.
-    failed: how many rows of a shard have no score, where any has none.
-    without_scores: shards that have rows, and no score.
-    unfinished: files that an interrupted run left, which can be deleted when no run is on.
+    signatures: the shards of each; more than one are not comparable. duplicates: uids that come more than
+    once, how often in each shard, the first 1,000. repeated: rows beyond the first of each uid, above 1,000
+    by a hash of 64 bits. damaged: shards that are not as they were written, or no outputs, and why. failed:
+    rows without a score by shard. without_scores: shards that have rows, and no score. unfinished: files that
+    an interrupted run left, which can be deleted when no run is on.
     """
 
     shards: int
@@ -353,14 +338,12 @@ def _on_disk(
 
 @dataclass(frozen=True)
 class ScoreHistogram:
-    """How scores are distributed.
+    """How scores are distributed; NaN where there are none.
 
-    scored, failed: rows with and without a score.
-    mean: of the scores, NaN without any. least, most: their range.
-    quantiles: the score below or at which so large a share of all lies: an actual score each, and exact.
-    edges, counts: the bins of a histogram over their range, (bins + 1,) and (bins,).
-    keep, threshold, kept: the share of the scored rows that is wanted, the score from which on rows are kept
-        for it, and how many rows these are: more than wanted where several have that very score.
+    scored, failed: rows with and without a score. least, most: the range of scores. quantiles: the score
+    below or at which so large a share of all lies, exactly. edges, counts: a histogram over the range. keep,
+    threshold, kept: the share that is wanted, the score from which on rows are kept for it, and how many rows
+    these are: more than wanted where several have that very score.
     """
 
     scored: int

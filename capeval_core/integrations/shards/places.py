@@ -32,11 +32,7 @@ class Place:
 
     @classmethod
     def of(cls, argument: str, value: Any) -> Place:
-        """The place that a path or an address such as `s3://bucket/00000.tar` means; nothing is looked at.
-
-        Raises:
-            TypeError, ValueError: it is none, or the package for its protocol is missing.
-        """
+        """The place that a path or an address such as `s3://bucket/00000.tar` means; nothing is looked at."""
         if not isinstance(value, (str, os.PathLike)) or not isinstance(os.fspath(value), str):
             fix = "expected a path, or an address such as s3://bucket/00000.tar"
             raise wrong_option(argument, value, described(value), fix, kind=TypeError)
@@ -50,8 +46,7 @@ class Place:
         except ImportError as error:
             protocol = address.partition("://")[0]
             install = _INSTALL.get(protocol, f"install fsspec's package for {protocol}")
-            found = f"its package is missing ({error}): {install}"
-            raise wrong_option(argument, address, found, verb="") from error
+            raise wrong_option(argument, address, f"missing a package ({error})", install) from error
         except ValueError as error:
             raise wrong_option(argument, address, f"no address of fsspec's ({error})") from error
         return cls(address, filesystem, path)
@@ -96,11 +91,7 @@ class Place:
         return sorted(name.rpartition("/")[2] for name in files)
 
     def version(self) -> str:
-        """What changes when the file does: size and time, or the store's tag; '' where it has none.
-
-        Raises:
-            FileError: there is no such file.
-        """
+        """What changes when the file does: size and time, or the store's tag; '' where it has none."""
         with self.reading():
             info = self.filesystem.info(self.path)
         if info["type"] != "file":
@@ -146,14 +137,7 @@ class Place:
 
     @contextmanager
     def whole(self) -> Iterator[Path]:
-        """A local file for the block to write, which then appears here as a whole or not at all.
-
-        On a local disk it is written beside, synced and renamed; for a store in the temporary folder, from
-        which it goes up in one upload.
-
-        Raises:
-            OSError: it cannot be written.
-        """
+        """A local file for the block to write, which then appears here as a whole or not at all."""
         if self.is_local:
             target = Path(self.path)
             with self.writing():
@@ -166,7 +150,7 @@ class Place:
         with tempfile.TemporaryDirectory(prefix="capeval-") as folder:
             partial = Path(folder, "shard")
             yield partial
-            with self.writing():
+            with self.writing():  # a store shows an upload when it is complete
                 self.filesystem.put_file(str(partial), self.path)
 
 

@@ -34,13 +34,12 @@ class BatchScorer:
 
     Args:
         metric: a name, or a metric of `capeval_core.load`, whose models are shared.
-        **options: of a metric given by name, and `media="video"` for one on videos. A broken image costs its
-            row, whatever `on_error` says.
+        **options: of a metric given by name, and `media="video"` for one on videos, but no `rows`. A broken
+            image costs its row, whatever `on_error` says.
 
     Raises:
-        TypeError, ValueError: a metric or an option that does not exist; `rows=`, since scores are kept by
-            shard; a metric whose scores depend on what else is scored: without `statistics`, or relative to
-            one set as ECO's.
+        TypeError, ValueError: a metric or an option that does not exist; a metric whose scores depend on what
+            else is scored: without `statistics`, or relative to one set as ECO's.
 
     >>> import numpy as np
     >>> scorer = BatchScorer("pacs", weights="tiny")
@@ -114,16 +113,10 @@ class BatchScorer:
         return pa.schema(list(columns.items()))
 
     def __call__(self, batch: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
-        """Scores of the rows of a batch, in order.
+        """`score`, `parts`, `truncated` and `error` of the rows of a batch; None where there is none.
 
-        Args:
-            batch: `caption` (texts), `image` or `video` (whatever `CaptionMetric.score` takes, one each),
-                `references` (lists of texts); of which the metric needs `columns`. An `error` that is a
-                text is why a row is not scored, e.g. because it could not be read. Others are ignored.
-
-        Returns:
-            `score` (None where there is none), `parts` (a dict each), `truncated` (token ids), `error` (None
-            or why there is no score).
+        batch: `caption`, `image` or `video`, `references`, of which the metric needs `columns`. An `error`
+        that is a text is why a row is not scored. Others are ignored.
         """
         if missing := [name for name in self.columns if name not in batch]:
             fix = f"{self.metric_class.name} needs {', '.join(self.columns)}"

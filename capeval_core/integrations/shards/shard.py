@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from capeval_core.errors import FileError, Problem, file_problem, warn, wrong_option
+from capeval_core.errors import FileError, file_problem, warn, wrong_option
 from capeval_core.integrations.shards.places import Place, reason_of
 from capeval_core.integrations.shards.readers import (
     FORMATS,
@@ -39,16 +39,11 @@ _AT_ONCE = 65_536  # rows of an output that are read together
 
 @dataclass(frozen=True)
 class ShardResult:
-    """What a shard came to.
+    """What a shard came to: the addresses of its files, and counts of rows.
 
-    source, target: their addresses.
-    rows: all. failed: without a score, see the column `error`. error: the first of these, or None.
-    truncated: rows with a text longer than the encoder reads.
-    signature: what the scores depend on.
-    checksum: SHA-256 of the source.
-    skipped: whether the target was there already, so that nothing was encoded.
-    scored: the rows that this call scored.
-    columns: the names of the columns that were read, by what they hold.
+    failed: rows without a score. error: of the first of these. truncated: rows with a text longer than the
+    encoder reads. checksum: SHA-256 of the source. skipped: whether the target was there already. scored:
+    rows that this call scored. columns: the names of those that were read, by what they hold.
     """
 
     source: str
@@ -141,9 +136,7 @@ def score_shard(
             with begin.local_copy() as path:
                 checksum = _checksum(path)
         now = {**settings_of(scorer, named), "images": folder.identity, "checksum": checksum}
-        if (problem := other_scores(end, stored, now)) is not None:
-            raise FileError(problem)
-        if not differing(stored, now):
+        if is_same(end, stored, now, "choose another target, or delete it"):
             if not (retry_failed and stored["failed"]):
                 return _result(begin, end, stored, skipped=True)
             kept = pa.Table.from_batches(read_batches(end))
@@ -216,7 +209,7 @@ def _scored(
 
 
 def images_folder(images: str | PathLike[str]) -> Place:
-    """The folder of images that a user names. Raises FileError where this machine has no such folder."""
+    """The folder of images that a user names; FileError where this machine has no such folder."""
     place = Place.of("images", images)
     if place.is_local and not Path(place.path).is_dir():
         raise FileError(file_problem(place.address, "there is no such folder", "check the path"))
@@ -232,26 +225,19 @@ def settings_of(scorer: BatchScorer, columns: Mapping[str, str] | None) -> dict[
     }
 
 
-def differing(stored: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What a target's note has otherwise. A folder of images counts where a row has a path in it."""
-    return [
+def is_same(target: Place, stored: Mapping[str, Any], now: Mapping[str, Any], fix: str) -> bool:
+    """Whether a target is of these settings; FileError if it has scores of others.
+
+    A folder of images counts where a row has a path in it.
+    """
+    found = [
         f"{name}: {stored.get(name)!r} there, {value!r} now"
         for name, value in now.items()
         if stored.get(name) != value and not (name == "images" and not stored["looked_up"])
     ]
-
-
-def other_scores(
-    target: Place,
-    stored: Mapping[str, Any],
-    now: Mapping[str, Any],
-    fix: str = "choose another target, or delete it",
-) -> Problem | None:
-    """The problem of a target that holds other scores; without any score it is made again."""
-    found = differing(stored, now)
-    if not found or stored["failed"] == stored["rows"]:
-        return None
-    return file_problem(target.address, f"holds other scores ({'; '.join(found)})", fix)
+    if found and stored["failed"] < stored["rows"]:
+        raise FileError(file_problem(target.address, f"holds other scores ({'; '.join(found)})", fix))
+    return not found
 
 
 def _finished(target: Place) -> dict[str, Any] | None:
@@ -317,8 +303,12 @@ def write_table(
 
 
 @contextmanager
-def _opened(place: Place) -> Iterator[pq.ParquetFile]:
-    """An open output; the block does nothing but read it."""
+def opened(place: Place) -> Iterator[pq.ParquetFile]:
+    """An open output, or merged table, which the block does nothing but read.
+
+    Raises:
+        DamagedError: it is not as it was written. FileError: it is no Parquet, or not there.
+    """
     place.version()  # refuses pipes and devices: opening one could block for ever
     with place.reading(), place.filesystem.open(place.path, "rb") as file:
         begin = file.read(len(_MAGIC))
@@ -338,12 +328,9 @@ def _digest(note: Mapping[str, Any]) -> str:
 
 
 def read_note(place: Place) -> dict[str, Any]:
-    """What an output says of itself: signature, checksum of the source, rows, failed, truncated, ...
-
-    Raises:
-        DamagedError: it is not as it was written. FileError: it is no output of a shard.
-    """
-    metadata = read_metadata(place)
+    """What an output says of itself: signature, checksum of the source, rows, failed, truncated, ..."""
+    with opened(place) as parquet:
+        metadata = parquet.metadata.metadata or {}
     try:
         note: dict[str, Any] = json.loads(metadata[NOTE])
     except (KeyError, ValueError) as error:
@@ -354,34 +341,18 @@ def read_note(place: Place) -> dict[str, Any]:
     return note
 
 
-def read_metadata(place: Place) -> dict[bytes, bytes]:
-    """The metadata of a Parquet file. Errors are those of `read_note`."""
-    with _opened(place) as parquet:
-        return dict(parquet.metadata.metadata or {})
-
-
-def read_schema(place: Place) -> pa.Schema:
-    """The columns of an output. Errors are those of `read_note`."""
-    with _opened(place) as parquet:
-        return parquet.schema_arrow.remove_metadata()
-
-
 def read_batches(place: Place, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-    """The rows of an output in order, some at a time. Raises DamagedError if it is not as it was written."""
-    with _opened(place) as parquet:
+    """The rows of an output in order, some at a time."""
+    with opened(place) as parquet:
         yield from parquet.iter_batches(_AT_ONCE, columns=columns)
 
 
 def check_whole(place: Place) -> dict[str, Any]:
-    """The note of an output, every page of which is read. Errors are those of `read_note`."""
-    note, rows = read_note(place), 0
-    with _opened(place) as parquet:
-        names = parquet.schema_arrow.names
-        if names != _COLUMNS:
-            raise _damaged(
-                place, f"has the columns {', '.join(names)}, and should have {', '.join(_COLUMNS)}"
-            )
-        rows = sum(map(len, parquet.iter_batches(_AT_ONCE)))
-    if rows != note["rows"]:
-        raise _damaged(place, f"has {rows:,} rows, and should have {note['rows']:,}")
+    """The note of an output, every page of which is read."""
+    note = read_note(place)
+    with opened(place) as parquet:
+        names, rows = parquet.schema_arrow.names, sum(map(len, parquet.iter_batches(_AT_ONCE)))
+    if names != _COLUMNS or rows != note["rows"]:
+        found = f"has {rows:,} rows of {', '.join(names)}, and should have {note['rows']:,} of "
+        raise _damaged(place, found + ", ".join(_COLUMNS))
     return note
