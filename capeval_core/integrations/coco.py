@@ -167,9 +167,8 @@ def _checked_texts(gts: Any, res: Any) -> tuple[list[Id], list[Any], list[Any]]:
             problems.add(Problem(place("gts", [_step(key)]), "is an image that is not in res", fix))
     for key, row in captions.items():
         if len(row) != 1:
-            problems.add(
-                Problem(place("res", [_step(key)]), f"has {len(row)} captions", "pass a list of one")
-            )
+            found = f"has {len(row)} captions"
+            problems.add(Problem(place("res", [_step(key)]), found, "pass a list of one"))
     problems.raise_if_any()
     return list(references), [captions[key][0] for key in references], list(references.values())
 

@@ -178,7 +178,7 @@ def test_tensors_of_a_loader_are_images(weights: str) -> None:
     [
         ({"captions": CAPTIONS[:1]}, "images is missing"),
         ({"captions": CAPTIONS[:2], "images": [np.zeros((8, 8, 3), np.uint8)]}, "len(captions)=2 but len"),
-        ({"captions": [None], "images": [np.zeros((8, 8, 3), np.uint8)]}, "captions[0] is None"),
+        ({"captions": [None], "images": [np.zeros((8, 8, 3), np.uint8)]}, "captions[0] is missing"),
         ({"captions": ["a"], "images": torch.randn(1, 3, 8, 8)}, "before normalisation"),
     ],
 )

@@ -16,11 +16,12 @@ from gradio.processing_utils import save_file_to_cache
 from gradio.utils import get_upload_folder
 
 from capeval_core.demo import KINDS, DemoItem, demo_of
+from capeval_core.description import describe_metric
 from capeval_core.errors import wrong_option
 from capeval_core.integrations.page import views
 from capeval_core.integrations.page.media import LABELS, component, media_on_page, uploaded
 from capeval_core.integrations.page.scorer import NO_WEIGHTS, Scorer, published_marks
-from capeval_core.integrations.page.words import lines_of, words_of
+from capeval_core.integrations.page.words import capitalised, lines_of, texts_of
 from capeval_core.limits import LIMITS
 from capeval_core.registry import metric_class
 from capeval_core.reports.explanations import STYLE
@@ -98,7 +99,7 @@ class _Page:
         self.scorers = scorers
         self.scorer = next(iter(scorers.values()))  # of what the page is about at first
         self.metric = self.scorer.metric
-        self.words = words_of(self.metric)
+        self.words = texts_of(self.metric)
         self.media = [scorer.medium for scorer in scorers.values() if scorer.medium is not None]
         self.heading = _html(views.heading(self.metric))
         with gr.Row(elem_id="bench"):
@@ -133,7 +134,7 @@ class _Page:
             label="References, one per line",
             lines=3,
             max_lines=10,
-            placeholder=f"What people wrote of the same {self.words.visual or 'image'}",
+            placeholder=f"What people wrote of the same {describe_metric(self.metric).visual or 'image'}",
             visible=self.metric.needs_references,
             elem_id="references",
         )
@@ -159,7 +160,7 @@ class _Page:
             list(KINDS),
             value=next(iter(KINDS)),
             label="Example captions",
-            visible=self.words.has_kinds,
+            visible=not self.words.pool,
             elem_id="kind",
         )
         self.examples, self.shelves = [], []
@@ -220,17 +221,17 @@ class _Page:
     def show(self, *values: Any) -> Iterator[tuple[Any, Any, Any]]:
         """What a press of Score shows."""
         hidden = gr.update(visible=False)
-        words, weights = self.words, None
+        weights = None
         try:
             scorer, inputs = self._inputs_of(values)
-            words, weights = words_of(scorer.metric), inputs[-1]
+            weights = inputs[-1]
             if not scorer.is_open(weights):
                 scorer.check(*inputs)
                 yield views.opening(weights), hidden, hidden
             scored = scorer.score(*inputs)
         except (ValueError, TypeError, MemoryError) as error:
             way_out = isinstance(error, WeightsError) and weights != "tiny" and "tiny" in self.scorer.offered
-            yield views.problem(words.of(error)), hidden, gr.update(visible=way_out)
+            yield views.problem(str(error) or type(error).__name__), hidden, gr.update(visible=way_out)
         except Exception:
             _LOG.exception("%s: scoring failed", self.metric.name)
             yield views.problem("The page itself failed; the log of its server says why."), hidden, hidden
@@ -243,13 +244,12 @@ class _Page:
 
         def answer(*values: Any) -> dict[str, Any]:
             """Score a caption of an image or a video; references one per line, for metrics that need them."""
-            words = self.words
             try:
                 scorer, inputs = self._inputs_of(values)
-                words = words_of(scorer.metric)
                 return scorer.score(*inputs).result.to_dict()
             except (ValueError, TypeError, MemoryError) as error:
-                raise gr.Error(words.of(error), print_exception=False) from error
+                reason = capitalised(str(error) or type(error).__name__)
+                raise gr.Error(reason, print_exception=False) from error
 
         given = {"weights": self.scorer.first, "about": self.about.value}
         needed = self.names.index("weights")

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from capeval_core.description import describe_metric
 from capeval_core.integrations.page.scorer import Marks, Scored
-from capeval_core.integrations.page.words import words_of
+from capeval_core.integrations.page.words import capitalised, needs_of, texts_of
 from capeval_core.metric import CaptionMetric
 from capeval_core.project import address
 from capeval_core.registry import titles_of_parts
@@ -35,14 +35,12 @@ def heading(metric: type[CaptionMetric]) -> str:
 def empty(metric: type[CaptionMetric], marks: Marks) -> str:
     """Before the first score: the scale, with what is known of it already."""
     scale = _scale(metric, marks.values)
-    return _shown(
-        "empty", title=metric.title, needs=words_of(metric).needs, scale=scale, notes=[marks.source]
-    )
+    return _shown("empty", title=metric.title, needs=needs_of(metric), scale=scale, notes=[marks.source])
 
 
 def keys(metric: type[CaptionMetric]) -> str:
     """The keys that score, below the button."""
-    pressed = "Enter" if words_of(metric).lines[0] == 1 else "Shift + Enter"
+    pressed = "Enter" if texts_of(metric).lines[0] == 1 else "Shift + Enter"
     return _shown("keys", pressed=pressed, references=metric.needs_references)
 
 
@@ -53,7 +51,7 @@ def opening(weights: str) -> str:
 
 def problem(message: str) -> str:
     """What is wrong, line by line; indented lines stay so where they are wrapped."""
-    lines = [(len(line) - len(line.lstrip()), line.strip()) for line in message.splitlines()]
+    lines = [(len(line) - len(line.lstrip()), capitalised(line.strip())) for line in message.splitlines()]
     return _shown("problem", lines=lines)
 
 
@@ -67,7 +65,7 @@ def score(metric: type[CaptionMetric], scored: Scored, weights: str) -> str:
     return _shown(
         "score",
         metric=metric,
-        words=words_of(metric),
+        words=texts_of(metric),
         caption=scored.caption,
         truncated=result.counts.truncated,
         value=result.scores[0],
