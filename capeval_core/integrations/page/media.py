@@ -1,4 +1,4 @@
-"""What a page takes beside texts: uploads of images and videos, their limits, and notes on what is seen."""
+"""What a page takes beside texts: uploads of images and videos, with limits and notes."""
 
 from __future__ import annotations
 
