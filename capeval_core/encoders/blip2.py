@@ -245,6 +245,10 @@ class Blip2Encoder(PairEncoder, tags=["image-captioning", "blip-2"]):
     """
 
     kind = "blip2"
+    described = (
+        "ViT/{vision[patch_size]} {vision[num_hidden_layers]}x{vision[hidden_size]}, {vision[image_size]} "
+        "pixels; Q-Former {qformer[num_hidden_layers]}x{qformer[hidden_size]}, {num_query_tokens} queries"
+    )
     Settings = Blip2Settings
     depends_on = ("architecture", "preprocessing", "context_length", "vocabulary")
     Conversion = Blip2Conversion
@@ -276,15 +280,6 @@ class Blip2Encoder(PairEncoder, tags=["image-captioning", "blip-2"]):
         if "model_type" in folder.config:
             folder = replace(folder, config=translate_transformers(folder))
         return super().read_config(folder)
-
-    @staticmethod
-    def describe(config: dict[str, Any]) -> str:
-        vision, qformer = config["architecture"]["vision"], config["architecture"]["qformer"]
-        return (
-            f"ViT/{vision['patch_size']} {vision['num_hidden_layers']}x{vision['hidden_size']}, "
-            f"{vision['image_size']} pixels; Q-Former {qformer['num_hidden_layers']}x"
-            f"{qformer['hidden_size']}, {config['architecture']['num_query_tokens']} queries"
-        )
 
     def encode_images(
         self, images: Iterable[InputImage], *, cache: FeatureCache = SHARED, batch_size: int | None = None

@@ -119,40 +119,11 @@ def decoded(deltas: Tensor, boxes: Tensor, weights: Sequence[float], pixel: floa
     return torch.cat([moved - 0.5 * grown, moved + 0.5 * grown - pixel], dim=1)
 
 
-class Detector(CheckedModel):
-    """A network that finds boxes in images, one image at a time, so that no feature depends on others.
+class BoxEncoder(CheckedModel):
+    """A network that finds boxes in images, one image at a time, so that no feature depends on others."""
 
-    Colours are in the order that the weights expect, blue first, wherever an image comes from. In bfloat16
-    and float16 only the convolutions of the backbone are rounded: coordinates need float32. Arguments and
-    errors are those of `CheckedModel`.
-    """
-
-    depends_on = ("architecture", "preprocessing", "proposals", "detections")
-    Network: ClassVar[type[Any]]
-    """The modules, by settings and the dtype of the backbone's convolutions."""
-    backbone: ClassVar[tuple[str, ...]]
-    """Modules whose convolutions have this dtype."""
     rules: ClassVar[tuple[str, ...]]
     """Names of the ways to choose boxes; the first one is the default."""
-
-    model: Any
-
-    @classmethod
-    def modules(cls, config: dict[str, Any], dtype: torch.dtype = torch.float32) -> nn.Module:
-        model: nn.Module = cls.Network(read(cls.Settings, config, ""), dtype)
-        for part in cls.backbone:
-            for module in model.get_submodule(part).modules():
-                if isinstance(module, nn.Conv2d):
-                    module.weight.data = module.weight.data.to(dtype)
-        return model.eval().requires_grad_(False)
-
-    def build(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> nn.Module:
-        with torch.device("meta"):
-            model = self.modules(config, DTYPES[self.dtype])
-        types = {name: tensor.dtype for name, tensor in model.state_dict().items()}
-        typed = {name: tensor.to(types[name]) for name, tensor in tensors.items()}
-        model.load_state_dict(typed, assign=True)
-        return model.requires_grad_(False)
 
     def encode_boxes(
         self,
@@ -179,16 +150,11 @@ class Detector(CheckedModel):
             MemoryError: an image does not fit into memory.
         """
         rule = self.rules[0] if selection is None else self.checked_rule(selection)
-
-        def find(prepared: tuple[Tensor, Any, tuple[int, int]]) -> Floats:
-            pixels, scale, size = prepared
-            return pack(self.select(self.propose(pixels), scale, size, rule)[0])
-
         encoding = Encoding(
             size=BatchSize(1, automatic=True),
             keys=lambda content, _: (self.key("boxes", f"{rule}\n{content}".encode()),),
-            prepare=lambda image: (*self.preprocess(image), image.size),
-            forward=lambda batch: [find(prepared) for prepared in batch],
+            prepare=lambda image: (self.preprocess(image), image.size),
+            forward=lambda batch: [pack(self.find(prepared, size, rule)) for prepared, size in batch],
         )
         return box_visuals(images, encoding, cache)
 
@@ -201,8 +167,50 @@ class Detector(CheckedModel):
         return rule
 
     @abstractmethod
-    def preprocess(self, image: Image.Image) -> tuple[Tensor, Any]:
-        """Pixels (3, h, w), and their scale for `select`."""
+    def preprocess(self, image: Image.Image) -> Any:
+        """The network's input of a decoded image; runs in threads."""
+
+    @abstractmethod
+    def find(self, prepared: Any, size: tuple[int, int], rule: str) -> BoxFeatures:
+        """What a rule keeps of an image of (width, height)."""
+
+
+class Detector(BoxEncoder):
+    """A Faster R-CNN.
+
+    Colours are in the order that the weights expect, blue first, wherever an image comes from. In bfloat16
+    and float16 only the convolutions of the backbone are rounded: coordinates need float32. Arguments and
+    errors are those of `CheckedModel`.
+    """
+
+    depends_on = ("architecture", "preprocessing", "proposals", "detections")
+    Network: ClassVar[type[Any]]
+    """The modules, by settings and the dtype of the backbone's convolutions."""
+    backbone: ClassVar[tuple[str, ...]]
+    """Modules whose convolutions have this dtype."""
+
+    model: Any
+
+    @classmethod
+    def modules(cls, config: dict[str, Any], dtype: torch.dtype = torch.float32) -> nn.Module:
+        model: nn.Module = cls.Network(read(cls.Settings, config, ""), dtype)
+        for part in cls.backbone:
+            for module in model.get_submodule(part).modules():
+                if isinstance(module, nn.Conv2d):
+                    module.weight.data = module.weight.data.to(dtype)
+        return model.eval().requires_grad_(False)
+
+    def build(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> nn.Module:
+        with torch.device("meta"):
+            model = self.modules(config, DTYPES[self.dtype])
+        types = {name: tensor.dtype for name, tensor in model.state_dict().items()}
+        typed = {name: tensor.to(types[name]) for name, tensor in tensors.items()}
+        model.load_state_dict(typed, assign=True)
+        return model.requires_grad_(False)
+
+    def find(self, prepared: tuple[Tensor, Any], size: tuple[int, int], rule: str) -> BoxFeatures:
+        pixels, scale = prepared
+        return self.select(self.propose(pixels), scale, size, rule)[0]
 
     @exact
     def propose(self, pixels: Tensor, size: tuple[int, int] | None = None) -> Proposals:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, cast, get_args
+from typing import Annotated, cast, get_args
 
 import numpy as np
 import torch
@@ -245,6 +245,7 @@ class FasterRcnn(Detector, tags=["object-detection", "faster-rcnn"]):
     """
 
     kind = "faster_rcnn"
+    described = "Faster R-CNN, ResNet {layers}, width {width}; {classes} classes, {attributes} attributes"
     Settings = FasterRcnnSettings
     Conversion = FasterRcnnConversion
     Network = FasterRcnnModel
@@ -254,20 +255,6 @@ class FasterRcnn(Detector, tags=["object-detection", "faster-rcnn"]):
     def prepare(self) -> None:
         pixels = self.settings.preprocessing
         self._mean, self._std = (torch.tensor(own).view(3, 1, 1) for own in (pixels.mean, pixels.std))
-
-    @property
-    def dimension(self) -> int:
-        """Numbers of a feature."""
-        return 8 * int(self.settings.architecture.out_width)
-
-    @staticmethod
-    def describe(config: dict[str, Any]) -> str:
-        shape = config["architecture"]
-        return (
-            f"Faster R-CNN, ResNet {'-'.join(map(str, shape['layers']))}, width {shape['width']}; "
-            f"{shape['classes']} classes, {shape['attributes']} attributes; "
-            f"{8 * shape['out_width']} dimensions"
-        )
 
     def selecting(self, selection: Selection) -> FasterRcnnRegions:
         """This network as a region encoder with a rule of selection."""

@@ -5,7 +5,6 @@ For the embedded small models, in the place of a detector that was trained on ph
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -15,25 +14,23 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 
-from capeval_core.cache import SHARED, FeatureCache, feature_key
-from capeval_core.encoders.engine import Encoding, box_visuals
+from capeval_core.encoders.detector import BoxEncoder
 from capeval_core.inputs.boxes import BoxFeatures
 from capeval_core.inputs.images import InputImage, resized
-from capeval_core.models.batching import BatchSize
 from capeval_core.models.canary import canary_images
 from capeval_core.models.config import Width, read
 from capeval_core.models.copies import on_device, on_host
 from capeval_core.models.device import DTYPES, exact
-from capeval_core.models.model import CheckedModel
+from capeval_core.regions.boxes import clipped
 from capeval_core.regions.colours import ColourRegions
-from capeval_core.regions.features import BoxVisual, boxes_kept, pack
+from capeval_core.regions.features import boxes_kept
 from capeval_core.weights.conversion import Conversion
-from capeval_core.weights.folder import WeightsFolder
 
 Floats = NDArray[np.float32]
+Bytes = NDArray[np.uint8]
 
-MOST_BOXES = 36
-GRID = 3
+_MOST_BOXES = 36
+_GRID = 3
 """Cells of the grid per side; the whole image is a box too, so that every image has at least ten."""
 _MARGIN = 0.1
 """What a crop shows around its box, as a share of the box's sides."""
@@ -46,6 +43,11 @@ class SceneSizes:
     image_size: Annotated[int, range(8, 129)]
     width: Width
     region_size: Width
+
+
+@dataclass(frozen=True)
+class SceneSettings:
+    architecture: SceneSizes
 
 
 class SceneNet(nn.Module):
@@ -70,52 +72,26 @@ class SceneNet(nn.Module):
         return features, self.whole_object(features)[:, 0]
 
 
-@dataclass(frozen=True)
-class Crops:
-    """Boxes of an image, (n, 4) float32 in pixels, and what they show, (n, 3, side, side) bytes."""
-
-    size: tuple[int, int]
-    boxes: Floats
-    pixels: NDArray[np.uint8]
-
-
-def scene_boxes(image: Image.Image) -> Floats:
-    """(n, 4): patches of one colour, the largest first, then the whole image and the cells of a grid.
-
-    From 10 to 36 boxes; x0, y0, x1, y1 in pixels.
-
-    >>> from capeval_core.demo import demo_set
-    >>> len(scene_boxes(Image.open(demo_set()[0].image)))
-    13
-    """
-    regions = ColourRegions().find(InputImage.of(image))
-    width, height = image.size
-    largest = np.argsort(-regions.quality, kind="stable")[: MOST_BOXES - GRID * GRID - 1]
-    patches = regions.boxes[largest].reshape(-1, 4) + np.array([-_PADDING, -_PADDING, _PADDING, _PADDING])
-    columns, rows = (np.linspace(0, side, GRID + 1, dtype=np.float32) for side in (width, height))
-    cells = [
-        [columns[column], rows[row], columns[column + 1], rows[row + 1]]
-        for row in range(GRID)
-        for column in range(GRID)
-    ]
-    boxes = np.concatenate([patches, [[0, 0, width, height], *cells]]).astype(np.float32)
-    clipped: Floats = np.clip(boxes, 0, np.array([width, height, width, height], dtype=np.float32))
-    return clipped
-
-
-class SceneRegionEncoder(CheckedModel, tags=["image-feature-extraction"]):
+class SceneRegionEncoder(BoxEncoder, tags=["image-feature-extraction"]):
     """Boxes of a drawn scene, the most confident first, with features of a small convolutional network.
 
     Confidence is the network's probability that a box holds one whole object. Boxes more confident than 0.2
     are kept, 10 to 36 of them, so that features give the same score at once and from files. It knows nothing
     but scenes of coloured shapes; boxes of a photograph mean little.
 
-    Arguments and errors are those of `CheckedModel`.
+    >>> from capeval_core.demo import demo_set
+    >>> encoder = SceneRegionEncoder.from_pretrained("tiny")
+    >>> (found,) = encoder.encode_boxes([InputImage.of(demo_set()[0].image)])
+    >>> found.load().features.shape
+    (10, 64)
     """
 
     kind = "scene_regions"
+    described = "colour patches and grid cells, {image_size} pixels, box features of {region_size} numbers"
+    Settings = SceneSettings
     depends_on = ("architecture",)
     Conversion = Conversion
+    rules = ("confident",)
 
     model: SceneNet
 
@@ -124,90 +100,67 @@ class SceneRegionEncoder(CheckedModel, tags=["image-feature-extraction"]):
         return SceneNet(read(SceneSizes, config["architecture"]))
 
     def prepare(self) -> None:
-        self._side: int = self.config["architecture"]["image_size"]
-        self._automatic = BatchSize(32 if self.device.type == "cpu" else 256, automatic=True)
-
-    @classmethod
-    def read_config(cls, folder: WeightsFolder) -> dict[str, Any]:
-        config = super().read_config(folder)
-        read(SceneSizes, config.get("architecture"))
-        return config
-
-    @staticmethod
-    def describe(config: dict[str, Any]) -> str:
-        """The architecture in one line.
-
-        >>> shape = {"image_size": 24, "width": 16, "region_size": 64}
-        >>> SceneRegionEncoder.describe({"architecture": shape})
-        'colour patches and grid cells, 24 pixels, box features of 64 numbers'
-        """
-        shape = config["architecture"]
-        return (
-            f"colour patches and grid cells, {shape['image_size']} pixels, box features of "
-            f"{shape['region_size']} numbers"
-        )
+        """There is nothing to prepare."""
 
     @property
     def region_size(self) -> int:
         """Numbers of a box's feature."""
-        return int(self.config["architecture"]["region_size"])
+        return int(self.settings.architecture.region_size)
 
-    def encode_boxes(
-        self, images: Iterable[InputImage], *, cache: FeatureCache = SHARED, batch_size: int | None = None
-    ) -> Iterator[BoxVisual]:
-        """Boxes of any number of images with features, in order; an image that cannot be read has an error.
-
-        >>> from capeval_core.demo import demo_set
-        >>> encoder = SceneRegionEncoder.from_pretrained("tiny")
-        >>> (found,) = encoder.encode_boxes([InputImage.of(demo_set()[0].image)])
-        >>> found.load().features.shape
-        (10, 64)
-        """
-        encoding = Encoding(
-            size=self._automatic if batch_size is None else BatchSize(batch_size, automatic=False),
-            keys=lambda content, _: (feature_key(self.fingerprint, self.dtype, "boxes", content.encode()),),
-            prepare=self.crops,
-            forward=self._forward,
-        )
-        return box_visuals(images, encoding, cache)
-
-    def crops(self, image: Image.Image) -> Crops:
-        """The boxes of an image and what they show, some margin included."""
+    def preprocess(self, image: Image.Image) -> tuple[Floats, Bytes]:
+        """The boxes of an image (n, 4), and what they show, (n, 3, side, side), some margin included."""
         rgb = image.convert("RGB")
-        boxes = scene_boxes(rgb)
-        return Crops(rgb.size, boxes, cut(rgb, boxes, self._side))
+        boxes = _scene_boxes(rgb)
+        return boxes, _cut(rgb, boxes, self.settings.architecture.image_size)
+
+    def find(self, prepared: tuple[Floats, Bytes], size: tuple[int, int], rule: str) -> BoxFeatures:
+        boxes, crops = prepared
+        features, scores = self._run(crops)
+        order = np.argsort(-scores, kind="stable")
+        order = order[: boxes_kept(scores[order])]
+        return BoxFeatures(boxes[order], features[order], size, scores[order])
 
     @exact
-    def _run(self, prepared: Sequence[Crops]) -> tuple[Floats, Floats]:
-        """Features (boxes, region_size) and confidences (boxes,) of all boxes of these images."""
-        crops = torch.from_numpy(np.concatenate([each.pixels for each in prepared]))
-        features, logits = self.model(scaled(on_device(crops, self.device)).to(DTYPES[self.dtype]))
+    def _run(self, crops: Bytes) -> tuple[Floats, Floats]:
+        """Features (n, region_size) and confidences (n,) of crops."""
+        scaled = on_device(torch.from_numpy(crops), self.device).float() / 127.5 - 1
+        features, logits = self.model(scaled.to(DTYPES[self.dtype]))
         return on_host(features), on_host(torch.sigmoid(logits.float()))
-
-    def _forward(self, prepared: Sequence[Crops]) -> list[Floats]:
-        """Packed box features of each image."""
-        features, scores = self._run(prepared)
-        packed, start = [], 0
-        for each in prepared:
-            own = slice(start, start + len(each.boxes))
-            order = np.argsort(-scores[own], kind="stable")
-            order = order[: boxes_kept(scores[own][order])]
-            boxes = BoxFeatures(each.boxes[order], features[own][order], each.size, scores[own][order])
-            packed.append(pack(boxes))
-            start = own.stop
-        return packed
 
     def canary(self) -> Floats:
         """(2, region_size + 1): the mean feature, of unit length, and the mean confidence of two images."""
         rows = []
         for image in canary_images():
-            features, scores = self._run([self.crops(image)])
+            features, scores = self._run(self.preprocess(image)[1])
             mean = features.mean(axis=0)
             rows.append(np.append(mean / max(float(np.linalg.norm(mean)), 1e-6), scores.mean()))
         return np.stack(rows).astype(np.float32)
 
 
-def cut(image: Image.Image, boxes: Floats, side: int) -> NDArray[np.uint8]:
+def _scene_boxes(image: Image.Image) -> Floats:
+    """(n, 4): patches of one colour, the largest first, then the whole image and the cells of a grid.
+
+    From 10 to 36 boxes; x0, y0, x1, y1 in pixels.
+
+    >>> from capeval_core.demo import demo_set
+    >>> len(_scene_boxes(Image.open(demo_set()[0].image)))
+    13
+    """
+    regions = ColourRegions().find(InputImage.of(image))
+    width, height = image.size
+    largest = np.argsort(-regions.quality, kind="stable")[: _MOST_BOXES - _GRID * _GRID - 1]
+    patches = regions.boxes[largest].reshape(-1, 4) + np.array([-_PADDING, -_PADDING, _PADDING, _PADDING])
+    columns, rows = (np.linspace(0, side, _GRID + 1, dtype=np.float32) for side in (width, height))
+    cells = [
+        [columns[column], rows[row], columns[column + 1], rows[row + 1]]
+        for row in range(_GRID)
+        for column in range(_GRID)
+    ]
+    boxes = np.concatenate([patches, [[0, 0, width, height], *cells]]).astype(np.float32)
+    return clipped(boxes, (height, width))
+
+
+def _cut(image: Image.Image, boxes: Floats, side: int) -> NDArray[np.uint8]:
     """(n, 3, side, side): what an RGB image shows in each box and a tenth of its sides around it."""
     width, height = image.size
     crops = np.empty((len(boxes), side, side, 3), dtype=np.uint8)
@@ -218,8 +171,3 @@ def cut(image: Image.Image, boxes: Floats, side: int) -> NDArray[np.uint8]:
         part = image.crop((*start.tolist(), *end.tolist()))
         crop[:] = np.asarray(resized(part, (side, side), Image.Resampling.BILINEAR))
     return np.ascontiguousarray(crops.transpose(0, 3, 1, 2))
-
-
-def scaled(pixels: Tensor) -> Tensor:
-    """Bytes as float32 in [-1, 1]."""
-    return pixels.float() / 127.5 - 1

@@ -223,6 +223,9 @@ class UniterEncoder(RegionTextEncoder, tags=["image-captioning", "uniter"]):
     """
 
     kind = "uniter"
+    described = (
+        "UNITER {num_hidden_layers}x{hidden_size}, box features of {region_size} numbers, {vocab_size} words"
+    )
     revision = 2  # texts are split as by `str.split`
     Settings = UniterSettings
     depends_on = ("architecture", "context_length", "vocabulary", "lowercase")
@@ -234,14 +237,6 @@ class UniterEncoder(RegionTextEncoder, tags=["image-captioning", "uniter"]):
     @staticmethod
     def modules(config: dict[str, Any]) -> Uniter:
         return Uniter(config["architecture"])
-
-    @staticmethod
-    def describe(config: dict[str, Any]) -> str:
-        shape = config["architecture"]
-        return (
-            f"UNITER {shape['num_hidden_layers']}x{shape['hidden_size']}, box features of "
-            f"{shape['region_size']} numbers, {shape['vocab_size']} words"
-        )
 
     def rank(
         self,

@@ -425,6 +425,11 @@ class VilbertEncoder(RegionTextEncoder, tags=["image-captioning", "vilbert"]):
     """
 
     kind = "vilbert"
+    described = (
+        "ViLBERT {text[num_hidden_layers]}x{text[hidden_size]} and {visual[num_hidden_layers]}x"
+        "{visual[hidden_size]}, co-attentions behind text layers {text_layers_before}, box features of "
+        "{visual[region_size]} numbers, {text[vocab_size]} words, {tasks} tasks"
+    )
     revision = 2  # rows with released idf weights of unseen words
     Settings = VilbertSettings
     depends_on = ("architecture", "context_length", "vocabulary", "lowercase", "task")
@@ -440,16 +445,6 @@ class VilbertEncoder(RegionTextEncoder, tags=["image-captioning", "vilbert"]):
     def prepare(self) -> None:
         super().prepare()
         self._automatic_texts = BatchSize(64 if self.device.type == "cpu" else 2048, automatic=True)
-
-    @staticmethod
-    def describe(config: dict[str, Any]) -> str:
-        shape = config["architecture"]
-        text, visual = shape["text"], shape["visual"]
-        return (
-            f"ViLBERT {text['num_hidden_layers']}x{text['hidden_size']} and {visual['num_hidden_layers']}x"
-            f"{visual['hidden_size']}, {len(shape['text_layers_before'])} co-attentions, box features "
-            f"of {visual['region_size']} numbers, {text['vocab_size']} words, {shape['tasks']} tasks"
-        )
 
     @property
     def hidden_size(self) -> int:

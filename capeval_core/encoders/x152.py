@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, cast
+from typing import Annotated, cast
 
 import numpy as np
 import torch
@@ -273,6 +273,10 @@ class X152(Detector, tags=["object-detection", "faster-rcnn", "resnext"]):
     """
 
     kind = "x152"
+    described = (
+        "Faster R-CNN, ResNeXt {layers}, width {width} of {groups} groups, FPN {pyramid_width}; "
+        "{classes} classes; {feature_width} dimensions"
+    )
     Settings = X152Settings
     Conversion = X152Conversion
     Network = X152Model
@@ -283,20 +287,6 @@ class X152(Detector, tags=["object-detection", "faster-rcnn", "resnext"]):
 
     def prepare(self) -> None:
         self._mean = np.array(self.settings.preprocessing.mean, dtype=np.float32)
-
-    @property
-    def dimension(self) -> int:
-        """Numbers of a feature."""
-        return int(self.settings.architecture.feature_width)
-
-    @staticmethod
-    def describe(config: dict[str, Any]) -> str:
-        shape = config["architecture"]
-        return (
-            f"Faster R-CNN, ResNeXt {'-'.join(map(str, shape['layers']))}, "
-            f"{shape['groups']}x{shape['width'] // shape['groups']}d, FPN {shape['pyramid_width']}; "
-            f"{shape['classes']} classes; {shape['feature_width']} dimensions"
-        )
 
     def preprocess(self, image: Image.Image) -> tuple[Tensor, float]:
         """(3, h, w) float32, blue, green, red, less the mean, resized, with a margin; and the scale.

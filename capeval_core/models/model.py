@@ -76,6 +76,8 @@ class CheckedModel(ABC, ModelHubMixin, library_name="capeval", model_card_templa
     """Raised whenever a change of the code changes features: those that were kept are then not reused."""
     depends_on: ClassVar[tuple[str, ...]]
     """Keys of the config that features depend on."""
+    described: ClassVar[str]
+    """The architecture in one line, with the names of its settings in braces."""
     Conversion: ClassVar[type[Conversion]]
     """How an original checkpoint becomes its config and tensors."""
 
@@ -145,10 +147,10 @@ class CheckedModel(ABC, ModelHubMixin, library_name="capeval", model_card_templa
     def prepare(self) -> None:
         """What an encoder needs beside its model: tokenizer, preprocessing."""
 
-    @staticmethod
-    @abstractmethod
-    def describe(config: dict[str, Any]) -> str:
+    @classmethod
+    def describe(cls, config: dict[str, Any]) -> str:
         """The architecture in one line."""
+        return cls.described.format(**config["architecture"])
 
     @abstractmethod
     def canary(self) -> NDArray[np.float32]:

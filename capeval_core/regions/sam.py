@@ -260,6 +260,10 @@ class Sam(CheckedModel, tags=["mask-generation", "sam"]):
     """
 
     kind = "sam"
+    described = (
+        "SAM with {kind}, {image_size} pixels; decoder {decoder[num_hidden_layers]}x{decoder[hidden_size]}, "
+        "{decoder[num_attention_heads]} heads"
+    )
     depends_on = ("architecture", "preprocessing")
     Conversion = SamConversion
 
@@ -299,24 +303,6 @@ class Sam(CheckedModel, tags=["mask-generation", "sam"]):
         config = super().read_config(folder)
         read(SamSettings, config, "")
         return config
-
-    @staticmethod
-    def describe(config: dict[str, Any]) -> str:
-        """The architecture in one line."""
-        architecture = config["architecture"]
-        if "transformers" in architecture:
-            return "SAM in transformers' format"
-        encoder = architecture["kind"]
-        if "vision" in architecture:
-            vision = architecture["vision"]
-            encoder = (
-                f"ViT/{architecture['patch_size']} {vision['num_hidden_layers']}x{vision['hidden_size']}"
-            )
-        decoder = architecture["decoder"]
-        return (
-            f"SAM with {encoder}, {architecture['image_size']} pixels; decoder "
-            f"{decoder['num_hidden_layers']}x{decoder['hidden_size']}, {decoder['num_attention_heads']} heads"
-        )
 
     def resized(self, size: tuple[int, int]) -> tuple[int, int]:
         """Size (height, width) of the encoder's input: the longer side is fixed."""

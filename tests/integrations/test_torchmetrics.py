@@ -18,7 +18,7 @@ from capeval_core.metric import CaptionMetric
 from capeval_core.options import describe_options
 from capeval_core.registry import MEDIA_VARIANTS, METRICS, metric_class
 from capeval_core.reranking import Reranker
-from tests.support.counting import counted
+from capeval_core.testing import count_forwards
 
 torchmetrics = pytest.importorskip("torchmetrics")
 
@@ -185,8 +185,8 @@ def test_tensors_of_a_loader_are_images(weights: str) -> None:
 def test_a_wrong_batch_adds_nothing(given: dict[str, Any], message: str, weights: str) -> None:
     score: Any = CaptionScore("pacs", weights=weights)
     with (
-        counted(score.metric.encoder) as counts,
+        count_forwards() as forwards,
         pytest.raises((ValueError, TypeError), match=re.escape(message)),
     ):
         score.update(**given)
-    assert score.rows == [] and counts.images == counts.texts == 0
+    assert score.rows == [] and forwards.items == 0

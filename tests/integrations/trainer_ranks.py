@@ -54,8 +54,8 @@ def evaluate_everything(found: dict[str, Any], count: int, folder: Path) -> None
     import torch
 
     from capeval_core.integrations import CaptionMetrics
+    from capeval_core.testing import count_forwards
     from tests.integrations.captioner import Scenes, make_trainer
-    from tests.support.counting import counted
 
     scenes = Scenes(count)
     metrics = CaptionMetrics(
@@ -64,13 +64,13 @@ def evaluate_everything(found: dict[str, Any], count: int, folder: Path) -> None
     for batchwise in (False, True):
         trainer = make_trainer(scenes, folder, metrics, ddp_backend="gloo", batch_eval_metrics=batchwise)
         assert torch.distributed.get_world_size() == 2
-        with counted(metrics.metrics[0].encoder) as counts:  # type: ignore[attr-defined]
+        with count_forwards() as forwards:
             values = trainer.evaluate()
         found[f"batchwise={batchwise}"] = {
             "values": {key: values[key] for key in ("eval_pac_s", "eval_refpac_s")},
             "captions": metrics.captions,
             "scores": metrics.results["refpacs"].scores,
-            "images": counts.images,
+            "items": forwards.items,
         }
     # An image that vanishes costs the process that has it in its share an error, and the other one no hang.
     paths = [folder.parent / f"{int(folder.name)}-{i}.png" for i in range(count)]
