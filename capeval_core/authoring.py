@@ -6,14 +6,14 @@ this module (`authoring.greedy_match(...)`), then listing metrics stays fast.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from capeval_core.inputs.images import ImageError, InputImage
 from capeval_core.inputs.samples import Samples, windows
 from capeval_core.matching.cosine import grouped_cosine, harmonic_mean, paired_cosine, unit
 from capeval_core.metric import CaptionMetric, Model
 from capeval_core.options import CorpusOptions, CorpusStatistics, Options, option
+from capeval_core.project import lazy_names
 from capeval_core.ragged import Ragged
 from capeval_core.result import Result, Values
 from capeval_core.rows import column, common_columns, lists, nullable, row_schema
@@ -34,14 +34,11 @@ __all__ = [
     "common_columns", "greedy_match", "grouped_cosine", "harmonic_mean", "lists", "nullable", "option",
     "paired_cosine", "row_schema", "unit", "windows",
 ]  # fmt: skip
-_WITH_TORCH = {
-    "ClipEncoder": "capeval_core.encoders.clip",
-    "ImageFeatures": "capeval_core.encoders.engine",
-    "greedy_match": "capeval_core.matching.greedy",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _WITH_TORCH:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_WITH_TORCH[name]), name)
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "ClipEncoder": "capeval_core.encoders.clip",
+        "ImageFeatures": "capeval_core.encoders.engine",
+        "greedy_match": "capeval_core.matching.greedy",
+    },
+)

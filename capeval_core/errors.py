@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from capeval_core.values import described, has_nul, shown
+from capeval_core.values import described, shown
 
 Index = int | str | tuple[int | str, ...] | None
 """Position in an argument: `3`, `(3, 1)`, `(17, "bytes")`, or a part of a file such as `line 3`."""
@@ -310,21 +310,25 @@ def wrong_option(
     return Problems([option_problem(name, value, found, fix, verb=verb, kind=kind)]).error()
 
 
-NUL = ("a NUL character, which no path can have", "leave it out")
+NUL = ("has a NUL character, which no path can have", "leave it out")
 """What such a path has, and the fix."""
+
+
+def path_problem(path: str, *, folder: bool = False) -> tuple[str, str] | None:
+    """What is wrong with a path, and the fix, as far as that shows without a look at the disk."""
+    if folder and not path:
+        return "is empty", "pass the path of a folder, or None for none ('.' is the current folder)"
+    return NUL if "\0" in path else None
 
 
 def refuse_nul(path: str | os.PathLike[str]) -> None:
     """Raise FileError for a path of a file or folder that has a NUL character."""
-    if has_nul(path):
-        raise FileError(file_problem(repr(os.fspath(path)), *NUL, verb="has"))
+    if wrong := path_problem(os.fspath(path)):
+        raise FileError(file_problem(repr(os.fspath(path)), *wrong))
 
 
 def folder_path(argument: str, value: Any) -> Path:
     """The path of a folder that a user names; whether anything is there is not looked at.
-
-    Raises:
-        InputTypeError, InputError: a value that is no path, an empty path, or one with a NUL character.
 
     >>> folder_path("rows", "")
     Traceback (most recent call last):
@@ -334,13 +338,9 @@ def folder_path(argument: str, value: Any) -> Path:
     if not isinstance(value, (str, os.PathLike)) or not isinstance(os.fspath(value), str):
         fix = "pass the path of a folder, or None"
         raise wrong_option(argument, value, described(value), fix, kind=TypeError)
-    path = os.fspath(value)
-    if not path:
-        fix = "pass the path of a folder, or None for none ('.' is the current folder)"
-        raise wrong_option(argument, path, "empty", fix)
-    if has_nul(path):
-        raise wrong_option(argument, path, *NUL, verb="has")
-    return Path(path)
+    if wrong := path_problem(os.fspath(value), folder=True):
+        raise wrong_option(argument, os.fspath(value), *wrong, verb="")
+    return Path(value)
 
 
 def did_you_mean(name: str, known: Iterable[str], *, closeness: float = 0.6) -> str:

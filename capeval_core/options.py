@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import re
+import sys
 import typing
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -17,18 +19,15 @@ import numpy as np
 
 from capeval_core.cache import FeatureCache
 from capeval_core.errors import (
-    NUL,
     Kind,
     Problems,
-    ProblemsError,
     did_you_mean,
-    folder_path,
     option_problem,
+    path_problem,
     which_choice,
     wrong_option,
 )
 from capeval_core.inputs.texts import valid_unicode
-from capeval_core.values import has_nul
 
 Self = TypeVar("Self", bound="Settings")
 
@@ -52,8 +51,8 @@ def option(
     folder: whether a text is the path of a folder.
     flag: whether the command line has a flag for it.
     """
-    metadata = {"help": help, "sign": sign, "encodes": encodes, "minimum": minimum}
-    return field(default=default, metadata={**metadata, "folder": folder, "flag": flag})
+    metadata = {"help": help, "sign": sign, "encodes": encodes, "minimum": minimum, "folder": folder}
+    return field(default=default, metadata={**metadata, "flag": flag})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +76,9 @@ class Settings:
             if isinstance(value, np.generic):
                 value = value.item()
                 object.__setattr__(self, spec.name, value)  # a frozen class sets its own this way
-            _check(problems, spec, hints[spec.name], value)
+            if wrong := _wrong(spec, _members(hints[spec.name]), value):
+                found, fix, kind = wrong
+                problems.add(option_problem(spec.name, value, found, fix, verb="", kind=kind))
         problems.raise_if_any()
 
     @classmethod
@@ -88,13 +89,10 @@ class Settings:
     @classmethod
     def of(cls: type[Self], whose: str, keywords: dict[str, Any]) -> Self:
         """Options from keyword arguments; an unknown name is an error with the nearest known one."""
-        known = [spec.name for spec in cls.taken()]
-        problems = Problems()
+        known, problems = [spec.name for spec in cls.taken()], Problems()
         for name in [name for name in keywords if name not in known]:
-            hint = did_you_mean(name, known)
-            problems.add(
-                f"{whose} has no option {name!r}{hint} (options: {', '.join(known)})", kind=TypeError
-            )
+            found = f"{whose} has no option {name!r}{did_you_mean(name, known)}"
+            problems.add(f"{found} (options: {', '.join(known)})", kind=TypeError)
         problems.raise_if_any()
         if type(keywords.get("device")).__module__ == "torch":
             keywords = keywords | {"device": str(keywords["device"])}
@@ -259,50 +257,32 @@ def _members(hint: Any) -> list[Any]:
     return [hint]
 
 
-def _check(problems: Problems, spec: dataclasses.Field[Any], hint: Any, value: Any) -> None:
-    members = _members(hint)
+def _wrong(spec: dataclasses.Field[Any], members: Sequence[Any], value: Any) -> tuple[str, str, Kind] | None:
+    """What is wrong with a value, what to do, and the kind of error; None where it fits."""
     types = tuple(m for m in members if isinstance(m, type))
     choices = [m for m in members if not isinstance(m, type)]
     accepted = (*types, int) if float in types else types
-    fits = isinstance(value, accepted) and (bool in types or not isinstance(value, bool))
-    minimum: float | None = spec.metadata["minimum"]
-
-    def wrong(found: str, fix: str = "", *, verb: str = "is", kind: Kind = ValueError) -> None:
-        problems.add(option_problem(spec.name, value, found, fix, verb=verb, kind=kind))
-
+    minimum = spec.metadata["minimum"]
     if isinstance(value, str) and choices:
-        if value not in choices:
-            expected = " or ".join(map(repr, choices))
-            wrong("", f"expected {expected}{which_choice(value, choices)}", verb="")
-    elif not fits:
-        expected = " or ".join([*map(repr, choices), *(_TYPE_NAMES.get(t, t.__name__) for t in types)])
-        wrong("", f"expected {expected}", verb="", kind=TypeError)
-    elif isinstance(value, int) and not _fits(value, as_float=float in types):
-        wrong("too large a number", "pass a smaller one")
-    elif isinstance(value, (str, PathLike)) and PathLike in types and has_nul(value):
-        wrong(*NUL, verb="has")
-    elif isinstance(value, (str, PathLike)) and _is_recorded(spec) and not valid_unicode(str(value)):
-        wrong("not valid Unicode, so no file can record it", "rename it")
-    elif minimum is not None and value is not None and not minimum <= value < float("inf"):
-        wrong("", f"expected a number of at least {minimum:g}", verb="")
-    elif spec.metadata["folder"] and isinstance(value, (str, PathLike)):
-        try:
-            folder_path(spec.name, value)
-        except ProblemsError as error:
-            problems.extend(error.problems)
-
-
-def _fits(value: int, *, as_float: bool) -> bool:
-    """Whether a number can be computed with."""
-    try:
-        return math.isfinite(float(value)) if as_float else abs(value) < 1 << 63
-    except OverflowError:
-        return False
-
-
-def _is_recorded(spec: dataclasses.Field[Any]) -> bool:
-    """Whether signatures or stamps have the value in them."""
-    return spec.name == "weights" or spec.metadata["encodes"] or spec.metadata["sign"] is not None
+        expected = f"expected {' or '.join(map(repr, choices))}{which_choice(value, choices)}"
+        return None if value in choices else ("", expected, ValueError)
+    fits = isinstance(value, accepted) and (bool in types or not isinstance(value, bool))
+    if not fits:
+        names = [*map(repr, choices), *(_TYPE_NAMES.get(t, t.__name__) for t in types)]
+        return "", f"expected {' or '.join(names)}", TypeError
+    limit: float = sys.float_info.max if float in types else 1 << 63
+    if isinstance(value, int) and abs(value) >= limit:
+        return "is too large a number", "pass a smaller one", ValueError
+    if minimum is not None and value is not None and not minimum <= value < math.inf:
+        return "", f"expected a number of at least {minimum:g}", ValueError
+    if isinstance(value, (str, PathLike)):
+        text, recorded = os.fspath(value), any(spec.metadata[use] for use in ("encodes", "sign"))
+        wrong = path_problem(text, folder=spec.metadata["folder"]) if PathLike in types else None
+        if wrong:
+            return *wrong, ValueError
+        if (recorded or spec.name == "weights") and not valid_unicode(text):
+            return "is not valid Unicode, so no file can record it", "rename it", ValueError
+    return None
 
 
 def _recorded(value: Any) -> Any:

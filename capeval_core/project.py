@@ -1,9 +1,12 @@
-"""The project's address on the web, its licence and how its extras are installed, each in one place."""
+"""What the package says of itself: its address on the web, its licence, its extras, and its lazy names."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
 
 ADDRESS: str | None = None
 """Of the public repository, on GitHub or the Hub, without a slash at its end; None: there is none, and
@@ -13,17 +16,8 @@ LICENCE = "Apache-2.0"
 
 
 def address(path: str = "") -> str | None:
-    """The address of the project, or of a file of its repository; None where there is none.
-
-    Args:
-        path: of a file in the repository, e.g. `docs/footguns.md`.
-
-    >>> address("docs/footguns.md") == (ADDRESS and f"{ADDRESS}/blob/main/docs/footguns.md")
-    True
-    """
-    if ADDRESS is None:
-        return None
-    return f"{ADDRESS}/blob/main/{path}" if path else ADDRESS
+    """The address of the project, or of a file of its repository; None where there is none."""
+    return f"{ADDRESS}/blob/main/{path}" if ADDRESS and path else ADDRESS
 
 
 def install_command(extra: str) -> str:
@@ -39,9 +33,6 @@ def install_command(extra: str) -> str:
 def needs(package: str, extra: str) -> Iterator[None]:
     """Import a package, or say which extra brings it.
 
-    Raises:
-        ModuleNotFoundError: the package is not installed.
-
     >>> with needs("no_such_package", "ray"):
     ...     import no_such_package
     Traceback (most recent call last):
@@ -55,3 +46,14 @@ def needs(package: str, extra: str) -> Iterator[None]:
             raise
         message = f"{package} is not installed: {install_command(extra)}"
         raise ModuleNotFoundError(message, name=error.name) from None
+
+
+def lazy_names(module: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """`__getattr__` and `__dir__` of a module whose names are imported when they are used."""
+
+    def find(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        return getattr(import_module(homes[name]), name)
+
+    return find, lambda: sorted(sys.modules[module].__all__)

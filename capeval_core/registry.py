@@ -13,21 +13,18 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from capeval_core.errors import did_you_mean, warn, wrong_option
-from capeval_core.metric import CaptionMetric
-from capeval_core.options import describe_options
 from capeval_core.weights.folder import CONFIG, OPEN_CLIP_TENSORS, WeightsError, WeightsFolder
 
 if TYPE_CHECKING:
+    from capeval_core.metric import CaptionMetric
     from capeval_core.models.model import CheckedModel
-    from capeval_core.result import Result
 
 METRICS: dict[str, str] = {
     "pacs": "capeval_core.scores.pac:PacS",
@@ -54,7 +51,7 @@ MEDIA_VARIANTS: dict[tuple[str, str], str] = {
 
 _OF_COCO = "METEOR and SPICE are in CocoScores only, computed by pycocoevalcap in Java"
 _NO_BERT = "BERTScore is not part of capeval"
-OTHER_NAMES = {
+_OTHER_NAMES = {
     "meteor": _OF_COCO,
     "spice": _OF_COCO,
     "bertscore": _NO_BERT,
@@ -81,8 +78,7 @@ NETWORKS: dict[str, str] = {
 }
 """Every network: its `kind`, which is `encoder` in the config of its weights, and its class."""
 
-GROUP = "capeval.metrics"
-"""The entry-point group of metrics in other packages."""
+_GROUP = "capeval.metrics"  # of entry points
 _REQUIRED = ("title", "key", "summary", "paper", "range", "ROW")
 """Class attributes that every metric states."""
 
@@ -148,31 +144,32 @@ def metric_class(name: str, media: str | None = None) -> type[CaptionMetric]:
     if media is not None:
         known = media_of(name)
         if media not in known:
-            return _refuse_media(name, media, known)
+            others = [metric for metric, medium in MEDIA_VARIANTS if medium == media]
+            hint = did_you_mean(str(media), known) or (f"; {' and '.join(others)} have it" if others else "")
+            listed = ", ".join(known) or "none, it compares texts alone"
+            raise wrong_option("media", media, f"{name} is no metric on it{hint} (known: {listed})", verb="")
         if (name, media) in MEDIA_VARIANTS:
-            variant: type[CaptionMetric] = _import_class(MEDIA_VARIANTS[name, media])
-            return variant
+            return _import_class(MEDIA_VARIANTS[name, media])
     if isinstance(name, str) and name in METRICS:
-        class_: type[CaptionMetric] = _import_class(METRICS[name])
-        return class_
+        return _import_class(METRICS[name])
     outside = _entry_points()
     if not isinstance(name, str) or name not in outside:
         names = [*METRICS, *outside]
-        hint = OTHER_NAMES.get(re.sub(r"[^a-z]", "", str(name).lower()))
+        hint = _OTHER_NAMES.get(re.sub(r"[^a-z]", "", str(name).lower()), "")
         hint = f": {hint}" if hint else did_you_mean(str(name), names)
         raise ValueError(f"unknown metric {name!r}{hint} (known: {', '.join(names)})")
     return _load_entry_point(outside[name])
 
 
-def metric_of(result: Result) -> type[CaptionMetric]:
-    """The class of the metric that a result is of, by its name and its signature.
+def metric_of(signature: str) -> type[CaptionMetric]:
+    """The class of the metric that a result is of, by its signature.
 
     Raises:
         ValueError: there is no such metric, as where a package is missing.
     """
-    fields = result.signature.split("|")[1:2]
-    media = [field.removeprefix("media:") for field in fields if field.startswith("media:")]
-    return metric_class(result.metric, *media)
+    name, *fields = signature.split("|")
+    media = [field.removeprefix("media:") for field in fields[:1] if field.startswith("media:")]
+    return metric_class(name.removeprefix("capeval:"), *media)
 
 
 def package_of(metric: type[CaptionMetric]) -> str | None:
@@ -203,18 +200,12 @@ def load(name: str, *, media: str | None = None, **options: Any) -> CaptionMetri
     "capeval:pacs|weights:tiny@...|dtype:float32|w:2|prompt:'A photo depicts '|v:0.1.0"
     """
     class_ = metric_class(name, media)
-    _refuse_options_of_others(class_, name, options)
-    return class_(class_.Options.of(name, options))
-
-
-def _refuse_options_of_others(class_: type[CaptionMetric], name: str, options: dict[str, Any]) -> None:
-    """Raise TypeError for an option that the metric has for another medium only."""
-    known = {one.name for one in describe_options(class_.Options)}
-    for medium in media_of(name) if not options.keys() <= known else ():
-        own = {one.name for one in describe_options(metric_class(name, medium).Options)}
-        for option in sorted(options.keys() & own - known):
+    unknown = options.keys() - {spec.name for spec in class_.Options.taken()}
+    for medium in media_of(name) if unknown else ():
+        for option in sorted(unknown & {spec.name for spec in metric_class(name, medium).Options.taken()}):
             found, fix = f"an option of {name} for {medium}s", f"open load({name!r}, media={medium!r})"
             raise wrong_option(option, options[option], found, fix, kind=TypeError)
+    return class_(class_.Options.of(name, options))
 
 
 def network(kind: str) -> type[CheckedModel]:
@@ -253,64 +244,61 @@ def network_of(folder: WeightsFolder) -> type[CheckedModel]:
     return network(kind)
 
 
-def _refuse_media(name: str, media: Any, known: Sequence[str]) -> NoReturn:
-    others = [metric for metric, medium in MEDIA_VARIANTS if medium == media]
-    hint = did_you_mean(str(media), known) or (f"; {' and '.join(others)} have it" if others else "")
-    found = f"{name} is no metric on it{hint} (known: {', '.join(known) or 'none, it compares texts alone'})"
-    raise wrong_option("media", media, found, verb="")
-
-
-def _import_class(reference: str) -> Any:
+def _import_class(reference: str) -> type[Any]:
     module, _, name = reference.partition(":")
-    return getattr(import_module(module), name)
+    class_: type[Any] = getattr(import_module(module), name)
+    return class_
+
+
+# metrics of other packages
 
 
 def _entry_points() -> dict[str, EntryPoint]:
     """Metrics of other packages by name; a name with two owners is left out with a warning."""
     try:
-        declared = sorted(entry_points(group=GROUP), key=lambda entry: (entry.name, _distribution(entry)))
+        declared = sorted(entry_points(group=_GROUP), key=lambda entry: (entry.name, _package(entry)))
     except Exception as error:  # one damaged installation must not disable every metric
         warn(f"the entry points of installed packages could not be read: {error}")
         return {}
     by_name: dict[str, EntryPoint] = {}
     for name, group in groupby(declared, key=lambda entry: entry.name):
         entries = list(group)
-        owners = ["capeval"] * (name in METRICS) + [_distribution(entry) for entry in entries]
+        owners = ["capeval"] * (name in METRICS) + [_package(entry) for entry in entries]
         if len(owners) == 1:
             (by_name[name],) = entries
         else:
             kept = "capeval's is used" if name in METRICS else "none is used"
-            warn(
-                f"metric {name!r} is declared by {' and by '.join(owners)}: {kept}; uninstall one, "
-                "or ask its authors for another name"
-            )
+            fix = "uninstall one, or ask its authors for another name"
+            warn(f"metric {name!r} is declared by {' and by '.join(owners)}: {kept}; {fix}")
     return by_name
 
 
 def _load_entry_point(entry: EntryPoint) -> type[CaptionMetric]:
     """The class of a metric in another package."""
-    declared = f"metric {entry.name!r} ({GROUP}: {entry.value}) of {_distribution(entry)}"
+    declared = f"metric {entry.name!r} ({_GROUP}: {entry.value}) of {_package(entry)}"
     try:
-        class_ = entry.load()
-        is_metric = isinstance(class_, type) and issubclass(class_, CaptionMetric)
-        lacking = [name for name in _REQUIRED if not hasattr(class_, name)] if is_metric else []
+        class_: Any = entry.load()
     except (Exception, SystemExit) as error:  # whatever the other package raises
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise ValueError(f"{declared} could not be imported ({reason}): update or uninstall it") from error
-    if not is_metric:
+    if "CaptionMetric" not in {base.__name__ for base in getattr(class_, "__mro__", ())}:
         raise ValueError(f"{declared} is not a subclass of capeval_core.metric.CaptionMetric")
+    lacking = [name for name in _REQUIRED if not hasattr(class_, name)]
     lacking += sorted(class_.__abstractmethods__) if inspect.isabstract(class_) else []
     if lacking:
         raise ValueError(f"{declared} lacks {', '.join(lacking)}")
     if getattr(class_, "name", None) != entry.name:
         raise ValueError(f"{declared} has another name in its class: {getattr(class_, 'name', None)!r}")
-    checked: type[CaptionMetric] = class_
-    return checked
+    found: type[CaptionMetric] = class_
+    return found
 
 
-def _distribution(entry: EntryPoint) -> str:
+def _package(entry: EntryPoint) -> str:
     """Name and version of the installed package that declares an entry point."""
     return f"{entry.dist.name} {entry.dist.version}" if entry.dist is not None else "an unknown package"
+
+
+# folders beside the package
 
 
 def module_path(name: str) -> str:
@@ -337,10 +325,6 @@ def module_path(name: str) -> str:
 
 
 def shipped(package: str, folder: str) -> Path:
-    """A folder that lies inside an installed package, and beside the package in a checkout.
-
-    >>> shipped("hub_cards", "hub_cards").name
-    'hub_cards'
-    """
+    """A folder that lies inside an installed package, and beside the package in a checkout."""
     root = Path(__file__).parent
     return root / package if (root / package).is_dir() else root.parent / folder

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from capeval_core.registry import METRICS, metric_class
 from capeval_core.statistics import (
     LEAST_IMAGES,
     UNBOUNDED,
@@ -26,9 +27,6 @@ from capeval_core.statistics import (
 
 if TYPE_CHECKING:
     import pandas as pd
-
-__all__ = ["Counts", "Published", "Result", "Values", "json_text", "plain"]
-
 
 _SHOWN = 3
 """Captions at either end that notebooks show."""
@@ -58,11 +56,9 @@ class Values:
 
 @dataclass(frozen=True)
 class Published:
-    """A mean that a paper reports, to compare another one with.
+    """A mean that a paper reports: of whose captions, on which images, with which weights of the catalogue.
 
-    captions: whose captions were scored. value: their mean. dataset: on which images. weights: with which
-    weights, a repository of the catalogue. source: paper and table. settings: the options that differed from
-    the defaults, in words; '' if none did.
+    source: paper and table. settings: the options that differed from the defaults, in words; '' if none did.
     """
 
     captions: str
@@ -166,8 +162,6 @@ class Result:
 
     def _ordered(self, *, worst_first: bool) -> list[int]:
         """Indices of the captions with a finite score; equal ones stay in their order."""
-        from capeval_core.registry import METRICS, metric_class
-
         higher_is_better = metric_class(self.metric).higher_is_better if self.metric in METRICS else True
         finite = [index for index, score in enumerate(self.scores) if np.isfinite(score)]
         return sorted(finite, key=self.scores.__getitem__, reverse=higher_is_better is not worst_first)
@@ -323,7 +317,30 @@ class Result:
         Raises:
             KeyError, TypeError, ValueError: something is missing, or does not fit the rest.
         """
-        return Result(**_fields_of(saved), counts=Counts(**saved["counts"]))
+        _check_shape("it", saved, dict)
+        for name, shape in _SHAPES.items():
+            _check_shape(name, saved[name], shape)
+        summands, formula = saved.get("summands"), _formula_of(saved)
+        columns = {"scores": saved["scores"], "groups": saved["groups"], **saved["parts"]}
+        columns |= {} if summands is None else {"summands": summands}
+        if len({len(column) for column in columns.values()}) != 1:
+            lengths = ", ".join(f"{len(column)} {name}" for name, column in columns.items())
+            raise ValueError(f"it has {lengths}, which should be equally many")
+        low, high = saved.get("range") or (None, None)
+        return Result(
+            metric=saved["metric"],
+            key=saved["key"],
+            signature=saved["signature"],
+            scores=_numbers(saved["scores"]),
+            parts={name: _numbers(part) for name, part in saved["parts"].items()},
+            groups=list(saved["groups"]),
+            counts=Counts(**saved["counts"]),
+            errors={int(index): reason for index, reason in saved["errors"].items()},
+            relative=saved.get("relative"),
+            summands=None if summands is None else [_numbers(row) for row in summands],
+            formula=formula,
+            range=(-math.inf if low is None else float(low), math.inf if high is None else float(high)),
+        )
 
     def _refuse_relative(self, method: str) -> None:
         if self.relative is not None:
@@ -383,91 +400,46 @@ def json_text(content: Any) -> str:
     return json.dumps(plain(content), ensure_ascii=False, indent=1, allow_nan=False) + "\n"
 
 
-_TYPES: dict[str, tuple[Any, str]] = {
-    **dict.fromkeys(("metric", "key", "signature"), (str, "a text")),
-    **dict.fromkeys(("scores", "groups"), (list, "a list")),
-    **dict.fromkeys(("parts", "counts", "errors"), (Mapping, "an object")),
-    "relative": ((str, type(None)), "a text or null"),
+_SHAPES: dict[str, Any] = {
+    **dict.fromkeys(("metric", "key", "signature"), str),
+    "scores": [float],
+    "groups": [str],
+    "parts": {str: [object]},
+    "counts": {str: int},
+    "errors": {str: str},
 }
+"""What a saved result needs, as lists and objects of kinds; a `float` may be null."""
+_NAMES = {str: "a text", int: "a whole number", float: "a number or null", list: "a list", dict: "an object"}
 
 
-def _fields_of(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a result but its counts, from what `Result.to_dict` gave.
-
-    Raises:
-        KeyError, TypeError, ValueError: something is missing, or does not fit the rest.
-    """
-    _check_types(saved)
-    columns = {"scores": saved["scores"], "groups": saved["groups"], **saved["parts"]}
-    summands, formula = saved.get("summands"), _formula_of(saved)
-    if summands is not None:
-        columns["summands"] = summands
-    if len({len(column) for column in columns.values()}) != 1:
-        lengths = ", ".join(f"{len(column)} {name}" for name, column in columns.items())
-        raise ValueError(f"it has {lengths}, which should be equally many")
-    low, high = saved.get("range") or (None, None)
-    return {
-        **{name: saved[name] for name in ("metric", "key", "signature")},
-        "scores": _numbers(saved["scores"]),
-        "parts": {name: _numbers(part) for name, part in saved["parts"].items()},
-        "groups": list(saved["groups"]),
-        "errors": {int(index): reason for index, reason in saved["errors"].items()},
-        "relative": saved.get("relative"),
-        "summands": None if summands is None else [_numbers(row) for row in summands],
-        "formula": formula,
-        "range": (-math.inf if low is None else float(low), math.inf if high is None else float(high)),
-    }
+def _check_shape(name: str, value: Any, shape: Any) -> None:
+    """Refuse a value of another shape: TypeError."""
+    kind = type(shape) if isinstance(shape, (list, dict)) else shape
+    fits = isinstance(value, kind) and not (kind is int and isinstance(value, bool))
+    if not (value is None or _is_number(value) if kind is float else fits):
+        raise TypeError(f"{name} should be {_NAMES[kind]}, found {_shown(value)}")
+    if isinstance(shape, list):
+        for index, one in enumerate(value):
+            _check_shape(f"{name}[{index}]", one, shape[0])
+    if isinstance(shape, dict):
+        for key, one in value.items():
+            _check_shape(f"{name}[{key!r}]", one, shape[str])
 
 
 def _formula_of(saved: Mapping[str, Any]) -> CorpusFormula | None:
     """The formula of a corpus metric, by which the sums in a file are read; None for any other metric."""
-    from capeval_core.registry import METRICS, metric_class
-
     metric, summands = saved["metric"], saved.get("summands")
     if summands is None and metric not in METRICS:  # of a package that need not be installed to read it
         return None
     formula = metric_class(metric).formula
-    if formula is None and summands is not None:
-        raise ValueError(f"it has summands, and {metric} has no formula of sums")
-    if formula is not None and summands is None:
-        raise ValueError(f"it has no summands, which the number of {metric} is made of")
-    if formula is not None and summands and len(summands[0]) != len(formula.sums):
-        raise ValueError(
-            f"its summands have {len(summands[0])} numbers, those of {metric} {len(formula.sums)}"
-        )
+    if (formula is None) is not (summands is None):
+        raise ValueError(f"summands are there exactly where the metric has sums, {metric} has {formula}")
+    if formula is not None:
+        _check_shape("summands", summands, [[float]])
+        for row in summands or []:
+            if len(row) != len(formula.sums) or any(value is not None and value < 0 for value in row):
+                raise ValueError(f"summands should be {len(formula.sums)} numbers of at least 0 per caption")
     return formula
-
-
-def _check_types(saved: Mapping[str, Any]) -> None:
-    """Refuse a value that is no result before anything is computed with it."""
-    if not isinstance(saved, Mapping):
-        raise TypeError(f"expected an object, found {_shown(saved)}")
-    for name, (kind, expected) in _TYPES.items():
-        value = saved.get(name) if name == "relative" else saved[name]
-        if not isinstance(value, kind):
-            raise TypeError(f"{name} should be {expected}, found {_shown(value)}")
-    for i, score in enumerate(saved["scores"]):
-        if score is not None and not _is_number(score):
-            raise ValueError(
-                f"scores[{i}] is {_shown(score)}, not a number: scores are numbers, or null where scoring "
-                "failed; write the file again with `capeval score --json`"
-            )
-    for i, group in enumerate(saved["groups"]):
-        if not isinstance(group, str):
-            raise TypeError(f"groups[{i}] should be a text, the key of an image, found {_shown(group)}")
-    for name, part in saved["parts"].items():
-        if not isinstance(part, list):
-            raise TypeError(f"parts[{name!r}] should be a list, found {_shown(part)}")
-    for name, count in saved["counts"].items():
-        if isinstance(count, bool) or not isinstance(count, int):
-            raise TypeError(f"counts[{name!r}] should be a whole number, found {_shown(count)}")
-    rows = saved.get("summands")
-    if rows is not None and not (
-        isinstance(rows, list)
-        and all(isinstance(row, list) and len(row) == len(rows[0]) for row in rows)
-        and all(value is None or (_is_number(value) and value >= 0) for row in rows for value in row)
-    ):
-        raise TypeError("summands should be lists of equally many numbers, one list per caption")
 
 
 def _is_number(value: Any) -> bool:
@@ -478,11 +450,11 @@ def _is_number(value: Any) -> bool:
 
 
 def _shown(value: Any) -> str:
-    if isinstance(value, (bool, type(None))):
-        return {True: "true", False: "false", None: "null"}[value]
-    if isinstance(value, (int, float)):
-        return repr(value) if _is_number(value) else "a number beyond the range of float64"
-    return f"{value[:30]!r}" if isinstance(value, str) else f"a {type(value).__name__}"
+    if isinstance(value, int) and not isinstance(value, bool) and not _is_number(value):
+        return "a number beyond the range of float64"
+    return (
+        json.dumps(value) if value is None or isinstance(value, (int, float, str)) else type(value).__name__
+    )
 
 
 def _numbers(saved: Sequence[Any]) -> list[Any]:

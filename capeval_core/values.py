@@ -55,11 +55,6 @@ def shown_number(value: Any) -> str:
     return digits if len(digits) <= 40 else f"{digits[:40]}..."
 
 
-def has_nul(path: str | os.PathLike[str]) -> bool:
-    """Whether a path has the one character that no path can have."""
-    return "\0" in os.fspath(path)
-
-
 def expanded_path(path: str | os.PathLike[str]) -> Path:
     """The path with the user's folder in place of `~`; that of an unknown user stays as it is.
 

@@ -1,6 +1,6 @@
 """Generated parts of documents: tables made from the classes, and paragraphs that documents share.
 
-    python -m tools.documents                 all documents of the checkout, setup.cfg, and the stub of `load`
+    python -m tools.documents                 all documents of the checkout, and setup.cfg
     python -m tools.documents README.md ...   only these documents
 
 A document marks a generated part by two lines, `<!-- options pacs -->` and `<!-- /options pacs -->`: the
@@ -25,7 +25,6 @@ from capeval_core.registry import METRICS, metric_class, variant_classes
 from capeval_core.weights.catalogue import CONVERTED_AS, NAMESPACE, WEIGHTS, WeightsEntry
 from capeval_core.writing import write_whole
 from tools.exactness import ON_CPU, ON_GPU, exactness_rows, has_networks, legend, read_lines
-from tools.load_types import load_stub
 
 Row = list[str]
 CHECKOUT = Path(__file__).parents[1]
@@ -41,7 +40,6 @@ DOCUMENTS = (
 """The documents of a checkout."""
 PARTS = CHECKOUT / "docs" / "parts"
 """Paragraphs that documents share, one per file."""
-STUB = CHECKOUT / "capeval_core" / "__init__.pyi"
 
 
 def markdown(header: Row, rows: list[Row]) -> str:
@@ -344,8 +342,6 @@ def main(arguments: list[str]) -> None:
     for path in map(Path, arguments) if arguments else documents():
         text = path.read_text(encoding="utf-8")
         write_whole(path, filled(text, str(path)))
-    if not arguments:
-        write_whole(STUB, load_stub())
 
 
 if __name__ == "__main__":

@@ -151,7 +151,7 @@ def _refuse_different(systems: Sequence[ScoredSystem], baseline: ScoredSystem, o
 def _print_test(a: Result, b: Result, names: Sequence[object]) -> None:
     """Two systems by one metric, with a test where there are images enough."""
     try:
-        title = metric_of(a).title
+        title = metric_of(a.signature).title
     except ValueError:  # of a package that is not installed here
         title = a.metric
     try:

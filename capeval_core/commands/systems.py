@@ -218,7 +218,7 @@ def _cell(
 
 def _column(result: Result) -> Column:
     try:
-        metric = metric_of(result)
+        metric = metric_of(result.signature)
     except ValueError:  # of a package that is not installed here
         return Column(result.metric, result.metric, result.key, (float("nan"), float("nan")))
     about = describe_metric(metric)

@@ -6,7 +6,9 @@ self-critical training, `CocoScores` COCO's caption evaluation by the keys of py
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from capeval_core.project import lazy_names
 
 if TYPE_CHECKING:
     from capeval_core.integrations.coco import CocoScores
@@ -15,21 +17,12 @@ if TYPE_CHECKING:
 
 __all__ = ["CaptionMetrics", "CocoScores", "reward"]
 
-_HOMES = {
-    "CaptionMetrics": "capeval_core.integrations.trainer",
-    "CocoScores": "capeval_core.integrations.coco",
-    "reward": "capeval_core.integrations.rewards",
-}
-
-
-def __getattr__(name: str) -> Any:
-    # Lazy, so that one integration does not import what another one needs.
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    return getattr(import_module(_HOMES[name]), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+# Lazy, so that one integration does not import what another one needs.
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "CaptionMetrics": "capeval_core.integrations.trainer",
+        "CocoScores": "capeval_core.integrations.coco",
+        "reward": "capeval_core.integrations.rewards",
+    },
+)

@@ -15,7 +15,6 @@ from capeval_core.registry import METRICS, metric_class, variant_classes
 from tools.documents import (
     CHECKOUT,
     PARTS,
-    STUB,
     documents,
     exactness_table,
     filled,
@@ -24,7 +23,6 @@ from tools.documents import (
     own_weights,
 )
 from tools.exactness import NOT_YET, ON_CPU, exactness_rows, of_subject, read_lines
-from tools.load_types import load_stub
 
 TEMPLATE = ["Metric description", "How to use", "Inputs", "Output values", "Values from popular papers",
             "Examples", "Limitations and bias", "Citation", "Further references"]  # fmt: skip
@@ -58,10 +56,6 @@ def test_generated_parts_are_current_and_links_lead_somewhere(path: Path) -> Non
         assert not (target and path in [*CARDS, *HUB_CARDS.values()]), target
         linked = path.parent / target if target else path
         assert linked.exists() and (not anchor or anchor in anchors(linked)), f"{target}#{anchor}"
-
-
-def test_the_stub_of_load_is_current() -> None:
-    assert STUB.read_text(encoding="utf-8") == load_stub(), "run: python -m tools.documents"
 
 
 @pytest.mark.parametrize("path", CARDS, ids=named)

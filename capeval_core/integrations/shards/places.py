@@ -14,9 +14,9 @@ from typing import Any
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from capeval_core.errors import NUL, FileError, file_problem, wrong_option
+from capeval_core.errors import FileError, file_problem, path_problem, wrong_option
 from capeval_core.project import install_command
-from capeval_core.values import described, has_nul
+from capeval_core.values import described
 from capeval_core.writing import whole_file
 
 _INSTALL = {"s3": install_command("s3"), "gs": "pip install gcsfs", "gcs": "pip install gcsfs"}
@@ -39,8 +39,8 @@ class Place:
         address = os.fspath(value)
         if not address:
             raise wrong_option(argument, address, "empty", "pass the path of a file")
-        if has_nul(address):
-            raise wrong_option(argument, address, *NUL, verb="has")
+        if wrong := path_problem(address):
+            raise wrong_option(argument, address, *wrong, verb="")
         try:
             filesystem, path = fsspec.core.url_to_fs(address)
         except ImportError as error:
