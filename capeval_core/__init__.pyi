@@ -13,7 +13,7 @@ from capeval_core.registry import module_path as module_path
 from capeval_core.result import Result as Result
 from capeval_core.scores.clips import ClipS, RefClipS
 from capeval_core.scores.eco.metric import Eco
-from capeval_core.scores.hice.metric import HiceS, RefHiceS
+from capeval_core.scores.hice import HiceS, RefHiceS
 from capeval_core.scores.ngram.bleu import Bleu
 from capeval_core.scores.ngram.cider import Cider, CiderD
 from capeval_core.scores.ngram.rouge import RougeL

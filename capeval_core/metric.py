@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,6 +39,12 @@ class Model:
 
     label: str
     fingerprint: str
+
+    @classmethod
+    def of(cls, name: str, fingerprint: str) -> Model:
+        """What has no repository: its label is its name and a digest of its fingerprint."""
+        digest = hashlib.blake2b(fingerprint.encode(), digest_size=4).hexdigest()
+        return cls(f"{name}@{digest}", fingerprint)
 
 
 class CaptionMetric(ABC):

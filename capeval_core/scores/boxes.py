@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -203,12 +202,12 @@ def box_source_opener(spec: Any) -> Callable[..., BoxSource]:
             loaded.
     """
     if isinstance(spec, RegionEncoder):
-        label = f"{type(spec).__name__}@{_digest(spec.fingerprint)}"
+        label = Model.of(type(spec).__name__, spec.fingerprint).label
         return lambda selection, **settings: BoxSource(label, spec.fingerprint, spec, selection)
     if not isinstance(spec, (str, PathLike)):
         raise wrong_option("regions", spec, "", _EXPECTED, verb="", kind=TypeError)
     if (store := store_of(spec)) is not None:
-        label = f"{store.name}@{_digest(store.fingerprint)}"
+        label = Model.of(store.name, store.fingerprint).label
         # Rows are keyed by the content of the boxes, wherever they lie.
         return lambda selection, **settings: BoxSource(label, "boxes", None, selection)
     name = os.fspath(spec)
@@ -314,7 +313,3 @@ class _Missing(Source[BoxFeatures]):
 
     def decode(self, reduced: bool = False) -> BoxFeatures:
         raise self.reason
-
-
-def _digest(fingerprint: str) -> str:
-    return hashlib.blake2b(fingerprint.encode(), digest_size=4).hexdigest()
