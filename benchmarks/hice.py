@@ -38,7 +38,7 @@ class PlainLoop:
     def __init__(self, architecture: dict[str, Any], tensors: dict[str, Any], metric: Any) -> None:
         from capeval_core.models.device import DTYPES
 
-        self.encoder, self.source, self.phrases = metric.encoder, metric.region_source, metric.phrase_source
+        self.encoder, self.source, self.phrases = metric.encoder, metric.regions, metric.phrases
         self.device, self.dtype = self.encoder.device, DTYPES[self.encoder.dtype]
         model, self._tokenize = _open_clip(architecture, dict(tensors))
         self.model = model.eval().to(self.device, self.dtype)

@@ -157,20 +157,20 @@ def explained(
             best_regions = _split(matches.x_indices, matches.x_offsets)
             best_phrases = _split(matches.y_indices, matches.y_offsets)
             own = window[part]
-            for i, (caption, image, seen) in enumerate(zip(own.captions, own.images, features, strict=True)):
+            for i, (caption, image, view) in enumerate(zip(own.captions, own.images, features, strict=True)):
                 row = rows.slice(len(found), 1).to_pylist()[0]
                 content: dict[str, Any] = {"caption": caption, "image": image.label}
                 content |= {name: value[len(found)] for name, value in values.items()}
                 content["threshold"] = threshold
-                if seen.error is None and seen.key not in regions_of:
-                    regions_of[seen.key] = _regions(metric.regions, image)
-                regions = ImageError(seen.error) if seen.error else regions_of[seen.key]
+                if view.error is None and view.key not in regions_of:
+                    regions_of[view.key] = _regions(metric.regions, image)
+                regions = ImageError(view.error) if view.error else regions_of[view.key]
                 if row["error"] is not None or isinstance(regions, ImageError):
                     content |= {"phrases": [], "regions": [], "whole": None}
                     content["error"] = row["error"] or str(regions)
                     found[len(found)] = HiceExplanation(content, image, None)
                     continue
-                visible = regions.select(seen.kept.tolist())
+                visible = regions.select(view.kept.tolist())
                 content |= _notes(
                     row, captions.phrases[i], best_regions[i], best_phrases[i], visible, metric.options
                 )
