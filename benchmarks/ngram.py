@@ -1,7 +1,6 @@
 """BLEU, ROUGE-L, CIDEr and CIDEr-D beside pycocoevalcap on the same captions in one run: how fast, how equal.
 
-    python -m benchmarks.ngram [REFERENCES.json CANDIDATES.json ...] [--repeats 3] [--meteor] [--out FILE.md]
-    python -m benchmarks.ngram --apart      # of our metrics one after the other; without Java
+    python -m benchmarks.ngram [REFERENCES.json CANDIDATES.json ...] [--repeats 3] [--out FILE.md]
 
 REFERENCES is {image id: [references]}, each CANDIDATES {image id: caption} of one system; without them, drawn
 scenes are described. Needs Java (`apt install default-jre-headless`) and pycocoevalcap (`pip install
@@ -55,20 +54,6 @@ def described_scenes(images: int, seed: int = 0) -> tuple[dict[str, list[str]], 
     return {key: row[1:] for key, row in texts.items()}, {key: row[0] for key, row in texts.items()}
 
 
-ODD = {
-    "equal": (["A dog runs on the grass."], "a dog runs on the grass"),
-    "empty": (["two cats", "a cat"], ""),
-    "marks alone": (["two cats!", "..."], "?!"),
-    "no words at all": (["...", "!"], "."),
-    "one word": (["dog", "a dog"], "Dog."),
-    "repeated": (["a red dog", "the dog is red"], "red red red red dog dog"),
-    "long": (["a dog"], "a dog " * 40),
-    "short of both": (["a b c d e f g h", "a b c d"], "a b c d e f"),
-    "treebank": (["the man's dog can't run (fast)", "gonna run"], "a man's dog cannot run, it's 5.30 p.m."),
-}
-"""Captions at the edges, with their references."""
-
-
 def theirs(gts: Texts, res: Texts) -> dict[str, Any]:
     """Tokens, values and scores by pycocoevalcap."""
     from pycocoevalcap.bleu.bleu import Bleu
@@ -97,27 +82,7 @@ def ours(gts: Texts, res: Texts) -> None:
         _ = result.mean
 
 
-def apart(images: int, repeats: int) -> str:
-    """What it saves that metrics one after the other share the words of texts."""
-    gts, captions = described_scenes(images)
-
-    def seconds(*, kept: bool) -> float:
-        begin = time.process_time()
-        for name in METRICS:
-            if not kept or name == METRICS[0]:
-                ptb._kept.cache_clear()
-            load(name).score(list(captions.values()), references=list(gts.values()))
-        return time.process_time() - begin
-
-    times = [(seconds(kept=False), seconds(kept=True)) for _ in range(repeats)]
-    anew, shared = (min(column) for column in zip(*times, strict=True))
-    return (
-        f"{', '.join(METRICS)} one after the other on {images:,} captions: {anew:.2f} s of a processor with "
-        f"words read anew for each, {shared:.2f} s with those of the first: {anew / shared:.1f} times"
-    )
-
-
-def report(system: str, gts: Texts, res: Texts, repeats: int, meteor: bool) -> list[str]:
+def report(system: str, gts: Texts, res: Texts, repeats: int) -> list[str]:
     """Lines of Markdown about one system."""
     times: list[tuple[float, float]] = []
     given: dict[str, Any] = {}
@@ -126,7 +91,7 @@ def report(system: str, gts: Texts, res: Texts, repeats: int, meteor: bool) -> l
             seconds, given = timed(lambda: theirs(gts, res))
         times.append((seconds, timed(lambda: ours(gts, res))[0]))
     seconds, own = (min(column) for column in zip(*times, strict=True))
-    scores = CocoScores(gts, res, metrics=["BLEU", "ROUGE_L", "CIDEr", *(["METEOR"] if meteor else [])])
+    scores = CocoScores(gts, res)
     found: dict[str, tuple[float, Any]] = given["found"]
     lines = [
         f"## {system}: {len(res):,} captions, {sum(map(len, gts.values())):,} references",
@@ -141,8 +106,6 @@ def report(system: str, gts: Texts, res: Texts, repeats: int, meteor: bool) -> l
         apart = float(np.abs(scores.arrays[name] - each).max())
         mine = scores.eval[name]
         lines.append(f"| {name} | {value:.5f} | {mine:.5f} | {abs(mine - value):.1e} | {apart:.1e} |")
-    if meteor:
-        lines.append(f"| METEOR | | {scores.eval['METEOR']:.5f} (by pycocoevalcap, from our tokens) | | |")
     interval = scores.results["BLEU"].interval()
     lines += ["", f"BLEU-4 with its interval: {interval.low:.4f} to {interval.high:.4f} (95%).", ""]
     return lines
@@ -167,27 +130,9 @@ def main() -> None:
     parser.add_argument("candidates", nargs="*", type=Path)
     parser.add_argument("--images", type=int, default=5000, help="drawn scenes, where no files are given")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--meteor", action="store_true", help="METEOR too, which is not timed")
     parser.add_argument("--out", type=Path)
-    parser.add_argument(
-        "--write", type=Path, help="scores of some drawn scenes and odd captions, for the tests"
-    )
-    parser.add_argument("--apart", action="store_true", help="our metrics one after the other, nothing else")
     given = parser.parse_args()
-    if given.apart:
-        print(apart(given.images, given.repeats))
-        return
     check_java(["METEOR"])
-    if given.write:
-        gts, captions = described_scenes(20)
-        gts |= {key: references for key, (references, _) in ODD.items()}
-        captions |= {key: caption for key, (_, caption) in ODD.items()}
-        found = theirs(gts, {key: [captions[key]] for key in gts})["found"]
-        content = {"references": gts, "captions": captions}
-        content["values"] = {name: float(value) for name, (value, _) in found.items()}
-        content["scores"] = {name: np.asarray(each).tolist() for name, (_, each) in found.items()}
-        given.write.write_text(json.dumps(content, indent=0) + "\n", encoding="utf-8")
-        return
     read: Callable[[Path], Any] = lambda path: json.loads(path.read_text(encoding="utf-8"))  # noqa: E731
     if given.references is None:
         gts, captions = described_scenes(given.images)
@@ -203,7 +148,7 @@ def main() -> None:
         "",
     ]
     for system, captions in systems.items():
-        lines += report(system, gts, {key: [captions[key]] for key in gts}, given.repeats, given.meteor)
+        lines += report(system, gts, {key: [captions[key]] for key in gts}, given.repeats)
     text = "\n".join(lines).rstrip() + "\n"
     print(text, end="")
     if given.out:

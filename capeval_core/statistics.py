@@ -28,8 +28,8 @@ interval nor test.
 
 Intervals lie within the range of the metric. A p-value is never 0: `LEAST_P` stands for what is less.
 
-`python -m benchmarks.coverage` measures how often the truth is covered; `benchmarks/coverage.md` holds its
-tables. Nothing is drawn at random: equal scores give equal numbers.
+`docs/reports/coverage.md` says how often the truth is covered. Nothing is drawn at random: equal
+scores give equal numbers.
 """
 
 from __future__ import annotations

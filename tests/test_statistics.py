@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from scipy import stats
 from scipy.optimize import brentq
 
-from benchmarks.coverage import SHAPES, Cell, coverage, rejections
 from capeval_core.statistics import (
     TEST,
     Clusters,
@@ -27,6 +26,7 @@ from capeval_core.statistics import (
     mean_interval,
     paired_comparison,
 )
+from tests.support.simulation import coverage, exponential, normal, rejections
 
 NAN = float("nan")
 System = list[list[float]]  # the scores of each image
@@ -192,23 +192,20 @@ def test_is_the_normal_interval_of_many_images() -> None:
 @pytest.mark.parametrize("captions", ["1", "5", "1 to 5"])
 @pytest.mark.parametrize("images", [5, 20])
 def test_covers_the_truth_as_often_as_it_says(captions: str, images: int) -> None:
-    # A sample of benchmarks/coverage.md: the percentile bootstrap of images covers 80 to 84% here with five.
-    normal, _, exponential, _ = SHAPES
-    even = coverage(Cell(normal, captions, 0.1, images), trials=1500, seed=3)
-    assert 93.3 <= even.covered <= 96.7 and even.percentile < even.covered - 1
-    skewed = coverage(Cell(exponential, captions, 0.0, images), trials=1500, seed=4)
-    assert skewed.covered >= (92.8 if images == 20 else 91)
-    assert skewed.student < skewed.covered - 1
+    # A sample of docs/reports/coverage.md: the percentile bootstrap of images covers 80 to 84% with five.
+    even = coverage(normal(captions, 0.1, images), trials=1500, seed=3)
+    assert 93.3 <= even["ours"] <= 96.7 and even["percentile"] < even["ours"] - 1
+    skewed = coverage(exponential(captions, 0.0, images), trials=1500, seed=4)
+    assert skewed["ours"] >= (92.8 if images == 20 else 91)
+    assert skewed["student"] < skewed["ours"] - 1
 
 
 @pytest.mark.parametrize("captions", ["1", "1 to 5"])
 def test_a_true_null_is_rejected_as_often_as_it_says(captions: str) -> None:
-    normal, _, exponential, _ = SHAPES
     for pair in ((normal, normal), (exponential, exponential), (normal, exponential)):
-        cells = [Cell(shape, captions, 0.1, 10) for shape in pair]
-        result = rejections(cells[0], cells[1], trials=1000, seed=5)
-        assert 3 <= result.rejected <= 7.5
-        assert result.contradictions == 0
+        first, second = (shape(captions, 0.1, 10) for shape in pair)
+        rejected, contradictions = rejections(first, second, trials=1000, seed=5)
+        assert 3 <= rejected <= 7.5 and contradictions == 0
 
 
 def test_the_order_of_captions_and_copies_of_all_do_not_matter() -> None:

@@ -1,8 +1,8 @@
 """A Penn Treebank tokenizer, for CIDEr and the like: `don't` is `do n't`.
 
 It reproduces Stanford's PTBTokenizer (CoreNLP 3.4.1, lower case, then without punctuation) as COCO's caption
-evaluation calls it. The rules were derived from its output, and compared with it (`python -m
-benchmarks.ptb`): equal on 168,291 captions, and on 99.9% of texts made to be hard.
+evaluation calls it. The rules were derived from its output, and compared with it: equal on 168,291 captions,
+and on 99.9% of texts made to be hard.
 """
 
 from __future__ import annotations

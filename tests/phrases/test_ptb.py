@@ -24,7 +24,7 @@ def test_texts_of_which_the_tools_tokens_are_recorded() -> None:
 
 
 def test_hard_texts_have_the_words_that_the_tool_gives() -> None:
-    """Made by `python -m benchmarks.ptb --write`; its pairs are (kind, text, tokens by pycocoevalcap)."""
+    """Made by `benchmarks/ptb.py` of commit 9fa2905; rows are (kind, text, tokens by pycocoevalcap)."""
     rows = json.loads(gzip.decompress((HERE / "ptb_hard.json.gz").read_bytes()))
     assert len(rows) >= 2500 and len({kind for kind, _, _ in rows}) >= 30
     different = [(kind, text) for kind, text, tokens in rows if ptb_tokens(text) != tokens.split()]
