@@ -67,7 +67,7 @@ def _train(training: Training, flags: argparse.Namespace) -> None:
 
 
 def _train_on_images(training: PacsTraining, flags: argparse.Namespace) -> None:
-    from capeval_core.training.pacs_run import PairData, train_pacs
+    from capeval_core.training.pacs import PairData, train_pacs
     from capeval_core.training.positives import read_positives
 
     captioned = _captioned(flags, None)

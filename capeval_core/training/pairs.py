@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from capeval_core.errors import Problems, warn, wrong_option
+from capeval_core.errors import warn, wrong_option
 from capeval_core.training.captioned import CaptionedImages
 from capeval_core.training.positives import Positives
 
@@ -32,24 +32,19 @@ class Pairs(NamedTuple):
     generated_captions: Numbers
 
 
-@dataclass(frozen=True)
-class Lists:
+class _Lists:
     """A list of numbers for each of n things: those of thing i are `values[starts[i]:starts[i + 1]]`."""
 
-    values: Numbers
-    starts: Numbers
-
-    @classmethod
-    def of(cls, lists: Sequence[Sequence[int]]) -> Lists:
-        """
-        >>> Lists.of([[3], [], [4, 5]]).drawn(np.array([0, 1, 2]), np.array([0.9, 0.9, 0.9]))
-        array([ 3, -1,  5])
-        """
-        values = np.fromiter(chain.from_iterable(lists), dtype=np.int64)
-        return cls(values, np.cumsum([0, *map(len, lists)], dtype=np.int64))
+    def __init__(self, lists: Sequence[Sequence[int]]) -> None:
+        self.values = np.fromiter(chain.from_iterable(lists), dtype=np.int64)
+        self.starts = np.cumsum([0, *map(len, lists)], dtype=np.int64)
 
     def drawn(self, things: Numbers, lots: NDArray[np.float64]) -> Numbers:
-        """One of each thing's numbers, by a lot in [0, 1); `ABSENT` where it has none."""
+        """One of each thing's numbers, by a lot in [0, 1); `ABSENT` where it has none.
+
+        >>> _Lists([[3], [], [4, 5]]).drawn(np.array([0, 1, 2]), np.array([0.9, 0.9, 0.9]))
+        array([ 3, -1,  5])
+        """
         first, counts = self.starts[things], self.starts[things + 1] - self.starts[things]
         places = first + np.floor(lots * counts).astype(np.int64)
         if not len(self.values):
@@ -61,21 +56,20 @@ class Lists:
 class PairLists:
     """What belongs to what: captions of images, generated captions of images, generated images of captions.
 
-    texts: all captions, then the generated ones. unused: generated images and captions of nothing here.
+    texts: all captions, then the generated ones.
     """
 
-    captions: Lists
-    generated_captions: Lists
-    generated_images: Lists
+    captions: _Lists
+    generated_captions: _Lists
+    generated_images: _Lists
     texts: list[str]
-    unused: int
 
     @classmethod
     def of(cls, captioned: CaptionedImages, positives: Positives | None) -> PairLists:
         """Of images with captions and the positives that were generated from them."""
-        captions_of: list[list[int]] = [[] for _ in captioned.ids]
+        captions: list[list[int]] = [[] for _ in captioned.ids]
         for caption, image in enumerate(captioned.numbers):
-            captions_of[image].append(caption)
+            captions[image].append(caption)
         texts, unused = list(captioned.captions), 0
         generated_captions: list[list[int]] = [[] for _ in captioned.ids]
         generated_images: list[list[int]] = [[] for _ in captioned.captions]
@@ -94,15 +88,26 @@ class PairLists:
                 unused += origin not in sources
                 for caption in sources.get(origin, ()):
                     generated_images[caption].append(image)
-        lists = Lists.of(captions_of), Lists.of(generated_captions), Lists.of(generated_images)
         if unused:
             warn(f"{unused:,} positives belong to no image or caption here")
-        return cls(*lists, texts, unused)
+        return cls(_Lists(captions), _Lists(generated_captions), _Lists(generated_images), texts)
 
     @property
     def generated(self) -> tuple[int, int]:
         """How many generated images and captions belong to a caption or an image."""
         return len(self.generated_images.values), len(self.generated_captions.values)
+
+    def drawn(self, images: Numbers, rng: np.random.Generator) -> Pairs:
+        """All of these images in random order, each with a caption and positives by lot."""
+        order = images[rng.permutation(len(images))]
+        lots = rng.random((3, len(order)))
+        captions = self.captions.drawn(order, lots[0])
+        return Pairs(
+            order,
+            captions,
+            self.generated_images.drawn(captions, lots[1]),
+            self.generated_captions.drawn(order, lots[2]),
+        )
 
 
 class PairOrder:
@@ -114,31 +119,20 @@ class PairOrder:
 
     Args:
         lists: what belongs to what.
-        images: numbers of the images that are trained on.
-        size: pairs of a batch, of all processes together.
+        images: numbers of the images that are trained on, as many as a batch at least.
+        size: pairs of a batch, of all processes together; InputError where they cannot share it.
         processes: each process has an equal part of every batch.
         seed: of order and draws.
-
-    Raises:
-        InputError: fewer images than a batch, or a batch that cannot be divided.
     """
 
     def __init__(self, lists: PairLists, images: Numbers, size: int, processes: int, seed: int) -> None:
-        problems = Problems()
-        if size > len(images):
-            found = f"more than the {len(images):,} images"
-            problems.extend(wrong_option("batch_size", size, found, "pass a smaller one").problems)
         if size % processes:
             found = f"no multiple of the {processes} processes"
-            problems.extend(wrong_option("batch_size", size, found, "pass one that is").problems)
-        problems.raise_if_any()
-        self.lists, self.images, self.size, self.processes, self.seed = lists, images, size, processes, seed
-        self._epoch = lru_cache(maxsize=2)(self._drawn)
-
-    @property
-    def batches(self) -> int:
-        """Batches of an epoch."""
-        return len(self.images) // self.size
+            raise wrong_option("batch_size", size, found, "pass one that is")
+        self.size, self.processes, self.batches = size, processes, len(images) // size
+        self._epoch = lru_cache(maxsize=2)(
+            lambda epoch: lists.drawn(images, np.random.default_rng([seed, 1, epoch]))
+        )
 
     def chosen(self, number: int) -> Pairs:
         """The part of a process: number `batch * processes + process`."""
@@ -147,22 +141,6 @@ class PairOrder:
         each = self.size // self.processes
         start = place * self.size + process * each
         return Pairs(*(numbers[start : start + each] for numbers in self._epoch(epoch)))
-
-    def _drawn(self, epoch: int) -> Pairs:
-        return drawn_pairs(self.lists, self.images, np.random.default_rng([self.seed, 1, epoch]))
-
-
-def drawn_pairs(lists: PairLists, images: Numbers, rng: np.random.Generator) -> Pairs:
-    """All images in random order, each with a caption and positives by lot."""
-    order = images[rng.permutation(len(images))]
-    lots = rng.random((3, len(order)))
-    captions = lists.captions.drawn(order, lots[0])
-    return Pairs(
-        order,
-        captions,
-        lists.generated_images.drawn(captions, lots[1]),
-        lists.generated_captions.drawn(order, lots[2]),
-    )
 
 
 def held_out(count: int, share: float, seed: int) -> tuple[Numbers, Numbers]:
