@@ -5,10 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
-from collections.abc import Callable
-from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from capeval_core.commands.common import FILES, add_flags, chosen, tell_reasons
 from capeval_core.commands.interrupts import interruptible
@@ -17,7 +14,7 @@ from capeval_core.errors import did_you_mean
 from capeval_core.inputs.text_files import FileOptions
 
 if TYPE_CHECKING:
-    from capeval_core.training.augmentation import Augmentation, CaptionDataset, Counts, ImageDataset, Sources
+    from capeval_core.training.augmentation import Augmentation, Counts, Sources
 
 CAPTIONS, IMAGES = "captions", "images"
 _ABOUT = {
@@ -42,9 +39,11 @@ def run(arguments: list[str]) -> int:
         raise ValueError(
             f"{what!r} cannot be generated{did_you_mean(what, _ABOUT)} (known: {', '.join(_ABOUT)})"
         )
+    from capeval_core.training.augmentation import augment
+
     flags = _parser(what).read(rest)
     part = _part(flags.shard)
-    settings_class, _ = _classes(what)
+    settings_class = _settings(what)
     settings = settings_class.of(f"capeval augment {what}", chosen(flags, settings_class))
     if what == IMAGES:
         from capeval_core.training.generators import require_diffusers
@@ -52,7 +51,7 @@ def run(arguments: list[str]) -> int:
         require_diffusers()
     sources = _sources(what, flags)
     with interruptible(f"what was generated is kept in {flags.out}: run the same command again to go on"):
-        counts = _generate(settings, sources, flags.out, part)
+        counts = augment(settings, sources, flags.out, part)
     of = f" (part {flags.shard})" if part[1] > 1 else ""
     summary([what + of, _text(counts)], ["folder", str(flags.out)])
     if counts.truncated:
@@ -60,42 +59,18 @@ def run(arguments: list[str]) -> int:
             f"warning: {counts.truncated:,} captions are longer than the text encoder reads, and the images "
             "show their beginnings only"
         )
-    tell_reasons(counts.failed, len(sources), IMAGES)
+    tell_reasons(counts.failed, len(sources.sources), IMAGES)
     if not counts.made and not counts.found and (counts.failed or counts.dropped):
         return 1
     data = ["--captions", str(flags.captions or "captions.json")]
-    data += ["--images", str(getattr(flags, "images", None) or "images")]
-    if "dataset" in flags:
+    data += ["--images", str(flags.images or "images")]
+    if flags.dataset is not None:
         data = ["--dataset", flags.dataset]
-        data += ["--id-column", flags.id_column] if "id_column" in flags else []
+        data += ["--id-column", flags.id_column] if flags.id_column is not None else []
     given = [*data, "--positives", str(flags.out), "--start", "WEIGHTS", "--out", "FOLDER"]
     command = shlex.join(["capeval", "train", "pacs", *given])
     print(f"train with them, when there are captions and images:\n  {command}")
     return 0
-
-
-def _generate(settings: Augmentation, sources: Sources[Any], out: Path, part: tuple[int, int]) -> Counts:
-    """Check folder and model, then generate."""
-    from capeval_core.training.augmentation import AugmentationRun, CaptionAugmentation, ImageAugmentation
-    from capeval_core.training.generators import (
-        Captioner,
-        Generator,
-        TextToImage,
-        find_captioner,
-        find_text_to_image,
-    )
-    from capeval_core.training.positives import PositiveShards
-
-    PositiveShards.check_folder(out)
-    open_generator: Callable[[], Generator[Any]]
-    if isinstance(settings, ImageAugmentation):
-        found = find_text_to_image(str(settings.model), settings.revision)
-        open_generator = partial(TextToImage, found, settings)
-    elif isinstance(settings, CaptionAugmentation):
-        found = find_captioner(str(settings.model), settings.revision)
-        open_generator = partial(Captioner, found, settings)
-    shards = PositiveShards(out, settings.kind, settings.stamp(found, sources))
-    return AugmentationRun(settings, sources, open_generator, shards, part).run()
 
 
 def _text(counts: Counts) -> str:
@@ -106,37 +81,36 @@ def _text(counts: Counts) -> str:
     return f"{counts.made:,} generated, {counts.found:,} found, {dropped}, {len(counts.failed):,} failed"
 
 
-def _sources(what: str, flags: argparse.Namespace) -> Sources[Any]:
-    from capeval_core.training.augmentation import captions_of_file, images_of_files
+def _sources(what: str, flags: argparse.Namespace) -> Sources:
+    from capeval_core.training.augmentation import Sources
+    from capeval_core.training.captioned import open_dataset, read_captioned
 
-    _, dataset_class = _classes(what)
-    dataset = dataset_class.of(f"capeval augment {what}", chosen(flags, dataset_class))
-    needed = IMAGES if what == CAPTIONS else CAPTIONS
-    if (getattr(flags, needed) is None) == (dataset.dataset is None):
-        name = "FOLDER" if needed == IMAGES else "FILE"
-        raise ValueError(f"pass either --{needed} {name} or --dataset DATASET")
-    if dataset.dataset is not None:
-        if flags.captions is not None:
-            raise ValueError("--captions FILE goes with --images FOLDER: a dataset has ids of its own")
-        return dataset.read(dataset.dataset)
-    options = FileOptions(**chosen(flags, FileOptions))
-    if what == CAPTIONS:
-        return images_of_files(flags.images, flags.captions, options)
-    return captions_of_file(flags.captions, options)
-
-
-def _classes(what: str) -> tuple[type[Augmentation], type[ImageDataset] | type[CaptionDataset]]:
-    """The classes of the settings, and of what a dataset gives."""
-    from capeval_core.training.augmentation import (
-        CaptionAugmentation,
-        CaptionDataset,
-        ImageAugmentation,
-        ImageDataset,
+    needed, form, given = ("images", "FOLDER", flags.images)
+    if what == IMAGES:
+        needed, form, given = ("captions", "FILE", flags.captions)
+    if (given is None) == (flags.dataset is None):
+        raise ValueError(f"pass either --{needed} {form} or --dataset DATASET")
+    if flags.dataset is None:
+        options = FileOptions(
+            id_column=flags.id_column, caption_column=flags.caption_column, split=flags.split
+        )
+        return Sources(what, read_captioned(flags.captions, flags.images, None, options), given)
+    if flags.captions is not None:
+        raise ValueError("--captions FILE goes with --images FOLDER: a dataset has ids of its own")
+    captioned = open_dataset(
+        flags.dataset,
+        split=flags.split or "train",
+        image_column=(flags.image_column or "image") if what == CAPTIONS else None,
+        caption_column=(flags.caption_column or "caption") if what == IMAGES else None,
+        id_column=flags.id_column,
     )
+    return Sources(what, captioned, flags.dataset)
 
-    if what == CAPTIONS:
-        return CaptionAugmentation, ImageDataset
-    return ImageAugmentation, CaptionDataset
+
+def _settings(what: str) -> type[Augmentation]:
+    from capeval_core.training.augmentation import CaptionAugmentation, ImageAugmentation
+
+    return CaptionAugmentation if what == CAPTIONS else ImageAugmentation
 
 
 def _part(text: str) -> tuple[int, int]:
@@ -165,7 +139,15 @@ def _parser(what: str) -> Parser:
     flag(files, "--captions FILE", text)
     flag(files, "--out FOLDER", "folder to write, or to continue", required=True)
     flag(files, "--shard I/N", "share of the work of this process, e.g. 1/4 (default: 1/1)", default="1/1")
-    settings, dataset = _classes(what)
-    add_flags(parser, dataset, title="or a dataset of Hugging Face")
-    add_flags(parser, settings, title="options of the generation")
+    dataset = parser.add_argument_group("or a dataset of Hugging Face, and columns")
+    flag(dataset, "--dataset NAME", "a dataset's folder (`save_to_disk`) or Hub id")
+    flag(dataset, "--split NAME", "part of it (default: train), or of a file whose rows name theirs")
+    if what == CAPTIONS:
+        flag(dataset, "--image-column NAME", "of the dataset's images (default: image)")
+    flag(dataset, "--caption-column NAME", "of captions, in a file or dataset (default: caption)")
+    text = "of image ids in a file; rows of a dataset with equal values there show one image"
+    flag(dataset, "--id-column NAME", text)
+    add_flags(parser, _settings(what), title="options of the generation")
+    if what == IMAGES:
+        parser.set_defaults(images=None)
     return parser

@@ -68,10 +68,10 @@ def _train(training: Training, flags: argparse.Namespace) -> None:
 
 def _train_on_images(training: PacsTraining, flags: argparse.Namespace) -> None:
     from capeval_core.training.pacs import PairData, train_pacs
-    from capeval_core.training.positives import read_positives
+    from capeval_core.training.positives import Positives
 
     captioned = _captioned(flags, None)
-    positives = None if flags.positives is None else read_positives(flags.positives)
+    positives = None if flags.positives is None else Positives(flags.positives)
     validation = None
     if flags.validation_captions is not None:
         folder = flags.validation_images or flags.images
@@ -171,7 +171,7 @@ def _judged(
     folder = flags.judgement_images or flags.images
     if folder is None and store is None:
         raise ValueError("--judgement-images is missing: pass the folder of the images that were judged")
-    return judgements, images_of(flags.judgements, judgements.images, judgements.captions, folder, store)
+    return judgements, images_of(judgements.images, judgements.captions, folder, store)
 
 
 def _check_out(out: Path) -> None:

@@ -17,159 +17,80 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from os import PathLike
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Literal
 
 from PIL import Image
 from tqdm import tqdm
 
 from capeval_core.errors import FileError, Problems, ProblemsError, file_problem, wrong_option
-from capeval_core.inputs.folder import Folder, paths_by_id
-from capeval_core.inputs.images import InputImage, in_rgb
-from capeval_core.inputs.text_files import FileOptions, Texts
+from capeval_core.inputs.images import in_rgb
 from capeval_core.limits import LIMITS
 from capeval_core.models.batching import BatchSize
 from capeval_core.models.device import resolve_device
 from capeval_core.options import Settings, option
-from capeval_core.training.captioned import (
-    captions_of_rows,
-    ids_of_rows,
-    load_rows,
-    pictures_of_rows,
-    texts_of,
+from capeval_core.training.captioned import CaptionedImages
+from capeval_core.training.generators import (
+    BLIP,
+    STABLE_DIFFUSION,
+    Captioner,
+    Dropped,
+    FoundModel,
+    Generator,
+    TextToImage,
 )
-from capeval_core.training.generators import BLIP, STABLE_DIFFUSION, Dropped, FoundModel, Generator
-from capeval_core.training.positives import CAPTION, IMAGE, MADE_WITH, Positive, PositiveShards, Shard, Source
+from capeval_core.training.positives import (
+    CAPTION,
+    IMAGE,
+    MADE_WITH,
+    Positive,
+    PositiveShards,
+    Shard,
+    Source,
+    check_folder,
+)
 
-Content = TypeVar("Content")
 
+class Sources:
+    """What positives are generated from, each once: images for captions, captions of images for images.
 
-@dataclass(frozen=True)
-class Sources(Generic[Content]):
-    """What positives are generated from, each once, and how its content is opened.
-
-    load: the content of source number i, an RGB image or a caption; it raises ImageError or InputTypeError.
+    Raises FileError where there are none, with the name of what they are from.
     """
 
-    sources: list[Source]
-    load: Callable[[int], Content]
+    def __init__(self, what: str, captioned: CaptionedImages, name: str | Path) -> None:
+        """what: `captions` or `images`, which are generated."""
+        self.sources = [Source(CAPTION, image_id) for image_id in captioned.ids]
+        if what == "images":
+            rows = zip(captioned.images, captioned.captions, strict=True)
+            self.sources = list(dict.fromkeys(Source(IMAGE, image_id, text) for image_id, text in rows))
+        if not self.sources:
+            found = f"holds no {'captions' if what == 'images' else 'images'}"
+            raise FileError(file_problem(name, found))
+        self._visual = captioned.visual
 
-    def __len__(self) -> int:
-        return len(self.sources)
+    def load(self, number: int) -> Image.Image | str:
+        """The content of a source, an RGB image or a caption; raises ImageError or InputTypeError."""
+        source = self.sources[number]
+        if source.source_caption is not None:
+            return source.source_caption
+        image: Any = self._visual(number)
+        return in_rgb(image).load()
 
     @property
     def fingerprint(self) -> str:
-        """Digest of ids and captions, in their order."""
+        """Number, and digest of ids and captions in their order."""
         digest = hashlib.blake2b(digest_size=16)
         for source in self.sources:
             digest.update(json.dumps(source).encode())
-        return digest.hexdigest()
-
-
-def images_of_files(
-    images: Path, captions: Path | None, options: FileOptions | None = None
-) -> Sources[Image.Image]:
-    """The images of a folder: those that a file of captions is about, by its ids, or all, by their names.
-
-    Raises:
-        FileError: what cannot be read; no images; ids without an image; two images of one name.
-    """
-    problems = Problems()
-    if captions is None:
-        paths = paths_by_id(images, problems)
-    else:
-        texts = _texts_of(captions, options, images)
-        ids = list(dict.fromkeys(image_id for image_id, _ in texts.rows))
-        found = Folder(images).match(ids, problems, texts.file_names)
-        paths = {image_id: found[image_id] for image_id in ids if image_id in found}
-    problems.raise_if_any()
-    files = list(paths.values())
-    return _image_sources(list(paths), lambda i: files[i])
-
-
-def captions_of_file(captions: Path, options: FileOptions | None = None) -> Sources[str]:
-    """The captions of a file of references or candidates; empty ones are left out with a warning.
-
-    Raises:
-        FileError: what cannot be read; no captions.
-    """
-    rows = [(image_id, text) for image_id, text in _texts_of(captions, options).rows if text.strip()]
-    if not rows:
-        raise FileError(file_problem(captions, "holds no captions that are not empty"))
-    return _caption_sources(rows)
-
-
-@dataclass(frozen=True, kw_only=True)
-class DatasetOptions(Settings):
-    """A dataset of Hugging Face."""
-
-    dataset: str | None = option(None, "a dataset's folder (`save_to_disk`) or Hub id")
-    split: str = option("train", "part of it, or of a file whose rows name theirs")
-    id_column: str | None = option(
-        None,
-        "of image ids in a file; rows of a dataset with equal values there show one image; None: each row's "
-        "number is its id",
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class ImageDataset(DatasetOptions):
-    """A dataset whose images get captions."""
-
-    caption_column: str = option("caption", "of captions in a file")
-    image_column: str = option("image", "of its images")
-
-    def read(self, name: str) -> Sources[Image.Image]:
-        """The images of the dataset of that name; errors are those of `load_rows`."""
-        columns = {"image_column": self.image_column, "id_column": self.id_column}
-        loaded = load_rows(name, self.split, columns)
-        first: dict[str, int] = {}
-        for row, image_id in enumerate(ids_of_rows(loaded, self.id_column)):
-            first.setdefault(image_id, row)
-        if not first:
-            raise FileError(file_problem(name, f"has no rows in {self.split}"))
-        pictures, rows = pictures_of_rows(loaded, self.image_column), list(first.values())
-        return _image_sources(list(first), lambda i: pictures(rows[i]))
-
-
-@dataclass(frozen=True, kw_only=True)
-class CaptionDataset(DatasetOptions):
-    """A dataset whose captions get images."""
-
-    caption_column: str = option("caption", "of captions, in a file or dataset")
-
-    def read(self, name: str) -> Sources[str]:
-        """The captions of the dataset of that name; errors are those of `load_rows`."""
-        columns = {"caption_column": self.caption_column, "id_column": self.id_column}
-        loaded = load_rows(name, self.split, columns)
-        _, captions, images = captions_of_rows(loaded, name, self.caption_column, self.id_column)
-        if not captions:
-            raise FileError(file_problem(name, f"has no captions in {self.split}"))
-        return _caption_sources(list(zip(images, captions, strict=True)))
-
-
-def _image_sources(ids: list[str], value: Callable[[int], object]) -> Sources[Image.Image]:
-    def load(i: int) -> Image.Image:
-        image = InputImage.of(value(i), f"image of {ids[i]!r}")
-        return in_rgb(image).load()
-
-    return Sources([Source(CAPTION, image_id) for image_id in ids], load)
-
-
-def _caption_sources(rows: list[tuple[str, str]]) -> Sources[str]:
-    """Captions with the ids of their images; a caption that an image has twice is one source."""
-    sources = list(dict.fromkeys(Source(IMAGE, image_id, text) for image_id, text in rows))
-    return Sources(sources, lambda i: str(sources[i].source_caption))
-
-
-def _texts_of(captions: Path, options: FileOptions | None, images: Path | None = None) -> Texts:
-    return texts_of(captions, options, images)
+        return f"{len(self.sources)} {digest.hexdigest()}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Augmentation(Settings):
     """How positives are generated."""
 
-    kind: ClassVar[Literal["caption", "image"]]
+    kind: ClassVar[str]
+    generator: ClassVar[Any]
+    """The class of the model that makes them."""
     libraries: ClassVar[tuple[str, ...]]
     """Packages whose versions are recorded."""
     batch: ClassVar[int]
@@ -198,10 +119,10 @@ class Augmentation(Settings):
         """Settings that positives do not depend on, but for rounding."""
         return {"model", "revision", "device", "batch_size"}
 
-    def stamp(self, found: FoundModel, sources: Sources[Any]) -> dict[str, object]:
+    def stamp(self, found: FoundModel, sources: Sources) -> dict[str, object]:
         """What positives depend on, beside what is recorded only."""
         settings = {name: value for name, value in vars(self).items() if name not in self.free()}
-        given = {"weights": found.digest, "sources": f"{len(sources)} {sources.fingerprint}"}
+        given = {"weights": found.digest, "sources": sources.fingerprint}
         software = {name: version(name) for name in (*self.libraries, "torch")}
         return {**given, **settings, MADE_WITH: {"model": found.name, **software}}
 
@@ -211,6 +132,7 @@ class CaptionAugmentation(Augmentation):
     """How captions are generated, by default as BLIP's release does it on COCO."""
 
     kind: ClassVar = CAPTION
+    generator: ClassVar = Captioner
     libraries: ClassVar = ("transformers",)
     batch: ClassVar = 16
 
@@ -246,6 +168,7 @@ class ImageAugmentation(Augmentation):
     """How images are generated, by default as Stable Diffusion's release does it."""
 
     kind: ClassVar = IMAGE
+    generator: ClassVar = TextToImage
     libraries: ClassVar = ("diffusers", "transformers")
     batch: ClassVar = 4
 
@@ -279,87 +202,68 @@ class Counts:
     truncated: int = 0
 
 
-def seed_of(seed: int, source: Source) -> int:
-    """The seed of a source, of 63 bits: another one for every source, whatever is generated before it.
-
-    >>> seed_of(42, Source("image", "17", "a dog")) == seed_of(42, Source("image", "17", "a cat"))
-    False
-    """
-    texts = [str(seed), source.kind, source.id, source.source_caption or ""]
-    content = "".join(f"{len(text)} {text}" for text in texts).encode()
-    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big") >> 1
-
-
-def numbers_of_part(count: int, part: tuple[int, int]) -> range:
-    """Shards that are the part's: number I of N takes every N-th one.
-
-    >>> list(numbers_of_part(5, (1, 2))), list(numbers_of_part(5, (2, 2)))
-    ([0, 2, 4], [1, 3])
-    """
-    return range(part[0] - 1, count, part[1])
-
-
-class AugmentationRun:
-    """Generates what is missing of the positives of one kind in a folder.
+def augment(settings: Augmentation, sources: Sources, out: Path, part: tuple[int, int] = (1, 1)) -> Counts:
+    """Generate what is missing of the positives of one kind in a folder; what became of each.
 
     Args:
         settings: how.
         sources: of what.
-        open_generator: opens the model; it is called when the first source needs it.
-        shards: where to.
+        out: the folder.
         part: which of how many processes this one is, from (1, 1): each makes shards of its own.
+
+    Raises:
+        OSError: the folder cannot be written; shards that are written stay.
+        ValueError: the folder is of something else, or the model could not be opened.
     """
+    check_folder(out)
+    found = settings.generator.find(str(settings.model), settings.revision)
+    shards = PositiveShards(out, settings.kind, settings.stamp(found, sources))
+    return _Run(settings, sources, lambda: settings.generator(found, settings), shards).run(part)
+
+
+class _Run:
+    """Generation of positives; `open_generator` opens the model when the first source needs it."""
 
     def __init__(
         self,
         settings: Augmentation,
-        sources: Sources[Content],
-        open_generator: Callable[[], Generator[Content]],
+        sources: Sources,
+        open_generator: Callable[[], Generator],
         shards: PositiveShards,
-        part: tuple[int, int] = (1, 1),
     ) -> None:
-        self.settings, self.sources, self.shards, self.part = settings, sources, shards, part
+        self.settings, self.sources, self.shards = settings, sources, shards
         self.counts = Counts()
         self._open = open_generator
-        self._opened: tuple[Generator[Any], BatchSize] | None = None
+        self._generator: Generator | None = None
+        size = settings.batch_size
+        self._size = BatchSize(size or settings.batch, automatic=size is None)
 
-    def run(self) -> Counts:
-        """Generate; the counts.
-
-        Raises:
-            OSError: the folder cannot be written; shards that are written stay.
-            ValueError: the model could not be opened.
-        """
-        stretches = list(self._stretches())
-        total = sum(len(stretch) for _, stretch in stretches)
+    def run(self, part: tuple[int, int]) -> Counts:
+        """Complete every shard of a part: number I of N has every N-th one."""
+        size, total = LIMITS.augmented[self.settings.kind], len(self.sources.sources)
+        numbers = range(part[0] - 1, -(-total // size), part[1])
+        stretches = [range(number * size, min((number + 1) * size, total)) for number in numbers]
         unit = "image" if self.settings.kind == CAPTION else "caption"
-        with tqdm(total=total, desc=f"{self.settings.kind}s", unit=unit, disable=None) as bar:
-            for number, stretch in stretches:
+        count = sum(map(len, stretches))
+        with tqdm(total=count, desc=f"{self.settings.kind}s", unit=unit, disable=None) as bar:
+            for number, stretch in zip(numbers, stretches, strict=True):
                 self._complete(number, stretch, bar)
-        if self._opened is not None:
-            self.counts.truncated = self._opened[0].truncated
+        if self._generator is not None:
+            self.counts.truncated = self._generator.truncated
         return self.counts
-
-    def _stretches(self) -> Iterator[tuple[int, range]]:
-        """The shards of this part: number and positions of the sources."""
-        size, total = LIMITS.augmented[self.settings.kind], len(self.sources)
-        for number in numbers_of_part(-(-total // size), self.part):
-            yield number, range(number * size, min((number + 1) * size, total))
 
     def _complete(self, number: int, stretch: range, bar: Any) -> None:
         """Make what is missing of a shard, and write it; what an error interrupts is written too."""
         shard = self.shards.read(number, self.sources.sources[stretch.start : stretch.stop])
-        missing = set(shard.missing(len(stretch)))
+        missing = shard.missing(len(stretch))
         self.counts.found += len(shard.made)
         self.counts.dropped.update(shard.dropped.values())
         bar.update(len(stretch) - len(missing))
         unwritten, written_at = False, time.monotonic()
         try:
             for batch in self._batches(stretch, missing):
-                made = len(shard.made) + len(shard.dropped)
-                self._make(batch, stretch, shard)
+                unwritten = self._make(batch, stretch, shard) or unwritten
                 bar.update(len(batch))
-                unwritten = unwritten or len(shard.made) + len(shard.dropped) > made
                 if unwritten and time.monotonic() - written_at > LIMITS.training_seconds:
                     unwritten = False  # where this fails, once is enough
                     self.shards.write(number, shard)
@@ -376,7 +280,8 @@ class AugmentationRun:
             if batch:
                 yield batch
 
-    def _make(self, batch: list[int], stretch: range, shard: Shard) -> None:
+    def _make(self, batch: list[int], stretch: range, shard: Shard) -> bool:
+        """Generate the positives of some sources; whether any is new."""
         contents: list[tuple[int, Any]] = []
         for i in batch:
             try:
@@ -384,29 +289,34 @@ class AugmentationRun:
             except ProblemsError as error:
                 self.counts.failed.append(str(error))
         if not contents:
-            return
-        if self._opened is None:
-            size = self.settings.batch_size
-            batch_size = BatchSize(size or self.settings.batch, automatic=size is None)
-            self._opened = self._open(), batch_size
-        generator, batch_size = self._opened
+            return False
+        if self._generator is None:
+            self._generator = self._open()
+        generator = self._generator
+        sources = {i: self.sources.sources[stretch[i]] for i in batch}
 
         def forward(part: list[tuple[int, Any]]) -> list[Any]:
-            seeds = [seed_of(self.settings.seed, self.sources.sources[stretch[i]]) for i, _ in part]
+            seeds = [_seed_of(self.settings.seed, sources[i]) for i, _ in part]
             return generator.generate([content for _, content in part], seeds)
 
-        for piece, outputs in batch_size.run(contents, forward):
+        for piece, outputs in self._size.run(contents, forward):
             for (i, _), output in zip(contents[piece], outputs, strict=True):
                 if isinstance(output, Dropped):
                     shard.dropped[i] = str(output)
                     self.counts.dropped[str(output)] += 1
-                else:
-                    source = self.sources.sources[stretch[i]]
-                    shard.made[i] = _positive(source, output)
-                    self.counts.made += 1
+                    continue
+                caption, image = (output, None) if isinstance(output, str) else (None, output)
+                shard.made[i] = Positive(*sources[i], caption, image)
+                self.counts.made += 1
+        return True
 
 
-def _positive(source: Source, output: str | bytes) -> Positive:
-    if isinstance(output, str):
-        return Positive(CAPTION, source.id, caption=output)
-    return Positive(IMAGE, source.id, source.source_caption, image=output)
+def _seed_of(seed: int, source: Source) -> int:
+    """The seed of a source, of 63 bits: another one for every source, whatever is generated before it.
+
+    >>> _seed_of(42, Source("image", "17", "a dog")) == _seed_of(42, Source("image", "17", "a cat"))
+    False
+    """
+    texts = [str(seed), source.kind, source.id, source.source_caption or ""]
+    content = "".join(f"{len(text)} {text}" for text in texts).encode()
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big") >> 1

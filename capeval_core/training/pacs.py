@@ -223,11 +223,12 @@ def _joined(captioned: CaptionedImages, validation: CaptionedImages) -> Captione
         fix = "leave it out of one of them"
         problems.add(file_problem("validation", f"{image_id!r} is also trained on", fix))
     problems.raise_if_any()
+    count = len(captioned.ids)
     return CaptionedImages(
         captioned.ids + validation.ids,
         captioned.captions + validation.captions,
         captioned.images + validation.images,
-        lambda: chain(captioned.visuals(), validation.visuals()),
+        lambda i: captioned.visual(i) if i < count else validation.visual(i - count),
     )
 
 

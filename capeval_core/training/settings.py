@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import ClassVar, Literal, NamedTuple
 
-from capeval_core.errors import Problems, wrong_option
+from capeval_core.errors import Problems, option_problem
 from capeval_core.models.device import resolve_device
 from capeval_core.options import Settings, option
 
@@ -62,8 +62,7 @@ class Training(Settings):
         problems = Problems()
 
         def wrong(name: str, found: str, fix: str, verb: str = "is") -> None:
-            value = getattr(self, name)
-            problems.extend(wrong_option(name, value, found, fix, verb=verb).problems)
+            problems.add(option_problem(name, getattr(self, name), found, fix, verb=verb))
 
         if not self.start:
             wrong("start", "missing", "pass the weights to start from")

@@ -429,7 +429,7 @@ def write_positives(
     for kind in ("caption", "image"):
         own = [Positive(*positive) for positive in positives if positive[0] == kind]
         if own:
-            PositiveShards(folder, kind, settings).write(number, Shard(dict(enumerate(own))))  # type: ignore[arg-type]
+            PositiveShards(folder, kind, settings).write(number, Shard(dict(enumerate(own))))
 
 
 # integrations
