@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Literal
 from PIL import Image
 from tqdm import tqdm
 
-from capeval_core.errors import FileError, Problems, ProblemsError, file_problem, wrong_option
+from capeval_core.errors import FileError, Problems, ProblemsError, file_problem, option_problem, wrong_option
 from capeval_core.inputs.images import in_rgb
 from capeval_core.limits import LIMITS
 from capeval_core.models.batching import BatchSize
@@ -153,10 +153,10 @@ class CaptionAugmentation(Augmentation):
         problems = Problems()
         if not 0 < self.top_p <= 1:
             expected = "expected more than 0 and at most 1"
-            problems.extend(wrong_option("top_p", self.top_p, "", expected, verb="").problems)
+            problems.add(option_problem("top_p", self.top_p, "", expected, verb=""))
         if self.min_length > self.max_length:
             found = f"more than the {self.max_length} of max_length"
-            problems.extend(wrong_option("min_length", self.min_length, found, "pass less").problems)
+            problems.add(option_problem("min_length", self.min_length, found, "pass less"))
         problems.raise_if_any()
 
     def free(self) -> set[str]:
