@@ -182,16 +182,17 @@ class Uniter(nn.Module):
 
     def _embedded(self, regions: Sequence[Tensor], texts: Sequence[Ids]) -> tuple[Tensor, Sorted]:
         """Tokens of texts, each before its image's boxes, the shortest pair first, and where they stand."""
+        lengths = [len(text) + len(boxes) for text, boxes in zip(texts, regions, strict=True)]
+        by_length = sorted(range(len(texts)), key=lengths.__getitem__)  # in which dropout is drawn
+        texts = [texts[i] for i in by_length]
         ids, positions = indices_on_device(
             self.pooler.weight.device,
             list(chain.from_iterable(texts)),
             np.concatenate([np.arange(len(text)) for text in texts]),
         )
         embedded = torch.split(self.embed_texts(ids, positions), [len(text) for text in texts])
-        pairs = list(zip(embedded, regions, strict=True))
-        rows = torch.cat(list(chain.from_iterable(pairs)))
-        stands = Sorted.of([len(text) + len(boxes) for text, boxes in pairs], rows.device)
-        return rows[stands.order], stands
+        parts = zip(embedded, (regions[i] for i in by_length), strict=True)
+        return torch.cat(list(chain.from_iterable(parts))), Sorted.of(lengths, ids.device)
 
     def _layer(self, layer: Any, rows: Tensor, packing: Packing, starts: Tensor | None = None) -> Tensor:
         """The rows after a layer; with `starts`, only each sequence's first row, (pairs, hidden)."""
