@@ -143,7 +143,7 @@ def eco(folder: Path, device: str) -> Ways:
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.metrics.pairwise import cosine_similarity
 
-    from capeval_core.phrases.consensus import tfidf_consensus
+    from capeval_core.phrases.ngrams import tfidf_consensus
     from tools.captions import describe
     from tools.scenes import sample_scene
 

@@ -1,5 +1,10 @@
 """FACTUAL, a textual scene-graph parser: a T5 that writes the graph of a sentence as a string.
 
+A graph is a string of facts in brackets, `( dog , is , brown ) , ( dog , run in , park )`: three fields
+relate a subject to an object, `is` gives an attribute or, with digits, a quantity; one field names an entity
+alone. Parsers that generate text also write strings that are unfinished or nested, so any string can be read.
+Facts stay in the order in which they were written, which follows the caption.
+
 Source: Li et al. 2023, "FACTUAL: A Benchmark for Faithful and Consistent Textual Scene Graph Parsing". The
 prompt, the beams and the lengths are those of its released package.
 """
@@ -8,43 +13,129 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any, cast, get_args
-from weakref import WeakValueDictionary
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from capeval_core.errors import did_you_mean
 from capeval_core.limits import LIMITS
 from capeval_core.models.batching import BatchSize
 from capeval_core.models.device import DTYPES, exact_float32, numbered_device
+from capeval_core.models.model import opened_once
 from capeval_core.phrases.english import sentences
-from capeval_core.phrases.graph import Style, phrases_of
 from capeval_core.phrases.source import Phrases
 from capeval_core.weights.folder import TENSORS, WeightsError, check_finite, file_checksum
 from capeval_core.weights.foreign import open_foreign
 
+Style = Literal["triplet", "soft-spice"]
+Kind = Literal["entity", "attribute", "relation"]
 FACTUAL = "lizhuang144/flan-t5-base-VG-factual-sg"
 """Flan-T5 base (Apache 2.0) tuned on Visual Genome's descriptions; `-large-` and `-small-` exist too."""
-PROMPT = "Generate Scene Graph: "
-BEAMS = 5
-LONGEST_INPUT = 64
+_PROMPT = "Generate Scene Graph: "
+_BEAMS = 5
+_LONGEST_INPUT = 64
 """Tokens of a sentence with its prompt and end token that the parser reads."""
-LONGEST_OUTPUT = 128
+_LONGEST_OUTPUT = 128
 _REVISION = 1  # raise it with any change here that changes a phrase
+_WHAT = "the scene-graph parser"
+_WITHOUT = 'To run without it: phrases="chunks" (rules, no model), or hand in phrases, {caption: [phrases]}.'
+
+
+class Triplet(NamedTuple):
+    """One fact. The predicate of an attribute is `is`; an entity alone has neither predicate nor object."""
+
+    subject: str
+    predicate: str = ""
+    object: str = ""
+
+
+def triplets(graph: str) -> list[Triplet]:
+    """The facts of a graph in its order, without marks and duplicates.
+
+    Facts without a closing bracket are dropped, unless there is no other: then the first field is an entity.
+    A fact of two fields has no object; of more than three, the middle is the predicate; one without a
+    subject or object gives the other as an entity. An entity that occurs in another fact is not repeated.
+
+    >>> [list(fact) for fact in triplets("( dog , is , brown ) , ( dog , v:run in , park ) , ( boy ) , (cat")]
+    [['dog', 'is', 'brown'], ['dog', 'run in', 'park'], ['boy', '', '']]
+    >>> triplets("wall , is")
+    [Triplet(subject='wall', predicate='', object='')]
+    >>> triplets("( )")
+    []
+    """
+    closed: list[str] = re.findall(r"\(([^()]*)\)", graph)
+    if not closed:
+        closed = re.split(r"[(),]", graph.strip(" ,()"))[:1]
+    facts = [_triplet([without_mark(field.strip()) for field in fact.split(",")]) for fact in closed]
+    related = {name for fact in facts if fact.predicate for name in (fact.subject, fact.object)}
+    kept = [fact for fact in facts if fact.subject and (fact.predicate or fact.subject not in related)]
+    return list(dict.fromkeys(kept))
+
+
+def _triplet(fields: list[str]) -> Triplet:
+    subject, object = fields[0], fields[-1]
+    if len(fields) == 2:
+        return Triplet(subject, object) if subject else Triplet(object)
+    predicate = " ".join(filter(None, fields[1:-1]))
+    if len(fields) == 1 or not subject or not object:
+        return Triplet(subject or object)
+    return Triplet(subject, predicate, object)
+
+
+def phrases_of(graph: str, style: Style = "triplet") -> list[str]:
+    """The facts of a graph as phrases, without duplicates; an empty list where there are only entities.
+
+    `triplet`: "subject predicate object", with attributes as "dog is brown". A graph of bare entities gives
+    no phrase: the caption itself says more. `soft-spice`: entities, "brown dog", and
+    "dog run in park", as the Soft-SPICE of the FACTUAL package.
+
+    >>> phrases_of("( dog , is , brown ) , ( dog , run in , park )")
+    ['dog is brown', 'dog run in park']
+    >>> phrases_of("( dog , is , brown )", style="soft-spice")
+    ['brown dog', 'dog']
+    """
+    facts = triplets(graph)
+    if style == "soft-spice":
+        return list(soft_spice_phrases([part.strip() for part in fact if part] for fact in facts))
+    if not any(fact.predicate for fact in facts):
+        return []
+    return list(dict.fromkeys(" ".join(filter(None, fact)) for fact in facts))
+
+
+def without_mark(field: str) -> str:
+    """A field without the marks of `-id` models: `v:` and `pv:` before verbs, `:1` after repeated nouns."""
+    return re.sub(r"^(\s*)p?v:(?!\d)|(?<=[^\W\d]):\d+(?=\s*$)", r"\1", field)
+
+
+def soft_spice_phrases(facts: Iterable[Sequence[str]]) -> dict[str, Kind]:
+    """The phrases of FACTUAL's Soft-SPICE, each with its kind, from the fields of each fact.
+
+    >>> soft_spice_phrases([["dog", "is", "brown"], ["dog", "in", "park"]])
+    {'brown dog': 'attribute', 'dog': 'entity', 'dog in park': 'relation', 'park': 'entity'}
+    """
+    phrases: dict[str, Kind] = {}
+    for first, *others in facts:
+        if len(others) == 1 or (len(others) > 1 and others[0] == "is"):
+            phrases[f"{others[len(others) > 1]} {first}"] = "attribute"
+        elif others:
+            phrases[" ".join([first, *others])] = "relation"
+            phrases[others[-1]] = "entity"
+        phrases[first] = "entity"
+    return phrases
 
 
 class ParserError(WeightsError):
     """A scene-graph parser that could not be loaded; the message names it, the reason and a fix."""
 
 
-@dataclass(frozen=True)
-class ParsedSentence:
+class ParsedSentence(NamedTuple):
     """The graph that the parser wrote of a sentence, and whether the sentence was truncated."""
 
     graph: str
@@ -56,7 +147,7 @@ class FactualParser:
 
     Args:
         model: Hub id (`org/name` or `org/name@revision`) or folder of a parser in transformers' format.
-        style: `triplet` or `soft-spice`, see `capeval_core.phrases.graph.phrases_of`.
+        style: `triplet` or `soft-spice`, see `capeval_core.phrases.factual.phrases_of`.
         device: torch device; None: CUDA where there is a GPU.
         dtype: `float32`, `bfloat16` or `float16`.
         batch_size: sentences at once; None: as many as fit into memory.
@@ -75,7 +166,7 @@ class FactualParser:
         device: str | None = None,
         dtype: str = "float32",
         batch_size: int | None = None,
-        beams: int = BEAMS,
+        beams: int = _BEAMS,
     ) -> None:
         if style not in get_args(Style):
             raise ValueError(
@@ -85,10 +176,10 @@ class FactualParser:
             raise ValueError(f"dtype={dtype!r}: expected {' or '.join(map(repr, DTYPES))}")
         self.style = style
         on = numbered_device(device)
-        folder, label, version = find_parser(fspath(model))
-        key = (str(folder.resolve()), version, str(on), dtype, beams)
-        self._writer = _OPENED[key] = _OPENED.get(key) or GraphWriter(folder, label, on, dtype, beams)
-        settings = [version, PROMPT, beams, LONGEST_INPUT, LONGEST_OUTPUT, dtype, style, _REVISION]
+        folder, label, version = _find_parser(fspath(model))
+        key = ("factual", str(folder.resolve()), version, str(on), dtype, beams)
+        self._writer = opened_once(key, lambda: _GraphWriter(folder, label, on, dtype, beams))
+        settings = [version, _PROMPT, beams, _LONGEST_INPUT, _LONGEST_OUTPUT, dtype, style, _REVISION]
         self.fingerprint = f"factual-{hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]}"
         self.name = f"{label.split('/')[-1]}@{version[:8]}"
         self._size = BatchSize(batch_size or 32, automatic=batch_size is None)
@@ -100,7 +191,7 @@ class FactualParser:
         """
         split = {text: sentences(text) for text in dict.fromkeys(texts)}
         distinct = list(dict.fromkeys(chain.from_iterable(split.values())))
-        parsed = dict(zip(distinct, self.parse(distinct), strict=True))
+        parsed = dict(zip(distinct, self._writer.write(distinct, self._size), strict=True))
         phrases = {text: self._phrases_of(text, split[text], parsed) for text in split}
         return [phrases[text] for text in texts]
 
@@ -115,12 +206,8 @@ class FactualParser:
             return Phrases((text,), fallback=1)
         return Phrases(tuple(phrases), sum(parsed[sentence].truncated for sentence in split), fallback)
 
-    def parse(self, texts: Sequence[str]) -> list[ParsedSentence]:
-        """The graph of each sentence, as the parser wrote it."""
-        return self._writer.write(texts, self._size)
 
-
-class GraphWriter:
+class _GraphWriter:
     """The model of a scene-graph parser, with an LRU cache of the graphs that it has written.
 
     It is loaded once per process and setting while it is in use, so that `hices` and `refhices` share it.
@@ -148,26 +235,26 @@ class GraphWriter:
     def _written(self, texts: list[str], size: BatchSize) -> list[ParsedSentence]:
         if not texts:
             return []
-        tokenized = self._tokenizer([PROMPT + text.strip() for text in texts], verbose=False)["input_ids"]
+        tokenized = self._tokenizer([_PROMPT + text.strip() for text in texts], verbose=False)["input_ids"]
         # Sorted by length: little padding, and the longest batch, which needs most memory, comes first.
         order = sorted(range(len(texts)), key=lambda index: -len(tokenized[index]))
         # Of a longer sentence the parser reads the beginning and the end token.
         rows = [tokenized[index] for index in order]
-        inputs = [row if len(row) <= LONGEST_INPUT else [*row[: LONGEST_INPUT - 1], row[-1]] for row in rows]
-        graphs: dict[int, str] = {}
-        for part, written in size.run(inputs, self._generate):
-            graphs |= dict(zip(order[part], written, strict=True))
-        return [
-            ParsedSentence(graphs[index], len(tokenized[index]) > LONGEST_INPUT)
-            for index in range(len(texts))
+        inputs = [
+            row if len(row) <= _LONGEST_INPUT else [*row[: _LONGEST_INPUT - 1], row[-1]] for row in rows
         ]
+        graphs: dict[int, ParsedSentence] = {}
+        for part, written in size.run(inputs, self._generate):
+            for index, graph in zip(order[part], written, strict=True):
+                graphs[index] = ParsedSentence(graph, len(tokenized[index]) > _LONGEST_INPUT)
+        return [graphs[index] for index in range(len(texts))]
 
     def _generate(self, inputs: list[list[int]]) -> list[str]:
         pad = self._tokenizer.pad_token_id
-        longest = max(map(len, inputs))
-        ids = torch.tensor([row + [pad] * (longest - len(row)) for row in inputs], device=self._device)
-        mask = torch.tensor(
-            [[1] * len(row) + [0] * (longest - len(row)) for row in inputs], device=self._device
+        rows = [torch.tensor(row) for row in inputs]
+        ids, mask = (
+            pad_sequence(own, batch_first=True, padding_value=value).to(self._device)
+            for own, value in ((rows, pad), ([torch.ones_like(row) for row in rows], 0))
         )
         with torch.inference_mode(), exact_float32(self._device):
             written = self._model.generate(
@@ -176,23 +263,16 @@ class GraphWriter:
                 decoder_start_token_id=pad,
                 num_beams=self._beams,
                 early_stopping=self._beams > 1,
-                max_length=LONGEST_OUTPUT,
+                max_length=_LONGEST_OUTPUT,
                 do_sample=False,
             )
         texts = self._tokenizer.batch_decode(
             written, skip_special_tokens=True, clean_up_tokenization_spaces=True
         )
-        return [text.replace(PROMPT.strip(), "").strip() for text in texts]
+        return [text.replace(_PROMPT.strip(), "").strip() for text in texts]
 
 
-_OPENED: WeakValueDictionary[tuple[str, str, str, str, int], GraphWriter] = WeakValueDictionary()
-
-
-_WHAT = "the scene-graph parser"
-_WITHOUT = 'To run without it: phrases="chunks" (rules, no model), or hand in phrases, {caption: [phrases]}.'
-
-
-def find_parser(model: str) -> tuple[Path, str, str]:
+def _find_parser(model: str) -> tuple[Path, str, str]:
     """The folder of a parser, its label, and its version: its commit on the Hub, or a checksum."""
     path, name, version = open_foreign(
         model,

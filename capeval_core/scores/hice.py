@@ -26,8 +26,7 @@ from capeval_core.matching.cosine import grouped_cosine, harmonic_mean, paired_c
 from capeval_core.metric import CaptionMetric, Model
 from capeval_core.options import Options as CommonOptions
 from capeval_core.options import option
-from capeval_core.phrases.opening import phrase_opener
-from capeval_core.phrases.source import PhraseSource
+from capeval_core.phrases.source import PhraseSource, phrase_opener
 from capeval_core.ragged import Integers, Ragged, inner, ranges, starts_of
 from capeval_core.regions.opening import region_opener
 from capeval_core.regions.regions import CachedRegions, LimitedRegions, RegionSource

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from capeval_core.limits import LIMITS
-from capeval_core.phrases.consensus import mean_cider_vectors
+from capeval_core.phrases.ngrams import mean_cider_vectors
 from capeval_core.phrases.ptb import ptb_tokens
 from capeval_core.training.negatives import TOP, numbered
 

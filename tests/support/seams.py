@@ -43,11 +43,11 @@ from capeval_core.matching.cosine import grouped_cosine, harmonic_mean, paired_c
 from capeval_core.matching.greedy import greedy_match
 from capeval_core.models.copies import _stream as copy_stream
 from capeval_core.models.device import cuda_is_lost, triton_version
-from capeval_core.phrases.consensus import consensus as ngram_consensus
-from capeval_core.phrases.consensus import tfidf_consensus
-from capeval_core.phrases.graph import phrases_of, soft_spice_phrases, without_mark
-from capeval_core.phrases.opening import phrase_opener
+from capeval_core.phrases.factual import phrases_of, soft_spice_phrases, without_mark
+from capeval_core.phrases.ngrams import consensus as ngram_consensus
+from capeval_core.phrases.ngrams import tfidf_consensus
 from capeval_core.phrases.ptb import ptb_tokens
+from capeval_core.phrases.source import phrase_opener
 from capeval_core.phrases.spans import wrong_words
 from capeval_core.regions import object_aware
 from capeval_core.regions.opening import region_opener

@@ -22,7 +22,7 @@ from capeval_core.inputs.samples import Pools, Samples, images_in_rgb
 from capeval_core.metric import Model
 from capeval_core.options import Options as CommonOptions
 from capeval_core.options import option
-from capeval_core.phrases.consensus import Documents
+from capeval_core.phrases.ngrams import Documents
 from capeval_core.reranking import Choices, Reranker, pools_of
 from capeval_core.rows import canonical, column, row_schema
 from capeval_core.scores.eco.formulas import CONSENSUS_WEIGHT, ENSEMBLE_WEIGHT, THRESHOLD

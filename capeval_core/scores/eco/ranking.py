@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capeval_core.errors import at
-from capeval_core.phrases.consensus import consensus, tfidf_consensus
+from capeval_core.phrases.ngrams import consensus, tfidf_consensus
 from capeval_core.phrases.ptb import ptb_tokens
 from capeval_core.scores.eco.formulas import choose, ensemble, is_flat, standardise, total
 
