@@ -260,7 +260,7 @@ def read_files(
     *,
     candidates: str | os.PathLike[str] | None = None,
     **more: Any,
-) -> text_files.Collection:
+) -> text_files.Joined:
     """The collection of --candidates, or of this file, and --references, where there is such a flag."""
     file = flags.candidates if candidates is None else candidates
     references = getattr(flags, "references", None)

@@ -58,7 +58,7 @@ from capeval_core.errors import Problems, ProblemsError, beside, naming
 from capeval_core.evidence import Evidence
 from capeval_core.inputs.folder import bare, names_in
 from capeval_core.inputs.samples import Samples, argument_of
-from capeval_core.inputs.text_files import Collection
+from capeval_core.inputs.text_files import Joined
 from capeval_core.metric import CaptionMetric
 from capeval_core.options import Options, describe_options
 from capeval_core.registry import every_class, metric_classes
@@ -282,7 +282,7 @@ def _score_systems(
 
 
 def _scored(
-    place: int, name: str, own: Collection, tasks: Sequence[Task], with_images: bool, with_evidence: bool
+    place: int, name: str, own: Joined, tasks: Sequence[Task], with_images: bool, with_evidence: bool
 ) -> ScoredSystem:
     """One system's results by each metric."""
     results: dict[str, Result] = {}
@@ -303,9 +303,9 @@ def _read(
     metrics: Metrics,
     problems: Problems,
     on_error: Sequence[str],
-) -> list[Collection]:
+) -> list[Joined]:
     """The collections of all systems; `problems` with their rows are noted, others are one error."""
-    collections: list[Collection] = []
+    collections: list[Joined] = []
     medium = (about(metrics).media or ("image",))[0]
     kept = {"medium": medium, "problems": problems, "absent_too": {*on_error} == {"nan"}}
     for path in flags.candidates:
@@ -323,7 +323,7 @@ def _read(
     return collections
 
 
-def _tell_without_caption(folder: str, medium: str, collections: Sequence[Collection]) -> None:
+def _tell_without_caption(folder: str, medium: str, collections: Sequence[Joined]) -> None:
     """Say how many images of a folder no system has a caption of, and which, unless they are most of it."""
     captioned = {Path(image).name for one in collections for image in one.images}
     there = {name for name in names_in(Path(folder), medium) if bare(name, medium) != name}
@@ -336,7 +336,7 @@ def _tell_without_caption(folder: str, medium: str, collections: Sequence[Collec
 
 
 def _checked(
-    metrics: Metrics, options: Sequence[Options], collections: Sequence[Collection], ids: Sequence[str]
+    metrics: Metrics, options: Sequence[Options], collections: Sequence[Joined], ids: Sequence[str]
 ) -> list[list[Samples]]:
     """The samples of each system, by each metric.
 

@@ -222,7 +222,11 @@ def _readable(path: Path, forms: str) -> Iterator[None]:
 
 
 def _digest(*parts: object) -> str:
-    return blake2b(repr(parts).encode(errors="surrogateescape"), digest_size=8).hexdigest()
+    hashed = blake2b(digest_size=8)
+    for part in parts:
+        data = part if isinstance(part, bytes) else str(part).encode(errors="surrogateescape")
+        hashed.update(len(data).to_bytes(8, "big") + data)
+    return hashed.hexdigest()
 
 
 # ---- a folder of .npz files, and the manifest of `capeval regions`

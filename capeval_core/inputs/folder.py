@@ -111,14 +111,18 @@ class Folder:
         absent = [image_id for image_id, entries in matches.items() if not entries]
         nowhere: dict[str, Path] = {}
         if absent_too and (len(absent) < len(matches) or any(one in by_file for one in absent)):
-            nowhere = {one: self._nowhere(file_names[one] if one in by_file else one) for one in absent}
+            names = {one: file_names[one] if one in by_file else one for one in absent}
+            # A path where nothing is, be the name that of a file elsewhere.
+            nowhere = {
+                one: self.path / name.replace("/", "\N{DIVISION SLASH}") for one, name in names.items()
+            }
         else:
             self._refuse_files([one for one in absent if one in by_file], len(named), file_names, problems)
             absent = [one for one in absent if one not in by_file]
         gone = [one for one in matches if one in nowhere or by_file.get(one) == []]
         matches = {one: entries for one, entries in matches.items() if one not in gone}
         lacking = (
-            f"no {self.medium}{_examples(self.names.entries)}{self._subfolder_of(absent[:1])}. "
+            f"no {self.medium}{_examples(self.names.entries)}. "
             f"An id is the {self.medium}'s file name, with or without its extension, its path from that "
             "folder, or its COCO number"
         )
@@ -134,10 +138,6 @@ class Folder:
                 found = f"the name of {name!a} is not UTF-8"
                 problems.add(file_problem(self.path, found, "rename that file"))
         return {image_id: self.path / name for image_id, name in matched.items()} | nowhere
-
-    def _nowhere(self, name: str) -> Path:
-        """A path in the folder where nothing is, be the name that of a file elsewhere."""
-        return self.path / name.replace("/", "\N{DIVISION SLASH}")
 
     def _find_path(self, image_id: str) -> list[str]:
         """What a path means below the folder, from there or from where the folder lies."""
@@ -155,20 +155,6 @@ class Folder:
         if parent not in self._below:
             self._below[parent] = Names(names_in(self.path / parent, self.medium), self.medium)
         return self._below[parent]
-
-    def _subfolder_of(self, ids: Sequence[str]) -> str:
-        """Where the image of an id is instead: the folder's folders, a hundred at most."""
-        if not ids:
-            return ""
-        try:
-            with os.scandir(self.path) as entries:
-                first = [entry.name for entry, _ in zip(entries, range(100), strict=False) if entry.is_dir()]
-            for name in sorted(first):
-                if self._names_of(name).find(ids[0]):
-                    return f"; that of {ids[0]!r} is in its folder {name!r}"
-        except (OSError, FileError):
-            pass
-        return ""
 
     def _refuse_files(
         self, ids: list[str], total: int, file_names: Mapping[str, str], problems: Problems

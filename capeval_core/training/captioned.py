@@ -71,7 +71,7 @@ def read_captioned(
     texts = read_texts(captions, REFERENCE_FIELDS, problems, options)
     refuse_unused(options, {captions: texts}, problems)
     if images is not None and store is None:
-        texts.use_id_column(captions, Folder(images).find, options, problems)
+        texts.use_id_column(Folder(images).find)
     problems.raise_if_any()
     rows = [(image_id, text) for image_id, text in texts.rows if text.strip()]
     if empty := len(texts.rows) - len(rows):
