@@ -13,10 +13,9 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache, partial
+from functools import partial
 from os import PathLike
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import pyarrow as pa
@@ -34,18 +33,12 @@ from capeval_core.writing import PARTIAL, try_writing, write_whole
 STAMP = "stamp.json"
 _STAMP_KEY = b"capeval_stamp"  # of the stamp in a shard's metadata
 _SHARD = re.compile(r"\d{20}-([0-9a-f]{32})\.parquet")  # time of writing, digest of the file
+_OWN = re.compile(rf".*{PARTIAL}|{STAMP}|{_SHARD.pattern}")
 _CONTENT = "content"
 
 
 def check_folder(path: str | PathLike[str]) -> Path:
-    """The folder that `rows=` means, if rows can be kept there; changes nothing on the disk.
-
-    A folder that holds rows passes even where it is read-only: they can be reused.
-
-    Raises:
-        TypeError, ValueError: no path, a file, a folder of something else, or one where nothing can be
-            written.
-    """
+    """The folder that `rows=` means, if rows can be kept there, or are there already; it writes nothing."""
     folder = folder_path("rows", path)
     rows, problem = str(folder), "no folder can be made there"
     try:
@@ -66,12 +59,10 @@ def check_folder(path: str | PathLike[str]) -> Path:
 
 def _is_foreign(folder: Path) -> bool:
     """Whether a folder holds something else, and nothing shows that it holds rows, too."""
-    own = (PARTIAL, STAMP)
-    others = [
-        path for path in folder.iterdir() if not (path.name.endswith(own) or _SHARD.fullmatch(path.name))
-    ]
-    below = [path for path in others if path.is_dir() and _stamp_of(path)]  # of a metric's members
-    return len(others) > len(below) and not _stamp_of(folder)
+    if _stamp_of(folder) is not None:
+        return False
+    others = [path for path in folder.iterdir() if not _OWN.fullmatch(path.name)]
+    return any(not path.is_dir() or _stamp_of(path) is None for path in others)  # below are rows of members
 
 
 def kept_rows(folder: str | PathLike[str]) -> Callable[[str, Any, Sequence[str]], bool]:
@@ -81,42 +72,30 @@ def kept_rows(folder: str | PathLike[str]) -> Callable[[str, Any, Sequence[str]]
         with contextlib.suppress(DamagedError, KeyError):
             rows, _ = _read(path)
             kept.update(rows.filter(pc.is_null(rows["error"]))[_CONTENT].to_pylist())
-    return lambda *parts: key_of(*parts) in kept
+    return lambda *parts: _key_of(*parts) in kept
 
 
 def content_key(samples: Samples, row: int) -> str:
     """Key of the caption, image and references of row `row`."""
     references = samples.references[row] if samples.references else []
-    return key_of(samples.captions[row], samples.images[row], references)
+    return _key_of(samples.captions[row], samples.images[row], references)
 
 
-def key_of(caption: str, visual: Any, references: Sequence[str]) -> str:
-    """Key of a caption, its image and references."""
+def _key_of(caption: str, visual: Any, references: Sequence[str]) -> str:
     try:
         image = visual.key
     except ImageError:
         image = ""  # its row will hold the error, and is computed again in the next run
-    parts = json.dumps([caption, image, references])
-    return hashlib.blake2b(parts.encode(), digest_size=16).hexdigest()
+    return _digest(json.dumps([caption, image, references]).encode())
 
 
 class RowStore:
     """Rows in a folder of Parquet shards, so that an interrupted run loses next to nothing.
 
-    The folder also holds a stamp of everything that encoding depends on, and is refused with another stamp.
+    The folder and every shard hold a stamp of all that encoding depends on, and are refused with another one.
     Each row carries a key of its caption, image and references, so a row is only reused for the very same
-    content. A shard's name holds a digest of the file, and its metadata the stamp: damage costs the shard's
-    own rows, and a lost stamp is made again.
-
-    A disk that fills up or turns read-only costs one warning: from then on rows are in memory only.
-
-    Args:
-        path: folder, made if it does not exist.
-        schema: of the rows.
-        stamp: settings and fingerprints, in JSON's types.
-
-    Raises:
-        TypeError, ValueError: the folder holds rows of other settings, or `check_folder` refuses it.
+    content. A shard's name holds a digest of the file: damage costs the shard's own rows. A disk that fills
+    up or turns read-only costs one warning: from then on rows are in memory only.
     """
 
     def __init__(self, path: str | PathLike[str], schema: pa.Schema, stamp: Mapping[str, Any]) -> None:
@@ -133,18 +112,14 @@ class RowStore:
 
     def _claim(self) -> None:
         """Refuse a folder of other settings, and note these in one that has none."""
-        stored, note = _stamp_of(self.path), self.path / STAMP
-        if stored is not None:
+        if (stored := _stamp_of(self.path)) is not None:
             self._refuse_other_settings(stored, self.path)
-        if _note_of(self.path) == self._stamp:
-            return
-        if stored is not None:
-            warn(f"rows: {note} is lost or damaged, it is made again")
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            write_whole(note, json.dumps(self._stamp, indent=1))
-        except OSError as error:
-            self._give_up(error)
+        if _note_of(self.path) != self._stamp:
+            try:
+                self.path.mkdir(parents=True, exist_ok=True)
+                write_whole(self.path / STAMP, json.dumps(self._stamp, indent=1))
+            except OSError as error:
+                self._give_up(error)
 
     def _refuse_other_settings(self, stored: Mapping[str, Any], path: Path) -> None:
         differing = [
@@ -159,10 +134,7 @@ class RowStore:
             raise wrong_option("rows", str(path), others, fix, verb="holds")
 
     def reuse(self, indices: Sequence[int], content: Callable[[int], str]) -> tuple[pa.Table, list[int]]:
-        """The stored rows of these indices, and the positions of those without a row of the same content.
-
-        `content` gives the content key of a position; it is called only where there is a row.
-        """
+        """The stored rows of these indices, and the positions without one of the same content key."""
         stored = self._content_keys()
         reused = {row for row, i in enumerate(indices) if i in stored and stored[i] == content(row)}
         missing = [row for row in range(len(indices)) if row not in reused]
@@ -179,10 +151,7 @@ class RowStore:
         return self._content
 
     def append(self, rows: pa.Table, content: Sequence[str]) -> None:
-        """Keep rows; `content` has the content key of each.
-
-        A row with an error is written, but not reused.
-        """
+        """Keep rows; `content` has the key of each. A row with an error is written, but not reused."""
         keys = self._content_keys()
         self._rows.append(rows)
         for index, key, error in zip(
@@ -215,11 +184,7 @@ class RowStore:
         )
 
     def read(self) -> tuple[pa.Table, dict[int, str]]:
-        """All rows on disk without an error, one per index, and the content key of each index.
-
-        Raises:
-            ValueError: a shard holds rows of other settings.
-        """
+        """All rows on disk without an error, one per index, and the content key of each index."""
         self.flush()
         schema = self.schema.append(pa.field(_CONTENT, pa.string()))
         shards = [self._shard(path, schema) for path in sorted(self.path.glob("*.parquet"))]
@@ -289,19 +254,11 @@ def _digest(content: bytes | pa.Buffer) -> str:
 class RowCollector:
     """The rows of samples: those that a store has, and the others as they are encoded, window by window.
 
-        with RowCollector(samples, schema, store, bar, refuse_errors=True) as collector:
-            for window in collector.windows():
-                for table in encode(window):
-                    collector.add(table)
-        rows = collector.table()
-
-    Args:
-        samples: checked input; a row's index is its sample's.
-        schema: of the rows.
-        store: keeps what is encoded, so that an interrupted run goes on where it stopped; None: nothing is
-            kept.
-        bar: counts rows.
-        refuse_errors: whether a row with an error ends the run.
+    with RowCollector(samples, schema, store, bar, refuse_errors=True) as collector:
+        for window in collector.windows():
+            for table in encode(window):
+                collector.add(table)
+    rows = collector.table()
     """
 
     def __init__(
@@ -323,18 +280,17 @@ class RowCollector:
             self._tables.append(reused)
             self.missing, self.texts = samples.select(missing), LIMITS.texts_between_shards
             self.reused = len(reused)
-            _start_at(bar, len(reused))
+            if not bar.disable:  # an earlier run made them: they say nothing of how fast this one is
+                bar.initial, bar.n = bar.initial + self.reused, bar.n + self.reused
+                bar.last_print_n += self.reused
+                bar.refresh()
 
     def windows(self) -> Iterator[Samples]:
         """The samples that have no row yet, as many at once as memory allows."""
         return windows(self.missing, self.texts)
 
     def add(self, table: pa.Table) -> None:
-        """The next rows, in the order of the windows.
-
-        Raises:
-            ValueError: an image broke after it was checked, and `refuse_errors`.
-        """
+        """The next rows, in the order of the windows; ValueError for one with an error, if it is refused."""
         if self._store is not None:
             positions = range(self._added, self._added + len(table))
             self._store.append(table, [content_key(self.missing, row) for row in positions])
@@ -352,43 +308,25 @@ class RowCollector:
     def __enter__(self) -> RowCollector:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if error is not None and self._store is not None:
             self._store.flush()  # on Ctrl-C too: nothing that was computed is lost
 
 
-def _start_at(bar: tqdm[Any], rows: int) -> None:
-    """Count rows that an earlier run made: they say nothing of how fast this one is."""
-    if not bar.disable:
-        bar.initial += rows
-        bar.n += rows
-        bar.last_print_n += rows
-        bar.refresh()
-
-
 class FreedMemory:
-    """Returns freed pages to the system, every so many rows of a long run.
+    """Returns freed pages to the system, every 512 rows of a long run.
 
     Decoded images of many sizes come and go in several threads, and glibc keeps the holes that they leave,
     about 30 KB for each further image. Nothing happens with another C library.
     """
 
-    _ROWS = 512  # between two returns: what piles up in between is some tens of megabytes
-
     def __init__(self) -> None:
-        self._rows = 0
+        libc = ctypes.CDLL(None) if sys.platform.startswith("linux") else None
+        self._trim, self._rows = getattr(libc, "malloc_trim", None), 0
 
     def add(self, rows: int) -> None:
         """Count rows that have been made."""
         self._rows += rows
-        if self._rows >= self._ROWS and (trim := _malloc_trim()) is not None:
-            trim(0)
+        if self._rows >= 512 and self._trim is not None:
+            self._trim(0)
             self._rows = 0
-
-
-@cache
-def _malloc_trim() -> Callable[[int], int] | None:
-    libc = ctypes.CDLL(None) if sys.platform.startswith("linux") else None
-    return getattr(libc, "malloc_trim", None)
