@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from capeval_core.inputs.samples import argument_of, medium_of
-from capeval_core.metric import CaptionMetric
-from capeval_core.reranking import Reranker
+from capeval_core.metric import CaptionMetric, Reranker
 from capeval_core.weights.catalogue import WeightsEntry
 
 _VISUALS = {
@@ -22,18 +21,9 @@ _VISUALS = {
 class MetricDescription:
     """A metric's class attributes in words.
 
-    name: as `load` knows it. title: as papers write it. summary: one sentence.
-    command: of `capeval` that scores with it.
-    range: of the score at the default options, e.g. `0 to 1.33`, or `relative`.
-    better: `higher is better` or `lower is better`.
-    references: `with references` or `without references`.
-    visual: what a caption is about, `image` or `video`; None for texts alone.
+    command: of `capeval` that scores with it. visual: what a caption is about; None for texts alone.
     compares: what a caption is compared with. mean: of which captions its value is the mean.
-    inputs: arguments of its module's `compute`, and their meaning. predictions: an example of the first.
-    weights: repository of the default weights, or `none`. licence: of these, `not stated` or `none needed`.
-    citation: authors, title and venue of the paper. address: its URL.
-    bibtex: its entry; '' where the metric states none.
-    relative: why its scores can be compared within one set only; None if with those of other sets, too.
+    inputs: arguments of its module's `compute`. predictions: an example of the first.
     """
 
     name: str
@@ -70,50 +60,49 @@ def describe_metric(metric: type[CaptionMetric]) -> MetricDescription:
     >>> list(refpacs.inputs)
     ['predictions', 'images', 'references', 'per_caption']
     """
-    low, high = metric.range
-    citation, _, address = metric.paper.rpartition(" ")
-    of_pools = issubclass(metric, Reranker)
-    argument = argument_of(metric.media)
+    pools, argument = issubclass(metric, Reranker), argument_of(metric.media)
     visual = None if argument is None else medium_of(argument)
-    inputs = {
-        "predictions": "captions, one string per row.",
-        **({argument: _VISUALS[argument].format("pool" if of_pools else "caption")} if argument else {}),
-        "references": "per caption a list of texts, or one text; any number each.",
-        "per_caption": "`compute` also gives scores, parts and errors per caption, the signature and counts.",
-    }
-    if of_pools:
-        inputs["predictions"] = "pools, per image a list of candidate captions, any number each."
-        inputs["per_caption"] = (
-            "`compute` also gives per image the choice, its score and those of every candidate, errors, the "
-            "signature and counts."
-        )
-    if "boxes" in metric.media:
-        inputs["images"] += " Box features too; ids, where `regions` holds features that were made before."
-    if not metric.needs_references:
-        del inputs["references"]
-    compared = " and ".join(
-        [*([f"its {visual}"] if visual else []), *["its references"] * metric.needs_references]
-    )
+    needed = [f"its {visual}"] * (visual is not None) + ["its references"] * metric.needs_references
+    citation, _, address = metric.paper.rpartition(" ")
+    low, high = metric.range
+    weights = metric.default_weights
     return MetricDescription(
         name=metric.name,
         title=metric.title,
         summary=metric.summary,
-        command="rerank" if of_pools else "score",
-        range="relative" if of_pools else f"{low:.3g} to {high:.3g}",
+        command="rerank" if pools else "score",
+        range="relative" if pools else f"{low:.3g} to {high:.3g}",
         better=f"{'higher' if metric.higher_is_better else 'lower'} is better",
         references=f"{'with' if metric.needs_references else 'without'} references",
         visual=visual,
-        compares="its image and the other candidates" if of_pools else compared,
-        mean="chosen captions" if of_pools else "captions that have a score",
-        inputs=inputs,
-        predictions="[...], ..." if of_pools else "...",
-        weights=metric.default_weights.repository if metric.default_weights else "none",
-        licence=licence_in_words(metric.default_weights) if metric.default_weights else "none needed",
+        compares="its image and the other candidates" if pools else " and ".join(needed),
+        mean="chosen captions" if pools else "captions that have a score",
+        inputs=_inputs(metric, argument, pools=pools),
+        predictions="[...], ..." if pools else "...",
+        weights=weights.repository if weights else "none",
+        licence=licence_in_words(weights) if weights else "none needed",
         citation=citation.rstrip(","),
         address=address,
         bibtex=metric.bibtex,
         relative=metric.relative,
     )
+
+
+def _inputs(metric: type[CaptionMetric], argument: str | None, *, pools: bool) -> dict[str, str]:
+    captions = "pools, per image a list of candidate captions, any number each."
+    inputs = {"predictions": captions if pools else "captions, one string per row."}
+    if argument is not None:
+        inputs[argument] = _VISUALS[argument].format("pool" if pools else "caption")
+    if "boxes" in metric.media:
+        inputs["images"] += " Box features too; ids, where `regions` holds features that were made before."
+    if metric.needs_references:
+        inputs["references"] = "per caption a list of texts, or one text; any number each."
+    own = (
+        "per image the choice, its score and those of every candidate, errors, the signature and counts."
+        if pools
+        else "scores, parts and errors per caption, the signature and counts."
+    )
+    return {**inputs, "per_caption": f"`compute` also gives {own}"}
 
 
 def licence_in_words(weights: WeightsEntry) -> str:

@@ -14,15 +14,17 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 from tqdm import tqdm
 
 from capeval_core._version import __version__
 from capeval_core.cache import shared_cache
 from capeval_core.errors import InputTypeError, Problem, at, folder_path, warn, wrong_option
-from capeval_core.inputs.samples import Samples, argument_of, check_samples
+from capeval_core.inputs.samples import Pools, Samples, argument_of, check_pools, check_samples
 from capeval_core.inputs.texts import united
 from capeval_core.options import CorpusStatistics
 from capeval_core.options import Options as CommonOptions
+from capeval_core.registry import media_of, network, package_of
 from capeval_core.result import Published, Result, Values, stands_for_zero
 from capeval_core.row_store import RowCollector, RowStore, check_folder, kept_rows
 from capeval_core.rows import canonical
@@ -50,10 +52,9 @@ class Model:
 class CaptionMetric(ABC):
     """A caption metric: captions and images are checked and encoded to rows, rows are aggregated to scores.
 
-    A subclass states the facts, opens its models in `open_models`, and implements `encode`
-    (neural, per caption) and `aggregate` (cheap, sees all rows). If encoding needs statistics of the whole
-    corpus, its options are `CorpusOptions`, `prepare` makes the statistics, and `encode` reads them from
-    `options.statistics`.
+    A subclass states the facts and implements `encode` (neural, per caption) and `aggregate` (cheap, sees all
+    rows). If encoding needs statistics of the whole corpus, its options are `CorpusOptions`, `prepare` makes
+    them, and `encode` reads them from `options.statistics`.
     """
 
     name: ClassVar[str]
@@ -102,8 +103,6 @@ class CaptionMetric(ABC):
     folder: WeightsFolder
 
     def __init__(self, options: CommonOptions) -> None:
-        from capeval_core.registry import package_of
-
         self.check_options(options)
         self.package = package_of(type(self))
         self.options = options
@@ -113,22 +112,13 @@ class CaptionMetric(ABC):
 
     @classmethod
     def encoder_class(cls) -> type[Any]:
-        """The class of the encoder that the option `weights` is for, which `capeval convert` makes.
-
-        Raises:
-            ValueError: the metric has no weights.
-        """
-        from capeval_core.registry import network
-
+        """The class of the encoder that the option `weights` is for, which `capeval convert` makes."""
         if cls.network is None:
             raise ValueError(f"{cls.name} has no weights")
         return network(cls.network)
 
     def open_models(self) -> dict[str, Model]:
-        """Load every model that rows depend on, by its name in the signature.
-
-        Here: the network of the option `weights`, as `self.encoder`; none for a metric without weights.
-        """
+        """Load every model that rows depend on, by its name in the signature: here that of `weights`."""
         if self.network is None:
             return {}
         self.folder = self.weights_folder()
@@ -138,10 +128,7 @@ class CaptionMetric(ABC):
         return {"weights": Model(self.folder.label(self.encoder.fingerprint), self.encoder.fingerprint)}
 
     def prepare(self, texts: Sequence[Any]) -> CorpusStatistics | None:
-        """Statistics of a corpus that encoding needs, from the documents that `corpus` gives; None: no need.
-
-        Documents are texts, lists of texts, or pairs of an image and a text, for statistics of features.
-        """
+        """Statistics that encoding needs, from the documents that `corpus` gives; None: no need."""
         return None
 
     def corpus(self, samples: Samples) -> list[Any]:
@@ -156,10 +143,7 @@ class CaptionMetric(ABC):
 
     @abstractmethod
     def aggregate(self, rows: pa.Table) -> Values:
-        """Scores and parts of rows that are sorted by index: the formula of the paper.
-
-        It sees all rows, so statistics that follow from them (idf, z-scores) are made here.
-        """
+        """Scores and parts of all rows, sorted by index: the formula of the paper."""
 
     def weights_folder(self) -> WeightsFolder:
         """The folder that the option `weights` means, by default the metric's published weights."""
@@ -214,10 +198,7 @@ class CaptionMetric(ABC):
         >>> len(result.scores), result.counts.captions
         (2, 2)
         """
-        if not self.media and references is None and images is not None:
-            found, fix = f"given, but {self.name} compares texts alone", "pass references=... by its name"
-            raise InputTypeError(Problem(at("images"), f"are {found}", fix, TypeError))
-        visuals = self._visuals_among(images=images, videos=videos)
+        visuals = self._visuals_among({"images": images, "videos": videos}, references)
         if references is not None and not self.needs_references:
             warn(f"{self.name} needs no references: they are ignored")
             references = None
@@ -233,43 +214,31 @@ class CaptionMetric(ABC):
         return result
 
     @classmethod
-    def _visuals_among(cls, *, images: Any, videos: Any) -> Any:
-        """Those visuals among the arguments of `score` that this metric is about, None where it is on texts.
-
-        Raises:
-            TypeError: the other ones are given.
-        """
+    def _visuals_among(cls, given: Mapping[str, Any], references: Any) -> Any:
+        """Those visuals that this metric is about, None where it is on texts; others are refused."""
         argument = argument_of(cls.media)
-        given = {"images": images, "videos": videos}
         others = [name for name, value in given.items() if value is not None and name != argument]
+        if argument is None and references is None and "images" in others:
+            found = f"are given, but {cls.name} compares texts alone"
+            raise InputTypeError(Problem(at("images"), found, "pass references=... by its name", TypeError))
         if argument is None:
             for name in others:
                 warn(f"{cls.name} compares texts alone: {name} are ignored")
             return None
         if others:
-            from capeval_core.registry import media_of
-
-            found, other = f"given, but this {cls.name} is about {argument}", others[0][:-1]
+            found, other = f"is given, but this {cls.name} is about {argument}", others[0][:-1]
             opened = f", or open load({cls.name!r}, media={other!r})" if other in media_of(cls.name) else ""
             fix = f"pass {argument}=...{opened}"
-            raise InputTypeError(Problem(at(others[0]), f"are {found}", fix, TypeError))
+            raise InputTypeError(Problem(at(others[0]), found, fix, TypeError))
         return given[argument]
 
     def check(self, captions: Any, images: Any, references: Any = None) -> Samples:
-        """The input of `score`, checked by this metric's needs and options; `images` may be videos.
-
-        Errors are those of `score`, before any model runs.
-        """
+        """The input of `score`, checked by this metric's needs and options; `images` may be videos."""
         return self.check_input(self.options, captions, images, references)
 
     @classmethod
     def check_options(cls, options: CommonOptions) -> None:
-        """Refuse options that cannot work, as far as that shows before any weights are opened.
-
-        Raises:
-            ValueError, TypeError: the device is not there, the metric has no weights, no rows can be kept in
-                the folder, or what `Options.check` refuses.
-        """
+        """Refuse options that cannot work, as far as that shows before any weights are opened."""
         if options.weights is not None and cls.default_weights is None:
             found = f"{cls.name} has no weights"
             raise wrong_option("weights", str(options.weights), found, "leave the option out", verb="")
@@ -283,10 +252,7 @@ class CaptionMetric(ABC):
 
     @classmethod
     def check_input(cls, options: CommonOptions, *inputs: Any, progress: bool = False) -> Samples:
-        """`check` by these options, before any weights are opened; `inputs` are the arguments of `check`.
-
-        An image that the options' `rows` have a row of is not decoded again. `progress`: show a bar.
-        """
+        """`check` by these options, before any weights are opened; `inputs` are the arguments of `check`."""
         kept = kept_rows(options.rows) if options.rows is not None and options.on_error == "raise" else None
         return check_samples(
             *inputs,
@@ -301,13 +267,7 @@ class CaptionMetric(ABC):
 
     @classmethod
     def check_separable(cls, options: CommonOptions, *, scores: bool = True) -> None:
-        """Refuse options by which a caption's score, or already its row, depends on the other captions.
-
-        scores: False: only its row must not.
-
-        Raises:
-            ValueError: scores are relative to one set, or weighed by statistics of it that are not given.
-        """
+        """Refuse options by which a caption's score, or already its row, depends on the other captions."""
         if scores and cls.relative is not None:
             raise ValueError(
                 f"{cls.name} cannot score a collection part by part: {cls.relative}; score a whole set by "
@@ -337,16 +297,7 @@ class CaptionMetric(ABC):
     def encode_all(
         self, samples: Samples, *, rows: str | PathLike[str] | None = None, progress: bool = False
     ) -> pa.Table:
-        """Rows of checked samples, for `combine`; a row's index is its sample's.
-
-        Args:
-            samples: from `check`; their indices may be a part of a larger input's.
-            rows, progress: as for `score`.
-
-        Raises:
-            ValueError: an image broke after it was checked, and `on_error` is "raise"; or the metric needs
-                statistics of the whole corpus.
-        """
+        """Rows of checked samples, for `combine`, in any order; `rows` and `progress` are as for `score`."""
         self.check_separable(self.options, scores=False)
         folder = self.options.rows if rows is None else rows
         with (
@@ -370,16 +321,12 @@ class CaptionMetric(ABC):
         stamp: Mapping[str, Any],
         bar: tqdm[Any],
     ) -> RowCollector:
-        """The collector of samples' rows; `folder` and `stamp` are those of its store, if it has one."""
+        """The collector of samples' rows; `folder` and `stamp` are of its store, if it has one."""
         store = None if folder is None else self.store(folder, schema, stamp)
         return RowCollector(samples, schema, store, bar, refuse_errors=self.options.on_error == "raise")
 
     def store(self, folder: str | PathLike[str], schema: pa.Schema, stamp: Mapping[str, Any]) -> RowStore:
-        """The rows in a folder, opened once; `flush` writes them.
-
-        Raises:
-            TypeError, ValueError: the folder holds rows of another stamp, or is not a folder of rows.
-        """
+        """The rows in a folder, opened once; `flush` writes them."""
         key = folder_path("rows", folder).resolve(), json.dumps(stamp, sort_keys=True)
         if key not in self._stores:
             self._stores[key] = RowStore(folder, schema, stamp)
@@ -391,10 +338,7 @@ class CaptionMetric(ABC):
             store.flush()
 
     def combine(self, rows: pa.Table, *, samples: Samples | None = None) -> Result:
-        """The result of rows, gathered in any order and from any number of processes.
-
-        Rows are sorted by index, and of several rows with one index the last counts.
-        """
+        """The result of rows from any number of processes; of several with one index the last counts."""
         self.flush()
         rows = canonical(rows)
         values = self.aggregate(rows)
@@ -447,3 +391,47 @@ class CaptionMetric(ABC):
     def __reduce__(self) -> tuple[Any, ...]:
         # Options are enough to open the metric in another process; tensors would be copied for nothing.
         return type(self), (self.options,)
+
+
+@dataclass(frozen=True)
+class Choices(Values):
+    """Scores of the candidates that were chosen, one per image, whose positions among all rows are `rows`."""
+
+    rows: NDArray[np.int64]
+
+    def scored(self, rows: pa.Table) -> pa.Table:
+        """The rows of the chosen candidates."""
+        return rows.take(pa.array(self.rows, pa.int64()))
+
+
+class Reranker(CaptionMetric):
+    """A metric that takes a pool of candidates per image, and chooses and scores one of them.
+
+    A row is a candidate, a score belongs to an image. `aggregate` returns `Choices`. Scores compare the
+    candidates of one set, so `Result.interval` and `Result.compare` are undefined.
+    """
+
+    crops = False
+
+    @classmethod
+    def check_input(cls, options: CommonOptions, *inputs: Any, progress: bool = False) -> Samples:
+        captions, images = inputs[:2]
+        how: Any = {"on_error": options.on_error, "empty": options.empty, "media": cls.media}
+        return check_pools(captions, images, progress=progress, **how)
+
+    def evidence_of(
+        self, samples: Samples, rows: pa.Table, parts: Mapping[str, list[Any]]
+    ) -> dict[int, dict[str, Any]]:
+        """What `Result.explain` returns for each image: its name and its parts."""
+        return {
+            image: {"image": samples.images[start].label}
+            | {name: part[image] for name, part in parts.items()}
+            for image, start in enumerate(pools_of(samples).starts)
+        }
+
+
+def pools_of(samples: Samples) -> Pools:
+    """Samples of a `Reranker`, which come in pools."""
+    if not isinstance(samples, Pools):
+        raise TypeError("expected pools of candidates, as check() of a Reranker returns them")
+    return samples

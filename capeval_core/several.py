@@ -1,11 +1,12 @@
-"""Rows of several systems by several metrics, encoded side by side, picture by picture."""
+"""Rows of several systems by several metrics, encoded side by side; evidence of single captions."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,8 +15,10 @@ from tqdm import tqdm
 
 from capeval_core.inputs.samples import Samples, parts, text_counts
 from capeval_core.limits import LIMITS
-from capeval_core.metric import CaptionMetric
+from capeval_core.metric import CaptionMetric, Reranker
+from capeval_core.result import Result
 from capeval_core.row_store import RowCollector
+from capeval_core.rows import canonical
 
 Integers = NDArray[np.int64]
 
@@ -118,3 +121,45 @@ def _joined(systems: Sequence[Samples]) -> Samples:
         references=None if references[0] is None else [texts for own in references for texts in own or []],
         indices=range(len(captions)),
     )
+
+
+class Evidence(Mapping[int, Mapping[str, Any]]):
+    """Where scores come from, by the index of a caption, made when it is asked for: no run keeps it of all.
+
+    A metric chooses among pools by all of them, so their evidence is made at once.
+
+    >>> import capeval_core
+    >>> from capeval_core.demo import demo_set
+    >>> metric, item = capeval_core.load("pacs", weights="tiny"), demo_set()[0]
+    >>> samples = metric.check([item.good, item.unrelated], [item.image, item.image])
+    >>> rows = metric.encode_all(samples)
+    >>> evidence = Evidence(metric, samples, rows, metric.combine(rows))
+    >>> evidence[1]["caption"] == item.unrelated, sorted(evidence[1])
+    (True, ['caption', 'cosine', 'image'])
+    """
+
+    def __init__(self, metric: CaptionMetric, samples: Samples, rows: pa.Table, result: Result) -> None:
+        options: Any = metric.options
+        if getattr(options, "statistics", ...) is None:  # those of all captions, not of the ones explained
+            metric = metric.with_statistics(metric.prepare(metric.corpus(samples)))
+        self._metric, self._samples, self._rows, self._result = metric, samples, canonical(rows), result
+        self._pools: Mapping[int, Mapping[str, Any]] | None = None
+
+    def __getitem__(self, index: int) -> Mapping[str, Any]:
+        if not 0 <= index < len(self):
+            raise KeyError(index)
+        if isinstance(self._metric, Reranker):
+            if self._pools is None:
+                self._pools = self._metric.evidence_of(self._samples, self._rows, self._result.parts)
+            return self._pools[index]
+        parts = {name: [values[index]] for name, values in self._result.parts.items()}
+        found: Mapping[int, Mapping[str, Any]] = self._metric.evidence_of(
+            self._samples.select([index]), self._rows.slice(index, 1), parts
+        )
+        return found[0]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(len(self)))
+
+    def __len__(self) -> int:
+        return len(self._result.scores)

@@ -16,10 +16,9 @@ from PIL import Image
 
 from capeval_core.cache import FeatureCache
 from capeval_core.inputs.samples import Samples, argument_of
-from capeval_core.metric import CaptionMetric
+from capeval_core.metric import CaptionMetric, Reranker
 from capeval_core.models.batching import count_forwards
 from capeval_core.options import OptionDescription, describe_options
-from capeval_core.reranking import Reranker
 from capeval_core.result import Result
 from capeval_core.rows import COMMON
 

@@ -22,10 +22,9 @@ import capeval_core
 from capeval_core.cache import FeatureCache
 from capeval_core.cli import main
 from capeval_core.integrations import reward
-from capeval_core.metric import CaptionMetric
+from capeval_core.metric import CaptionMetric, Reranker
 from capeval_core.options import describe_options
 from capeval_core.registry import MEDIA_VARIANTS, METRICS, metric_class, metric_classes, variant_classes
-from capeval_core.reranking import Reranker
 from capeval_core.result import Result
 from capeval_core.rows import COMMON
 from capeval_core.testing import (

@@ -27,7 +27,6 @@ MODULES = (
     "metric",
     "options",
     "registry",
-    "reranking",
     "result",
     "row_store",
     "rows",

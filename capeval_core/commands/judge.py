@@ -43,10 +43,9 @@ from capeval_core.judgements.scoring import SetScorer, joined_signature, labels_
 from capeval_core.judgements.sets import SETS, SetEntry, load_set, set_entry
 from capeval_core.judgements.stored import FORMS, read_scores
 from capeval_core.judgements.visuals import find_visuals
-from capeval_core.metric import CaptionMetric
+from capeval_core.metric import CaptionMetric, Reranker
 from capeval_core.registry import MEDIA_VARIANTS, metric_class
 from capeval_core.reports.tables import Table
-from capeval_core.reranking import Reranker
 from capeval_core.weights.catalogue import NAMESPACE
 
 Metrics = Sequence[tuple[type[CaptionMetric], Any]]

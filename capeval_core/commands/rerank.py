@@ -25,12 +25,12 @@ from capeval_core.commands.interrupts import interruptible, resuming
 from capeval_core.commands.systems import ScoredSystem, add_report_flag, compare_systems, write_page
 from capeval_core.commands.terminal import Parser, complain, flag, summary
 from capeval_core.errors import Problems, beside
-from capeval_core.evidence import Evidence
 from capeval_core.inputs.folder import bare, names_in, some_of
 from capeval_core.metric import CaptionMetric
 from capeval_core.registry import metric_class
 from capeval_core.reports.html import check_report
 from capeval_core.result import Result, json_text
+from capeval_core.several import Evidence
 
 METRIC = "eco"
 COLUMNS = ("filename", "caption")

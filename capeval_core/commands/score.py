@@ -55,7 +55,6 @@ from capeval_core.commands.systems import (
 )
 from capeval_core.commands.terminal import Parser, announce, complain, flag, named_first, summary, table
 from capeval_core.errors import Problems, ProblemsError, beside, naming
-from capeval_core.evidence import Evidence
 from capeval_core.inputs.folder import bare, names_in
 from capeval_core.inputs.samples import Samples, argument_of
 from capeval_core.inputs.text_files import Joined
@@ -65,7 +64,7 @@ from capeval_core.registry import every_class, metric_classes
 from capeval_core.reports.html import check_report
 from capeval_core.result import Result, json_text
 from capeval_core.row_store import check_folder
-from capeval_core.several import Task, encode_tasks
+from capeval_core.several import Evidence, Task, encode_tasks
 from capeval_core.statistics import Interval
 from capeval_core.weights.folder import WeightsError
 

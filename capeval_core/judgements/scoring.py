@@ -14,9 +14,8 @@ from capeval_core.errors import Problem, Problems
 from capeval_core.inputs.samples import argument_of
 from capeval_core.judgements.correlation import Doubles
 from capeval_core.judgements.protocols import Items, JudgedSet, Scored, Scoring
-from capeval_core.metric import CaptionMetric
+from capeval_core.metric import CaptionMetric, Reranker
 from capeval_core.options import CorpusOptions
-from capeval_core.reranking import Reranker
 from capeval_core.result import Result
 
 

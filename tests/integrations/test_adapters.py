@@ -22,8 +22,8 @@ import yaml
 import capeval_core
 from capeval_core.integrations import CocoScores
 from capeval_core.integrations.lmms_eval import TASKS, TEXT_NUMBERS
+from capeval_core.metric import Reranker
 from capeval_core.registry import METRICS, metric_class
-from capeval_core.reranking import Reranker
 from tests.integrations.recorded_inspect import Score, Target, modules, state
 
 GTS = {7: ["A dog runs.", "A brown dog's running!"], 9: ["Two cats."], "x": ["a red bus", "the bus is red"]}

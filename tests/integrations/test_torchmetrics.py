@@ -14,10 +14,9 @@ import torch
 from PIL import Image
 
 import capeval_core
-from capeval_core.metric import CaptionMetric
+from capeval_core.metric import CaptionMetric, Reranker
 from capeval_core.options import describe_options
 from capeval_core.registry import MEDIA_VARIANTS, METRICS, metric_class
-from capeval_core.reranking import Reranker
 from capeval_core.testing import count_forwards
 
 torchmetrics = pytest.importorskip("torchmetrics")

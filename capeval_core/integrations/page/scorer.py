@@ -14,10 +14,9 @@ from capeval_core.demo import demo_of, demo_samples, score_kinds
 from capeval_core.inputs.samples import Samples
 from capeval_core.integrations.page.media import notes_on, options_of
 from capeval_core.integrations.page.words import capitalised, texts_of
-from capeval_core.metric import CaptionMetric
+from capeval_core.metric import CaptionMetric, Reranker
 from capeval_core.options import CorpusOptions
 from capeval_core.registry import load, metric_class
-from capeval_core.reranking import Reranker
 from capeval_core.result import Result
 from capeval_core.weights.folder import TINY, open_weights
 

@@ -19,11 +19,10 @@ from tqdm import tqdm
 
 from capeval_core.errors import Problems, warn
 from capeval_core.inputs.samples import Pools, Samples, images_in_rgb
-from capeval_core.metric import Model
+from capeval_core.metric import Choices, Model, Reranker, pools_of
 from capeval_core.options import Options as CommonOptions
 from capeval_core.options import option
 from capeval_core.phrases.ngrams import Documents
-from capeval_core.reranking import Choices, Reranker, pools_of
 from capeval_core.rows import canonical, column, row_schema
 from capeval_core.scores.eco.formulas import CONSENSUS_WEIGHT, ENSEMBLE_WEIGHT, THRESHOLD
 from capeval_core.scores.eco.members import MATCHER, MEMBER_ROW, Matcher, Member, check_members, open_members
