@@ -42,9 +42,8 @@ from benchmarks.cuda.agreement import (
 )
 from capeval_core.cache import FeatureCache
 from capeval_core.inputs.samples import argument_of
-from capeval_core.metric import CaptionMetric
+from capeval_core.metric import CaptionMetric, Reranker
 from capeval_core.registry import METRICS, metric_class, variant_classes
-from capeval_core.metric import Reranker
 from tools.captions import describe, foils
 from tools.scenes import draw, sample_scene
 
