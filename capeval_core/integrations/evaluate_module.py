@@ -29,13 +29,9 @@ from capeval_core.project import LICENCE, address
 from capeval_core.registry import MEDIA_VARIANTS, media_of, metric_class
 from capeval_core.result import stands_for_zero
 
-ONE_DAY = 86_400.0
-"""Seconds that processes wait for each other. evaluate's own 100 are gone while the last shard is encoded."""
-RANK_STRIDE = 2**40
-"""Rows of process r have the indices from r times this: unique everywhere, and sorted by process."""
-
-_DEFAULT = "default"
-"""evaluate's name of the configuration that nobody names."""
+_ONE_DAY = 86_400.0  # evaluate's own 100 seconds are gone while the last shard is encoded
+_RANK_STRIDE = 2**40  # rows of process r have the indices from r times this: unique, and sorted by process
+_DEFAULT = "default"  # evaluate's name of the configuration that nobody names
 _INPUTS = ("predictions", *ARGUMENTS, "references")
 _OWN_KEYWORDS = inspect.signature(evaluate.EvaluationModule.__init__).parameters.keys()
 
@@ -57,17 +53,12 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
     metric_name: ClassVar[str]
     """As in `capeval_core.list_metrics()`."""
 
-    def __init__(self, config_name: str | None = None, *, timeout: float = ONE_DAY, **keywords: Any) -> None:
+    def __init__(self, config_name: str | None = None, *, timeout: float = _ONE_DAY, **keywords: Any) -> None:
         own = {name: keywords.pop(name) for name in _OWN_KEYWORDS & keywords.keys()}
         self.metric_type = self.configuration(config_name)
         self.options = self.metric_type.Options.of(self.metric_name, keywords)
         if self.options.evidence:
-            medium = self.metric_type.variant
-            media = "" if medium is None else f"media={medium!r}, "
-            raise ValueError(
-                "evidence=True: evaluate keeps numbers only, use "
-                f"capeval_core.load({self.metric_name!r}, {media}evidence=True) for result.explain()"
-            )
+            raise ValueError("evidence=True: evaluate keeps numbers only, use capeval_core.load(...)")
         self._warned: set[str] = set()
         self._rows_added = 0
         super().__init__(config_name, timeout=timeout, **own)
@@ -76,11 +67,7 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
 
     @classmethod
     def configuration(cls, name: str | None = None) -> type[CaptionMetric]:
-        """The class of the metric behind a configuration of this module.
-
-        Raises:
-            ValueError: it has no such configuration.
-        """
+        """The class of the metric behind a configuration of this module; ValueError if it has no such."""
         if name in (None, _DEFAULT):
             return metric_class(cls.metric_name)
         variants = [medium for metric, medium in MEDIA_VARIANTS if metric == cls.metric_name]
@@ -98,11 +85,7 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
 
     @property
     def inputs(self) -> dict[str, str]:
-        """What a user passes to `compute` and `add_batch`: arguments, and the meaning of each.
-
-        `features` are other things: the columns that evaluate keeps, which are rows of plain numbers, so that
-        no image enters its cache.
-        """
+        """What a user passes to `compute` and `add_batch`; `features` are the rows that evaluate keeps."""
         return dict(describe_metric(self.metric_type).inputs)
 
     def _info(self) -> evaluate.EvaluationModuleInfo:
@@ -145,10 +128,9 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
         reference: Sequence[str] | str | None = None,
         **others: Any,
     ) -> None:
-        """Add one caption (or one list of candidates, for a metric that chooses) with its `image` or `video`.
+        """Add one caption (or list of candidates) with its `image` or `video`, also under plural names.
 
-        The plural names `predictions`, `images`, `videos`, `references` mean the same here: one caption, one
-        image or video, and the references of this one caption. Many captions are faster in one `add_batch`.
+        Many captions are faster in one `add_batch`.
         """
         given = {"prediction": prediction, "reference": reference, **others}
         singular = {name: name[:-1] for name in _INPUTS}
@@ -173,8 +155,6 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
     ) -> None:
         """Check and encode captions with their `images` or `videos` (and references) for `compute`.
 
-        A batch without any rows is welcome: with `num_process` a process may have none.
-
         Raises:
             ValueError, TypeError: everything that is wrong with the batch, of which nothing is added then; or
                 the metric needs statistics of the whole corpus: pass `evaluate.load(..., statistics=...)`.
@@ -193,13 +173,10 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
     ) -> dict[str, Any] | None:
         """Score what is passed here (`images` or `videos`, too) with all that was added before; start anew.
 
-        Captions without a score (`on_error="nan"`) are left out of the mean, and a warning says how many.
-
         Returns:
             The metric's own key and the mean. With `per_caption=True` also `per_caption`, lists with one
             entry per caption in the order of adding (process by process with `num_process`): the score,
-            its parts, and `errors` (None, or why a caption has no score); the `signature`; and `counts`:
-            captions, and those of them that failed, were truncated or are empty.
+            its parts, and `errors` (None, or why a caption has no score); `signature` and `counts`.
             None on processes other than the first.
 
         Raises:
@@ -285,7 +262,7 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
         named = zip(numbers, samples.images, strict=True)
         return replace(
             samples,
-            indices=[self.process_id * RANK_STRIDE + start + i for i in samples.indices],
+            indices=[self.process_id * _RANK_STRIDE + start + i for i in samples.indices],
             images=[visual.at(f"{argument}[{number}]{of_process}") for number, visual in named],
         )
 
@@ -306,7 +283,7 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
                 continue
             if name in options:
                 fix = f": it is an option of the metric, pass it to evaluate.load(..., {name}=...)"
-            elif medium in media_of(self.metric_name) and f"{medium}s" not in self._taken:
+            elif medium in media_of(self.metric_name):
                 configuration = medium if (self.metric_name, medium) in MEDIA_VARIANTS else _DEFAULT
                 fix = f": {medium}s are scored by evaluate.load(..., {configuration!r})"
             else:

@@ -69,14 +69,14 @@ def combine(items: Sequence[Item]) -> float:
     """The number of the items of all documents, of whatever process."""
     number = items[0]["number"]
     if number in TEXT_NUMBERS:
-        return text_scores(tuple((one["caption"], tuple(one["references"])) for one in items))[number]
+        return _text_scores(tuple((one["caption"], tuple(one["references"])) for one in items))[number]
     metrics = chosen(os.environ.get("CAPEVAL_METRICS", ""), os.environ.get("CAPEVAL_WEIGHTS"))
     metric = next(metric for metric in metrics if metric.key == number)
     return combine_tables(metric, [pa.Table.from_pylist([one["row"] for one in items], metric.ROW)]).mean
 
 
 @lru_cache(maxsize=1)
-def text_scores(texts: tuple[tuple[str, tuple[str, ...]], ...]) -> dict[str, float]:
+def _text_scores(texts: tuple[tuple[str, tuple[str, ...]], ...]) -> dict[str, float]:
     """COCO's numbers of captions and their references, tokenized once for all of them."""
     references = {i: list(row) for i, (_, row) in enumerate(texts)}
     return CocoScores(references, {i: [caption] for i, (caption, _) in enumerate(texts)}).eval

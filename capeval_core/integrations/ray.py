@@ -17,7 +17,6 @@ from capeval_core.integrations.shards.readers import (
     check_columns,
     column_problems,
     find_columns,
-    several_columns,
 )
 from capeval_core.integrations.shards.scoring import BatchScorer
 from capeval_core.weights.folder import open_weights
@@ -157,8 +156,8 @@ class ImageDecoder:
 def _names_of(batch: Batch, needed: Sequence[str], chosen: Mapping[str, str]) -> dict[str, str]:
     """Columns of a batch by what they hold."""
     present = list(batch)
-    names, missing = find_columns(present, needed, chosen)
-    problems = column_problems(present, missing, several_columns(present, needed, chosen), chosen)
+    names, missing, several = find_columns(present, needed, chosen)
+    problems = column_problems(present, missing, several, chosen)
     if problems:
         raise wrong_option(
             "batch", present, "; ".join(problems), 'pass columns={"caption": "..."}', verb="has"

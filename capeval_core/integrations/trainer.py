@@ -85,10 +85,8 @@ class CaptionMetrics:
         **options: Any,
     ) -> None:
         if not hasattr(processor, "batch_decode"):
-            raise TypeError(
-                f"processor is {described(processor)}, which decodes no captions: pass a tokenizer, or a "
-                "processor with one, as AutoTokenizer and AutoProcessor give it"
-            )
+            found = f"processor is {described(processor)}, which decodes no captions"
+            raise TypeError(f"{found}: pass a tokenizer, or a processor with one")
         if images is not None and videos is not None:
             raise TypeError("pass images or videos, not both: metrics are about one of them")
         given = "images" if images is not None else None if videos is None else "videos"
@@ -192,10 +190,8 @@ class CaptionMetrics:
         references = self._references
         if references is None and self._compares:
             if len(labels) != len(rows):
-                raise ValueError(
-                    "the labels of this evaluation are no token ids, so they cannot be the references: pass "
-                    "CaptionMetrics(..., references=[[...], ...])"
-                )
+                found = "the labels of this evaluation are no token ids, so they cannot be the references"
+                raise ValueError(f"{found}: pass CaptionMetrics(..., references=[[...], ...])")
             references = [[label] for label in labels]
         if len(labels) == len(rows):
             self._compare_with_first(labels)
@@ -296,10 +292,7 @@ def _rows_of(evaluation: Any, processor: Any) -> list[_Row]:
     """The rows of an `EvalPrediction` (or of anything with `predictions` and `label_ids`)."""
     if getattr(evaluation, "predictions", None) is None:
         value = "predictions=None" if hasattr(evaluation, "predictions") else described(evaluation)
-        raise TypeError(
-            f"there are no predictions to score: expected the EvalPrediction that a Trainer hands to "
-            f"compute_metrics, found {value}"
-        )
+        raise TypeError(f"there are no predictions to score: expected an EvalPrediction, found {value}")
     captions = _decoded(evaluation.predictions, processor)
     try:
         labels: Sequence[str | None] = _decoded(getattr(evaluation, "label_ids", None), processor)
@@ -314,22 +307,20 @@ def _decoded(ids: Any, processor: Any) -> list[str]:
     return [text.strip() for text in processor.batch_decode(_token_ids(ids), skip_special_tokens=True)]
 
 
-def _token_ids(value: Any, *, within_tuple: bool = False) -> list[list[int]]:
+def _token_ids(value: Any) -> list[list[int]]:
     """Token ids row by row, without the -100 of padding; of a tuple of outputs the first."""
     if isinstance(value, tuple) and value:
-        return _token_ids(value[0], within_tuple=True)
+        return _token_ids(value[0])
     if isinstance(value, list):  # one array per batch, with eval_do_concat_batches=False
-        return [row for part in value for row in _token_ids(part, within_tuple=within_tuple)]
+        return [row for part in value for row in _token_ids(part)]
     if not hasattr(value, "shape"):
         raise TypeError(f"predictions is {described(value)}: expected an array of token ids")
     shape, dtype = tuple(value.shape), str(value.dtype).rpartition(".")[2]
     if len(shape) == 3 or dtype.startswith(("float", "bfloat")):
-        logits = "logits[0]" if within_tuple else "logits"
         raise ValueError(
             f"predictions are logits (shape {shape}, {dtype}), not token ids: let the Trainer generate "
-            "captions with Seq2SeqTrainingArguments(predict_with_generate=True), or, to score the likeliest "
-            "tokens under teacher forcing, pass preprocess_logits_for_metrics="
-            f"lambda logits, labels: {logits}.argmax(-1) to the Trainer"
+            "captions with Seq2SeqTrainingArguments(predict_with_generate=True), or score the likeliest "
+            "tokens with preprocess_logits_for_metrics=lambda logits, labels: logits.argmax(-1)"
         )
     if len(shape) != 2 or not dtype.startswith(("int", "uint")):
         found = f"predictions have shape {shape} and dtype {dtype}"
@@ -354,9 +345,7 @@ def _last_evaluation(batches: list[list[_Row]], count: int, processes: int, unit
     if len(own) < count or (len(own) > count and not padded) or not _repeats(earlier, own[:count]):
         raise ValueError(
             f"the evaluation gave {len(earlier) + len(own):,} captions, but there are {count:,} {unit}: "
-            f"pass the {unit} (and references) of the evaluation set, one for each of its rows and in its "
-            "order. One CaptionMetrics belongs to one evaluation set: to evaluate several, set "
-            "trainer.compute_metrics to the one of each before trainer.evaluate"
+            "pass those of the evaluation set, one for each row; make one CaptionMetrics for each set"
         )
     return own[:count]
 

@@ -107,7 +107,7 @@ def test_a_broken_image_costs_its_row_in_either_stage() -> None:
         assert np.isnan(found["score"]).tolist() == [False, True, True, True]
         assert np.isnan([parts["cosine"] for parts in found["parts"]]).tolist() == [False, True, True, True]
         assert found["error"][0] == "" and "cannot decode the bytes object" in found["error"][1]
-        assert "is empty" in found["error"][2] and "is None" in found["error"][3]
+        assert "is empty" in found["error"][2] and "is missing" in found["error"][3]
         assert found["kept"] == [1, 2, 3, 4]
     assert alone["score"][0] == pytest.approx(staged["score"][0], abs=1e-6)  # other texts in the batch
 

@@ -51,7 +51,10 @@ def opening(weights: str) -> str:
 
 def problem(message: str) -> str:
     """What is wrong, line by line; indented lines stay so where they are wrapped."""
-    lines = [(len(line) - len(line.lstrip()), capitalised(line.strip())) for line in message.splitlines()]
+    first, *others = message.splitlines() or [""]
+    several = first.endswith("problems with the input:")  # others are addresses and commands
+    texts = [capitalised(first), *(f"  {capitalised(line.strip())}" if several else line for line in others)]
+    lines = [(len(line) - len(line.lstrip()), line.strip()) for line in texts]
     return _shown("problem", lines=lines)
 
 

@@ -36,10 +36,10 @@ from capeval_core.integrations.shards.shard import (
 from capeval_core.writing import PARTIAL
 
 MANIFEST = "manifest.json"
-MERGED = b"capeval_merged"
+_MERGED = b"capeval_merged"
 """Key of a merged table's metadata: signature and number of shards."""
-QUANTILES = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
-BINS = 60
+_QUANTILES = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
+_BINS = 60
 _NAMED = 1000  # uids that are named at most where many come twice
 _OF_ONE_RUN = ("signature", "skipped", "scored")
 _FILES = 16  # files whose notes are read together: object stores answer slowly, but many at a time
@@ -213,7 +213,7 @@ def merge_shards(folder: str | PathLike[str], target: str | PathLike[str]) -> in
             found = f"has the signature {signature!r}, others have {signatures[0]!r}"
             problems.add(file_problem(output.address, found, "merge shards of one signature"))
     problems.raise_if_any()
-    about = {MERGED: json.dumps({"signature": signatures[0], "shards": len(outputs)})}
+    about = {_MERGED: json.dumps({"signature": signatures[0], "shards": len(outputs)})}
     with opened(outputs[0]) as parquet:
         schema = parquet.schema_arrow.remove_metadata()
     rows = 0
@@ -231,7 +231,7 @@ def merge_shards(folder: str | PathLike[str], target: str | PathLike[str]) -> in
 
 def _is_merged(place: Place) -> bool:
     with suppress(FileError), opened(place) as parquet:
-        return MERGED in (parquet.metadata.metadata or {})
+        return _MERGED in (parquet.metadata.metadata or {})
     return False
 
 
@@ -379,14 +379,14 @@ def score_histogram(folder: str | PathLike[str], *, keep: float | None = None) -
     with _on_disk(outputs, "score", lambda column: column.drop_null(), np.float64) as scores:
         scored = len(scores)
         if not scored:
-            nan, none = math.nan, np.zeros(BINS, np.int64)
-            quantiles, edges = dict.fromkeys(QUANTILES, nan), np.linspace(0, 1, BINS + 1)
+            nan, none = math.nan, np.zeros(_BINS, np.int64)
+            quantiles, edges = dict.fromkeys(_QUANTILES, nan), np.linspace(0, 1, _BINS + 1)
             return ScoreHistogram(0, failed, nan, nan, nan, quantiles, edges, none, keep)
-        ranks = {share: max(1, math.ceil(share * scored)) - 1 for share in QUANTILES}
+        ranks = {share: max(1, math.ceil(share * scored)) - 1 for share in _QUANTILES}
         best = scored - max(1, round((keep or 1) * scored))
         scores.partition(sorted({0, *ranks.values(), best, scored - 1}))
         least, most = float(scores[0]), float(scores[-1])
-        counts, edges = np.histogram(scores, BINS, (least, most))
+        counts, edges = np.histogram(scores, _BINS, (least, most))
         threshold = math.nan if keep is None else float(scores[best])
         kept = 0 if keep is None else int(np.histogram(scores, [threshold, most])[0][0])
         quantiles = {share: float(scores[rank]) for share, rank in ranks.items()}

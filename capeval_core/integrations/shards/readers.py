@@ -24,11 +24,15 @@ from capeval_core.errors import FileError, did_you_mean, file_problem, wrong_opt
 from capeval_core.inputs.images import LONGEST_FILE, URL
 from capeval_core.integrations.shards.places import Place, reason_of
 from capeval_core.limits import LIMITS
+from capeval_core.values import described
 
 Rows = dict[str, list[Any]]
 """Columns of equal length: `uid`, `caption`, `image` or `video`, `references`, and `error`."""
+Found = tuple[dict[str, str], list[str], dict[str, list[str]]]
+Record = dict[str, Any]
+"""A row as it is in a shard: values by the name of their column, `_KEY` and `_ERROR`."""
 NAMES: dict[str, tuple[str, ...]] = {
-    "uid": ("uid", "__key__", "key", "id", "sample_id", "image_id"),
+    "uid": ("__key__", "uid", "key", "id", "sample_id", "image_id"),
     "caption": ("txt", "caption", "text", "prediction", "candidate"),
     "image": ("image", "jpg", "jpeg", "png", "webp", "img", "image_bytes", "bytes", "image_path", "path",
               "file_name", "filename", "bmp", "gif", "tif", "tiff"),
@@ -37,16 +41,6 @@ NAMES: dict[str, tuple[str, ...]] = {
     "references": ("references", "refs", "reference"),
 }  # fmt: skip
 """Names by which columns are found, best first, in any case. Members of a tar are columns by extension."""
-_TEXT = r"(large_)?string(_view)?|null|dictionary<values=(large_)?string.*"
-_VISUAL = rf"{_TEXT}|(large_)?binary(_view)?|struct<(.*, )?(bytes|path): .*"
-_TYPES = {
-    "uid": rf"{_TEXT}|u?int\d+",
-    "caption": _TEXT,
-    "image": _VISUAL,
-    "video": _VISUAL,
-    "references": rf"{_TEXT}|(large_|fixed_size_)?list<\w+: ({_TEXT})( not null)?>(\[\d+\])?",
-}
-"""The types of Arrow that a column of Parquet may have."""
 _FIX = 'name it: columns={"caption": "...", "image": "..."} (capeval: --columns caption=...,image=...)'
 _KEY, _ERROR, _JSON = "__key__", "__error__", "json"
 """Of a record: its uid in a tar, why it cannot be scored, and the member whose fields are columns too."""
@@ -57,6 +51,7 @@ _OPEN: dict[str, Callable[..., Any]] = {
     ".bz2": bz2.open,
     ".xz": lzma.open,
 }
+_BATCH = 64  # rows of Parquet that are decoded together: some have megabytes each
 _BLOCK, _PADDING = 512, 1 << 20  # bytes of a tar
 
 
@@ -77,39 +72,26 @@ def check_columns(columns: Mapping[str, str] | None) -> dict[str, str]:
     return dict(columns)
 
 
-def find_columns(
-    present: Iterable[str], needed: Iterable[str], chosen: Mapping[str, str]
-) -> tuple[dict[str, str], list[str]]:
-    """Columns by what they hold, and what of `needed` is not there.
+def find_columns(present: Iterable[str], needed: Iterable[str], chosen: Mapping[str, str]) -> Found:
+    """Columns by what they hold, what of `needed` is not there, and columns that may hold the same texts.
 
-    >>> find_columns(["URL", "TEXT", "jpg"], ["uid", "caption", "image"], {})
-    ({'caption': 'TEXT', 'image': 'jpg'}, ['uid'])
+    >>> find_columns(["URL", "Text", "jpg", "caption"], ["uid", "caption", "image"], {})
+    ({'caption': 'caption', 'image': 'jpg'}, ['uid'], {'caption': ['caption', 'Text']})
     """
-    names = list(present)
-    lower = {name.lower(): name for name in reversed(names)}
+    lower: dict[str, list[str]] = {}
+    for name in present:
+        lower.setdefault(name.lower(), []).append(name)
     found: dict[str, str] = {}
-    missing: list[str] = []
+    several: dict[str, list[str]] = {}
     for role in needed:
-        known = [chosen[role]] if role in chosen else [lower.get(name) for name in NAMES[role]]
-        name = next((name for name in known if name in names), None)
-        if name is None:
-            missing.append(role)
-        else:
-            found[role] = name
-    return found, missing
-
-
-def several_columns(
-    present: Iterable[str], needed: Iterable[str], chosen: Mapping[str, str]
-) -> dict[str, list[str]]:
-    """The columns that may hold the same texts, by what they hold, where none of them is chosen.
-
-    >>> several_columns(["jpg", "png", "text", "Caption"], ["caption", "image"], {})
-    {'caption': ['text', 'Caption']}
-    """
-    texts = [role for role in needed if role in ("caption", "references") and role not in chosen]
-    found = {role: [name for name in dict.fromkeys(present) if name.lower() in NAMES[role]] for role in texts}
-    return {role: names for role, names in found.items() if len(names) > 1}
+        names = [name for known in NAMES[role] for name in lower.get(known, [])]
+        if role in chosen:
+            names = [name for name in lower.get(chosen[role].lower(), []) if name == chosen[role]]
+        if names:
+            found[role] = names[0]
+        if len(names) > 1 and role in ("caption", "references"):
+            several[role] = names
+    return found, [role for role in needed if role not in found], several
 
 
 def column_problems(
@@ -123,12 +105,15 @@ def column_problems(
     >>> column_problems(["alt", "jpg"], ["caption"], {}, {"caption": "atl"})
     ["no column 'atl' for caption: did you mean 'alt'?"]
     """
-    return [
-        f"no column {chosen[role]!r} for {role}{did_you_mean(chosen[role], present)}"
-        if role in chosen
-        else f"no column for {role} (known names: {', '.join(NAMES[role])})"
-        for role in missing
-    ] + [f"several columns for {role} ({' and '.join(map(repr, names))})" for role, names in several.items()]
+    problems = []
+    for role in missing:
+        if role in chosen:
+            problems.append(f"no column {chosen[role]!r} for {role}{did_you_mean(chosen[role], present)}")
+        else:
+            problems.append(f"no column for {role} (known names: {', '.join(NAMES[role])})")
+    for role, names in several.items():
+        problems.append(f"several columns for {role} ({' and '.join(map(repr, names))})")
+    return problems
 
 
 # shards
@@ -159,18 +144,23 @@ class Shard:
     images: Place
     used: dict[str, dict[str, None]] = field(default_factory=dict)
     looked_up: bool = False
+    _found: dict[tuple[str, ...], Found] = field(default_factory=dict)
 
-    @property
-    def stem(self) -> str:
-        """Its name in the uids of rows that have none."""
-        return stem_of(self.address.rpartition("/")[2])
+    def find(self, record: Iterable[str]) -> Found:
+        """What `find_columns` finds in a record, once for all records of the same columns."""
+        names = tuple(record)
+        if names not in self._found:
+            found, missing, several = find_columns(names, ["uid", *self.needed], self.columns)
+            missing = [role for role in missing if role != "uid" or role in self.columns]
+            self._found[names] = found, missing, several
+        return self._found[names]
 
     def refuse(self, found: str, fix: str = "write it again") -> FileError:
         """The error of this file, to be raised."""
         return FileError(file_problem(self.address, found, fix))
 
 
-def format_of(name: str) -> Callable[[Shard, int], Iterator[Rows]] | None:
+def format_of(name: str) -> Callable[[Shard], Iterator[Record]] | None:
     """What reads a shard of this name."""
     return next((read for end, read in FORMATS.items() if name.lower().endswith(end)), None)
 
@@ -178,32 +168,89 @@ def format_of(name: str) -> Callable[[Shard, int], Iterator[Rows]] | None:
 def read_shard(shard: Shard, most: int) -> Iterator[Rows]:
     """Consecutive rows, so many at a time at most, with images where they lie.
 
-    The file is refused now, as far as that shows without reading it whole, or where it turns out to be cut
-    off or damaged.
-
     Raises:
-        FileError: it is not of its format, or a needed column is not there.
+        FileError: now, if the first rows lack a needed column, or have texts that differ; later, where the
+            file turns out to be cut off or damaged.
     """
     read = format_of(shard.address)
     assert read is not None
-    return _with_images(shard, read(shard, most))
+    records = read(shard)
+    first = list(islice(records, _LOOKED_AT))
+    names = list(dict.fromkeys(name for record in first for name in _own(record)))
+    missing = shard.find(names)[1] if names else []
+    problems = column_problems(names, missing, {}, shard.columns)
+    problems += dict.fromkeys(text for record in first for text in _differing(shard, record))
+    captions = [record[name] for record in first if (name := shard.find(record)[0].get("caption"))]
+    if captions and not any(isinstance(text, (str, bytes, type(None))) for text in captions):
+        problems.append(f"no text as caption, only {described(captions[0])}")
+    if problems:
+        rows = f"its first {len(first)} rows have {', '.join(names)}"
+        raise shard.refuse(f"has {'; '.join(problems)}; {rows}", _FIX)
+    return _windows(shard, chain(first, records), most)
 
 
-def _with_images(shard: Shard, windows: Iterator[Rows]) -> Iterator[Rows]:
-    for rows in windows:
-        for visual in ("image", "video"):
-            if visual in rows:
-                _look_up(shard, rows[visual], rows["error"], visual)
-        yield rows
-        del rows  # before the next ones are read
+def _windows(shard: Shard, records: Iterable[Record], most: int) -> Iterator[Rows]:
+    stem = stem_of(shard.address.rpartition("/")[2])
+    window: Rows = {name: [] for name in ("uid", *shard.needed, "error")}
+    size = 0
+    for position, record in enumerate(records):
+        if len(window["uid"]) >= most or size > LIMITS.window_bytes:
+            _look_up(shard, window)
+            yield window
+            window, size = {name: [] for name in window}, 0
+        found, missing, _ = shard.find(record)
+        uid = record.get(found.get("uid", ""))
+        window["uid"].append(_valid(str(f"{stem}/{position}" if uid is None else uid)))
+        for role, name in found.items():
+            shard.used.setdefault(role, {})[name] = None
+        for role in shard.needed:
+            window[role].append(record.get(found.get(role, "")))
+            size += _size(window[role][-1])
+        error = record.get(_ERROR) or "; ".join(_differing(shard, record))
+        if missing and not error:
+            error = f"no {' and no '.join(missing)}, only {', '.join(_own(record)) or 'a uid'}"
+        window["error"].append(_valid(str(error)) if error else None)
+    if window["uid"]:
+        _look_up(shard, window)
+        yield window
 
 
-def _look_up(shard: Shard, visuals: list[Any], errors: list[str | None], name: str) -> None:
+def _differing(shard: Shard, record: Record) -> list[str]:
+    """What is wrong where a record has several texts, and they differ: a caption may be in two places."""
+    several = {}
+    for role, names in shard.find(record)[2].items():
+        values = [record[name] for name in names if isinstance(record[name], (str, list))]
+        texts = [value.strip() if isinstance(value, str) else value for value in values]
+        if any(text != texts[0] for text in texts):
+            several[role] = names
+    return column_problems([], [], several, {})
+
+
+def _own(record: Record) -> list[str]:
+    """The names of a record's columns."""
+    return [name for name in record if name not in (_KEY, _ERROR)]
+
+
+def _valid(text: str) -> str:
+    """A text with lone surrogates escaped, such as stand for bytes of a name that are no UTF-8."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _size(value: Any) -> int:
+    """About how many bytes a value takes."""
+    if isinstance(value, (dict, list)):
+        return sum(map(_size, value.values() if isinstance(value, dict) else value))
+    return len(value) if isinstance(value, (str, bytes)) else 8
+
+
+def _look_up(shard: Shard, rows: Rows) -> None:
     """Replace paths by those in the folder of images, or by the files' bytes where it is in an object store.
 
     Bytes stay as they are, and so do addresses: what a shard names is not fetched.
     """
     folder, fetched = shard.images, dict[str, list[int]]()
+    name = "video" if "video" in rows else "image"
+    visuals, errors = rows.get(name, []), rows["error"]
     for i, value in enumerate(visuals):
         path = value
         if isinstance(value, Mapping):
@@ -227,149 +274,18 @@ def _look_up(shard: Shard, visuals: list[Any], errors: list[str | None], name: s
                 errors[i] = f"{name}: cannot read {path!r} ({reason_of(content)})"
 
 
+# formats
+
+
 @contextmanager
-def _reading(shard: Shard, found: str, *kinds: type[BaseException]) -> Iterator[None]:
+def _reading(shard: Shard, kind: str, *errors: type[BaseException]) -> Iterator[None]:
     """Let what the block, which reads the shard, raises of these kinds be a FileError."""
     try:
         yield
     except MemoryError:  # Arrow's is both
         raise
-    except kinds as error:
-        raise shard.refuse(f"{found} ({reason_of(error)})") from error
-
-
-# Parquet
-
-
-def _parquet(shard: Shard, most: int) -> Iterator[Rows]:
-    """Images are bytes, paths, or structs of both as `datasets` writes them."""
-    with _reading(shard, "is not Parquet, cut off or damaged", pa.ArrowException, OSError):
-        # Without a buffer for whole row groups: some have gigabytes.
-        options: dict[str, Any] = {"pre_buffer": False, "buffer_size": 1 << 20}
-        file = pq.ParquetFile(shard.path, page_checksum_verification=True, **options)
-    schema = file.schema_arrow
-    found, missing = find_columns(schema.names, ["uid", *shard.needed], shard.columns)
-    missing = [role for role in missing if role != "uid" or role in shard.columns]
-    several = several_columns(schema.names, shard.needed, shard.columns)
-    problems = column_problems(schema.names, missing, several, shard.columns)
-    for role, name in found.items():
-        if schema.names.count(name) > 1:
-            problems.append(f"more than one column {name!r}")
-        elif not re.fullmatch(_TYPES[role], str(schema.field(name).type)):
-            problems.append(f"a column {name!r} of {schema.field(name).type} for {role}")
-    if problems:
-        raise shard.refuse(f"has {'; '.join(problems)}; its columns are {', '.join(schema.names)}", _FIX)
-    shard.used = {role: {name: None} for role, name in found.items()}
-    return _parquet_rows(shard, file, found, most)
-
-
-def _parquet_rows(shard: Shard, file: pq.ParquetFile, found: Mapping[str, str], most: int) -> Iterator[Rows]:
-    names, position = list(found.values()), 0
-    columns = [
-        group.column(i)
-        for group in map(file.metadata.row_group, range(file.metadata.num_row_groups))
-        for i in range(group.num_columns)
-    ]
-    used = [column for column in columns if column.path_in_schema.partition(".")[0] in names]
-    size = max(1, sum(column.total_uncompressed_size for column in used))
-    fitting = max(1, LIMITS.window_bytes * file.metadata.num_rows // size)  # rows of average length
-    with _reading(shard, "is cut off or damaged", pa.ArrowException, OSError):
-        for batch in file.iter_batches(min(most, fitting), columns=names):
-            errors: list[str | None] = [None] * len(batch)
-            rows = {role: _values(batch.column(name), role, errors) for role, name in found.items()}
-            uids = rows.get("uid", [None] * len(batch))
-            rows["uid"] = [
-                f"{shard.stem}/{i}" if uid is None else str(uid) for i, uid in enumerate(uids, position)
-            ]
-            rows["error"] = errors
-            position += len(batch)
-            del batch, uids
-            yield rows
-            del rows
-
-
-def _values(column: pa.Array, role: str, errors: list[str | None]) -> list[Any]:
-    """The values of a column; None, and an error, where a text is not valid UTF-8."""
-    values: list[Any] = [None] * len(column)
-    try:
-        values = column.to_pylist()
-    except UnicodeDecodeError:
-        for row, value in enumerate(column):
-            try:
-                values[row] = value.as_py()
-            except UnicodeDecodeError:
-                errors[row] = f"{role} is not valid UTF-8"
-    return values
-
-
-# formats in which each row brings columns of its own
-
-
-def _from_records(shard: Shard, records: Iterator[dict[str, Any]], most: int, *uids: str) -> Iterator[Rows]:
-    """The rows of records; `uids` are the names of their uid, best first."""
-    first = list(islice(records, _LOOKED_AT))
-    names = list(dict.fromkeys(name for record in first for name in _own(record)))
-    missing = find_columns(names, shard.needed, shard.columns)[1] if any(map(_own, first)) else []
-    problems = column_problems(names, missing, {}, shard.columns)
-    problems += dict.fromkeys(text for record in first for text in _differing(shard, record))
-    if problems:
-        rows = f"its first {len(first)} rows have {', '.join(names) or 'none'}"
-        raise shard.refuse(f"has {'; '.join(problems)}; {rows}", _FIX)
-    chosen = shard.columns.get("uid")
-    return _windows(shard, chain(first, records), most, uids if chosen is None else (chosen,))
-
-
-def _windows(
-    shard: Shard, records: Iterable[dict[str, Any]], most: int, uid_names: Sequence[str]
-) -> Iterator[Rows]:
-    window: Rows = {name: [] for name in ("uid", *shard.needed, "error")}
-    size = 0
-    for position, record in enumerate(records):
-        if len(window["uid"]) >= most or size > LIMITS.window_bytes:
-            yield window
-            window, size = {name: [] for name in window}, 0
-        found, missing = find_columns(record, shard.needed, shard.columns)
-        own = next((name for name in uid_names if record.get(name) is not None), None)
-        window["uid"].append(_valid(str(f"{shard.stem}/{position}" if own is None else record[own])))
-        for role, used in {**({} if own is None else {"uid": own}), **found}.items():
-            shard.used.setdefault(role, {})[used] = None
-        for role in shard.needed:
-            window[role].append(record.get(found.get(role, "")))
-            size += _size(window[role][-1])
-        error = record.get(_ERROR) or "; ".join(_differing(shard, record))
-        if not error and missing:
-            error = f"no {' and no '.join(missing)}, only {', '.join(_own(record)) or 'a uid'}"
-        window["error"].append(_valid(str(error)) if error else None)
-    if window["uid"]:
-        yield window
-
-
-def _differing(shard: Shard, record: Mapping[str, Any]) -> list[str]:
-    """What is wrong where a record has several texts, and they differ: a caption may be in two places."""
-    differing = {}
-    for role, names in several_columns(record, shard.needed, shard.columns).items():
-        values = [record[name] for name in names if isinstance(record[name], (str, list))]
-        texts = [value.strip() if isinstance(value, str) else value for value in values]
-        if any(text != texts[0] for text in texts):
-            differing[role] = names
-    return column_problems([], [], differing, {})
-
-
-def _own(record: Mapping[str, Any]) -> list[str]:
-    """The names of a record's columns."""
-    return [name for name in record if name not in (_KEY, _ERROR)]
-
-
-def _valid(text: str) -> str:
-    """A text with lone surrogates escaped, such as stand for bytes of a name that are no UTF-8."""
-    return text.encode("utf-8", "backslashreplace").decode()
-
-
-def _size(value: Any) -> int:
-    """About how many bytes a value takes."""
-    if isinstance(value, (dict, list)):
-        return sum(map(_size, value.values() if isinstance(value, dict) else value))
-    return len(value) if isinstance(value, (str, bytes)) else 8
+    except errors as error:
+        raise shard.refuse(f"is no {kind}, cut off or damaged ({reason_of(error)})") from error
 
 
 def _opened(shard: Shard) -> IO[bytes]:
@@ -379,13 +295,42 @@ def _opened(shard: Shard) -> IO[bytes]:
     return opened
 
 
-def _json_lines(shard: Shard, most: int) -> Iterator[Rows]:
+def _parquet(shard: Shard) -> Iterator[Record]:
+    """Images are bytes, paths, or structs of both as `datasets` writes them."""
+    with _reading(shard, "Parquet", pa.ArrowException, OSError):
+        # Without a buffer for whole row groups: some have gigabytes.
+        options: dict[str, Any] = {"pre_buffer": False, "buffer_size": 1 << 20}
+        with pq.ParquetFile(shard.path, page_checksum_verification=True, **options) as file:
+            roles = ["uid", *shard.needed]
+            known = {*shard.columns.values(), *(name for role in roles for name in NAMES[role])}
+            names = file.schema_arrow.names
+            used = [name for name in names if name in known or name.lower() in known]
+            if twice := [name for name in used if names.count(name) > 1]:
+                raise shard.refuse(f"has more than one column {twice[0]!r}")
+            others = dict.fromkeys(name for name in names if name not in used)
+            for batch in file.iter_batches(_BATCH, columns=used):
+                try:
+                    records = batch.to_pylist()
+                except UnicodeDecodeError:
+                    records = _decoded(batch)
+                yield from ({**others, **record} for record in records)
+
+
+def _decoded(batch: pa.RecordBatch) -> list[Record]:
+    """The records of a batch some of whose texts are not valid UTF-8."""
+    records: list[Record] = [{} for _ in range(len(batch))]
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        for record, value in zip(records, column, strict=True):
+            try:
+                record[name] = value.as_py()
+            except UnicodeDecodeError:
+                record |= {name: None, _ERROR: f"{name} is not valid UTF-8"}
+    return records
+
+
+def _json_lines(shard: Shard) -> Iterator[Record]:
     """An object per line, with paths of images."""
-    return _from_records(shard, _lines(shard), most, *NAMES["uid"])
-
-
-def _lines(shard: Shard) -> Iterator[dict[str, Any]]:
-    with _reading(shard, "is cut off or damaged", OSError, EOFError), _opened(shard) as file:
+    with _reading(shard, "JSON lines", OSError, EOFError), _opened(shard) as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue
@@ -399,22 +344,18 @@ def _lines(shard: Shard) -> Iterator[dict[str, Any]]:
             yield record if isinstance(record, dict) else {_ERROR: error}
 
 
-def _tar(shard: Shard, most: int) -> Iterator[Rows]:
+def _tar(shard: Shard) -> Iterator[Record]:
     """`0001.jpg` and `0001.txt` or `0001.json` are the row `0001`, whose columns are extensions.
 
-    Fields of the `.json` are columns, too; members count first.
+    Members whose names are equal up to the first dot are one row. Fields of its `.json` are columns, too;
+    members count first.
     """
-    return _from_records(shard, map(_with_fields, _members(shard)), most, _KEY)
-
-
-def _members(shard: Shard) -> Iterator[dict[str, Any]]:
-    """Consecutive members whose names are equal up to the first dot."""
     chosen = shard.columns
     used = {*chosen.values(), _JSON, *(name for role in shard.needed for name in NAMES[role])}
     texts = {_JSON, *NAMES["caption"], chosen.get("caption")}
     damage = (tarfile.TarError, OSError, EOFError, zlib.error, lzma.LZMAError)
-    record: dict[str, Any] = {}
-    with _reading(shard, "is not a tar, cut off or damaged", *damage), _opened(shard) as file:
+    record: Record = {}
+    with _reading(shard, "tar", *damage), _opened(shard) as file:
         with tarfile.open(fileobj=file, mode="r:") as tar:
             while (member := tar.next()) is not None:
                 tar.members = []  # type: ignore[attr-defined]  # tarfile keeps a list of all
@@ -425,7 +366,7 @@ def _members(shard: Shard) -> Iterator[dict[str, Any]]:
                     continue
                 key = f"{folder}{slash}{stem}"
                 if record and (key != record[_KEY] or extension in record):
-                    yield record
+                    yield _with_fields(record)
                     record = {}
                 record.setdefault(_KEY, key)
                 if extension not in used:
@@ -446,7 +387,7 @@ def _members(shard: Shard) -> Iterator[dict[str, Any]]:
                 if block.count(0) < len(block):
                     raise shard.refuse("goes on behind its end", "split it into the tars it was joined of")
         if record:
-            yield record
+            yield _with_fields(record)
 
 
 def _text(data: bytes) -> str | bytes:
@@ -457,7 +398,7 @@ def _text(data: bytes) -> str | bytes:
         return data
 
 
-def _with_fields(record: dict[str, Any]) -> dict[str, Any]:
+def _with_fields(record: Record) -> Record:
     """A record with the fields of its `.json`."""
     text = record.get(_JSON)
     with suppress(ValueError, RecursionError):
@@ -467,7 +408,7 @@ def _with_fields(record: dict[str, Any]) -> dict[str, Any]:
     return record
 
 
-FORMATS: dict[str, Callable[[Shard, int], Iterator[Rows]]] = {
+FORMATS: dict[str, Callable[[Shard], Iterator[Record]]] = {
     **dict.fromkeys((".parquet", ".pq"), _parquet),
     **dict.fromkeys((".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz"), _tar),
     **dict.fromkeys((".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz"), _json_lines),

@@ -156,19 +156,19 @@ def score_shards(
                 ray.kill(worker)
 
 
-def gpus_of_each(workers: int, gpus: int) -> float:
+def _gpus_of_each(workers: int, gpus: int) -> float:
     """The share of a GPU that lets all workers run at once, at most a whole one; no share lies on two GPUs.
 
-    >>> gpus_of_each(2, 8), gpus_of_each(8, 3), gpus_of_each(2, 0)
+    >>> _gpus_of_each(2, 8), _gpus_of_each(8, 3), _gpus_of_each(2, 0)
     (1.0, 0.333, 0.0)
     """
     return math.floor(1000 / math.ceil(workers / gpus)) / 1000 if gpus else 0.0
 
 
-def fits(workers: int, share: float, gpus: int) -> bool:
+def _fits(workers: int, share: float, gpus: int) -> bool:
     """Whether so many workers run at once with so many GPUs each, or with a share of one.
 
-    >>> fits(8, 0.375, 3), fits(6, 0.375, 3), fits(2, 2, 3)
+    >>> _fits(8, 0.375, 3), _fits(6, 0.375, 3), _fits(2, 2, 3)
     (False, True, False)
     """
     if share <= 0:
@@ -217,8 +217,8 @@ def _connected(workers: Workers) -> Iterator[float]:
     try:
         resources: Any = ray.cluster_resources  # which has no types
         there = int(resources().get("GPU", 0))
-        gpus = gpus_of_each(workers.number, there) if workers.gpus is None else workers.gpus
-        if folder is not None and not fits(workers.number, gpus, there):
+        gpus = _gpus_of_each(workers.number, there) if workers.gpus is None else workers.gpus
+        if folder is not None and not _fits(workers.number, gpus, there):
             each = f"{gpus:g} GPU{'s' if gpus > 1 else ''} each"
             found = f"{workers.number} workers need {each}, and there are {there:g}"
             fix = "lower it, or the number of workers" if there else "leave it out"
