@@ -24,8 +24,8 @@ from capeval_core.commands.terminal import Parser, flag, summary
 from capeval_core.errors import FileError, Problems, naming, wrong_option
 from capeval_core.inputs.box_stores import (
     MANIFEST,
+    BoxPickles,
     Manifest,
-    ReleasedBoxes,
     file_of,
     is_whole,
     npz_bytes,
@@ -136,25 +136,25 @@ def convert_box_features(arguments: list[str]) -> int:
     flag(parser, "--out FOLDER", "folder to write, or to continue", required=True)
     flags = parser.read(arguments)
     _refuse_something_else(flags.out)
-    released = ReleasedBoxes.open(flags.released)
-    _make(flags.out, Manifest(f"released:{released.name}", _ALL, "float32", released.fingerprint))
+    released = BoxPickles(flags.released)
+    _make(flags.out, Manifest(f"released:{released.path.name}", _ALL, "float32", released.fingerprint))
     counts = _Counts()
     with interruptible(_RESUMED.format(flags.out)):
-        for entry in tqdm(released.entries, "box features", unit="image", disable=None):
+        for image_id in tqdm(released, "box features", unit="image", disable=None):
             try:
-                image_id, features, key = entry.load()
+                features = released[image_id].decode()
             except ImageError as error:
-                counts.errors.append(f"{entry.name}: {error}")
+                counts.errors.append(str(error))
                 continue
             path = file_of(flags.out, image_id)
-            if path.exists() and is_whole(path, key):
+            if path.exists() and is_whole(path, features.key):
                 counts.found += 1
             else:
-                write("--out", path, npz_bytes(replace(features, selection=_ALL), key))
+                write("--out", path, npz_bytes(replace(features, selection=_ALL), features.key))
                 counts.written += 1
     summary(["images", counts.text()], ["box features", str(flags.out)])
-    tell_reasons(counts.errors, len(released.entries), "images")
-    if len(counts.errors) == len(released.entries):
+    tell_reasons(counts.errors, len(released), "images")
+    if len(counts.errors) == len(released):
         return 1
     print(f"score with them:\n  pass --regions {shlex.quote(str(flags.out))} to a metric on regions")
     return 0

@@ -104,11 +104,11 @@ class BoxFeatureStore(ABC, Mapping[str, Source[BoxFeatures]]):
         refuse_nul(path)
         with _readable(path, _FORMS):
             if found := _databases_at(path):
-                return BoxLmdb(path, found)
+                return _BoxLmdb(path, found)
             if path.is_dir() and any(entry.suffix == _EXTENSION for entry in path.iterdir()):
-                return NpzFolder(path)
+                return _NpzFolder(path)
             if path.suffix.lower() == ".tsv" and path.is_file():
-                return BoxTsv(path)
+                return _BoxTsv(path)
         fix = "pass the folder that it lies in" if path.suffix == _EXTENSION else f"expected {_FORMS}"
         known = path.is_dir() or path.is_file()  # a pipe could block for ever
         what = "has no box features of a known form" if known else "is no regular file"
@@ -140,7 +140,7 @@ class BoxFeatureStore(ABC, Mapping[str, Source[BoxFeatures]]):
     def __getitem__(self, image_id: str) -> Source[BoxFeatures]:
         if image_id not in self.names:
             raise KeyError(image_id)
-        return StoredEntry(self, image_id)
+        return _StoredEntry(self, image_id)
 
     def __len__(self) -> int:
         return len(self.names.entries)
@@ -185,7 +185,7 @@ def id_of(image: Any) -> str:
     raise refused(f"is {value}", fix, kind=TypeError)
 
 
-class StoredEntry(Boxes):
+class _StoredEntry(Boxes):
     """One image's box features in a store. What is wrong with them names the image's id and the store."""
 
     __slots__ = ("image_id", "store")
@@ -261,16 +261,14 @@ class Manifest:
             return None
         content = load_json(path)
         names = [spec.name for spec in fields(cls)]
-        if not isinstance(content, dict) or not all(isinstance(content.get(name), str) for name in names):
-            found = f"is not a file that `capeval regions` wrote (expected {', '.join(names)})"
+        known = isinstance(content, dict) and content.get("format") == 1
+        if not known or not all(isinstance(content.get(name), str) for name in names):
+            found = f"is no file of `capeval regions` of this version (format 1: {', '.join(names)})"
             raise FileError(file_problem(path, found, "name another folder, or delete that file"))
-        if content.get("format") != 1:
-            found = f"is of format {content.get('format')!r}, which another version of capeval wrote"
-            raise FileError(file_problem(path, found, "use that version, or another folder"))
         return cls(*(content[name] for name in names))
 
 
-class NpzFolder(BoxFeatureStore):
+class _NpzFolder(BoxFeatureStore):
     """A folder of `.npz` files whose names are image ids; arrays also under the names of releases."""
 
     def __init__(self, path: Path) -> None:
@@ -399,7 +397,7 @@ class _Database:
         return bytes(value)
 
 
-class BoxLmdb(BoxFeatureStore):
+class _BoxLmdb(BoxFeatureStore):
     """An LMDB of box features; of several in a folder that of the published rule.
 
     https://github.com/ChenRocks/UNITER: the key is the name of the image's `.npz`; the value is that file, or
@@ -528,7 +526,7 @@ _SAMPLE = 1 << 16
 _Place = tuple[int, int]
 
 
-class BoxTsv(BoxFeatureStore):
+class _BoxTsv(BoxFeatureStore):
     """A `.tsv` file, whose lines are located once, when ids are first asked for.
 
     The columns are those of https://github.com/peteanderson80/bottom-up-attention, or of LXMERT, which adds
@@ -672,12 +670,12 @@ class _Unpickler(pickle.Unpickler):
         raise refused(f"the pickle names {shown}", "expected NumPy arrays, dicts, texts and numbers only")
 
 
-def load_plain(data: bytes) -> Any:
+def _load_plain(data: bytes) -> Any:
     """What a pickle of plain data holds; nothing that it names is run.
 
-    >>> load_plain(pickle.dumps({"boxes": np.ones((1, 4), np.float32), "image_id": 42}))["image_id"]
+    >>> _load_plain(pickle.dumps({"boxes": np.ones((1, 4), np.float32), "image_id": 42}))["image_id"]
     42
-    >>> load_plain(pickle.dumps(len))
+    >>> _load_plain(pickle.dumps(len))
     Traceback (most recent call last):
     capeval_core.inputs.images.ImageError: the pickle names builtins.len: expected NumPy arrays, dicts, texts
     and numbers only
@@ -692,56 +690,57 @@ def load_plain(data: bytes) -> Any:
         raise refused(f"the pickle is damaged ({short_reason(error)})", fix) from None
 
 
-@dataclass(frozen=True)
-class Entry:
-    """The released features of one image. name: for messages. read: its pickle."""
-
-    name: str
-    image_id: str
-    read: Callable[[], bytes]
-
-    def load(self) -> tuple[str, BoxFeatures, str]:
-        """Image id, features, and content key of the pickle. Raises ImageError."""
-        data = self.read()
-        content = load_plain(data)
-        if not isinstance(content, dict):
-            raise refused(f"the pickle is {described(content)}", "expected a dict of box features")
-        image_id = self.image_id
-        if not image_id.isprintable() or set(image_id) & set("/\\\ufffd") or image_id[:1] in ("", "."):
-            raise refused(f"the image id {image_id[:60]!a} can name no file", "give the image another id")
-        return image_id, _released_features(content), f"pickle:{blake2b(data, digest_size=16).hexdigest()}"
-
-
-@dataclass(frozen=True)
-class ReleasedBoxes:
-    """Released features of many images: https://github.com/facebookresearch/vilbert-multi-task, whose
+class BoxPickles(BoxFeatureStore):
+    """Features that 12-in-1 released: https://github.com/facebookresearch/vilbert-multi-task, whose
     `extract_features.py` writes an `.npy` per image, which is a dict, and `convert_to_lmdb.py` an LMDB of
     pickled dicts; older ones hold base64.
-
-    fingerprint: changes with what is there, as far as sizes show.
     """
 
-    name: str
-    fingerprint: str
-    entries: list[Entry]
-
-    @staticmethod
-    def open(path: Path) -> ReleasedBoxes:
-        """The features at a path, whose form shows there. Raises FileError: there is none of these forms."""
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._read: dict[str, Callable[[], bytes]] = {}
         with _readable(path, _RELEASED):
             if databases := _databases_at(path):
                 database = _Database(_chosen(path, databases))
-                entries = []
                 for key in database.names():
-                    image_id = key.decode(errors="replace")
-                    entries.append(Entry(f"the entry {image_id!r}", image_id, partial(database.read, key)))
-                return ReleasedBoxes(path.name, database.digest(), entries)
-            files = sorted(path.glob("*.npy")) if path.is_dir() else [path] * (path.suffix == ".npy")
-            if files:
-                sizes = [(file.name, file.stat().st_size) for file in files]
-                entries = [Entry(repr(file.name), file.stem, partial(_pickle_in, file)) for file in files]
-                return ReleasedBoxes(path.name, f"npy-{_digest(sizes)}", entries)
-        raise FileError(file_problem(path, "holds no such features", f"expected {_RELEASED}"))
+                    self._read[key.decode(errors="replace")] = partial(database.read, key)
+                self._fingerprint = database.digest()
+            else:
+                files = sorted(path.glob("*.npy")) if path.is_dir() else [path] * (path.suffix == ".npy")
+                self._read = {file.stem: partial(_pickle_in, file) for file in files}
+                self._fingerprint = f"npy-{_digest([(file.name, file.stat().st_size) for file in files])}"
+        if not self._read:
+            raise FileError(file_problem(path, "holds no such features", f"expected {_RELEASED}"))
+
+    @property
+    def fingerprint(self) -> str:
+        return self._fingerprint
+
+    def ids(self) -> Iterable[str]:
+        return self._read
+
+    def arrays(self, image_id: str) -> Mapping[str, Any]:
+        """All boxes, also those behind `num_boxes`, without confidence: the release's networks read them
+        too. Confidences are not stored."""
+        if not image_id.isprintable() or set(image_id) & set("/\\\ufffd") or image_id[:1] in ("", "."):
+            raise refused("its id can name no file", "give the image another id")
+        content = _load_plain(self._read[image_id]())
+        if not isinstance(content, dict):
+            raise refused(f"the pickle is {described(content)}", "expected a dict of box features")
+        given = {
+            name: next((content[k] for k in keys if k in content), None) for name, keys in _ALIASES.items()
+        }
+        if missing := [" or ".join(_ALIASES[name]) for name, value in given.items() if value is None]:
+            raise refused(f"there is no {', no '.join(missing)}", f"expected {_RELEASED}")
+        boxes, features = (
+            np.asarray(_from_base64(value) if isinstance(value, (str, bytes)) else value)
+            for value in (given["boxes"], given["features"])
+        )
+        if boxes.ndim == 1 and boxes.size % 4 == 0:
+            boxes = boxes.reshape(-1, 4)
+        if features.ndim == 1 and len(boxes) and features.size % len(boxes) == 0:
+            features = features.reshape(len(boxes), -1)
+        return {"boxes": boxes, "features": features, "size": (given["width"], given["height"])}
 
 
 def _pickle_in(path: Path) -> bytes:
@@ -755,23 +754,3 @@ def _pickle_in(path: Path) -> bytes:
         found = f"it is not an .npy file, or damaged ({short_reason(error)})"
         raise refused(found, "write it again") from None
     return data[file.tell() :]
-
-
-def _released_features(content: Mapping[Any, Any]) -> BoxFeatures:
-    """The box features in a released dict.
-
-    All boxes are kept, also those behind `num_boxes`, which have no confidence: the release's networks read
-    them too. Confidences are not stored.
-    """
-    given = {name: next((content[k] for k in keys if k in content), None) for name, keys in _ALIASES.items()}
-    if missing := [" or ".join(map(repr, _ALIASES[name])) for name, value in given.items() if value is None]:
-        raise refused(f"there is no {', no '.join(missing)}", f"expected {_RELEASED}")
-    boxes, features = (
-        np.asarray(_from_base64(value) if isinstance(value, (str, bytes)) else value)
-        for value in (given["boxes"], given["features"])
-    )
-    if boxes.ndim == 1 and boxes.size % 4 == 0:
-        boxes = boxes.reshape(-1, 4)
-    if features.ndim == 1 and len(boxes) and features.size % len(boxes) == 0:
-        features = features.reshape(len(boxes), -1)
-    return checked({"boxes": boxes, "features": features, "size": (given["width"], given["height"])})

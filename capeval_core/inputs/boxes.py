@@ -36,9 +36,9 @@ _COLUMNS = {
     "relative_boxes": ("x0", "y0", "x1", "y1", "width", "height"),
 }
 MOST_BOXES = 1_000
-WIDEST = 16_384
+_WIDEST = 16_384
 """Numbers of a feature."""
-MOST_BYTES = 8 * MOST_BOXES * WIDEST
+MOST_BYTES = 8 * MOST_BOXES * _WIDEST
 """Of one array, unpacked: a small file may hold zeros without end."""
 LONGEST_SIDE = 1 << 20
 _ACCEPTED = 'a dict {"boxes": (n, 4), "features": (n, d)} or the path of an .npz file with these'
@@ -241,9 +241,9 @@ def checked(arrays: Mapping[str, Any]) -> BoxFeatures:
             raise refused(wrong, "give every box its own", index=(given[name],))
     if len(boxes) == 0:
         raise refused("there are no boxes", "take a lower threshold, or leave that image out")
-    if len(boxes) > MOST_BOXES or not 1 <= features.shape[1] <= WIDEST:
+    if len(boxes) > MOST_BOXES or not 1 <= features.shape[1] <= _WIDEST:
         wrong = f"there are {len(boxes):,} boxes with {features.shape[1]:,} numbers each"
-        raise refused(wrong, f"expected 1 to {MOST_BOXES:,} boxes with at most {WIDEST:,} numbers")
+        raise refused(wrong, f"expected 1 to {MOST_BOXES:,} boxes with at most {_WIDEST:,} numbers")
     for name, values, bad, more, fix in _rules(found, "boxes" in given, size):
         if bad.any():
             row = int(bad.argmax())

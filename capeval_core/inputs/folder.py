@@ -28,7 +28,7 @@ EXTENSIONS: Mapping[str, AbstractSet[str]] = {
     "video": {".mp4", ".m4v", ".mov", ".webm", ".mkv", ".avi", ".gif"},
 }
 """By the medium, as in `CaptionMetric.media`. A video may also be a folder of its frames."""
-COCO_NUMBER = re.compile(r"(?:(?:COCO|coco)_[A-Za-z0-9]+_)?([0-9]{1,18})")
+_COCO_NUMBER = re.compile(r"(?:(?:COCO|coco)_[A-Za-z0-9]+_)?([0-9]{1,18})")
 NAMED = 5
 
 
@@ -49,7 +49,7 @@ class Names:
         for entry in self.entries:
             stem = bare(entry, medium)
             self._bare[stem].append(entry)
-            if match := COCO_NUMBER.fullmatch(stem):
+            if match := _COCO_NUMBER.fullmatch(stem):
                 self._number[int(match[1])].append(entry)
 
     def __contains__(self, entry: object) -> bool:
@@ -60,7 +60,7 @@ class Names:
         if image_id in self._exact:
             return [image_id]
         stem = bare(image_id, self._medium)
-        match = COCO_NUMBER.fullmatch(stem)
+        match = _COCO_NUMBER.fullmatch(stem)
         numbered = self._number.get(int(match[1]), []) if match else []
         return self._bare.get(image_id) or self._bare.get(stem) or numbered
 

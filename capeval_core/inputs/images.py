@@ -46,13 +46,13 @@ FOREIGN = {
     "MP4": rb".{4}ftyp",
 }
 """How formats begin that Pillow does not know, or only with libraries that may be absent."""
-STEEPEST = 200  # longer / shorter side; scaling the shorter side to a model's input size would explode
+_STEEPEST = 200  # longer / shorter side; scaling the shorter side to a model's input size would explode
 MPO = "MPO"  # several images in one file that are not frames: a phone's depth map or thumbnail
-BOMB = "scale it down, or raise Pillow's limit, PIL.Image.MAX_IMAGE_PIXELS, if you trust the image"
+_BOMB = "scale it down, or raise Pillow's limit, PIL.Image.MAX_IMAGE_PIXELS, if you trust the image"
 LONGEST_FILE = 2**30  # bytes; what is longer is a video or a disk image, and would be read into memory
 ROUNDING = 1e-5  # how far beyond [0, 1] float arithmetic may carry a pixel
 URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|data:image/")
-ACCEPTED = (
+_ACCEPTED = (
     "a path (str or PathLike), bytes, a PIL image, a numpy array, a torch tensor or "
     'a datasets dict {"bytes": ..., "path": ...}'
 )
@@ -247,13 +247,13 @@ class InputImage(InputVisual[Image.Image]):
         if isinstance(value, Mapping):
             return File(*content_of_dict(value))
         if is_tensor(value) or (shape_of(value) and hasattr(value, "__array_interface__")):
-            return array_source(value)
+            return _array_source(value)
         fix = "; this looks like an open file: pass its .read()" if hasattr(value, "read") else ""
-        raise refused(f"is {described(value)}", f"expected {ACCEPTED}{fix}", kind=TypeError)
+        raise refused(f"is {described(value)}", f"expected {_ACCEPTED}{fix}", kind=TypeError)
 
     def changed(self, how: str, change: Callable[[Image.Image], Image.Image]) -> InputImage:
         """Another view of the image, such as a crop; `how` tells its key from those of other changes."""
-        return InputImage(self.where, Changed(self.source, how, change))
+        return InputImage(self.where, _Changed(self.source, how, change))
 
 
 class InputReferences(InputVisual[Any]):
@@ -407,7 +407,7 @@ def decode(data: bytes, name: str, reduced: bool) -> Image.Image:
             raise refused(found) from None
         except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
             reason = " ".join(str(error).split()).rstrip(".")
-            raise refused(f"{name} is too large to trust ({reason})", BOMB) from None
+            raise refused(f"{name} is too large to trust ({reason})", _BOMB) from None
         except Exception as error:  # Pillow's plugins raise whatever their parsing trips over
             raise _undecodable(name, error) from None
 
@@ -481,11 +481,11 @@ def refuse_size(width: int, height: int, name: str) -> None:
     limit = Image.MAX_IMAGE_PIXELS
     if limit is not None and width * height > limit:
         found = f"{size} = {width * height:,} pixels (a decompression bomb?), the limit is {limit:,}"
-        raise refused(found, BOMB)
+        raise refused(found, _BOMB)
     if min(width, height) <= 1:
         raise refused(f"{size} pixels", "an image needs at least 2 on each side")
-    if max(width, height) > STEEPEST * min(width, height):
-        raise refused(f"{size} pixels", f"one side is more than {STEEPEST} times the other, crop it")
+    if max(width, height) > _STEEPEST * min(width, height):
+        raise refused(f"{size} pixels", f"one side is more than {_STEEPEST} times the other, crop it")
 
 
 def _undecodable(name: str, error: Exception) -> ImageError:
@@ -510,7 +510,7 @@ class Pixels(Source[Image.Image]):
     def image(self) -> Image.Image: ...
 
     def compute_key(self) -> str:
-        return pixel_key(self.image())
+        return _pixel_key(self.image())
 
     def decode(self, reduced: bool = False) -> Image.Image:
         image = self.image()
@@ -552,7 +552,7 @@ class FromPIL(Pixels):
 
 
 @dataclass(eq=False, slots=True)
-class FromArray(Pixels):
+class _FromArray(Pixels):
     """(H, W), (H, W, 1), (H, W, 3) or (H, W, 4) of uint8 or float, numpy or torch; `shape`: as given."""
 
     value: Any
@@ -574,7 +574,7 @@ class FromArray(Pixels):
         return Image.fromarray(np.ascontiguousarray(array))
 
 
-def array_source(value: Any) -> FromArray:
+def _array_source(value: Any) -> _FromArray:
     """The source of a numpy array (H, W, C), or of a tensor, whose channels may come first."""
     tensor = is_tensor(value)
     kind, full_kind = ("tensor", "tensor") if tensor else ("array", "numpy array")
@@ -608,7 +608,7 @@ def array_source(value: Any) -> FromArray:
         value = value.permute(1, 2, 0)
     if tensor and value.device.type == "cpu" and dtype in ("uint8", "float32", "float64"):
         value = value.numpy()  # it pickles its own pixels; a tensor cut from a batch would pickle the batch
-    return FromArray(value, kind, shape)
+    return _FromArray(value, kind, shape)
 
 
 def _as_uint8(array: NDArray[Any], kind: str) -> NDArray[Any]:
@@ -628,7 +628,7 @@ def _as_uint8(array: NDArray[Any], kind: str) -> NDArray[Any]:
     return rounded
 
 
-def pixel_key(image: Image.Image) -> str:
+def _pixel_key(image: Image.Image) -> str:
     """Mode, size, palette, transparency and pixels in one hash."""
     digest = hashlib.blake2b(digest_size=16)
     digest.update(f"{image.mode} {image.size} {image.info.get('transparency')!r}".encode())
@@ -657,7 +657,7 @@ def is_tensor(value: Any) -> bool:
 
 
 @dataclass(eq=False, slots=True)
-class Changed(Source[Image.Image]):
+class _Changed(Source[Image.Image]):
     """An image that is changed when it is decoded; `how` names the change in its key."""
 
     source: Source[Image.Image]
@@ -744,7 +744,7 @@ def resized(
     return high if (top, bottom) == (0, high.height) else high.crop((0, top, right - left, bottom))
 
 
-def central_box(whole: tuple[int, int], size: int) -> tuple[tuple[int, int], tuple[int, int, int, int]]:
+def _central_box(whole: tuple[int, int], size: int) -> tuple[tuple[int, int], tuple[int, int, int, int]]:
     """Width and height of an image whose shorter side becomes `size`, and the box of its central square."""
     width, height = whole
     sides = (size, int(size * height / width)) if width <= height else (int(size * width / height), size)
@@ -754,6 +754,6 @@ def central_box(whole: tuple[int, int], size: int) -> tuple[tuple[int, int], tup
 
 def square_pixels(image: Image.Image, size: int, method: Image.Resampling) -> NDArray[np.uint8]:
     """(3, size, size) uint8 of the central square in RGB, the shorter side resized to `size`."""
-    sides, box = central_box(image.size, size)
+    sides, box = _central_box(image.size, size)
     cropped = resized(image, sides, method, box).convert("RGB")
     return np.ascontiguousarray(np.asarray(cropped).transpose(2, 0, 1))

@@ -40,9 +40,9 @@ from capeval_core.inputs.video_file import EXTENSIONS
 from capeval_core.inputs.videos import InputFrames
 from capeval_core.values import described
 
-CHECKED_AT_ONCE = 1024  # visuals queued for the threads; bounds what waits, not what is decoded
-CHECKED_TOGETHER = 8  # of those by one task, which costs as much of Python as a visual
-CHECKING = 16  # threads that check at most
+_CHECKED_AT_ONCE = 1024  # visuals queued for the threads; bounds what waits, not what is decoded
+_CHECKED_TOGETHER = 8  # of those by one task, which costs as much of Python as a visual
+_CHECKING = 16  # threads that check at most
 MEDIA: dict[str, type[InputVisual[Any]]] = {
     kind.medium: kind for kind in (InputImage, InputFrames, InputBoxes)
 }
@@ -58,7 +58,7 @@ _PATHS = (str, os.PathLike)
 
 OnError = Literal["raise", "nan"]
 Empty = Literal["error", "score"]
-Rows = list[InputVisual[Any] | None]
+_Rows = list[InputVisual[Any] | None]
 
 
 def argument_of(media: Sequence[str]) -> str | None:
@@ -121,7 +121,7 @@ class Pools(Samples):
 
     @property
     def starts(self) -> list[int]:
-        """Rows at which another pool begins: one per image, at least one where there are rows."""
+        """_Rows at which another pool begins: one per image, at least one where there are rows."""
         first = [index - candidate for index, candidate in zip(self.indices, self.candidates, strict=True)]
         return [row for row in range(len(self)) if row == 0 or first[row] != first[row - 1]]
 
@@ -240,7 +240,7 @@ def _visuals_of_rows(
 # ---- visuals
 
 
-def check_visuals(values: Any, problems: Problems, media: Sequence[str] = ("image",)) -> Rows | None:
+def check_visuals(values: Any, problems: Problems, media: Sequence[str] = ("image",)) -> _Rows | None:
     """One visual of the kinds `media` per value, None where the value can be none; None if all are unfit."""
     argument = str(argument_of(media))
     many = " or ".join(_MANY[medium] for medium in media)
@@ -254,7 +254,7 @@ def check_visuals(values: Any, problems: Problems, media: Sequence[str] = ("imag
         problems.add(Problem(at(argument), f"is a single {single}", fix, TypeError))
         return None
     if _is_dataset_column(values):
-        return _lazy_rows(UndecodedColumn.of(values), problems, media)
+        return _lazy_rows(_UndecodedColumn.of(values), problems, media)
     if isinstance(values, (list, tuple)) or (shape_of(values) is not None and not is_table(values)):
         # A list, an array or tensor whose first axis counts visuals (rows are views), a Series.
         return _listed(list(values), problems, media)
@@ -307,11 +307,11 @@ def _visual(value: Any, media: Sequence[str]) -> InputVisual[Any]:
     return MEDIA[medium]("", MEDIA[medium].source_of(value))
 
 
-def _listed(values: list[Any], problems: Problems, media: Sequence[str]) -> Rows:
+def _listed(values: list[Any], problems: Problems, media: Sequence[str]) -> _Rows:
     """Visuals of values that are at hand. The same path or object is one source: read and checked once."""
     argument = str(argument_of(media))
     first: dict[object, InputVisual[Any]] = {}
-    visuals: Rows = []
+    visuals: _Rows = []
     for i, value in enumerate(values):
         identity = os.fspath(value) if isinstance(value, _PATHS) else id(value)
         try:
@@ -325,7 +325,7 @@ def _listed(values: list[Any], problems: Problems, media: Sequence[str]) -> Rows
 
 
 @dataclass(eq=False, slots=True)
-class Row(Source[Any]):
+class _Row(Source[Any]):
     """A row of something that makes its visuals when they are needed, such as a column of a dataset."""
 
     rows: Any
@@ -351,18 +351,18 @@ class Row(Source[Any]):
         return _visual(value, self.media).source
 
 
-def _lazy_rows(rows: Any, problems: Problems, media: Sequence[str]) -> Rows:
+def _lazy_rows(rows: Any, problems: Problems, media: Sequence[str]) -> _Rows:
     """Visuals of rows that are made on demand; only the first is looked at, for its type."""
     argument = str(argument_of(media))
     if len(rows):
         try:
-            Row(rows, 0, media).fetch()
+            _Row(rows, 0, media).fetch()
         except ImageError as error:
             problem = error.at(argument, 0)
             if problem.kind is TypeError:  # otherwise that row's own matter, for check or load to report
                 problems.add(problem)
                 return [None] * len(rows)
-    return [MEDIA[media[0]](f"{argument}[{i}]", Row(rows, i, media)) for i in range(len(rows))]
+    return [MEDIA[media[0]](f"{argument}[{i}]", _Row(rows, i, media)) for i in range(len(rows))]
 
 
 def _is_dataset_column(value: Any) -> bool:
@@ -372,8 +372,8 @@ def _is_dataset_column(value: Any) -> bool:
     return a_sequence and hasattr(value, "column_name") and hasattr(value, "source")
 
 
-class UndecodedColumn:
-    """Rows as stored, one at a time: a dict for an Image or a Video feature, a str for paths, None for none.
+class _UndecodedColumn:
+    """_Rows as stored, one at a time: a dict for an Image or a Video feature, a str for paths, None for none.
 
     Decoding by `datasets` turns a photograph upright (EXIF) and converts modes; the published metrics see the
     file as it is. Videos it decodes by a package of its own. So the rows are taken from the Arrow table
@@ -446,10 +446,10 @@ def check_decodable(
         return [failure(source) if source in unknown else None for source in group]
 
     bar = tqdm(total=len(distinct), desc="checking", unit=media[0], disable=None if progress else True)
-    with bar, ThreadPoolExecutor(min(CHECKING, os.cpu_count() or 1)) as pool:
-        for start in range(0, len(distinct), CHECKED_AT_ONCE):
-            window = distinct[start : start + CHECKED_AT_ONCE]
-            groups = [window[k : k + CHECKED_TOGETHER] for k in range(0, len(window), CHECKED_TOGETHER)]
+    with bar, ThreadPoolExecutor(min(_CHECKING, os.cpu_count() or 1)) as pool:
+        for start in range(0, len(distinct), _CHECKED_AT_ONCE):
+            window = distinct[start : start + _CHECKED_AT_ONCE]
+            groups = [window[k : k + _CHECKED_TOGETHER] for k in range(0, len(window), _CHECKED_TOGETHER)]
             for source, error in zip(window, chain.from_iterable(pool.map(failures, groups)), strict=True):
                 bar.update()
                 if error is not None:

@@ -541,7 +541,7 @@ _JOINED = re.compile(r"\s*[0-9]+\s\s+(\S.*)")
 _QUOTED = re.compile(r'"((?:[^"]|"")*)"')
 _COMMAS = "quote captions that hold commas"
 
-Records = Iterator[tuple[str, list[str]]]
+_Records = Iterator[tuple[str, list[str]]]
 
 
 def _read_table(data: bytes, texts: Texts) -> None:
@@ -581,7 +581,7 @@ def _read_table(data: bytes, texts: Texts) -> None:
         )
 
 
-def _records(text: str, delimiter: str, texts: Texts) -> Records:
+def _records(text: str, delimiter: str, texts: Texts) -> _Records:
     """Each record that is not blank, with the line on which it begins."""
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     begins = 1
@@ -595,7 +595,7 @@ def _records(text: str, delimiter: str, texts: Texts) -> Records:
         texts.complain(f"line {begins}", f"is not CSV ({error})", fix)
 
 
-def _lines(lines: list[str]) -> Records:
+def _lines(lines: list[str]) -> _Records:
     """Each line of a table with tabs, all of as many: marks that do not enclose a cell are the caption's."""
     for number, line in enumerate(lines, start=1):
         if line.strip():
@@ -603,7 +603,7 @@ def _lines(lines: list[str]) -> Records:
             yield f"line {number}", [mark[1].replace('""', '"') if mark else cell for mark, cell in quoted]
 
 
-def _read_rows(header: list[str], rows: Records, texts: Texts, delimiter: str) -> None:
+def _read_rows(header: list[str], rows: _Records, texts: Texts, delimiter: str) -> None:
     texts.require_columns(header, "the header has")
     (name,) = texts.text_fields(header)
     alone = name not in _LIST_FIELDS and name != texts.chosen
@@ -639,7 +639,7 @@ def _read_tokens(text: str, texts: Texts) -> None:
             texts.complain(f"line {number}", found)
 
 
-def _read_wide_rows(header: list[str], rows: Records, texts: Texts) -> None:
+def _read_wide_rows(header: list[str], rows: _Records, texts: Texts) -> None:
     """Empty cells are no captions: images may have different numbers of them.
 
     The first line must be known to be a header: taken for one, the row of an image would be lost.

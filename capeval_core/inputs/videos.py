@@ -152,7 +152,7 @@ class Frames(Source["Frames"]):
 
 
 @dataclass(eq=False, slots=True)
-class FrameList(Frames):
+class _FrameList(Frames):
     """Frames that are at hand, or the files of a folder, listed when they are first needed."""
 
     given: Sequence[Source[Image.Image]]
@@ -196,7 +196,7 @@ class FrameList(Frames):
 
 
 @dataclass(eq=False, slots=True)
-class VideoFile(Frames):
+class _VideoFile(Frames):
     """The bytes of a video file with the path that they came from, or a path alone.
 
     A file that is written to after its key was computed is refused: features are stored under that key.
@@ -335,7 +335,7 @@ class InputFrames(InputVisual[Any]):
         if isinstance(value, (str, os.PathLike)):
             return _stored(local_path(value, "videos"))
         if isinstance(value, (bytes, bytearray, memoryview)):
-            return VideoFile("", bytes(value))
+            return _VideoFile("", bytes(value))
         if type(value).__module__.startswith("torchcodec."):  # the decoder that `datasets` hands out
             value = getattr(value, "_hf_encoded", value)
             if not isinstance(value, Mapping):
@@ -347,7 +347,7 @@ class InputFrames(InputVisual[Any]):
         for i, frame in enumerate(_listed_frames(value)):
             with within("", i):
                 sources.append(InputImage.source_of(frame))
-        return FrameList(sources)
+        return _FrameList(sources)
 
     def load(self) -> InputFrames:
         """The video; nothing of it is decoded yet."""
@@ -366,8 +366,8 @@ class InputFrames(InputVisual[Any]):
 
 def _stored(path: str, data: bytes | None = None) -> Frames:
     if data is None and os.path.isdir(path):  # noqa: PTH112
-        return FrameList((), path)
-    return VideoFile(path, data)
+        return _FrameList((), path)
+    return _VideoFile(path, data)
 
 
 def _listed_frames(value: Any) -> list[Any]:
