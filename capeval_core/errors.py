@@ -301,12 +301,7 @@ def option_problem(
 def wrong_option(
     name: str, value: Any, found: str, fix: str = "", *, verb: str = "is", kind: Kind = ValueError
 ) -> ProblemsError:
-    """The error about the value of an option, to be raised.
-
-    >>> raise wrong_option("rows", "a.txt", "a file", "pass a folder for the rows")
-    Traceback (most recent call last):
-    capeval_core.errors.InputError: rows='a.txt' is a file: pass a folder for the rows
-    """
+    """The error about the value of an option, to be raised."""
     return Problems([option_problem(name, value, found, fix, verb=verb, kind=kind)]).error()
 
 
@@ -328,13 +323,7 @@ def refuse_nul(path: str | os.PathLike[str]) -> None:
 
 
 def folder_path(argument: str, value: Any) -> Path:
-    """The path of a folder that a user names; whether anything is there is not looked at.
-
-    >>> folder_path("rows", "")
-    Traceback (most recent call last):
-    capeval_core.errors.InputError: rows='' is empty: pass the path of a folder, or None for none ('.' is the
-    current folder)
-    """
+    """The path of a folder that a user names; whether anything is there is not looked at."""
     if not isinstance(value, (str, os.PathLike)) or not isinstance(os.fspath(value), str):
         fix = "pass the path of a folder, or None"
         raise wrong_option(argument, value, described(value), fix, kind=TypeError)

@@ -60,9 +60,6 @@ class Settings:
     """A dataclass whose fields are made by `option` and checked when they are set.
 
     A scalar of numpy becomes the plain value that it holds.
-
-    Raises:
-        TypeError, ValueError: a value of the wrong type or out of its range, named with what is expected.
     """
 
     without: ClassVar[tuple[str, ...]] = ()
@@ -186,11 +183,7 @@ class CorpusStatistics(ABC):
 
     @classmethod
     def check_option(cls, options: Any, fix: str) -> None:
-        """Refuse `statistics` of another class, if options have any. fix: how they are made.
-
-        Raises:
-            TypeError: they are no instance of this class.
-        """
+        """Refuse `statistics` of another class, if options have any. fix: how they are made."""
         given = getattr(options, "statistics", None)
         if given is not None and not isinstance(given, cls):
             raise wrong_option("statistics", given, f"a {type(given).__name__}", fix, kind=TypeError)
@@ -226,11 +219,7 @@ class OptionDescription:
 
 
 def describe_options(options: type[Settings]) -> list[OptionDescription]:
-    """Every option that a class takes, with its type, default and sentence.
-
-    >>> [d.name for d in describe_options(Options)][:3]
-    ['weights', 'device', 'dtype']
-    """
+    """Every option that a class takes, with its type, default and sentence."""
     hints = typing.get_type_hints(options)
     described = []
     for spec in options.taken():

@@ -46,11 +46,7 @@ class Ragged:
         return np.bincount(self.owner, self.values, len(self.lengths)).astype(np.float64)
 
     def mean(self, weights: Ragged | None = None) -> Doubles:
-        """(n,) means, weighted by lists of the same lengths; 0 where a list is empty, or without weight.
-
-        >>> Ragged.of(pa.array([[1.0, 3.0], []])).mean(Ragged.of(pa.array([[3.0, 1.0], []])))
-        array([1.5, 0. ])
-        """
+        """(n,) means, weighted by lists of the same lengths; 0 where a list is empty, or without weight."""
         if weights is None:
             return self.sum() / np.maximum(self.lengths, 1)
         total = weights.sum()
@@ -72,11 +68,7 @@ class Ragged:
         return positions
 
     def take(self, rows: Integers) -> Ragged:
-        """The chosen lists, in the given order.
-
-        >>> Ragged.of(pa.array([[1.0, 3.0], [], [2.0]])).take(np.array([2, 0, 0])).values
-        array([2., 1., 3., 1., 3.])
-        """
+        """The chosen lists, in the given order."""
         lengths = self.lengths[rows]
         return Ragged(self.values[ranges(starts_of(self.lengths)[rows], lengths)], lengths)
 
@@ -93,11 +85,7 @@ def starts_of(lengths: Integers) -> Integers:
 
 
 def ranges(starts: Integers, lengths: Integers) -> Integers:
-    """All positions of several ranges, one range after the other.
-
-    >>> ranges(np.array([7, 0]), np.array([2, 3])).tolist()
-    [7, 8, 0, 1, 2]
-    """
+    """All positions of several ranges, one range after the other."""
     return np.arange(lengths.sum()) + np.repeat(starts - starts_of(lengths), lengths)
 
 

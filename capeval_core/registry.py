@@ -114,11 +114,7 @@ def every_class() -> list[type[CaptionMetric]]:
 
 
 def titles_of_parts() -> dict[str, str]:
-    """What readers know parts of scores by: those of metrics, and metrics that are parts of others.
-
-    >>> titles_of_parts()["bleu_1"], titles_of_parts()["pac_s"]
-    ('BLEU-1', 'PAC-S')
-    """
+    """What readers know parts of scores by: `bleu_1` is BLEU-1, and metrics are parts of others."""
     titles: dict[str, str] = {}
     for metric in metric_classes().values():
         titles |= {metric.key: metric.title, **metric.part_titles}
@@ -126,11 +122,7 @@ def titles_of_parts() -> dict[str, str]:
 
 
 def media_of(name: str) -> list[str]:
-    """The media that `load(name, media=...)` takes; none for a metric on texts alone.
-
-    >>> media_of("umic")
-    ['image', 'boxes']
-    """
+    """The media that `load(name, media=...)` takes; none for a metric on texts alone."""
     return [*metric_class(name).media, *(medium for metric, medium in MEDIA_VARIANTS if metric == name)]
 
 
@@ -138,8 +130,7 @@ def metric_class(name: str, media: str | None = None) -> type[CaptionMetric]:
     """The class of a metric; `media` chooses another medium than the metric's first, such as "video".
 
     Raises:
-        ValueError: there is no such metric, it does not exist for this medium, or another package declares it
-            and it cannot be used.
+        ValueError: there is none, not for this medium, or that of another package cannot be used.
     """
     if media is not None:
         known = media_of(name)
@@ -162,11 +153,7 @@ def metric_class(name: str, media: str | None = None) -> type[CaptionMetric]:
 
 
 def metric_of(signature: str) -> type[CaptionMetric]:
-    """The class of the metric that a result is of, by its signature.
-
-    Raises:
-        ValueError: there is no such metric, as where a package is missing.
-    """
+    """The class of the metric that a signature is of; ValueError where a package is missing."""
     name, *fields = signature.split("|")
     media = [field.removeprefix("media:") for field in fields[:1] if field.startswith("media:")]
     return metric_class(name.removeprefix("capeval:"), *media)
@@ -209,25 +196,13 @@ def load(name: str, *, media: str | None = None, **options: Any) -> CaptionMetri
 
 
 def network(kind: str) -> type[CheckedModel]:
-    """The class of a kind of network.
-
-    >>> network("sam").__name__
-    'Sam'
-    """
+    """The class of a kind of network."""
     class_: type[CheckedModel] = _import_class(NETWORKS[kind])
     return class_
 
 
 def network_of(folder: WeightsFolder) -> type[CheckedModel]:
-    """The class that opens a folder of weights, by the folder's config.
-
-    Raises:
-        WeightsError: the config names no network, or an unknown one.
-
-    >>> from capeval_core.weights.folder import open_weights
-    >>> network_of(open_weights("tiny", metric="eco", tiny="blip2")).__name__
-    'Blip2Encoder'
-    """
+    """The class that opens a folder of weights, by the folder's config; WeightsError if it names none."""
     kind = folder.config.get("encoder")
     if folder.tensor_file.name == OPEN_CLIP_TENSORS:
         from capeval_core.encoders.open_clip import is_plain

@@ -71,10 +71,9 @@ class Published:
 
 @dataclass(frozen=True)
 class Counts:
-    """The number of captions, and of those that failed, were truncated or are empty.
+    """How many captions there are, have no finite score, are longer than the encoder reads, or are empty.
 
-    captions: all. failed: without a finite score (see `Result.errors`). truncated: longer than the text
-    encoder reads, counting a caption's references. empty: scored although they are empty.
+    A caption with a reference that is too long counts as truncated.
     """
 
     captions: int
@@ -88,16 +87,12 @@ class Result:
     """Scores of a set of captions.
 
     metric: name of the metric, e.g. `pacs`. key: name of its value, e.g. `pac_s`.
-    scores: one per caption, in input order; NaN where scoring failed.
+    scores: one per caption, in input order; NaN where scoring failed, and `errors` says why by index.
     parts: every component that the paper names, each one value per caption.
     groups: content key of each caption's image.
     signature: everything that the numbers depend on; two results are comparable if it is equal.
-    counts: failures, truncated and empty captions.
-    errors: index of each failed caption and why.
-    relative: why scores can be compared within this set only, so that interval() and compare() are undefined;
-        None where they can be compared with those of other sets.
-    summands: of a corpus metric such as BLEU, what each caption adds to the sums that its number is a formula
-        of; None where the number is the mean of the scores.
+    relative: why scores can be compared within this set only, without interval() and compare(); else None.
+    summands: of a corpus metric such as BLEU, what each caption adds to the sums of its `formula`.
     range: least and greatest score by the metric's options, which intervals keep within.
     """
 
@@ -217,11 +212,7 @@ class Result:
 
     @property
     def mean(self) -> float:
-        """The number to report, NaN if no caption has a finite score.
-
-        The mean of the finite scores; of a corpus metric such as BLEU the formula of the sums over all
-        captions that have one.
-        """
+        """The number to report: mean of the finite scores, or a corpus metric's formula; NaN without any."""
         if self.formula is not None:
             return self.numbers[self.key]
         finite = [score for score in self.scores if np.isfinite(score)]
@@ -237,10 +228,8 @@ class Result:
     def interval(self, level: float = 0.95) -> Interval:
         """Confidence interval of the mean over images like these, each with all its captions.
 
-        A skewness-corrected interval of Student's t (see `capeval_core.statistics` for the formula and its
-        sources), made for few images; of a corpus metric by leaving out, adding and taking away what each
-        image adds to its sums. It keeps within the metric's range. Corpus statistics (idf, normalisation),
-        where a metric has them, are held fixed.
+        A skewness-corrected interval of Student's t, made for few images (see `capeval_core.statistics`),
+        within the metric's range. Corpus statistics (idf, normalisation) are held fixed.
 
         Raises:
             ValueError: fewer than five images have a score, scores that are relative to their set, or BLEU
@@ -253,9 +242,8 @@ class Result:
         """Paired test of this system against another one on the same images.
 
         Raises:
-            ValueError: the signatures differ (the numbers are not comparable), scores that are relative to
-                their set; fewer than five common images, or BLEU where a system has no four words in a row
-                of a reference (NoTestError, with the means).
+            ValueError: the signatures differ, or scores are relative to their set.
+            NoTestError: fewer than five common images, or BLEU without four words in a row of a reference.
         """
         if not isinstance(other, Result):
             raise TypeError(f"compare: expected another Result, found a {type(other).__name__}")
@@ -266,13 +254,7 @@ class Result:
         return self.compare_within_run(other, level)
 
     def compare_within_run(self, other: Result, level: float = 0.95) -> Comparison:
-        """Paired test against another system of one run, whose settings are known to be the same.
-
-        Signatures of one run may differ in the number of references that the images of a system have.
-
-        Raises:
-            ValueError: as `compare`, but for signatures.
-        """
+        """`compare` for another system of one run, whose signature may differ in the number of references."""
         self._refuse_relative("compare()")
         return paired_comparison(self._clusters(), other._clusters(), level=level)
 
@@ -362,10 +344,7 @@ class Result:
 
 
 def stands_for_zero(result: Result) -> str | None:
-    """The warning about a number that is not 0 only by what keeps its formula from dividing by 0.
-
-    None where none is due: of any other number, and of fewer captions than could have an interval.
-    """
+    """The warning about a number that is not 0 only by what keeps its formula from dividing by 0, if so."""
     if result.lack is None or len(result) < LEAST_IMAGES:
         return None
     return (

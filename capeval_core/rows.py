@@ -97,20 +97,12 @@ def lists(values: Any, lengths: NDArray[np.int64]) -> pa.ListArray:
 
 
 def fixed_lists(values: NDArray[Any]) -> pa.FixedSizeListArray:
-    """A column of lists of one length: a row of the array in each.
-
-    >>> fixed_lists(np.array([[1.0, 2.0], [3.0, 4.0]])).to_pylist()
-    [[1.0, 2.0], [3.0, 4.0]]
-    """
+    """A column of lists of one length: a row of the array in each."""
     return pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), values.shape[1])
 
 
 def of_fixed_lists(column: pa.FixedSizeListArray | pa.ChunkedArray) -> NDArray[Any]:
-    """The array (n, length) of a column of lists of one length, none of them null.
-
-    >>> of_fixed_lists(pa.chunked_array([fixed_lists(np.array([[1.0, 2.0], [3.0, 4.0]]))[1:]]))
-    array([[3., 4.]])
-    """
+    """The array (n, length) of a column of lists of one length, none of them null."""
     array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     values: NDArray[Any] = array.flatten().to_numpy(zero_copy_only=False)
     return values.reshape(-1, column.type.list_size)

@@ -40,14 +40,10 @@ class Task:
 
 
 def encode_tasks(tasks: Sequence[Task], *, progress: bool = False) -> None:
-    """Fill in the rows of each task, as `metric.encode_all` gives them for each system.
+    """Fill in the rows of each task, of metrics on the same captions, none a reranker.
 
     Captions of one picture are encoded together, whatever their system: a network that reads an image with a
     text runs the image once. Metrics that share weights take turns, and find its features in the cache.
-
-    Args:
-        tasks: of metrics on the same captions, none a reranker.
-        progress: show one bar for all, on a terminal only.
     """
     for task in tasks:
         task.metric.check_separable(task.metric.options, scores=False)

@@ -68,13 +68,9 @@ class Interval:
 class Comparison:
     """Two systems on the same images.
 
-    means: of the first and the second, over the images that are compared.
-    difference: mean of the first minus mean of the second.
-    interval: of the difference.
-    p_value: two-sided, of no difference, by the same statistic as the interval: it is below 1 - level exactly
-        where 0 lies outside the interval.
-    images: images (or videos, by `visual`) that both systems were scored on.
-    left_out: images without a score in one of them, not part of the comparison.
+    means: of both, over the images that are compared. difference: the first minus the second, with interval.
+    p_value: two-sided, of no difference: below 1 - level exactly where 0 lies outside the interval.
+    images: (or videos, by `visual`) that both have a score on. left_out: those without one in one of them.
     """
 
     means: tuple[float, float]
@@ -204,10 +200,7 @@ class Clusters:
         visual: str = "image",
         range: tuple[float, float] = UNBOUNDED,
     ) -> Clusters:
-        """The images of captions; `summands` (captions, k) are what each adds to the sums of a formula.
-
-        `range` is the metric's, open on a side where options have moved a score beyond it.
-        """
+        """The images of captions; `range` is open on a side where options have moved a score beyond it."""
         values = np.asarray(scores, dtype=np.float64)
         names, members = np.unique(np.asarray(groups, dtype=object), return_inverse=True)
         finite = np.isfinite(values)
@@ -246,12 +239,7 @@ class Clusters:
 
 
 def mean_interval(clusters: Clusters, *, level: float) -> Interval:
-    """Interval of the mean score, or of a corpus formula, over images like these, each with all its captions.
-
-    Raises:
-        ValueError: fewer than five images have a score, the captions lack what the formula needs, or `level`
-            is not in (0, 1).
-    """
+    """Interval of the mean score, or of a corpus formula, over images like these with all their captions."""
     check_level(level)
     n = len(clusters.names)
     if n < LEAST_IMAGES:
@@ -269,8 +257,7 @@ def paired_comparison(first: Clusters, second: Clusters, *, level: float) -> Com
     """Interval and test of a difference of means, or formulas, over images that both systems have a score on.
 
     Raises:
-        FewImagesError: fewer than five such images. NoTestError: the captions of a system lack what the
-            formula needs. ValueError: no such image at all, or `level` is not in (0, 1).
+        FewImagesError: fewer than five such images. NoTestError: a system lacks what the formula needs.
     """
     check_level(level)
     _, a, b = np.intersect1d(first.names, second.names, assume_unique=True, return_indices=True)
@@ -346,19 +333,11 @@ class _Studentised:
         deviation = math.sqrt(np.mean(influence**2))
         without = np.add.reduce([e / (1 - h) for e, h in zip(influences, shares, strict=True)]) / n
         error = scale * math.sqrt((n - 1) / n * np.sum(without**2)) if deviation > _EQUAL else 0.0
-        share = np.add.reduce(shares) / len(shares)
-        student = _Studentised(error, _EQUAL * scale, degrees=max(1 / float(np.sum(share**2)) - 1, 1.0))
+        student = _Studentised(error, _EQUAL * scale, degrees=_degrees(shares))
         if len(sums) > 1 or not error:
             return student
         z = influence / deviation
-        skewness = float(np.mean(z**3)) * math.sqrt(n * (n - 1)) / (n - 2)
-        growth = float(np.mean(z * (n * share - 1)))
-        return replace(
-            student,
-            stretch=1 + 1 / (4 * n),
-            bend=(skewness / 3 - growth) / math.sqrt(n),
-            shift=skewness / 6 / math.sqrt(n),
-        )
+        return student._unskewed(z, growth=float(np.mean(z * (n * shares[0] - 1))))
 
     @staticmethod
     def of_formula(
@@ -376,12 +355,10 @@ class _Studentised:
         deviation = math.sqrt(np.mean(influence**2))
         # Of images that do not differ, leaving one out changes a formula that twice the sums change a little.
         error = error if min(error, deviation) > _EQUAL else 0.0
-        share = np.add.reduce([c / c.sum() for c in counts]) / len(counts)
-        student = _Studentised(error, _EQUAL, degrees=max(1 / float(np.sum(share**2)) - 1, 1.0))
+        student = _Studentised(error, _EQUAL, degrees=_degrees([c / c.sum() for c in counts]))
         if len(sums) > 1 or not error:
             return student
         z = influence / deviation
-        skewness = float(np.mean(z**3)) * math.sqrt(n * (n - 1)) / (n - 2)
         bias = float(np.mean(formula(total + own) + formula(total - own) - 2 * formula(total))) * n * n / 2
         # How the formula bends where the sums move by one standard error, or as far as none gets negative.
         direction = np.mean(z[:, None] * own, axis=0)
@@ -389,11 +366,17 @@ class _Studentised:
         step = min(math.sqrt(n), float(room.min()) / 2)
         ends = formula(total + step * direction) + formula(total - step * direction)
         growth = -float(ends - 2 * formula(total)) * (n / step) ** 2 / deviation / 2 if step else 0.0
+        return student._unskewed(z, growth, growth + bias / deviation)
+
+    def _unskewed(self, z: Doubles, growth: float, shift: float = 0.0) -> _Studentised:
+        """With the skewness of standardised influence values z removed."""
+        n = len(z)
+        skewness = float(np.mean(z**3)) * math.sqrt(n * (n - 1)) / (n - 2)
         return replace(
-            student,
+            self,
             stretch=1 + 1 / (4 * n),
             bend=(skewness / 3 - growth) / math.sqrt(n),
-            shift=(skewness / 6 - growth - bias / deviation) / math.sqrt(n),
+            shift=(skewness / 6 - shift) / math.sqrt(n),
         )
 
     def bounds(self, estimate: float, level: float) -> tuple[float, float]:
@@ -420,6 +403,12 @@ class _Studentised:
         y = corrected - self.shift
         root = float(np.cbrt(1 + 3 * self.bend * y))
         return 3 * y / (root * root + root + 1)
+
+
+def _degrees(shares: Sequence[Doubles]) -> float:
+    """Degrees of freedom: Kish's effective number of images less one."""
+    share = np.add.reduce(shares) / len(shares)
+    return max(1 / float(np.sum(share**2)) - 1, 1.0)
 
 
 def check_level(level: float) -> None:

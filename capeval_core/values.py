@@ -10,11 +10,7 @@ from typing import Any
 
 
 def described(value: Any, *, none: str = "None") -> str:
-    """A wrong value in few words: `the number 5`, `a list of length 3`; `none` is what None is called.
-
-    >>> described(5), described(["a dog"]), described(None), described(None, none="null")
-    ('the number 5', 'a list of length 1', 'None', 'null')
-    """
+    """A wrong value in few words: `the number 5`, `a list of length 3`; `none` is what None is called."""
     if value is None:
         return none
     if isinstance(value, bool):
@@ -30,11 +26,7 @@ def described(value: Any, *, none: str = "None") -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as Python writes it; numbers as `shown_number`, paths as texts.
-
-    >>> shown(7), shown((1.5, 2)), shown((10**5000, 2))
-    ('7', '(1.5, 2)', 'a tuple of length 2')
-    """
+    """A value as Python writes it; numbers as `shown_number`, paths as texts."""
     if isinstance(value, int):
         return shown_number(value)
     try:
@@ -56,11 +48,7 @@ def shown_number(value: Any) -> str:
 
 
 def expanded_path(path: str | os.PathLike[str]) -> Path:
-    """The path with the user's folder in place of `~`; that of an unknown user stays as it is.
-
-    >>> expanded_path("~nosuchuser/weights")
-    PosixPath('~nosuchuser/weights')
-    """
+    """The path with the user's folder in place of `~`; that of an unknown user stays as it is."""
     try:
         return Path(path).expanduser()
     except RuntimeError:  # there is no such user
@@ -78,11 +66,7 @@ def signed(value: float, *digits: int) -> str:
 
 
 def minus(text: str) -> str:
-    """Numbers as readers of a page expect them: with minus signs in place of hyphens.
-
-    >>> minus("-0.5 to 1")
-    '\u22120.5 to 1'
-    """
+    """Numbers as readers of a page expect them: with minus signs in place of hyphens."""
     return text.replace("-", "\N{MINUS SIGN}")
 
 

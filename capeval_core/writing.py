@@ -19,20 +19,7 @@ def write_whole(path: Path, content: bytes | memoryview | str, *, into_pipes: bo
     """Write a file under another name and rename it: whatever fails, an existing file stays as it was.
 
     The content is on the disk before the name is. A link stays a link, to the new content; permissions stay.
-
-    Args:
-        path: the file.
-        content: a text is written in UTF-8.
-        into_pipes: an existing pipe or device is written to; otherwise it is an error.
-
-    Raises:
-        OSError: it cannot be written, or is a pipe or a device. ValueError: a text that is not valid Unicode.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write_whole(Path(folder, "scores.json"), "{}")
-    ...     [(file.name, file.read_text()) for file in Path(folder).iterdir()]
-    [('scores.json', '{}')]
+    `into_pipes`: an existing pipe or device is written to; otherwise it is an OSError.
     """
     data = content.encode() if isinstance(content, str) else content
     if path.exists() and not path.is_file():
@@ -46,13 +33,7 @@ def write_whole(path: Path, content: bytes | memoryview | str, *, into_pipes: bo
 
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """A new file beside for the block to write, which then takes the place of a file as a whole.
-
-    Whatever fails, an existing file stays as it was, and nothing stays beside it. See `write_whole`.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """A new file beside for the block to write, which then takes the place of a file; see `write_whole`."""
     target = Path(os.path.realpath(path))
     partial = target.with_name(f".{uuid.uuid4().hex}{PARTIAL}")
     try:
@@ -78,11 +59,7 @@ def try_writing(folder: Path) -> None:
 
 @contextlib.contextmanager
 def whole_folder(folder: Path) -> Iterator[Path]:
-    """A new folder for the block to write files to, which then become files of `folder`; see `write_whole`.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """A new folder for the block to write files to, which then become files of `folder`."""
     name = f".{uuid.uuid4().hex}{PARTIAL}"
     # An existing folder may be a mount or the one that the user is in: its files change, not the folder.
     partial = folder / name if folder.is_dir() else folder.with_name(name)
