@@ -22,8 +22,13 @@ from capeval_core.models.batching import BatchSize
 from capeval_core.models.config import Switch, Width, Words
 from capeval_core.models.copies import Arriving, arriving, made_of
 from capeval_core.models.model import CheckedModel
-from capeval_core.weights.folder import TOKENIZER, WeightsError, WeightsFolder
-from capeval_core.weights.vocabulary import words_beside, write_beside
+from capeval_core.weights.folder import (
+    TOKENIZER,
+    WeightsError,
+    WeightsFolder,
+    words_beside,
+    write_beside,
+)
 
 Floats = NDArray[np.float32]
 Pair = tuple[int, Ids, str]

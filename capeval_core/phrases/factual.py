@@ -31,8 +31,7 @@ from capeval_core.models.device import DTYPES, exact_float32, numbered_device
 from capeval_core.models.model import opened_once
 from capeval_core.phrases.english import sentences
 from capeval_core.phrases.source import Phrases
-from capeval_core.weights.folder import TENSORS, WeightsError, check_finite, file_checksum
-from capeval_core.weights.foreign import open_foreign
+from capeval_core.weights.folder import TENSORS, WeightsError, check_finite, file_checksum, open_foreign
 
 Style = Literal["triplet", "soft-spice"]
 Kind = Literal["entity", "attribute", "relation"]

@@ -22,8 +22,7 @@ from capeval_core.models.device import DTYPES, exact_float32, numbered_device
 from capeval_core.models.model import check_tensors, opened_once
 from capeval_core.regions.boxes import Boxes, BoxSource, clipped, suppress_overlaps
 from capeval_core.regions.regions import WITHOUT
-from capeval_core.weights.folder import WeightsError, WeightsFolder
-from capeval_core.weights.foreign import open_foreign_weights
+from capeval_core.weights.folder import WeightsError, WeightsFolder, open_foreign_weights
 
 DETECTOR = "google/owlv2-base-patch16-ensemble"
 """OWLv2, Apache 2.0, 0.6 GB."""

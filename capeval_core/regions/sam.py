@@ -32,8 +32,7 @@ from capeval_core.models.model import CheckedModel
 from capeval_core.regions import rle
 from capeval_core.regions.boxes import BoxSource
 from capeval_core.regions.regions import WITHOUT, Regions, RegionSource
-from capeval_core.weights.folder import WeightsError, WeightsFolder
-from capeval_core.weights.foreign import open_foreign_weights
+from capeval_core.weights.folder import WeightsError, WeightsFolder, open_foreign_weights
 from capeval_core.weights.sam import COPY, GAUSSIAN, MEAN, STD, SamConversion
 
 SEGMENTER = "Zigeng/SlimSAM-uniform-77"

@@ -24,8 +24,14 @@ from capeval_core.errors import InputError, wrong_option
 from capeval_core.models.device import DTYPES, resolve_device
 from capeval_core.project import install_command
 from capeval_core.values import expanded_path
-from capeval_core.weights.folder import CONFIG, TENSORS, WeightsError, file_checksum, read_config
-from capeval_core.weights.foreign import open_foreign
+from capeval_core.weights.folder import (
+    CONFIG,
+    TENSORS,
+    WeightsError,
+    file_checksum,
+    open_foreign,
+    read_config,
+)
 
 if TYPE_CHECKING:
     from capeval_core.training.augmentation import CaptionAugmentation, ImageAugmentation
@@ -71,11 +77,7 @@ class Generator(ABC):
 
     @classmethod
     def find(cls, model: str, revision: str | None) -> FoundModel:
-        """The files of a model, from a folder or from the Hub (`org/name`, `org/name@revision`).
-
-        Raises:
-            WeightsError: there is none, it is another one, has code of its own, or a file is missing.
-        """
+        """The files of a model, from a folder or from the Hub (`org/name`, `org/name@revision`)."""
         if expanded_path(model).is_file():
             raise wrong_option("model", model, "a file", "pass a folder or a Hub id", kind=WeightsError)
         if revision is not None and (expanded_path(model).is_dir() or "@" in model):
@@ -162,11 +164,7 @@ def _failure(what: str, error: Exception) -> Exception:
 
 
 class Captioner(Generator):
-    """A BLIP captioner in transformers' format.
-
-    Raises:
-        WeightsError: a file is damaged, or tensors are missing.
-    """
+    """A BLIP captioner in transformers' format."""
 
     what, default, expected = "captioner", BLIP, f"a captioner ({_BLIP_CLASS})"
 
@@ -259,11 +257,7 @@ def require_diffusers() -> None:
 
 
 class TextToImage(Generator):
-    """A text-to-image pipeline of diffusers.
-
-    Raises:
-        WeightsError: a file is damaged, or tensors are missing.
-    """
+    """A text-to-image pipeline of diffusers."""
 
     what, default = "text-to-image model", STABLE_DIFFUSION
     expected = "a text-to-image pipeline of diffusers"

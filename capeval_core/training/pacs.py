@@ -158,18 +158,7 @@ class PacsTraining(Training):
 
 
 class PairData:
-    """Everything that a training of PAC-S learns from, checked; no weights are opened.
-
-    Args:
-        training: the settings.
-        captioned: captions and images to train on.
-        positives: what was generated from them; None: nothing.
-        validation: captions and images that are held out; None: a share of the others.
-
-    Raises:
-        InputError: losses without their positives, too few images for a batch or for validation, images that
-            are both trained on and held out.
-    """
+    """Everything that a training of PAC-S learns from, checked; no weights are opened."""
 
     def __init__(
         self,
@@ -246,16 +235,7 @@ class PairBatch:
 
 
 class PacsObjective(Objective):
-    """Projections, or adapters, of a CLIP with the losses of PAC-S.
-
-    Args:
-        training: the settings.
-        model: on its device.
-        tensors: of the weights that it starts from.
-        inputs: images and texts by number.
-        order: of the pairs that are trained on.
-        world: of how many processes this is one.
-    """
+    """Projections, or adapters, of a CLIP with the losses of PAC-S."""
 
     model: Projections | AdaptedClip
 
@@ -433,47 +413,6 @@ def _trained(training: PacsTraining, data: PairData, out: Path, accelerator: Any
     return out / WEIGHTS
 
 
-_CARD = """---
-library_name: capeval
-tags:
-- image-captioning
-- evaluation
-- clip
-pipeline_tag: zero-shot-image-classification
----
-
-# Weights of PAC-S, trained by `capeval train pacs`
-
-```python
-import capeval_core
-
-metric = capeval_core.load("pacs", weights="FOLDER")
-```
-
-Trained with capeval {version} as in Sarto et al., *Positive-Augmented Contrastive Learning for Image and
-Video Captioning Evaluation*, CVPR 2023 (https://arxiv.org/abs/2303.12112). How scores of these weights agree
-with human judgements is not known: measure it before you report them.
-
-## Data
-
-{data}
-
-## Losses
-
-L = L(V, T){terms} (equations 2 and 3), where V and T are images and captions,
-V' and T' generated ones. Trained are {trained}.
-The temperature is {temperature}.
-
-{ending}
-
-## Settings
-
-| setting | value |
-| --- | --- |
-{settings}
-"""
-
-
 def _card(
     training: PacsTraining,
     data: PairData,
@@ -483,36 +422,25 @@ def _card(
     cut_off: str | None,
 ) -> str:
     """README.md of trained weights."""
-    weights, lists, positives = training.weights, data.lists, data.positives
-    counts = lists.captions.starts[data.trained + 1] - lists.captions.starts[data.trained]
-    images, captions = lists.generated
-    lines = [
-        f"- Start: {start.label(ClipEncoder.fingerprint_of(start))}.",
-        f"- Captions: {training.data or 'not named'}; {int(counts.sum()):,} of {len(data.trained):,} images, "
-        f"and {len(data.held_out):,} images held out.",
-        f"- Prompt: {training.prompt!r}.",
-        "- Generated positives: none."
-        if positives is None
-        else f"- Generated positives: {images:,} images, {captions:,} captions, made by "
-        f"{json.dumps(positives.settings, sort_keys=True)}.",
-    ]
-    if cut_off is not None:
-        lines.append(f"- {cut_off[0].upper()}{cut_off[1:]}, generated and held-out ones among them.")
-    ending = "the last ones."
-    if progress.best is not None:
-        value, step = progress.best
-        ending = f"those of step {step:,.0f}, with the lowest validation loss, {value:.4f}."
-    terms = {GENERATED_IMAGES: "L(V', T)", GENERATED_CAPTIONS: "L(V, T')"}
-    settings = {name: value for name, value in training.stamp().items() if name != "data"}
-    return _CARD.format(
+    from jinja2 import Environment, PackageLoader
+
+    weights, counts = training.weights, data.lists.captions.starts
+    terms = [(GENERATED_IMAGES, "L(V', T)"), (GENERATED_CAPTIONS, "L(V, T')")]
+    made_by = None if data.positives is None else json.dumps(data.positives.settings, sort_keys=True)
+    template = Environment(loader=PackageLoader("capeval_core.reports")).get_template("pacs_card.md.j2")
+    return template.render(
         version=__version__,
-        data="\n".join(lines),
-        terms="".join(f" + {weights[name]:g} {term}" for name, term in terms.items() if name in weights),
-        trained=f"adapters of rank {training.lora} of the attention in both towers, merged into its weights"
-        if training.lora
-        else "the projections of both towers, a ResNet's attention pool with them",
-        temperature=f"{temperature:.4g}"
-        + (", as it was learned" if training.temperature is None else ", fixed"),
-        ending=f"It took {progress.step:,} steps; the weights are {ending}",
-        settings="\n".join(f"| {name} | {json.dumps(value)} |" for name, value in settings.items()),
+        training=training,
+        start=start.label(ClipEncoder.fingerprint_of(start)),
+        captions=int((counts[data.trained + 1] - counts[data.trained]).sum()),
+        trained=len(data.trained),
+        held_out=len(data.held_out),
+        prompt=repr(training.prompt),
+        generated=data.lists.generated,
+        made_by=made_by,
+        cut_off=cut_off,
+        terms=[(f"{weights[name]:g}", term) for name, term in terms if name in weights],
+        temperature=f"{temperature:.4g}",
+        progress=progress,
+        settings=[(name, json.dumps(value)) for name, value in training.stamp().items() if name != "data"],
     )

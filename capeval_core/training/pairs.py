@@ -116,13 +116,6 @@ class PairOrder:
     In an epoch each image comes at most once, with one of its captions and one positive of each kind, by lot.
     So no batch has two captions of one image, which would be each other's negatives. What is left of an
     epoch after its last whole batch is not used.
-
-    Args:
-        lists: what belongs to what.
-        images: numbers of the images that are trained on, as many as a batch at least.
-        size: pairs of a batch, of all processes together; InputError where they cannot share it.
-        processes: each process has an equal part of every batch.
-        seed: of order and draws.
     """
 
     def __init__(self, lists: PairLists, images: Numbers, size: int, processes: int, seed: int) -> None:

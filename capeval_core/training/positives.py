@@ -71,9 +71,6 @@ class Positives:
 
     settings: what made each kind. captions: generated captions by image id. sources: image id and caption of
     each generated image, in the order of `images`. fingerprint: digest of everything.
-
-    Raises:
-        FileError: the folder holds none, or a shard is damaged.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -157,16 +154,7 @@ class Shard:
 
 
 class PositiveShards:
-    """The shards of one kind of positive in a folder, which may hold those of the other kind too.
-
-    Args:
-        folder: need not exist; see `check_folder`.
-        kind: of the positives.
-        settings: what they depend on, in JSON's types; those under `made_with` are recorded only.
-
-    Raises:
-        FileError: the folder has positives of this kind by other settings.
-    """
+    """The shards of one kind of positive in a folder, which may hold those of the other kind too."""
 
     def __init__(self, folder: Path, kind: str, settings: Mapping[str, Any]) -> None:
         self.folder, self.kind = folder, kind
@@ -192,11 +180,7 @@ class PositiveShards:
         return self.folder / f"positives-{self.kind}s-{number:05d}.parquet"
 
     def read(self, number: int, sources: Sequence[Source]) -> Shard:
-        """What there is of a shard of these sources; one that is damaged is missing, with a warning.
-
-        Raises:
-            FileError: it was made with other settings.
-        """
+        """What there is of a shard of these sources; one that is damaged is missing, with a warning."""
         path = self._path(number)
         if not path.exists():
             return Shard()

@@ -49,18 +49,7 @@ OVERLAP = 0.4
 
 
 class RegionStore:
-    """What a network takes of the boxes of n images, on the disk; features in float16, enough to train on.
-
-    Args:
-        folder: of the files; those that are there with the same stamp are used.
-        stamp: everything that the features depend on.
-        boxes: box features of the images, in order: each has `load`, and `where` for messages.
-        region_size: numbers of a box's features.
-        prepare: what the network takes of boxes, an object of two arrays. form: makes it of these again.
-
-    Raises:
-        ValueError: images without usable features; each is named with the reason.
-    """
+    """What a network takes of the boxes of n images, on the disk; features in float16, enough to train on."""
 
     def __init__(
         self,
@@ -138,15 +127,7 @@ def _halves(features: NDArray[np.float32]) -> NDArray[np.float16]:
 
 
 class CaptionData:
-    """Captions by number, with negatives and boxes: every process computes their order from the seed alone.
-
-    Args:
-        sampler: negatives of the captions.
-        captioned: captions and images.
-        store: box features by number of image.
-        size: captions with negatives in a batch.
-        seed: of the order of captions and of masks.
-    """
+    """Captions by number, with negatives and boxes; every process knows their order from the seed alone."""
 
     def __init__(
         self, sampler: NegativeSampler, captioned: CaptionedImages, store: RegionStore, size: int, seed: int
@@ -275,17 +256,7 @@ class Network:
 
 
 class RegionRun:
-    """A training's folder, the weights that it starts from, captions and box features.
-
-    Args:
-        training: the settings.
-        network: what is trained.
-        captioned: captions and images.
-        tagger: as `training.tagger` names it.
-        out: folder of the training.
-        accelerator: of `accelerate`.
-        report: takes a line for the user now and then.
-    """
+    """A training's folder, the weights that it starts from, captions and box features."""
 
     def __init__(
         self,

@@ -35,10 +35,6 @@ class Tagger(Protocol):
 def open_tagger(name: str) -> Tagger:
     """Open a tagger: `spacy`, `spacy:PIPELINE` (a package or a folder), `nltk`, or `scenes`.
 
-    Raises:
-        ValueError: another name; the package, its data or the pipeline is missing, with the command that
-            installs it.
-
     >>> open_tagger("scenes").tags(["two red stars"])
     [[('two', 'CD'), ('red', 'JJ'), ('stars', 'NNS')]]
     """

@@ -39,11 +39,6 @@ class TowerStore(FeatureCache):
     A run that was interrupted loses the rows of a minute. A file that is damaged is left out with a warning,
     so its rows are computed again. To the streaming engine it is a cache that says only what is there.
 
-    Args:
-        folder: of the files, made if it does not exist; stores of other names may share it.
-        name: of what is kept; everything that rows depend on beside their own key.
-        shape, dtype: of a row.
-
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
     >>> store = TowerStore(folder, "clip-1f3c-text", (2,), "float16")
@@ -91,11 +86,7 @@ class TowerStore(FeatureCache):
         return {key: empty for key in keys if key in self._places or key in self._waiting}
 
     def put(self, rows: Mapping[str, Floats]) -> None:
-        """Keep rows; they are on the disk after `flush`, or after a minute.
-
-        Raises:
-            ValueError: a value that exceeds the range of the store's dtype.
-        """
+        """Keep rows; they are on the disk after `flush`, or after a minute."""
         for key, row in rows.items():
             with np.errstate(over="ignore"):
                 stored = row.astype(self.dtype).reshape(-1)
@@ -172,15 +163,7 @@ class TowerEncoder(ClipEncoder):
 
 
 class TowerOutputs:
-    """Outputs of frozen towers for images and texts, computed once and kept in a folder.
-
-    Args:
-        encoder: the towers.
-        folder: of the outputs, by the encoder's fingerprint and the content: trainings may share it.
-
-    Raises:
-        ImageError: images that cannot be read; each is named with the reason.
-    """
+    """Outputs of frozen towers for images and texts, computed once and kept in a folder."""
 
     def __init__(
         self, encoder: TowerEncoder, folder: Path, images: Iterable[InputImage], texts: Sequence[str]

@@ -132,11 +132,7 @@ def scalar_terms(losses: Mapping[str, Tensor]) -> Terms:
 
 @contextmanager
 def opened(training: Training, out: Path) -> Iterator[Any]:
-    """`accelerate`'s accelerator of a training, whose folder is locked until the block ends.
-
-    Raises:
-        ImportError: the package is missing. FileError: another training writes into the folder.
-    """
+    """`accelerate`'s accelerator of a training, whose folder is locked until the block ends."""
     try:
         from accelerate import Accelerator
     except ImportError as error:
@@ -165,20 +161,7 @@ def opened(training: Training, out: Path) -> Iterator[Any]:
 
 
 class Trainer:
-    """One training on one or several processes; it goes on where its folder's state stands.
-
-    Args:
-        training: the settings.
-        objective: model, batches and losses.
-        looks: at what the training is judged by.
-        out: the folder of state, log and curves.
-        stamp: everything that the result depends on; a state with another one is refused.
-        accelerator: of `accelerate`.
-        report: takes a line for the user now and then.
-
-    Raises:
-        ValueError: the folder holds the state of another training.
-    """
+    """One training on one or several processes; it goes on where its folder's state stands."""
 
     def __init__(
         self,

@@ -131,13 +131,7 @@ class Batch:
 
 
 class UmicObjective(Objective):
-    """UNITER with UMIC's losses.
-
-    Args:
-        training: the settings.
-        folder: UNITER's weights to start from.
-        data: captions, their negatives and box features.
-    """
+    """UNITER with UMIC's losses."""
 
     model: Uniter
 

@@ -95,13 +95,7 @@ class Outputs(NamedTuple):
 
 
 class VilbertPretraining(nn.Module):
-    """ViLBERT with the heads of its pre-training, which are not among the weights that the metric opens.
-
-    Args:
-        architecture: of `Vilbert`.
-        task: the task whose token texts have; None for a model without.
-        dropout: share of the states that are dropped.
-    """
+    """ViLBERT with the heads of its pre-training, which are not among the weights that the metric opens."""
 
     def __init__(self, architecture: dict[str, Any], task: int | None, dropout: float) -> None:
         super().__init__()
@@ -197,11 +191,6 @@ class VilbertObjective(Objective):
     matching is also read off every word, where the metric takes its features: whether the caption matches,
     and, of right captions and foils, whether the word itself does. The paper's matching alone would leave it
     to the first token to know.
-
-    Args:
-        training: the settings.
-        folder: ViLBERT's weights to start from.
-        data: captions, their negatives and box features.
     """
 
     model: VilbertPretraining

@@ -92,18 +92,11 @@ def _pair_up(names: list[str]) -> dict[str, tuple[str, str]]:
 
 def _notes(adapters: Adapters, merged: int, ignored: int) -> list[str]:
     if not merged + ignored:
-        ineffective = "" if adapters == "released" else f", so adapters={adapters!r} changes nothing"
-        return [f"no adapters in the checkpoint: its weights are taken as they are{ineffective}"]
-    if adapters == "none":
-        return [f"all {ignored} low-rank adapters were ignored on request (adapters='none')"]
-    if adapters == "all":
-        return [f"all {merged} low-rank adapters were merged on request (adapters='all'). {_MODES}"]
-    left = (
-        f"{ignored} adapters of MLP layers were ignored, as the released script does: it enters evaluation "
-        f"mode before it loads the checkpoint, which marks these layers as merged. {_MODES}"
-    )
-    return [
-        f"{merged} low-rank adapters of attention and patch embedding were merged into their weights, as the "
-        "released script applies them",
-        *([left] if ignored else []),
-    ]
+        return ["no adapters in the checkpoint: its weights are taken as they are"]
+    notes = [f"{merged} low-rank adapters were merged into their weights, {ignored} ignored ({adapters})"]
+    if adapters == "released" and ignored:
+        notes.append(
+            "the released script ignores adapters of MLP layers: it enters evaluation mode before it loads "
+            "the checkpoint, which marks these layers as merged"
+        )
+    return notes if adapters == "none" else [*notes, _MODES]

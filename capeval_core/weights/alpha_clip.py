@@ -76,22 +76,18 @@ class AlphaClipConversion(Conversion):
             texts = {key: value for key, value in base.tensors.items() if not key.startswith("visual.")}
             tensors = {**tower, **texts}
             notes.append(f"text tower: of {name}")
-        sizes: list[str] = []
         with naming_files([path], self.title):
             heads = base.config["architecture"]["text"].get("heads")
-            config = replace(self, text_heads=heads).config(shapes_of(tensors), tensors, sizes)
-        # The base's notes are about its text tower already, and perhaps about an equal image tower.
-        sizes = [note for note in sizes if not note.startswith("text heads")]
+            config = replace(self, text_heads=heads).config(shapes_of(tensors), tensors, [])
         config |= {"activation": base.config["activation"], "base": name}
-        return self.release(files, config, tensors, empty, list(dict.fromkeys([*notes, *base.notes, *sizes])))
+        return self.release(files, config, tensors, empty, [*notes, *base.notes])
 
     def select(self, content: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
         ends = {end for end in (_CLIP_KERNEL, _KERNEL) if any(name.endswith(end) for name in content)}
         if ends == {_CLIP_KERNEL}:
             raise ValueError(
-                f"no Alpha-CLIP: expected {_KERNEL} among the tensors, found {name_some(content)}; this is a "
-                "plain CLIP: convert an Alpha-CLIP checkpoint and pass this one as base, or pass zero_mask "
-                "(--zero-mask), a mask channel of zeros, under which masks change nothing"
+                "this is a plain CLIP: convert an Alpha-CLIP checkpoint and pass this one as base, or pass "
+                "zero_mask (--zero-mask), a mask channel of zeros, under which masks change nothing"
             )
         if adapters := [name for name in content if is_adapter(name)]:
             raise ValueError(
@@ -111,9 +107,8 @@ class AlphaClipConversion(Conversion):
     def _base(self, path: Path, tower: Tensors, empty: Empty) -> tuple[str, Release]:
         """The name and the content of the CLIP that the image tower was tuned from."""
         if self.base is None:
-            uses = f", the CLIP that it was tuned from and whose text tower it uses{_guess(tower)}"
-            fix = f"pass {option_name('base')}{uses}"
-            raise InputError(Problem("", f"{path} holds the image tower alone", fix))
+            fix = f"pass {option_name('base')}, the CLIP that it was tuned from and whose text tower it uses"
+            raise InputError(Problem("", f"{path} holds the image tower alone", f"{fix}{_guess(tower)}"))
         file = expanded_path(self.base)
         if file.is_file():
             name, base = file.name, self._base_file(file, empty)
@@ -121,11 +116,9 @@ class AlphaClipConversion(Conversion):
             name, base = self._base_folder(fspath(self.base))
         own = {key: tuple(tensor.shape) for key, tensor in base.tensors.items() if key in tower}
         if other := [key for key, shape in own.items() if shape != tuple(tower[key].shape)]:
-            shapes = [f"{key} {tuple(tower[key].shape)} and {own[key]}" for key in other]
             found = f"{path} was not {setting('base', fspath(self.base), 'tuned from ')}"
-            difference = f"{len(other)} tensors of the image towers have different shapes"
-            more = f"{difference}, {name_some(shapes, 2)}{_guess(tower)}"
-            raise InputError(Problem("", found, more))
+            more = f"{len(other)} tensors of the image towers have different shapes, as {other[0]}"
+            raise InputError(Problem("", found, more + _guess(tower)))
         return name, base
 
     def _base_file(self, path: Path, empty: Empty) -> Release:
@@ -145,11 +138,8 @@ class AlphaClipConversion(Conversion):
         if config.get("encoder") != "clip":
             kind = f"weights of encoder {config.get('encoder')!r}, expected those of a CLIP"
             raise wrong_option("base", name, kind, verb="holds")
-        stored = {
-            "activation": config.get("activation"),
-            "text_heads": config["architecture"]["text"].get("heads"),
-        }
-        for own, value in stored.items():
+        heads = config["architecture"]["text"].get("heads")
+        for own, value in (("activation", config.get("activation")), ("text_heads", heads)):
             if getattr(self, own) not in (None, value):
                 other = f"not what {setting('base', name)} says, {value!r}"
                 raise wrong_option(own, getattr(self, own), other, "leave it out")

@@ -25,10 +25,17 @@ from capeval_core.weights.conversion import (
     clip_preprocessing,
     count_blocks,
     heads_of,
+    required_words,
     side_of,
 )
-from capeval_core.weights.folder import WeightsError, WeightsFolder, read_json
-from capeval_core.weights.vocabulary import required_words, words_of
+from capeval_core.weights.folder import (
+    TOKENIZER,
+    VOCABULARY,
+    WeightsError,
+    WeightsFolder,
+    read_config,
+    read_words,
+)
 
 if TYPE_CHECKING:
     from transformers import Blip2ForImageTextRetrieval
@@ -192,6 +199,7 @@ def translate_transformers(folder: WeightsFolder) -> dict[str, Any]:
         )
     from transformers import Blip2Config
 
+    vocabulary = folder.path / VOCABULARY
     try:
         whole = Blip2Config.from_dict(folder.config).to_dict()
         architecture = {
@@ -207,7 +215,7 @@ def translate_transformers(folder: WeightsFolder) -> dict[str, Any]:
         "architecture": architecture,
         "preprocessing": preprocessing(architecture, _processor(folder.path)),
         "context_length": CONTEXT,
-        "vocabulary": words_of(folder.path),
+        "vocabulary": read_words(vocabulary if vocabulary.is_file() else folder.path / TOKENIZER),
     }
 
 
@@ -238,10 +246,8 @@ def preprocessing(architecture: Mapping[str, Any], processor: Mapping[str, Any] 
 
 def _processor(folder: Path) -> dict[str, Any]:
     names = ("preprocessor_config.json", "processor_config.json")
-    for path in (folder / name for name in names if (folder / name).is_file()):
-        try:
-            processor = read_json(path)
-            return dict(processor.get("image_processor", processor))
-        except (OSError, ValueError, AttributeError, TypeError) as error:
-            raise WeightsError(f"{path.name} cannot be read ({error})") from error
-    raise WeightsError(f"{folder} has no {names[0]}: download the repository again")
+    path = next((folder / name for name in names if (folder / name).is_file()), None)
+    if path is None:
+        raise WeightsError(f"{folder} has no {names[0]}: download the repository again")
+    processor = read_config(path)
+    return dict(processor.get("image_processor", processor))

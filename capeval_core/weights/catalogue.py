@@ -28,11 +28,7 @@ LICENCES: Mapping[str, str | None] = {name: text or None for name, text in _FILE
 
 
 def restriction_of(licence: str) -> str | None:
-    """What a licence restricts, in its own words; None: nothing, or it is none of `LICENCES`.
-
-    >>> restriction_of("cc-by-nc-4.0")
-    'reproduce and Share the Licensed Material, in whole or in part, for NonCommercial purposes only'
-    """
+    """What a licence restricts, in its own words; None: nothing, or it is none of `LICENCES`."""
     return next((text for name, text in LICENCES.items() if name.lower() == licence.lower()), None)
 
 
@@ -57,30 +53,11 @@ class WeightsEntry:
     checkpoint: str | None
     licence: str | None
     settings: Mapping[str, str]
-    metrics: tuple[str, ...] = ()
-    architecture: str | None = None
-
-    @classmethod
-    def of(cls, content: dict[str, Any]) -> WeightsEntry:
-        """The entry of a table of the file."""
-        owner, _, name = content["repository"].partition("/")
-        return cls(
-            f"{NAMESPACE if owner == 'capeval' else owner}/{name}",
-            content["title"],
-            content["original"],
-            content.get("checkpoint"),
-            content.get("licence"),
-            content.get("settings", {}),
-            tuple(content.get("metrics", ())),
-            content.get("architecture"),
-        )
+    metrics: Sequence[str]
+    architecture: str | None
 
     def is_another(self, described: str) -> str | None:
-        """The problem of weights that have this entry's name but are described as another model.
-
-        >>> PACS_B32.is_another("ViT/32 2x64, 64 pixels; text 2x64; 32 dimensions; gelu")
-        'PAC-S, CLIP ViT-B/32 is ViT/32 12x768, ..., but these weights are ViT/32 2x64, ...; gelu'
-        """
+        """The problem of weights that have this entry's name but are described as another model."""
         if self.architecture is None or described.startswith(self.architecture):
             return None
         return f"{self.title} is {self.architecture}, but these weights are {described}"
@@ -113,18 +90,27 @@ class WeightsEntry:
         )
 
 
-WEIGHTS: tuple[WeightsEntry, ...] = tuple(map(WeightsEntry.of, _FILE["weights"]))
+def _entry(table: dict[str, Any]) -> WeightsEntry:
+    owner, _, name = table["repository"].partition("/")
+    stated: dict[str, Any] = {
+        "checkpoint": None,
+        "licence": None,
+        "settings": {},
+        "metrics": (),
+        "architecture": None,
+    }
+    fields = stated | {key: value for key, value in table.items() if key not in ("member", "for")}
+    return WeightsEntry(**{**fields, "repository": f"{NAMESPACE if owner == 'capeval' else owner}/{name}"})
+
+
+WEIGHTS = tuple(map(_entry, _FILE["weights"]))
 _TABLES = list(zip(WEIGHTS, _FILE["weights"], strict=True))
 ECO_MEMBERS = {table["member"]: entry for entry, table in _TABLES if "member" in table}
 """Dual encoders of ECO's ensemble by their names in its option `members`."""
 
 
 def listed(folder: str) -> WeightsEntry:
-    """The entry of a repository's name.
-
-    >>> listed("umic-uniter-base").title
-    'UMIC, UNITER-base'
-    """
+    """The entry of a repository's name."""
     return next(entry for entry in WEIGHTS if entry.folder == folder)
 
 
@@ -159,11 +145,7 @@ TINY_OF: Mapping[str, str] = {
 
 
 def weights_of(metric: str) -> Sequence[WeightsEntry]:
-    """The entries that a metric, or a network in `capeval convert`, can use; all, where none is known of it.
-
-    >>> weights_of("clips")[0].repository
-    'timm/vit_base_patch32_clip_224.openai'
-    """
+    """The entries that a metric, or a network in `capeval convert`, can use; all where none is known."""
     own = [entry for entry in WEIGHTS if metric in entry.metrics]
     return own or [entry for entry, table in _TABLES if metric in table.get("for", ())] or WEIGHTS
 

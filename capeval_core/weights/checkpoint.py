@@ -27,25 +27,19 @@ _EXTRACT = (
 def read_checkpoint(path: str | Path, *, in_place: bool = False) -> dict[str, Any]:
     """What a checkpoint file holds under its names, in the order in which they were written.
 
-    `.pth`, `.pt` and `.bin` files are read with ``torch.load(weights_only=True)`` and nothing else, so a file
-    that would run code is refused; `.safetensors` files are read as they are. The first bytes, not the name,
-    show the kind. A state dict is accepted bare, as ``{"state_dict": {...}}``, or in parts, as
-    ``{"model": {...}, "epoch": 3}``, whose tensors are then named `model.` and so on.
-
-    With `in_place` tensors stay in the file, which is mapped into memory, where its format allows that.
+    Pickles are read with ``torch.load(weights_only=True)`` and nothing else, so a file that would run code is
+    refused. The first bytes, not the name, show the kind. A state dict is accepted bare, as ``{"state_dict":
+    {...}}``, or in parts, as ``{"model": {...}, "epoch": 3}``, whose tensors are then named `model.` and so
+    on. With `in_place` tensors stay in the file, mapped into memory, where its format allows that.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     path = Path(path)
     if path.is_dir():
-        raise ValueError(
-            f"{path} is a folder: give the checkpoint file inside it (.pth, .pt, .bin, .safetensors)"
-        )
+        raise ValueError(f"{path} is a folder: give the checkpoint file inside it")
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist: download the original checkpoint first")
-    if path.stat().st_size == 0:
-        raise ValueError(f"{path} is empty (0 bytes): the download failed, fetch it again")
     with path.open("rb") as file:
         head = file.read(512)
     # A safetensors file starts with the length of its header (little endian, 8 bytes), then JSON.
@@ -58,7 +52,8 @@ def read_checkpoint(path: str | Path, *, in_place: bool = False) -> dict[str, An
     if zipped:
         _check_archive(path)
     elif not head.startswith(_PICKLE):
-        raise ValueError(f"{path} is not a checkpoint: {_describe(head)}")
+        fix = "fetch the file itself, no web page or Git LFS pointer"
+        raise ValueError(f"{path} is no checkpoint, it begins with {head[:24]!r}: {fix}")
     return _state_dict(_read_pickle(path, mapped=in_place and zipped), path)
 
 
@@ -74,10 +69,8 @@ def read_shards(index: Path) -> tuple[dict[str, Any], list[Path]]:
     if outside := [shard for shard in shards if Path(shard).name != shard]:
         raise ValueError(f"{index} names files elsewhere ({name_some(outside, 2)}): they must lie beside it")
     if missing := [shard for shard in shards if not (index.parent / shard).is_file()]:
-        raise FileNotFoundError(
-            f"{index} names {len(shards)} shards, of which {len(missing)} do not lie beside it "
-            f"({name_some(missing, 3)}): download them too"
-        )
+        found = f"{len(missing)} of its {len(shards)} shards are not beside it ({name_some(missing, 3)})"
+        raise FileNotFoundError(f"{index}: {found}: download them too")
     content: dict[str, Any] = {}
     for shard in shards:
         tensors = read_checkpoint(index.parent / shard, in_place=True)
@@ -140,15 +133,6 @@ def _check_archive(path: Path) -> None:
         )
     if "data.pkl" not in members:
         raise ValueError(f"{path} is a zip archive without a checkpoint: unpack it ({name_some(members)})")
-
-
-def _describe(head: bytes) -> str:
-    start = head.lstrip().lower()
-    if start.startswith(b"<"):
-        return "it is a web page, so the download answered with a page; fetch the file itself"
-    if start.startswith(b"version https://git-lfs"):
-        return "it is a Git LFS pointer; fetch the file that it stands for (git lfs pull)"
-    return f"it starts with {head[:8]!r}; expected a .pth, .pt, .bin or .safetensors file"
 
 
 def name_some(names: Any, most: int = 6) -> str:

@@ -23,6 +23,7 @@ from capeval_core.weights.conversion import (
     as_float32,
     clip_preprocessing,
     count_blocks,
+    heads_of,
     shape_of,
     side_of,
 )
@@ -68,8 +69,7 @@ class ClipConversion(Conversion):
         heads = {"head_width": self.head_width, "text_heads": self.text_heads}
         architecture = read_architecture(shapes, notes, **heads)
         activation, evidence = _infer_activation(list(content), self.activation)
-        resnet = isinstance(architecture["vision"]["layers"], list)
-        notes.append(evidence + ("; it concerns the text tower, the ResNet has ReLU" if resnet else ""))
+        notes.append(f"activation: {activation}, {evidence}")
         return {
             "architecture": architecture,
             "activation": activation,
@@ -79,27 +79,24 @@ class ClipConversion(Conversion):
 
 
 def _infer_activation(names: list[str], option: Activation | None) -> tuple[Activation, str]:
-    """The activation of the blocks, and the sentence that gives the reason."""
+    """The activation of the blocks, and the reason."""
     if option is not None:
-        return option, f"activation: {option}, as given"
+        return option, "as given"
     if any(is_adapter(name) for name in names):
-        return "quick_gelu", "activation: quick_gelu, because adapters exist in OpenAI's code only"
+        return "quick_gelu", "because adapters exist in OpenAI's code only"
     orders = _block_orders(names)
-    shown = f"because the order of the tensors ({', '.join(next(iter(orders), ()))}) is that of"
     if orders == {_OPENAI_BLOCK}:
-        return "quick_gelu", f"activation: quick_gelu, {shown} OpenAI's code"
+        return "quick_gelu", "because the order of the tensors is that of OpenAI's code"
     if orders == {_OPEN_CLIP_BLOCK}:
         return "gelu", (
-            f"activation: gelu, {shown} open_clip, whose models have the exact GELU unless built with "
-            "quick_gelu; if this one holds OpenAI's weights, convert it again with activation='quick_gelu'"
+            "because the order of the tensors is that of open_clip, whose models have the exact GELU unless "
+            "built with quick_gelu; if this one holds OpenAI's weights, convert it again with "
+            "activation='quick_gelu'"
         )
-    found = (
-        "the activation cannot be inferred: shapes do not show it, and the order of the tensors is neither "
-        "that of OpenAI's code nor that of open_clip. "
-    )
-    released = setting("activation", "quick_gelu", "Pass ")
-    more = " (OpenAI's models and what was tuned from them) or 'gelu' (open_clip's own)"
-    raise InputError(Problem("", f"{found}{released}{more}"))
+    released = setting("activation", "quick_gelu", "pass ")
+    found = "the activation cannot be inferred: neither shapes nor the order of the tensors show it"
+    more = f"{released} (OpenAI's models and what was tuned from them) or 'gelu' (open_clip's own)"
+    raise InputError(Problem("", found, more))
 
 
 def _block_orders(names: Iterable[str]) -> set[tuple[str, ...]]:
@@ -121,21 +118,18 @@ def read_architecture(
     text = read_text(shapes, notes, text_heads)
     embed_dim = shape_of(shapes, "text_projection", 2)[1]
     read_vision = _read_resnet if "visual.layer1.0.conv1.weight" in shapes else _read_vit
-    return {"embed_dim": embed_dim, "vision": read_vision(shapes, notes, head_width), "text": text}
+    notes.append(f"heads of the image tower: {head_width or HEAD_WIDTH} wide (not visible in the tensors)")
+    return {"embed_dim": embed_dim, "vision": read_vision(shapes, head_width), "text": text}
 
 
 def read_text(shapes: Shapes, notes: list[str], text_heads: int | None = None) -> dict[str, Any]:
     """Architecture of the text tower; otherwise as `read_architecture`."""
     context, width = shape_of(shapes, "positional_embedding", 2)
-    vocabulary, _ = shape_of(shapes, "token_embedding.weight", 2)
-    if text_heads is not None and width % text_heads:
-        raise wrong_option("text_heads", text_heads, f"the text width {width}", verb="does not divide")
-    heads = text_heads or _heads(width, None, "text", "text_heads")
-    given = "as given" if text_heads else f"width {width} / {HEAD_WIDTH}; not visible in the tensors"
-    notes.append(f"text heads: {heads} ({given})")
+    heads = heads_of(width, text_heads, HEAD_WIDTH, "text_heads")
+    notes.append(f"text heads: {heads} of width {width // heads} (not visible in the tensors)")
     return {
         "context_length": context,
-        "vocab_size": vocabulary,
+        "vocab_size": shape_of(shapes, "token_embedding.weight", 2)[0],
         "width": width,
         "heads": heads,
         "layers": count_blocks(shapes, r"transformer\.resblocks\.(\d+)\."),
@@ -143,10 +137,9 @@ def read_text(shapes: Shapes, notes: list[str], text_heads: int | None = None) -
     }
 
 
-def _read_vit(shapes: Shapes, notes: list[str], head_width: int | None) -> dict[str, Any]:
+def _read_vit(shapes: Shapes, head_width: int | None) -> dict[str, Any]:
     width, _, patch, _ = shape_of(shapes, "visual.conv1.weight", 4)
     positions, _ = shape_of(shapes, "visual.positional_embedding", 2)
-    size = side_of(positions - 1, "visual.positional_embedding") * patch
     if head_width is None and width > _WIDEST_REGULAR:
         fix = (
             f"above {_WIDEST_REGULAR} the attention heads of published models are not {HEAD_WIDTH} wide "
@@ -154,31 +147,31 @@ def _read_vit(shapes: Shapes, notes: list[str], head_width: int | None) -> dict[
             f"{option_name('head_width')}"
         )
         raise InputError(Problem("", f"the vision tower is {width} wide", fix))
-    heads = _heads(width, head_width, "vision", "head_width")
-    layers = count_blocks(shapes, r"visual\.transformer\.resblocks\.(\d+)\.")
-    kind = f"ViT, {layers} layers, width {width}, patch {patch}, image {size}, {heads} heads"
-    notes.append(f"vision tower: {kind} ({_head_note(head_width)})")
     return {
-        "image_size": size,
+        "image_size": side_of(positions - 1, "visual.positional_embedding") * patch,
         "patch_size": patch,
         "width": width,
-        "layers": layers,
-        "head_width": head_width or HEAD_WIDTH,
+        "layers": count_blocks(shapes, r"visual\.transformer\.resblocks\.(\d+)\."),
+        "head_width": head_width_of(width, head_width or HEAD_WIDTH),
         "mlp_ratio": _mlp_ratio(shapes, "visual.transformer", width),
     }
 
 
-def _read_resnet(shapes: Shapes, notes: list[str], head_width: int | None) -> dict[str, Any]:
-    width = shape_of(shapes, "visual.layer1.0.conv1.weight", 4)[0]
+def _read_resnet(shapes: Shapes, head_width: int | None) -> dict[str, Any]:
     positions, features = shape_of(shapes, "visual.attnpool.positional_embedding", 2)
-    size = side_of(positions - 1, "visual.attnpool.positional_embedding") * _RESNET_STRIDE
-    heads = _heads(features, head_width, "vision", "head_width")
-    layers = [count_blocks(shapes, rf"visual\.layer{stage}\.(\d+)\.") for stage in (1, 2, 3, 4)]
-    kind = (
-        f"modified ResNet, blocks {layers}, width {width}, image {size}, {heads} heads in the attention pool"
-    )
-    notes.append(f"vision tower: {kind} ({_head_note(head_width)})")
-    return {"image_size": size, "width": width, "layers": layers, "head_width": head_width or HEAD_WIDTH}
+    return {
+        "image_size": side_of(positions - 1, "visual.attnpool.positional_embedding") * _RESNET_STRIDE,
+        "width": shape_of(shapes, "visual.layer1.0.conv1.weight", 4)[0],
+        "layers": [count_blocks(shapes, rf"visual\.layer{stage}\.(\d+)\.") for stage in (1, 2, 3, 4)],
+        "head_width": head_width_of(features, head_width or HEAD_WIDTH),
+    }
+
+
+def head_width_of(width: int, own: int) -> int:
+    """The width of the heads of an image tower, which must share its width."""
+    if width % own:
+        raise wrong_option("head_width", own, f"the width {width} of the image tower", verb="does not divide")
+    return own
 
 
 def _mlp_ratio(shapes: Shapes, tower: str, width: int) -> float:
@@ -190,47 +183,33 @@ def _mlp_ratio(shapes: Shapes, tower: str, width: int) -> float:
     return ratio
 
 
-def _heads(width: int, head_width: int | None, tower: str, option: str) -> int:
-    if head_width is None and width % HEAD_WIDTH:
-        found = f"the {tower} tower is {width} wide, no multiple of {HEAD_WIDTH}"
-        fix = f"the tensors do not show the number of heads, pass {option_name(option)}"
-        raise InputError(Problem("", found, fix))
-    if head_width is not None and width % head_width:
-        raise wrong_option(option, head_width, f"the {tower} width {width}", verb="does not divide")
-    return width // (head_width or HEAD_WIDTH)
-
-
-def _head_note(head_width: int | None) -> str:
-    if head_width is None:
-        return f"heads {HEAD_WIDTH} wide; not visible in the tensors"
-    return f"heads {head_width} wide, as given"
-
-
 def translate_open_clip(config: dict[str, Any]) -> dict[str, Any]:
     """open_clip's repository format in ours."""
     try:
         model, preprocess = config["model_cfg"], config["preprocess_cfg"]
         vision, text = model["vision_cfg"], model["text_cfg"]
-        for name, part in (("vision_cfg", vision), ("text_cfg", text), ("preprocess_cfg", preprocess)):
-            if not isinstance(part, dict):
-                raise WeightsError(f"{OPEN_CLIP_CONFIG}: {name} is no object")
-        if not isinstance(quick_gelu := model.get("quick_gelu", False), bool):
-            raise WeightsError(f"{OPEN_CLIP_CONFIG}: quick_gelu is {quick_gelu!r}, expected true or false")
-        size = preprocess.get("size", vision["image_size"])
-        if isinstance(size, list):
-            if not size or any(side != size[0] for side in size):
-                raise WeightsError(f"size {size} is not square, as CLIP's images are")
-            size = size[0]
-        if (mode := preprocess.get("resize_mode", "shortest")) != "shortest":
-            raise WeightsError(f"resize_mode {mode!r} is not CLIP's 'shortest'")
-        statistics = {"mean": preprocess["mean"], "std": preprocess["std"]}
-        interpolation = preprocess.get("interpolation", "bicubic")
+        sizes = preprocess.get("size", vision["image_size"])
+        sizes = sizes if isinstance(sizes, list) else [sizes]
+        expected = {
+            "vision_cfg and text_cfg": isinstance(vision, dict) and isinstance(text, dict),
+            "quick_gelu": isinstance(model.get("quick_gelu", False), bool),
+            "size, which is square in CLIP": len(set(sizes)) == 1,
+            "resize_mode, which is 'shortest' in CLIP": preprocess.get("resize_mode", "shortest")
+            == "shortest",
+        }
+        if wrong := [name for name, well in expected.items() if not well]:
+            raise WeightsError(f"{OPEN_CLIP_CONFIG} has another {wrong[0]}")
         return {
             "format": 1,
             "encoder": "clip",
             "architecture": {"embed_dim": model["embed_dim"], "vision": vision, "text": text},
-            "activation": "quick_gelu" if quick_gelu else "gelu",
-            "preprocessing": {"image_size": size, **statistics, "interpolation": interpolation},
+            "activation": "quick_gelu" if model.get("quick_gelu", False) else "gelu",
+            "preprocessing": {
+                "image_size": sizes[0],
+                "mean": preprocess["mean"],
+                "std": preprocess["std"],
+                "interpolation": preprocess.get("interpolation", "bicubic"),
+            },
         }
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise WeightsError(f"{OPEN_CLIP_CONFIG} lacks {error}") from error

@@ -14,8 +14,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from capeval_core.errors import InputError, Problem, option_name
+from capeval_core.errors import InputError, Problem, option_name, wrong_option
 from capeval_core.options import Settings, option
+from capeval_core.values import expanded_path
 from capeval_core.weights.catalogue import (
     CLIP_MEAN,
     CLIP_STD,
@@ -24,7 +25,7 @@ from capeval_core.weights.catalogue import (
     WeightsEntry,
 )
 from capeval_core.weights.checkpoint import name_some, read_checkpoint
-from capeval_core.weights.folder import sha256_of
+from capeval_core.weights.folder import read_words, sha256_of
 
 Tensors = dict[str, Tensor]
 Shapes = Mapping[str, tuple[int, ...]]
@@ -161,17 +162,15 @@ def without_prefix(
     """The content without the prefix that all its names have, such as ``module.``."""
     matches = [(name, a) for name in content for a in anchors if name == a or name.endswith(f".{a}")]
     if not matches:
-        raise ValueError(
-            f"no {title}: expected {' or '.join(anchors)} among the tensors, found {name_some(content)}"
-        )
+        found = f"expected {' or '.join(anchors)} among the tensors, found {name_some(content)}"
+        raise ValueError(f"no {title}: {found}")
     if len(matches) > 1:
         names = name_some(name for name, _ in matches)
         raise ValueError(f"several models in one checkpoint: {names}; save one of them alone")
     prefix = matches[0][0].removesuffix(matches[0][1])
     if outside := [name for name in content if not name.startswith(prefix)]:
         raise ValueError(
-            f"the model lies under {prefix!r}, but there is more: {name_some(outside)}; save the model's "
-            "state dict alone"
+            f"beside the model under {prefix!r} there is more: {name_some(outside)}; save it alone"
         )
     if prefix:
         notes.append(f"the prefix {prefix!r} of all names was taken off")
@@ -274,17 +273,19 @@ def complete(tensors: Tensors, expected: Mapping[str, Tensor], title: str, notes
 
 def tensor_problems(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> list[str]:
     """What is wrong with the names, shapes and types of tensors, in words; no value is read."""
-    both = [(name, tensor, tensors[name]) for name, tensor in expected.items() if name in tensors]
+    both = {name: (own, tensors[name]) for name, own in expected.items() if name in tensors}
     problems = {
         "are missing": [name for name in expected if name not in tensors],
         "are not part of the architecture": [name for name in tensors if name not in expected],
         "have another shape": [
             f"{name} {tuple(tensor.shape)} instead of {tuple(own.shape)}"
-            for name, own, tensor in both
+            for name, (own, tensor) in both.items()
             if tensor.shape != own.shape
         ],
         "do not hold floating-point numbers": [
-            name for name, own, tensor in both if own.is_floating_point() and not tensor.is_floating_point()
+            name
+            for name, (own, tensor) in both.items()
+            if own.is_floating_point() and not tensor.is_floating_point()
         ],
     }
     return [f"{len(names)} tensors {what}: {name_some(names)}" for what, names in problems.items() if names]
@@ -326,3 +327,25 @@ def heads_of(width: int, given: int | None, usual: int, name: str) -> int:
         found = f"the tensors do not show how many heads share the width {width}"
         raise InputError(Problem("", found, f"pass {option_name(name)}"))
     return heads
+
+
+def required_words(
+    vocabulary: str | None, model: str, rows: int, notes: list[str], added: str | None = None
+) -> list[str]:
+    """As many words as a checkpoint has rows, of the vocab.txt of a BERT by the setting `vocabulary`.
+
+    added: a word that the checkpoint has behind those of BERT.
+    """
+    if vocabulary is None:
+        fix = f"pass {option_name('vocabulary')}, the file vocab.txt of https://huggingface.co/{model}"
+        raise InputError(Problem("", "the checkpoint holds no words", fix))
+    file = expanded_path(vocabulary)
+    words = read_words(file)
+    notes.append(f"words: {file.name}, sha256 {sha256_of(file)[:12]}...")
+    if added and len(words) == rows - 1 and added not in words:
+        words.append(added)
+    if len(words) != rows:
+        found = f"{len(words)} words, but the model has {rows}" + (f", {added} included" if added else "")
+        other = f"pass that of {model.rpartition('/')[2]}"
+        raise wrong_option("vocabulary", vocabulary, found, other, verb="has")
+    return words

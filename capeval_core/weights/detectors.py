@@ -69,14 +69,14 @@ class DetectorConversion(Conversion, ABC):
             found = f"no {self.yaml} of a release ({' '.join(str(error).split())[:200]})"
             raise FileError(file_problem(path, found, verb="is")) from error
         values = {name: _value(content, name) for name in (*self.released, *self.fixed)}
-        problems = []
-        for name, value in values.items():
-            if value is None and name in self.released and not self.partial:
-                problems.append(f"{name} is missing")
-            elif name in self.fixed and value not in (None, self.fixed[name]):
-                problems.append(f"{name} is {described(value)}, but only {self.fixed[name]!r} is known here")
-        if problems:
-            raise FileError(file_problem(path, problems[0], "pass the one that lies beside this checkpoint"))
+        lacking = [name for name in self.released if values[name] is None and not self.partial]
+        other = [name for name, known in self.fixed.items() if values[name] not in (None, known)]
+        fix = "pass the one that lies beside this checkpoint"
+        if lacking:
+            raise FileError(file_problem(path, f"{lacking[0]} is missing", fix))
+        if other:
+            found = f"{other[0]} is {described(values[other[0]])}, but only {self.fixed[other[0]]!r} is known"
+            raise FileError(file_problem(path, found, fix))
         return {
             name: default if values[name] is None else values[name] for name, default in self.released.items()
         }

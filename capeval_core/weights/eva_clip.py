@@ -14,10 +14,9 @@ from typing import Any, Literal
 
 import torch
 
-from capeval_core.errors import wrong_option
 from capeval_core.options import option
 from capeval_core.weights.checkpoint import INDEX, read_checkpoint, read_shards
-from capeval_core.weights.clip import read_text
+from capeval_core.weights.clip import head_width_of, read_text
 from capeval_core.weights.conversion import (
     Conversion,
     Shapes,
@@ -99,25 +98,17 @@ class EvaClipConversion(Conversion):
         width, _, patch, _ = shape_of(shapes, "visual.patch_embed.proj.weight", 4)
         _, positions, _ = shape_of(shapes, "visual.pos_embed", 3)
         embed_dim, _ = shape_of(shapes, "visual.head.weight", 2)
-        if width % self.head_width:
-            found = f"the width {width} of the image tower"
-            fix = "pass the width of its heads"
-            raise wrong_option("head_width", self.head_width, found, fix, verb="does not divide")
         norm = self.norm or ("pre" if width == _PRE_NORM_WIDTH else "post")
         vision: dict[str, Any] = {
             "image_size": side_of(positions - 1, "visual.pos_embed") * patch,
             "patch_size": patch,
             "width": width,
             "layers": count_blocks(shapes, r"visual\.blocks\.(\d+)\."),
-            "head_width": self.head_width,
+            "head_width": head_width_of(width, self.head_width),
             "mlp_width": shape_of(shapes, "visual.blocks.0.mlp.fc1.weight", 2)[0],
             "norm": norm,
         }
-        notes.append(
-            f"image tower: {vision['layers']} layers, width {width}, patch {patch}, image "
-            f"{vision['image_size']}, heads {self.head_width} wide, {norm}-norm (heads and norm are not "
-            "visible in the tensors)"
-        )
+        notes.append(f"image tower: heads {self.head_width} wide, {norm}-norm (not visible in the tensors)")
         text = read_text(shapes, notes, self.text_heads)
         return {
             "architecture": {"embed_dim": embed_dim, "vision": vision, "text": text},

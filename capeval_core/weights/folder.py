@@ -8,7 +8,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -136,13 +136,10 @@ def check_finite(tensors: Mapping[str, Tensor], fix: str = "download or convert 
 
     if broken := [name for name in sorted(tensors) if not is_finite(tensors[name])]:
         values = tensors[broken[0]].float()
-        count, more = (
-            int((~torch.isfinite(values)).sum()),
-            f" and {len(broken) - 1} more" if broken[1:] else "",
-        )
-        raise WeightsError(
-            f"{count:,} of {values.numel():,} values of tensor {broken[0]}{more} are NaN or infinite: {fix}"
-        )
+        count = int((~torch.isfinite(values)).sum())
+        more = f" and {len(broken) - 1} more" if broken[1:] else ""
+        found = f"{count:,} of {values.numel():,} values of tensor {broken[0]}{more} are NaN or infinite"
+        raise WeightsError(f"{found}: {fix}")
 
 
 def open_weights(weights: str | os.PathLike[str], *, metric: str, tiny: str) -> WeightsFolder:
@@ -253,7 +250,7 @@ def _verified_checksum(tensor_file: Path, config: dict[str, Any], name: str, rev
         )
     written = str(expected.get(tensor_file.name, checksum))
     if checksum != written:  # or the remembered checksum is wrong
-        checksum = file_checksum(tensor_file, remembered=False)
+        checksum = sha256_of(tensor_file)
     if checksum != written:
         again = "download or convert it again"
         if revision:  # or the client's cache would give the same file again
@@ -286,35 +283,137 @@ def read_json(path: Path) -> Any:
         raise ValueError("it is nested too deep") from None
 
 
-def file_checksum(path: Path, *, remembered: bool = True) -> str:
+def file_checksum(path: Path) -> str:
     """sha256 of a file, in hexadecimal; remembered while path, inode, size and times stay as they are.
 
     Whoever puts a modification time back moves the status change time. A file that changed just now is always
     read, since a second change may not show in the times.
     """
     stat = path.stat()
-    settled = time.time() - max(stat.st_mtime, stat.st_ctime) >= LIMITS.settled_seconds
+    if time.time() - max(stat.st_mtime, stat.st_ctime) < LIMITS.settled_seconds:
+        return sha256_of(path)
     identity = [path.resolve(), stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
     key = "|".join(map(str, identity)).encode("utf-8", "surrogateescape")
     memory = expanded_path(os.environ.get("CAPEVAL_CACHE", "~/.cache/capeval")) / "checksums"
     note = memory / hashlib.sha256(key).hexdigest()
-    if settled and remembered:
-        with suppress(OSError, ValueError):
-            checksum = note.read_text(encoding="ascii")
-            if re.fullmatch(r"[0-9a-f]{64}", checksum):
-                return checksum
+    with suppress(OSError, ValueError):
+        checksum = note.read_text(encoding="ascii")
+        if re.fullmatch(r"[0-9a-f]{64}", checksum):
+            return checksum
     checksum = sha256_of(path)
-    if settled:
-        with suppress(OSError):  # a read-only home costs a second hashing, nothing else
-            memory.mkdir(parents=True, exist_ok=True)
-            write_whole(note, checksum)
+    with suppress(OSError):  # a read-only home costs a second hashing, nothing else
+        memory.mkdir(parents=True, exist_ok=True)
+        write_whole(note, checksum)
     return checksum
 
 
 def sha256_of(path: Path) -> str:
     """sha256 of a file's content, in hexadecimal."""
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def read_words(file: Path) -> list[str]:
+    """The words of a vocab.txt, or of a tokenizer.json."""
+    try:
+        if file.name == TOKENIZER:
+            words = read_json(file)["model"]["vocab"]
+            return sorted(words, key=words.__getitem__)
+        return file.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise WeightsError(f"{file} cannot be read ({error}): it holds the words of the token ids") from error
+
+
+def write_beside(folder: Path, name: str, text: str) -> dict[str, str]:
+    """Write a file of words into a folder of weights; what its config says of it: file and sha256."""
+    write_whole(folder / name, text)
+    return {"file": name, "sha256": sha256_of(folder / name)}
+
+
+def words_beside(folder: Path, name: str, stated: dict[str, Any]) -> list[str]:
+    """The words of the file `name` in a folder of weights, which must be the one that its config states."""
+    words = read_words(folder / name)
+    if sha256_of(folder / name) != stated.get("sha256"):
+        raise WeightsError(f"{name} is not the one that these weights were saved with")
+    return words
+
+
+def open_foreign(
+    model: str,
+    what: str,
+    files: Sequence[str],
+    required: Sequence[Sequence[str]],
+    *,
+    default: str,
+    without: str = "",
+    tensors: Callable[[Path], Sequence[str]] = lambda _: [TENSORS],
+    error: type[WeightsError] = WeightsError,
+) -> tuple[Path, str, str | None]:
+    """A model in transformers' format: its folder, its name, and its commit on the Hub (None: it is local).
+
+    Args:
+        model: folder, or Hub id (`org/name` or `org/name@revision`), which is downloaded.
+        what: what the model is for, in messages.
+        files: patterns of the files to download, beside the safetensors.
+        required: alternatives of file patterns; of each of them one file must be there.
+        default: a repository that fits.
+        without: how to work without the model, in messages.
+        tensors: the files of tensors to download, by the folder of the other ones.
+        error: class of the error that is raised where it could not be loaded, or a file is missing.
+    """
+    without = without and f" {without}"
+
+    def unavailable(repository: str, why: str | None) -> Exception:
+        if why is None:
+            return error(f"{what} {model!r} is neither a folder nor a Hub id (org/name[@revision]).{without}")
+        other = "" if repository == default else f" The default is {default}."
+        return error(
+            f"{what} {model!r} could not be loaded ({why}).{other} Check the id and the connection, or "
+            f"download it elsewhere (`hf download {repository} --local-dir FOLDER`) and pass the folder."
+            f"{without}"
+        )
+
+    path, commit = expanded_path(model), None
+    name = path.resolve().name
+    if not path.is_dir():
+        name = model.partition("@")[0]
+        if name.count("/") != 1 or name.startswith((".", "~", "/")):
+            raise unavailable(name, None)
+        path = download(model, f"{what} {model!r}", list(files), tensors, error=unavailable)
+        commit = path.name
+    for patterns in required:
+        if not any(file.is_file() for pattern in patterns for file in path.glob(pattern)):
+            raise error(
+                f"{what} {name!r} has no {' or '.join(patterns)} in {path}: pass a folder in "
+                f"transformers' format with safetensors, such as {default} from the Hub.{without}"
+            )
+    return path, name, commit
+
+
+def open_foreign_weights(
+    weights: str | os.PathLike[str], what: str, model_type: str, *, default: str, without: str
+) -> WeightsFolder:
+    """The weights of a model in transformers' format, or those that `capeval convert` made of it.
+
+    `model_type` is transformers' name of its architecture; other arguments are those of `open_foreign`.
+    """
+    given, metric = os.fspath(weights), "regions"
+    if expanded_path(given).is_file():
+        fix = f"convert it with `capeval convert {metric} {given} --out FOLDER` and pass the folder"
+        raise WeightsError(f"{what} {given!r} is a file: {fix}")
+    path, name, commit = open_foreign(
+        given, what, ["*config.json"], [[CONFIG], [TENSORS]], default=default, without=without
+    )
+    try:
+        config = read_config(path / CONFIG)
+    except WeightsError as error:
+        raise WeightsError(f"{what} {given!r}: {error}") from error
+    converted = config.get("format") == 1
+    kind = config.get("encoder" if converted else "model_type")
+    if kind != model_type:
+        raise WeightsError(
+            f"{what} {given!r} is a model of type {kind!r}, expected {model_type!r}, such as {default}"
+        )
+    if converted:  # its config holds the checksum, which `open_weights` checks
+        return open_weights(f"{name}@{commit}" if commit else path, metric=metric, tiny=metric)
+    return WeightsFolder(path, name, commit, config, path / TENSORS, file_checksum(path / TENSORS))

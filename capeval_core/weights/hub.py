@@ -13,6 +13,7 @@ import re
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -24,11 +25,7 @@ _BUSY = (408, 429, 500, 502, 503, 504)
 
 
 def failures() -> tuple[type[Exception], ...]:
-    """What huggingface_hub raises when a request to the Hub fails.
-
-    Its HTTP client differs by version (requests, httpx, httpx2), but its errors derive from that client's. A
-    portal that answers in the Hub's place sends pages instead of JSON.
-    """
+    """What huggingface_hub raises when a request fails, with any HTTP client, or answered by a portal."""
     from huggingface_hub.errors import HfHubHTTPError
 
     return (OSError, *HfHubHTTPError.__bases__, json.JSONDecodeError, RuntimeError)
@@ -52,25 +49,20 @@ def download(
         large: the other files that are needed, by the folder of the first ones.
         error: the error for a repository and the reason why it could not be loaded; None: it is no Hub id.
     """
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HFValidationError,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
+    from huggingface_hub import errors
 
     repository, _, revision = name.partition("@")
     try:
         path, unverified = _fetch(repository, revision or None, small, large)
-    except HFValidationError:
+    except errors.HFValidationError:
         raise error(repository, None) from None
     except failures() as failed:
         why = f"not in the local cache; {reason(failed)}"
-        if isinstance(failed, GatedRepoError):
+        if isinstance(failed, errors.GatedRepoError):
             why = "it is gated: accept its terms at its page on the Hub and log in with `hf auth login`"
-        elif isinstance(failed, RevisionNotFoundError):
+        elif isinstance(failed, errors.RevisionNotFoundError):
             why = f"no revision {revision!r} on the Hub"
-        elif isinstance(failed, RepositoryNotFoundError):
+        elif isinstance(failed, errors.RepositoryNotFoundError):
             why = "no such repository on the Hub, or it is private"
         raise error(repository, why) from None
     if unverified:
@@ -90,39 +82,30 @@ def _fetch(
 
     That is None where the Hub did, where a commit is pinned, and where the user works offline on purpose.
     """
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import (
-        DisabledRepoError,
-        OfflineModeIsEnabled,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
+    from huggingface_hub import errors, snapshot_download
+
+    def get(name: str | None, patterns: list[str], commit: str | None) -> Path:
+        cached = commit is None
+        return Path(
+            snapshot_download(repository, revision=name, allow_patterns=patterns, local_files_only=cached)
+        )
 
     def snapshot(commit: str | None) -> Path:
         """Of the cache alone where there is no commit."""
-
-        def get(name: str | None, patterns: list[str]) -> Path:
-            cached = commit is None
-            return Path(
-                snapshot_download(repository, revision=name, allow_patterns=patterns, local_files_only=cached)
-            )
-
-        path = get(revision, small)  # by its name, for the cache to remember what that means
+        path = get(revision, small, commit)  # by its name, for the cache to remember what that means
         if commit and path.name != commit:  # the answer was an old one
-            path = get(commit, small)
-        get(path.name, list(large(path)))
+            path = get(commit, small, commit)
+        get(path.name, list(large(path)), commit)
         return path
 
     if revision and re.fullmatch(r"[0-9a-f]{40}", revision):
-        try:
+        with suppress(OSError):
             path = snapshot(None)
             if all((path / name).is_file() for name in large(path)):
                 return path, None  # a commit does not change
-        except OSError:
-            pass
     try:
-        commit = patiently(lambda: newest_commit(repository, revision))
-    except (DisabledRepoError, RepositoryNotFoundError, RevisionNotFoundError):
+        commit = patiently(lambda: _newest_commit(repository, revision))
+    except (errors.DisabledRepoError, errors.RepositoryNotFoundError, errors.RevisionNotFoundError):
         raise
     except failures() as error:
         try:
@@ -131,11 +114,11 @@ def _fetch(
             raise error from None
         # A commit may be shortened, as signatures show it.
         pinned = re.fullmatch(r"[0-9a-f]{7,40}", revision or "-") and path.name.startswith(str(revision))
-        return path, None if pinned or isinstance(error, OfflineModeIsEnabled) else reason(error)
+        return path, None if pinned or isinstance(error, errors.OfflineModeIsEnabled) else reason(error)
     return patiently(lambda: snapshot(commit)), None
 
 
-def newest_commit(repository: str, revision: str | None) -> str:
+def _newest_commit(repository: str, revision: str | None) -> str:
     """The commit that a branch, a tag or a shortened commit means now; the newest one for None."""
     from huggingface_hub import HfApi, constants
 
@@ -148,10 +131,7 @@ def newest_commit(repository: str, revision: str | None) -> str:
 
 
 def patiently(call: Callable[[], T]) -> T:
-    """The value of `call`, which is repeated while the server answers that it is busy, four times in all.
-
-    A server that cannot be reached is not tried again: it rarely helps, and delays starts without a network.
-    """
+    """The value of `call`, which is repeated while the server answers that it is busy, four times in all."""
     for seconds in LIMITS.hub_waits:
         try:
             return call()

@@ -17,9 +17,9 @@ from capeval_core.weights.conversion import (
     count_blocks,
     heads_of,
     rename,
+    required_words,
     shape_of,
 )
-from capeval_core.weights.vocabulary import required_words
 
 _HEAD = 64
 """Width of the heads of the released models."""

@@ -11,8 +11,7 @@ import torch
 
 from capeval_core.errors import wrong_option
 from capeval_core.options import option
-from capeval_core.weights.conversion import Conversion, Shapes, count_blocks, heads_of
-from capeval_core.weights.vocabulary import required_words
+from capeval_core.weights.conversion import Conversion, Shapes, count_blocks, heads_of, required_words
 
 CONTEXT = 37
 """Ids of a text in the released scorer, marks included."""
