@@ -286,8 +286,8 @@ class NegativeSampler:
     a caption has no negative of a kind (none of its words can be substituted, say), a caption of another
     image takes the place, and `Group.kinds` says "random" there.
 
-    `similar` holds lists of similar images, the most similar first. For each hard negative one of the lists is
-    drawn with equal odds, then one of its top 3 that is in the set, then one of its captions.
+    `similar` holds lists of similar images, the most similar first. For each hard negative one list is drawn
+    with equal odds, then one of its top 3 that is in the set, then one of its captions.
 
     >>> from capeval_core.training.tags import open_tagger
     >>> captions = ["a red star", "two blue stars", "a green heart"]
