@@ -11,7 +11,7 @@ from capeval_core.metric import CaptionMetric
 from capeval_core.registry import list_metrics as list_metrics
 from capeval_core.registry import module_path as module_path
 from capeval_core.result import Result as Result
-from capeval_core.scores.eco.metric import Eco
+from capeval_core.scores.eco import Eco
 from capeval_core.scores.hice import HiceS, RefHiceS
 from capeval_core.scores.ngram.bleu import Bleu
 from capeval_core.scores.ngram.cider import Cider, CiderD

@@ -35,7 +35,7 @@ METRICS: dict[str, str] = {
     "refhices": "capeval_core.scores.hice:RefHiceS",
     "umic": "capeval_core.scores.umic:Umic",
     "vilbertscore": "capeval_core.scores.vilbert:VilbertScore",
-    "eco": "capeval_core.scores.eco.metric:Eco",
+    "eco": "capeval_core.scores.eco:Eco",
     "bleu": "capeval_core.scores.ngram.bleu:Bleu",
     "rougel": "capeval_core.scores.ngram.rouge:RougeL",
     "cider": "capeval_core.scores.ngram.cider:Cider",

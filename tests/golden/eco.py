@@ -135,7 +135,7 @@ def is_well_formed(caption: str, compat: str | None) -> bool:
 
 def survivors(ranking: Any, rows: range) -> dict[str, int]:
     """The captions of a pool that no filter dropped, with their rows."""
-    return {ranking.candidates.captions[row]: row for row in rows if ranking.dropped[row] is None}
+    return {ranking.captions[row]: row for row in rows if ranking.dropped[row] is None}
 
 
 def of_pools(case: Case, pools: list[Json], **options: Any) -> Any:
@@ -152,7 +152,7 @@ def standardised(case: Case, pools: list[Json]) -> Iterator[Comparison]:
     ours = list(ranking.zscores.T)
     theirs = [flat([found["standardised"][name][image] for image in images]) for name in found["models"]]
     for rows, image in zip(ranking.pools, images, strict=True):
-        row_of = {ranking.candidates.captions[row]: row for row in rows}
+        row_of = {ranking.captions[row]: row for row in rows}
         captions = found["raw"]["consensus"][image]["captions"]
         ours.append(ranking.agreement[[row_of[caption] for caption in captions]])
         theirs.append(found["standardised"]["consensus"][image])
@@ -175,7 +175,7 @@ def choices(case: Case, pools: list[Json]) -> Iterator[Comparison]:
             rows = ranking.pools[images.index(entry["image"])]
             own = {text: float(ranking.total[row]) for text, row in survivors(ranking, rows).items()}
             best = sorted(own.values(), reverse=True)
-            chosen = ranking.candidates.captions[rows[ranking.chosen[images.index(entry["image"])]]]
+            chosen = ranking.captions[rows[ranking.chosen[images.index(entry["image"])]]]
             totals = [own.get(caption, np.inf) for caption in entry["captions"]]
             pairs["total"] += zip(totals, entry["total"], strict=True)
             pairs["gap"].append((best[0] - best[:2][-1], entry["gap"]))

@@ -54,8 +54,7 @@ from capeval_core.regions.opening import region_opener
 from capeval_core.regions.regions import Regions, RegionSource
 from capeval_core.regions.suppression import Suppression, best_on_device, class_confidences
 from capeval_core.scores.boxes import FirstBoxes
-from capeval_core.scores.eco.metric import EcoOptions
-from capeval_core.scores.eco.ranking import Candidates, Ranking, rank
+from capeval_core.scores.eco import EcoOptions, Ranking
 from capeval_core.training import negatives, regions, tags
 from capeval_core.training import similar as similar_images
 from capeval_core.training.pacs import info_nce
@@ -501,11 +500,11 @@ def eco_ranking(
 ) -> Ranking:
     """What ECO makes of pools, from raw values on: cosines of each caption by member, and matches."""
     sizes = [len(pool) for pool in pools]
-    candidates = Candidates(
-        pool=np.repeat(np.arange(len(pools)), sizes),
-        captions=[caption for pool in pools for caption in pool],
-        cosines=np.stack(list(cosines.values()), axis=1),
-        itm=itm,
-        failed=np.zeros(sum(sizes), dtype=np.bool_),
+    return Ranking(
+        np.repeat(np.arange(len(pools)), sizes),
+        [caption for pool in pools for caption in pool],
+        cosines,
+        itm,
+        np.zeros(sum(sizes), dtype=np.bool_),
+        EcoOptions(**options),
     )
-    return rank(candidates, list(cosines), EcoOptions(**options))

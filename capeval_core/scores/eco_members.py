@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from capeval_core.errors import Problems, did_you_mean, naming, wrong_option
 from capeval_core.inputs.samples import Pools
 from capeval_core.matching.cosine import best_query_cosine, paired_cosine
 from capeval_core.metric import Model
 from capeval_core.registry import network, network_of
-from capeval_core.rows import column, common_columns, row_schema
+from capeval_core.rows import column, common_columns, nullable, row_schema
 from capeval_core.values import expanded_path
 from capeval_core.weights.catalogue import ECO_MEMBERS, EVA_CLIP
 from capeval_core.weights.folder import WeightsError, WeightsFolder, open_weights
 
 if TYPE_CHECKING:
-    from capeval_core.encoders.alpha_clip import AlphaClipEncoder
-    from capeval_core.encoders.blip2 import Blip2Encoder
-    from capeval_core.encoders.clip import ClipEncoder
     from capeval_core.models.model import CheckedModel
 
 MATCHER = "blip2-itc"
@@ -45,27 +41,24 @@ MEMBER_ROW = row_schema(
 
 
 @dataclass(frozen=True)
-class Member(ABC):
-    """A model that gives every candidate a value; its weights are on disk, not in memory yet.
+class Member:
+    """A dual encoder: the cosine of image and candidate, behind the prompt that its weights name.
 
-    name: in options, in the signature, and of its folder of rows. folder: its weights.
+    name: in options, in the signature, and of its folder of rows. folder: its weights, on disk only.
     """
 
     name: str
     folder: WeightsFolder
 
-    def encoder_class(self) -> type[CheckedModel]:
+    @property
+    def network(self) -> type[CheckedModel]:
         """The class of its encoder."""
         return network_of(self.folder)
-
-    @abstractmethod
-    def rows(self, encoder: Any, batch: Pools, run: dict[str, Any]) -> Iterator[pa.Table]:
-        """Tables of schema `MEMBER_ROW` that cover the batch in order; `run` is for the encoder."""
 
     @property
     def model(self) -> Model:
         """Its label in the signature, and the fingerprint in stamps of its rows."""
-        fingerprint = self.encoder_class().fingerprint_of(self.folder)
+        fingerprint = self.network.fingerprint_of(self.folder)
         return Model(self.folder.label(fingerprint), fingerprint)
 
     def open(self, device: str | None, dtype: str) -> Any:
@@ -74,54 +67,47 @@ class Member(ABC):
 
         try:
             with torch.device("cpu"):  # whatever a program that builds a model of its own has set
-                return self.encoder_class().open(self.folder, device=device, dtype=dtype)
-        except WeightsError as error:
-            raise _not_opened(self.name, error) from error
-        except MemoryError as error:
-            message = f"members: {self.name!r} could not be opened: {error}{_WITHOUT_IT}"
-            raise MemoryError(message) from error
+                return self.network.open(self.folder, device=device, dtype=dtype)
+        except (WeightsError, MemoryError) as error:
+            kind = MemoryError if isinstance(error, MemoryError) else WeightsError
+            raise kind(_not_opened(self.name, error)) from error
 
-
-class Dual(Member):
-    """A dual encoder: cosine of image and candidate, behind the prompt that its weights name."""
-
-    def rows(
-        self, encoder: ClipEncoder | AlphaClipEncoder, batch: Pools, run: dict[str, Any]
-    ) -> Iterator[pa.Table]:
+    def rows(self, encoder: Any, batch: Pools, run: dict[str, Any]) -> Iterator[pa.Table]:
+        """Tables of schema `MEMBER_ROW` that cover the batch in order; `run` is for the encoder."""
         prompt = self.folder.config.get("constants", {}).get("prompt", "")
         texts = encoder.encode_texts([f"{prompt}{caption}" for caption in batch.captions], **run)
-        starts = batch.starts
-        sizes = np.diff([*starts, len(batch)])
+        starts = [*batch.starts, len(batch)]
         pool = 0
         # One image per pool, whose features all its candidates share.
-        for images in encoder.encode_images([batch.images[start] for start in starts], **run):
-            lengths = sizes[pool : pool + len(images.keys)]
-            part = slice(starts[pool], starts[pool] + int(lengths.sum()))
-            yield _member_rows(
+        for images in encoder.encode_images([batch.images[start] for start in starts[:-1]], **run):
+            n = len(images.keys)
+            part, sizes = slice(starts[pool], starts[pool + n]), np.diff(starts[pool : pool + n + 1])
+            yield _rows(
                 batch,
                 part,
-                groups=_repeated(images.keys, lengths),
-                errors=_repeated(images.errors, lengths),
+                groups=np.repeat(images.keys, sizes).tolist(),
+                errors=np.repeat(np.array(images.errors, dtype=object), sizes).tolist(),
                 truncated=np.array(texts.truncated[part]),
-                value=paired_cosine(np.repeat(images.features, lengths, axis=0), texts.features[part]),
-                itm=np.full(int(lengths.sum()), np.nan, dtype=np.float32),
+                value=paired_cosine(np.repeat(images.features, sizes, axis=0), texts.features[part]),
+                itm=np.full(part.stop - part.start, np.nan, dtype=np.float32),
             )
-            pool += len(images.keys)
+            pool += n
 
 
 class Matcher(Member):
     """BLIP-2: its contrast (ITC, the best query token's cosine) and its matching (ITM), in one pass."""
 
-    def encoder_class(self) -> type[CheckedModel]:
+    @property
+    def network(self) -> type[CheckedModel]:
         return network("blip2")
 
-    def rows(self, encoder: Blip2Encoder, batch: Pools, run: dict[str, Any]) -> Iterator[pa.Table]:
-        starts = batch.starts
-        pools = [batch.captions[a:b] for a, b in zip(starts, [*starts[1:], len(batch)], strict=True)]
-        images = [batch.images[start] for start in starts]
-        for start, match in zip(starts, encoder.match(images, pools, **run), strict=True):
+    def rows(self, encoder: Any, batch: Pools, run: dict[str, Any]) -> Iterator[pa.Table]:
+        starts = [*batch.starts, len(batch)]
+        pools = [batch.captions[start:stop] for start, stop in pairwise(starts)]
+        images = [batch.images[start] for start in starts[:-1]]
+        for start, match in zip(starts, encoder.match(images, pools, **run), strict=False):
             n = len(match.logits)
-            yield _member_rows(
+            yield _rows(
                 batch,
                 slice(start, start + n),
                 groups=[match.key] * n,
@@ -152,7 +138,7 @@ def open_members(
                 with naming({"weights": "members"}):
                     opened.append(_member(name))
             except WeightsError as error:
-                problems.extend(_not_opened(name, error).problems)
+                problems.extend(WeightsError(_not_opened(name, error)).problems)
                 continue
         ensemble.append(opened[-1].name if name != MATCHER else MATCHER)
     if len(problems):
@@ -198,7 +184,7 @@ def check_members(members: str | Sequence[str] | None) -> None:
     for name in [] if members is None else member_names(members, tiny=False):
         if name not in known and "/" not in name and not expanded_path(name).is_dir():
             found = f"it is neither known ({', '.join(known)}), nor a Hub id (org/name), nor a folder"
-            raise _not_opened(name, WeightsError(f"{found}{did_you_mean(name, known)}"))
+            raise WeightsError(_not_opened(name, f"{found}{did_you_mean(name, known)}"))
 
 
 def _member(name: str) -> Member:
@@ -221,21 +207,13 @@ def _member(name: str) -> Member:
         raise WeightsError(
             f"weights {folder.name!r} are of encoder {encoder.kind!r}, expected a CLIP or BLIP-2"
         )
-    return Dual(name, folder)
+    return Member(name, folder)
 
 
-_WITHOUT_IT = "\nTo do without it, name the others in `members`."
+def _not_opened(name: str, error: Exception | str) -> str:
+    return f"members: {name!r} could not be opened: {error}\nTo do without it, name the others in `members`."
 
 
-def _not_opened(name: str, error: WeightsError) -> WeightsError:
-    """An error about weights as one about the member of that name."""
-    return WeightsError(f"members: {name!r} could not be opened: {error}{_WITHOUT_IT}")
-
-
-def _repeated(values: Sequence[Any], lengths: NDArray[np.int64]) -> list[Any]:
-    return [value for value, n in zip(values, lengths, strict=True) for _ in range(n)]
-
-
-def _member_rows(batch: Pools, part: slice, *, value: Any, itm: Any, **common: Any) -> pa.Table:
-    own = {"value": pa.array(value, mask=np.isnan(value)), "itm": pa.array(itm, mask=np.isnan(itm))}
+def _rows(batch: Pools, part: slice, *, value: Any, itm: Any, **common: Any) -> pa.Table:
+    own = {"value": nullable(value), "itm": nullable(itm)}
     return pa.table({**common_columns(batch, part, **common), **own}, schema=MEMBER_ROW)

@@ -1,0 +1,573 @@
+"""ECO: of the captions proposed for an image the best, by an ensemble of CLIPs and their consensus.
+
+Jeong, Lee, Nam, Ma, Kang: Technical Report of NICE Challenge at CVPR 2024: Caption Re-ranking Evaluation
+Using Ensembled CLIP and Consensus Scores, CVPR 2024 Workshops, https://arxiv.org/abs/2405.01028
+
+The paper's section "Consensus score" describes the filters of format and of image-text matching (ITM); its
+released code has other limits and another order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from os import PathLike
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from capeval_core.errors import Problems, at, warn
+from capeval_core.inputs.samples import Pools, Samples, images_in_rgb
+from capeval_core.metric import Choices, Model, Reranker, pools_of
+from capeval_core.options import Options as CommonOptions
+from capeval_core.options import option
+from capeval_core.phrases.ngrams import Documents, consensus, tfidf_consensus
+from capeval_core.phrases.ptb import ptb_tokens
+from capeval_core.rows import canonical, column, lists, row_schema
+from capeval_core.scores.eco_members import (
+    MATCHER,
+    MEMBER_ROW,
+    Matcher,
+    Member,
+    check_members,
+    open_members,
+)
+from capeval_core.scores.facts import facts
+from capeval_core.weights.folder import WeightsError
+
+Doubles = NDArray[np.float64]
+Integers = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+Filter = Literal["format", "itm"]
+
+ENSEMBLE_WEIGHT, CONSENSUS_WEIGHT = 3.52, 1.0
+"""Table 1, row (d). One sentence of the paper has them the other way round, against its table."""
+THRESHOLD = 0.39
+"""Gap below which the shorter of the top two is chosen (the paper's ablation of short caption selection)."""
+
+
+def standardise(values: Doubles, counted: Integers | None = None) -> Doubles:
+    """z-scores over the first axis, with the population's deviation; zeros where all values are equal.
+
+    NaN is left out of mean and deviation, and stays NaN.
+
+    Args:
+        values: (n,) or (n, members).
+        counted: (n,) per row the row that counts for it: itself, or the one of its copies that enters mean
+            and deviation, and whose z-score it gets. None: every row counts.
+
+    >>> standardise(np.array([1.0, 3.0, np.nan])), standardise(np.array([2.0, 2.0]))
+    (array([-1.,  1., nan]), array([0., 0.]))
+    >>> standardise(np.array([1.0, 1.0, 3.0]), np.array([1, 1, 2]))
+    array([-1., -1.,  1.])
+    """
+    if counted is not None:
+        copies = counted != np.arange(len(counted))
+        values = values.copy()
+        values[copies] = np.nan
+        return standardise(values)[counted]
+    finite = np.isfinite(values)
+    count = np.maximum(finite.sum(axis=0), 1)
+    mean = np.where(finite, values, 0).sum(axis=0) / count
+    spread = np.where(finite, values - mean, 0)
+    deviation = np.sqrt((spread**2).sum(axis=0) / count)
+    # A mean of equal numbers can be rounded, which is no deviation.
+    flat = is_flat(values)
+    scaled: Doubles = np.where(finite, np.where(flat, 0, spread) / np.where(flat, 1, deviation), np.nan)
+    return scaled
+
+
+def is_flat(values: Doubles) -> NDArray[np.bool_]:
+    """Whether all finite values along the first axis are equal (or there are none): nothing to standardise.
+
+    >>> is_flat(np.array([[1.0, 2.0], [1.0, np.nan], [1.0, 3.0]]))
+    array([ True, False])
+    """
+    low = np.where(np.isfinite(values), values, np.inf).min(axis=0, initial=np.inf)
+    high = np.where(np.isfinite(values), values, -np.inf).max(axis=0, initial=-np.inf)
+    return np.asarray(low >= high)
+
+
+def ensemble(zscores: Doubles, counted: Integers | None = None) -> Doubles:
+    """Ensembled CLIP score, eq. 3: (n,) z-scores of the sum of the members' z-scores (n, members).
+
+    Each member is standardised over all captions of all images before; negative cosines stay as they are.
+    `counted` is that of `standardise`.
+
+    >>> ensemble(standardise(np.array([[0.1, 0.4], [0.3, 0.2], [0.2, -0.3]]))).round(3)
+    array([-0.171,  1.301, -1.13 ])
+    """
+    return standardise(zscores.sum(axis=1), counted)
+
+
+def total(
+    ensembled: Doubles,
+    consensus: Doubles,
+    ensemble_weight: float = ENSEMBLE_WEIGHT,
+    consensus_weight: float = CONSENSUS_WEIGHT,
+) -> Doubles:
+    """Section "Score combination": weighted sum of the ensemble's and the consensus's z-scores.
+
+    >>> total(np.array([1.0, -1.0]), np.array([0.5, 2.0]))
+    array([ 4.02, -1.52])
+    """
+    return ensemble_weight * ensembled + consensus_weight * consensus
+
+
+def choose(captions: Sequence[str], totals: Sequence[float], threshold: float = THRESHOLD) -> int:
+    """Position of the chosen caption: the best, or the runner-up where it is close and has fewer words.
+
+    The runner-up is the best one with another text: copies of the best are no alternative to it.
+
+    >>> choose(["a dog runs on the wide beach", "a dog runs"], [1.3, 1.0])
+    1
+    >>> choose(["a dog runs on the wide beach", "a dog runs"], [1.4, 1.0])
+    0
+    """
+    order = sorted(range(len(captions)), key=lambda position: -totals[position])
+    best = order[0]
+    second = next((position for position in order if captions[position] != captions[best]), best)
+    close = totals[best] - totals[second] < threshold
+    return second if close and len(captions[second].split()) < len(captions[best].split()) else best
+
+
+NO_IMAGE = "its image could not be read"
+NO_VALUE = "a member has no finite value for it"
+FAR_BELOW = 0.5
+"""A choice is doubtful if its ITM is that much below the best of its pool. ITM is the probability of
+one of two answers, so with such a distance BLIP-2 answers no for the choice and yes for the other caption."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The filters: what a candidate must fulfil to be chosen.
+
+    words: the fewest, parted by white space. commas, periods: the most.
+    half: of an odd pool, whether the better half by ITM is rounded `up` or `down`.
+    order: which filter comes first; the second one filters what the first leaves.
+    """
+
+    words: int
+    commas: int
+    periods: int
+    half: Literal["up", "down"]
+    order: tuple[Filter, Filter]
+
+
+PAPER = Rules(words=5, commas=3, periods=2, half="up", order=("format", "itm"))
+RELEASED = Rules(words=6, commas=2, periods=1, half="down", order=("itm", "format"))
+
+
+def bad_format(caption: str, rules: Rules = PAPER) -> str | None:
+    """Why the format filter drops a caption, None if it does not.
+
+    >>> bad_format("a dog"), bad_format("a dog runs on the beach")
+    ('2 words, expected 5 or more', None)
+    """
+    words, commas, periods = len(caption.split()), caption.count(","), caption.count(".")
+    if words < rules.words:
+        return f"{words} words, expected {rules.words} or more"
+    if commas > rules.commas:
+        return f"{commas} commas, expected {rules.commas} or fewer"
+    if periods > rules.periods:
+        return f"{periods} periods, expected {rules.periods} or fewer"
+    return None
+
+
+def best_first(values: Any) -> list[int]:
+    """Positions of values, the largest first; of equal ones the earlier."""
+    return [int(i) for i in np.argsort(-np.asarray(values, dtype=np.float64), kind="stable")]
+
+
+def filter_pool(
+    captions: Sequence[str], itm: Sequence[float], rules: Rules = PAPER
+) -> tuple[list[str | None], Filter | Literal[""]]:
+    """Per candidate why it is dropped, None if it is not; and a filter that was not applied, '' if both were.
+
+    A filter that would leave no candidate of the pool is not applied.
+
+    >>> filter_pool(["a dog", "a dog runs on the beach", "a cat sits on the grass"], [0.9, 0.8, 0.1])[0][1:]
+    [None, 'ITM 0.100, rank 2 of 2: not in the better half']
+    """
+    dropped: list[str | None] = [None] * len(captions)
+    gave_way: Filter | Literal[""] = ""
+    for rule in rules.order:
+        left = [i for i, reason in enumerate(dropped) if reason is None]
+        if rule == "format":
+            reasons = {i: reason for i in left if (reason := bad_format(captions[i], rules))}
+        else:
+            order = [left[position] for position in best_first([itm[i] for i in left])]
+            kept = (len(left) + (rules.half == "up")) // 2
+            reasons = {
+                i: f"ITM {itm[i]:.3f}, rank {rank} of {len(left)}: not in the better half"
+                for rank, i in enumerate(order[kept:], kept + 1)
+            }
+        if left and len(reasons) == len(left):
+            gave_way = rule
+            continue
+        for i, reason in reasons.items():
+            dropped[i] = reason
+    return dropped, gave_way
+
+
+class Ranking:
+    """The scores of n candidates of a set, pool after pool, and the choice of each pool.
+
+    pools: per image its rows. chosen: per image the position of the choice in its pool, -1 if there is none.
+    zscores: (n, members). ensemble: (n,). consensus, agreement: (n,) consensus and its z-score, NaN where a
+    candidate was dropped, and total likewise. dropped: why, None for survivors. gave_way: per image the
+    filter that was not applied, or ''. flat: names of the values without variance.
+
+    Args:
+        pool: (n,) a number that the candidates of one image share.
+        cosines: by member, (n,) each. itm: (n,) probabilities of a match.
+        failed: (n,) whether the image could not be read.
+    """
+
+    def __init__(
+        self,
+        pool: Integers,
+        captions: list[str],
+        cosines: Mapping[str, Any],
+        itm: Any,
+        failed: Flags,
+        options: EcoOptions,
+    ) -> None:
+        n, self.captions, self.options, self.members = len(captions), captions, options, list(cosines)
+        starts = np.flatnonzero(np.diff(pool, prepend=-1)).tolist() if n else []
+        self.pools = [range(a, b) for a, b in zip(starts, [*starts[1:], n], strict=False)]
+        self.itm = np.asarray(itm, dtype=np.float64)
+        values = np.stack([np.asarray(own, dtype=np.float64) for own in cosines.values()], axis=1)
+        values = np.where(failed[:, None], np.nan, values)
+        self.dropped, self.gave_way = self._filtered(values, failed)
+        counted = self._counted(values)
+        self.zscores = standardise(values, counted)
+        self.ensemble = ensemble(self.zscores, counted)
+        self.consensus = self._consensus()
+        self.agreement = standardise(self.consensus, self._counted(self.consensus[:, None]))
+        self.total = total(self.ensemble, self.agreement, options.ensemble_weight, options.consensus_weight)
+        self.chosen = [self._choice(rows) for rows in self.pools]
+        self.flat = [name for name, yes in zip(self.members, is_flat(values), strict=True) if yes]
+        if not self.flat and is_flat(self.zscores.sum(axis=1)[:, None])[0]:
+            self.flat.append("the ensemble")
+        self.flat += ["consensus"] if is_flat(self.consensus[:, None])[0] else []
+
+    def _filtered(self, values: Doubles, failed: Flags) -> tuple[list[str | None], list[str]]:
+        """(n,) why each candidate is dropped, and per pool the filter that was not applied."""
+        rules = RELEASED if self.options.compat == "released" else PAPER
+        scored = np.isfinite(values).all(axis=1) & np.isfinite(self.itm)
+        dropped: list[str | None] = [
+            None
+            if valid
+            else "its image could not be read"
+            if broken
+            else "a member has no finite value for it"
+            for valid, broken in zip(scored, failed, strict=True)
+        ]
+        gave_way: list[str] = []
+        for pool in self.pools:
+            rows = [row for row in pool if scored[row]]
+            reasons, not_applied = filter_pool(
+                [self.captions[row] for row in rows], self.itm[rows].tolist(), rules
+            )
+            gave_way.append(not_applied)
+            for row, reason in zip(rows, reasons, strict=True):
+                dropped[row] = reason
+        return dropped, gave_way
+
+    def _counted(self, values: Doubles) -> Integers:
+        """(n,) the row that counts for each row in z-scores of values (n, k), see `standardise`.
+
+        The released code keeps values by text, so that of copies in a pool only the last one's value is left.
+        Its filters and its consensus come before that, and take all of them.
+        """
+        counted = np.arange(len(values))
+        if self.options.compat == "released":
+            valued = np.asarray(np.isfinite(values).all(axis=1))
+            for pool in self.pools:
+                rows = [row for row in pool if valued[row]]
+                last = {self.captions[row]: row for row in rows}
+                counted[rows] = [last[self.captions[row]] for row in rows]
+        return counted
+
+    def _left(self, pool: range) -> list[int]:
+        return [row for row in pool if self.dropped[row] is None]
+
+    def _consensus(self) -> Doubles:
+        """(n,) consensus of each survivor with the other survivors of its pool; NaN of those dropped."""
+        kept = [rows for pool in self.pools if (rows := self._left(pool))]
+        texts = [[self.captions[row] for row in rows] for rows in kept]
+        formula = self.options.consensus_formula
+        if formula == "tfidf":
+            scores = tfidf_consensus(texts)
+        else:
+            tokens = [[ptb_tokens(text) for text in pool] for pool in texts]
+            scores = consensus(tokens, documents=self.options.consensus_documents, kind=formula)
+        values = np.full(len(self.captions), np.nan)
+        if kept:
+            values[np.concatenate(kept)] = np.concatenate(scores)
+        return values
+
+    def _choice(self, pool: range) -> int:
+        kept = self._left(pool)
+        if not kept:
+            return -1
+        texts, totals = [self.captions[row] for row in kept], self.total[kept].tolist()
+        return kept[choose(texts, totals, self.options.threshold)] - pool.start
+
+    @property
+    def rows(self) -> Integers:
+        """(images,) the chosen rows; the first of a pool that has no choice."""
+        rows = [pool[max(position, 0)] for pool, position in zip(self.pools, self.chosen, strict=True)]
+        return np.array(rows, dtype=np.int64)
+
+    def of_chosen(self, values: Doubles) -> Doubles:
+        """(images,) values of the chosen; NaN where there is no choice."""
+        return np.where(np.asarray(self.chosen, dtype=np.int64) >= 0, values[self.rows], np.nan)
+
+    @property
+    def best_matches(self) -> Integers:
+        """(images,) the row with the best ITM of each pool, whether or not filters dropped it."""
+        itm = np.nan_to_num(self.itm, nan=-1.0)
+        return np.array([pool.start + itm[pool.start : pool.stop].argmax() for pool in self.pools], np.int64)
+
+    @property
+    def doubtful(self) -> Flags:
+        """(images,) whether the ITM of the choice is more than `FAR_BELOW` below the best of its pool."""
+        return np.asarray(self.itm[self.best_matches] - self.of_chosen(self.itm) > FAR_BELOW)
+
+    def parts(self) -> dict[str, Any]:
+        """Per image the choice and its scores; under `candidates` the scores of every candidate."""
+        rows = zip(self.rows.tolist(), self.chosen, strict=True)
+        return {
+            "choice": self.chosen,
+            "caption": [self.captions[row] if position >= 0 else "" for row, position in rows],
+            "ensemble": self.of_chosen(self.ensemble),
+            "consensus": self.of_chosen(self.agreement),
+            "itm": self.of_chosen(self.itm),
+            "gave_way": self.gave_way,
+            "doubtful": self.doubtful.tolist(),
+            "candidates": [self._table(pool) for pool in self.pools],
+        }
+
+    def _table(self, pool: range) -> list[dict[str, Any]]:
+        order = best_first(np.nan_to_num(self.total[pool.start : pool.stop], nan=-np.inf))
+        ranks = {pool[i]: rank for rank, i in enumerate(order, 1) if self.dropped[pool[i]] is None}
+        columns = {
+            "ensemble": self.ensemble,
+            "cider": self.consensus,
+            "consensus": self.agreement,
+            "itm": self.itm,
+            "total": self.total,
+        }
+        return [
+            {
+                "caption": self.captions[row],
+                "members": dict(zip(self.members, map(_plain, self.zscores[row]), strict=True)),
+                **{name: _plain(column[row]) for name, column in columns.items()},
+                "rank": ranks.get(row),
+                "dropped": self.dropped[row],
+            }
+            for row in pool
+        ]
+
+    def warnings(self) -> Iterator[str]:
+        """What the user should know: values that are all equal, and choices that may well be wrong."""
+        if self.flat and np.isfinite(self.of_chosen(self.total)).any():
+            yield (
+                f"{', '.join(self.flat)} cannot tell these captions apart, all values are equal: such "
+                "z-scores are 0 (within a pool, CIDEr is 0 where the filters leave two captions or fewer: "
+                "see `consensus_documents`)"
+            )
+        images = np.flatnonzero(self.doubtful).tolist()
+        examples = []
+        for image in images[:3]:
+            chosen, best, start = self.rows[image], self.best_matches[image], self.pools[image].start
+            reason = self.dropped[best]
+            examples.append(
+                f"{at('captions', (image, chosen - start))} is chosen with an ITM of {self.itm[chosen]:.3f}, "
+                f"{at('captions', (image, best - start))} has {self.itm[best]:.3f} "
+                f"({f'dropped: {reason}' if reason else 'its total is lower'})"
+            )
+        if images:
+            examples += [f"and {len(images) - 3:,} more"] * (len(images) > 3)
+            yield (
+                f"in {len(images):,} of {len(self.pools):,} pools the ITM of the chosen caption is more than "
+                f"{FAR_BELOW} below the best of its pool, so it may well be wrong (see `doubtful`): "
+                f"{'; '.join(examples)}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EcoOptions(CommonOptions):
+    """Options of ECO. `weights` are those of BLIP-2, whose matching filters candidates."""
+
+    members: str | Sequence[str] | None = option(
+        None,
+        "the ensemble: `paper`, `small`, `tiny`, or names, Hub ids and folders (comma-separated or a list); "
+        "`blip2-itc` is the contrast of `weights`; None: `paper`, with the weights `tiny` `tiny`",
+    )
+    ensemble_weight: float = option(
+        ENSEMBLE_WEIGHT, "weight of the ensembled CLIP score", sign="ensemble", minimum=0
+    )
+    consensus_weight: float = option(
+        CONSENSUS_WEIGHT, "weight of the consensus score", sign="consensus_weight", minimum=0
+    )
+    threshold: float = option(
+        THRESHOLD, "gap between the best two below which the shorter is chosen", sign="threshold", minimum=0
+    )
+    consensus: Literal["cider", "cider_d", "tfidf"] | None = option(
+        None,
+        "how captions of a pool are compared: by CIDEr as the paper says, CIDEr-D, or the released code's "
+        "TF-IDF; None: `cider`, with compat `released` `tfidf`",
+        sign="consensus",
+    )
+    consensus_documents: Documents = option(
+        "doc_caption_within_pool",
+        "what a document is where CIDEr weighs n-grams by rarity: a caption, all captions of an image, or "
+        "the other captions; within a pool or over all pools",
+        sign="consensus_documents",
+    )
+
+    def check(self, metric: Any) -> None:
+        check_members(self.members)
+
+    @property
+    def consensus_formula(self) -> Literal["cider", "cider_d", "tfidf"]:
+        """The formula of the consensus, also where the option `consensus` leaves it to `compat`."""
+        return self.consensus or ("tfidf" if self.compat == "released" else "cider")
+
+    def signed(self) -> list[str]:
+        """As for all options, with the formula spelt out, and documents only where the formula has any."""
+        signs = super(EcoOptions, replace(self, consensus=self.consensus_formula)).signed()
+        if self.consensus_formula != "tfidf":
+            return signs
+        return [sign for sign in signs if not sign.startswith("consensus_documents:")]
+
+
+@facts("eco")
+class Eco(Reranker):
+    """ECO: picks the best of each image's candidates by ensembled CLIP score and consensus."""
+
+    Options: ClassVar[type[CommonOptions]] = EcoOptions
+    ROW = row_schema(
+        column("candidate", pa.int32(), "its position in the pool of its image"),
+        column("caption", pa.string(), "its text, for filters and consensus"),
+        column("values", pa.list_(pa.float32()), "its cosine with the image, one per member"),
+        column("itm", pa.float32(), "BLIP-2's probability that it belongs to the image"),
+    )
+
+    options: EcoOptions
+
+    @classmethod
+    def check_input(cls, options: CommonOptions, *inputs: Any, progress: bool = False) -> Samples:
+        samples = super().check_input(options, *inputs, progress=progress)
+        return images_in_rgb(samples) if options.compat == "released" else samples
+
+    def open_models(self) -> dict[str, Model]:
+        # No tensors yet: members are opened one after another, when they encode.
+        problems = Problems()
+        matcher = None
+        try:
+            matcher = Matcher(MATCHER, self.weights_folder())
+        except WeightsError as error:
+            problems.extend(error.problems)
+        self.members, self.ensemble = open_members(self.options.members, matcher, problems)
+        models = {member.name: member.model for member in self.members}
+        return {"weights": models[MATCHER], **{name: models[name] for name in self.ensemble}}
+
+    def encode(self, batch: Samples) -> Iterator[pa.Table]:
+        yield self.encode_all(batch)
+
+    def encode_all(
+        self, samples: Samples, *, rows: str | PathLike[str] | None = None, progress: bool = False
+    ) -> pa.Table:
+        """Rows of checked samples. Members run one after another, each over all samples, and then go.
+
+        With `rows` each member keeps its own in a folder of its name, so that a run goes on within a member,
+        and another ensemble reuses the members that it shares.
+        """
+        pools = pools_of(samples)
+        folder = self.options.rows if rows is None else rows
+        if folder is not None:
+            self.store(folder, self.ROW, {"metric": self.name})  # claims the folder; rows lie below it
+        tables = {}
+        try:
+            with self.progress_bar(len(pools) * len(self.members), progress) as bar:
+                for member in self.members:
+                    bar.set_postfix_str(member.name)
+                    tables[member.name] = self._member_rows(member, pools, folder, bar)
+                    _free_device_memory()
+        except BaseException:
+            self.flush()  # of the members that came before, too
+            raise
+        return joined_rows(pools, tables, self.ensemble)
+
+    def _member_rows(
+        self, member: Member, pools: Pools, folder: str | PathLike[str] | None, bar: tqdm[Any]
+    ) -> pa.Table:
+        """Rows of one member; its encoder is in memory no longer than this runs."""
+        folder = None if folder is None else Path(folder) / member.name
+        stamp = {"metric": self.name, "member": member.name, "weights": member.model.fingerprint}
+        stamp |= self.options.encoding()
+        run = {"cache": self.cache, "batch_size": self.options.batch_size}
+        encoder = None
+        with self.collector(pools, MEMBER_ROW, folder, stamp, bar) as collector:
+            for window in collector.windows():
+                if encoder is None:  # not where all rows are stored
+                    encoder = member.open(self.options.device, self.options.dtype)
+                for table in member.rows(encoder, pools_of(window), run):
+                    collector.add(table)
+        return collector.table()
+
+    def aggregate(self, rows: pa.Table) -> Choices:
+        values = rows["values"].combine_chunks().flatten().to_numpy().reshape(-1, len(self.ensemble))
+        ranking = Ranking(
+            rows["index"].to_numpy() - rows["candidate"].to_numpy(),
+            rows["caption"].to_pylist(),
+            dict(zip(self.ensemble, values.T, strict=True)),
+            rows["itm"].to_numpy(),
+            rows["error"].is_valid().to_numpy(),
+            self.options,
+        )
+        for message in ranking.warnings():
+            warn(f"{self.name}: {message}")
+        return Choices(ranking.of_chosen(ranking.total), ranking.parts(), ranking.rows)
+
+
+def joined_rows(pools: Pools, tables: Mapping[str, pa.Table], ensemble: Sequence[str]) -> pa.Table:
+    """One row per candidate, from the rows of its members in any order; `ensemble` orders their values."""
+    indices = np.asarray(pools.indices, dtype=np.int64)
+    aligned = {}
+    for name, table in tables.items():
+        rows = canonical(table)
+        aligned[name] = rows.take(pa.array(np.searchsorted(rows["index"].to_numpy(), indices)))
+    values = np.stack([aligned[name]["value"].to_numpy() for name in ensemble], axis=1)
+    truncated = [table["truncated"].to_numpy() for table in aligned.values()]
+    columns = {
+        **{name: aligned[MATCHER][name] for name in MEMBER_ROW.names if name != "value"},
+        "error": pc.coalesce(*(table["error"] for table in aligned.values())),
+        "truncated": np.max(truncated, axis=0),
+        "candidate": pools.candidates,
+        "caption": pools.captions,
+        "values": lists(values.astype(np.float32).ravel(), np.full(len(indices), len(ensemble))),
+    }
+    return pa.table({name: columns[name] for name in Eco.ROW.names}, schema=Eco.ROW)
+
+
+def _plain(value: np.floating[Any]) -> float | None:
+    """A number, None for NaN."""
+    return None if np.isnan(value) else float(value)
+
+
+def _free_device_memory() -> None:
+    """Hand back the memory of the last member on a GPU: the next one may need it in larger pieces."""
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
