@@ -8,13 +8,12 @@ Embedding Matching, CVPR 2022, https://arxiv.org/abs/2111.08919
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from capeval_core.errors import at, in_python, warn, wrong_option
@@ -22,24 +21,100 @@ from capeval_core.inputs.samples import Samples, windows
 from capeval_core.inputs.texts import corpus_texts
 from capeval_core.inputs.videos import Sampling, check_samplings
 from capeval_core.limits import LIMITS
+from capeval_core.matching.cosine import harmonic_mean, paired_cosine, unit
 from capeval_core.metric import CaptionMetric
 from capeval_core.options import CorpusStatistics, option
 from capeval_core.options import Options as CommonOptions
-from capeval_core.ragged import Ragged, inner
+from capeval_core.ragged import Integers, Ragged, inner
 from capeval_core.result import Values
-from capeval_core.rows import column, common_columns, row_schema
+from capeval_core.rows import Texts, column, common_columns, lists, row_schema
 from capeval_core.scores.facts import facts
 from capeval_core.scores.idf import TokenIdf, token_weights
 from capeval_core.scores.pac import RefPacS
-from capeval_core.scores.video_formulas import Components, fine_score, video_ref_pac_score
 
 if TYPE_CHECKING:
+    from capeval_core.encoders.texts import TokenFeatures
     from capeval_core.encoders.videos import VideoFeatures
 
 Doubles = NDArray[np.float64]
+Floats = NDArray[np.float32]
 
-_SHOWN = 3
-"""Of damaged videos in a warning."""
+
+def fine_score(precision: Doubles, recall: Doubles, *, released: bool = False) -> Doubles:
+    """Score_f, the F1 of words and frames, 2PR / (P + R); a negative mean counts as 0.
+
+    Precision is the mean over the words of a caption of their best cosines over frames, weighted by idf, and
+    recall the plain mean over frames of their best cosines over words. Against a reference text, recall is
+    the mean over its words, weighted by their idf. All token ids count as words, start and end included.
+
+    The released code divides signed means, so that its F leaves [0, 1] where they have opposite signs:
+    `released=True`. Where it divides zero by zero, which gives NaN there, both give 0.
+
+    >>> fine_score(np.array([0.5, -0.1]), np.array([0.25, 0.2])).round(3)
+    array([0.333, 0.   ])
+    >>> fine_score(np.array([0.5, -0.1]), np.array([0.25, 0.2]), released=True).round(3)
+    array([ 0.333, -0.4  ])
+    """
+    if released:
+        return harmonic_mean(precision, recall)
+    return harmonic_mean(np.maximum(precision, 0), np.maximum(recall, 0))
+
+
+def video_pac_score(coarse: Doubles, fine: Doubles) -> Doubles:
+    """Eq. 5: Score(t, V) = (Score_c + Score_f) / 2, and likewise Score(t, r) of a reference.
+
+    >>> video_pac_score(np.array([0.25]), np.array([0.75]))
+    array([0.5])
+    """
+    return (coarse + fine) / 2
+
+
+def video_ref_pac_score(score: Doubles, reference_score: Doubles) -> Doubles:
+    """Eq. 6: the mean of Score(t, V) and max_r Score(t, r), the largest score of one reference.
+
+    >>> video_ref_pac_score(np.array([0.5]), np.array([1.0]))
+    array([0.75])
+    """
+    return (score + reference_score) / 2
+
+
+@dataclass(frozen=True)
+class Components:
+    """What n pairs of a caption with a video, or with a reference, come to: (n,) each.
+
+    coarse: Score_c, the cosine of caption and video, or reference, as a whole. precision, recall, fine: of
+    words and frames, see `fine_score`.
+    """
+
+    coarse: Doubles
+    precision: Doubles
+    recall: Doubles
+    fine: Doubles
+
+    @property
+    def score(self) -> Doubles:
+        """Eq. 5."""
+        return video_pac_score(self.coarse, self.fine)
+
+    def best(self, counts: Integers) -> Components:
+        """Of `counts` consecutive references each, the one with the largest score."""
+        scores = Ragged(self.score, counts)
+        position = scores.argmax()
+        undefined = np.isnan(scores.max())  # features of a reference are no numbers
+
+        def chosen(values: Doubles) -> Doubles:
+            return np.where(undefined, np.nan, values[position]) if len(counts) else values
+
+        return Components(*map(chosen, (self.coarse, self.precision, self.recall, self.fine)))
+
+    def largest(self, counts: Integers) -> Components:
+        """Of `counts` consecutive references each, the largest of every component by itself."""
+        values = (self.coarse, self.precision, self.recall, self.fine)
+        return Components(*(Ragged(each, counts).max() for each in values))
+
+    def parts(self, prefix: str = "") -> dict[str, Doubles]:
+        """The components by name."""
+        return {f"{prefix}{name}": value for name, value in vars(self).items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,20 +157,6 @@ class VideoOptions(CommonOptions):
             raise wrong_option("statistics", self.statistics, "given, but idf=False", "leave one of them out")
 
 
-_OF_VIDEO = (
-    column("caption_ids", pa.list_(pa.int32()), "token ids of the caption, start and end included"),
-    column(
-        "caption_maxima",
-        pa.list_(pa.float32()),
-        "each caption token's best cosine over frames; null where the video failed",
-    ),
-    column("frame_recall", pa.float32(), "mean over frames of their best cosine over the caption's tokens"),
-    column("cosine", pa.float32(), "cosine of the caption's end token and the mean of the frames"),
-    column("frames", pa.int32(), "how many frames were compared, null where the video failed"),
-    column("incomplete", pa.string(), "why decoding stopped before the video's end, null if it did not"),
-)
-
-
 @facts("pacs-video")
 class VideoPacS(CaptionMetric):
     """PAC-S for videos: mean of a coarse cosine and a fine F1 of words and frames, eq. 5, without references.
@@ -110,7 +171,20 @@ class VideoPacS(CaptionMetric):
     plots = True
     corpus_texts = "captions"
     Options: ClassVar[type[CommonOptions]] = VideoOptions
-    ROW = row_schema(*_OF_VIDEO)
+    ROW = row_schema(
+        column("caption_ids", pa.list_(pa.int32()), "token ids of the caption, start and end included"),
+        column(
+            "caption_maxima",
+            pa.list_(pa.float32()),
+            "each caption token's best cosine over frames; null where the video failed",
+        ),
+        column(
+            "frame_recall", pa.float32(), "mean over frames of their best cosine over the caption's tokens"
+        ),
+        column("cosine", pa.float32(), "cosine of the caption's end token and the mean of the frames"),
+        column("frames", pa.int32(), "how many frames were compared, null where the video failed"),
+        column("incomplete", pa.string(), "why decoding stopped before the video's end, null if it did not"),
+    )
 
     options: VideoOptions
 
@@ -126,90 +200,87 @@ class VideoPacS(CaptionMetric):
 
         texts: strings, or lists of them, as references are.
         """
-        return self._table(self.encoder.tokenizer.encode(corpus_texts(texts)).ids)
+        return self._idf_of(self.encoder.tokenizer.encode(corpus_texts(texts)).ids)
+
+    def _idf_of(self, documents: Sequence[Sequence[int]]) -> TokenIdf:
+        tokenizer = self.encoder.tokenizer
+        return TokenIdf.of_padded_documents(documents, length=tokenizer.context_length, end=tokenizer.end)
 
     def encode(self, batch: Samples) -> Iterator[pa.Table]:
-        from capeval_core.scores.video_rows import reference_columns, video_columns
-
-        run: dict[str, Any] = {"cache": self.cache, "batch_size": self.options.batch_size}
         for window in windows(batch, LIMITS.video_texts):
-            references = (window.references if self.needs_references else None) or [[]] * len(window)
-            counts = np.array([len(own) for own in references], dtype=np.int64)
-            texts = [
-                text for own in zip(window.captions, references, strict=True) for text in (own[0], *own[1])
-            ]
-            tokens = self.encoder.encode_tokens(texts, **run)
-            captions = np.cumsum(counts + 1) - counts - 1
-            truncated = np.add.reduceat(tokens.truncated, captions)
-            start = 0
-            for videos in self.videos(window.images, run):
-                part = slice(start, start + len(videos.keys))
-                own = captions[part]
-                common = common_columns(
-                    window, part, groups=videos.keys, errors=videos.errors, truncated=truncated[part]
-                )
-                columns = video_columns(tokens, own, videos)
+            texts = Texts(window, with_references=self.needs_references)
+            tokens = self._tokens(texts.all)
+            for part, videos in self._videos(window):
+                columns = video_columns(tokens, part, videos)
                 if self.needs_references:
-                    columns |= reference_columns(tokens, own, counts[part])
+                    columns |= reference_columns(tokens, part, texts.references(part), texts.counts[part])
+                truncated = texts.total(part, tokens.truncated)
+                common = common_columns(
+                    window, part, groups=videos.keys, errors=videos.errors, truncated=truncated
+                )
                 yield pa.table({**common, **columns}, schema=self.ROW)
-                start = part.stop
 
-    def videos(self, videos: Sequence[Any], run: dict[str, Any]) -> Iterator[VideoFeatures]:
+    def _tokens(self, texts: Sequence[str]) -> TokenFeatures:
+        found: TokenFeatures = self.encoder.encode_tokens(
+            texts, cache=self.cache, batch_size=self.options.batch_size
+        )
+        return found
+
+    def _videos(self, window: Samples) -> Iterator[tuple[slice, VideoFeatures]]:
         """Features of the frames of videos, in order, some at a time."""
-        options = self.options
-        sampling = Sampling(options.fps, options.max_frames)
-        yield from self.encoder.encode_videos(videos, sampling=sampling, **run)
+        sampling, start = Sampling(self.options.fps, self.options.max_frames), 0
+        for videos in self.encoder.encode_videos(
+            window.images, sampling=sampling, cache=self.cache, batch_size=self.options.batch_size
+        ):
+            yield slice(start, start + len(videos.keys)), videos
+            start += len(videos.keys)
 
     def aggregate(self, rows: pa.Table) -> Values:
-        found, unweighted = self._of_video(rows, self.table(rows))
-        _warn_of_texts_without_weight(unweighted)
-        _warn_of_incomplete_videos(rows)
+        found, unweighted = self._of_video(rows, self.idf(rows))
+        _warn_of(rows, unweighted)
         return Values(found.score, {**found.parts(), "unweighted_texts": unweighted})
 
     def documents(self, rows: pa.Table) -> pa.Array:
         """Token ids of the corpus that rows are: those of captions."""
         return rows["caption_ids"].combine_chunks()
 
-    def table(self, rows: pa.Table) -> TokenIdf | None:
+    def idf(self, rows: pa.Table) -> TokenIdf | None:
         """The weights of token ids by which rows are aggregated; None: all count alike."""
         if not self.options.idf:
             return None
         if isinstance(self.options.statistics, TokenIdf):
             return self.options.statistics
         documents = self.documents(rows).to_pylist()
-        return self._table(documents) if documents else None
+        return self._idf_of(documents) if documents else None
 
     def signature(self, rows: pa.Table | None = None) -> str:
-        table = None if rows is None or self.options.statistics is not None else self.table(rows)
+        table = None if rows is None or self.options.statistics is not None else self.idf(rows)
         metric = self if table is None else self.with_statistics(table)
         return super(VideoPacS, metric).signature(rows)
 
     def evidence_of(
         self, samples: Samples, rows: pa.Table, parts: Mapping[str, list[Any]]
     ) -> dict[int, dict[str, Any]]:
-        from capeval_core.scores.video_explanation import VideoExplanation, explain
+        from capeval_core.scores.video_explanation import VideoExplanation
 
-        numbers = super().evidence_of(samples, rows, parts)
-        weights, _ = token_weights(rows["caption_ids"], self.table(rows))
-        of_row = np.split(weights.values, np.cumsum(weights.lengths)[:-1])
-        explained: dict[int, dict[str, Any]] = {}
-        run: dict[str, Any] = {"cache": self.cache, "batch_size": self.options.batch_size}
-        for window in windows(samples, LIMITS.video_texts):
-            tokens, first = self.encoder.encode_tokens(window.captions, **run), len(explained)
-            for videos in self.videos(window.images, run):
-                found = zip(videos.features, videos.errors, videos.incomplete, strict=True)
-                for frames, error, incomplete in found:
-                    row = len(explained)
-                    caption = tokens.ids[row - first], tokens.features[row - first]
-                    words = self.encoder.tokenizer.pieces(caption[0])
-                    note = explain(words, of_row[row].tolist(), caption[1], frames, error)
-                    explained[row] = {**numbers[row], **note, "incomplete": incomplete}
+        shown = super().evidence_of(samples, rows, parts)
+        weights, _ = token_weights(rows["caption_ids"], self.idf(rows))
+        of_row = lists(weights.values, weights.lengths).to_pylist()
         sampling = Sampling(self.options.fps, self.options.max_frames)
-        return {row: VideoExplanation(note, samples.images[row], sampling) for row, note in explained.items()}
-
-    def _table(self, documents: Sequence[Sequence[int]]) -> TokenIdf:
-        tokenizer = self.encoder.tokenizer
-        return TokenIdf.of_padded_documents(documents, length=tokenizer.context_length, end=tokenizer.end)
+        explained: dict[int, dict[str, Any]] = {}
+        for window in windows(samples, LIMITS.video_texts):
+            tokens = self._tokens(window.captions)
+            for part, videos in self._videos(window):
+                for text, place in zip(range(part.start, part.stop), range(len(videos.keys)), strict=True):
+                    row, error = len(explained), videos.errors[place]
+                    note: dict[str, Any] = {"frame_cosines": [], "words": [], "error": error}
+                    if error is None:
+                        words = self.encoder.tokenizer.pieces(tokens.ids[text])
+                        features = tokens.features[text], videos.features[place]
+                        note = best_frames_of(words, of_row[row], *features)
+                    note["incomplete"] = videos.incomplete[place]
+                    explained[row] = VideoExplanation(shown[row] | note, samples.images[row], sampling)
+        return explained
 
     def _of_video(self, rows: pa.Table, table: TokenIdf | None) -> tuple[Components, NDArray[np.int64]]:
         """Components of captions with their videos, and how many texts of each have no weight: 0 or 1."""
@@ -237,22 +308,26 @@ class VideoRefPacS(VideoPacS):
     corpus_texts = "references"
     free_key = RefPacS.free_key
     reference_columns = ("reference_ids", "reference_caption_maxima", "reference_maxima", "reference_cosines")
-    ROW = row_schema(
-        *_OF_VIDEO,
-        column("reference_ids", pa.list_(pa.list_(pa.int32())), "token ids of each reference"),
-        column(
-            "reference_caption_maxima",
-            pa.list_(pa.list_(pa.float32())),
-            "per reference, each caption token's best cosine over the reference's tokens",
-        ),
-        column(
-            "reference_maxima",
-            pa.list_(pa.list_(pa.float32())),
-            "per reference, each of its tokens' best cosine over the caption's tokens",
-        ),
-        column(
-            "reference_cosines", pa.list_(pa.float32()), "cosine of the end tokens of caption and reference"
-        ),
+    ROW = pa.schema(
+        [
+            *VideoPacS.ROW,
+            column("reference_ids", pa.list_(pa.list_(pa.int32())), "token ids of each reference"),
+            column(
+                "reference_caption_maxima",
+                pa.list_(pa.list_(pa.float32())),
+                "per reference, each caption token's best cosine over the reference's tokens",
+            ),
+            column(
+                "reference_maxima",
+                pa.list_(pa.list_(pa.float32())),
+                "per reference, each of its tokens' best cosine over the caption's tokens",
+            ),
+            column(
+                "reference_cosines",
+                pa.list_(pa.float32()),
+                "cosine of the end tokens of caption and reference",
+            ),
+        ]
     )
 
     def documents(self, rows: pa.Table) -> pa.Array:
@@ -260,15 +335,14 @@ class VideoRefPacS(VideoPacS):
         return inner(rows["reference_ids"])[0]
 
     def aggregate(self, rows: pa.Table) -> Values:
-        table = self.table(rows)
+        table = self.idf(rows)
         found, unweighted = self._of_video(rows, table)
         references, of_references = self.of_references(rows, table)
         counts = inner(rows["reference_ids"])[1]
         released = self.options.compat == "released"
         nearest = references.largest(counts) if released else references.best(counts)
         unweighted += Ragged(of_references.astype(np.float64), counts).sum().astype(np.int64)
-        _warn_of_texts_without_weight(unweighted)
-        _warn_of_incomplete_videos(rows)
+        _warn_of(rows, unweighted)
         parts: dict[str, Any] = {self.free_key: found.score, **found.parts()}
         parts |= {"reference_score": nearest.score, **nearest.parts("reference_")}
         parts["unweighted_texts"] = unweighted
@@ -278,7 +352,7 @@ class VideoRefPacS(VideoPacS):
         self, samples: Samples, rows: pa.Table, parts: Mapping[str, list[Any]]
     ) -> dict[int, dict[str, Any]]:
         explained = super().evidence_of(samples, rows, parts)
-        found, _ = self.of_references(rows, self.table(rows))
+        found, _ = self.of_references(rows, self.idf(rows))
         numbers = {"score": found.score, **found.parts()}
         position = 0
         for row, references in enumerate(samples.references or []):
@@ -301,25 +375,145 @@ class VideoRefPacS(VideoPacS):
         return self._components(coarse, precision, recall), unweighted
 
 
-def _warn_of_texts_without_weight(unweighted: NDArray[np.int64]) -> None:
+def _warn_of(rows: pa.Table, unweighted: NDArray[np.int64]) -> None:
+    """Warn of texts without a weight, and of videos that are compared by their beginning only."""
     if texts := int(unweighted.sum()):
         of_texts = "1 text" if texts == 1 else f"{texts:,} texts"
-        found = (
-            f"there is no idf for {of_texts}, whose words occur in every text of the corpus (as always "
-            "with one caption): all words count equally"
-        )
         warn(
-            found
+            f"there is no idf for {of_texts}, whose words occur in every text of the corpus (as always with "
+            "one caption): all words count equally"
             + in_python(": pass the statistics that prepare(texts) makes of a larger corpus, or idf=False")
         )
-
-
-def _warn_of_incomplete_videos(rows: pa.Table) -> None:
-    damaged = pc.invert(pc.is_null(rows["incomplete"]))
-    if found := rows.filter(damaged).select(["index", "incomplete"]).to_pylist():
-        captions = "1 caption is" if len(found) == 1 else f"{len(found):,} captions are"
+    damaged = rows.filter(rows["incomplete"].is_valid()).select(["index", "incomplete"]).to_pylist()
+    if damaged:
+        captions = "1 caption is" if len(damaged) == 1 else f"{len(damaged):,} captions are"
         lines = [f"{captions} compared with the beginning of a damaged video"]
-        lines += [f"{at('videos', row['index'])}: {row['incomplete']}" for row in found[:_SHOWN]]
-        if len(found) > _SHOWN:
-            lines.append(f"and {len(found) - _SHOWN:,} more")
+        lines += [f"{at('videos', row['index'])}: {row['incomplete']}" for row in damaged[:3]]
+        lines += [f"and {len(damaged) - 3:,} more"] * (len(damaged) > 3)
         warn("; ".join(lines))
+
+
+def video_feature(frames: Floats) -> Floats:
+    """(d,) the feature of a whole video: the mean of its frames' features (frames, d), each of length 1.
+
+    >>> video_feature(np.float32([[2, 0], [0, 1]]))
+    array([0.5, 0.5], dtype=float32)
+    """
+    lengths = np.sqrt(np.einsum("td,td->t", frames, frames))  # a copy of an hour's frames is 200 MB
+    scale = np.divide(1, lengths, out=np.zeros_like(lengths), where=lengths > 0)
+    with np.errstate(invalid="ignore"):  # features that are no numbers have no mean
+        return np.asarray(scale @ frames / np.float32(len(frames)), dtype=np.float32)
+
+
+@dataclass(frozen=True)
+class Matches:
+    """What pairs of x and y sets come to.
+
+    x_maxima: per pair, each x row's best cosine over the y rows. y_maxima: the other way round. recall: means
+    of these. cosine: of both sides as a whole.
+    """
+
+    x_maxima: pa.ListArray
+    y_maxima: pa.ListArray
+    recall: pa.Array
+    cosine: pa.Array
+
+
+Pair = tuple[Hashable, Floats, Hashable, Floats]
+
+
+def matched(given: Sequence[Pair], whole: Callable[[Floats], Floats]) -> Matches:
+    """Pairs of a caption's words with frames, or with a reference's words, matched greedily.
+
+    NaN where the features of one side are not all finite numbers.
+
+    Args:
+        given: keys and features of both sides; equal keys are equal features, and equal pairs run once.
+        whole: the feature of a whole y set.
+    """
+    import torch
+
+    from capeval_core.matching.greedy import greedy_match
+
+    if not given:
+        none = pa.array([], pa.list_(pa.float32()))
+        return Matches(none, none, none.flatten(), none.flatten())
+    sides = {x_key: x for x_key, x, _, _ in given}, {y_key: y for _, _, y_key, y in given}
+    numbers = [{key: number for number, key in enumerate(side)} for side in sides]
+    of_given = [(numbers[0][x_key], numbers[1][y_key]) for x_key, _, y_key, _ in given]
+    rank = {pair: number for number, pair in enumerate(dict.fromkeys(of_given))}
+    pairs = np.array([*rank], dtype=np.int64)
+    packed, lengths, finite = [], [], np.ones(len(pairs), dtype=np.bool_)
+    for place, side in enumerate(sides):
+        usable = np.array([bool(np.isfinite(rows).all()) for rows in side.values()])
+        sets = [rows if yes else np.zeros_like(rows) for rows, yes in zip(side.values(), usable, strict=True)]
+        one = len(sets) == 1 and sets[0].flags.writeable  # is not copied
+        packed.append(torch.from_numpy(sets[0] if one else np.concatenate(sets)))
+        lengths.append(np.array([len(rows) for rows in sets], dtype=np.int64))
+        finite &= usable[pairs[:, place]]
+    (x, y), (x_lengths, y_lengths) = packed, lengths
+    of_x, of_y = pairs.T
+    found = greedy_match(x, y, x_lengths, y_lengths, x_of_pair=of_x, y_of_pair=of_y, return_maxima=True)
+
+    def defined(values: Any, counts: Integers | int = 1) -> Floats:
+        return np.where(np.repeat(finite, counts), values.numpy(), np.float32(np.nan))
+
+    ends = np.stack([text_feature(rows) for rows in sides[0].values()])
+    wholes = np.stack([whole(rows) for rows in sides[1].values()])
+    chosen = pa.array([rank[pair] for pair in of_given], pa.int64())
+    return Matches(
+        lists(defined(found.x_maxima, x_lengths[of_x]), x_lengths[of_x]).take(chosen),
+        lists(defined(found.y_maxima, y_lengths[of_y]), y_lengths[of_y]).take(chosen),
+        pa.array(defined(found.recall)).take(chosen),
+        pa.array(paired_cosine(ends[of_x], wholes[of_y])).take(chosen),
+    )
+
+
+def best_frames_of(
+    words: Sequence[str], weights: Sequence[float], tokens: Floats, frames: Floats
+) -> dict[str, Any]:
+    """The cosine of a caption as a whole with each frame, and the best frame of each of its words."""
+    cosines = np.clip(unit(tokens) @ unit(frames).T, -1, 1)
+    found = [
+        {"word": word, "weight": weight, "frame": int(own.argmax()), "cosine": float(own.max())}
+        for word, weight, own in zip(words, weights, cosines, strict=True)
+    ]
+    return {"frame_cosines": cosines[-1].tolist(), "words": found}
+
+
+def text_feature(tokens: Floats) -> Floats:
+    """(d,) the feature of a whole text: that of its end token, the last of its tokens' (tokens, d)."""
+    return np.asarray(tokens[-1])
+
+
+def video_columns(tokens: TokenFeatures, part: slice, videos: VideoFeatures) -> dict[str, pa.Array]:
+    """The columns of `VideoPacS.ROW`; `part` tells which of the texts are the videos' captions."""
+    there = np.array([error is None for error in videos.errors], dtype=np.bool_)
+    pairs = zip(tokens.ids[part], tokens.features[part], videos.keys, videos.features, strict=True)
+    found = matched([pair for pair, yes in zip(pairs, there, strict=True) if yes], video_feature)
+    rank = pa.array(np.cumsum(there) - 1, mask=~there)
+    frames = [len(own) if yes else None for own, yes in zip(videos.features, there, strict=True)]
+    return {
+        "caption_ids": pa.array(tokens.ids[part], pa.list_(pa.int32())),
+        "caption_maxima": found.x_maxima.take(rank),
+        "frame_recall": found.recall.take(rank),
+        "cosine": found.cosine.take(rank),
+        "frames": pa.array(frames, pa.int32()),
+        "incomplete": pa.array(videos.incomplete, pa.string()),
+    }
+
+
+def reference_columns(
+    tokens: TokenFeatures, part: slice, references: slice, counts: Integers
+) -> dict[str, pa.Array]:
+    """The further columns of `VideoRefPacS.ROW`, of captions with so many references each."""
+    owner = np.repeat(np.arange(part.start, part.stop), counts).tolist()
+    captions = [(tokens.ids[text], tokens.features[text]) for text in owner]
+    others = zip(tokens.ids[references], tokens.features[references], strict=True)
+    found = matched([(*own, *other) for own, other in zip(captions, others, strict=True)], text_feature)
+    return {
+        "reference_ids": lists(pa.array(tokens.ids[references], pa.list_(pa.int32())), counts),
+        "reference_caption_maxima": lists(found.x_maxima, counts),
+        "reference_maxima": lists(found.y_maxima, counts),
+        "reference_cosines": lists(found.cosine, counts),
+    }

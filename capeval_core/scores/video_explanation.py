@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from capeval_core.inputs.videos import EVERY, Sampling
-from capeval_core.matching.cosine import unit
-from capeval_core.reports.explained import DrawnExplanation, FrameMatch, best_frames, shown_word
+from capeval_core.reports.explained import DrawnExplanation, best_frames, shown_word
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -97,23 +96,3 @@ class VideoExplanation(DrawnExplanation):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return VideoExplanation, (dict(self), self._video, self._sampling)
-
-
-def explain(
-    words: Sequence[str], weights: Sequence[float], tokens: Floats, frames: Floats, error: str | None
-) -> dict[str, Any]:
-    """The evidence of a caption: its cosine as a whole with each frame, and the best frame of each word.
-
-    Args:
-        words, weights: of each token id. tokens: (words, d) their features.
-        frames: (frames, d) features.
-        error: why there is no score.
-    """
-    if error is not None:
-        return {"frame_cosines": [], "words": [], "error": error}
-    cosines = np.clip(unit(tokens) @ unit(frames).T, -1, 1)
-    matches: list[FrameMatch] = [
-        {"word": word, "weight": weight, "frame": int(own.argmax()), "cosine": float(own.max())}
-        for word, weight, own in zip(words, weights, cosines, strict=True)
-    ]
-    return {"frame_cosines": cosines[-1].tolist(), "words": matches}

@@ -131,7 +131,7 @@ def idf(case: Case, runs: Runs) -> Iterator[Comparison]:
     tables = {}
     for name, references in corpora.items():
         metric, rows = runs.rows(Run(name, references))
-        tables[name] = metric.table(rows)
+        tables[name] = metric.idf(rows)
     tables["corpus"] = metric.prepare(runs.corpus)
     for name, table in tables.items():
         ids = sorted(table.weights)
@@ -143,7 +143,7 @@ def idf(case: Case, runs: Runs) -> Iterator[Comparison]:
 
 def of_references(metric: Any, rows: pa.Table) -> dict[str, Array]:
     """Components of each pair of a caption and one of its nine references, (captions, 9)."""
-    found, _ = metric.of_references(rows, metric.table(rows))
+    found, _ = metric.of_references(rows, metric.idf(rows))
     return {
         name: getattr(found, name).reshape(len(rows), -1) for name in (*LETTERS.values(), "coarse", "score")
     }
