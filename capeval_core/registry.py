@@ -65,7 +65,7 @@ _OTHER_NAMES = {
 
 NETWORKS: dict[str, str] = {
     "clip": "capeval_core.encoders.clip:ClipEncoder",
-    "open_clip": "capeval_core.encoders.open_clip:OpenClipEncoder",
+    "open_clip": "capeval_core.encoders.clip:OpenClipEncoder",
     "eva_clip": "capeval_core.encoders.eva_clip:EvaClipEncoder",
     "alpha_clip": "capeval_core.encoders.alpha_clip:AlphaClipEncoder",
     "blip2": "capeval_core.encoders.blip2:Blip2Encoder",
@@ -205,10 +205,10 @@ def network_of(folder: WeightsFolder) -> type[CheckedModel]:
     """The class that opens a folder of weights, by the folder's config; WeightsError if it names none."""
     kind = folder.config.get("encoder")
     if folder.tensor_file.name == OPEN_CLIP_TENSORS:
-        from capeval_core.encoders.open_clip import is_plain
         from capeval_core.weights.clip import translate_open_clip
 
-        kind = "clip" if is_plain(translate_open_clip(folder.config)["architecture"]) else "open_clip"
+        vision = translate_open_clip(folder.config)["architecture"]["vision"]
+        kind = "open_clip" if vision.get("timm_model_name") else "clip"
     elif folder.config.get("model_type") == "blip-2":  # a repository of transformers'
         kind = "blip2"
     if not isinstance(kind, str) or kind not in NETWORKS:

@@ -12,19 +12,16 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, repeat
-from typing import Any, NamedTuple, cast
+from typing import Annotated, Any, NamedTuple, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 
 from capeval_core.cache import SHARED, FeatureCache
-from capeval_core.encoders.clip import ClipTowers
-from capeval_core.encoders.clip_model import build_clip, config_problems, empty_clip, mask_problems
-from capeval_core.encoders.clip_modules import Clip
-from capeval_core.encoders.cuda_blocks import run_vision
+from capeval_core.encoders.clip import ClipSettings, ClipTowers, VisionTransformer, run_vision
 from capeval_core.encoders.engine import (
     Encoded,
     Encoding,
@@ -50,7 +47,7 @@ from capeval_core.models.copies import on_device, on_host
 from capeval_core.models.device import DTYPES, exact
 from capeval_core.regions.regions import Masks, Regions, RegionSource, fitting, name_of
 from capeval_core.weights.alpha_clip import AlphaClipConversion
-from capeval_core.weights.folder import WeightsError, WeightsFolder
+from capeval_core.weights.folder import WeightsError
 
 Floats = NDArray[np.float32]
 
@@ -60,6 +57,19 @@ _AHEAD_AS_RUNS = 32
 """Images that are prepared before their turn where their masks stay run lengths: about four batches of 30."""
 _WHOLE = -1
 """Label of the row that sees the whole image."""
+
+
+@dataclass(frozen=True)
+class MaskScaling:
+    """Mean and standard deviation of masks."""
+
+    mean: Annotated[float, (-1e3, 1e3)]
+    std: Annotated[float, (1e-4, 1e3)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlphaClipSettings(ClipSettings):
+    mask: MaskScaling
 
 
 @dataclass(frozen=True)
@@ -106,20 +116,16 @@ class AlphaClipEncoder(ClipTowers, tags=["image-captioning", "clip", "alpha-clip
     kind = "alpha_clip"
     depends_on = ("architecture", "activation", "preprocessing", "mask")
     Conversion = AlphaClipConversion
-
-    def build(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> Clip:
-        return build_clip(config, tensors, self.dtype, mask_channel=True)
+    Settings = AlphaClipSettings
 
     @classmethod
-    def empty(cls, config: dict[str, Any]) -> Clip:
-        return empty_clip(config, mask_channel=True)
-
-    @classmethod
-    def read_config(cls, folder: WeightsFolder) -> dict[str, Any]:
-        config = super().read_config(folder)
-        if problems := [*config_problems(config), *mask_problems(config.get("mask"))]:
-            raise WeightsError(f"in the config, {'; '.join(problems)}: download or convert the weights again")
-        return config
+    def tower(cls, config: dict[str, Any], sizes: Any) -> nn.Module:
+        visual: Any = super().tower(config, sizes)
+        if not isinstance(visual, VisionTransformer):
+            raise WeightsError("the image tower is a ResNet, but only a ViT can have a mask channel")
+        patch = sizes.vision.patch_size
+        visual.conv1_alpha = nn.Conv2d(1, sizes.vision.width, patch, patch, bias=False)
+        return visual
 
     def encode_images(
         self, images: Iterable[InputImage], *, cache: FeatureCache = SHARED, batch_size: int | None = None
@@ -230,7 +236,7 @@ class AlphaClipEncoder(ClipTowers, tags=["image-captioning", "clip", "alpha-clip
         )
         embedded = of_mask.unflatten(0, (len(rows), -1))
         embedded.add_(of_image.unflatten(0, (len(pixels), -1))[of_row])
-        return run_vision(visual, embedded, self.kernels)
+        return run_vision(visual, embedded, self.triton)
 
     def _alphas_of(self, masks: Sequence[Tensor | RunMask]) -> Tensor:
         """(n, 1, s, s) float32 on the device; either all are tensors or none is."""
@@ -295,11 +301,11 @@ class _Regions:
 
     def keys(self, content: str, regions: RegionSource | Masks) -> tuple[str, ...]:
         name = f"{self.transform}\n{content}\n{name_of(regions)}"
-        return self.whole_key(content), self.encoder._key("regions", name.encode())
+        return self.whole_key(content), self.encoder.key("regions", name.encode())
 
     def whole_key(self, content: str) -> str:
         """The cache's key of the whole image's feature."""
-        return self.encoder._key("whole", f"{self.transform}\n{content}".encode())
+        return self.encoder.key("whole", f"{self.transform}\n{content}".encode())
 
     def pixels(self, loaded: Image.Image) -> Tensor:
         return self.encoder.normalised(image_pixels(loaded, self.encoder.preprocessing, self.transform))

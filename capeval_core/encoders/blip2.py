@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from capeval_core.cache import SHARED, FeatureCache
-from capeval_core.encoders.cuda_blocks import Dense, Kernels, run_packed, usable_kernels
+from capeval_core.encoders.blocks import among_all, run_packed, usable_kernels
 from capeval_core.encoders.engine import Encoded, Encoding, ImageFeatures, chunks, encode_stream
 from capeval_core.encoders.pairs import Pair, PairEncoder, TextSettings, bytes_of
 from capeval_core.encoders.preprocessing import normalised
@@ -87,19 +87,19 @@ class Blip2Settings(TextSettings):
             raise ValueError(f"preprocessing.image_size is {sized}, but the tower takes {taken}")
 
 
-def image_states(model: Any, pixels: Tensor, kernels: Kernels | None = None) -> Tensor:
+def image_states(model: Any, pixels: Tensor, triton: bool | None = None) -> Tensor:
     """(images, patches + 1, width): the vision tower's states of normalised pixels (images, 3, n, n).
 
-    `kernels` are what its blocks run with on CUDA, without gradients; None: transformers' own steps.
+    `triton`: whether its blocks run by our kernels, without gradients; None: transformers' own steps.
     """
     tower = model.vision_model
-    if kernels is None or tower.config.hidden_act != "gelu":
+    if triton is None or tower.config.hidden_act != "gelu":
         states: Tensor = tower(pixel_values=pixels).last_hidden_state
         return states
     x = tower.embeddings(pixels)
     blocks = [_Block(layer) for layer in tower.encoder.layers]
-    attention = Dense(len(x), tower.config.num_attention_heads)
-    rows = run_packed(blocks, x.flatten(0, 1), attention, kernels)
+    attention = among_all(len(x), tower.config.num_attention_heads)
+    rows = run_packed(blocks, x.flatten(0, 1), attention, triton)
     normed: Tensor = tower.post_layernorm(rows)
     return normed.view(x.shape)
 
@@ -271,9 +271,7 @@ class Blip2Encoder(PairEncoder, tags=["image-captioning", "blip-2"]):
     def prepare(self) -> None:
         super().prepare()
         self._padding = self.config["vocabulary"].index(PAD)
-        self.kernels: Kernels | None = (
-            usable_kernels(self.device, DTYPES[self.dtype]) if self.device.type == "cuda" else None
-        )
+        self.triton = usable_kernels(self.device, DTYPES[self.dtype]) if self.device.type == "cuda" else None
 
     @classmethod
     def read_config(cls, folder: WeightsFolder) -> dict[str, Any]:
@@ -387,7 +385,7 @@ class Blip2Encoder(PairEncoder, tags=["image-captioning", "blip-2"]):
     @exact
     def states(self, prepared: Sequence[NDArray[np.uint8]]) -> Tensor:
         """(images, patches + 1, width) states of the vision tower, on the encoder's device."""
-        return image_states(self.model, self._scaled(prepared).to(DTYPES[self.dtype]), self.kernels)
+        return image_states(self.model, self._scaled(prepared).to(DTYPES[self.dtype]), self.triton)
 
     @exact
     def image_features(self, states: Tensor) -> Tensor:

@@ -1,27 +1,34 @@
-"""CLIP's two towers: captions and images to features, each computed once, as fast as is exact."""
+"""CLIP: a causal text transformer beside a ViT, a ResNet or a tower of timm's.
+
+Radford et al.: Learning Transferable Visual Models From Natural Language Supervision, ICML 2021.
+Tensors have open_clip's names. Texts run at their real length, equal ones once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain, repeat
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, get_type_hints
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
 
-from capeval_core.cache import SHARED, FeatureCache, feature_key
-from capeval_core.encoders.clip_model import build_clip, config_problems, empty_clip
-from capeval_core.encoders.clip_modules import Clip, VisionTransformer
-from capeval_core.encoders.cuda_blocks import (
-    PYTORCH,
+from capeval_core.cache import SHARED, FeatureCache
+from capeval_core.encoders.blocks import (
     Causal,
-    embedded_patches,
+    LayerNorm,
+    Transformer,
+    among_all,
     run_packed,
-    run_vision,
     usable_kernels,
 )
 from capeval_core.encoders.engine import Encoding, ImageFeatures, encode_stream
@@ -35,40 +42,304 @@ from capeval_core.encoders.texts import (
 )
 from capeval_core.encoders.tokenizers import ClipTokenizer, Ids, Tokens
 from capeval_core.encoders.videos import VideoFeatures, encode_frames
-from capeval_core.inputs.decoders import Decoders, shared_decoders
+from capeval_core.inputs.decoders import shared_decoders
 from capeval_core.inputs.images import InputImage
 from capeval_core.inputs.videos import EVERY, InputFrames, Sampling
 from capeval_core.models.batching import BatchSize
 from capeval_core.models.canary import TEXTS, canary_images, cosines
-from capeval_core.models.copies import on_device, on_host, stacked_on_device, to_host
+from capeval_core.models.config import Closed, Layers, Side, Switch, Text, Width, read
+from capeval_core.models.copies import indices_on_device, on_host, stacked_on_device, to_host
 from capeval_core.models.device import DTYPES, exact
-from capeval_core.models.model import CheckedModel
+from capeval_core.models.model import CheckedModel, check_tensors
+from capeval_core.ragged import ranges
+from capeval_core.values import expanded_path
+from capeval_core.weights.catalogue import entry_of
 from capeval_core.weights.clip import ClipConversion, translate_open_clip
 from capeval_core.weights.conversion import Conversion
-from capeval_core.weights.folder import OPEN_CLIP_TENSORS, WeightsError, WeightsFolder
+from capeval_core.weights.folder import (
+    CONFIG,
+    OPEN_CLIP_CONFIG,
+    OPEN_CLIP_TENSORS,
+    TINY,
+    WeightsError,
+    WeightsFolder,
+    read_json,
+)
 
 Floats = NDArray[np.float32]
+Pixels = NDArray[np.uint8]
+Ratio = Annotated[float, (0, 64)]
+_VOCABULARY, _CONTEXT = 49_408, 77
+
+
+@dataclass(frozen=True)
+class VisionSizes(Closed):
+    """Of a ViT, or, with the blocks of four stages as its layers, of a ResNet."""
+
+    layers: Annotated[int | list[int], range(1, 1_001), 4] = 12
+    width: Width = 768
+    head_width: Width = 64
+    mlp_ratio: Ratio = 4.0
+    patch_size: Side = 16
+    image_size: Side = 224
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.layers, list) and self.width % self.head_width:
+            raise ValueError(f"head_width is {self.head_width}, which does not divide the width {self.width}")
+
+
+@dataclass(frozen=True)
+class TextSizes(Closed):
+    layers: Layers = 12
+    width: Width = 512
+    heads: Width = 8
+    mlp_ratio: Ratio = 4.0
+    context_length: Side = _CONTEXT
+    vocab_size: Width = _VOCABULARY
+    no_causal_mask: Switch = False
+
+    def __post_init__(self) -> None:
+        if self.vocab_size != _VOCABULARY:
+            raise ValueError(
+                f"vocab_size is {self.vocab_size}, but CLIP's vocabulary has {_VOCABULARY} entries"
+            )
+        if self.width % self.heads:
+            raise ValueError(f"heads is {self.heads}, which does not divide the width {self.width}")
+        if self.no_causal_mask:
+            raise ValueError("no_causal_mask is set, but CLIP's text tower is causal")
+
+
+@dataclass(frozen=True)
+class ClipSizes:
+    embed_dim: Width
+    vision: VisionSizes
+    text: TextSizes
+
+
+@dataclass(frozen=True)
+class Constants:
+    prompt: Text = ""
+
+
+@dataclass(frozen=True)
+class ClipSettings:
+    architecture: ClipSizes
+    activation: Literal["quick_gelu", "gelu"]
+    preprocessing: Preprocessing
+    constants: Constants = Constants()
+
+    def __post_init__(self) -> None:
+        made, taken = self.preprocessing.image_size, self.architecture.vision.image_size
+        if made != taken:
+            raise ValueError(f"preprocessing.image_size is {made}, but architecture.vision's is {taken}")
+
+
+class VisionTransformer(nn.Module):
+    """(n, embed_dim) features of pixels (n, 3, image_size, image_size), from the class token's state."""
+
+    def __init__(self, embed_dim: int, activation: str, sizes: VisionSizes) -> None:
+        super().__init__()
+        width, patch = sizes.width, sizes.patch_size
+        self.conv1 = nn.Conv2d(3, width, patch, patch, bias=False)
+        self.class_embedding = nn.Parameter(torch.empty(width))
+        self.positional_embedding = nn.Parameter(torch.empty((sizes.image_size // patch) ** 2 + 1, width))
+        self.ln_pre, self.ln_post = LayerNorm(width), LayerNorm(width)
+        layers: Any = sizes.layers
+        self.transformer = Transformer(layers, width, width // sizes.head_width, sizes.mlp_ratio, activation)
+        self.proj = nn.Parameter(torch.empty(width, embed_dim))
+
+    def embed(self, patches: Tensor) -> Tensor:
+        """(n, 1 + patches, width) states before the first block, of embedded patches (n, patches, width)."""
+        x = torch.cat([self.class_embedding.to(patches.dtype).expand(len(patches), 1, -1), patches], dim=1)
+        states: Tensor = self.ln_pre(x + self.positional_embedding.to(x.dtype))
+        return states
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        x = self.transformer(self.embed(self.conv1(pixels).flatten(2).mT))
+        features: Tensor = self.ln_post(x[:, 0]) @ self.proj
+        return features
+
+
+def run_vision(visual: VisionTransformer, patches: Tensor, triton: bool) -> Tensor:
+    """`VisionTransformer.forward` of patch embeddings (images, patches, width)."""
+    if triton:
+        from capeval_core.encoders import cuda_kernels
+
+        norm, places = visual.ln_pre, visual.positional_embedding
+        given = patches.flatten(0, 1), visual.class_embedding, places, norm.weight, norm.bias, norm.eps
+        x = cuda_kernels.embed(*given)
+    else:
+        x = visual.embed(patches).flatten(0, 1)
+    blocks, images = visual.transformer.resblocks, len(patches)
+    attention = among_all(images, blocks[0].attn.num_heads)
+    first_rows = slice(None, None, len(x) // images)
+    features: Tensor = visual.ln_post(run_packed(blocks, x, attention, triton, first_rows)) @ visual.proj
+    return features
+
+
+class Bottleneck(nn.Module):
+    """Three convolutions, added to what they are given; a stride is an average pool."""
+
+    def __init__(self, channels: int, planes: int, stride: int) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(channels, planes, 1, bias=False), nn.BatchNorm2d(planes)
+        self.conv2, self.bn2 = nn.Conv2d(planes, planes, 3, padding=1, bias=False), nn.BatchNorm2d(planes)
+        self.conv3, self.bn3 = nn.Conv2d(planes, 4 * planes, 1, bias=False), nn.BatchNorm2d(4 * planes)
+        self.pool = nn.AvgPool2d(stride) if stride > 1 else nn.Identity()
+        self.downsample: nn.Module = nn.Identity()
+        if stride > 1 or channels != 4 * planes:
+            self.downsample = nn.Sequential()
+            self.downsample.add_module("-1", self.pool)
+            self.downsample.add_module("0", nn.Conv2d(channels, 4 * planes, 1, bias=False))
+            self.downsample.add_module("1", nn.BatchNorm2d(4 * planes))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = functional.relu(self.bn1(self.conv1(x)))
+        out = self.pool(functional.relu(self.bn2(self.conv2(out))))
+        return functional.relu(self.bn3(self.conv3(out)) + self.downsample(x))
+
+
+class AttentionPool(nn.Module):
+    """(n, dimension) features of a map (n, channels, h, w): what its mean attends to."""
+
+    def __init__(self, side: int, channels: int, heads: int, dimension: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.positional_embedding = nn.Parameter(torch.empty(side**2 + 1, channels))
+        self.q_proj, self.k_proj = nn.Linear(channels, channels), nn.Linear(channels, channels)
+        self.v_proj, self.c_proj = nn.Linear(channels, channels), nn.Linear(channels, dimension)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(2).transpose(1, 2)
+        x = torch.cat([x.mean(dim=1, keepdim=True), x], dim=1) + self.positional_embedding.to(x.dtype)
+        projected = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        query, keys, values = (t.unflatten(2, (self.heads, -1)).transpose(1, 2) for t in projected)
+        attended = functional.scaled_dot_product_attention(query, keys, values)
+        pooled: Tensor = self.c_proj(attended.transpose(1, 2).flatten(2))[:, 0]
+        return pooled
+
+
+class ResNet(nn.Module):
+    """CLIP's ResNet: (n, embed_dim) features of pixels (n, 3, image_size, image_size)."""
+
+    def __init__(self, embed_dim: int, sizes: VisionSizes) -> None:
+        super().__init__()
+        width, half = sizes.width, sizes.width // 2
+        self.conv1, self.bn1 = nn.Conv2d(3, half, 3, 2, padding=1, bias=False), nn.BatchNorm2d(half)
+        self.conv2, self.bn2 = nn.Conv2d(half, half, 3, padding=1, bias=False), nn.BatchNorm2d(half)
+        self.conv3, self.bn3 = nn.Conv2d(half, width, 3, padding=1, bias=False), nn.BatchNorm2d(width)
+        channels, layers = width, sizes.layers
+        assert isinstance(layers, list)
+        for stage, blocks in enumerate(layers):
+            made = []
+            for block in range(blocks):
+                made.append(Bottleneck(channels, width << stage, 2 if stage and not block else 1))
+                channels = 4 * width << stage
+            self.add_module(f"layer{stage + 1}", nn.Sequential(*made))
+        side, heads = sizes.image_size // 32, channels // sizes.head_width
+        self.attnpool: nn.Module = AttentionPool(side, channels, heads, embed_dim)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        x = functional.relu(self.bn1(self.conv1(pixels)))
+        x = functional.relu(self.bn2(self.conv2(x)))
+        x = functional.avg_pool2d(functional.relu(self.bn3(self.conv3(x))), 2)
+        for stage in range(1, 5):
+            x = getattr(self, f"layer{stage}")(x)
+        features: Tensor = self.attnpool(x)
+        return features
+
+
+class Clip(nn.Module):
+    """An image tower beside a causal text transformer. Parameters start empty: those of weights fill them."""
+
+    def __init__(self, embed_dim: int, visual: nn.Module, activation: str, text: TextSizes) -> None:
+        super().__init__()
+        width = text.width
+        self.visual: Any = visual
+        self.context_length = text.context_length
+        self.transformer = Transformer(text.layers, width, text.heads, text.mlp_ratio, activation)
+        self.token_embedding = nn.Embedding(
+            text.vocab_size, width, _weight=torch.empty(text.vocab_size, width)
+        )
+        self.positional_embedding = nn.Parameter(torch.empty(text.context_length, width))
+        self.ln_final = LayerNorm(width)
+        self.text_projection = nn.Parameter(torch.empty(width, embed_dim))
+        self.logit_scale = nn.Parameter(torch.empty(()))
 
 
 class ClipTowers(CheckedModel):
-    """What every CLIP has, whatever its images look like: a text tower, sizes of batches, cache keys.
+    """What every CLIP has, whatever its images look like: a text tower, sizes of batches, cache keys."""
 
-    Texts run at their real length, equal ones once (exact, since attention is causal).
-    """
+    depends_on: ClassVar[tuple[str, ...]] = ("architecture", "activation", "preprocessing")
+    Conversion: ClassVar[type[Conversion]] = ClipConversion
+    Settings: ClassVar[Any] = ClipSettings
 
     model: Clip
+
+    @classmethod
+    def modules(cls, config: dict[str, Any]) -> Clip:
+        sizes = read(get_type_hints(cls.Settings)["architecture"], config["architecture"])
+        visual = cls.tower(config, sizes)
+        with torch.device("meta"):
+            return Clip(sizes.embed_dim, visual, config["activation"], sizes.text)
+
+    @classmethod
+    def tower(cls, config: dict[str, Any], sizes: Any) -> nn.Module:
+        """The image tower."""
+        if isinstance(sizes.vision.layers, list):
+            return ResNet(sizes.embed_dim, sizes.vision)
+        return VisionTransformer(sizes.embed_dim, config["activation"], sizes.vision)
+
+    def build(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> Clip:
+        """Filled strictly; norms and embeddings stay in float32. No second copy of a large model is made."""
+        model: Clip = self.unfilled(config)
+        dtype = DTYPES[self.dtype]
+        check_tensors(model.state_dict(), tensors)
+
+        def kept(name: str, tensor: Tensor) -> Tensor:
+            if not tensor.is_floating_point():
+                return tensor
+            wide = self.tower_dtype(tensor.dtype) if name.startswith("visual.") else torch.float32
+            return tensor.to(self.device, wide)
+
+        typed = {name: kept(name, tensor) for name, tensor in tensors.items()}
+        model.load_state_dict(typed, strict=True, assign=True)
+        if dtype != torch.float32:
+            for module in model.modules():
+                if isinstance(module, (nn.Conv2d, nn.Linear, nn.MultiheadAttention)):
+                    module.to(dtype)
+            model.text_projection.data = model.text_projection.to(dtype)
+            if isinstance(model.visual, VisionTransformer):
+                model.visual.proj.data = model.visual.proj.to(dtype)
+        return model.eval().requires_grad_(False)
+
+    def unfilled(self, config: dict[str, Any]) -> Any:
+        """The model to be filled."""
+        return self.empty(config)
+
+    def tower_dtype(self, stored: torch.dtype) -> torch.dtype:
+        """The type of the image tower's tensors before that of its linear layers is changed."""
+        return torch.float32
 
     def prepare(self) -> None:
         self.preprocessing = Preprocessing(**self.config["preprocessing"])
         self.dimension: int = self.config["architecture"]["embed_dim"]
         self.tokenizer = ClipTokenizer(self.model.context_length)
         on_cpu = self.device.type == "cpu"
-        self.kernels = PYTORCH if on_cpu else usable_kernels(self.device, DTYPES[self.dtype])
+        self.triton = not on_cpu and usable_kernels(self.device, DTYPES[self.dtype])
         self._automatic_texts = BatchSize(1024 if on_cpu else 65_536, automatic=True)  # in tokens
         self._automatic_images = BatchSize(32 if on_cpu else 256, automatic=True)
 
-    @staticmethod
-    def describe(config: dict[str, Any]) -> str:
+    @classmethod
+    def read_config(cls, folder: WeightsFolder) -> dict[str, Any]:
+        if folder.tensor_file.name == OPEN_CLIP_TENSORS:
+            config = translate_open_clip(folder.config)
+            read(cls.Settings, config, "")
+            return config
+        return super().read_config(folder)
+
+    @classmethod
+    def describe(cls, config: dict[str, Any]) -> str:
         """The architecture in one line.
 
         >>> vision = {"layers": 12, "width": 768, "patch_size": 32, "image_size": 224}
@@ -77,14 +348,17 @@ class ClipTowers(CheckedModel):
         >>> ClipTowers.describe({"architecture": shape, "activation": "quick_gelu"})
         'ViT/32 12x768, 224 pixels; text 12x512; 512 dimensions; quick_gelu'
         """
-        vision, text = config["architecture"]["vision"], config["architecture"]["text"]
-        if isinstance(vision["layers"], list):
+        shape = config["architecture"]
+        vision, text = shape["vision"], shape["text"]
+        if "timm_model_name" in vision:
+            tower = vision["timm_model_name"]
+        elif isinstance(vision["layers"], list):
             tower = f"ResNet {'-'.join(map(str, vision['layers']))}, width {vision['width']}"
         else:
             tower = f"ViT/{vision['patch_size']} {vision['layers']}x{vision['width']}"
         return (
             f"{tower}, {vision['image_size']} pixels; text {text['layers']}x{text['width']}; "
-            f"{config['architecture']['embed_dim']} dimensions; {config['activation']}"
+            f"{shape['embed_dim']} dimensions; {config['activation']}"
         )
 
     def encode_texts(
@@ -99,10 +373,7 @@ class ClipTowers(CheckedModel):
         >>> clip.encode_texts(["A photo depicts a red circle", "A photo depicts a RED circle"]).features.shape
         (2, 128)
         """
-        tokens = self._tokens(texts)
-        key = partial(self._text_key, kind="text")
-        forward = partial(self._run_texts, batch_size=batch_size, every=False)
-        arrays = encode_distinct(tokens, key, forward, cache)
+        arrays, tokens = self._encoded(texts, "text", cache, batch_size)
         return TextFeatures(sentence_features(arrays, self.dimension), tokens.truncated)
 
     def encode_tokens(
@@ -117,27 +388,21 @@ class ClipTowers(CheckedModel):
         >>> [rows.shape for rows in clip.encode_tokens(["a red circle", ""]).features]
         [(5, 128), (2, 128)]
         """
-        tokens = self._tokens(texts)
-        key = partial(self._text_key, kind="tokens")
-        forward = partial(self._run_texts, batch_size=batch_size, every=True)
-        arrays = encode_distinct(tokens, key, forward, cache)
+        arrays, tokens = self._encoded(texts, "tokens", cache, batch_size)
         return TokenFeatures(arrays, tokens.ids, tokens.truncated)
 
-    def _tokens(self, texts: Sequence[str]) -> Tokens:
-        """Ids up to the first end token: nothing after it can reach it."""
-        tokens = self.tokenizer.encode(texts)
-        return Tokens([row[: row.index(self.tokenizer.end) + 1] for row in tokens.ids], tokens.truncated)
+    def _encoded(
+        self, texts: Sequence[str], kind: str, cache: FeatureCache, batch_size: int | None
+    ) -> tuple[list[Floats], Tokens]:
+        found = self.tokenizer.encode(texts)
+        # Nothing after the first end token can reach it.
+        tokens = Tokens([row[: row.index(self.tokenizer.end) + 1] for row in found.ids], found.truncated)
 
-    def _text_key(self, ids: Ids, kind: str) -> str:
-        return self._key(kind, np.array(ids, dtype="<u4").tobytes())
+        def key(ids: Ids) -> str:
+            return self.key(kind, np.array(ids, dtype="<u4").tobytes())
 
-    def normalised(self, pixels: Tensor) -> Tensor:
-        """Pixels in [0, 1], (n, 3, s, s), less the mean and divided by the deviation of the preprocessing."""
-        return normalised(pixels, self.preprocessing.mean, self.preprocessing.std)
-
-    def images_per_batch(self, batch_size: int | None) -> BatchSize:
-        """The batch size that a user gave, or the automatic one."""
-        return self._automatic_images if batch_size is None else BatchSize(batch_size, automatic=False)
+        forward = partial(self._run_texts, batch_size=batch_size, every=kind == "tokens")
+        return encode_distinct(tokens, key, forward, cache), tokens
 
     def _run_texts(
         self, sequences: list[Ids], batch_size: int | None, every: bool
@@ -147,38 +412,39 @@ class ClipTowers(CheckedModel):
         size, costs = self._automatic_texts, [len(row) - shared for row in sequences]
         if batch_size is not None:
             size, costs = BatchSize(batch_size, automatic=False), [1] * len(sequences)
-        forward = partial(self._packed_forward, shared=shared, every=every)
+        forward = partial(self._forward_texts, shared=shared, every=every)
         # Nothing waits for a batch before the last one is launched.
         for part, features in list(size.run(sequences, forward, cost=costs, after=to_host)):
             rows: Floats = features.values()
             if not every:
                 yield part, rows
                 continue
-            ends = np.cumsum([len(row) - shared for row in sequences[part]]) + shared
-            own = np.split(rows[shared:], ends[:-1] - shared)
+            ends = np.cumsum([len(row) - shared for row in sequences[part]])
+            own = np.split(rows[shared:], ends[:-1])
             yield part, [np.concatenate([rows[:shared], each]) if shared else each for each in own]
 
     @exact
-    def _packed_forward(self, sequences: list[Ids], shared: int, every: bool) -> Tensor:
+    def _forward_texts(self, sequences: list[Ids], shared: int, every: bool) -> Tensor:
         """(texts, d) of the last token of each; with `every` (rows, d), the shared tokens' at the front."""
-        model, dtype, prefix = self.model, DTYPES[self.dtype], sequences[0][:shared]
+        model, dtype = self.model, DTYPES[self.dtype]
         lengths = [len(row) - shared for row in sequences]
-        ids = np.fromiter(chain(prefix, *(row[shared:] for row in sequences)), np.int64)
-        begins = np.cumsum([0, *lengths[:-1]])
-        own = np.arange(len(ids) - shared) - np.repeat(begins, lengths)
-        places = np.concatenate([np.arange(shared), shared + own])
-        ids_there, places_there = (on_device(torch.from_numpy(t), self.device) for t in (ids, places))
-        positions = model.positional_embedding[places_there].to(dtype)
-        x = model.token_embedding(ids_there).to(dtype) + positions
+        ids = list(chain(sequences[0][:shared], *(row[shared:] for row in sequences)))
+        places = ranges(np.array([0, *(shared for _ in lengths)]), np.array([shared, *lengths]))
+        ids_there, places_there = indices_on_device(self.device, ids, places)
+        x = model.token_embedding(ids_there).to(dtype) + model.positional_embedding[places_there].to(dtype)
         blocks = model.transformer.resblocks
-        heads = blocks[0].attn.num_heads
-        attention = Causal(lengths, shared, heads, self.kernels, x)
-        x = run_packed(blocks, x, attention, self.kernels, None if every else attention.ends)
+        attention = Causal(lengths, shared, blocks[0].attn.num_heads, self.triton, x)
+        x = run_packed(blocks, x, attention, self.triton, None if every else attention.ends)
         features: Tensor = model.ln_final(x) @ model.text_projection
         return features
 
-    def _key(self, kind: str, content: bytes) -> str:
-        return feature_key(self.fingerprint, self.dtype, kind, content)
+    def normalised(self, pixels: Tensor) -> Tensor:
+        """Pixels in [0, 1], (n, 3, s, s), less the mean and divided by the deviation of the preprocessing."""
+        return normalised(pixels, self.preprocessing.mean, self.preprocessing.std)
+
+    def images_per_batch(self, batch_size: int | None) -> BatchSize:
+        """The batch size that a user gave, or the automatic one."""
+        return self._automatic_images if batch_size is None else BatchSize(batch_size, automatic=False)
 
 
 class ClipEncoder(ClipTowers, tags=["image-captioning", "clip"]):
@@ -192,25 +458,6 @@ class ClipEncoder(ClipTowers, tags=["image-captioning", "clip"]):
     """
 
     kind = "clip"
-    depends_on = ("architecture", "activation", "preprocessing")
-    Conversion: ClassVar[type[Conversion]] = ClipConversion
-
-    def build(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> Clip:
-        return build_clip(config, tensors, self.dtype)
-
-    @classmethod
-    def empty(cls, config: dict[str, Any]) -> Clip:
-        return empty_clip(config)
-
-    @classmethod
-    def read_config(cls, folder: WeightsFolder) -> dict[str, Any]:
-        if folder.tensor_file.name == OPEN_CLIP_TENSORS:
-            config = translate_open_clip(folder.config)
-        else:
-            config = super().read_config(folder)
-        if problems := config_problems(config):
-            raise WeightsError(f"in the config, {'; '.join(problems)}: download or convert the weights again")
-        return config
 
     def encode_images(
         self,
@@ -230,13 +477,17 @@ class ClipEncoder(ClipTowers, tags=["image-captioning", "clip"]):
         """
         encoding = Encoding(
             size=self.images_per_batch(batch_size),
-            keys=lambda content, _: (self._key("image", content.encode()),),
+            keys=lambda content, _: (self.key("image", content.encode()),),
             prepare=self.preprocessing.pixels,
             forward=self.run_images,
-            elsewhere=None if decoders is None else partial(self._decoded, shared_decoders(decoders)),
+            elsewhere=None if decoders is None else self._decoded_by(decoders),
         )
         parts = encode_stream(zip(images, repeat(None)), encoding, cache)
         return map(partial(ImageFeatures.of, shape=(self.dimension,)), parts)
+
+    def _decoded_by(self, count: int) -> Callable[[Sequence[InputImage]], list[Pixels | None]]:
+        decoders, own = shared_decoders(count), self.preprocessing
+        return lambda images: decoders.pixels([each.source for each in images], own.image_size, own.method)
 
     def encode_videos(
         self,
@@ -266,7 +517,7 @@ class ClipEncoder(ClipTowers, tags=["image-captioning", "clip"]):
         return encode_frames(
             videos,
             sampling,
-            keys=lambda used: (self._key("video", used.encode()), self._key("incomplete", used.encode())),
+            keys=lambda used: (self.key("video", used.encode()), self.key("incomplete", used.encode())),
             pixels=self.preprocessing.pixels,
             forward=self.run_images,
             size=self.images_per_batch(batch_size),
@@ -276,36 +527,135 @@ class ClipEncoder(ClipTowers, tags=["image-captioning", "clip"]):
 
     def preprocess(self, image: Image.Image) -> Floats:
         """(3, image_size, image_size) float32 pixels of a PIL image, as the image tower sees them."""
-        return np.asarray(self._scale([self.preprocessing.pixels(image)])[0].cpu())
-
-    def _decoded(self, decoders: Decoders, images: Sequence[InputImage]) -> list[NDArray[np.uint8] | None]:
-        own = self.preprocessing
-        return decoders.pixels([image.source for image in images], own.image_size, own.method)
-
-    def _scale(self, pixels: Sequence[NDArray[np.uint8]]) -> Tensor:
-        return self.normalised(stacked_on_device(self.device, pixels).float() / 255)
-
-    def _image_forward(self, pixels: Sequence[NDArray[np.uint8]]) -> Floats:
-        return on_host(self.run_images(pixels))
+        return on_host(self.normalised(torch.from_numpy(self.preprocessing.pixels(image)).float() / 255))
 
     @exact
-    def run_images(self, pixels: Sequence[NDArray[np.uint8]] | Tensor) -> Tensor:
-        """(n, d) features, on the device, of uint8 pixels (n, 3, s, s); nothing waits for it."""
+    def run_images(self, pixels: Sequence[Pixels]) -> Tensor:
+        """(n, d) features, on the device, of uint8 pixels (3, s, s) of n images; nothing waits for it."""
         visual, dtype = self.model.visual, DTYPES[self.dtype]
-        is_vit, kernels = isinstance(visual, VisionTransformer), self.kernels
-        mean, std = self.preprocessing.mean, self.preprocessing.std
-        if not isinstance(pixels, Tensor):
-            pixels = stacked_on_device(self.device, pixels)
-        if is_vit and kernels.passes:
-            patches = embedded_patches(visual, pixels, mean, std, dtype)
-            return run_vision(visual, patches, kernels)
-        x = normalised(pixels.float() / 255, mean, std).to(dtype)
+        there = stacked_on_device(self.device, pixels)
+        is_vit = isinstance(visual, VisionTransformer)
+        if is_vit and self.triton:
+            return run_vision(visual, self._embedded_patches(there), True)
+        x = self.normalised(there.float() / 255).to(dtype)
         if is_vit:
-            return run_vision(visual, visual.conv1(x).flatten(2).mT, kernels)
+            return run_vision(visual, visual.conv1(x).flatten(2).mT, False)
         features: Tensor = visual(x)
         return features
 
+    def _embedded_patches(self, pixels: Tensor) -> Tensor:
+        """(n, patches, width) embeddings of pixels (n, 3, s, s), uint8, by a product."""
+        from capeval_core.encoders import cuda_kernels
+
+        conv, own = self.model.visual.conv1, self.preprocessing
+        weight = conv.weight.flatten(1)
+        rows = cuda_kernels.patches(pixels, conv.kernel_size[0], own.mean, own.std, DTYPES[self.dtype])
+        embedded = rows @ functional.pad(weight, (0, rows.shape[1] - weight.shape[1])).t()
+        return embedded.view(len(pixels), -1, embedded.shape[1])
+
     def canary(self) -> Floats:
         """(2, 3) cosines of two drawn images and three captions: what any change of the weights moves."""
-        image_features = self._image_forward([self.preprocessing.pixels(image) for image in canary_images()])
-        return cosines(image_features, self.encode_texts(TEXTS, cache=FeatureCache(0)).features)
+        images = on_host(self.run_images([self.preprocessing.pixels(image) for image in canary_images()]))
+        return cosines(images, self.encode_texts(TEXTS, cache=FeatureCache(0)).features)
+
+
+@dataclass(frozen=True)
+class TimmSizes(Closed):
+    """What open_clip's configs say of a tower of timm's."""
+
+    timm_model_name: Text
+    image_size: Side = 224
+    timm_model_pretrained: Switch = False
+    timm_pool: Text = "avg"
+    timm_proj: Text = "linear"
+    timm_proj_bias: Switch = False
+    timm_drop: Annotated[float, (-1, 1)] = 0.0
+    timm_drop_path: Annotated[float, (-1, 1)] = 0.0
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[\w.]+", self.timm_model_name):
+            # timm would fetch the configuration of a model named `hf-hub:...`.
+            raise ValueError(f"timm_model_name is {self.timm_model_name!r}, no name")
+
+
+@dataclass(frozen=True)
+class TimmClipSizes(ClipSizes):
+    vision: TimmSizes  # type: ignore[assignment]
+
+
+@dataclass(frozen=True)
+class OpenClipSettings(ClipSettings):
+    architecture: TimmClipSizes
+
+
+class OpenClipEncoder(ClipEncoder, tags=["image-captioning", "clip"]):
+    """A CLIP with an image tower of timm's, as MobileCLIP's and EVA-02's; all else is as for `ClipEncoder`.
+
+    It reads folders and repositories in open_clip's format.
+    """
+
+    kind = "open_clip"
+    Settings = OpenClipSettings
+
+    def __init__(self, config: dict[str, Any], tensors: dict[str, Tensor], **more: Any) -> None:
+        super().__init__(config, _own_names(tensors), **more)
+
+    @classmethod
+    def tower(cls, config: dict[str, Any], sizes: Any) -> nn.Module:
+        from open_clip.timm_model import TimmModel  # which takes seconds to import
+
+        given = {key.removeprefix("timm_"): own for key, own in config["architecture"]["vision"].items()}
+        options = {key: own for key, own in given.items() if not key.startswith("model_")}
+        try:
+            tower: nn.Module = TimmModel(sizes.vision.timm_model_name, sizes.embed_dim, **options)
+        except Exception as error:  # whatever timm refuses, each in its own way
+            raise WeightsError(f"the architecture of the config cannot be built ({error})") from error
+        return tower
+
+    def unfilled(self, config: dict[str, Any]) -> Clip:
+        # Really built: timm's towers may have buffers that no file holds. Its random numbers are nobody's.
+        with torch.random.fork_rng(devices=[]):
+            model = self.modules(config)
+        model.visual.to(DTYPES[self.dtype])
+        return model
+
+    def tower_dtype(self, stored: torch.dtype) -> torch.dtype:
+        return DTYPES[self.dtype]
+
+    @classmethod
+    def check_header(cls, config: dict[str, Any], header: dict[str, Tensor]) -> None:
+        super().check_header(config, _own_names(header))
+
+    @classmethod
+    def read_config(cls, folder: WeightsFolder) -> dict[str, Any]:
+        return {**super().read_config(folder), "encoder": cls.kind}
+
+
+def _own_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Where a model has another image tower, open_clip puts the text tower's tensors under `text.`."""
+    return {name.removeprefix("text."): tensor for name, tensor in tensors.items()}
+
+
+def frozen_clip(config: dict[str, Any], tensors: dict[str, Tensor]) -> Any:
+    """The modules of a `ClipEncoder` in float32, with copies of these tensors, for training."""
+    model = ClipEncoder.empty(config)
+    check_tensors(model.state_dict(), tensors)
+    copies = {name: own.float() if own.is_floating_point() else own for name, own in tensors.items()}
+    model.load_state_dict({name: own.clone() for name, own in copies.items()}, assign=True)
+    return model.eval().requires_grad_(False)
+
+
+def context_length(weights: str | os.PathLike[str], *, tiny: str) -> int | None:
+    """The context length of weights by their config alone; None where it shows only when they are opened."""
+    name = os.fspath(weights)
+    if entry_of(name.partition("@")[0]) is not None and not Path(name).is_dir():
+        return _CONTEXT  # of all listed weights
+    folder = TINY / tiny if name == "tiny" else expanded_path(name)
+    for file in (OPEN_CLIP_CONFIG, CONFIG):
+        try:
+            config = read_json(folder / file)
+            text = config["architecture"]["text"] if file == CONFIG else config["model_cfg"]["text_cfg"]
+            return read(TextSizes, text).context_length
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # whatever is wrong with it shows when the weights are opened
+    return None

@@ -10,20 +10,47 @@ the very numbers that float32 weights would.
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from capeval_core.encoders.clip import ClipEncoder
-from capeval_core.encoders.clip_model import filled, vocabulary_problem
-from capeval_core.encoders.clip_modules import Clip
+from capeval_core.encoders.clip import ClipEncoder, ClipSettings, ClipSizes
+from capeval_core.models.config import Closed, Layers, Side, Width
 from capeval_core.models.device import DTYPES
-from capeval_core.weights.eva_clip import TEXT_KEYS, VISION_KEYS, EvaClipConversion
-from capeval_core.weights.folder import WeightsError, WeightsFolder
+from capeval_core.weights.eva_clip import EvaClipConversion
 
 _EPSILON = 1e-6
+
+
+@dataclass(frozen=True)
+class EvaSizes(Closed):
+    """Of the image tower. norm: "post" in the model of 18 billion parameters, "pre" in that of 8."""
+
+    image_size: Side
+    patch_size: Side
+    width: Width
+    layers: Layers
+    head_width: Width
+    mlp_width: Width
+    norm: Literal["post", "pre"]
+
+    def __post_init__(self) -> None:
+        if self.width % self.head_width:
+            raise ValueError(f"head_width is {self.head_width}, which does not divide the width {self.width}")
+
+
+@dataclass(frozen=True)
+class EvaClipSizes(ClipSizes):
+    vision: EvaSizes  # type: ignore[assignment]
+
+
+@dataclass(frozen=True)
+class EvaClipSettings(ClipSettings):
+    architecture: EvaClipSizes
+    activation: Literal["gelu"]
 
 
 class EvaClipEncoder(ClipEncoder, tags=["image-captioning", "clip", "eva-clip"]):
@@ -45,24 +72,18 @@ class EvaClipEncoder(ClipEncoder, tags=["image-captioning", "clip", "eva-clip"])
 
     kind = "eva_clip"
     Conversion = EvaClipConversion
-
-    def build(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> Clip:
-        return build_eva_clip(config, tensors, self.dtype, self.device)
+    Settings = EvaClipSettings
 
     @classmethod
-    def empty(cls, config: dict[str, Any]) -> Clip:
-        return empty_eva_clip(config)
+    def tower(cls, config: dict[str, Any], sizes: Any) -> nn.Module:
+        return EvaTower(sizes.vision, sizes.embed_dim)
+
+    def tower_dtype(self, stored: torch.dtype) -> torch.dtype:
+        return stored if self.dtype == "float32" else DTYPES[self.dtype]
 
     @classmethod
-    def read_config(cls, folder: WeightsFolder) -> dict[str, Any]:
-        config = super().read_config(folder)
-        if config["encoder"] != cls.kind:  # a repository of open_clip's
-            raise WeightsError(f"these are weights in open_clip's format, expected {cls.kind!r}")
-        return config
-
-    @staticmethod
-    def describe(config: dict[str, Any]) -> str:
-        return f"EVA {ClipEncoder.describe(config)}"
+    def describe(cls, config: dict[str, Any]) -> str:
+        return f"EVA {super().describe(config)}"
 
 
 class RmsNorm(nn.Module):
@@ -146,23 +167,16 @@ class Block(nn.Module):
 
 
 class EvaTower(nn.Module):
-    """A vision transformer with RMS norms, whose class token is normed and projected.
+    """A vision transformer with RMS norms, whose class token is normed and projected."""
 
-    Args:
-        vision: image_size, patch_size, width, layers, head_width, mlp_width and norm: "post", as in the model
-            of 18 billion parameters, or "pre", as in that of 8 billion.
-        embed_dim: length of a feature.
-    """
-
-    def __init__(self, vision: dict[str, Any], embed_dim: int) -> None:
+    def __init__(self, sizes: EvaSizes, embed_dim: int) -> None:
         super().__init__()
-        width, heads = vision["width"], vision["width"] // vision["head_width"]
-        positions = (vision["image_size"] // vision["patch_size"]) ** 2 + 1
-        self.patch_embed = Patches(width, vision["patch_size"])
+        width, heads = sizes.width, sizes.width // sizes.head_width
+        self.patch_embed = Patches(width, sizes.patch_size)
         self.cls_token = nn.Parameter(torch.empty(1, 1, width))
-        self.pos_embed = nn.Parameter(torch.empty(1, positions, width))
+        self.pos_embed = nn.Parameter(torch.empty(1, (sizes.image_size // sizes.patch_size) ** 2 + 1, width))
         self.blocks = nn.ModuleList(
-            Block(width, heads, vision["mlp_width"], vision["norm"] == "pre") for _ in range(vision["layers"])
+            Block(width, heads, sizes.mlp_width, sizes.norm == "pre") for _ in range(sizes.layers)
         )
         self.norm = RmsNorm(width)
         self.head = Linear(width, embed_dim, bias=False)
@@ -176,52 +190,3 @@ class EvaTower(nn.Module):
             x = block(x, pixels.dtype)
         features: Tensor = self.head(self.norm(x[:, 0]).to(pixels.dtype))
         return features
-
-
-def build_eva_clip(
-    config: dict[str, Any], tensors: dict[str, Tensor], dtype: str, device: torch.device
-) -> Clip:
-    """A CLIP with EVA's image tower and exactly these tensors, in eval mode, on a device.
-
-    Where `dtype` is float32, the image tower's tensors keep the type in which they are stored.
-
-    Raises:
-        WeightsError: an architecture that is not EVA-CLIP's; tensors that are missing, extra or misshaped.
-    """
-    visual = None if dtype == "float32" else DTYPES[dtype]
-    return filled(empty_eva_clip(config), tensors, dtype, visual=visual, device=device)
-
-
-def empty_eva_clip(config: dict[str, Any]) -> Clip:
-    """The model of a config on torch's meta device: shapes without memory.
-
-    Raises:
-        WeightsError: an architecture that is not EVA-CLIP's.
-    """
-    architecture = config["architecture"]
-    _check_architecture(config)
-    try:
-        with torch.device("meta"):
-            visual = EvaTower(architecture["vision"], architecture["embed_dim"])
-            return Clip(architecture["embed_dim"], visual, config["activation"], **architecture["text"])
-    except Exception as error:  # whatever its parts refuse, each in its own way
-        raise WeightsError(f"the architecture of the config cannot be built ({error})") from error
-
-
-def _check_architecture(config: dict[str, Any]) -> None:
-    problems = []
-    for tower, known in (("vision", VISION_KEYS), ("text", TEXT_KEYS)):
-        keys = config["architecture"][tower].keys()
-        if missing := sorted(known - keys):
-            problems.append(f"architecture.{tower} lacks {', '.join(missing)}")
-        if unknown := sorted(keys - known):
-            problems.append(f"architecture.{tower} has {', '.join(unknown)}, which EVA-CLIP does not have")
-    norm = config["architecture"]["vision"].get("norm")
-    if norm not in ("post", "pre"):
-        problems.append(f"architecture.vision.norm is {norm!r}, expected 'post' or 'pre'")
-    if config["activation"] != "gelu":
-        problems.append(f"activation is {config['activation']!r}, expected 'gelu'")
-    if problem := vocabulary_problem(config["architecture"]):
-        problems.append(problem)
-    if problems:
-        raise WeightsError("; ".join(problems))

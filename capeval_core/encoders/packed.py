@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -18,7 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from capeval_core.models.copies import indices_on_device
 from capeval_core.models.trial import kernels_agree
+from capeval_core.ragged import ranges
 
 Whole = NDArray[np.int64]
 Kernel = Literal["flash", "efficient"]
@@ -28,56 +30,6 @@ _PADDING = 1.15
 """Most rows that attention may run over, relative to those there are."""
 _BOTTOM_RIGHT = 2
 """Number of the causal mask, among those of the memory-efficient kernel, by which the last row sees all."""
-
-
-@dataclass(frozen=True)
-class Group:
-    """Consecutive sequences of nearly equal length.
-
-    lengths: of each. rows: which rows are theirs. device: where the rows are.
-    inside: (sequences * longest,) index of the padded rows that are real; None where all are.
-    mask: (sequences, 1, 1, longest), true on real rows; None where all are.
-    """
-
-    lengths: Sequence[int]
-    rows: slice
-    device: torch.device
-    inside: Tensor | None
-    mask: Tensor | None
-
-    @classmethod
-    def of(cls, lengths: Sequence[int], row: int, device: torch.device) -> Group:
-        """Sequences of these lengths, the first of them beginning at `row`."""
-        rows = slice(row, row + sum(lengths))
-        if min(lengths) == max(lengths):
-            return cls(lengths, rows, device, None, None)
-        real = np.arange(max(lengths)) < np.array(lengths)[:, None]
-        inside, mask = torch.from_numpy(np.flatnonzero(real)), torch.from_numpy(real[:, None, None])
-        return cls(lengths, rows, device, inside.to(device), mask.to(device))
-
-    @property
-    def longest(self) -> int:
-        """Rows of the longest sequence."""
-        return max(self.lengths)
-
-    def pad(self, rows: Tensor) -> Tensor:
-        """(sequences, longest, width) of rows (all, width)."""
-        own = rows[self.rows]
-        if self.inside is not None:
-            padded = own.new_zeros(len(self.lengths) * self.longest, own.shape[-1])
-            own = padded.index_copy(0, self.inside, own)
-        return own.reshape(-1, self.longest, own.shape[-1])
-
-    def unpad(self, padded: Tensor) -> Tensor:
-        """(rows of the group, width) of what `pad` gives."""
-        flat = padded.flatten(0, 1)
-        return flat if self.inside is None else flat[self.inside]
-
-    def causal(self, own: Group) -> Tensor:
-        """(sequences, 1, longest of `own`, longest) where rows of `own` may look: their last one at all."""
-        last = np.arange(own.longest)[:, None] + np.subtract(self.lengths, own.lengths)[:, None, None]
-        visible = np.arange(self.longest) <= np.minimum(last, np.array(self.lengths)[:, None, None] - 1)
-        return torch.from_numpy(visible[:, None]).to(self.device)
 
 
 @dataclass(frozen=True)
@@ -92,27 +44,69 @@ class Packing:
     parts: Sequence[slice]
     offsets: Tensor
 
-    @cached_property
-    def longest(self) -> int:
-        """Rows of the longest sequence."""
-        return max(self.lengths)
+    @classmethod
+    def of(
+        cls, lengths: Sequence[int], device: torch.device, parts: Sequence[slice] | None = None
+    ) -> Packing:
+        """Sequences of these lengths, sorted unless their `parts` are given."""
+        (offsets,) = indices_on_device(device, starts_of(lengths))
+        return cls(lengths, groups_of(lengths) if parts is None else parts, offsets.int())
 
     @cached_property
-    def groups(self) -> list[Group]:
+    def groups(self) -> list[_Group]:
         """The parts as groups; made when attention has to pad."""
-        groups, row = [], 0
-        for part in self.parts:
-            own = self.lengths[part]
-            groups.append(Group.of(own, row, self.offsets.device))
-            row += sum(own)
-        return groups
+        starts, device = starts_of(self.lengths), self.offsets.device
+        return [_Group(self.lengths[part], int(starts[part.start]), device) for part in self.parts]
 
     @cached_property
     def firsts(self) -> Packing:
-        """The packing of these sequences' first rows alone."""
+        """The packing of one row of each of these sequences."""
         count = len(self.lengths)
         offsets = torch.arange(count + 1, dtype=torch.int32, device=self.offsets.device)
         return replace(self, lengths=[1] * count, offsets=offsets)
+
+
+class _Group:
+    """Consecutive sequences of nearly equal length, the first of them beginning at row `first`.
+
+    inside: (sequences * longest,) index of the padded rows that are real; None where all are.
+    mask: (sequences, 1, 1, longest), true on real rows; None where all are.
+    """
+
+    def __init__(self, lengths: Sequence[int], first: int, device: torch.device) -> None:
+        self.lengths, self.device, self.longest = np.array(lengths), device, max(lengths)
+        self.rows = slice(first, first + sum(lengths))
+        self.inside: Tensor | None = None
+        self.mask: Tensor | None = None
+        if min(lengths) < self.longest:
+            real = np.arange(self.longest) < self.lengths[:, None]
+            self.inside = torch.from_numpy(np.flatnonzero(real)).to(device)
+            self.mask = torch.from_numpy(real[:, None, None]).to(device)
+
+    def pad(self, rows: Tensor, heads: int) -> Tensor:
+        """(sequences, heads, longest, width / heads) of rows (all, width)."""
+        own = rows[self.rows]
+        if self.inside is not None:
+            padded = own.new_zeros(len(self.lengths) * self.longest, own.shape[-1])
+            own = padded.index_copy(0, self.inside, own)
+        return by_head(own.reshape(-1, self.longest, own.shape[-1]), heads)
+
+    def unpad(self, padded: Tensor) -> Tensor:
+        """(rows of the group, width) of what has the shape that `pad` gives."""
+        flat = padded.transpose(1, 2).flatten(2).flatten(0, 1)
+        return flat if self.inside is None else flat[self.inside]
+
+    def causal(self, own: _Group) -> Tensor:
+        """(sequences, 1, longest of `own`, longest) where rows of `own` may look: their last one at all."""
+        alike = slice(1 if self.inside is None and own.inside is None else None)  # of all sequences
+        ends, own_ends = (group.lengths[alike, None, None] for group in (self, own))
+        last = np.minimum(np.arange(own.longest)[:, None] + ends - own_ends, ends - 1)
+        return torch.from_numpy((np.arange(self.longest) <= last)[:, None]).to(self.device)
+
+
+def by_head(rows: Tensor, heads: int) -> Tensor:
+    """(sequences, heads, length, width / heads) view of (sequences, length, width)."""
+    return rows.view(*rows.shape[:2], heads, -1).transpose(1, 2)
 
 
 def groups_of(lengths: Sequence[int], most: float = _PADDING) -> list[slice]:
@@ -144,9 +138,7 @@ def rows_of_sequences(lengths: Sequence[int], chosen: Sequence[int] | Whole) -> 
     array([3, 4, 5, 0, 1])
     """
     sizes, index = np.asarray(lengths, dtype=np.int64), np.asarray(chosen, dtype=np.int64)
-    starts = starts_of(sizes[index])
-    shift = starts_of(sizes)[index] - starts[:-1]
-    return np.arange(starts[-1]) + np.repeat(shift, sizes[index])
+    return ranges(starts_of(sizes)[index], sizes[index])
 
 
 def attend(
@@ -166,13 +158,12 @@ def attend(
     of `own` sees all rows of its sequence of `other`, which is at least as long, and each one before it one
     row less.
     """
-    kernel = kernel_of(query, heads)
-    if kernel is None:
-        return _attend_in_groups(query, keys, values, heads, own, other, dropout, causal)
-    return _attend_at_once(kernel, query, keys, values, heads, own, other, dropout, causal)
+    given = query, keys, values, heads, own, other, dropout, causal
+    kernel = _kernel_of(query, heads)
+    return _attend_in_groups(*given) if kernel is None else _attend_at_once(kernel, *given)
 
 
-def kernel_of(rows: Tensor, heads: int) -> Kernel | None:
+def _kernel_of(rows: Tensor, heads: int) -> Kernel | None:
     """The kernel that attends within all sequences of such rows in one launch; None: there is none."""
     if rows.device.type != "cuda" or torch.version.hip is not None:
         return None
@@ -188,8 +179,7 @@ def kernel_of(rows: Tensor, heads: int) -> Kernel | None:
 @cache
 def _usable(kernel: Kernel, device: torch.device, dtype: torch.dtype, width: int) -> bool:
     """Whether a kernel does what the groups do: both belong to PyTorch, but no public function calls one."""
-    lengths = [2, 5]
-    stands = Packing(lengths, groups_of(lengths), torch.tensor([0, 2, 7], dtype=torch.int32, device=device))
+    stands = Packing.of([2, 5], device)
     rows = torch.linspace(-2, 2, 7 * width, device=device, dtype=dtype).view(7, width)
     given = rows, rows.flip(0), rows.cos(), 1, stands, stands, 0.0, True
 
@@ -211,7 +201,7 @@ def _attend_at_once(
     causal: bool,
 ) -> Tensor:
     parts = [rows.view(len(rows), heads, -1) for rows in (query, keys, values)]
-    sizes = own.offsets, other.offsets, own.longest, other.longest
+    sizes = own.offsets, other.offsets, max(own.lengths), max(other.lengths)
     if kernel == "flash":
         attended = torch.ops.aten._flash_attention_forward(*parts, *sizes, dropout, causal, False)[0]
     else:
@@ -232,49 +222,14 @@ def _attend_in_groups(
     dropout: float,
     causal: bool,
 ) -> Tensor:
-    def by_head(rows: Tensor) -> Tensor:
-        return rows.view(*rows.shape[:2], heads, -1).transpose(1, 2)
-
     attended = []
     for mine, theirs in zip(own.groups, other.groups, strict=True):
         result = functional.scaled_dot_product_attention(
-            by_head(mine.pad(query)),
-            by_head(theirs.pad(keys)),
-            by_head(theirs.pad(values)),
+            mine.pad(query, heads),
+            theirs.pad(keys, heads).contiguous(),
+            theirs.pad(values, heads).contiguous(),
             attn_mask=theirs.causal(mine) if causal else theirs.mask,
             dropout_p=dropout,
         )
-        attended.append(mine.unpad(result.transpose(1, 2).flatten(2)))
+        attended.append(mine.unpad(result))
     return torch.cat(attended)
-
-
-def bert_layer(
-    layer: Any,
-    rows: Tensor,
-    packing: Packing,
-    heads: int,
-    *,
-    starts: Tensor | None = None,
-    dropout: float = 0.0,
-) -> Tensor:
-    """One of transformers' BERT layers on packed rows; with `starts`, the first row of each sequence only."""
-    own, of_own = (rows, packing) if starts is None else (rows[starts], packing.firsts)
-    attention = layer.attention.self
-    query, keys, values = attention.query(own), attention.key(rows), attention.value(rows)
-    attended = attend(query, keys, values, heads, of_own, packing, dropout=dropout)
-    merged = merge(layer.attention.output, attended, own)
-    return merge(layer.output, layer.intermediate(merged), merged)
-
-
-def merge(output: Any, rows: Tensor, before: Tensor) -> Tensor:
-    """The layer norm of W rows + b + before, by the module of transformers that ends a half of a layer."""
-    if rows.device.type == "cuda" and not (torch.is_grad_enabled() or output.training):  # no gradient here
-        from capeval_core.encoders.cuda_blocks import usable_kernels
-
-        if usable_kernels(rows.device, rows.dtype).passes:
-            from capeval_core.encoders.cuda_kernels import add_norm
-
-            norm = output.LayerNorm
-            return add_norm(output.dense(rows), before, norm.weight, norm.bias, norm.eps)
-    merged: Tensor = output(rows, before)
-    return merged

@@ -23,33 +23,25 @@ from torch import Tensor
 from torch.nn import functional
 
 from capeval_core.inputs.images import square_pixels
+from capeval_core.models.config import Closed, Deviations, Means, Side
 from capeval_core.models.copies import on_device
 from capeval_core.weights.catalogue import CLIP_MEAN, CLIP_STD
 
 MaskTransform = Literal["square_crop", "released", "released_no_antialias"]
-INTERPOLATIONS = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
 
 
 @dataclass(frozen=True)
-class Preprocessing:
+class Preprocessing(Closed):
     """How an image becomes a tensor: resize of the shorter side, centre crop, RGB, scaling.
 
     The image is resized in its own mode and converted to RGB only afterwards, so palettes are
     resized by nearest neighbour and alpha is premultiplied, then dropped; EXIF orientation is ignored.
     """
 
-    image_size: int
-    mean: Sequence[float] = CLIP_MEAN
-    std: Sequence[float] = CLIP_STD
-    interpolation: str = "bicubic"
-
-    def __post_init__(self) -> None:
-        if self.interpolation not in INTERPOLATIONS:
-            raise ValueError(
-                f"preprocessing.interpolation is {self.interpolation!r}, but only "
-                f"{' and '.join(map(repr, INTERPOLATIONS))} are known: "
-                "use weights that were trained with CLIP's own preprocessing"
-            )
+    image_size: Side
+    mean: Means = CLIP_MEAN
+    std: Deviations = CLIP_STD
+    interpolation: Literal["bicubic", "bilinear"] = "bicubic"
 
     def pixels(self, image: Image.Image) -> NDArray[np.uint8]:
         """(3, image_size, image_size) uint8, before scaling."""
@@ -58,7 +50,7 @@ class Preprocessing:
     @property
     def method(self) -> Image.Resampling:
         """Pillow's filter of the interpolation."""
-        return INTERPOLATIONS[self.interpolation]
+        return Image.Resampling[self.interpolation.upper()]
 
 
 def normalised(pixels: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:

@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from capeval_core.cache import SHARED, FeatureCache
+from capeval_core.encoders.blocks import bert_layer
 from capeval_core.encoders.engine import Encoded
-from capeval_core.encoders.packed import Packing, bert_layer
+from capeval_core.encoders.packed import Packing
 from capeval_core.encoders.pairs import Pair, TextSettings
 from capeval_core.encoders.region_text import (
     EPS,

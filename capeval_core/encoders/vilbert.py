@@ -22,13 +22,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from capeval_core.cache import SHARED, FeatureCache
+from capeval_core.encoders.blocks import bert_layer, merge
 from capeval_core.encoders.engine import Encoded
 from capeval_core.encoders.packed import (
     Packing,
     attend,
-    bert_layer,
     groups_of,
-    merge,
     rows_of_sequences,
     starts_of,
 )

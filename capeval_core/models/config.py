@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass
+from types import UnionType
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from capeval_core.weights.folder import WeightsError
@@ -19,14 +20,15 @@ Few = Annotated[int, range(1_000)]
 Places = Annotated[list[int], range(1_001)]
 Share = Annotated[float, (0, 1)]
 """Above 0, at most 1; numbers are above the first of their bounds."""
-Means = Annotated[list[float], (-1e3, 1e3), 3]
-Deviations = Annotated[list[float], (1e-4, 1e3), 3]
+Means = Annotated[Sequence[float], (-1e3, 1e3), 3]
+Deviations = Annotated[Sequence[float], (1e-4, 1e3), 3]
 Switch = Annotated[bool, "true or false"]
+Text = Annotated[str, "a text"]
 Words = Annotated[list[str] | dict[str, str], "words, or file and sha256"]
 
 
 class Closed:
-    """A part of a config that holds nothing else."""
+    """A part of a config that holds nothing else, but for nulls."""
 
 
 def read(kind: type[T], section: Any, where: str = "architecture") -> T:
@@ -48,13 +50,16 @@ def _read(kind: Any, section: Any, where: str, problems: list[str]) -> Any:
         return None
     hints, values, before = get_type_hints(kind, include_extras=True), dict[str, Any](), len(problems)
     names, inside = {field.name for field in fields(kind)}, f"{where}." if where else ""
-    if issubclass(kind, Closed) and (unknown := sorted(section.keys() - names)):
+    unknown = sorted(name for name, value in section.items() if value is not None and name not in names)
+    if unknown and issubclass(kind, Closed):
         problems.append(f"{where} has {shown(', '.join(unknown))}, which is not known here")
     for field in fields(kind):
         value, hint, key = section.get(field.name), hints[field.name], f"{inside}{field.name}"
         if optional := type(None) in get_args(hint):
             hint = get_args(hint)[0]
-        if value is None and not optional:
+        if value is None and field.default is not MISSING:
+            value = field.default
+        elif value is None and not optional:
             problems.append(f"{key} is missing")
         elif value is not None and is_dataclass(hint):
             value = _read(hint, value, key, problems)
@@ -78,10 +83,12 @@ def _problem(value: Any, hint: Any) -> str:
     if isinstance(bounds, str):
         kinds = tuple(get_origin(each) for each in get_args(type_)) or type_
         return "" if isinstance(value, kinds) else bounds
-    several, whole = get_origin(type_) is list, isinstance(bounds, range)
-    numbers = value if several and isinstance(value, list) else [None if several else value]
+    several, whole = get_origin(type_) in (list, Sequence), isinstance(bounds, range)
+    if get_origin(type_) is UnionType:
+        several = isinstance(value, list)
+    numbers = value if several and isinstance(value, (list, tuple)) else [None if several else value]
     fit = all(is_whole(each, bounds) if whole else is_number(each, *bounds) for each in numbers)
-    if fit and numbers and count in (None, len(numbers)):
+    if fit and numbers and (not several or count in (None, len(numbers))):
         return ""
     kind = ("whole number" if whole else "number") + "s" * several
     low, high = (bounds[0], bounds[-1]) if whole else (round(bounds[0], 6) + 0.0, bounds[1])

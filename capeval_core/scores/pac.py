@@ -78,7 +78,7 @@ class PacOptions(CommonOptions):
 
     def check(self, metric: Any) -> None:
         if self.prompt is not None:
-            from capeval_core.encoders.clip_model import context_length
+            from capeval_core.encoders.clip import context_length
             from capeval_core.encoders.tokenizers import ClipTokenizer
 
             length = context_length(self.weights or metric.default_weights.repository, tiny=metric.tiny)

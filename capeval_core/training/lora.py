@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from capeval_core.encoders.clip_model import build_clip
-from capeval_core.encoders.clip_modules import VisionTransformer
+from capeval_core.encoders.clip import VisionTransformer, frozen_clip
 from capeval_core.encoders.tokenizers import Ids
 from capeval_core.errors import wrong_option
 from capeval_core.weights.adapters import ALPHA, low_rank_update
@@ -67,7 +66,7 @@ class Projections(_Trained):
 
     def __init__(self, config: dict[str, Any], tensors: dict[str, Tensor], fixed: float | None) -> None:
         super().__init__(tensors, fixed)
-        clip = build_clip(config, {name: tensor.clone() for name, tensor in tensors.items()}, "float32")
+        clip = frozen_clip(config, tensors)
         self.text_projection = nn.Parameter(clip.text_projection.detach().clone())
         self.visual = nn.Module()
         if isinstance(clip.visual, VisionTransformer):
@@ -148,7 +147,7 @@ class AdaptedClip(_Trained):
         device: torch.device,
     ) -> None:
         super().__init__(tensors, fixed)
-        clip = build_clip(config, {name: tensor.clone() for name, tensor in tensors.items()}, "float32")
+        clip = frozen_clip(config, tensors)
         if not isinstance(clip.visual, VisionTransformer):
             raise wrong_option("lora", rank, "only for ViTs: these weights are a ResNet's", "pass 0")
         self._targets: list[str] = []

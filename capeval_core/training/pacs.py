@@ -22,12 +22,12 @@ from torch.nn import functional
 
 from capeval_core._version import __version__
 from capeval_core.encoders.clip import ClipEncoder
-from capeval_core.encoders.clip_model import config_problems
 from capeval_core.encoders.tokenizers import ClipTokenizer
 from capeval_core.errors import Problems, file_problem, option_problem, wrong_option
 from capeval_core.inputs.images import InputImage
 from capeval_core.models.copies import on_device
 from capeval_core.options import option
+from capeval_core.registry import network_of
 from capeval_core.training.captioned import CaptionedImages
 from capeval_core.training.lora import SCALE, AdaptedClip, Projections
 from capeval_core.training.pairs import ABSENT, Numbers, PairLists, PairOrder, Pairs, held_out
@@ -357,9 +357,9 @@ def train_pacs(
 
 def _trained(training: PacsTraining, data: PairData, out: Path, accelerator: Any, report: Report) -> Path:
     start = open_weights(training.start, metric="pacs", tiny="pacs")
+    if network_of(start) is not ClipEncoder:
+        raise WeightsError(f"{start.name!r} is no CLIP with a ViT or a ResNet: others cannot be trained here")
     config, tensors = ClipEncoder.read_config(start), start.tensors()
-    if config_problems(config) or "timm_model_name" in config["architecture"]["vision"]:
-        raise WeightsError("the image tower is one of timm's, which cannot be trained here: pass a CLIP")
     prompt = training.prompt
     if prompt is None:
         prompt = str(config.get("constants", {}).get("prompt", PROMPT))

@@ -17,8 +17,7 @@ from numpy.typing import DTypeLike, NDArray
 from torch import Tensor, nn
 
 from capeval_core.cache import FeatureCache
-from capeval_core.encoders.clip import ClipEncoder
-from capeval_core.encoders.clip_modules import Clip, VisionTransformer
+from capeval_core.encoders.clip import Clip, ClipEncoder, VisionTransformer
 from capeval_core.encoders.engine import Encoding, encode_stream
 from capeval_core.encoders.tokenizers import Ids
 from capeval_core.errors import Problems, warn
@@ -173,7 +172,7 @@ class TowerOutputs:
         kind = np.float16 if maps else np.float32
         self._images = TowerStore(folder, f"{name} image", encoder.image_shape, kind)
         self._texts = TowerStore(folder, f"{name} text", encoder.text_shape, np.float32)
-        self._image_places = _stored_images(encoder, self._images, images, encoder._image_forward)
+        self._image_places = _stored_images(encoder, self._images, images, encoder.run_images)
         keys = [hashlib.blake2b(text.encode(), digest_size=16).hexdigest() for text in texts]
         by_key = dict(zip(keys, texts, strict=True))
         there = self._texts.get(keys)

@@ -31,9 +31,6 @@ from capeval_core.weights.conversion import (
 
 Norm = Literal["post", "pre"]
 
-VISION_KEYS = {"image_size", "patch_size", "width", "layers", "head_width", "mlp_width", "norm"}
-TEXT_KEYS = {"context_length", "vocab_size", "width", "heads", "layers", "mlp_ratio"}
-
 _HEAD_WIDTH = 128
 """Of the models of 8 and of 18 billion parameters."""
 _PRE_NORM_WIDTH = 4096

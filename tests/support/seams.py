@@ -23,9 +23,8 @@ from torch import Tensor
 from capeval_core import registry
 from capeval_core.cache import FeatureCache
 from capeval_core.encoders.blip2 import matched_states
-from capeval_core.encoders.cuda_blocks import PYTORCH, Kernels
-from capeval_core.encoders.cuda_blocks import usable_kernels as tried_kernels
-from capeval_core.encoders.packed import Packing, groups_of, starts_of
+from capeval_core.encoders.blocks import usable_kernels as tried_kernels
+from capeval_core.encoders.packed import Packing, groups_of
 from capeval_core.encoders.packed import attend as packed_attention
 from capeval_core.encoders.vilbert import LocatedBoxes
 from capeval_core.errors import Problems
@@ -218,7 +217,7 @@ def attend(
 ) -> Tensor:
     """Attention within packed sequences of sorted lengths; with `firsts`, of the first row of each alone."""
     groups = groups_of(own)
-    mine, theirs = (Packing(n, groups, torch.from_numpy(starts_of(n)).int()) for n in (own, other))
+    mine, theirs = (Packing.of(n, query.device, groups) for n in (own, other))
     queries = mine.firsts if firsts else mine
     return packed_attention(query, keys, values, heads, queries, theirs, causal=causal, dropout=dropout)
 
@@ -229,7 +228,7 @@ needs_triton = pytest.mark.skipif(triton_version() is None, reason="triton is no
 def with_kernels(network: Any, name: str) -> Any:
     """A network of CLIP's blocks by the steps of CUDA: `triton`, or PyTorch's where no kernel can be used."""
     other = copy(network)
-    other.kernels = Kernels() if name == "triton" else PYTORCH
+    other.triton = name == "triton"
     return other
 
 
@@ -240,7 +239,7 @@ def usable_kernels(dtype: torch.dtype, broken: str | None = None) -> str:
             right = kernel(broken)
             patch.setattr(cuda_kernels, broken, lambda *given: right(*given) * 1.1)
         found = tried_kernels.__wrapped__(torch.device("cpu"), dtype)
-    return "triton" if found == Kernels() else "pytorch"
+    return "triton" if found else "pytorch"
 
 
 def kernel(name: str) -> Any:
