@@ -163,7 +163,7 @@ class Causal:
         firsts = prefix + starts_of(sizes)
         (self.ends,) = indices_on_device(self.device, firsts + sizes - 1)
         parts = groups_of(lengths, 1.0)
-        self.own = self.seen = Packing.of(lengths, self.device, parts)
+        self.own = self.other = Packing.of(lengths, self.device, parts)
         self.alone = Packing.of([prefix], self.device) if prefix else None
         self.rows: Tensor | None = None  # of the prefix and the sequence itself, for each
         self.triton = triton and max(lengths) <= _LONGEST and like.dtype != torch.float32
@@ -173,7 +173,7 @@ class Causal:
             self.runs = cuda_kernels.runs_of(lengths)
             self.starts, self.sizes = indices_on_device(self.device, firsts, sizes)
         elif prefix:
-            self.seen = Packing.of((sizes + prefix).tolist(), self.device, parts)
+            self.other = Packing.of((sizes + prefix).tolist(), self.device, parts)
             begins = np.stack([np.zeros_like(firsts), firsts], axis=1).flatten()
             counts = np.stack([np.full_like(sizes, prefix), sizes], axis=1).flatten()
             (self.rows,) = indices_on_device(self.device, ranges(begins, counts))
@@ -196,7 +196,7 @@ class Causal:
             keys, values = keys[self.rows], values[self.rows]
         own = self.own.firsts if chosen else self.own
         query = query if chosen else query[prefix:]
-        attended = attend(query, keys, values, self.heads, own, self.seen, causal=not chosen)
+        attended = attend(query, keys, values, self.heads, own, self.other, causal=not chosen)
         return torch.cat([*before, attended])
 
 
