@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from capeval_core.cache import SHARED, FeatureCache
 from capeval_core.inputs.boxes import BoxFeatures
 from capeval_core.inputs.images import ImageError, InputImage
-from capeval_core.regions.suppression import Suppression
 
 Floats = NDArray[np.float32]
 Selection = Literal["bua10_100", "lxmert36"]
@@ -22,30 +21,18 @@ THRESHOLD = 0.2
 LEAST, MOST = 10, 100
 FIXED = 36
 """Boxes where confidence is not asked."""
-ONE_THING = Suppression(0.3)
-"""When two boxes of one class show one thing; without the additional pixel of Caffe's detectors. No published
-numbers pin it."""
 
 
-def boxes_kept(confidences: NDArray[np.floating], threshold: float = THRESHOLD) -> int:
+def boxes_kept(confidences: NDArray[np.floating]) -> int:
     """How many of n boxes are used: the first ones, n = min(100, max(10, count(confidence > 0.2))).
 
-    Boxes come sorted by confidence, best first: confidences decide the number, whatever those of the first
-    boxes are. Compared in the type in which they are stored: a float32 0.2 does not exceed 0.2. A threshold
-    below 0 means the first 36 boxes. Where there are fewer, all are used.
-
-    Args:
-        confidences: (n,), from 0 to 1.
-        threshold: 0.2 in every published setting.
+    Boxes come sorted by confidence, best first. It is compared in the type in which it is stored: a float32
+    0.2 does not exceed 0.2. Where there are fewer boxes, all are used.
 
     >>> boxes_kept(np.linspace(1, 0, 60)), boxes_kept(np.zeros(60)), boxes_kept(np.zeros(7))
     (48, 10, 7)
-    >>> boxes_kept(np.ones(200)), boxes_kept(np.ones(200), threshold=-1)
-    (100, 36)
     """
-    if threshold < 0:
-        return min(FIXED, len(confidences))
-    count = int(np.count_nonzero(confidences > threshold))
+    count = int(np.count_nonzero(confidences > THRESHOLD))
     return min(MOST, max(LEAST, count), len(confidences))
 
 
@@ -81,7 +68,10 @@ class BoxVisual:
     def load(self) -> BoxFeatures:
         """The features. Raises ImageError."""
         self.check()
-        return unpack(cast(Floats, self.packed))
+        packed = cast(Floats, self.packed)
+        width, height = packed[0, :2].astype(int).tolist()
+        rows = packed[1:]
+        return BoxFeatures(rows[:, :4], rows[:, 5:], (width, height), rows[:, 4])
 
     def check(self) -> None:
         """Raise ImageError if there are none."""
@@ -128,15 +118,3 @@ def pack(features: BoxFeatures) -> Floats:
     packed[0, :2] = features.size
     packed[1:, :4], packed[1:, 4], packed[1:, 5:] = features.boxes, features.scores, features.features
     return packed
-
-
-def unpack(packed: Floats) -> BoxFeatures:
-    """The box features of `pack`.
-
-    >>> boxes = BoxFeatures(np.float32([[0, 1, 2, 3]]), np.float32([[7, 8]]), (4, 5), np.float32([0.5]))
-    >>> unpack(pack(boxes)).size
-    (4, 5)
-    """
-    width, height = packed[0, :2].astype(int).tolist()
-    rows = packed[1:]
-    return BoxFeatures(rows[:, :4], rows[:, 5:], (width, height), rows[:, 4])

@@ -24,7 +24,6 @@ from capeval_core.weights.folder import WeightsError, file_checksum
 
 Floats = NDArray[np.float32]
 
-_REVISION = 1
 _LONGEST = 1024
 _MULTIPLE = 32
 _GREY = 114
@@ -56,7 +55,7 @@ class ObjectAwareBoxes(BoxSource):
         self._network = network
         self._device = numbered_device(device)
         self._lock = threading.Lock()
-        self.fingerprint = f"object-aware-{_REVISION}-{fingerprint}"
+        self.fingerprint = f"object-aware-1-{fingerprint}"
 
     @classmethod
     def from_ultralytics(

@@ -15,15 +15,8 @@ from capeval_core.regions.precomputed import PrecomputedRegions
 from capeval_core.regions.regions import RegionSource
 from capeval_core.values import expanded_path
 
-SOURCES = {
-    "objects": "SAM's masks of the boxes of OWLv2 (or those of the segmenter after a colon)",
-    "everything": "SAM's masks at a grid of points (or those of the segmenter after a colon)",
-    "rectangles": "the boxes of OWLv2 (or of the OWLv2 after a colon)",
-    "colours": "patches of one colour, for drawn scenes; no model",
-}
-"""Name of a source -> its description."""
-
-_EXPECTED = f"expected {', '.join(map(repr, SOURCES))}, or a JSON file of masks by image id"
+_NAMES = ("objects", "everything", "rectangles", "colours")
+_EXPECTED = f"expected {', '.join(map(repr, _NAMES))}, or a JSON file of masks by image id"
 RegionSpec = str | os.PathLike[str] | Mapping[str, Sequence[Any]] | RegionSource
 
 
@@ -34,10 +27,11 @@ def region_opener(spec: RegionSpec) -> Callable[..., RegionSource]:
     "float16", of the image encoders.
 
     Args:
-        spec: a name of `SOURCES`; for the first three also with weights, as in
-            `"objects:facebook/sam-vit-base"` or `"objects:mobilesamv2"`, a Hub id (`@revision` pins it) or a
-            folder; for those with boxes also with the objectness that a box needs, last, as in
-            `"objects:threshold=0.2"` or `"objects:mobilesamv2,threshold=0.2"`; a JSON file of masks
+        spec: `"objects"`, SAM's masks of the boxes of OWLv2; `"everything"`, SAM's masks at a grid of points;
+            `"rectangles"`, the boxes of OWLv2; or `"colours"`, patches of one colour, for drawn scenes. The
+            first three also take weights, as in `"objects:facebook/sam-vit-base"` or `"objects:mobilesamv2"`,
+            a Hub id (`@revision` pins it) or a folder; those with boxes also the objectness that a box needs,
+            last, as in `"objects:threshold=0.2"` or `"objects:mobilesamv2,threshold=0.2"`; a JSON file of masks
             or boxes (`PrecomputedRegions.read`); a mapping from image id to masks; or a `RegionSource`.
 
     Raises:
@@ -59,8 +53,8 @@ def region_opener(spec: RegionSpec) -> Callable[..., RegionSource]:
         source = PrecomputedRegions.read(expanded_path(name))
         return lambda **settings: source
     kind, colon, weights = name.partition(":")
-    if kind not in SOURCES or (colon and (not weights or kind == "colours")):
-        fix = _EXPECTED + did_you_mean(kind, SOURCES)
+    if kind not in _NAMES or (colon and (not weights or kind == "colours")):
+        fix = _EXPECTED + did_you_mean(kind, _NAMES)
         raise wrong_option("regions", name, "", fix, verb="")
     if kind == "colours":
         return lambda **settings: ColourRegions()
@@ -76,21 +70,20 @@ def _split_threshold(name: str, kind: str, weights: str) -> tuple[str, float | N
     match = _SETTING.fullmatch(weights)
     if match is None or expanded_path(weights).exists():
         return weights, None
-    if match["setting"] != "threshold":
-        hint = did_you_mean(match["setting"], ["threshold"])
-        raise wrong_option("regions", name, f"{kind} has no setting {match['setting']!r}{hint}", verb="")
-    if kind == "everything":
-        fix = "leave it out, or take 'objects' or 'rectangles'"
-        raise wrong_option(
-            "regions", name, "'everything' has no boxes that a threshold could drop", fix, verb=""
-        )
+    found, fix = "", ""
     try:
         threshold = float(match["value"])
     except ValueError:
         threshold = -1.0
-    if not 0 <= threshold <= 1:
+    if match["setting"] != "threshold":
+        found = f"{kind} has no setting {match['setting']!r}{did_you_mean(match['setting'], ['threshold'])}"
+    elif kind == "everything":
+        found = "'everything' has no boxes that a threshold could drop"
+        fix = "leave it out, or take 'objects' or 'rectangles'"
+    elif not 0 <= threshold <= 1:
         fix = f"expected a threshold from 0 to 1, as in '{kind}:threshold=0.2'"
-        raise wrong_option("regions", name, "", fix, verb="")
+    if found or fix:
+        raise wrong_option("regions", name, found, fix, verb="")
     return match["weights"] or "", threshold
 
 

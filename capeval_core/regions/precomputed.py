@@ -107,19 +107,16 @@ class PrecomputedRegions(RegionSource):
     def find(self, image: InputImage) -> Regions:
         entries = self._entries(image)
         width, height = image.load().size
-        size = (height, width)
-        problems = Problems()
-        masks = []
+        problems, found = Problems(), []
         for index, entry in enumerate(entries):
             try:
-                masks.append(_read(entry, size))
+                found.append(_read(entry, (height, width)))
             except ValueError as error:
-                found = f"mask {index} of {image.name} {error}"
-                problems.add(Problem(image.where, found, kind=RegionsError))
+                wrong = f"mask {index} of {image.name} {error}"
+                problems.add(Problem(image.where, wrong, kind=RegionsError))
         problems.raise_if_any()
-        runs = [mask for mask, _, _ in masks]
-        boxes = [box or rle.bounding_box(mask, size) for mask, _, box in masks]
-        return Regions.of_runs(runs, size, quality=[quality for _, quality, _ in masks], boxes=boxes)
+        runs, qualities, boxes = zip(*found, strict=True) if found else ((), (), ())
+        return Regions.of_runs(runs, (height, width), quality=qualities, boxes=boxes)
 
     def _entries(self, image: InputImage) -> list[Any]:
         path = _path_of(image)
@@ -127,8 +124,7 @@ class PrecomputedRegions(RegionSource):
             matches = self._names.find(name)
             if len(matches) > 1:
                 found = f"{image.name} may mean any of the masks of {', '.join(matches[:3])}"
-                fix = "name them as the file is named"
-                raise RegionsError(Problem(image.where, found, fix))
+                raise RegionsError(Problem(image.where, found, "name them as the file is named"))
             if matches:
                 return self._masks[matches[0]]
         if any(key.startswith(("file:", "pixels:")) for key in self._masks) and image.key in self._masks:
@@ -168,37 +164,36 @@ def _problem(entry: Any) -> str | None:
     return None if "bbox" in entry and "segmentation" not in entry else f"is unknown: {_EXPECTED}"
 
 
-def _read(
-    entry: Any, size: tuple[int, int]
-) -> tuple[rle.Runs, float, tuple[float, float, float, float] | None]:
+def _read(entry: Any, size: tuple[int, int]) -> tuple[rle.Runs, float, Sequence[float]]:
     """Runs, quality and box of one region; ValueError where they do not fit the image."""
     if isinstance(entry, np.ndarray):
         _check_size(entry.shape, size)
-        return rle.encode(entry), 1.0, None
+        runs = rle.encode(entry)
+        return runs, 1.0, rle.bounding_box(runs, size)
     score = next((key for key in _SCORES if entry.get(key) is not None), None)
     quality = _numbers(score, [entry[score]], "a number")[0] if score else 1.0
-    box = None
+    box: Sequence[float] | None = None
     if entry.get("bbox") is not None:
         x, y, width, height = _numbers("bbox", entry["bbox"], "[x, y, width, height]", 4)
         if min(width, height) < 0:
             raise ValueError(f"has the bbox {entry['bbox']}: expected [x, y, width, height]")
         box = (x, y, x + width, y + height)
-    runs = entry.get("segmentation", entry)
-    if "counts" not in runs:
+    written = entry.get("segmentation", entry)
+    if "counts" not in written:
         assert box is not None
         return rle.of_box(box, size), quality, box
-    _check_size(tuple(map(int, _numbers("size", runs["size"], "[height, width]", 2))), size)
-    counts = runs["counts"].decode("ascii") if isinstance(runs["counts"], bytes) else runs["counts"]
+    _check_size(tuple(map(int, _numbers("size", written["size"], "[height, width]", 2))), size)
+    counts = written["counts"].decode("ascii") if isinstance(written["counts"], bytes) else written["counts"]
     try:
-        lengths = (
-            rle.decompress(counts) if isinstance(counts, str) else _numbers("counts", counts, "run lengths")
-        )
-        return _filling(lengths, size), quality, box
+        runs = _filling(counts, size)
     except ValueError as error:
         raise ValueError(f"has damaged counts: {error}") from error
+    return runs, quality, box or rle.bounding_box(runs, size)
 
 
-def _filling(lengths: Sequence[float], size: tuple[int, int]) -> rle.Runs:
+def _filling(counts: Any, size: tuple[int, int]) -> rle.Runs:
+    """Run lengths, or their compact text, that fill an image."""
+    lengths = rle.decompress(counts) if isinstance(counts, str) else _numbers("counts", counts, "run lengths")
     runs = np.array(lengths, dtype=np.int64)
     if (runs < 0).any() or runs.sum() != size[0] * size[1]:
         raise ValueError(f"they cover {runs.sum()} pixels, expected {size[0]} * {size[1]}")
@@ -225,20 +220,18 @@ def _numbers(key: str, values: Any, expected: str, count: int | None = None) -> 
 
 def _by_image(content: Any) -> dict[str, list[Any]]:
     """{image id: [regions]} of the content of a JSON file."""
+    if isinstance(content, dict) and "annotations" not in content:
+        return content
     files: dict[Any, str] = {}
-    if isinstance(content, dict) and "annotations" in content:
+    if isinstance(content, dict):
         for index, image in enumerate(content.get("images", [])):
             if not isinstance(image, dict) or not {"id", "file_name"} <= image.keys():
                 raise ValueError(f"images[{index}] has no id or no file_name")
             files[image["id"]] = image["file_name"]
-        regions: dict[str, list[Any]] = {name: [] for name in files.values()}
         content = content["annotations"]
-    elif isinstance(content, dict):
-        return content
-    else:
-        regions = {}
     if not isinstance(content, list):
         raise ValueError(f"it holds a {type(content).__name__}, expected a list of annotations")
+    regions: dict[str, list[Any]] = {name: [] for name in files.values()}
     for index, entry in enumerate(content):
         if not isinstance(entry, dict) or "image_id" not in entry:
             raise ValueError(f"annotation {index} has no image_id")
@@ -254,8 +247,7 @@ def _digest(masks: Mapping[str, Any]) -> str:
             if isinstance(entry, np.ndarray):
                 digest.update(repr(entry.shape).encode() + np.packbits(entry).tobytes())
             else:
-                text = json.dumps(entry, sort_keys=True, default=_plain)
-                digest.update(text.encode())
+                digest.update(json.dumps(entry, sort_keys=True, default=_plain).encode())
     return digest.hexdigest()
 
 

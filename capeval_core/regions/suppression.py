@@ -86,13 +86,10 @@ class Suppression:
         return np.array(kept, dtype=np.int64)
 
     def survivors(self, boxes: Floats, scores: Floats) -> Booleans:
-        """(n, classes) whether a box survives the suppression of each class by its own scores.
+        """(n, classes) whether a box survives the suppression of each class by its own scores (n, classes).
 
         Of boxes with equal scores the first is the better. All classes take their next best box together, and
         what it suppresses is a row of bits, so that the time is that of n steps.
-
-        Args:
-            boxes: (n, 4). scores: (n, classes).
         """
         by_class = np.ascontiguousarray(scores.T)
         order = np.argsort(-by_class, axis=1, kind="stable").T  # n times the next best box of each class
@@ -115,9 +112,7 @@ def class_confidences(boxes: Floats, scores: Floats, rule: Suppression, threshol
     a score above the threshold, has 0. As bottom-up attention's `tools/generate_tsv.py` chooses its boxes
     (Anderson et al., CVPR 2018), and the script of 12-in-1 (Lu et al., CVPR 2020).
 
-    Args:
-        boxes: (n, 4) x0, y0, x1, y1. scores: (n, classes) from 0 to 1, background left out.
-        rule: of the suppression. threshold: scores up to it do not count.
+    `scores` are (n, classes) from 0 to 1, background left out; those up to `threshold` do not count.
 
     >>> boxes = np.array([[0, 0, 10, 10], [0, 0, 10, 9], [20, 0, 30, 10]], dtype=np.float32)
     >>> scores = np.array([[0.9, 0.3], [0.6, 0.2], [0.1, 0.5]], dtype=np.float32)
