@@ -103,16 +103,13 @@ class BatchSize:
     def _shrink(self, part: slice, cost: int | Sequence[int], error: RuntimeError) -> None:
         failed = part.stop - part.start
         if not self.automatic:
-            raise MemoryError(
-                f"batch_size={failed} does not fit into memory: lower it, or leave batch_size=None"
-            ) from error
+            fix = "lower it, or leave batch_size=None"
+            raise MemoryError(f"batch_size={failed} does not fit into memory: {fix}") from error
         if failed == 1:
-            raise MemoryError(
-                'a single item does not fit into memory: use device="cpu" or smaller weights'
-            ) from error
-        half = max(1, failed // 2)
-        smaller = half * cost if isinstance(cost, int) else sum(cost[part.start : part.start + half])
-        self.size = smaller
+            fix = 'use device="cpu" or smaller weights'
+            raise MemoryError(f"a single item does not fit into memory: {fix}") from error
+        half = failed // 2
+        self.size = half * cost if isinstance(cost, int) else sum(cost[part.start : part.start + half])
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 

@@ -51,11 +51,6 @@ def stacked_on_device(device: torch.device, arrays: Sequence[NDArray[Any]]) -> T
     """Arrays of one shape as one tensor (n, ...) on a device."""
     host = _host_memory((len(arrays), *arrays[0].shape), arrays[0].dtype, device)
     np.stack(arrays, out=host.numpy())
-    return _copied(host, device)
-
-
-def _copied(host: Tensor, device: torch.device) -> Tensor:
-    """Pinned memory copied to a device, while what was launched there before runs."""
     if device.type != "cuda":
         return host.to(device)
     used, copies = torch.cuda.current_stream(device), _stream(device)
@@ -69,12 +64,7 @@ def _copied(host: Tensor, device: torch.device) -> Tensor:
 def _host_memory(shape: tuple[int, ...], kind: np.dtype[Any], device: torch.device) -> Tensor:
     """PyTorch's own memory, since sums of a matrix product differ by where in memory its factors begin."""
     dtype = torch.from_numpy(np.empty(0, kind)).dtype
-    return pinned(shape, dtype) if device.type == "cuda" else torch.empty(shape, dtype=dtype, device="cpu")
-
-
-def pinned(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Memory of the host from which CUDA copies while the host goes on."""
-    return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True)
+    return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=device.type == "cuda")
 
 
 @cache
@@ -123,7 +113,7 @@ def to_host(features: Tensor) -> Arriving:
     """Features on any device, of any dtype, as float32 on the host, once they are there."""
     if features.device.type != "cuda":
         return arriving(on_host(features))
-    host = pinned(tuple(features.shape), torch.float32)
+    host = torch.empty(features.shape, dtype=torch.float32, device="cpu", pin_memory=True)
     host.copy_(features.float(), non_blocking=True)
     cuda: Any = torch.cuda  # whose stubs lack types
     copied = cuda.Event(blocking=True)  # a thread that waits leaves its core to the decoders

@@ -103,10 +103,8 @@ class CheckedModel(ABC, ModelHubMixin, library_name="capeval", model_card_templa
         self._stored_as = {name: tensor.dtype for name, tensor in tensors.items()}
         self.model = self.build(config, tensors).to(self.device)
         if dtype == "float16":
-            check_finite(
-                self.model.state_dict(),
-                'they exceed the range of float16: pass dtype="bfloat16" or "float32"',
-            )
+            fix = 'pass dtype="bfloat16" or "float32"'
+            check_finite(self.model.state_dict(), f"they exceed the range of float16: {fix}")
         self.prepare()
         if "canary" in config:
             check_canary(config["canary"], self.canary(), dtype)
@@ -126,21 +124,13 @@ class CheckedModel(ABC, ModelHubMixin, library_name="capeval", model_card_templa
 
     @classmethod
     def empty(cls, config: dict[str, Any]) -> nn.Module:
-        """The model of a config on torch's meta device: names and shapes, no memory, no numbers.
-
-        Raises:
-            WeightsError: there is no such model.
-        """
+        """The model of a config on torch's meta device: names and shapes, no memory, no numbers."""
         with torch.device("meta"):
             return cls.modules(config)
 
     @classmethod
     def check_header(cls, config: dict[str, Any], header: dict[str, Tensor]) -> None:
-        """Refuse a file whose tensors, by its header, are not those of the config; none is read.
-
-        Raises:
-            WeightsError: there is no such model, or it has other tensors.
-        """
+        """Refuse a file whose tensors, by its header, are not those of the config; none is read."""
         check_tensors(cls.empty(config).state_dict(), header)
 
     @abstractmethod
@@ -158,17 +148,11 @@ class CheckedModel(ABC, ModelHubMixin, library_name="capeval", model_card_templa
 
     @classmethod
     def read_config(cls, folder: WeightsFolder) -> dict[str, Any]:
-        """The folder's config, checked.
-
-        Raises:
-            WeightsError: these are weights of another encoder, or the config lacks something.
-        """
+        """The folder's config, checked."""
         kind = folder.config.get("encoder", folder.config.get("model_type"))
         if kind != cls.kind:
-            raise WeightsError(
-                f"these are weights of encoder {kind!r}, expected {cls.kind!r}: pass "
-                "weights that were made for this metric"
-            )
+            fix = "pass weights that were made for this metric"
+            raise WeightsError(f"these are weights of encoder {kind!r}, expected {cls.kind!r}: {fix}")
         if cls.Settings is not None:
             read(cls.Settings, folder.config, "")
         return folder.config
@@ -212,25 +196,19 @@ class CheckedModel(ABC, ModelHubMixin, library_name="capeval", model_card_templa
         cls: type[Self], folder: WeightsFolder, *, device: str | None = None, dtype: str = "float32"
     ) -> Self:
         """The encoder of a weights folder; loaded once per process, device and dtype while it is in use."""
+
+        def opened() -> Self:
+            cls.check_header(config, folder.header())
+            return cls(config, folder.tensors(), checksum=folder.checksum, device=device, dtype=dtype)
+
         with naming_weights(folder.name):
             config = cls._config_of(folder)
             key = (cls._fingerprint(config, folder.checksum), str(numbered_device(device)), dtype)
-            return opened_once(key, lambda: cls._opened(config, folder, device, dtype))
-
-    @classmethod
-    def _opened(
-        cls: type[Self], config: dict[str, Any], folder: WeightsFolder, device: str | None, dtype: str
-    ) -> Self:
-        cls.check_header(config, folder.header())
-        return cls(config, folder.tensors(), checksum=folder.checksum, device=device, dtype=dtype)
+            return opened_once(key, opened)
 
     @classmethod
     def fingerprint_of(cls, folder: WeightsFolder) -> str:
-        """The fingerprint of a folder's encoder, without reading its tensors.
-
-        Raises:
-            WeightsError: as for `open`, as far as the config tells.
-        """
+        """The fingerprint of a folder's encoder, without reading its tensors."""
         with naming_weights(folder.name):
             return cls._fingerprint(cls._config_of(folder), folder.checksum)
 
@@ -258,10 +236,8 @@ class CheckedModel(ABC, ModelHubMixin, library_name="capeval", model_card_templa
 
     @classmethod
     def _fingerprint(cls, config: dict[str, Any], checksum: str) -> str:
-        text = json.dumps(
-            [cls.kind, cls.revision, checksum, {key: config.get(key) for key in cls.depends_on}],
-            sort_keys=True,
-        )
+        settings = {key: config.get(key) for key in cls.depends_on}
+        text = json.dumps([cls.kind, cls.revision, checksum, settings], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def save_pretrained(

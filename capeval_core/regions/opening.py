@@ -31,8 +31,8 @@ def region_opener(spec: RegionSpec) -> Callable[..., RegionSource]:
             `"rectangles"`, the boxes of OWLv2; or `"colours"`, patches of one colour, for drawn scenes. The
             first three also take weights, as in `"objects:facebook/sam-vit-base"` or `"objects:mobilesamv2"`,
             a Hub id (`@revision` pins it) or a folder; those with boxes also the objectness that a box needs,
-            last, as in `"objects:threshold=0.2"` or `"objects:mobilesamv2,threshold=0.2"`; a JSON file of masks
-            or boxes (`PrecomputedRegions.read`); a mapping from image id to masks; or a `RegionSource`.
+            last, as in `"objects:threshold=0.2"` or `"objects:mobilesamv2,threshold=0.2"`; a JSON file of
+            masks or boxes (`PrecomputedRegions.read`); a mapping from image id to masks; or a `RegionSource`.
 
     Raises:
         ValueError, TypeError: any other `spec`. When it is opened, WeightsError: a model could not be loaded;
