@@ -7,7 +7,7 @@ import signal
 import sys
 from pathlib import Path
 
-from capeval_core.commands.interrupts import INTERRUPTED, leave
+from capeval_core.commands.terminal import INTERRUPTED, leave
 
 
 def run() -> int:

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from capeval_core._version import __version__
-from capeval_core.commands.interrupts import INTERRUPTED
-from capeval_core.commands.terminal import Parser, announce, complain, table
+from capeval_core.commands.terminal import INTERRUPTED, Parser, announce, complain, table
 from capeval_core.errors import did_you_mean, naming
 
 COMMANDS: dict[str, str] = {

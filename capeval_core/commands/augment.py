@@ -8,8 +8,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from capeval_core.commands.common import FILES, add_flags, chosen, tell_reasons
-from capeval_core.commands.interrupts import interruptible
-from capeval_core.commands.terminal import Parser, complain, flag, named_first, summary, table
+from capeval_core.commands.terminal import Parser, complain, flag, interruptible, named_first, summary, table
 from capeval_core.errors import did_you_mean
 from capeval_core.inputs.text_files import FileOptions
 

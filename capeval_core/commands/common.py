@@ -1,26 +1,32 @@
-"""What commands share: the parser, flags made of options, messages, files that are read and written."""
+"""What commands share: flags made of options, the metrics that are named, names of rows, files."""
 
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
-import shlex
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from capeval_core.commands.terminal import TYPES, complain, flag
+from capeval_core.commands.terminal import TYPES, Parser, complain, flag
+from capeval_core.description import describe_metric
 from capeval_core.errors import did_you_mean, naming, place
 from capeval_core.inputs import text_files
 from capeval_core.inputs.images import Texts
 from capeval_core.inputs.samples import ARGUMENTS, Samples, argument_of, medium_of
 from capeval_core.inputs.text_files import FileOptions
+from capeval_core.metric import CaptionMetric
 from capeval_core.options import OptionDescription, Settings, describe_options
+from capeval_core.registry import media_of, metric_class, variant_classes
 from capeval_core.writing import write_whole
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 FILES = (
     "Files are JSON ({image id: caption}, {image id: [captions or references]}, COCO results, COCO "
@@ -29,6 +35,7 @@ FILES = (
     "file name without the extension, or its path from the folder of images; for COCO also its number."
 )
 _FAILURES_SHOWN = 20
+Metrics = Sequence[type[CaptionMetric]]
 Checked = TypeVar("Checked", bound=Samples)
 
 # flags
@@ -65,48 +72,20 @@ def add_flags_of_several(
     """
     group = parser.add_argument_group("options of the metrics", "Each but --set is for all that have it.")
     add_set_flag(group, next(iter(options)))
-    owners: dict[str, dict[str, OptionDescription]] = {}
+    owners: dict[str, dict[str, list[str]]] = {}  # by option and help text, its metrics
+    kinds: dict[str, dict[str, Any]] = {}
     for metric, class_ in options.items():
         for option in describe_options(class_):
             if option.flag and metric not in without.get(option.name, ()):
-                owners.setdefault(option.name, {})[metric] = option
-    for name, by_metric in owners.items():
-        kinds = [_kind(option) for option in by_metric.values()]
-        texts: dict[str, list[str]] = {}
-        for metric, kind in zip(by_metric, kinds, strict=True):
-            texts.setdefault(kind["help"], []).append(metric)
-        everywhere = len(texts) == 1 and len(by_metric) == len(options)
-        help_text = "; ".join(
-            text if everywhere else f"{', '.join(metrics)}: {text}" for text, metrics in texts.items()
-        )
-        shape = {**kinds[0], "help": help_text}
-        if "action" not in shape:
-            shape["type"] = _for_all(shape.get("type", str), name, [*options])
+                kinds.setdefault(option.name, _kind(option))
+                owners.setdefault(option.name, {}).setdefault(_kind(option)["help"], []).append(metric)
+    for name, texts in owners.items():
+        parts = [
+            text if len(metrics) == len(options) else f"{', '.join(metrics)}: {text}"
+            for text, metrics in texts.items()
+        ]
+        shape = {**kinds[name], "help": "; ".join(parts)}
         group.add_argument(flag_of(name), dest=name, default=argparse.SUPPRESS, **shape)
-
-
-def _for_all(kind: Callable[[str], Any], option: str, metrics: Sequence[str]) -> Callable[[str], Any]:
-    """Reads a value that is for all metrics, and refuses one that names a metric."""
-
-    def read(text: str) -> Any:
-        if hint := pair_hint(option, text, metrics):
-            raise argparse.ArgumentTypeError(f"{text!r}: {hint}")
-        return kind(text)
-
-    read.__name__ = kind.__name__
-    return read
-
-
-def pair_hint(option: str, text: str, metrics: Sequence[str]) -> str | None:
-    """What to write in place of `--option METRIC=VALUE`; None if the text is another value.
-
-    >>> pair_hint("device", "pacs=cpu", ["pacs", "clips"])
-    'an option of one metric is --set pacs.device=cpu'
-    """
-    metric, equals, value = text.partition("=")
-    if not equals or metric not in metrics:
-        return None
-    return f"an option of one metric is --set {shlex.quote(f'{metric}.{option}={value}')}"
 
 
 def add_set_flag(group: argparse._ActionsContainer, example: str) -> None:
@@ -179,6 +158,132 @@ def _kind(option: OptionDescription) -> dict[str, Any]:
         if name in types:
             shape |= {"type": TYPES[letter], "metavar": letter}
     return shape
+
+
+# the metrics that a command line names, and what their captions are about
+
+
+def read_metrics(arguments: Sequence[str]) -> tuple[list[type[CaptionMetric]], list[str]]:
+    """The metrics that the first argument and `--media` choose, and the other arguments.
+
+    >>> [metric.name for metric in read_metrics(["pacs,cider", "--images", "x"])[0]]
+    ['pacs', 'cider']
+    """
+    given, *rest = arguments
+    names = names_of(given) or [given]
+    refuse_twice(given, names)
+    for name in names:
+        if describe_metric(metric_class(name)).command != "score":
+            fix = f"; leave {name} out of the list" if len(names) > 1 else ""
+            raise ValueError(
+                f"{name} chooses among several captions of each image: use `capeval rerank`, which "
+                f"writes the chosen ones{fix}"
+            )
+    metrics, others = _with_medium("score", names, rest)
+    by_argument = {argument_of(metric.media): command_of(metric) for metric in metrics if metric.media}
+    if len(by_argument) > 1:
+        about = " and ".join(f"{name} is about {argument}" for argument, name in by_argument.items())
+        raise ValueError(f"{about}: score them in two commands")
+    return metrics, others
+
+
+def refuse_twice(given: str, names: Sequence[str]) -> None:
+    """Refuse a metric that is among the names twice."""
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ValueError(f"{given}: {twice} comes twice, name each metric once")
+
+
+def read_metric(command: str, arguments: Sequence[str]) -> tuple[type[CaptionMetric], list[str]]:
+    """The one metric that the first argument and `--media` choose, and the other arguments."""
+    name, *rest = arguments
+    metric_class(name)
+    (metric,), others = _with_medium(command, [name], rest)
+    return metric, others
+
+
+def _with_medium(
+    command: str, names: Sequence[str], rest: Sequence[str]
+) -> tuple[list[type[CaptionMetric]], list[str]]:
+    """The metrics of these names for the medium of `--media`, and the other arguments."""
+    parser = Parser(f"{command} {','.join(names)}", add_help=False)
+    flag(parser, "--media NAME", "")
+    flags, others = parser.parse_known_args(rest)
+    # A metric on texts alone fits captions of any medium.
+    media = {name: flags.media if len(names) == 1 or media_of(name) else None for name in names}
+    return [metric_class(name, medium) for name, medium in media.items()], others
+
+
+def command_of(metric: type[CaptionMetric]) -> str:
+    """The metric as a command line names it.
+
+    >>> command_of(metric_class("pacs"))
+    'pacs'
+    """
+    return metric.name if metric.variant is None else f"{metric.name} --media {metric.variant}"
+
+
+def title_of(metrics: Metrics) -> str:
+    """The names of metrics as the first argument has them.
+
+    >>> title_of([metric_class("pacs"), metric_class("cider")])
+    'pacs,cider'
+    """
+    return ",".join(metric.name for metric in metrics)
+
+
+def about(metrics: Metrics) -> type[CaptionMetric]:
+    """The first metric that looks at images or videos, else the first."""
+    return next((metric for metric in metrics if metric.media), metrics[0])
+
+
+def add_media_choice(group: Any, metrics: Metrics) -> None:
+    """`--media` where one of the metrics is about several."""
+    variants = {name for name, _ in variant_classes()}
+    with_choice = next((metric.name for metric in metrics if metric.name in variants), None)
+    if with_choice is not None:
+        media = media_of(with_choice)
+        flag(group, f"--media {{{','.join(media)}}}", f"what captions are about (default: {media[0]})")
+
+
+def add_media(group: Any, metrics: Metrics) -> None:
+    """`--media` where there is a choice, and a flag for the folder of what captions are about.
+
+    The flags of other media are not shown: `folder_of` refuses them.
+    """
+    add_media_choice(group, metrics)
+    optional = all("boxes" in metric.media for metric in metrics if metric.media)
+    for argument in ARGUMENTS:
+        own = argument == argument_of(about(metrics).media)
+        text = f"the {argument} that they describe" if own else argparse.SUPPRESS
+        if own and optional:
+            text += "; none where --regions names features"
+        if own and "video" in about(metrics).media:
+            text += ": files, or folders of frames"
+        flag(group, f"{flag_of(argument)} FOLDER", text, type=str)
+
+
+def folder_of(metrics: Metrics, flags: argparse.Namespace) -> str | None:
+    """The folder of what captions are about; None where metrics compare texts alone, or none is given.
+
+    Raises:
+        ValueError: a folder of another medium is given.
+    """
+    metric = about(metrics)
+    own = argument_of(metric.media)
+    for argument in ARGUMENTS:
+        if argument == own or getattr(flags, argument) is None:
+            continue
+        if own is None:
+            verb = "compare" if len(metrics) > 1 else "compares"
+            complain(f"warning: {title_of(metrics)} {verb} texts alone: {flag_of(argument)} is ignored")
+            continue
+        medium = medium_of(argument)
+        chosen = [f"--media {medium}"] if medium in media_of(metric.name) else []
+        fix = " or ".join([f"pass {flag_of(own)} FOLDER", *chosen])
+        raise ValueError(f"{flag_of(argument)}: {command_of(metric)} is about {own}, {fix}")
+    folder: str | None = None if own is None else getattr(flags, own)
+    return folder
 
 
 # names of rows
@@ -291,6 +396,13 @@ def write(name: str, path: Path, content: str | bytes) -> None:
         write_whole(path, content, into_pipes=True)
     except OSError as error:
         raise OSError(f"{name} {path} cannot be written ({error.strerror or error})") from error
+
+
+def png_bytes(image: Image) -> bytes:
+    """A picture as a file."""
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return file.getvalue()
 
 
 class Outputs:

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from capeval_core.commands.systems import ScoredSystem, compare_systems
+from capeval_core.commands.compare import ScoredSystem, compare_systems
 from capeval_core.commands.terminal import WHOLE_LINES, Parser, flag, paragraph, table
 from capeval_core.demo import KINDS, DemoItem, demo_set, score_kinds
 from capeval_core.registry import load, metric_class

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import io
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -19,12 +18,11 @@ from capeval_core.commands.common import (
     in_set,
     names_of,
     options_set,
-    pair_hint,
+    png_bytes,
+    refuse_twice,
     write,
 )
-from capeval_core.commands.interrupts import interruptible
-from capeval_core.commands.metrics import refuse_twice
-from capeval_core.commands.terminal import Parser, complain, flag, named_first, table
+from capeval_core.commands.terminal import Parser, complain, flag, interruptible, named_first, table
 from capeval_core.errors import FileError, Problems, did_you_mean, file_problem, naming, which_choice
 from capeval_core.inputs.samples import argument_of
 from capeval_core.judgements.judging import Judged
@@ -40,9 +38,8 @@ from capeval_core.judgements.report import (
 )
 from capeval_core.judgements.resampling import DRAWS
 from capeval_core.judgements.scoring import SetScorer, joined_signature, labels_of
-from capeval_core.judgements.sets import SETS, SetEntry, load_set, set_entry
+from capeval_core.judgements.sets import SETS, SetEntry, find_visuals, load_set, set_entry
 from capeval_core.judgements.stored import FORMS, read_scores
-from capeval_core.judgements.visuals import find_visuals
 from capeval_core.metric import CaptionMetric, Reranker
 from capeval_core.registry import MEDIA_VARIANTS, metric_class
 from capeval_core.reports.tables import Table
@@ -110,8 +107,6 @@ def _options(class_: type[CaptionMetric], flags: argparse.Namespace) -> Any:
     """A metric's options, of --weights and --set; a broken image costs its own captions."""
     keywords: dict[str, Any] = {"on_error": "nan"}
     if flags.weights is not None and class_.default_weights is not None:
-        if hint := pair_hint("weights", flags.weights, flags.metrics):
-            raise ValueError(f"--weights {flags.weights}: {hint}")
         keywords["weights"] = flags.weights
     keywords |= (of_set := options_set(flags.set, class_.name, flags.metrics))
     with naming(in_set(class_.name, of_set)):
@@ -251,9 +246,9 @@ def _write(
         f"{entry.name}-differences.csv": contests.csv(),
     }
     try:
-        files[f"{entry.name}.png"] = _png(draw_agreement(result))
+        files[f"{entry.name}.png"] = png_bytes(draw_agreement(result))
         if (spread := draw_scores(result)) is not None:
-            files[f"{entry.name}-scores.png"] = _png(spread)
+            files[f"{entry.name}-scores.png"] = png_bytes(spread)
     except ModuleNotFoundError as error:  # the numbers took long, and are there
         warnings.warn(f"there are no charts: {error}", stacklevel=2)
     # Other metrics have no repository that results could stand in, and one's own set may not be on the Hub.
@@ -277,12 +272,6 @@ def _write(
     more = ", and .eval_results for the weights" if of_weights else ""
     print(f"\n{out}: {', '.join(name for name in files if '/' not in name)}{more}")
     outputs.finish()
-
-
-def _png(image: Any) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, "PNG", optimize=True)
-    return buffer.getvalue()
 
 
 def _parser(entry: SetEntry) -> Parser:

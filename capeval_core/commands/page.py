@@ -5,8 +5,7 @@ from __future__ import annotations
 import socket
 from importlib.util import find_spec
 
-from capeval_core.commands.interrupts import interruptible
-from capeval_core.commands.terminal import Parser, complain, flag
+from capeval_core.commands.terminal import Parser, complain, flag, interruptible
 from capeval_core.project import install_command
 from capeval_core.registry import list_metrics, load, metric_class
 

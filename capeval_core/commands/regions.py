@@ -12,15 +12,8 @@ from typing import Literal
 
 from tqdm import tqdm
 
-from capeval_core.commands.common import (
-    add_flags,
-    chosen,
-    tell_reasons,
-    visual_of,
-    write,
-)
-from capeval_core.commands.interrupts import interruptible
-from capeval_core.commands.terminal import Parser, flag, summary
+from capeval_core.commands.common import add_flags, chosen, tell_reasons, visual_of, write
+from capeval_core.commands.terminal import Parser, flag, interruptible, summary
 from capeval_core.errors import FileError, Problems, naming, wrong_option
 from capeval_core.inputs.box_stores import (
     MANIFEST,

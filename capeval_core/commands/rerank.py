@@ -21,9 +21,8 @@ from capeval_core.commands.common import (
     with_ids,
     write,
 )
-from capeval_core.commands.interrupts import interruptible, resuming
-from capeval_core.commands.systems import ScoredSystem, add_report_flag, compare_systems, write_page
-from capeval_core.commands.terminal import Parser, complain, flag, summary
+from capeval_core.commands.compare import ScoredSystem, add_report_flag, compare_systems, write_page
+from capeval_core.commands.terminal import Parser, complain, flag, interruptible, resuming, summary
 from capeval_core.errors import Problems, beside
 from capeval_core.inputs.folder import bare, names_in, some_of
 from capeval_core.metric import CaptionMetric

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import io
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,33 +14,30 @@ from tqdm import tqdm
 
 from capeval_core.commands.common import (
     FILES,
+    Metrics,
     Outputs,
+    about,
     add_file_flags,
     add_flags,
     add_flags_of_several,
+    add_media,
     check_output,
     chosen,
+    command_of,
     flag_of,
+    folder_of,
     in_set,
     naming_rows,
     options_set,
+    png_bytes,
     read_files,
+    read_metrics,
     tell_reasons,
+    title_of,
     with_ids,
     write,
 )
-from capeval_core.commands.interrupts import interruptible, resuming
-from capeval_core.commands.metrics import (
-    Metrics,
-    about,
-    add_media,
-    command_of,
-    folder_of,
-    media_hint,
-    read_metrics,
-    title_of,
-)
-from capeval_core.commands.systems import (
+from capeval_core.commands.compare import (
     ScoredSystem,
     add_comparison_flags,
     baseline_of,
@@ -53,7 +49,17 @@ from capeval_core.commands.systems import (
     systems_content,
     write_page,
 )
-from capeval_core.commands.terminal import Parser, announce, complain, flag, named_first, summary, table
+from capeval_core.commands.terminal import (
+    Parser,
+    announce,
+    complain,
+    flag,
+    interruptible,
+    named_first,
+    resuming,
+    summary,
+    table,
+)
 from capeval_core.errors import Problems, ProblemsError, beside, naming
 from capeval_core.inputs.folder import bare, names_in
 from capeval_core.inputs.samples import Samples, argument_of
@@ -74,7 +80,7 @@ def run(arguments: list[str]) -> int:
         return _introduce(arguments)
     metrics, rest = read_metrics(arguments)
     parser = _parser(metrics)
-    if hint := media_hint(about(metrics), rest) or _option_of_others(parser, metrics, rest):
+    if hint := _option_of_others(parser, metrics, rest):
         parser.error(hint)
     flags = parser.read(rest)
     names = names_of_files("--candidates", flags.candidates)
@@ -233,12 +239,9 @@ def _folder_of_run(metrics: Metrics, options: Sequence[Options], flags: argparse
     folder = folder_of(metrics, flags)
     for metric, own in zip(metrics, options, strict=True):
         if folder is None and metric.media and not own.images_are_ids:
-            whom = f"{command_of(metric)}: " if len(metrics) > 1 else ""
-            argument = flag_of(str(argument_of(metric.media)))
-            raise ValueError(
-                f"{whom}{argument} is missing: name the folder of images, or pass --regions FEATURES made "
-                "before"
-            )
+            whom, argument = f"{command_of(metric)}: " * (len(metrics) > 1), str(argument_of(metric.media))
+            more = ", or pass --regions FEATURES made before" * ("boxes" in metric.media)
+            raise ValueError(f"{whom}{flag_of(argument)} is missing: name the folder of {argument}{more}")
     return folder
 
 
@@ -419,9 +422,8 @@ def _write_explanations(folder: Path, ids: Sequence[str], result: Result) -> str
         content = {"id": image_id, "number": numbers[name], **explanation}
         write("--explain", path.with_name(path.name + ".json"), json_text(content))
         if index not in result.errors:
-            drawing = io.BytesIO()
-            explanation.plot().save(drawing, "PNG")  # type: ignore[attr-defined]
-            write("--explain", path.with_name(path.name + ".png"), drawing.getvalue())
+            drawing = png_bytes(explanation.plot())  # type: ignore[attr-defined]
+            write("--explain", path.with_name(path.name + ".png"), drawing)
             drawn += 1
     share = f"{drawn:,}" if drawn == len(ids) else f"{drawn:,} of {len(ids):,}"
     return f"explained  {share} captions in {folder}"

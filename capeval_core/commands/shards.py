@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import io
 import math
 import time
 from collections import Counter
@@ -14,14 +13,24 @@ from tqdm import tqdm
 
 from capeval_core.commands.common import (
     add_flags,
+    add_media_choice,
     check_output,
     chosen,
+    png_bytes,
+    read_metric,
     tell_reasons,
     write,
 )
-from capeval_core.commands.interrupts import interruptible
-from capeval_core.commands.metrics import add_media_choice, read_metric
-from capeval_core.commands.terminal import Parser, complain, flag, named_first, summary, table, terminal_width
+from capeval_core.commands.terminal import (
+    Parser,
+    complain,
+    flag,
+    interruptible,
+    named_first,
+    summary,
+    table,
+    terminal_width,
+)
 from capeval_core.integrations.shards import (
     BatchScorer,
     ScoreHistogram,
@@ -33,7 +42,6 @@ from capeval_core.integrations.shards import (
 )
 from capeval_core.integrations.shards.folder import (
     MANIFEST,
-    PlannedShard,
     existing,
     plan_shards,
     refuse_other_scores,
@@ -106,30 +114,23 @@ def _score(arguments: list[str]) -> int:
     refuse_other_scores(there, stamp, images)
     if len(there) == len(shards) and not flags.retry_failed:
         workers = Workers(1)  # there is nothing to do for others
-    settings = {"images": images, "columns": flags.columns, "retry_failed": flags.retry_failed}
-    kept = "shards that are finished are kept: run the same command again to go on"
-    with interruptible(kept):
-        return _run(metric, scorer, shards, flags, workers, settings)
-
-
-def _run(
-    metric: type[CaptionMetric],
-    scorer: BatchScorer,
-    shards: list[PlannedShard],
-    flags: argparse.Namespace,
-    workers: Workers,
-    settings: dict[str, Any],
-) -> int:
+    settings: dict[str, Any] = {
+        "images": images,
+        "columns": flags.columns,
+        "retry_failed": flags.retry_failed,
+    }
+    results: list[ShardResult] = []
+    failures: dict[str, str] = {}
     start = time.monotonic()
-    with _Progress(len(shards)) as progress:
+    kept = "shards that are finished are kept: run the same command again to go on"
+    with interruptible(kept), _Progress(len(shards)) as progress:
         outcomes: Iterable[ShardResult | FailedShard]
         if not workers.on_ray:
-            settings = {**settings, "progress": progress.add}
+            settings["progress"] = progress.add
             outcomes = (score_one(shard, scorer, settings) for shard in shards)
         else:
             complain("starting Ray" if workers.address is None else f"connecting to Ray at {workers.address}")
             outcomes = score_shards(shards, scorer, workers, settings)
-        results, failures = [], {}
         for outcome in outcomes:
             progress.finish(outcome, elsewhere=workers.on_ray)
             if isinstance(outcome, ShardResult):
@@ -143,11 +144,11 @@ def _run(
     _print_summary(metric, results, len(failures), time.monotonic() - start, manifest)
     tell_reasons(_reasons(failures), len(shards), "shards")
     if before := sum(result.failed for result in results if result.skipped):
-        rows = "row" if before == 1 else "rows"
-        complain(f"{before:,} {rows} failed in shards that were finished before: --retry-failed scores again")
+        rows = _counted(before, "row")
+        complain(f"{rows} failed in shards that were finished before: --retry-failed scores again")
+    if broken := next((result for result in results if result.error), None):
+        complain(f"the first row that failed, in {broken.source}: {broken.error} (others: column `error`)")
     pairs, failed = sum(result.rows for result in results), sum(result.failed for result in results)
-    for result in [result for result in results if result.error][:1]:
-        complain(f"the first row that failed, in {result.source}: {result.error} (others: column `error`)")
     return 1 if failures or (pairs and failed == pairs) else 0
 
 
@@ -166,20 +167,16 @@ class _Progress:
         self._shards, self._finished, self._pairs = shards, 0, 0
         self._start = self._spoken = time.monotonic()
 
-    def add(self, pairs: int) -> None:
-        """Count pairs that were scored."""
-        self._pairs += pairs
-        self._show()
-
     def finish(self, outcome: ShardResult | FailedShard, *, elsewhere: bool) -> None:
         """Count a shard, and its pairs unless they were counted as they were scored."""
         self._finished += 1
         self._bar.update()
-        self.add(
-            outcome.rows if elsewhere and isinstance(outcome, ShardResult) and not outcome.skipped else 0
-        )
+        scored = isinstance(outcome, ShardResult) and not outcome.skipped
+        self.add(outcome.rows if elsewhere and scored else 0)  # type: ignore[union-attr]
 
-    def _show(self) -> None:
+    def add(self, pairs: int) -> None:
+        """Count pairs that were scored."""
+        self._pairs += pairs
         now = time.monotonic()
         text = f"{self._pairs:,} pairs, {_rate(self._pairs / max(now - self._start, 1e-9))} pairs/s"
         self._bar.set_postfix_str(text, refresh=False)
@@ -197,32 +194,25 @@ class _Progress:
 def _print_summary(
     metric: type[CaptionMetric], results: list[ShardResult], failures: int, seconds: float, manifest: str
 ) -> None:
-    pairs, rows = sum(result.scored for result in results), sum(result.rows for result in results)
-    before = sum(result.skipped for result in results)
-    notes = [f"{before:,} finished before"] if before else []
-    notes += [f"{failures:,} without scores"] if failures else []
-    counts = f"{sum(r.failed for r in results):,} failed, {sum(r.truncated for r in results):,} truncated"
+    before, rows, failed, truncated, pairs = (
+        sum(getattr(result, name) for result in results)
+        for name in ("skipped", "rows", "failed", "truncated", "scored")
+    )
+    counts = {"finished before": before, "without scores": failures}
+    notes = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
+    columns: dict[str, dict[str, None]] = {}  # what each was read for, in all shards
+    for result in results:
+        for role, names in result.columns.items():
+            columns.setdefault(role, {}).update(dict.fromkeys(names))
     rate = f"{_rate(pairs / seconds)} pairs/s ({pairs:,} pairs in {seconds:,.1f} s)"
     summary(
-        [
-            metric.title,
-            _counted(len(results) + failures, "shard") + (f" ({', '.join(notes)})" if notes else ""),
-        ],
-        ["pairs", f"{rows:,} ({counts})"],
-        ["columns", _columns_of(results) or "n/a"],
+        [metric.title, _counted(len(results) + failures, "shard") + (f" ({notes})" if notes else "")],
+        ["pairs", f"{rows:,} ({failed:,} failed, {truncated:,} truncated)"],
+        ["columns", ", ".join(f"{role}={'|'.join(names)}" for role, names in columns.items()) or "n/a"],
         ["rate", rate if pairs else "nothing to do"],
         ["manifest", manifest],
         ["signature", results[0].signature if results else "n/a"],
     )
-
-
-def _columns_of(results: list[ShardResult]) -> str:
-    """What each column was read for, in all shards."""
-    used: dict[str, dict[str, None]] = {}
-    for result in results:
-        for role, names in result.columns.items():
-            used.setdefault(role, {}).update(dict.fromkeys(names))
-    return ", ".join(f"{role}={'|'.join(names)}" for role, names in used.items())
 
 
 def _rate(rate: float) -> str:
@@ -329,21 +319,15 @@ def _complaints(found: ShardCheck) -> Iterable[tuple[str, Sequence[str]]]:
         yield title, [f"{name} {why}" for name, why in found.damaged.items()]
     if found.failed:
         title = f"{_shards(found.failed)} with rows that failed; `score --retry-failed` redoes them:"
-        without = found.without_scores
-        yield (
-            title,
-            [
-                f"{n}: {rows:,}{', all of its rows' if n in without else ''}"
-                for n, rows in found.failed.items()
-            ],
-        )
+        every = dict.fromkeys(found.without_scores, ", all of its rows")
+        yield title, [f"{name}: {rows:,}{every.get(name, '')}" for name, rows in found.failed.items()]
     if found.repeated:
         title = f"{_counted(found.repeated, 'row')} with a uid that another row has:"
-        places = {
-            uid: ", ".join(f"{times} in {name}" for name, times in counts.items())
+        places = [
+            f"{uid!r}: {', '.join(f'{times} in {name}' for name, times in counts.items())}"
             for uid, counts in found.duplicates.items()
-        }
-        yield title, [f"{uid!r}: {text}" for uid, text in places.items()]
+        ]
+        yield title, places
     if len(found.signatures) > 1:
         few = sorted(found.signatures.values(), key=len)[:-1]
         title = "scores of different signatures cannot be compared; score these shards again with one:"
@@ -377,47 +361,39 @@ def _numbers(found: ScoreHistogram) -> list[list[str]]:
         rows += [["mean", f"{found.mean:.4f}"], ["range", f"{found.least:.4f} to {found.most:.4f}"]]
         rows += [[f"{share:.0%}", f"{value:.4f}"] for share, value in found.quantiles.items()]
     if found.keep is not None and found.scored:
-        share = found.kept / found.scored
+        share, threshold = found.kept / found.scored, math.floor(found.threshold * 1e6) / 1e6
         kept = f"keeps {_counted(found.kept, 'row')}, {share:.2%} of those with a score"
-        rows.append(
-            [f"best {100 * found.keep:g}%", f"score >= {math.floor(found.threshold * 1e6) / 1e6:.6f} {kept}"]
-        )
+        rows.append([f"best {100 * found.keep:g}%", f"score >= {threshold:.6f} {kept}"])
     return rows
 
 
 def _bars(found: ScoreHistogram) -> str:
     """The histogram as lines of text, three bins in each."""
-    edges, counts = found.edges[::3], found.counts.reshape(-1, 3).sum(axis=1)
-    labels = [f"{edge:.4f}" for edge in edges[:-1]]
+    labels, counts = [f"{edge:.4f}" for edge in found.edges[:-1:3]], found.counts.reshape(-1, 3).sum(axis=1)
     wide = max(map(len, labels))
     room = terminal_width() - wide - max(len(f"{count:,}") for count in counts) - 4
-    most = counts.max()
-    lines = []
-    for label, count in zip(labels, counts, strict=True):
-        bar = "#" * math.ceil(room * count / most)
-        lines.append(f"{label.rjust(wide)}  {bar} {count:,}".rstrip())
-    return "\n".join(lines)
+    bars = ["#" * math.ceil(room * count / counts.max()) for count in counts]
+    lines = zip(labels, bars, counts, strict=True)
+    return "\n".join(f"{label.rjust(wide)}  {bar} {count:,}".rstrip() for label, bar, count in lines)
 
 
 def _picture(found: ScoreHistogram, folder: str) -> bytes:
     marks = {f"{share:.0%}": value for share, value in found.quantiles.items() if math.isfinite(value)}
     note = f"{found.scored:,} scores, mean {found.mean:.4f}; {found.failed:,} rows without a score"
-    threshold = None
-    if found.keep is not None and found.scored:
-        threshold = found.threshold
+    threshold = found.threshold if found.keep is not None and found.scored else None
+    if threshold is not None and found.keep is not None:
         note += f"; the best {100 * found.keep:g}% from {threshold:.4f} on: {found.kept:,} rows"
     edges, counts = found.edges.tolist(), found.counts.tolist()
     try:
-        image = draw_histogram(f"Scores in {folder}", edges, counts, marks, kept_from=threshold, note=note)
+        return png_bytes(
+            draw_histogram(f"Scores in {folder}", edges, counts, marks, kept_from=threshold, note=note)
+        )
     except ModuleNotFoundError as error:
         raise ValueError(f"--png: {error}") from None
-    file = io.BytesIO()
-    image.save(file, "PNG")
-    return file.getvalue()
 
 
 def _counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _shards(names: Collection[str]) -> str:

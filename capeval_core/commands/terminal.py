@@ -1,14 +1,18 @@
-"""What stands in a terminal: the parser of arguments, messages on stderr, and text in columns."""
+"""What stands in a terminal: the parser of arguments, messages on stderr, text in columns, and Ctrl-C."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shutil
+import signal
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn
 
 from capeval_core.errors import did_you_mean
@@ -147,3 +151,38 @@ def flag(group: argparse._ActionsContainer, name: str, text: str, **settings: An
     elif name.startswith("-"):
         settings = {"action": "store_true", **settings}
     group.add_argument(name, help=text, **settings)
+
+
+# Ctrl-C ends the process at once until work begins that is kept, and then raises as Python does it
+
+INTERRUPTED = 130
+"""Exit status of an interrupted command, as shells report it."""
+
+
+def leave(number: int, frame: FrameType | None) -> None:
+    """Handle SIGINT where nothing is lost: imports of C++ would not survive an exception."""
+    os.write(2, b"capeval: interrupted\n")
+    os._exit(INTERRUPTED)
+
+
+@contextmanager
+def interruptible(how: str) -> Iterator[None]:
+    """Let an interrupt of the block say how the command goes on."""
+    leaves = signal.getsignal(signal.SIGINT) is leave
+    try:
+        if leaves:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"interrupted; {how}") from None
+    finally:
+        if leaves:
+            with suppress(KeyboardInterrupt):
+                signal.signal(signal.SIGINT, leave)
+
+
+def resuming(rows: object) -> str:
+    """How a run goes on that keeps its rows in a folder, or in none."""
+    if rows is None:
+        return "with --rows FOLDER a run can be resumed"
+    return f"rows are kept in {rows}: run the same command again to resume"

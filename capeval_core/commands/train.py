@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from capeval_core.commands.common import FILES, add_flags, chosen
-from capeval_core.commands.interrupts import interruptible
-from capeval_core.commands.terminal import Parser, complain, flag, named_first
+from capeval_core.commands.terminal import Parser, complain, flag, interruptible, named_first
 from capeval_core.errors import FileError, file_problem, naming
 from capeval_core.inputs.text_files import FileOptions
 from capeval_core.training.pacs import PacsTraining

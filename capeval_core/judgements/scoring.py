@@ -13,7 +13,7 @@ import pyarrow as pa
 from capeval_core.errors import Problem, Problems
 from capeval_core.inputs.samples import argument_of
 from capeval_core.judgements.correlation import Doubles
-from capeval_core.judgements.protocols import Items, JudgedSet, Scored, Scoring
+from capeval_core.judgements.protocols import Items, JudgedSet, Scored
 from capeval_core.metric import CaptionMetric, Reranker
 from capeval_core.options import CorpusOptions
 from capeval_core.result import Result
@@ -53,6 +53,10 @@ def joined_signature(runs: Iterable[Scored]) -> str | None:
     return "|".join(f"{name}:{','.join(values)}" for name, values in fields.items())
 
 
+_Run = tuple[Result | None, list[int]]
+"""A result of a set's items, and which of them it is of; None where none can be scored."""
+
+
 class SetScorer:
     """Scores a judged set with metrics.
 
@@ -73,18 +77,17 @@ class SetScorer:
 
     def score(self, metric: CaptionMetric) -> dict[str, list[Scored]]:
         """By label, the scores of each scoring of the set."""
-        labels = labels_of(type(metric))
         scorings = self.judged.scorings
+        shared = all(scoring.items is scorings[0].items for scoring in scorings)
         if not metric.needs_references:
-            of_items: dict[int, tuple[Result | None, list[int]]] = {}
+            runs: dict[int, _Run] = {}
             for scoring in scorings:
-                if id(scoring.items) not in of_items:
-                    # Items that all scorings share have no name of one of them.
-                    name = scoring.name if any(s.items is not scoring.items for s in scorings) else ""
-                    of_items[id(scoring.items)] = self._scored(metric, scoring.items, None, name)
-            results = [of_items[id(scoring.items)] for scoring in scorings]
-        elif self._can_choose(metric):
-            results = self._chosen(metric, scorings)
+                if id(scoring.items) not in runs:  # items that all scorings share have no name of one of them
+                    name = "" if shared else scoring.name
+                    runs[id(scoring.items)] = self._scored(metric, scoring.items, None, name)
+            results = [runs[id(scoring.items)] for scoring in scorings]
+        elif shared and len(scorings) > 1 and _can_choose(metric):
+            results = self._chosen(metric)
         else:
             results = [self._scored(metric, s.items, s.references(), s.name) for s in scorings]
         return {
@@ -92,53 +95,44 @@ class SetScorer:
                 _scored_by(key, result, kept, len(scoring.items))
                 for (result, kept), scoring in zip(results, scorings, strict=True)
             ]
-            for label, key in labels.items()
+            for label, key in labels_of(type(metric)).items()
         }
 
-    def _can_choose(self, metric: CaptionMetric) -> bool:
-        """Whether other references are another aggregation of the same rows."""
-        scorings = self.judged.scorings
-        shared = len({id(scoring.items) for scoring in scorings}) == 1 and len(scorings) > 1
-        options = metric.options
-        corpus = isinstance(options, CorpusOptions) and getattr(options, "idf", True) is not None
-        return shared and bool(metric.reference_columns) and not corpus
-
-    def _chosen(
-        self, metric: CaptionMetric, scorings: Sequence[Scoring]
-    ) -> list[tuple[Result | None, list[int]]]:
+    def _chosen(self, metric: CaptionMetric) -> list[_Run]:
         """Results of scorings that share their items, from one run over all references that any of them
         takes."""
-        items = scorings[0].items
+        scorings, items = self.judged.scorings, self.judged.items
         references = items.references or []
-        used = [
-            sorted({position for scoring in scorings for position in _positions(scoring, row)})
-            for row in range(len(items))
+        chosen = [
+            [*map(range, map(len, references))] if scoring.chosen is None else scoring.chosen
+            for scoring in scorings
         ]
-        union = [[references[row][position] for position in own] for row, own in enumerate(used)]
+        used = [sorted({place for own in chosen for place in own[row]}) for row in range(len(items))]
+        union = [[references[row][place] for place in own] for row, own in enumerate(used)]
         kept, samples = self._samples(metric, items, union)
         if samples is None:
             return [(None, [])] * len(scorings)
         table = metric.encode_all(samples, rows=self._folder(metric), progress=self.progress)
-        results: list[tuple[Result | None, list[int]]] = []
-        for scoring in scorings:
-            places = [[used[row].index(position) for position in _positions(scoring, row)] for row in kept]
-            if not all(places):
-                results.append((None, []))
-                continue
-            results.append((metric.combine(with_references(table, metric.reference_columns, places)), kept))
+        results: list[_Run] = []
+        for own in chosen:
+            places = [[used[row].index(place) for place in own[row]] for row in kept]
+            rows = with_references(table, metric.reference_columns, places) if all(places) else None
+            results.append((None, []) if rows is None else (metric.combine(rows), kept))
         return results
 
     def _scored(
         self, metric: CaptionMetric, items: Items, references: list[list[str]] | None, name: str = ""
-    ) -> tuple[Result | None, list[int]]:
-        """The result of items, and which of them it is of; None where none can be scored."""
+    ) -> _Run:
         kept, samples = self._samples(metric, items, references)
         if samples is None:
             return None, []
-        folder = self._folder(metric, name)
         prepared = metric.prepared(samples)
-        result = prepared.combine(prepared.encode_all(samples, rows=folder, progress=self.progress))
-        return result, _of_pools(metric, result, kept, samples)
+        rows = prepared.encode_all(samples, rows=self._folder(metric, name), progress=self.progress)
+        result = prepared.combine(rows)
+        if isinstance(metric, Reranker):  # scores are of the chosen candidate of each pool
+            choices = zip(samples.starts, result.parts["choice"], strict=True)
+            kept = [kept[start + choice] for start, choice in choices]
+        return result, kept
 
     def _samples(
         self, metric: CaptionMetric, items: Items, references: list[list[str]] | None
@@ -149,33 +143,36 @@ class SetScorer:
             if references is None:
                 raise ValueError(f"{metric.name} needs references, and {self.judged.name} has none")
             kept = [row for row in kept if references[row]]
-        visuals = None
-        argument = argument_of(metric.media)
+        paths, argument = self.visuals or {}, argument_of(metric.media)
         if argument is not None:
             if self.visuals is None:
-                found = f"is missing: {metric.name} needs the {argument} of {self.judged.name}"
+                found = f"missing: {metric.name} needs the {argument} of {self.judged.name}"
                 fix = f"pass {{id: path}}, for ids such as {items.images[0]!r}"
                 raise Problems([Problem("visuals", found, fix)]).error()
-            kept = [row for row in kept if items.images[row] in self.visuals]
-            visuals = [self.visuals[items.images[row]] for row in kept]
+            kept = [row for row in kept if items.images[row] in paths]
         if not kept:
             return [], None
+        pools: dict[Any, list[int]] = {}
+        for row in kept:
+            pools.setdefault(items.images[row] if isinstance(metric, Reranker) else row, []).append(row)
+        kept = [row for pool in pools.values() for row in pool]  # pool after pool, as candidates are
         captions: Any = [items.captions[row] for row in kept]
         if isinstance(metric, Reranker):
-            pools: dict[str, list[int]] = {}
-            for row in kept:
-                pools.setdefault(items.images[row], []).append(row)
-            kept = [row for pool in pools.values() for row in pool]  # pool after pool, as candidates are
             captions = [[items.captions[row] for row in pool] for pool in pools.values()]
-            visuals = [(self.visuals or {})[image] for image in pools]
-        chosen = None if references is None else [references[row] for row in kept]
-        return kept, metric.check(captions, visuals, chosen if metric.needs_references else None)
+        visuals = [paths[items.images[pool[0]]] for pool in pools.values()] if argument is not None else None
+        chosen = [references[row] for row in kept] if metric.needs_references and references else None
+        return kept, metric.check(captions, visuals, chosen)
 
     def _folder(self, metric: CaptionMetric, name: str = "") -> Path | None:
         if self.rows is None:
             return None
-        folder = self.rows / metric.name
-        return folder / name.replace(" ", "-") if name else folder
+        return self.rows / metric.name / name.replace(" ", "-")
+
+
+def _can_choose(metric: CaptionMetric) -> bool:
+    """Whether other references are another aggregation of the same rows."""
+    corpus = isinstance(metric.options, CorpusOptions) and getattr(metric.options, "idf", True) is not None
+    return bool(metric.reference_columns) and not corpus
 
 
 def with_references(rows: pa.Table, columns: Iterable[str], chosen: Sequence[Sequence[int]]) -> pa.Table:
@@ -198,20 +195,6 @@ def with_references(rows: pa.Table, columns: Iterable[str], chosen: Sequence[Seq
     field = rows.schema.field("references")
     counts = pa.array([len(own) for own in places], field.type)
     return rows.set_column(rows.schema.get_field_index("references"), field, counts)
-
-
-def _positions(scoring: Scoring, row: int) -> Sequence[int]:
-    references = scoring.items.references or []
-    return range(len(references[row])) if scoring.chosen is None else scoring.chosen[row]
-
-
-def _of_pools(metric: CaptionMetric, result: Result, kept: list[int], samples: Any) -> list[int]:
-    """The items that scores are of: of a reranker, the chosen candidate of each pool."""
-    if not isinstance(metric, Reranker):
-        return kept
-    return [
-        kept[start + choice] for start, choice in zip(samples.starts, result.parts["choice"], strict=True)
-    ]
 
 
 def _scored_by(key: str, result: Result | None, kept: list[int], count: int) -> Scored:

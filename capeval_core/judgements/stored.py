@@ -26,11 +26,10 @@ _NOT_SCORES = ("rating", "ratings", "human_score")
 
 def read_scores(path: Path, judged: JudgedSet) -> dict[str, list[Scored]]:
     """By label, the scores of each scoring of a set; those that do not name a scoring are of all."""
-    arrays = _arrays(path, judged)
     problems = Problems()
     found: dict[str, dict[str | None, Doubles]] = {}
     names = {scoring.name for scoring in judged.scorings}
-    for name, values in _joined(arrays).items():
+    for name, values in _joined(_arrays(path, judged)).items():
         label, scoring = _label(name, names)
         if label in _NOT_SCORES:
             continue
@@ -39,27 +38,24 @@ def read_scores(path: Path, judged: JudgedSet) -> dict[str, list[Scored]]:
         if numbers is None:
             problems.add(file_problem(path, "no list of numbers", "scores are numbers, or null", index=name))
             continue
-        flat = _flat(numbers, judged)
-        if flat is None or counts != {flat.size}:
+        # Pairs may have two columns; their captions are a set's items one after the other.
+        of_pairs = isinstance(judged, PairedSet) and numbers.shape[1:] == (2,)
+        if (numbers.ndim > 1 and not of_pairs) or counts != {numbers.size}:
             expected = " or ".join(f"{count:,}" for count in sorted(counts))
             shape = " x ".join(f"{extent:,}" for extent in numbers.shape)
-            problems.add(
-                file_problem(path, f"{shape} scores", f"{judged.name} has {expected} captions", index=name)
-            )
+            fix = f"{judged.name} has {expected} captions"
+            problems.add(file_problem(path, f"{shape} scores", fix, index=name))
             continue
-        found.setdefault(label, {})[scoring] = flat
+        found.setdefault(label, {})[scoring] = numbers.reshape(-1)
     problems.raise_if_any()
     if not found:
         raise FileError(file_problem(path, "holds no scores", f"expected {FORMS}"))
-    return {label: _of_scorings(by_scoring, judged) for label, by_scoring in found.items()}
-
-
-def _of_scorings(by_scoring: Mapping[str | None, Doubles], judged: JudgedSet) -> list[Scored]:
-    """The scores of every scoring; NaN for one that the file does not have."""
-    return [
-        Scored(by_scoring.get(s.name, by_scoring.get(None, np.full(len(s.items), math.nan))))
-        for s in judged.scorings
-    ]
+    return {
+        label: [
+            Scored(own.get(s.name, own.get(None, np.full(len(s.items), math.nan)))) for s in judged.scorings
+        ]
+        for label, own in found.items()
+    }
 
 
 def _arrays(path: Path, judged: JudgedSet) -> dict[str, Any]:
@@ -130,10 +126,3 @@ def _numbers(values: Any) -> Doubles | None:
     except (ValueError, OverflowError):  # lists of different lengths, or an integer beyond all floats
         return None
     return array.astype(np.float64) if array.ndim and array.dtype.kind in "iuf" else None
-
-
-def _flat(numbers: Doubles, judged: JudgedSet) -> Doubles | None:
-    """The scores one after the other; None where they have two columns of a set without pairs."""
-    if numbers.ndim == 2 and numbers.shape[1] == 2 and isinstance(judged, PairedSet):
-        return np.asarray(numbers.reshape(-1))
-    return numbers if numbers.ndim == 1 else None

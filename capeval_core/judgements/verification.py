@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from capeval_core.errors import FileError, file_problem
+from capeval_core.errors import FileError
+from capeval_core.inputs.text_files import load_json
 from capeval_core.judgements.judging import Judged
 from capeval_core.judgements.published import published
 from capeval_core.judgements.scoring import SetScorer
-from capeval_core.judgements.sets import load_set, set_entry
-from capeval_core.judgements.visuals import find_visuals
+from capeval_core.judgements.sets import find_visuals, load_set, set_entry
 from capeval_core.metric import CaptionMetric
 
 Verdict = Literal["ok", "FAIL", "not checked"]
@@ -72,14 +71,14 @@ def _weights(metric: CaptionMetric) -> Iterator[Check]:
         return
     folder = metric.weights_folder()
     found = f"sha256 {folder.checksum[:16]}... of {folder.tensor_file.name}"
-    recorded = folder.tensor_file.name in folder.config.get("checksum", {})
-    yield _recorded("checksum", recorded, found, f"{found}; the config records none")
-    again = "the outputs that are stored with the weights came out again"
-    yield _recorded("canary", bool(folder.config.get("canary")), again, "the config stores none")
-
-
-def _recorded(what: str, there: bool, found: str, otherwise: str) -> Check:
-    return Check(what, "ok", found) if there else Check(what, "not checked", otherwise)
+    if folder.tensor_file.name in folder.config.get("checksum", {}):
+        yield Check("checksum", "ok", found)
+    else:
+        yield Check("checksum", "not checked", f"{found}; the config records none")
+    if folder.config.get("canary"):
+        yield Check("canary", "ok", "the outputs that are stored with the weights came out again")
+    else:
+        yield Check("canary", "not checked", "the config stores none")
 
 
 def _examples(metric: CaptionMetric, data: Path | None) -> Iterator[Check]:
@@ -90,13 +89,11 @@ def _examples(metric: CaptionMetric, data: Path | None) -> Iterator[Check]:
     places = [] if data is None else [data / "example_dogs" / name, data / name]
     folder = next((place for place in places if place.is_dir()), None)
     if folder is None:
-        found = (
-            f"name a folder with {name}/ by --data (image1.jpg, image2.jpg, refs.json, {', '.join(means)})"
-        )
-        yield Check("two photographs", "not checked", found)
+        files = ", ".join(["image1.jpg", "image2.jpg", "refs.json", *means])
+        yield Check("two photographs", "not checked", f"name a folder with {name}/ by --data ({files})")
         return
     for captions_name, expected in means.items():
-        captions, references = (_texts(folder / f"{file}.json") for file in (captions_name, "refs"))
+        captions, references = (load_json(folder / f"{file}.json") for file in (captions_name, "refs"))
         paths = find_visuals(folder, list(captions)) if metric.media else {}
         chosen = [references[image] for image in captions] if metric.needs_references else None
         visuals = [paths[image] for image in captions] if metric.media else None
@@ -130,13 +127,3 @@ def _flickr(metric: CaptionMetric, data: Path | None, images: Path | None) -> It
         found = f"{entry.value:.3f}, published {entry.published.value} ({entry.distance:+.3f})"
         verdict: Verdict = "ok" if abs(entry.distance) <= allowed else "FAIL"
         yield Check(f"{title}, {entry.label} {entry.column}", verdict, f"{found}; {entry.published.source}")
-
-
-def _texts(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise FileError(file_problem(path, f"cannot be read ({error})")) from error
-    if not isinstance(content, dict):
-        raise FileError(file_problem(path, "expected an object by image id"))
-    return content

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path, PurePath
@@ -70,31 +70,21 @@ def page(systems: Systems) -> str:
         "style": Markup("".join(path.read_text(encoding="utf-8") for path in styles)),
         "captions": sorted({len(system.captions) for system in systems.systems}),
         "visuals": len({name for system in systems.systems for name in system.ids}),
-        "tiny": _tiny(systems),
-        "rows": [
-            (system.name, [_cell(system, column, systems) for column in systems.columns])
+        "tiny": TINY_KNOWS,
+        "rows": {
+            system.name: [_cell(system, column, systems) for column in systems.columns]
             for system in systems.systems
-        ],
-        "verdicts": list(_verdicts(systems)),
-        "notes": list(_conditions(systems)),
+        },
+        "reasons": _reasons(systems),
         "metrics": metrics,
         "failures": _failures(systems, pictures),
         "command": without_folders(systems.command),
         "footer": f"Made by capeval {__version__}, {datetime.now(UTC).date().isoformat()}.",
         "symbols": pictures.symbols(),
         "count": "{:,}".format,
+        "frames": FRAMES,
     }
     return template("report").render(content).strip().translate(_UNFIT) + "\n"
-
-
-def _tiny(systems: Systems) -> str:
-    """A warning of the metrics that were computed with the demonstration weights."""
-    titles = [
-        column.title
-        for column in systems.columns
-        if any(":tiny@" in system.cells[column.name].signature for system in systems.systems)
-    ]
-    return f"{_listed(titles)}: {TINY_KNOWS}" if titles else ""
 
 
 def _cell(system: System, column: Column, systems: Systems) -> dict[str, Any]:
@@ -105,49 +95,23 @@ def _cell(system: System, column: Column, systems: Systems) -> dict[str, Any]:
         verdict = systems.verdict(cell, column)
         difference = minus(signed(systems.scaled(cell.test.difference), systems.decimals(DIGITS)))
         adjusted = p_in_words(cell.test.adjusted, systems.level)
+        equal = "no difference shown" if cell.test.difference else "tied"
         shown |= {"verdict": verdict, "test": f"{_SIGNS[verdict]}{difference}, {adjusted}"}
+        shown["in_words"] = equal if verdict == "equal" else verdict
     best = system.name in systems.best(column, DIGITS)
     return {"title": column.title, "mean": systems.for_page(cell.mean), "best": best, **shown}
 
 
-def _verdicts(systems: Systems) -> Iterator[tuple[str, list[tuple[str, list[str]]]]]:
-    """Of each system the metrics by which it differs from the baseline, by how it does."""
+def _reasons(systems: Systems) -> dict[str, list[str]]:
+    """Why there are no intervals and tests, with the metrics."""
+    reasons: dict[str, dict[str, None]] = {}
     for system in systems.systems:
-        by_verdict: dict[str, list[str]] = {}
         for column in systems.columns:
             cell = system.cells[column.name]
-            if cell.test is not None:
-                verdict = systems.verdict(cell, column)
-                equal = "no difference shown" if cell.test.difference else "tied"
-                by_verdict.setdefault(equal if verdict == "equal" else verdict, []).append(column.title)
-        if by_verdict:
-            yield system.name, list(by_verdict.items())
-
-
-def _conditions(systems: Systems) -> Iterator[str]:
-    """What has to be known beside the numbers: of intervals and tests, and why some have none."""
-    cells = [(column, system.cells[column.name]) for system in systems.systems for column in systems.columns]
-    if any(cell.interval is not None for _, cell in cells):
-        yield f"Ranges are {systems.level:.0%} confidence intervals; use the paired test to compare systems."
-    if any(cell.test is not None for _, cell in cells):
-        adjusted = "p, adjusted by Holm's correction," if systems.correction else "p"
-        yield (
-            f"▲ better, ▼ worse than the baseline: {adjusted} below {1 - systems.level:.2g}. "
-            f"{_sentence(systems.test)}{_sentence(systems.correction)}"
-        )
-    for column in systems.columns:
-        if len(best := systems.best(column, DIGITS)) > 1:
-            mean = next(s.cells[column.name].mean for s in systems.systems if s.name == best[0])
-            value = systems.for_page(mean)
-            yield f"{column.title}: {_listed(best)} tie at {value}, as far as digits are shown."
-    if systems.times_100:
-        yield "Scores are times 100; parts and evidence of a score are as the metric gives them."
-    reasons: dict[str, dict[str, None]] = {}
-    for column, cell in cells:
-        relative = column.relative and f"no interval, as {column.relative}"
-        for reason in filter(None, [relative] if relative else [cell.no_interval, cell.no_test]):
-            reasons.setdefault(reason, {})[column.title] = None
-    yield from (f"{_listed(list(titles))}: {reason}." for reason, titles in reasons.items())
+            relative = column.relative and f"no interval, as {column.relative}"
+            for reason in filter(None, [relative] if relative else [cell.no_interval, cell.no_test]):
+                reasons.setdefault(reason, {})[column.title] = None
+    return {reason: list(titles) for reason, titles in reasons.items()}
 
 
 def _metric(column: Column, systems: Systems, pictures: Pictures) -> dict[str, Any]:
@@ -158,25 +122,16 @@ def _metric(column: Column, systems: Systems, pictures: Pictures) -> dict[str, A
         "about": column,
         "anchor": "metric-" + re.sub(r"[^a-z0-9]+", "-", column.name.lower()),
         "better": f"{'higher' if column.higher_is_better else 'lower'} is better",
-        "range": _range(column, systems),
-        "frames": f"{FRAMES} frames of each video are shown, evenly spread." * (systems.visual == "video"),
+        "range": [minus(f"{systems.scaled(end):.3g}") for end in column.range if math.isfinite(end)],
+        "best": systems.best(column, DIGITS),
+        "signatures": dict.fromkeys(system.cells[column.name].signature for system in systems.systems),
         "charts": [_means(column, systems), _distributions(column, systems)][len(systems.systems) == 1 :],
         "ends": [(s.name, _worst_and_best(s, column, systems, pictures)) for s in systems.systems],
         "differences": [
             (f"{other.name} and {first.name}", _most_different(other, first, column, systems, pictures))
             for other in others
         ],
-        "signatures": dict.fromkeys(system.cells[column.name].signature for system in systems.systems),
     }
-
-
-def _range(column: Column, systems: Systems) -> str:
-    if column.relative is not None:
-        return f"{column.relative[:1].upper()}{column.relative[1:]}; "
-    if not all(map(math.isfinite, column.range)):  # of a package that is not installed here
-        return ""
-    low, high = map(systems.scaled, column.range)
-    return minus(f"From {low:.3g} to {high:.3g}, ")
 
 
 def _failures(systems: Systems, pictures: Pictures) -> dict[str, Any]:
@@ -394,14 +349,6 @@ _PATH = re.compile(
     rf"(?<=['\"]){_ROOT}[^'\"\n]*[\\/](?=[^'\"\\/\n]*['\"])|(?<![\w/.:<]){_ROOT}(?:[^\s'\"\\/:]+[\\/])+"
 )
 """The folders of an absolute path: of one in quotes, which may hold spaces, or of one that holds none."""
-
-
-def _listed(names: Sequence[str]) -> str:
-    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
-
-
-def _sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}{'' if text.endswith('.') else '.'} " if text else ""
 
 
 # notebooks
