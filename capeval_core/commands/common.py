@@ -94,11 +94,7 @@ def add_set_flag(group: argparse._ActionsContainer, example: str) -> None:
 
 
 def options_set(given: Sequence[str], metric: str, metrics: Sequence[str]) -> dict[str, Any]:
-    """The options of one metric among the values of `--set`, of which JSON's are read as such.
-
-    >>> options_set(["pacs.w=2.5", "clips.w=1", "pacs.device=cuda"], "pacs", ["pacs", "clips"])
-    {'w': 2.5, 'device': 'cuda'}
-    """
+    """The options of one metric among the values of `--set`, of which JSON's are read as such."""
     found: dict[str, Any] = {}
     for text in given:
         target, equals, value = text.partition("=")
@@ -123,19 +119,11 @@ def chosen(arguments: argparse.Namespace, options: type[Settings]) -> dict[str, 
 
 
 def flag_of(name: str) -> str:
-    """
-    >>> flag_of("batch_size")
-    '--batch-size'
-    """
     return "--" + name.replace("_", "-")
 
 
 def names_of(text: str) -> list[str]:
-    """The names of a list with commas.
-
-    >>> names_of("tau_b, pearson,")
-    ['tau_b', 'pearson']
-    """
+    """The names of a list with commas."""
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
@@ -164,11 +152,7 @@ def _kind(option: OptionDescription) -> dict[str, Any]:
 
 
 def read_metrics(arguments: Sequence[str]) -> tuple[list[type[CaptionMetric]], list[str]]:
-    """The metrics that the first argument and `--media` choose, and the other arguments.
-
-    >>> [metric.name for metric in read_metrics(["pacs,cider", "--images", "x"])[0]]
-    ['pacs', 'cider']
-    """
+    """The metrics that the first argument and `--media` choose, and the other arguments."""
     given, *rest = arguments
     names = names_of(given) or [given]
     refuse_twice(given, names)
@@ -215,20 +199,12 @@ def _with_medium(
 
 
 def command_of(metric: type[CaptionMetric]) -> str:
-    """The metric as a command line names it.
-
-    >>> command_of(metric_class("pacs"))
-    'pacs'
-    """
+    """The metric as a command line names it."""
     return metric.name if metric.variant is None else f"{metric.name} --media {metric.variant}"
 
 
 def title_of(metrics: Metrics) -> str:
-    """The names of metrics as the first argument has them.
-
-    >>> title_of([metric_class("pacs"), metric_class("cider")])
-    'pacs,cider'
-    """
+    """The names of metrics as the first argument has them."""
     return ",".join(metric.name for metric in metrics)
 
 
@@ -290,12 +266,7 @@ def folder_of(metrics: Metrics, flags: argparse.Namespace) -> str | None:
 
 
 def naming_rows(ids: Sequence[str], systems: Sequence[str] = ()) -> AbstractContextManager[None]:
-    """Call rows of files by the id of their image, and by their system where there are several.
-
-    >>> with naming_rows(["dog", "dog", "cat"]):
-    ...     at("captions", 1), at("captions", (2, 3)), at("images", 2)
-    ("caption 2 of 'dog'", "caption 4 of 'cat'", "image of 'cat'")
-    """
+    """Call rows of files by the id of their image, and by their system where there are several."""
     pairs = list(zip(systems or [""] * len(ids), ids, strict=True))
     counts: Counter[tuple[str, str]] = Counter()
     numbers = [counts.update([pair]) or counts[pair] for pair in pairs]
@@ -324,10 +295,6 @@ def in_set(metric: str, given: Iterable[str]) -> dict[str, str]:
 
 
 def visual_of(image_id: str, argument: str) -> str:
-    """
-    >>> visual_of("clip1", "videos")
-    "video of 'clip1'"
-    """
     return f"{medium_of(argument)} of {image_id!r}"
 
 

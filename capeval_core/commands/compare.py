@@ -16,7 +16,7 @@ from typing import Any
 from capeval_core.commands.terminal import Parser, complain, flag, summary
 from capeval_core.description import describe_metric
 from capeval_core.errors import Problems, did_you_mean
-from capeval_core.inputs.folder import Folder
+from capeval_core.inputs.folder import Folder, some_of
 from capeval_core.registry import metric_of, titles_of_parts
 from capeval_core.reports.html import check_report, write_report
 from capeval_core.reports.systems import (
@@ -35,7 +35,6 @@ from capeval_core.values import p_in_words, signed
 
 FORMATS = ("text", "markdown", "latex", "csv", "json")
 LEVEL = 0.95
-NAMED = 3
 _SYSTEMS = "systems"
 """The key of a file of `capeval score --json` that holds several systems or metrics."""
 
@@ -203,9 +202,6 @@ def names_of_files(flag: str, paths: Sequence[str | Path]) -> list[str]:
 
     Raises:
         ValueError: a file comes twice.
-
-    >>> names_of_files("--candidates", ["runs/a/val.json", "runs/b/val.json", "test.json.gz"])
-    ['a/val', 'b/val', 'test']
     """
     files = [Path(path) for path in paths]
     resolved = [path if str(path) == "-" else Path(os.path.realpath(path)) for path in files]
@@ -365,7 +361,10 @@ def _column(result: Result) -> Column:
 
 
 def _messages(systems: Sequence[ScoredSystem], base: ScoredSystem, compared: Systems) -> list[str]:
-    """What failed, was truncated or left out, equal things once for all systems and metrics."""
+    """What failed, was truncated or left out, equal things once, each with the systems and metrics it is of.
+
+    A metric is named where it is not all of them, and so are systems; what is of everything names none.
+    """
     whose: dict[str, dict[str, list[str]]] = {}
     for system, shown in zip(systems, compared.systems, strict=True):
         for metric, cell in shown.cells.items():
@@ -378,8 +377,13 @@ def _messages(systems: Sequence[ScoredSystem], base: ScoredSystem, compared: Sys
                 reasons.append(_left_out(system, base, metric, cell.test, difference))
             for reason in filter(None, reasons):
                 whose.setdefault(reason, {}).setdefault(system.name, []).append(metric)
-    metrics = len(compared.columns)
-    return [_prefix(owners, len(systems), metrics) + reason for reason, owners in whose.items()]
+    messages = []
+    for reason, owners in whose.items():
+        every = {name: len(own) == len(compared.columns) for name, own in owners.items()}
+        named = [name if every[name] else f"{name} ({', '.join(own)})" for name, own in owners.items()]
+        of_all = len(owners) == len(systems) and all(every.values())
+        messages.append(reason if of_all else f"{', '.join(named)}: {reason}")
+    return messages
 
 
 def _left_out(system: ScoredSystem, base: ScoredSystem, metric: str, test: Test, difference: str) -> str:
@@ -391,25 +395,11 @@ def _left_out(system: ScoredSystem, base: ScoredSystem, metric: str, test: Test,
     names = sorted(scored[0] ^ scored[1])
     count, visual = test.left_out, system.results[metric].visual
     have = f"1 {visual} has" if count == 1 else f"{count:,} {visual}s have"
-    listed = ""
-    if len(names) == count:  # else their ids are written in several ways
-        listed = f" ({', '.join(map(repr, names[:NAMED]))}{', ...' if count > NAMED else ''})"
+    listed = f" ({some_of(names)})" if len(names) == count else ""  # else ids are written several ways
     return (
         f"{have} a score in only one of system and baseline{listed}: the test is over the {test.count:,} "
         f"that both have, where the difference is {difference}; the means are over all"
     )
-
-
-def _prefix(owners: Mapping[str, Sequence[str]], systems: int, metrics: int) -> str:
-    """The systems that a message is about, with the metrics where they are not all; empty for everything.
-
-    >>> _prefix({"a": ["bleu", "cider"], "b": ["bleu"]}, 2, 2), _prefix({"a": ["bleu"], "b": ["bleu"]}, 2, 1)
-    ('a, b (bleu): ', '')
-    """
-    if len(owners) == systems and all(len(own) == metrics for own in owners.values()):
-        return ""
-    named = [name if len(own) == metrics else f"{name} ({', '.join(own)})" for name, own in owners.items()]
-    return f"{', '.join(named)}: "
 
 
 def show(systems: Systems, form: str) -> str:

@@ -12,16 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from capeval_core.commands.common import (
-    Outputs,
-    add_set_flag,
-    in_set,
-    names_of,
-    options_set,
-    png_bytes,
-    refuse_twice,
-    write,
-)
+from capeval_core.commands import common
 from capeval_core.commands.terminal import Parser, complain, flag, interruptible, named_first, table
 from capeval_core.errors import FileError, Problems, did_you_mean, file_problem, naming, which_choice
 from capeval_core.inputs.samples import argument_of
@@ -91,7 +82,7 @@ def run(arguments: list[str]) -> int:
 
 def _metrics(entry: SetEntry, names: Sequence[str]) -> list[type[CaptionMetric]]:
     """The classes of the metrics, those for videos where the set is about videos."""
-    refuse_twice(f"--metrics {','.join(names)}", names)
+    common.refuse_twice(f"--metrics {','.join(names)}", names)
     classes = []
     for name in names:
         media = entry.media if (name, entry.media) in MEDIA_VARIANTS else None
@@ -108,8 +99,8 @@ def _options(class_: type[CaptionMetric], flags: argparse.Namespace) -> Any:
     keywords: dict[str, Any] = {"on_error": "nan"}
     if flags.weights is not None and class_.default_weights is not None:
         keywords["weights"] = flags.weights
-    keywords |= (of_set := options_set(flags.set, class_.name, flags.metrics))
-    with naming(in_set(class_.name, of_set)):
+    keywords |= (of_set := common.options_set(flags.set, class_.name, flags.metrics))
+    with naming(common.in_set(class_.name, of_set)):
         options = class_.Options.of(class_.name, keywords)
         class_.check_options(options)
     return options
@@ -234,7 +225,7 @@ def _write(
     flags: argparse.Namespace, entry: SetEntry, result: Judged, shown: Table, signatures: Mapping[str, str]
 ) -> None:
     """Write every file into the folder of `--out`."""
-    out, now, outputs = flags.out, datetime.now(UTC), Outputs()
+    out, now, outputs = flags.out, datetime.now(UTC), common.Outputs()
     contests = contest_table(result)
     lines = [f"- {label}: `{signature}`" for label, signature in signatures.items()]
     sections = [shown.markdown(), contests.markdown() if contests.rows else "", "Signatures:\n", *lines]
@@ -246,9 +237,9 @@ def _write(
         f"{entry.name}-differences.csv": contests.csv(),
     }
     try:
-        files[f"{entry.name}.png"] = png_bytes(draw_agreement(result))
+        files[f"{entry.name}.png"] = common.png_bytes(draw_agreement(result))
         if (spread := draw_scores(result)) is not None:
-            files[f"{entry.name}-scores.png"] = png_bytes(spread)
+            files[f"{entry.name}-scores.png"] = common.png_bytes(spread)
     except ModuleNotFoundError as error:  # the numbers took long, and are there
         warnings.warn(f"there are no charts: {error}", stacklevel=2)
     # Other metrics have no repository that results could stand in, and one's own set may not be on the Hub.
@@ -268,7 +259,7 @@ def _write(
     for name, content in files.items():
         with outputs.next():
             (out / name).parent.mkdir(parents=True, exist_ok=True)
-            write("--out", out / name, content)
+            common.write("--out", out / name, content)
     more = ", and .eval_results for the weights" if of_weights else ""
     print(f"\n{out}: {', '.join(name for name in files if '/' not in name)}{more}")
     outputs.finish()
@@ -291,11 +282,11 @@ def _parser(entry: SetEntry) -> Parser:
     text = "tables (Markdown, LaTeX, CSV), charts, .eval_results, and rows, from which a run goes on"
     flag(files, "--out FOLDER", text)
     group = parser.add_argument_group("metrics")
-    flag(group, "--metrics NAMES", "with commas, e.g. pacs,bleu", type=names_of, default=[])
+    flag(group, "--metrics NAMES", "with commas, e.g. pacs,bleu", type=common.names_of, default=[])
     flag(group, "--weights WEIGHTS", "of all metrics that have any; default: the published ones")
-    add_set_flag(group, "pacs")
+    common.add_set_flag(group, "pacs")
     group = parser.add_argument_group("statistics")
-    flag(group, "--statistics NAMES", f"of ratings, of {','.join(STATISTICS)}", type=names_of)
+    flag(group, "--statistics NAMES", f"of ratings, of {','.join(STATISTICS)}", type=common.names_of)
     flag(group, "--labels NAME", "of Pascal-50S: label or label_fleur_run")
     add_interval_flags(group)
     return parser

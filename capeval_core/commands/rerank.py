@@ -8,19 +8,7 @@ import io
 from dataclasses import dataclass
 from pathlib import Path
 
-from capeval_core.commands.common import (
-    FILES,
-    Outputs,
-    add_file_flags,
-    add_flags,
-    check_output,
-    chosen,
-    naming_rows,
-    read_files,
-    tell_reasons,
-    with_ids,
-    write,
-)
+from capeval_core.commands import common
 from capeval_core.commands.compare import ScoredSystem, add_report_flag, compare_systems, write_page
 from capeval_core.commands.terminal import Parser, complain, flag, interruptible, resuming, summary
 from capeval_core.errors import Problems, beside
@@ -49,31 +37,31 @@ def run(arguments: list[str]) -> int:
     metric = metric_class(METRIC)
     flags = _parser(metric).read(arguments)
     for name, out in (("--out", flags.out), ("--json", flags.json)):  # now, not after hours
-        check_output(name, out, [("--candidates", flags.candidates)])
+        common.check_output(name, out, [("--candidates", flags.candidates)])
     if flags.json is not None and flags.out.resolve() == flags.json.resolve():
         raise ValueError(f"--out and --json are both {flags.out}: name two files")
     if flags.report is not None:
         check_report(flags.report)
-    options = metric.Options.of(METRIC, chosen(flags, metric.Options))
+    options = metric.Options.of(METRIC, common.chosen(flags, metric.Options))
     metric.check_options(options)
     problems = Problems()
     file = _read(flags, problems, absent_too=options.on_error == "nan")
-    with naming_rows(file.ids):
+    with common.naming_rows(file.ids):
         with beside(problems):
             checked = metric.check_input(options, file.captions, file.images, progress=True)
-            samples = with_ids(checked, file.ids)
+            samples = common.with_ids(checked, file.ids)
         opened = metric(options)
         with interruptible(resuming(options.rows)):
             rows = opened.prepared(samples).encode_all(samples, progress=True)
         result = opened.combine(rows, samples=samples)
-    outputs = Outputs()
+    outputs = common.Outputs()
     with outputs.next():
-        write("--out", flags.out, submission(file, result))
+        common.write("--out", flags.out, submission(file, result))
     with outputs.next():
         if flags.json is not None:
-            write("--json", flags.json, json_text({**result.to_dict(), "ids": file.ids}))
+            common.write("--json", flags.json, json_text({**result.to_dict(), "ids": file.ids}))
     _print_summary(metric, file, result, flags.out)
-    tell_reasons(list(result.errors.values()), result.counts.captions, "captions")
+    common.tell_reasons(list(result.errors.values()), result.counts.captions, "captions")
     with outputs.next():
         captions = [caption or "" for caption in result.parts["caption"]]
         evidence = {METRIC: Evidence(opened, samples, rows, result)}
@@ -95,7 +83,7 @@ def submission(file: CandidateFile, result: Result) -> str:
 
 def _read(flags: argparse.Namespace, problems: Problems, *, absent_too: bool) -> CandidateFile:
     candidates, images = flags.candidates, flags.images
-    collection = read_files(flags, images, wide=True, problems=problems, absent_too=absent_too)
+    collection = common.read_files(flags, images, wide=True, problems=problems, absent_too=absent_too)
     captions: dict[str, list[str]] = {}
     paths: dict[str, Path] = {}
     for image_id, caption, image in zip(collection.ids, collection.captions, collection.images, strict=True):
@@ -140,7 +128,7 @@ def _parser(metric: type[CaptionMetric]) -> Parser:
         "rerank",
         "--candidates FILE --images FOLDER --out BEST.csv [options]",
         f"{metric.title}: {metric.summary}",
-        f"{FILES} A CSV file may also have one row per image: its file name, then its candidates, "
+        f"{common.FILES} A CSV file may also have one row per image: its file name, then its candidates, "
         "under a header that begins with filename. "
         f"BEST.csv has the columns {' and '.join(COLUMNS)}, as submissions to NICE 2024 have.",
     )
@@ -150,8 +138,8 @@ def _parser(metric: type[CaptionMetric]) -> Parser:
     flag(files, "--out BEST.csv", "write the chosen captions", type=_table_file, required=True)
     flag(files, "--json OUT", "write the scores of every candidate")
     add_report_flag(files)
-    add_file_flags(parser)
-    add_flags(parser, metric.Options)
+    common.add_file_flags(parser)
+    common.add_flags(parser, metric.Options)
     return parser
 
 

@@ -12,43 +12,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from capeval_core.commands.common import (
-    FILES,
-    Metrics,
-    Outputs,
-    about,
-    add_file_flags,
-    add_flags,
-    add_flags_of_several,
-    add_media,
-    check_output,
-    chosen,
-    command_of,
-    flag_of,
-    folder_of,
-    in_set,
-    naming_rows,
-    options_set,
-    png_bytes,
-    read_files,
-    read_metrics,
-    tell_reasons,
-    title_of,
-    with_ids,
-    write,
-)
-from capeval_core.commands.compare import (
-    ScoredSystem,
-    add_comparison_flags,
-    baseline_of,
-    compare_systems,
-    interval_of,
-    names_of_files,
-    result_content,
-    show,
-    systems_content,
-    write_page,
-)
+from capeval_core.commands import common, compare
 from capeval_core.commands.terminal import (
     Parser,
     announce,
@@ -78,15 +42,15 @@ from capeval_core.weights.folder import WeightsError
 def run(arguments: list[str]) -> int:
     if not named_first(arguments):
         return _introduce(arguments)
-    metrics, rest = read_metrics(arguments)
+    metrics, rest = common.read_metrics(arguments)
     parser = _parser(metrics)
     if hint := _option_of_others(parser, metrics, rest):
         parser.error(hint)
     flags = parser.read(rest)
-    names = names_of_files("--candidates", flags.candidates)
-    baseline = baseline_of(flags.baseline, names, flags.candidates)
+    names = compare.names_of_files("--candidates", flags.candidates)
+    baseline = compare.baseline_of(flags.baseline, names, flags.candidates)
     read = [*(("--candidates", path) for path in flags.candidates), ("--references", flags.references)]
-    check_output("--json", flags.json, read)  # now, not after hours
+    common.check_output("--json", flags.json, read)  # now, not after hours
     if flags.explain is not None and len(names) * len(metrics) > 1:
         raise ValueError("--explain draws one system by one metric: score them one by one")
     if flags.report is not None:
@@ -103,27 +67,27 @@ def run(arguments: list[str]) -> int:
 
 
 def _finish(
-    metrics: Metrics,
-    systems: Sequence[ScoredSystem],
+    metrics: common.Metrics,
+    systems: Sequence[compare.ScoredSystem],
     baseline: str | None,
     flags: argparse.Namespace,
     arguments: Sequence[str],
 ) -> int:
     """Write and print what is asked for; the exit status."""
-    compared = compare_systems(
+    compared = compare.compare_systems(
         systems, baseline, one_run=True, digits=flags.digits, times_100=flags.times_100
     )
     alone = systems[0] if len(metrics) == len(systems) == 1 else None
     result = systems[0].results[metrics[0].name]
-    outputs = Outputs()
+    outputs = common.Outputs()
     with outputs.next():
         if flags.json is not None:
-            content = systems_content(compared, systems)
+            content = compare.systems_content(compared, systems)
             if alone is not None:
-                content = {**result_content(result), "ids": alone.ids, "captions": alone.captions}
-            write("--json", flags.json, json_text(content))
+                content = {**compare.result_content(result), "ids": alone.ids, "captions": alone.captions}
+            common.write("--json", flags.json, json_text(content))
     if alone is not None and flags.format is None:
-        counts, interval = result.counts, interval_of(result)
+        counts, interval = result.counts, compare.interval_of(result)
         special = f"{counts.failed:,} failed, {counts.truncated:,} truncated, {counts.empty:,} empty"
         bounds = f"none: {interval}"
         if isinstance(interval, Interval):
@@ -136,20 +100,22 @@ def _finish(
             ["signature", result.signature],
         )
     else:
-        print(show(compared, flags.format or "text"), flush=True)  # whatever a full disk did to the file
+        print(
+            compare.show(compared, flags.format or "text"), flush=True
+        )  # whatever a full disk did to the file
     for system in systems:  # why captions failed, once for all metrics
         errors: dict[int, str] = {}
         for own in system.results.values():
             errors = own.errors | errors
         items = "captions" if len(systems) == 1 else f"captions of {system.name!r}"
-        tell_reasons(list(errors.values()), len(system.ids), items)
-    if argument := argument_of(about(metrics).media):
-        _tell_equal_images(systems[0].ids, systems[0].results[about(metrics).name].groups, argument)
+        common.tell_reasons(list(errors.values()), len(system.ids), items)
+    if argument := argument_of(common.about(metrics).media):
+        _tell_equal_images(systems[0].ids, systems[0].results[common.about(metrics).name].groups, argument)
     with outputs.next():
         if flags.explain is not None:
             print(_write_explanations(flags.explain, systems[0].ids, result))
     with outputs.next():
-        write_page(flags, compared, ["score", *arguments])
+        compare.write_page(flags, compared, ["score", *arguments])
     outputs.finish()
     results = [result for system in systems for result in system.results.values()]
     return 0 if any(result.counts.failed < result.counts.captions for result in results) else 1
@@ -174,38 +140,38 @@ def _tell_equal_images(ids: Sequence[str], groups: Sequence[str], noun: str) -> 
 # options and folders
 
 
-def _option_of_others(parser: Parser, metrics: Metrics, rest: Sequence[str]) -> str | None:
+def _option_of_others(parser: Parser, metrics: common.Metrics, rest: Sequence[str]) -> str | None:
     """What to say of a flag that is an option of other metrics than these."""
     for name in (one.partition("=")[0] for one in rest if one.startswith("--")):
         if parser.knows(name):
             continue
         if name == "--weights":
-            return f"{name}: {title_of(metrics)} have no weights"
+            return f"{name}: {common.title_of(metrics)} have no weights"
         owners = [
-            command_of(metric)
+            common.command_of(metric)
             for metric in every_class()
-            if any(flag_of(one.name) == name and one.flag for one in describe_options(metric.Options))
+            if any(common.flag_of(one.name) == name and one.flag for one in describe_options(metric.Options))
         ]
         if owners:
-            return f"{name} is an option of {', '.join(owners)}, not of {title_of(metrics)}"
+            return f"{name} is an option of {', '.join(owners)}, not of {common.title_of(metrics)}"
     return None
 
 
-def _options(metrics: Metrics, names: Sequence[str], flags: argparse.Namespace) -> list[Options]:
+def _options(metrics: common.Metrics, names: Sequence[str], flags: argparse.Namespace) -> list[Options]:
     """The checked options of each metric, by the flags; `names` are those of the systems."""
     problems, options = Problems(), []
     for metric in metrics:
-        keywords = chosen(flags, metric.Options)
+        keywords = common.chosen(flags, metric.Options)
         of_set: dict[str, Any] = {}
         if len(metrics) > 1:
             if metric.default_weights is None:
                 keywords.pop("weights", None)
-            of_set = options_set(flags.set, metric.name, [each.name for each in metrics])
+            of_set = common.options_set(flags.set, metric.name, [each.name for each in metrics])
             keywords |= of_set
         if flags.explain is not None:
             keywords["evidence"] = True
         try:
-            with naming(in_set(metric.name, of_set)):
+            with naming(common.in_set(metric.name, of_set)):
                 own = metric.Options.of(metric.name, keywords)
                 metric.check_options(replace(own, rows=None))
             for folder in _folders_of_rows(metric, own, names, several=len(metrics) > 1):
@@ -230,18 +196,25 @@ def _folders_of_rows(
     return [folder / metric.name / name.replace("/", "_") for name in names]
 
 
-def _folder_of_run(metrics: Metrics, options: Sequence[Options], flags: argparse.Namespace) -> str | None:
+def _folder_of_run(
+    metrics: common.Metrics, options: Sequence[Options], flags: argparse.Namespace
+) -> str | None:
     """The folder of images or videos, None where no metric opens any; it drops references that none needs."""
     if flags.references is not None and not any(metric.needs_references for metric in metrics):
         verb = "need" if len(metrics) > 1 else "needs"
-        complain(f"warning: {title_of(metrics)} {verb} no references: --references is ignored")
+        complain(f"warning: {common.title_of(metrics)} {verb} no references: --references is ignored")
         flags.references = None
-    folder = folder_of(metrics, flags)
+    folder = common.folder_of(metrics, flags)
     for metric, own in zip(metrics, options, strict=True):
         if folder is None and metric.media and not own.images_are_ids:
-            whom, argument = f"{command_of(metric)}: " * (len(metrics) > 1), str(argument_of(metric.media))
+            whom, argument = (
+                f"{common.command_of(metric)}: " * (len(metrics) > 1),
+                str(argument_of(metric.media)),
+            )
             more = ", or pass --regions FEATURES made before" * ("boxes" in metric.media)
-            raise ValueError(f"{whom}{flag_of(argument)} is missing: name the folder of {argument}{more}")
+            raise ValueError(
+                f"{whom}{common.flag_of(argument)} is missing: name the folder of {argument}{more}"
+            )
     return folder
 
 
@@ -249,12 +222,12 @@ def _folder_of_run(metrics: Metrics, options: Sequence[Options], flags: argparse
 
 
 def _score_systems(
-    metrics: Metrics,
+    metrics: common.Metrics,
     options: Sequence[Options],
     names: Sequence[str],
     folder: str | None,
     flags: argparse.Namespace,
-) -> tuple[list[ScoredSystem], int]:
+) -> tuple[list[compare.ScoredSystem], int]:
     """Each system's results, and how many rows were reused; one metric and one system are the smallest."""
     problems = Problems()
     collections = _read(names, flags, folder, metrics, problems, [own.on_error for own in options])
@@ -262,7 +235,7 @@ def _score_systems(
     several = len(names) > 1
     pairs = zip(names, collections, strict=True)
     owners = [name if several else "" for name, collection in pairs for _ in collection.ids]
-    with naming_rows(ids, owners):
+    with common.naming_rows(ids, owners):
         with beside(problems):
             checked = _checked(metrics, options, collections, ids) if ids else []
         opened = _opened(metrics, options)
@@ -285,7 +258,7 @@ def _score_systems(
 
 def _scored(
     place: int, name: str, own: Joined, tasks: Sequence[Task], with_images: bool, with_evidence: bool
-) -> ScoredSystem:
+) -> compare.ScoredSystem:
     """One system's results by each metric."""
     results: dict[str, Result] = {}
     evidence: dict[str, Evidence] = {}
@@ -295,25 +268,25 @@ def _scored(
         if with_evidence:
             evidence[task.metric.name] = Evidence(task.metric, samples, rows, result)
     images = own.images if with_images else None
-    return ScoredSystem(name, own.ids, own.captions, images, own.references, results, evidence)
+    return compare.ScoredSystem(name, own.ids, own.captions, images, own.references, results, evidence)
 
 
 def _read(
     names: Sequence[str],
     flags: argparse.Namespace,
     folder: str | None,
-    metrics: Metrics,
+    metrics: common.Metrics,
     problems: Problems,
     on_error: Sequence[str],
 ) -> list[Joined]:
     """The collections of all systems; `problems` with their rows are noted, others are one error."""
     collections: list[Joined] = []
-    medium = (about(metrics).media or ("image",))[0]
+    medium = (common.about(metrics).media or ("image",))[0]
     kept = {"medium": medium, "problems": problems, "absent_too": {*on_error} == {"nan"}}
     for path in flags.candidates:
         announce(f"reading {path} ...")
         try:
-            collections.append(read_files(flags, folder, candidates=path, **kept))
+            collections.append(common.read_files(flags, folder, candidates=path, **kept))
         except ProblemsError as error:
             if len(names) == 1:
                 raise
@@ -338,7 +311,7 @@ def _tell_without_caption(folder: str, medium: str, collections: Sequence[Joined
 
 
 def _checked(
-    metrics: Metrics, options: Sequence[Options], collections: Sequence[Joined], ids: Sequence[str]
+    metrics: common.Metrics, options: Sequence[Options], collections: Sequence[Joined], ids: Sequence[str]
 ) -> list[list[Samples]]:
     """The samples of each system, by each metric.
 
@@ -358,20 +331,20 @@ def _checked(
             own = replace(own, on_error="nan")
         images = visuals if decodes and visuals is not None else paths
         samples = metric.check_input(own, captions, images, references, progress=True)
-        samples = with_ids(samples, ids, metric.media, entries)
+        samples = common.with_ids(samples, ids, metric.media, entries)
         if decodes:
             visuals = list(samples.images)
         checked.append([replace(samples[a:b], indices=range(b - a)) for a, b in pairwise(ends)])
     return checked
 
 
-def _opened(metrics: Metrics, options: Sequence[Options]) -> list[CaptionMetric]:
+def _opened(metrics: common.Metrics, options: Sequence[Options]) -> list[CaptionMetric]:
     """The metrics with their weights; one error names all weights that are missing."""
     problems, opened = Problems(), []
     for metric, own in zip(metrics, options, strict=True):
         announce(f"opening {metric.name} ...")
         try:
-            with naming(in_set(metric.name, ["weights"] * (len(metrics) > 1))):
+            with naming(common.in_set(metric.name, ["weights"] * (len(metrics) > 1))):
                 opened.append(metric(replace(own, rows=None)))  # a folder may be of several systems
         except WeightsError as error:
             problems.extend(error.problems)
@@ -391,9 +364,9 @@ def _make_folder(folder: Path, metric: type[CaptionMetric], options: Options) ->
             "--evidence with --json writes them as numbers"
         )
     if not metric.plots:
-        able = ", ".join(command_of(class_) for class_ in every_class() if class_.plots)
+        able = ", ".join(common.command_of(class_) for class_ in every_class() if class_.plots)
         raise ValueError(
-            f"--explain: what explains {command_of(metric)} cannot be drawn, only that of {able}; "
+            f"--explain: what explains {common.command_of(metric)} cannot be drawn, only that of {able}; "
             "--evidence with --json writes it as numbers"
         )
     if folder.exists() and not folder.is_dir():
@@ -420,10 +393,10 @@ def _write_explanations(folder: Path, ids: Sequence[str], result: Result) -> str
         path = folder / f"{name}-{numbers[name]}"
         explanation = result.explain(index)
         content = {"id": image_id, "number": numbers[name], **explanation}
-        write("--explain", path.with_name(path.name + ".json"), json_text(content))
+        common.write("--explain", path.with_name(path.name + ".json"), json_text(content))
         if index not in result.errors:
-            drawing = png_bytes(explanation.plot())  # type: ignore[attr-defined]
-            write("--explain", path.with_name(path.name + ".png"), drawing)
+            drawing = common.png_bytes(explanation.plot())  # type: ignore[attr-defined]
+            common.write("--explain", path.with_name(path.name + ".png"), drawing)
             drawn += 1
     share = f"{drawn:,}" if drawn == len(ids) else f"{drawn:,} of {len(ids):,}"
     return f"explained  {share} captions in {folder}"
@@ -432,46 +405,46 @@ def _write_explanations(folder: Path, ids: Sequence[str], result: Result) -> str
 # the parser
 
 
-def _parser(metrics: Metrics) -> Parser:
-    argument = argument_of(about(metrics).media)
-    folder = "" if argument is None else f" {flag_of(argument)} FOLDER"
+def _parser(metrics: common.Metrics) -> Parser:
+    argument = argument_of(common.about(metrics).media)
+    folder = "" if argument is None else f" {common.flag_of(argument)} FOLDER"
     needs = any(metric.needs_references for metric in metrics)
     media = f" --media {metrics[0].variant}" if len(metrics) == 1 and metrics[0].variant else ""
     parser = Parser(
-        f"score {title_of(metrics)}",
+        f"score {common.title_of(metrics)}",
         f"{media} --candidates FILE{folder}".strip()
         + ("\n       --references FILE [options]" if needs else " [options]"),
         "\n".join(f"{metric.title}: {metric.summary}" for metric in metrics),
-        FILES,
+        common.FILES,
     )
     files = parser.add_argument_group("files")
     text = "the captions to score; several files are several systems, which are compared"
     flag(files, "--candidates FILE", text, nargs="+", type=str, required=True)
-    add_media(files, metrics)
+    common.add_media(files, metrics)
     text = "reference captions" if needs else argparse.SUPPRESS  # accepted, with a warning
     flag(files, "--references FILE", text, type=str, required=needs)
     flag(files, "--json OUT", "write scores, parts, ids and captions to this file")
     drawable = len(metrics) == 1 and metrics[0].plots
     text = "draw where each caption's score comes from, into a new folder"
     flag(files, "--explain FOLDER", text if drawable else argparse.SUPPRESS)
-    add_comparison_flags(parser)
-    add_file_flags(parser)
+    compare.add_comparison_flags(parser)
+    common.add_file_flags(parser)
     if len(metrics) == 1:
-        add_flags(parser, metrics[0].Options)
+        common.add_flags(parser, metrics[0].Options)
     else:
         without = {"weights": [metric.name for metric in metrics if metric.default_weights is None]}
-        add_flags_of_several(parser, {metric.name: metric.Options for metric in metrics}, without)
+        common.add_flags_of_several(parser, {metric.name: metric.Options for metric in metrics}, without)
     return parser
 
 
 def _introduce(arguments: list[str]) -> int:
-    listed = table([[command_of(metric), metric.summary] for metric in every_class()], indent="  ")
+    listed = table([[common.command_of(metric), metric.summary] for metric in every_class()], indent="  ")
     parser = Parser(
         "score",
         "METRIC[,METRIC] --candidates FILE [FILE] --images FOLDER",
         "Score a file of captions against a folder of images, with one metric or several, with commas; "
         "or compare several files, one for each system.",
-        FILES,
+        common.FILES,
         raw_epilog=f"metrics:\n{listed}\n\n`capeval score METRIC --help` shows all options.\n\n",
     )
     names = ",".join(metric_classes())

@@ -11,16 +11,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from capeval_core.commands.common import (
-    add_flags,
-    add_media_choice,
-    check_output,
-    chosen,
-    png_bytes,
-    read_metric,
-    tell_reasons,
-    write,
-)
+from capeval_core.commands import common
 from capeval_core.commands.terminal import (
     Parser,
     complain,
@@ -95,14 +86,14 @@ def _score(arguments: list[str]) -> int:
         epilog = f"`capeval shards score METRIC --help` shows all options. {FILES}"
         parser = Parser("shards score", f"METRIC {usage}", epilog=epilog)
         parser.introduce(arguments, "the metric comes first: capeval shards score METRIC ...")
-    metric, rest = read_metric("shards score", arguments)
+    metric, rest = common.read_metric("shards score", arguments)
     flags = _parser(metric).read(rest)
     workers = Workers(flags.workers, flags.gpus_per_worker, flags.ray)
     _check_workers(workers)
     scorer = BatchScorer(
         metric.name,
         **({} if metric.variant is None else {"media": metric.variant}),
-        **chosen(flags, metric.Options),
+        **common.chosen(flags, metric.Options),
     )
     shards = plan_shards(flags.input, flags.output)
     there = existing(shards, flags.output)
@@ -142,7 +133,7 @@ def _score(arguments: list[str]) -> int:
     write_manifest(flags.output, results, failures, flags.manifest)
     manifest = f"{flags.output.rstrip('/')}/{flags.manifest}"  # as the user names it
     _print_summary(metric, results, len(failures), time.monotonic() - start, manifest)
-    tell_reasons(_reasons(failures), len(shards), "shards")
+    common.tell_reasons(_reasons(failures), len(shards), "shards")
     if before := sum(result.failed for result in results if result.skipped):
         rows = _counted(before, "row")
         complain(f"{rows} failed in shards that were finished before: --retry-failed scores again")
@@ -269,8 +260,8 @@ def _parser(metric: type[CaptionMetric]) -> Parser:
     flag(work, "--workers N", "processes, on Ray if more than 1 (default: 1)", default=1)
     flag(work, "--gpus-per-worker X", "default: the GPUs that there are, at most 1 each")
     flag(work, "--ray ADDRESS", "of a Ray cluster; default: this machine alone")
-    add_media_choice(files, [metric])
-    add_flags(parser, metric.Options, leave_out=_OF_ONE_RUN)
+    common.add_media_choice(files, [metric])
+    common.add_flags(parser, metric.Options, leave_out=_OF_ONE_RUN)
     return parser
 
 
@@ -343,12 +334,12 @@ def _histogram(arguments: list[str]) -> int:
     flag(parser, "--keep SHARE", "the threshold that keeps the best share, e.g. 0.3", type=float)
     flag(parser, "--png OUT", "draw the histogram to this file")
     flags = parser.read(arguments)
-    check_output("--png", flags.png)
+    common.check_output("--png", flags.png)
     if flags.keep is not None and not 0 < flags.keep <= 1:
         raise ValueError(f"--keep {flags.keep:g}: expected a share above 0, at most 1, such as 0.3")
     found = score_histogram(flags.folder, keep=flags.keep)
     if flags.png is not None:
-        write("--png", flags.png, _picture(found, flags.folder))
+        common.write("--png", flags.png, _picture(found, flags.folder))
     if found.scored:
         print(_bars(found) + "\n")
     summary(*_numbers(found))
@@ -385,7 +376,7 @@ def _picture(found: ScoreHistogram, folder: str) -> bytes:
         note += f"; the best {100 * found.keep:g}% from {threshold:.4f} on: {found.kept:,} rows"
     edges, counts = found.edges.tolist(), found.counts.tolist()
     try:
-        return png_bytes(
+        return common.png_bytes(
             draw_histogram(f"Scores in {folder}", edges, counts, marks, kept_from=threshold, note=note)
         )
     except ModuleNotFoundError as error:

@@ -47,12 +47,7 @@ def terminal_width() -> int:
 
 
 def table(rows: Sequence[Sequence[str]], *, indent: str = "", width: int | None = None) -> str:
-    """Rows of cells in aligned columns; the last column is wrapped to `width` (the terminal's).
-
-    >>> print(table([["metric", "title"], ["pacs", "PAC-S"]]))
-    metric  title
-    pacs    PAC-S
-    """
+    """Rows of cells in aligned columns; the last column is wrapped to `width` (the terminal's)."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
     left = len(indent) + sum(widths) + len(GAP) * len(widths)
     space = max((width or terminal_width()) - left, 20)

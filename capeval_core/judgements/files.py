@@ -45,14 +45,7 @@ def read_rows(path: Path, fields: Kinds | None = None) -> list[dict[str, Any]]:
 
 
 class Dropped:
-    """Rows that are left out, counted by reason.
-
-    >>> dropped = Dropped()
-    >>> dropped.rating(2, "rating"), dropped.rating(None, "rating"), dropped.rating("x", "rating")
-    (2.0, nan, nan)
-    >>> dropped.counts
-    {'rating missing': 1, 'rating not a number': 1}
-    """
+    """Rows that are left out, counted by reason."""
 
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}

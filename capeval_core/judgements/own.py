@@ -176,11 +176,7 @@ class Judgements:
     scores: list[float]
 
     def correlation(self, predicted: Sequence[float]) -> float:
-        """Kendall's tau-c of predicted scores with these: from -1 to 1; 0 where either are all equal.
-
-        >>> Judgements(["a"] * 3, ["x", "y", "z"], [1, 2, 3]).correlation([0.2, 0.1, 0.9])
-        0.3333
-        """
+        """Kendall's tau-c of predicted scores with these: from -1 to 1; 0 where either are all equal."""
         tau = kendall_tau_c(predicted, self.scores)
         return 0.0 if tau.undefined else tau.value
 

@@ -36,11 +36,7 @@ def _tables() -> dict[str, list[dict[str, Any]]]:
 
 
 def published(name: str, label: str, column: str) -> PublishedCell | None:
-    """What a paper prints for a metric in a column of a set, None where none does.
-
-    >>> published("composite", "CIDEr", "tau_b")
-    PublishedCell(value=34.9, digits=1, source='Sarto et al., CVPR 2023 (PAC-S), table 2')
-    """
+    """What a paper prints for a metric in a column of a set, None where none does."""
     label = _ALIASES.get(label, label)
     for table in _tables().get(name, ()):
         if column in table["columns"] and label in table["values"]:

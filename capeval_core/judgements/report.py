@@ -70,11 +70,7 @@ def _notes(judged: Judged) -> list[str]:
 
 
 def counted(count: int, rows: str) -> str:
-    """So many rows of a kind, where the first word is its noun.
-
-    >>> counted(1, "ratings of an unknown image id"), counted(1_200, "rating missing"), counted(1, "images")
-    ('1 rating of an unknown image id', '1,200 ratings missing', '1 image')
-    """
+    """So many rows of a kind, where the first word is its noun."""
     noun, space, rest = rows.partition(" ")
     singular = noun.removesuffix("s")
     if singular in _NOUNS:
@@ -182,11 +178,7 @@ def eval_results(
 
 
 def file_name(text: str) -> str:
-    """A label as a part of a file's name.
-
-    >>> file_name("ROUGE-L (a/b)")
-    'rouge-l-a-b'
-    """
+    """A label as a part of a file's name."""
     words = "".join(c if c.isalnum() else " " for c in PurePath(text).as_posix().lower()).split()
     return "-".join(words)
 

@@ -20,12 +20,7 @@ from capeval_core.result import Result
 
 
 def labels_of(metric: type[CaptionMetric]) -> dict[str, str]:
-    """The rows that a metric gets in a table, and the key of each: BLEU has one per length of n-grams.
-
-    >>> from capeval_core.registry import metric_class
-    >>> labels_of(metric_class("pacs")), list(labels_of(metric_class("bleu")))
-    ({'PAC-S': 'pac_s'}, ['BLEU-1', 'BLEU-2', 'BLEU-3', 'BLEU-4'])
-    """
+    """The rows that a metric gets in a table, and the key of each: BLEU has one per length of n-grams."""
     formula = metric.formula
     if formula is None:
         return {metric.title: metric.key}
@@ -36,11 +31,6 @@ def joined_signature(runs: Iterable[Scored]) -> str | None:
     """The signature of several scorings by one metric, with each field's values in order of first mention.
 
     None where no scoring has one.
-
-    >>> from capeval_core.judgements.protocols import Scored
-    >>> of_refs = [f"capeval:ciderd|refs:{count}|v:1" for count in (1, 9, 9)]
-    >>> joined_signature(Scored(np.zeros(0), signature=signature) for signature in of_refs)
-    'capeval:ciderd|refs:1,9|v:1'
     """
     distinct = list(dict.fromkeys(run.signature for run in runs if run.signature))
     if len(distinct) < 2:
@@ -179,10 +169,6 @@ def with_references(rows: pa.Table, columns: Iterable[str], chosen: Sequence[Seq
     """Rows that hold only some of their references, by the positions of `chosen` for each row's index.
 
     columns: those with one entry per reference.
-
-    >>> table = pa.table({"index": [1, 0], "references": [2, 2], "cosines": [[0.1, 0.2], [0.3, 0.4]]})
-    >>> with_references(table, ["cosines"], [[1], [0]])["cosines"].to_pylist()
-    [[0.1], [0.4]]
     """
     places = [chosen[index] for index in rows["index"].to_pylist()]
     for name in columns:

@@ -170,11 +170,7 @@ def _worst_and_best(
 
 
 def ends(scores: Sequence[float], higher_is_better: bool = True) -> tuple[list[int], list[int]]:
-    """Indices of the worst captions, worst first, and of the best, best first; none is in both.
-
-    >>> ends([0.5, 0.1, float("nan"), 0.9])
-    ([1], [3, 0])
-    """
+    """Indices of the worst captions, worst first, and of the best, best first; none is in both."""
     finite = [index for index, score in enumerate(scores) if math.isfinite(score)]
     best = sorted(finite, key=lambda index: scores[index], reverse=higher_is_better)
     return best[::-1][: min(SHOWN, len(best) // 2)], best[: min(SHOWN, (len(best) + 1) // 2)]
@@ -311,13 +307,7 @@ def _distributions(column: Column, systems: Systems) -> dict[str, Any] | None:
 
 
 def round_axis(values: Sequence[float], parts: int = 6) -> tuple[float, float, float]:
-    """Ends and step of an axis of round numbers that holds the values.
-
-    >>> round_axis([3.2, 47.0])
-    (0.0, 50.0, 10.0)
-    >>> round_axis([0.5, 0.5 + 1e-16])
-    (0.5, 0.6, 0.1)
-    """
+    """Ends and step of an axis of round numbers that holds the values."""
     low, high = min(values), max(values)
     span = high - low
     if span <= 1e-9 * max(abs(low), abs(high)):  # what rounding leaves of equal values
@@ -333,11 +323,7 @@ def round_axis(values: Sequence[float], parts: int = 6) -> tuple[float, float, f
 
 
 def without_folders(text: str, paths: Sequence[Any] | None = None) -> str:
-    """A text with the names of files in place of their absolute paths.
-
-    >>> without_folders("cannot decode '/home/me/my photos/x.jpg' or C:\\\\me\\\\y.png; 1/2 of a/b")
-    "cannot decode 'x.jpg' or y.png; 1/2 of a/b"
-    """
+    """A text with the names of files in place of their absolute paths."""
     for path in paths or ():
         if isinstance(path, (str, PurePath)) and PurePath(path).is_absolute() and str(path) in text:
             text = text.replace(str(path), PurePath(path).name)
