@@ -224,6 +224,24 @@ def test_devices_that_are_none(name: str, message: str) -> None:
         seams.network("clip", folder("clip"), device=name)
 
 
+def test_running_out_of_memory_halves_the_batch() -> None:
+    release, (image,) = opened("blip2"), items("blip2", 1)
+    network = seams.network("blip2", release.config, dict(release.model.state_dict()))
+    texts, sizes = ["dog " * i for i in range(12)], list[int]()
+
+    def refuse(module: Any, inputs: Any) -> None:
+        sizes.append(len(inputs[0]))
+        if len(inputs[0]) > 3:
+            raise torch.OutOfMemoryError("no")
+
+    (expected,) = seams.encode(network, [image], [texts])
+    network.model.itm_head.register_forward_pre_hook(refuse)
+    (found,) = seams.encode(network, [image], [texts])
+    assert np.allclose(found["logits"], expected["logits"], atol=1e-5) and sizes[:3] == [12, 6, 3]
+    with pytest.raises(MemoryError, match="batch_size=8"):
+        list(seams.encode(network, [image], [texts], batch_size=8))
+
+
 # ---- weights
 
 
@@ -291,6 +309,24 @@ def edited(kind: str, tmp_path: Path, key: str, value: Any) -> Path:
     part[last] = value
     write_config(copy, config, name)
     return copy
+
+
+def test_a_config_that_is_not_as_it_was_saved_is_refused(tmp_path: Path) -> None:
+    opened("clip").save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    text = file.read_text()
+    config = json.loads(text)
+    mean = repr(config["preprocessing"]["mean"][1])
+    changed = mean[:-1] + ("1" if mean[-1] == "0" else "0")  # the last digit: no canary would show it
+    file.write_text(text.replace(mean, changed))
+    with pytest.raises(ValueError, match=r"config\.json"):
+        seams.network("clip", tmp_path)
+    file.write_text(json.dumps(config, indent=3, sort_keys=True))  # the same in another form
+    assert seams.network("clip", tmp_path).config == config
+    config["preprocessing"]["mean"][1] = float(changed)
+    del config["checksum"]["config.json"]
+    file.write_text(json.dumps(config))
+    assert seams.network("clip", tmp_path).config["preprocessing"]["mean"][1] == float(changed)
 
 
 @EVERY

@@ -125,23 +125,6 @@ def test_folders_and_files_of_something_else(
     capeval_core.load("pacs", weights="~/weights")
 
 
-def test_a_config_that_is_not_as_it_was_saved_is_refused(folder: Path) -> None:
-    file = folder / "config.json"
-    text = file.read_text()
-    config = json.loads(text)
-    mean = repr(config["preprocessing"]["mean"][1])
-    changed = mean[:-1] + ("1" if mean[-1] == "0" else "0")  # the last digit: no canary would show it
-    file.write_text(text.replace(mean, changed))
-    with pytest.raises(ValueError, match=r"config\.json"):
-        loaded(folder)
-    file.write_text(json.dumps(config, indent=3, sort_keys=True))  # the same in another form
-    assert loaded(folder).config == config
-    config["preprocessing"]["mean"][1] = float(changed)
-    del config["checksum"]["config.json"]
-    file.write_text(json.dumps(config))
-    assert loaded(folder).config["preprocessing"]["mean"][1] == float(changed)
-
-
 CANARY: list[Callable[[Config], Any]] = [
     lambda c: c.update(activation="gelu"),
     lambda c: c["preprocessing"].update(mean=[0.5, 0.5, 0.5]),
