@@ -11,9 +11,7 @@ from capeval_core.errors import wrong_option
 from capeval_core.inputs.samples import argument_of
 from capeval_core.integrations.opening import open_one
 from capeval_core.integrations.rewards import without_reasoning
-from capeval_core.metric import CaptionMetric
 from capeval_core.project import needs
-from capeval_core.result import Result
 
 with needs("inspect_ai", "inspect"):
     from anyio import Lock, to_thread
@@ -26,10 +24,9 @@ def caption_score(metric: str | dict[str, Any] = "pacs", **options: Any) -> Scor
 
         Task(dataset=..., solver=generate(), scorer=caption_score("pacs"))
 
-    The mean is that of `CaptionMetric.score` over all samples. References, for a metric that compares with
-    some, are the sample's target: a list of texts, or one. Reasoning in `<think>...</think>` is left out. A
-    score has the caption as its answer, the parts of the metric and its signature as metadata. The scorer has
-    the name of the metric.
+    The mean is that of `CaptionMetric.score` over all samples. References are the sample's target, a list of
+    texts or one. Reasoning in `<think>...</think>` is left out. A score has the caption as its answer, the
+    parts of the metric and its signature as metadata.
 
     Args:
         metric: a name, or a dict such as `{"name": "pacs", "w": 2.5}`.
@@ -37,8 +34,8 @@ def caption_score(metric: str | dict[str, Any] = "pacs", **options: Any) -> Scor
             whose image cannot be read is unscored, with the reason.
 
     Raises:
-        TypeError, ValueError: a metric or an option that does not exist; weights that could not be loaded; a
-            metric whose number is no mean over samples (BLEU), is about videos, or needs `statistics`.
+        TypeError, ValueError: as `capeval_core.load`; a metric whose number is no mean over samples (BLEU),
+            is about videos, or needs `statistics`.
     """
     opened = open_one(metric, options, "caption_score")
     if opened.formula is not None or argument_of(opened.media) == "videos":
@@ -51,7 +48,10 @@ def caption_score(metric: str | dict[str, Any] = "pacs", **options: Any) -> Scor
     async def score(state: TaskState, target: Target) -> Score:
         caption = without_reasoning(state.output.completion).strip()
         async with lock:
-            result = await to_thread.run_sync(partial(scored, opened, caption, state.input, list(target)))
+            images = [last_image(state.input)] if opened.media else None  # None is refused by `score`
+            references = [list(target)] if opened.needs_references else None
+            run = partial(opened.score, [caption], images, references)
+            result = await to_thread.run_sync(run)
         parts = {name: values[0] for name, values in result.parts.items()}
         metadata = {**parts, "signature": result.signature}
         if not math.isfinite(result.scores[0]):
@@ -61,16 +61,6 @@ def caption_score(metric: str | dict[str, Any] = "pacs", **options: Any) -> Scor
 
     named = scorer(metrics=[mean(), stderr()], name=opened.name)(lambda metric, **options: score)
     return named(metric, **options)
-
-
-def scored(metric: CaptionMetric, caption: str, given: Any, references: list[str]) -> Result:
-    """The result of one caption, of the images in a sample's input and of its target.
-
-    Raises:
-        ValueError: the input has no image, which `images[0] is None` says; the image or a reference is wrong.
-    """
-    images = [last_image(given)] if metric.media else None
-    return metric.score([caption], images, [references] if metric.needs_references else None)
 
 
 def last_image(given: Any) -> str | bytes | None:

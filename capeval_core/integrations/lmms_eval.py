@@ -27,22 +27,9 @@ TASKS = Path(__file__).with_name("lmms_tasks")
 """The folder for `--include_path`."""
 TEXT_NUMBERS = ("Bleu_1", "Bleu_2", "Bleu_3", "Bleu_4", "ROUGE_L", "CIDEr")
 """By COCO's names; CIDEr is CIDEr-D."""
+_REFERENCES = ("answer", "annotations_captions", "caption")
+"""Where documents of COCO, NoCaps and Flickr30k have their references."""
 Item = dict[str, Any]
-
-
-def process_coco(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, Item]:
-    """What each number needs of a document of COCO."""
-    return scored(results, doc["image"], doc["answer"])
-
-
-def process_nocaps(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, Item]:
-    """What each number needs of a document of NoCaps."""
-    return scored(results, doc["image"], doc["annotations_captions"])
-
-
-def process_flickr30k(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, Item]:
-    """What each number needs of a document of Flickr30k."""
-    return scored(results, doc["image"], doc["caption"])
 
 
 def images(doc: Mapping[str, Any]) -> list[Any]:
@@ -50,16 +37,17 @@ def images(doc: Mapping[str, Any]) -> list[Any]:
     return [doc["image"].convert("RGB")]
 
 
-def scored(results: Sequence[str], image: Any, references: Sequence[str]) -> dict[str, Item]:
+def process(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, Item]:
     """The caption with its references for each number of texts, and a row of each chosen metric.
 
     ValueError names what is wrong with the document, or with CAPEVAL_METRICS.
     """
     caption = results[0] if results else ""
-    texts = {"caption": caption, "references": list(references)}
+    references = list(next(doc[name] for name in _REFERENCES if name in doc))
+    texts = {"caption": caption, "references": references}
     items: dict[str, Item] = {number: {"number": number, **texts} for number in TEXT_NUMBERS}
-    for metric in chosen(os.environ.get("CAPEVAL_METRICS", ""), os.environ.get("CAPEVAL_WEIGHTS")):
-        samples = metric.check([caption], [image], [texts["references"]] if metric.needs_references else None)
+    for metric in _chosen(os.environ.get("CAPEVAL_METRICS", ""), os.environ.get("CAPEVAL_WEIGHTS")):
+        samples = metric.check([caption], [doc["image"]], [references] if metric.needs_references else None)
         (row,) = metric.encode_all(samples).to_pylist()
         items[metric.key] = {"number": metric.key, "row": row}
     return items
@@ -70,7 +58,7 @@ def combine(items: Sequence[Item]) -> float:
     number = items[0]["number"]
     if number in TEXT_NUMBERS:
         return _text_scores(tuple((one["caption"], tuple(one["references"])) for one in items))[number]
-    metrics = chosen(os.environ.get("CAPEVAL_METRICS", ""), os.environ.get("CAPEVAL_WEIGHTS"))
+    metrics = _chosen(os.environ.get("CAPEVAL_METRICS", ""), os.environ.get("CAPEVAL_WEIGHTS"))
     metric = next(metric for metric in metrics if metric.key == number)
     return combine_tables(metric, [pa.Table.from_pylist([one["row"] for one in items], metric.ROW)]).mean
 
@@ -83,7 +71,7 @@ def _text_scores(texts: tuple[tuple[str, tuple[str, ...]], ...]) -> dict[str, fl
 
 
 @lru_cache(maxsize=1)
-def chosen(names: str, weights: str | None) -> list[CaptionMetric]:
+def _chosen(names: str, weights: str | None) -> list[CaptionMetric]:
     """The metrics of CAPEVAL_METRICS, open, with the weights of CAPEVAL_WEIGHTS or their own."""
     listed = [name.strip() for name in names.split(",") if name.strip()]
     metrics = (

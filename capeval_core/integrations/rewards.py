@@ -22,8 +22,7 @@ def reward(metric: Any, **options: Any) -> Reward:
 
     Args:
         metric: a name, a dict such as `{"name": "pacs", "w": 2.5}`, or a metric of `capeval_core.load`.
-        **options: of a metric given by name: `weights`, `device`, `batch_size`, ..., and `media="video"` for
-            one on videos. Empty captions are scored as the bare prompt: `empty="score"` is the default here.
+        **options: of a metric given by name, and `media`; `empty="score"` is the default here.
 
     Raises:
         TypeError, ValueError: as `capeval_core.load`; no `statistics` for a metric that needs them.

@@ -23,13 +23,9 @@ from capeval_core.values import described
 class CaptionMetrics:
     """Caption metrics for `Trainer(compute_metrics=...)` and `Seq2SeqTrainer`.
 
-        trainer = Seq2SeqTrainer(
-            ...,
-            args=Seq2SeqTrainingArguments(
-                predict_with_generate=True, metric_for_best_model="pac_s", greater_is_better=True, ...
-            ),
-            compute_metrics=CaptionMetrics(processor, images=images, references=references),
-        )
+        metrics = CaptionMetrics(processor, images=images, references=references)
+        arguments = Seq2SeqTrainingArguments(predict_with_generate=True, metric_for_best_model="pac_s", ...)
+        trainer = Seq2SeqTrainer(..., args=arguments, compute_metrics=metrics)
 
     Images, or videos, and references are encoded at the first evaluation and kept; later ones encode new
     captions only. Metrics on texts alone stand beside the others: `metrics=["pacs", "cider"]`. Statistics of
@@ -40,16 +36,14 @@ class CaptionMetrics:
     position, so `train_sampling_strategy="group_by_length"`, which reorders evaluation sets, cannot be used.
 
     Args:
-        processor: decodes captions: a tokenizer, a processor, or anything with
-            `batch_decode(ids, skip_special_tokens=True)`.
+        processor: a tokenizer, or anything else with `batch_decode(ids, skip_special_tokens=True)`.
         images: images of the evaluation set, one for each of its rows and in its order: whatever
             `CaptionMetric.score` takes, such as paths or a `datasets` column.
         videos: videos of the evaluation set instead of images; names then mean metrics on videos.
-        references: per row a list of texts, or one text, for metrics that compare with references; None: the
-            row's labels, decoded, are its only reference (metrics on texts alone need them given).
+        references: per row a list of texts, or one text; None: the row's labels, decoded, are its only
+            reference (metrics on texts alone need them given).
         metrics: names, dicts such as `{"name": "pacs", "w": 2.5}`, or metrics of `capeval_core.load`.
-        **options: of all metrics that are given by name, e.g. `weights`, `device`, `batch_size`. Empty
-            captions are scored as the bare prompt: `empty="score"` is the default here.
+        **options: of all metrics that are given by name; `empty="score"` is the default here.
 
     Raises:
         TypeError, ValueError: everything that is wrong with images, videos and references, before training

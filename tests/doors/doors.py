@@ -185,7 +185,7 @@ def lmms_eval(given: Given, folder: Path) -> Answer:
         patch.setenv("CAPEVAL_WEIGHTS", "tiny")
         rows = zip(given.visuals, given.captions, given.references, strict=True)
         items = [
-            tasks.process_nocaps({"image": Image.open(path), "annotations_captions": own}, [text])
+            tasks.process({"image": Image.open(path), "annotations_captions": own}, [text])
             for path, text, own in rows
         ]
         text_keys = {"bleu": "Bleu_4", "rougel": "ROUGE_L", "ciderd": "CIDEr"}

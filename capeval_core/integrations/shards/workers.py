@@ -34,11 +34,7 @@ _STORE_BYTES = 100 << 20  # of Ray's shared memory: only addresses and counts go
 
 @dataclass(frozen=True)
 class Workers:
-    """Where shards are scored.
-
-    number: of actors. gpus: of each; None: those that there are, shared, at most one each. address: of a Ray
-    cluster; None: this machine.
-    """
+    """Actors, GPUs of each (None: those that there are, shared), and a Ray cluster (None: this machine)."""
 
     number: int
     gpus: float | None = None
@@ -52,11 +48,7 @@ class Workers:
 
 @dataclass(frozen=True)
 class FailedShard:
-    """A shard without scores, and why.
-
-    ends: the reason holds for the other shards, too. unfit: the process may be of no use any more, as it is
-    after an error of CUDA.
-    """
+    """A shard without scores; `ends`: so are all others; `unfit`: its process is of no use any more."""
 
     source: str
     reason: str
@@ -97,13 +89,10 @@ def score_one(
 def score_shards(
     shards: Sequence[PlannedShard], scorer: BatchScorer, workers: Workers, settings: Mapping[str, Any]
 ) -> Iterator[ShardResult | FailedShard]:
-    """Score shards on Ray, one task each, and give their results as they come.
+    """Score shards on Ray, one task each, and give their results as they come; OSError if no worker starts.
 
     A worker that is killed is replaced, and its shard scored again, three times in all. One that met a
     RuntimeError, after which CUDA may be lost to its process, has failed that shard and is replaced as well.
-
-    Raises:
-        OSError: workers die as they start.
     """
     import ray
 
