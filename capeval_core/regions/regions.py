@@ -74,7 +74,6 @@ class Regions:
         cls,
         masks: Iterable[Mask],
         quality: Sequence[float] | Floats | None = None,
-        boxes: Sequence[Sequence[float]] | Floats | None = None,
         *,
         size: tuple[int, int] | None = None,
     ) -> Regions:
@@ -83,11 +82,10 @@ class Regions:
         Args:
             masks: an array (n, h, w), or an iterable of arrays (h, w).
             quality: n numbers; None: 1 for all.
-            boxes: (n, 4); None: the smallest around each mask.
             size: (h, w), required where there may be no mask.
 
         Raises:
-            ValueError: masks of different sizes, no mask and no size, or not one quality and box per mask.
+            ValueError: masks of different sizes, no mask and no size, or not one quality per mask.
         """
         runs: list[Runs] = []
         for index, mask in enumerate(masks):
@@ -98,7 +96,7 @@ class Regions:
             runs.append(rle.encode(mask))
         if size is None:
             raise ValueError("there is no mask: pass the size of the image")
-        return cls.of_runs(runs, size, quality, boxes)
+        return cls.of_runs(runs, size, quality)
 
     @classmethod
     def of_runs(
@@ -108,7 +106,7 @@ class Regions:
         quality: Sequence[float] | Floats | None = None,
         boxes: Sequence[Sequence[float]] | Floats | None = None,
     ) -> Regions:
-        """Regions of run-length encoded masks; arguments as for `of`."""
+        """Regions of run-length encoded masks; `boxes` (n, 4), None: the smallest around each mask."""
         count = len(runs)
         qualities = np.ones(count) if quality is None else np.asarray(quality)
         if boxes is None:
@@ -151,21 +149,6 @@ class Regions:
             return self
         best = np.argsort(-self.quality, kind="stable")[:max_regions]
         return self.select(sorted(best.tolist()))
-
-    def coco(self) -> list[dict[str, object]]:
-        """The regions as COCO annotations: `segmentation` (compressed runs), `bbox` and `score`.
-
-        `PrecomputedRegions` reads them, so that regions can be made once and stored.
-        """
-        height, width = self.size
-        return [
-            {
-                "segmentation": {"size": [height, width], "counts": rle.compress(runs)},
-                "bbox": [float(box[0]), float(box[1]), float(box[2] - box[0]), float(box[3] - box[1])],
-                "score": float(quality),
-            }
-            for runs, quality, box in zip(self.runs, self.quality, self.boxes, strict=True)
-        ]
 
 
 Masks: TypeAlias = "Regions | NDArray[np.bool_] | Tensor"

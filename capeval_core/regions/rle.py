@@ -95,24 +95,6 @@ def bounding_box(runs: Runs, size: tuple[int, int]) -> tuple[int, int, int, int]
     return left, int((starts % height).min()), right, int(((ends - 1) % height).max()) + 1
 
 
-def compress(runs: Runs) -> str:
-    """COCO's compact text: differences to the run before the last one, in groups of five bits.
-
-    >>> compress(np.array([6, 1, 40, 4, 5, 1], dtype=np.uint32))
-    '61X13mNM'
-    """
-    text = []
-    for i, run in enumerate(runs.tolist()):
-        value = run - int(runs[i - 2]) if i > 2 else run
-        more = True
-        while more:
-            bits = value & 0x1F
-            value >>= 5
-            more = value != (-1 if bits & 0x10 else 0)
-            text.append(chr((bits | (0x20 if more else 0)) + 48))
-    return "".join(text)
-
-
 def decompress(text: str) -> list[int]:
     """The runs of COCO's compact text.
 

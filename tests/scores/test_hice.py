@@ -267,9 +267,10 @@ def test_phrases_and_regions_made_before(folder: str, images: list[Path], tmp_pa
     expected = opened("hices", folder, regions=masks, phrases=phrases).score(*given)
     assert expected.parts["phrase_count"] == [2, 1] and expected.parts["without_phrases"] == [0, 1]
     found = open_regions(masks).segment(images[0])
-    (tmp_path / "masks.json").write_text(json.dumps({"0": found.coco()}))
+    counts = [{"size": list(found.size), "counts": runs.tolist()} for runs in found.runs]
+    (tmp_path / "masks.json").write_text(json.dumps({"0": counts}))
     (tmp_path / "phrases.json").write_text(json.dumps(phrases))
-    for regions in (tmp_path / "masks.json", str(tmp_path / "masks.json"), {"0": found.coco()}):
+    for regions in (tmp_path / "masks.json", str(tmp_path / "masks.json"), {"0": counts}):
         metric = opened("hices", folder, regions=regions, phrases=tmp_path / "phrases.json")
         assert metric.score(*given).scores == pytest.approx(expected.scores, abs=1e-6)
     with pytest.raises(ValueError, match=r"phrases have no entry for 'another'"):
