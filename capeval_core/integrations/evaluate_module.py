@@ -2,10 +2,6 @@
 
 `add_batch` checks captions and images and encodes them at once. Only rows of plain numbers are kept, so no
 image enters evaluate's Arrow cache; `compute` combines the rows of all batches and all processes.
-
-When the Hub cannot be reached, `evaluate.load("org/name")` takes the newest module file of its cache. That
-is harmless: the file only names its metric, the code is the installed package's, and the signature has its
-version.
 """
 
 from __future__ import annotations

@@ -41,12 +41,8 @@ def choose_metrics(
 ) -> list[ChosenMetric]:
     """Metrics in their order, each with `empty="score"`: a young captioner may write nothing.
 
-    metrics: a name, a dict with `name` and options, a metric that is open already, or a list of those.
-    options: of every metric that is given by name, weights of those that have any; a dict's own come first.
-    cache: for the metrics that have no other one.
-    media: of the metrics that are given by name and are about visuals, unless a dict has its own `media`.
-    has_references: whether all references will be at hand before a caption is encoded, so that statistics can
-        be made of them for the metrics that need any.
+    options, media: of metrics given by name; a dict's own come first. cache: where a metric has no other.
+    has_references: whether statistics can be made of references before a caption is encoded.
     """
     single = isinstance(metrics, str) or not isinstance(metrics, Sequence)
     listed = [metrics] if single else metrics

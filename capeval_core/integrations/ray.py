@@ -116,9 +116,6 @@ class ImageDecoder:
         columns: `{"image": name}` where the column is not found by itself.
         **options: of the metric, as for `CaptionScorer`; only `weights` matters.
 
-    Raises:
-        TypeError, ValueError: as for `CaptionScorer`, or a metric of another kind.
-
     >>> decoder = ImageDecoder("pacs", weights="tiny")
     >>> found = decoder({"image": [np.full((90, 120, 3), 128, dtype="uint8"), b"no image"]})
     >>> found["image"].shape, [bool(error) for error in found["error"]]

@@ -75,11 +75,8 @@ def component(medium: str, *, visible: bool) -> Any:
 def uploaded(value: Any, medium: str) -> str | None:
     """The path of the upload, or packaged example, that an event handed in; None where it has none.
 
-    Gradio checks a path only where the request itself says, by its `meta`, that there is one. The message
-    about a file that was not uploaded to this page is the same whether there is such a file or not.
-
-    Raises:
-        ValueError: it was not uploaded to this page, cannot be read, or costs too much.
+    Gradio checks a path only where the request itself says, by its `meta`, that there is one. ValueError is
+    the same for a file that was not uploaded to this page whether there is such a file or not.
     """
     path = value.get("path") if isinstance(value, Mapping) else None
     if value is None or (path is None and isinstance(value, Mapping) and not value.get("url")):

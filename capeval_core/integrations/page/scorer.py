@@ -45,11 +45,7 @@ class Scored:
 
 
 class Scorer:
-    """A metric with the weights that a page offers; each is opened when it is first used, and once.
-
-    weights: those that are chosen at first, as `load` takes them; None: the metric's published ones.
-    media: what captions are about; None: the metric's first.
-    """
+    """A metric with the weights that a page offers; each is opened when it is first used, and once."""
 
     def __init__(
         self, name: str, weights: str | os.PathLike[str] | None = None, media: str | None = None

@@ -181,8 +181,7 @@ def _outputs_in(folder: str | PathLike[str]) -> list[Place]:
 def merge_shards(folder: str | PathLike[str], target: str | PathLike[str]) -> int:
     """Join the outputs of all shards in a folder into one Parquet table, and return its number of rows.
 
-    Shards come in the order of their names, rows in that of their shard. Memory is that of some rows. Uids
-    that come twice stay twice: `check_shards` names them. The target appears as a whole or not at all.
+    Shards come in the order of their names. Uids that come twice stay twice: `check_shards` names them.
 
     Args:
         folder: outputs of `score_shard`, a path or an address of fsspec.
@@ -266,14 +265,8 @@ class ShardCheck:
 def check_shards(folder: str | PathLike[str]) -> ShardCheck:
     """Check the outputs of all shards in a folder: every uid once, one signature, every page as written.
 
-    Uids are compared by hash, sorted on disk in the temporary folder (8 bytes each, 8 GB for 10^9); those
-    that are named are confirmed by their texts.
-
-    Args:
-        folder: outputs of `score_shard`, a path or an address of fsspec.
-
-    Raises:
-        FileError: there is no such folder, or no output in it.
+    Uids are compared by hash, sorted on disk (8 bytes each); those that are named are confirmed by their
+    texts. FileError if there is no such folder, or no output in it.
     """
     outputs = _outputs_in(folder)
     found = ShardCheck(len(outputs))
@@ -360,14 +353,11 @@ class ScoreHistogram:
 
 
 def score_histogram(folder: str | PathLike[str], *, keep: float | None = None) -> ScoreHistogram:
-    """The distribution of the scores of all shards in a folder.
-
-    They are partitioned on disk, in the temporary folder (8 bytes each, 8 GB for 10^9).
+    """The distribution of the scores of all shards in a folder, partitioned on disk (8 bytes each).
 
     Args:
         folder: outputs of `score_shard`, a path or an address of fsspec.
-        keep: a share between 0 and 1, of which the threshold is computed: keep rows with
-            `score >= threshold` for the best 30% of all that have a score.
+        keep: a share between 0 and 1, such as 0.3: rows with `score >= threshold` are the best 30%.
 
     Raises:
         ValueError: no outputs in the folder, one that is damaged, or a share out of its range.

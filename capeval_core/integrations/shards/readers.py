@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -186,7 +186,13 @@ def read_shard(shard: Shard, most: int) -> Iterator[Rows]:
     if problems:
         rows = f"its first {len(first)} rows have {', '.join(names)}"
         raise shard.refuse(f"has {'; '.join(problems)}; {rows}", _FIX)
-    return _windows(shard, chain(first, records), most)
+
+    def again() -> Iterator[Record]:
+        while first:  # whose images leave memory
+            yield first.pop(0)
+        yield from records
+
+    return _windows(shard, again(), most)
 
 
 def _windows(shard: Shard, records: Iterable[Record], most: int) -> Iterator[Rows]:

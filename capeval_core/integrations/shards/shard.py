@@ -95,10 +95,8 @@ def score_shard(
         **options: of a metric given by name, as for `capeval_core.load`.
 
     Raises:
-        TypeError, ValueError: an option, a metric or a column that does not exist, a source that cannot be
-            read, a target of other scores; before weights are opened.
-        ValueError: a metric whose scores depend on what else is scored: without `statistics`, or relative to
-            one set as ECO's.
+        TypeError, ValueError: as `BatchScorer`; a column that does not exist, a source that cannot be read, a
+            target of other scores; before weights are opened.
         OSError: the target cannot be written; nothing of it stays.
         MemoryError: a single row does not fit into memory.
 
