@@ -22,8 +22,7 @@ from capeval_core.phrases.ptb import ptb_text, ptb_tokens
 from capeval_core.project import install_command
 from capeval_core.registry import load
 from capeval_core.result import Result
-from capeval_core.scores.ngram.metric import NgramMetric
-from capeval_core.scores.ngram.together import score_together
+from capeval_core.scores.ngram.metric import NgramMetric, score_together
 from capeval_core.values import described
 
 Floats = NDArray[np.float64]

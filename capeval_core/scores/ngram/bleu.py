@@ -6,18 +6,16 @@ https://aclanthology.org/P02-1040
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from capeval_core.phrases.ngrams import LONGEST, Floats, Integers
+from capeval_core.phrases.ngrams import LONGEST, Floats
 from capeval_core.result import Values
 from capeval_core.rows import column, fixed_lists, of_fixed_lists, row_schema
 from capeval_core.scores.facts import facts
-from capeval_core.scores.ngram.compared import Compared
-from capeval_core.scores.ngram.metric import NgramMetric
+from capeval_core.scores.ngram.metric import Compared, NgramMetric
 from capeval_core.statistics import CorpusFormula
 
 SUMS = (
@@ -65,36 +63,6 @@ def bleu_of_sums(sums: Floats) -> Floats:
     return np.roll(scores, 1, axis=-1)
 
 
-@dataclass(frozen=True)
-class BleuCounts:
-    """What BLEU counts in captions, a row each; see `bleu`."""
-
-    matches: Integers
-    totals: Integers
-    length: Integers
-    reference_length: Integers
-
-    @classmethod
-    def of(cls, compared: Compared) -> BleuCounts:
-        """The counts of captions beside their references."""
-        block, captions = compared.block, compared.captions
-        matches = []
-        for grams in compared.grams:
-            of_reference = compared.is_reference[grams.caption]
-            own, most = np.zeros((2, grams.kinds), dtype=np.int64)
-            own[grams.gram[~of_reference]] = grams.count[~of_reference]
-            np.maximum.at(most, grams.gram[of_reference], grams.count[of_reference])
-            clipped = np.bincount(grams.pool_of_gram(block), np.minimum(own, most), len(captions))
-            matches.append(clipped.astype(np.int64))
-        length = block.lengths[captions]
-        totals = np.maximum(length[:, None] - np.arange(LONGEST), 0)
-        row, of_references = block.pool[compared.is_reference], block.lengths[compared.is_reference]
-        # The least difference in length wins, then the shorter reference.
-        order = np.lexsort((of_references, np.abs(of_references - length[row]), row))
-        first = np.unique(row[order], return_index=True)[1]
-        return cls(np.stack(matches, axis=-1), totals, length, of_references[order][first])
-
-
 @facts("bleu")
 class Bleu(NgramMetric):
     """BLEU-4 as in COCO's evaluation: of the counts summed over all captions, not a mean of scores.
@@ -112,12 +80,26 @@ class Bleu(NgramMetric):
     )
 
     def columns(self, compared: Compared) -> dict[str, Any]:
-        counts = BleuCounts.of(compared)
+        block, captions = compared.block, compared.captions
+        matches = []
+        for grams in compared.grams:
+            of_reference = compared.is_reference[grams.caption]
+            own, most = np.zeros((2, grams.kinds), dtype=np.int64)
+            own[grams.gram[~of_reference]] = grams.count[~of_reference]
+            np.maximum.at(most, grams.gram[of_reference], grams.count[of_reference])
+            clipped = np.bincount(grams.pool_of_gram(block), np.minimum(own, most), len(captions))
+            matches.append(clipped.astype(np.int32))
+        length = block.lengths[captions]
+        totals = np.maximum(length[:, None] - np.arange(LONGEST), 0)
+        row, of_references = block.pool[compared.is_reference], block.lengths[compared.is_reference]
+        # The least difference in length wins, then the shorter reference.
+        order = np.lexsort((of_references, np.abs(of_references - length[row]), row))
+        first = np.unique(row[order], return_index=True)[1]
         return {
-            "matches": fixed_lists(counts.matches.astype(np.int32)),
-            "totals": fixed_lists(counts.totals.astype(np.int32)),
-            "length": counts.length.astype(np.int32),
-            "reference_length": counts.reference_length.astype(np.int32),
+            "matches": fixed_lists(np.stack(matches, axis=-1)),
+            "totals": fixed_lists(totals.astype(np.int32)),
+            "length": length.astype(np.int32),
+            "reference_length": of_references[order][first].astype(np.int32),
         }
 
     def aggregate(self, rows: pa.Table) -> Values:

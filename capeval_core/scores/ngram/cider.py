@@ -12,19 +12,18 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
-from capeval_core.errors import Problems, warn
+from capeval_core.errors import Problems
 from capeval_core.inputs.samples import Samples
 from capeval_core.inputs.texts import check_references
 from capeval_core.options import Options as CommonOptions
-from capeval_core.phrases.ngrams import LONGEST, Floats, Tokens, length_penalty, sums_by
+from capeval_core.phrases.ngrams import LONGEST, Floats, length_penalty, sums_by
 from capeval_core.phrases.ptb import shared_words
 from capeval_core.ragged import Ragged, inner
 from capeval_core.result import Values
 from capeval_core.rows import column, fixed_lists, lists, of_fixed_lists, row_schema
 from capeval_core.scores.facts import facts
-from capeval_core.scores.ngram.compared import Compared
-from capeval_core.scores.ngram.frequencies import DocumentFrequencies
-from capeval_core.scores.ngram.metric import NgramCorpusOptions, NgramMetric
+from capeval_core.scores.ngram.frequencies import DocumentFrequencies, document_frequencies
+from capeval_core.scores.ngram.metric import Compared, NgramCorpusOptions, NgramMetric
 
 
 def cosines(compared: Compared, frequencies: DocumentFrequencies, *, clipped: bool) -> Floats:
@@ -49,19 +48,6 @@ def cosines(compared: Compared, frequencies: DocumentFrequencies, *, clipped: bo
     if clipped:
         found *= length_penalty(block.lengths[of_row], block.lengths)[:, None]
     return found[compared.is_reference]
-
-
-def document_frequencies(documents: Sequence[Sequence[Tokens]]) -> DocumentFrequencies:
-    """Counted in the tokens of each image's references, with a warning where there is one image alone."""
-    if len(documents) == 1:
-        warn(
-            "document frequencies of one image's references give every n-gram the weight log(1) = 0, so that "
-            "CIDEr is 0: score more images together, or pass statistics=..."
-        )
-    return DocumentFrequencies.of_documents(documents)
-
-
-_NUMBERS = range(1, LONGEST + 1)
 
 
 @facts("cider")
@@ -120,8 +106,7 @@ class Cider(NgramMetric):
         of_n = 10 * np.clip(of_fixed_lists(references), 0.0, 1.0)  # rounding may leave more than 1
         means = [Ragged(of_n[:, n], counts).mean() for n in range(LONGEST)]
         parts: dict[str, Any] = {f"{self.key}_{n}": mean for n, mean in enumerate(means, start=1)}
-        split = np.split(of_n.mean(axis=1), np.cumsum(counts)[:-1])
-        parts[f"reference_{self.key}"] = [own.tolist() for own in split] if len(rows) else []
+        parts[f"reference_{self.key}"] = lists(of_n.mean(axis=1), counts).to_pylist()
         return Values(np.mean(means, axis=0), parts)
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import math
-import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
+from numbers import Real
 from typing import Any
 
 import numpy as np
 
-from capeval_core.errors import wrong_option
+from capeval_core.errors import warn, wrong_option
 from capeval_core.options import CorpusStatistics
 from capeval_core.phrases.ngrams import LONGEST, Floats, Integers, TextBlock, Tokens
 
@@ -77,8 +77,8 @@ class DocumentFrequencies(CorpusStatistics):
         >>> DocumentFrequencies.of_counts({"a": 2.0, ("a", "dog"): 1.0, "dog": 1.0}, 2).counts()
         {'a': 2, 'dog': 1, 'a dog': 1}
         """
-        total = _whole("documents", documents, math.inf)
         grams: dict[tuple[str, ...], int] = {}
+        _check_count("documents", documents, math.inf)
         for gram, count in counts.items():
             tokens = tuple(gram.split(" ")) if isinstance(gram, str) else gram
             fix = "the n-gram comes twice" if tokens in grams else ""
@@ -86,7 +86,8 @@ class DocumentFrequencies(CorpusStatistics):
                 fix = "expected an n-gram of 1 to 4 words"
             if fix:
                 raise wrong_option(f"counts[{gram!r}]", count, "", fix, verb="")
-            grams[tokens] = _whole(f"counts[{gram!r}]", count, total)
+            _check_count(f"counts[{gram!r}]", count, documents)
+            grams[tokens] = int(count)
         # A prefix that is not counted itself stands in no document, so far as is known.
         held = dict.fromkeys([gram[:n] for gram in grams for n in range(1, len(gram) + 1)], 0) | grams
         words = tuple(sorted({word for gram in held for word in gram}))
@@ -100,7 +101,7 @@ class DocumentFrequencies(CorpusStatistics):
             numbers |= {gram: number for number, (_, gram) in enumerate(of_length)}
             keys.append(np.array([key for key, _ in of_length], dtype=np.int64))
             frequencies.append(np.array([held[gram] for _, gram in of_length], dtype=np.int64))
-        return cls(total, words, tuple(keys), tuple(frequencies))
+        return cls(int(documents), words, tuple(keys), tuple(frequencies))
 
     def counts(self) -> dict[str, int]:
         """{n-gram, its words joined by spaces: number of documents}, shorter ones first."""
@@ -164,13 +165,19 @@ def _is_word(value: object) -> bool:
     return isinstance(value, str) and value != "" and " " not in value
 
 
-def _whole(name: str, value: float, most: float) -> int:
-    """A count as a whole number from 1 to `most`; a float such as 3.0 is one."""
-    try:
-        whole = operator.index(value) if not isinstance(value, float) else int(value)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise TypeError(f"{name}={value!r}: expected a whole number ({error})") from None
-    if isinstance(value, bool) or whole != value or not 1 <= whole <= most:
-        upto = "of at least 1" if most == math.inf else f"from 1 to {most:,.0f}, the number of documents"
-        raise ValueError(f"{name}={value!r}: expected a whole number {upto}")
-    return whole
+def _check_count(name: str, value: Any, most: float) -> None:
+    """Refuse what is no whole number from 1 to `most`; a float such as 3.0 is one."""
+    number = isinstance(value, Real) and not isinstance(value, bool)
+    if not number or not float(value).is_integer() or not 1 <= value <= most:
+        fix = f"expected a whole number from 1 to {'the number of documents' if most < math.inf else 'any'}"
+        raise wrong_option(name, value, "", fix, verb="", kind=ValueError if number else TypeError)
+
+
+def document_frequencies(documents: Sequence[Sequence[Tokens]]) -> DocumentFrequencies:
+    """Counted in the tokens of each image's references, with a warning where there is one image alone."""
+    if len(documents) == 1:
+        warn(
+            "document frequencies of one image's references give every n-gram the weight log(1) = 0, so that "
+            "CIDEr is 0: score more images together, or pass statistics=..."
+        )
+    return DocumentFrequencies.of_documents(documents)

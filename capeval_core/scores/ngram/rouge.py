@@ -6,7 +6,9 @@ workshop), https://aclanthology.org/W04-1013
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -17,8 +19,7 @@ from capeval_core.ragged import Ragged
 from capeval_core.result import Values
 from capeval_core.rows import column, lists, row_schema
 from capeval_core.scores.facts import facts
-from capeval_core.scores.ngram.compared import Compared
-from capeval_core.scores.ngram.metric import NgramMetric
+from capeval_core.scores.ngram.metric import Compared, NgramMetric
 
 BETA = 1.2
 """How much more recall counts than precision, as in COCO's evaluation."""
@@ -52,56 +53,35 @@ def common_lengths(caption: Sequence[str], references: Sequence[Sequence[str]]) 
     return [_common_length(len(short), _masks(short), long) for short, long in pairs]
 
 
-def _common_length(length: int, masks: Mapping[str, int], words: Sequence[str]) -> int:
-    """Of a text of this length, whose words are at the bits of `masks`, and other words."""
+def _common_length(length: int, mask: Callable[[str], int], words: Sequence[str]) -> int:
+    """Of a text of this length, whose words are at the bits of their masks, and other words."""
     row = every = (1 << length) - 1
     for word in words:
-        same = row & masks.get(word, 0)
+        same = row & mask(word)
         if same:
             row = ((row + same) | (row - same)) & every
     return length - row.bit_count()
 
 
-def _masks(words: Sequence[str]) -> Mapping[str, int]:
+def _masks(words: Sequence[str]) -> Callable[[str], int]:
     """The places of each word in a text as the bits of an integer."""
-    if len(words) > _LONG:
-        return _LongMasks(words)
-    masks: dict[str, int] = {}
-    for place, word in enumerate(words):
-        masks[word] = masks.get(word, 0) | 1 << place
-    return masks
-
-
-class _LongMasks(Mapping[str, int]):
-    """The masks of a long text, made when they are asked for; those of words that are frequent are kept.
-
-    Kept are at most `_LONG` masks, for else the memory would be the square of the length.
-    """
-
-    def __init__(self, words: Sequence[str]) -> None:
-        self.length = len(words)
-        self.places: dict[str, list[int]] = {}
+    if len(words) <= _LONG:
+        masks: defaultdict[str, int] = defaultdict(int)
         for place, word in enumerate(words):
-            self.places.setdefault(word, []).append(place)
-        self.kept: dict[str, int] = {}
+            masks[word] |= 1 << place
+        return masks.__getitem__
+    places: defaultdict[str, list[int]] = defaultdict(list)
+    for place, word in enumerate(words):
+        places[word].append(place)
 
-    def __getitem__(self, word: str) -> int:
-        if word in self.kept:
-            return self.kept[word]
-        places = self.places[word]
-        bits = bytearray(self.length // 8 + 1)
-        for place in places:
+    @lru_cache(_LONG)  # all masks of a long text would take the square of its length
+    def mask(word: str) -> int:
+        bits = bytearray(len(words) // 8 + 1)
+        for place in places.get(word, ()):
             bits[place >> 3] |= 1 << (place & 7)
-        mask = int.from_bytes(bits, "little")
-        if len(places) * _LONG > self.length:
-            self.kept[word] = mask
-        return mask
+        return int.from_bytes(bits, "little")
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.places)
-
-    def __len__(self) -> int:
-        return len(self.places)
+    return mask
 
 
 @facts("rougel")

@@ -1,10 +1,8 @@
-"""The files of a repository on the Hub, and sending them: one commit for each repository that changes."""
+"""Sending the files of repositories to the Hub: one commit for each repository that changes."""
 
 from __future__ import annotations
 
-import os
 import re
-import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,12 +14,8 @@ from capeval_core.weights.hub import failures, patiently, reason, status_of
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
-CARD = "README.md"
-_OWN_NAMESPACES = "capeval|metrics"
-"""Namespaces of modules in the texts of the source, whatever CAPEVAL_NAMESPACE is, and in a checkout."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _VERSION = re.compile(r"v?\d+\.\d+(\.\d+)?")
-_COPY = "only files that lie in the folder itself are sent, so that no other one is by mistake: copy it there"
 
 
 class PublishError(ValueError):
@@ -55,46 +49,6 @@ class Publication:
             path: content.stat().st_size if isinstance(content, Path) else len(content)
             for path, content in self.files.items()
         }
-
-
-def in_namespace(text: str, namespace: str, names: Iterable[str]) -> str:
-    """The text with `capeval/name` and `metrics/name` moved to a namespace, for what is published there.
-
-    Default weights stay: which ones those are is up to the package, wherever a module is published.
-
-    >>> in_namespace('evaluate.load("metrics/pacs"), weights of capeval/pacs-clip-vit-b-32', "me", ["pacs"])
-    'evaluate.load("me/pacs"), weights of capeval/pacs-clip-vit-b-32'
-    """
-    ids = "|".join(map(re.escape, names))
-    return re.sub(rf"(?<![\w.-])(?:{_OWN_NAMESPACES})/({ids})(?![\w-]|\.\w)", rf"{namespace}/\1", text)
-
-
-def own_file(folder: Path, name: str, *, hard_links: bool = True) -> Path | None:
-    """A file of a folder that may go out: a regular one, in the folder itself; None: there is none.
-
-    With `hard_links` it may have other names elsewhere, as files of installed packages often have.
-    """
-    path = folder / name
-    if not os.path.lexists(path):
-        return None
-    if (target := path.resolve()) != folder.resolve() / name:
-        raise PublishError(f"{path} is a link to {target}: {_COPY}")
-    about = path.stat()
-    if not stat.S_ISREG(about.st_mode):
-        raise PublishError(f"{path} is no regular file: {_COPY}")
-    if about.st_nlink > 1 and not hard_links:
-        raise PublishError(f"{path} is a hard link, a file with {about.st_nlink} names: {_COPY}")
-    return path
-
-
-def others(folder: Path, sent: Iterable[str]) -> list[str]:
-    """Names in a folder that are not sent, without Python's bytecode; folders end with a slash."""
-    names = {path.name: path for path in folder.iterdir() if path.name != "__pycache__"}
-    return [
-        name + ("/" if path.is_dir() and not path.is_symlink() else "")
-        for name, path in sorted(names.items())
-        if name not in sent
-    ]
 
 
 def checked(name: str) -> str:
