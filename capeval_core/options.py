@@ -181,6 +181,12 @@ class CorpusStatistics(ABC):
     def __str__(self) -> str:
         return self.fingerprint
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, type(self)) and other.fingerprint == self.fingerprint
+
+    def __hash__(self) -> int:
+        return hash(self.fingerprint)
+
     @classmethod
     def check_option(cls, options: Any, fix: str) -> None:
         """Refuse `statistics` of another class, if options have any. fix: how they are made."""

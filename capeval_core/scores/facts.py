@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from capeval_core.metric import CaptionMetric
 from capeval_core.result import Published
@@ -21,30 +21,19 @@ def facts(name: str) -> Callable[[Metric], Metric]:
     paper = _FILE["papers"][stated["paper"]]
     reported = stated.get("published", {})
     weights = listed(stated["weights"]) if "weights" in stated else None
+    of_mean = {"dataset": reported.get("dataset"), "source": reported.get("source")}
+    of_mean |= {"settings": reported.get("settings", ""), "weights": weights.repository if weights else ""}
+    means = reported.get("means", {}).items()
+    optional: dict[str, Any] = {"relative": None, "part_titles": {}, "network": None, "tiny": None}
     values = {
+        **{fact: stated.get(fact, default) for fact, default in optional.items()},
+        **{fact: stated[fact] for fact in ("title", "key", "summary")},
         "name": stated.get("name", name),
-        "title": stated["title"],
-        "key": stated["key"],
-        "summary": stated["summary"],
         "paper": paper["cite"],
         "bibtex": paper["bibtex"],
         "range": tuple(stated["range"]),
-        "relative": stated.get("relative"),
-        "part_titles": stated.get("part_titles", {}),
         "default_weights": weights,
-        "network": stated.get("network"),
-        "tiny": stated.get("tiny"),
-        "published": tuple(
-            Published(
-                captions,
-                mean,
-                reported["dataset"],
-                weights.repository if weights else "",
-                reported["source"],
-                reported.get("settings", ""),
-            )
-            for captions, mean in reported.get("means", {}).items()
-        ),
+        "published": tuple(Published(captions=captions, value=mean, **of_mean) for captions, mean in means),
     }
 
     def give(metric: Metric) -> Metric:

@@ -37,19 +37,15 @@ class TokenIdf(CorpusStatistics):
     unseen: float
 
     def __post_init__(self) -> None:
+        expected = "expected {token id: weight}, and a weight for unseen ids: finite numbers of at least 0"
         try:
             plain = {operator.index(index): float(weight) for index, weight in self.weights.items()}
             object.__setattr__(self, "unseen", float(self.unseen))
         except (AttributeError, TypeError, ValueError) as error:
-            expected = "expected {token id: number} and a number for unseen ids"
             raise TypeError(f"weights of words: {expected} ({error})") from None
         object.__setattr__(self, "weights", plain)
-        wrong = [index for index, weight in plain.items() if not 0 <= weight < math.inf]
-        if wrong or not plain or not 0 <= self.unseen < math.inf:
-            name = f"weights[{wrong[0]}]={plain[wrong[0]]!r}" if wrong else f"unseen={self.unseen!r}"
-            raise ValueError(
-                f"{name}: expected a finite number of at least 0" if plain else "weights is empty"
-            )
+        if not plain or not all(0 <= weight < math.inf for weight in (*plain.values(), self.unseen)):
+            raise ValueError(f"weights of words: {expected}")
 
     @classmethod
     def of_documents(cls, documents: Iterable[Sequence[int]]) -> TokenIdf:
@@ -105,12 +101,6 @@ class TokenIdf(CorpusStatistics):
     def fingerprint(self) -> str:
         content = json.dumps([sorted(self.weights.items()), self.unseen])
         return hashlib.sha256(content.encode()).hexdigest()[:12]
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, TokenIdf) and other.fingerprint == self.fingerprint
-
-    def __hash__(self) -> int:
-        return hash(self.fingerprint)
 
 
 def token_weights(

@@ -30,6 +30,7 @@ from capeval_core.scores.facts import facts
 from capeval_core.weights.catalogue import PROMPT
 
 if TYPE_CHECKING:
+    from capeval_core.encoders.clip import ClipEncoder
     from capeval_core.encoders.engine import ImageFeatures
     from capeval_core.encoders.texts import TextFeatures
     from capeval_core.encoders.tokenizers import ClipTokenizer
@@ -105,6 +106,7 @@ class PacS(CaptionMetric):
     )
 
     options: PacOptions
+    encoder: ClipEncoder
 
     def open_models(self) -> dict[str, Model]:
         models = super().open_models()
@@ -121,14 +123,11 @@ class PacS(CaptionMetric):
 
     def text_features(self, texts: Sequence[str]) -> TextFeatures:
         """Features (n, d) of texts behind the prompt."""
-        found: TextFeatures = self.encoder.encode_texts(
-            [f"{self.options.prompt}{text}" for text in texts], **self.run
-        )
-        return found
+        return self.encoder.encode_texts([f"{self.options.prompt}{text}" for text in texts], **self.run)
 
     def image_features(self, images: Sequence[InputImage]) -> Iterator[ImageFeatures]:
         """Features (n, ...) of images, in order, some at a time: what `columns` takes of them."""
-        yield from self.encoder.encode_images(images, decoders=self.options.decoders, **self.run)
+        return self.encoder.encode_images(images, decoders=self.options.decoders, **self.run)
 
     def columns(self, images: Floats, captions: Floats) -> dict[str, Any]:
         """The metric's columns of n captions (n, d) beside their images (n, ...), NaN where an image failed.

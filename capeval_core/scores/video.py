@@ -33,6 +33,7 @@ from capeval_core.scores.idf import TokenIdf, token_weights
 from capeval_core.scores.pac import RefPacS
 
 if TYPE_CHECKING:
+    from capeval_core.encoders.clip import ClipEncoder
     from capeval_core.encoders.texts import TokenFeatures
     from capeval_core.encoders.videos import VideoFeatures
 
@@ -113,7 +114,6 @@ class Components:
         return Components(*(Ragged(each, counts).max() for each in values))
 
     def parts(self, prefix: str = "") -> dict[str, Doubles]:
-        """The components by name."""
         return {f"{prefix}{name}": value for name, value in vars(self).items()}
 
 
@@ -187,6 +187,7 @@ class VideoPacS(CaptionMetric):
     )
 
     options: VideoOptions
+    encoder: ClipEncoder
 
     @classmethod
     def check_input(cls, options: Any, *inputs: Any, progress: bool = False) -> Samples:
@@ -221,10 +222,7 @@ class VideoPacS(CaptionMetric):
                 yield pa.table({**common, **columns}, schema=self.ROW)
 
     def _tokens(self, texts: Sequence[str]) -> TokenFeatures:
-        found: TokenFeatures = self.encoder.encode_tokens(
-            texts, cache=self.cache, batch_size=self.options.batch_size
-        )
-        return found
+        return self.encoder.encode_tokens(texts, cache=self.cache, batch_size=self.options.batch_size)
 
     def _videos(self, window: Samples) -> Iterator[tuple[slice, VideoFeatures]]:
         """Features of the frames of videos, in order, some at a time."""

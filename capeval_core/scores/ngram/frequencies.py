@@ -154,12 +154,6 @@ class DocumentFrequencies(CorpusStatistics):
         """The number of distinct n-grams."""
         return sum(int(np.count_nonzero(frequencies)) for frequencies in self.frequencies)
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, DocumentFrequencies) and other.fingerprint == self.fingerprint
-
-    def __hash__(self) -> int:
-        return hash(self.fingerprint)
-
 
 def _is_word(value: object) -> bool:
     return isinstance(value, str) and value != "" and " " not in value
