@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import sqlite3
 import sys
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,8 @@ from numpy.typing import NDArray
 
 from capeval_core.errors import folder_path, warn, wrong_option
 
-Floats = NDArray[np.float32]
+Array = NDArray[Any]
+Feature = Array | tuple[Array, ...]
 DEFAULT_BYTES, TEXT_BYTES = 512 << 20, 64 << 20
 """Memory for features, and for those of texts where they are kept apart: new ones rarely come again."""
 UNBOUNDED = sys.maxsize
@@ -32,33 +35,35 @@ class _Memory:
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes, self.nbytes, self._run = max_bytes, 0, 0
-        self._rows: OrderedDict[str, tuple[int, Floats]] = OrderedDict()
+        self._features: OrderedDict[str, tuple[int, Feature]] = OrderedDict()
 
-    def get(self, key: str) -> Floats | None:
-        if key not in self._rows:
+    def get(self, key: str) -> Feature | None:
+        if key not in self._features:
             return None
-        row = self._rows[key][1]
-        self._rows[key] = self._run, row
-        self._rows.move_to_end(key)
-        return row
+        feature = self._features[key][1]
+        self._features[key] = self._run, feature
+        self._features.move_to_end(key)
+        return feature
 
-    def put(self, key: str, row: Floats) -> None:
+    def put(self, key: str, feature: Feature) -> None:
         if self.get(key) is None:
-            row = row.copy()  # a view would keep its whole batch alive
-            row.setflags(write=False)
-            self._rows[key] = self._run, row
-            self.nbytes += _cost(key, row)
+            # A view would keep its whole batch alive.
+            kept = tuple(array.copy() for array in _arrays(feature))
+            for array in kept:
+                array.setflags(write=False)
+            self._features[key] = self._run, kept if isinstance(feature, tuple) else kept[0]
+            self.nbytes += _cost(key, feature)
         while self.nbytes > self.max_bytes:
             self._forget_oldest()
 
     def forget_unused(self) -> None:
-        while self._rows and next(iter(self._rows.values()))[0] < self._run:
+        while self._features and next(iter(self._features.values()))[0] < self._run:
             self._forget_oldest()
         self._run += 1
 
     def _forget_oldest(self) -> None:
-        key, (_, row) = self._rows.popitem(last=False)
-        self.nbytes -= _cost(key, row)
+        key, (_, feature) = self._features.popitem(last=False)
+        self.nbytes -= _cost(key, feature)
 
 
 class FeatureCache:
@@ -98,41 +103,28 @@ class FeatureCache:
         self._lock = threading.Lock()
         self._disk: _Disk | None = None
         if self.folder is not None:
-            try:
+            with self._surviving():
                 self._disk = _Disk(self.folder)
-            except sqlite3.DatabaseError as error:
-                self._give_up(error)
 
-    def get(self, keys: Iterable[str]) -> dict[str, Floats]:
+    def get(self, keys: Iterable[str]) -> dict[str, Any]:
         """The features of these keys; a key without features is left out."""
-        features: dict[str, Floats] = {}
-        missing: list[str] = []
         with self._lock:
-            for key in keys:
-                row = self._of(key).get(key)
-                if row is None:
-                    missing.append(key)
-                else:
-                    features[key] = row
-            if self._disk and missing:
-                try:
-                    from_disk = self._disk.get(missing)
-                except sqlite3.Error as error:
-                    self._give_up(error)
-                    from_disk = {}
-                self._remember(from_disk)
-                features.update(from_disk)
+            found = {key: self._of(key).get(key) for key in keys}
+            features = {key: feature for key, feature in found.items() if feature is not None}
+            if self._disk and len(features) < len(found):
+                with self._surviving():
+                    from_disk = self._disk.get([key for key in found if key not in features])
+                    self._remember(from_disk)
+                    features.update(from_disk)
         return features
 
-    def put(self, rows: Mapping[str, Floats]) -> None:
-        """Keep these features, float32 arrays of any shape."""
+    def put(self, features: Mapping[str, Any]) -> None:
+        """Keep these features: arrays of any shape and type of numbers, or tuples of several."""
         with self._lock:
-            self._remember(rows)
+            self._remember(features)
             if self._disk:
-                try:
-                    self._disk.put(rows)
-                except sqlite3.Error as error:
-                    self._give_up(error)
+                with self._surviving():
+                    self._disk.put(features)
 
     def forget_unused(self) -> None:
         """End a run: forget features that were neither read nor put since the end of the last one.
@@ -161,17 +153,21 @@ class FeatureCache:
     def _of(self, key: str) -> _Memory:
         return self._memory if self.text_bytes is None or kind_of(key) != "text" else self._texts
 
-    def _remember(self, rows: Mapping[str, Floats]) -> None:
-        for key, row in rows.items():
-            self._of(key).put(key, row)
+    def _remember(self, features: Mapping[str, Feature]) -> None:
+        for key, feature in features.items():
+            self._of(key).put(key, feature)
 
-    def _give_up(self, error: sqlite3.Error) -> None:
-        """A cache is no reason to lose a run: go on in memory."""
-        self._disk = None
-        warn(
-            f"cache: {self.folder}/{_FILE} cannot be used any more ({error}): features are kept in memory "
-            "only; if it is damaged, delete the file, then a later run makes it again"
-        )
+    @contextmanager
+    def _surviving(self) -> Iterator[None]:
+        """A cache is no reason to lose a run: without its disk go on in memory."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            self._disk = None
+            warn(
+                f"cache: {self.folder}/{_FILE} cannot be used any more ({error}): features are kept in "
+                "memory only; if it is damaged, delete the file, then a later run makes it again"
+            )
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A copy in another process starts empty in memory and shares the disk.
@@ -193,15 +189,20 @@ def kind_of(key: str) -> str:
     return parts[2] if len(parts) == 4 else ""
 
 
-def _cost(key: str, row: Floats) -> int:
-    return row.nbytes + len(key) + 300  # the array and the dictionary entry, beside the numbers
+def _arrays(feature: Feature) -> tuple[Array, ...]:
+    return feature if isinstance(feature, tuple) else (feature,)
+
+
+def _cost(key: str, feature: Feature) -> int:
+    # The arrays and the dictionary entry, beside the numbers.
+    return sum(array.nbytes for array in _arrays(feature)) + len(key) + 300
 
 
 _FILE = "features.sqlite"
 
 
 class _Disk:
-    """One table of float32 blobs, each with a digest of itself, its key and its shape.
+    """One table of blobs of numbers, each with a digest of itself, its key and its layout.
 
     Raises:
         ValueError: a folder or a file that is none, or cannot be opened.
@@ -224,8 +225,8 @@ class _Disk:
             self._connection.text_factory = bytes  # text in a damaged page may not be valid
             self._write_ahead()
             self._connection.execute(
-                "CREATE TABLE IF NOT EXISTS checked_features "
-                "(key TEXT PRIMARY KEY, shape TEXT, value BLOB, digest BLOB) WITHOUT ROWID"
+                "CREATE TABLE IF NOT EXISTS features_2 "
+                "(key TEXT PRIMARY KEY, layout TEXT, value BLOB, digest BLOB) WITHOUT ROWID"
             )
         except sqlite3.DatabaseError as error:
             if "malformed" in str(error):  # damage costs no more than what was kept
@@ -245,46 +246,52 @@ class _Disk:
                     raise
                 time.sleep(0.1)
 
-    def get(self, keys: list[str]) -> dict[str, Floats]:
-        features: dict[str, Floats] = {}
+    def get(self, keys: list[str]) -> dict[str, Feature]:
+        features: dict[str, Feature] = {}
         key_of = {key.encode(): key for key in keys}
         damaged = 0
         for start in range(0, len(keys), self._QUERY):
             part = keys[start : start + self._QUERY]
             marks = ",".join("?" * len(part))
-            for stored_key, shape, value, digest in self._connection.execute(
-                f"SELECT key, shape, value, digest FROM checked_features WHERE key IN ({marks})", part
+            for stored_key, layout, value, digest in self._connection.execute(
+                f"SELECT key, layout, value, digest FROM features_2 WHERE key IN ({marks})", part
             ):
                 key = key_of.get(stored_key)
-                if key is None or not _is_whole(key, shape, value, digest):
+                # A damaged page may hold anything instead of bytes.
+                whole = isinstance(layout, bytes) and isinstance(value, bytes)
+                if key is None or not whole or digest != _digest(key, layout, value):
                     damaged += 1
                 else:
-                    row = np.frombuffer(value, dtype="<f4").astype(np.float32)
-                    features[key] = row.reshape(json.loads(shape))
+                    features[key] = _unpacked(layout, value)
         if damaged:
             warn(f"cache: damaged features in {self._file}, computed again: {damaged:,}")
         return features
 
-    def put(self, rows: Mapping[str, Floats]) -> None:
+    def put(self, features: Mapping[str, Feature]) -> None:
         stored = []
-        for key, row in rows.items():
-            shape, value = json.dumps(row.shape), row.astype("<f4").tobytes()
-            stored.append((key, shape, value, _digest(key, shape.encode(), value)))
+        for key, feature in features.items():
+            arrays = [array.astype(array.dtype.newbyteorder("<")) for array in _arrays(feature)]
+            layout = json.dumps([[array.dtype.str, array.shape] for array in arrays])
+            value = b"".join(array.tobytes() for array in arrays)
+            stored.append((key, layout, value, _digest(key, layout.encode(), value)))
         with self._connection:
             # What is there under this key already is equal, or damaged.
-            self._connection.executemany(
-                "INSERT OR REPLACE INTO checked_features VALUES (?, ?, ?, ?)", stored
-            )
+            self._connection.executemany("INSERT OR REPLACE INTO features_2 VALUES (?, ?, ?, ?)", stored)
 
 
-def _digest(key: str, shape: bytes, value: bytes) -> bytes:
-    lengths = f"{len(key)},{len(shape)},"
-    return hashlib.blake2b(lengths.encode() + key.encode() + shape + value, digest_size=16).digest()
+def _unpacked(layout: bytes, value: bytes) -> Feature:
+    arrays, start = [], 0
+    for kind, shape in json.loads(layout):
+        count = math.prod(shape)
+        array = np.frombuffer(value, kind, count, start)
+        arrays.append(array.astype(array.dtype.newbyteorder("=")).reshape(shape))
+        start += array.nbytes
+    return tuple(arrays) if len(arrays) > 1 else arrays[0]
 
 
-def _is_whole(key: str, shape: object, value: object, digest: object) -> bool:
-    """Whether a feature is as it was stored; a damaged page may hold anything instead of bytes."""
-    return isinstance(shape, bytes) and isinstance(value, bytes) and digest == _digest(key, shape, value)
+def _digest(key: str, layout: bytes, value: bytes) -> bytes:
+    lengths = f"{len(key)},{len(layout)},"
+    return hashlib.blake2b(lengths.encode() + key.encode() + layout + value, digest_size=16).digest()
 
 
 SHARED = FeatureCache()

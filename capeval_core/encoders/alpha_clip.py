@@ -7,7 +7,7 @@ CVPR 2024, https://arxiv.org/abs/2312.03818
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 
-from capeval_core.cache import SHARED, FeatureCache
+from capeval_core.cache import SHARED, Feature, FeatureCache
 from capeval_core.encoders.clip import ClipSettings, ClipTowers, VisionTransformer, run_vision
 from capeval_core.encoders.engine import (
     Encoded,
@@ -55,8 +55,6 @@ _EXPANDED = 1 << 24
 """Pixels of masks that are unpacked at a time."""
 _AHEAD_AS_RUNS = 32
 """Images that are prepared before their turn where their masks stay run lengths: about four batches of 30."""
-_WHOLE = -1
-"""Label of the row that sees the whole image."""
 
 
 @dataclass(frozen=True)
@@ -131,11 +129,11 @@ class AlphaClipEncoder(ClipTowers, tags=["image-captioning", "clip", "alpha-clip
         self, images: Iterable[InputImage], *, cache: FeatureCache = SHARED, batch_size: int | None = None
     ) -> Iterator[ImageFeatures]:
         """Features of images as a whole, under the mask that is one everywhere; as for `ClipEncoder`."""
-        regions = _Regions(self, "square_crop", self.images_per_batch(batch_size))
+        rows = _Regions(self, "square_crop", self.images_per_batch(batch_size))
         encoding = Encoding(
-            size=regions.size,
-            keys=lambda content, _: (regions.whole_key(content),),
-            prepare=lambda loaded: Row(regions.pixels(loaded), regions.full),
+            size=rows.size,
+            keys=lambda content, _: (self.key("whole", f"{rows.transform}\n{content}".encode()),),
+            prepare=lambda loaded: Row(rows.pixels(loaded), rows.full),
             forward=self.launch_rows,
         )
         parts = encode_stream(zip(images, repeat(None)), encoding, cache)
@@ -180,27 +178,27 @@ class AlphaClipEncoder(ClipTowers, tags=["image-captioning", "clip", "alpha-clip
         ((128,), (2, 128), 0)
         """
         check_mask_transform(mask_transform)
-        of_image = _Regions(self, mask_transform, self.images_per_batch(batch_size))
+        rows = _Regions(self, mask_transform, self.images_per_batch(batch_size))
         if isinstance(regions, RegionSource):
             items: Iterable[Item] = zip(images, repeat(regions))
         else:
             hint = "give every image its regions, an empty array (0, h, w) where it has none"
             items = with_extras(images, regions, "regions", hint)
-        parts = encode_stream(items, of_image.encoding(), cache)
-        return map(self._region_features, chain.from_iterable(parts))
-
-    def _region_features(self, item: Encoded) -> RegionFeatures:
-        record = np.zeros((1, 1 + self.dimension), dtype=np.float32)
-        if item.arrays is not None:
-            record = item.arrays[item.keys[1]]
-        return RegionFeatures(
-            whole=item.array((self.dimension,)),
-            regions=record[1:, 1:],
-            kept=record[1:, 0].astype(np.int64),
-            dropped=int(record[0, 0]) - (len(record) - 1),
-            key=item.content,
-            error=item.error,
+        encoding = Encoding(
+            size=rows.size,
+            keys=rows.keys,
+            prepare=rows.pixels,
+            forward=self.launch_rows,
+            units=rows.units,
+            ahead=_AHEAD_AS_RUNS if rows.as_runs else 3,
         )
+        nothing = np.full((1, self.dimension), np.nan, dtype=np.float32), np.empty(0, dtype=np.int64), 0
+
+        def of_image(item: Encoded) -> RegionFeatures:
+            features, kept, dropped = item.arrays[item.keys[0]] if item.arrays else nothing
+            return RegionFeatures(features[0], features[1:], kept, int(dropped), item.content, item.error)
+
+        return map(of_image, chain.from_iterable(encode_stream(items, encoding, cache)))
 
     def preprocess(self, image: Image.Image, mask_transform: MaskTransform = "square_crop") -> Floats:
         """(3, n, n) float32 pixels of a PIL image, as the image tower sees them."""
@@ -269,9 +267,7 @@ class AlphaClipEncoder(ClipTowers, tags=["image-captioning", "clip", "alpha-clip
 class _Regions:
     """An image under the full-one mask and under each of its masks: one row per mask the tower sees.
 
-    What belongs to an image are its regions, or the source that finds them. The arrays are the feature of the
-    whole image, (d,), and a record of the regions, (1 + n, 1 + d): the number of masks, then each kept mask's
-    index with its feature.
+    What belongs to an image are its regions, or the source that finds them.
     """
 
     def __init__(self, encoder: AlphaClipEncoder, transform: MaskTransform, size: BatchSize) -> None:
@@ -287,42 +283,35 @@ class _Regions:
         self._finding = threading.Lock()
         self._stream: torch.cuda.Stream | None = None
 
-    def encoding(self) -> Encoding:
-        """How the engine runs them."""
-        return Encoding(
-            size=self.size,
-            keys=self.keys,
-            prepare=self.pixels,
-            forward=self.encoder.launch_rows,
-            units=self.units,
-            arrays=self.arrays,
-            ahead=_AHEAD_AS_RUNS if self.as_runs else 3,
-        )
-
     def keys(self, content: str, regions: RegionSource | Masks) -> tuple[str, ...]:
         name = f"{self.transform}\n{content}\n{name_of(regions)}"
-        return self.whole_key(content), self.encoder.key("regions", name.encode())
-
-    def whole_key(self, content: str) -> str:
-        """The cache's key of the whole image's feature."""
-        return self.encoder.key("whole", f"{self.transform}\n{content}".encode())
+        return (self.encoder.key("regions", name.encode()),)
 
     def pixels(self, loaded: Image.Image) -> Tensor:
         return self.encoder.normalised(image_pixels(loaded, self.encoder.preprocessing, self.transform))
 
     def units(self, item: Item, loaded: Image.Image, prepared: Tensor, missing: Sequence[str]) -> Units:
         image, regions = cast(InputImage, item[0]), item[1]
-        whole_key = self.whole_key(image.key)
-        whole = [(_WHOLE, Row(prepared, self.full))] if whole_key in missing else []
-        if list(missing) == [whole_key]:  # the regions themselves are cached
-            return Units([whole])
         if isinstance(regions, RegionSource):
             with self._finding, self._beside():  # a source may be a network, which fills the machine alone
                 regions = regions.find(image)
         checked = fitting(regions, image, (loaded.height, loaded.width))
-        groups = self._visible(checked, prepared)
-        first = next(groups, [])  # in this thread, so that the encoder need not wait for it
-        return Units(chain([whole, first], groups), detail=len(checked) + checked.dropped)
+        kept: list[int] = []
+
+        def rows() -> Iterator[list[Row]]:
+            whole = [Row(prepared, self.full)]
+            for part in self._visible(checked, prepared):
+                kept.extend(index for index, _ in part)
+                yield whole + [row for _, row in part]
+                whole = []
+            if whole:
+                yield whole
+
+        def join(values: list[Any]) -> dict[str, Feature]:
+            dropped = np.array(len(checked) + checked.dropped - len(kept))
+            return {missing[0]: (np.stack(values), np.array(kept, dtype=np.int64), dropped)}
+
+        return Units(rows(), join)
 
     def _beside(self) -> AbstractContextManager[Any]:
         """A stream of its own on a GPU: whoever reads a source's results need not wait for this encoder."""
@@ -349,14 +338,3 @@ class _Regions:
                 alphas = self.encoder.alphas(masks[visible], self.transform)
                 rows = (Row(pixels, alpha) for alpha in alphas)
                 yield list(zip((start + visible).tolist(), rows, strict=True))
-
-    def arrays(self, keys: Sequence[str], units: Units, values: Mapping[int, Floats]) -> dict[str, Floats]:
-        arrays = {keys[0]: values[_WHOLE]} if _WHOLE in values else {}
-        indices = sorted(values.keys() - {_WHOLE})
-        if units.detail is not None:
-            record = np.zeros((1 + len(indices), 1 + self.encoder.dimension), dtype=np.float32)
-            record[:, 0] = [units.detail, *indices]
-            for row, index in zip(record[1:], indices, strict=True):
-                row[1:] = values[index]
-            arrays[keys[1]] = record
-        return arrays

@@ -517,7 +517,7 @@ class ClipEncoder(ClipTowers, tags=["image-captioning", "clip"]):
         return encode_frames(
             videos,
             sampling,
-            keys=lambda used: (self.key("video", used.encode()), self.key("incomplete", used.encode())),
+            key=lambda used: self.key("video", used.encode()),
             pixels=self.preprocessing.pixels,
             forward=self.run_images,
             size=self.images_per_batch(batch_size),

@@ -10,7 +10,7 @@ its regions, its texts.
    `Units`, the rows of a forward pass that the item needs.
 4. `_Run._fill` puts units into a batch. It is launched when it is full (`_Run.launch`); two batches may run
    while the next one is filled.
-5. When the values of all its units have arrived (`_Run._keep`), the item's arrays are made and cached.
+5. When the values of all its units have arrived (`_Run._keep`), its features are joined and cached.
 6. `_Run.done` gives out the items at the front that are done. One that cannot be read, prepared or fitted has
    an error instead of arrays.
 
@@ -22,18 +22,18 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain, islice, zip_longest
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from capeval_core.cache import FeatureCache
+from capeval_core.cache import Feature, FeatureCache
 from capeval_core.errors import Problem, Problems
 from capeval_core.inputs.images import ImageError, InputImage, Visual
 from capeval_core.limits import LIMITS
@@ -52,57 +52,41 @@ _THREADS = 16
 _TOGETHER = 8  # items at most that a thread prepares in one task, which costs Python as much as one of them
 
 
-@dataclass(frozen=True)
-class Units:
+class Units(NamedTuple):
     """The rows of a forward pass that an item needs.
 
-    groups: some at a time, each with its label; made as they are needed, since an item may have more units
-        than fit into memory. ImageError where one cannot be made.
-    detail: what `Encoding.arrays` must know of the item.
-    decoded: whether making a group takes long, as it does for frames of a video: threads then make the next
-        groups while one runs.
+    groups: some at a time; an iterator makes them as they are needed, since an item may have more than fit
+        into memory: threads make the next one while one runs. ImageError where one cannot be made.
+    join: makes the item's features, by key, of the values of all its rows in their order.
     """
 
-    groups: Iterable[Sequence[tuple[int, Any]]]
-    detail: Any = None
-    decoded: bool = False
-
-
-def _one_unit(item: Item, loaded: Any, prepared: Any, missing: Sequence[str]) -> Units:
-    return Units([[(0, prepared)]])
-
-
-def _one_array(keys: Sequence[str], units: Units, values: Mapping[int, Any]) -> dict[str, Floats]:
-    return {keys[0]: values[0]}
+    groups: Iterable[Sequence[Any]]
+    join: Callable[[list[Any]], dict[str, Feature]]
 
 
 @dataclass(frozen=True)
 class Encoding:
-    """How an encoder turns items into arrays; by default each into one, of its visual alone.
+    """How an encoder turns items into features; by default each into one, of its visual alone.
 
     size: units per forward pass.
-    keys: the cache's keys of an item's arrays, by its visual's content key and what belongs to it.
+    keys: the cache's keys of an item's features, by its visual's content key and what belongs to it.
     prepare: what the network takes of a loaded visual; runs in threads.
     forward: one value per unit of a list; where they are a tensor on a device, or `Arriving`, further batches
         are launched meanwhile.
     units: the rows that an item needs, by the item, its visual as loaded and as prepared, and the keys whose
-        arrays are to be computed; runs in threads. ImageError if what belongs to the visual does not fit it.
-    arrays: the arrays of an item whose units have all run, by key; values are by label.
+        features are to be computed; runs in threads. ImageError if what belongs to the visual does not fit
+        it. None: one row, what is prepared.
     elsewhere: some visuals as prepared by other processes, None for one that a thread has to prepare.
-    ahead: items that are prepared before their turn; None: two batches.
-    together: items whose keys are looked up in the cache at once, which brings their arrays into memory;
-        None: the engine's number.
+    ahead: items that are looked up and prepared before their turn; None: two batches.
     """
 
     size: BatchSize
     keys: Callable[[str, Any], tuple[str, ...]]
     prepare: Callable[[Any], Any]
     forward: Callable[[list[Any]], Iterable[Any] | Tensor | Arriving]
-    units: Callable[[Item, Any, Any, Sequence[str]], Units] = _one_unit
-    arrays: Callable[[Sequence[str], Units, Mapping[int, Any]], dict[str, Floats]] = _one_array
+    units: Callable[[Item, Any, Any, Sequence[str]], Units] | None = None
     elsewhere: Callable[[Sequence[Any]], Sequence[Any]] | None = None
     ahead: int | None = None
-    together: int | None = None
 
 
 @dataclass(frozen=True)
@@ -110,14 +94,15 @@ class Encoded:
     """What one item became.
 
     extra: what belongs to its visual.
-    arrays: by cache key, all that `Encoding.keys` names; None where there is an error.
+    arrays: by cache key, all that `Encoding.keys` names, each an array or a tuple of arrays; None where there
+        is an error.
     keys: those keys, in order.
     content: content key of the visual, '' where it could not be read.
     error: why it could not be encoded, None where it could.
     """
 
     extra: Any
-    arrays: dict[str, Floats] | None
+    arrays: dict[str, Any] | None
     keys: tuple[str, ...]
     content: str
     error: str | None
@@ -126,7 +111,8 @@ class Encoded:
         """The first array, in this shape; NaN where there is none."""
         if not self.arrays:
             return np.full(shape, np.nan, dtype=np.float32)
-        return self.arrays[self.keys[0]].reshape(shape)
+        found: Floats = self.arrays[self.keys[0]].reshape(shape)
+        return found
 
 
 @dataclass(frozen=True)
@@ -168,7 +154,7 @@ def encode_stream(items: Iterable[Item], encoding: Encoding, cache: FeatureCache
     threads = ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1), thread_name_prefix="capeval-read")
     run = _Run(encoding, cache, threads)
     try:
-        for read in _keyed(items, encoding.together or LIMITS.items, threads):
+        for read in _keyed(items, min(LIMITS.items, encoding.ahead or LIMITS.items), threads):
             run.add(read)
             if done := run.done():
                 yield done
@@ -197,15 +183,16 @@ def _keyed(items: Iterable[Item], together: int, threads: ThreadPoolExecutor) ->
 class _Entry:
     """A distinct item, shared by all equal items in flight.
 
-    expected: the number of its units, None until all are made. waiting: items that have not been given out.
+    values: of the rows that have run, in order. expected: the number of rows, None until all are made.
+    waiting: items that have not been given out.
     """
 
     item: Item
     keys: tuple[str, ...]
     error: ImageError | None = None
-    arrays: dict[str, Floats] = field(default_factory=dict)
+    arrays: dict[str, Feature] = field(default_factory=dict)
     units: Units | None = None
-    values: dict[int, Any] = field(default_factory=dict)
+    values: list[Any] = field(default_factory=list)
     expected: int | None = None
     waiting: int = 0
 
@@ -221,10 +208,9 @@ class _Run:
         self.encoding, self.cache, self.threads = encoding, cache, threads
         self.in_order: deque[tuple[Item, str, _Entry]] = deque()
         self.entries: dict[tuple[str, ...], _Entry] = {}
-        self.owners: dict[str, _Entry] = {}  # by each of their keys
         self.preparing: deque[tuple[list[_Entry], Future[list[Units | ImageError]]]] = deque()
-        self.batch: list[tuple[_Entry, int, Any]] = []
-        self.running: deque[tuple[list[tuple[_Entry, int]], Arriving]] = deque()
+        self.batch: list[tuple[_Entry, Any]] = []
+        self.running: deque[tuple[list[_Entry], Arriving]] = deque()
 
     def add(self, read: _Keyed) -> None:
         """Take items whose content keys are known."""
@@ -235,26 +221,14 @@ class _Run:
             else:
                 keys = self.encoding.keys(content, item[1])
                 if keys not in self.entries:
-                    if not all(self.owners[key].done for key in keys if key in self.owners):
-                        # Some of its arrays are being computed for another item: they are waited for.
-                        self._prepare(new)
-                        self.wait()
-                        new = []
-                    new.append(self._own(item, keys))
+                    self.entries[keys] = _Entry(item, keys)
+                    new.append(self.entries[keys])
                 entry = self.entries[keys]
             entry.waiting += 1
             self.in_order.append((item, content, entry))
         self._prepare(new)
         if len(self.in_order) > LIMITS.items_waiting + sum(len(batch) for batch, _ in self.running):
             self.wait()
-
-    def _own(self, item: Item, keys: tuple[str, ...]) -> _Entry:
-        entry = self.entries[keys] = _Entry(item, keys)
-        for key in keys:
-            if key in self.owners and key in self.owners[key].arrays:
-                entry.arrays[key] = self.owners[key].arrays[key]
-            self.owners[key] = entry
-        return entry
 
     def _prepare(self, entries: list[_Entry]) -> None:
         """Look items up in the cache, and have those prepared that are not there."""
@@ -285,18 +259,18 @@ class _Run:
         return units
 
     def _units(self, entry: _Entry, loaded: Any, prepared: Any) -> Units:
+        if self.encoding.units is None:
+            return Units([[prepared]], lambda values: {entry.keys[0]: values[0]})
         missing = [key for key in entry.keys if key not in entry.arrays]
         try:
-            units = self.encoding.units(entry.item, loaded, prepared, missing)
+            groups, join = self.encoding.units(entry.item, loaded, prepared, missing)
+            return Units(_ahead(groups, self.threads) if isinstance(groups, Iterator) else groups, join)
         except ImageError:
             raise
         except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, OSError) as error:
             # A source of regions is the user's own code, whose error says nothing of the image.
             found = f"what belongs to it could not be made ({type(error).__name__}: {error})"
             raise ImageError(Problem(entry.item[0].where, found)) from error
-        if units.decoded:
-            return replace(units, groups=_made_ahead(units.groups, self.encoding.size.size, self.threads))
-        return units
 
     def _fill(self, group: list[_Entry], future: Future[list[Units | ImageError]]) -> None:
         """Add the units of items to the batch, and launch it whenever it is full."""
@@ -306,9 +280,9 @@ class _Run:
                 if isinstance(units, ImageError):
                     raise units
                 entry.units = units
-                for label, unit in chain.from_iterable(units.groups):
+                for unit in chain.from_iterable(units.groups):
                     count += 1
-                    self.batch.append((entry, label, unit))
+                    self.batch.append((entry, unit))
                     if len(self.batch) >= self.encoding.size.size:
                         self.launch()
             except ImageError as error:
@@ -325,31 +299,31 @@ class _Run:
             MemoryError: a batch of a given size, or a single unit, does not fit into memory.
         """
         batch, self.batch = self.batch, []
-        units = [unit for _, _, unit in batch]
+        units = [unit for _, unit in batch]
         for part, values in self.encoding.size.run(units, self.encoding.forward, after=arriving):
-            self.running.append(([(entry, label) for entry, label, _ in batch[part]], values))
+            self.running.append(([entry for entry, _ in batch[part]], values))
             while self.running and (len(self.running) > RUNNING or self.running[0][1].arrived()):
                 self._keep()
 
     def _keep(self) -> None:
         """Note the values of the first batch that runs."""
         batch, values = self.running.popleft()
-        for (entry, label), value in zip(batch, values.values(), strict=True):
+        for entry, value in zip(batch, values.values(), strict=True):
             if entry.units is not None:  # None: a later unit could not be made
-                entry.values[label] = value
-        arrays: dict[str, Floats] = {}
-        for entry in dict.fromkeys(entry for entry, _ in batch):
+                entry.values.append(value)
+        arrays: dict[str, Feature] = {}
+        for entry in dict.fromkeys(batch):
             arrays.update(self._finished(entry))
         if arrays:
             self.cache.put(arrays)
 
-    def _finished(self, entry: _Entry) -> dict[str, Floats]:
-        """The arrays of an item whose units have all run."""
+    def _finished(self, entry: _Entry) -> dict[str, Feature]:
+        """The features of an item whose units have all run."""
         if entry.units is None or len(entry.values) != entry.expected:
             return {}
-        arrays = self.encoding.arrays(entry.keys, entry.units, entry.values)
+        arrays = entry.units.join(entry.values)
         entry.arrays.update(arrays)
-        entry.units, entry.values = None, {}
+        entry.units, entry.values = None, []
         return arrays
 
     def wait(self) -> None:
@@ -375,49 +349,20 @@ class _Run:
                 done.append(Encoded(extra, None, entry.keys, content, str(ImageError(Problems(own)))))
             entry.waiting -= 1
             if not entry.waiting:
-                self._forget(entry)
+                self.entries.pop(entry.keys, None)
         return done
 
-    def _forget(self, entry: _Entry) -> None:
-        if self.entries.get(entry.keys) is entry:
-            del self.entries[entry.keys]
-        for key in entry.keys:
-            if self.owners.get(key) is entry:
-                del self.owners[key]
 
+def _ahead(groups: Iterator[T], threads: ThreadPoolExecutor) -> Iterator[T]:
+    """Groups of which the first is made here, and each further one by a thread while one is used."""
+    first = next(groups, None)
 
-def _made_ahead(
-    groups: Iterable[Sequence[T]], size: int, threads: ThreadPoolExecutor
-) -> Iterator[Sequence[T]]:
-    """Groups that threads make: those of `size` elements at once, here, then of twice as many while the ones
-    before are used. An error comes where its group would be, that of the first group at once."""
-    source = iter(groups)
-
-    def made(most: int) -> tuple[list[Sequence[T]], ImageError | None, bool]:
-        part: list[Sequence[T]] = []
-        try:
-            for group in source:
-                part.append(group)
-                if sum(map(len, part)) >= most:
-                    return part, None, False
-        except ImageError as error:
-            return part, error, True
-        return part, None, True
-
-    first = made(size)
-    if first[1] is not None and not first[0]:
-        raise first[1]
-
-    def taken() -> Iterator[Sequence[T]]:
-        part, error, last = first
-        while True:
-            following = None if last else threads.submit(made, 2 * size)
-            yield from part
-            if error is not None:
-                raise error
-            if following is None:
-                return
-            part, error, last = following.result()
+    def taken() -> Iterator[T]:
+        group = first
+        while group is not None:
+            following = threads.submit(next, groups, None)
+            yield group
+            group = following.result()
 
     return taken()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -198,7 +198,6 @@ class _Pairs:
             prepare=self.encoder.prepare_visual,
             forward=self.forward,
             units=self.units,
-            arrays=self.arrays,
         )
 
     def keys(self, content: str, tokens: Tokens) -> tuple[str, ...]:
@@ -211,7 +210,8 @@ class _Pairs:
         visual, tokens = item
         texts = {self.encoder.pair_key(self.kind, visual.key, ids): ids for ids in tokens.ids}
         own = self.encoder.image_key(visual.key) if self.image_features else ""
-        return Units([[(0, (prepared, own, {key: texts[key] for key in missing if key in texts}))]])
+        wanted = {key: texts[key] for key in missing if key in texts}
+        return Units([[(prepared, own, wanted)]], lambda values: values[0])
 
     def forward(self, units: list[tuple[Any, str, dict[str, Ids]]]) -> Arriving:
         """Per visual the rows of its texts and its own features, by key."""
@@ -240,10 +240,6 @@ class _Pairs:
             return values
 
         return made_of(running, by_key)
-
-    def arrays(self, keys: Sequence[str], units: Units, values: Mapping[int, Any]) -> dict[str, Floats]:
-        rows: dict[str, Floats] = values[0]
-        return rows
 
 
 def bytes_of(ids: Ids) -> bytes:

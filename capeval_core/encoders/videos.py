@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,20 +11,16 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from capeval_core.cache import FeatureCache
-from capeval_core.encoders.engine import Encoded, Encoding, Item, Units, encode_stream, preparing
+from capeval_core.cache import Feature, FeatureCache
+from capeval_core.encoders.engine import Encoding, Item, Units, chunks, encode_stream, preparing
 from capeval_core.inputs.videos import InputFrames, Reading, Sampling
 from capeval_core.models.batching import BatchSize
 
 Floats = NDArray[np.float32]
 Pixels = NDArray[np.uint8]
 
-_GROUP = 16
-"""Frames that a thread decodes at a time; what is kept of them is the encoder's pixels."""
 _AHEAD = 8
-"""Videos that are opened before their turn: each has a decoder and a group of frames in memory."""
-_TOGETHER = 4
-"""Videos whose features are taken from the cache at once: an hour of frames has 100 MB and more."""
+"""Videos that are opened before their turn: each has a decoder and a batch of frames in memory."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +45,7 @@ def encode_frames(
     videos: Iterable[InputFrames],
     sampling: Sampling,
     *,
-    keys: Callable[[str], tuple[str, str]],
+    key: Callable[[str], str],
     pixels: Callable[[Image.Image], Pixels],
     forward: Callable[[list[Any]], Iterable[Any] | Tensor],
     size: BatchSize,
@@ -59,64 +54,43 @@ def encode_frames(
 ) -> Iterator[VideoFeatures]:
     """What `ClipEncoder.encode_videos` gives, by the parts of any encoder of images.
 
-    keys: of a video's features and of why it is incomplete, by its content key. pixels: a frame as the
-    encoder takes it. forward: features of a list of those.
+    key: of a video's frames, by its content key. pixels: a frame as the encoder takes it. forward: features
+    of a list of those.
     """
+
+    def units(item: Item, video: Any, prepared: Any, missing: Sequence[str]) -> Units:
+        reading: Reading = video.read(sampling)
+        used: list[int] = []
+
+        def frames() -> Iterator[Pixels]:
+            for index, image in reading:
+                used.append(index)
+                with preparing(item[0], image):
+                    taken = pixels(image)
+                yield taken
+
+        def join(values: list[Any]) -> dict[str, Feature]:
+            row_of = {index: row for row, index in enumerate(used)}
+            features = np.stack([values[row_of[index]] for index in reading.indices])
+            why = np.frombuffer((reading.incomplete or "").encode(), dtype=np.uint8)
+            return {missing[0]: (features, why)}
+
+        return Units(chunks(frames(), size.size), join)
+
     encoding = Encoding(
         size=size,
-        keys=lambda content, _: keys(f"{content} {sampling}"),
+        keys=lambda content, _: (key(f"{content} {sampling}"),),
         prepare=lambda video: video,
         forward=forward,
-        units=partial(_frames, sampling, pixels),
-        arrays=_features,
+        units=units,
         ahead=_AHEAD,
-        together=_TOGETHER,
     )
-    items = ((video, None) for video in videos)
-    return map(partial(_video_features, dimension), encode_stream(items, encoding, cache))
-
-
-def _frames(
-    sampling: Sampling,
-    pixels: Callable[[Image.Image], Pixels],
-    item: Item,
-    video: Any,
-    prepared: Any,
-    missing: Sequence[str],
-) -> Units:
-    reading: Reading = video.read(sampling)
-    return Units(_groups(item, reading, pixels), detail=reading, decoded=True)
-
-
-def _groups(
-    item: Item, reading: Reading, pixels: Callable[[Image.Image], Pixels]
-) -> Iterator[list[tuple[int, Pixels]]]:
-    group: list[tuple[int, Pixels]] = []
-    for index, image in reading:
-        with preparing(item[0], image):
-            group.append((index, pixels(image)))
-        if len(group) == _GROUP:
-            yield group
-            group = []
-    if group:
-        yield group
-
-
-def _features(keys: Sequence[str], units: Units, values: Any) -> dict[str, Floats]:
-    sampled = units.detail
-    why = (sampled.incomplete or "").encode()
-    return {
-        keys[0]: np.stack([values[index] for index in sampled.indices]),
-        keys[1]: np.frombuffer(why, dtype=np.uint8).astype(np.float32),  # the cache holds float32 alone
-    }
-
-
-def _video_features(dimension: int, part: Sequence[Encoded]) -> VideoFeatures:
-    nothing = np.empty((0, dimension), dtype=np.float32)
-    features, incomplete = [], []
-    for item in part:
-        arrays = item.arrays or {}
-        features.append(arrays[item.keys[0]] if arrays else nothing)
-        why = arrays[item.keys[1]].astype(np.uint8).tobytes().decode() if arrays else ""
-        incomplete.append(why or None)
-    return VideoFeatures(features, [item.content for item in part], [item.error for item in part], incomplete)
+    nothing = np.empty((0, dimension), dtype=np.float32), np.empty(0, dtype=np.uint8)
+    for part in encode_stream(((video, None) for video in videos), encoding, cache):
+        found = [item.arrays[item.keys[0]] if item.arrays else nothing for item in part]
+        yield VideoFeatures(
+            features=[features for features, _ in found],
+            keys=[item.content for item in part],
+            errors=[item.error for item in part],
+            incomplete=[why.tobytes().decode() or None for _, why in found],
+        )
