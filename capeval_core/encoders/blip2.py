@@ -40,31 +40,31 @@ Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class VisionSizes(LayerSizes):
+class _VisionSizes(LayerSizes):
     image_size: Side
     patch_size: Side
     layer_norm_eps: Share
 
 
 @dataclass(frozen=True)
-class QFormerSizes(BertSizes):
+class _QFormerSizes(BertSizes):
     encoder_hidden_size: Width
     cross_attention_frequency: Layers
     layer_norm_eps: Share
 
 
 @dataclass(frozen=True)
-class Blip2Sizes:
+class _Blip2Sizes:
     """Sizes under transformers' names."""
 
-    vision: VisionSizes
-    qformer: QFormerSizes
+    vision: _VisionSizes
+    qformer: _QFormerSizes
     num_query_tokens: Side
     image_text_hidden_size: Width
 
 
 @dataclass(frozen=True)
-class SquarePixels:
+class _SquarePixels:
     image_size: Side
     interpolation: Literal["bicubic"]
     mean: Means
@@ -72,12 +72,12 @@ class SquarePixels:
 
 
 @dataclass(frozen=True)
-class Blip2Settings(TextSettings):
-    architecture: Blip2Sizes
-    preprocessing: SquarePixels
+class _Blip2Settings(TextSettings):
+    architecture: _Blip2Sizes
+    preprocessing: _SquarePixels
 
     @property
-    def texts(self) -> QFormerSizes:
+    def texts(self) -> _QFormerSizes:
         return self.architecture.qformer
 
     def __post_init__(self) -> None:
@@ -87,7 +87,7 @@ class Blip2Settings(TextSettings):
             raise ValueError(f"preprocessing.image_size is {sized}, but the tower takes {taken}")
 
 
-def image_states(model: Any, pixels: Tensor, triton: bool | None = None) -> Tensor:
+def _image_states(model: Any, pixels: Tensor, triton: bool | None = None) -> Tensor:
     """(images, patches + 1, width): the vision tower's states of normalised pixels (images, 3, n, n).
 
     `triton`: whether its blocks run by our kernels, without gradients; None: transformers' own steps.
@@ -126,7 +126,7 @@ class _Mlp:
         return done
 
 
-def text_states(model: Any, ids: Tensor, mask: Tensor | None = None) -> Tensor:
+def _text_states(model: Any, ids: Tensor, mask: Tensor | None = None) -> Tensor:
     """(n, width): the first token of each text, read without an image. mask: (n, length), true on tokens."""
     return _run_qformer(model.qformer, _embedded(model, ids), queries=0, read=1, mask=mask)[:, 0]
 
@@ -249,7 +249,7 @@ class Blip2Encoder(PairEncoder, tags=["image-captioning", "blip-2"]):
         "ViT/{vision[patch_size]} {vision[num_hidden_layers]}x{vision[hidden_size]}, {vision[image_size]} "
         "pixels; Q-Former {qformer[num_hidden_layers]}x{qformer[hidden_size]}, {num_query_tokens} queries"
     )
-    Settings = Blip2Settings
+    Settings = _Blip2Settings
     depends_on = ("architecture", "preprocessing", "context_length", "vocabulary")
     Conversion = Blip2Conversion
     words_file = VOCABULARY
@@ -385,7 +385,7 @@ class Blip2Encoder(PairEncoder, tags=["image-captioning", "blip-2"]):
     @exact
     def states(self, prepared: Sequence[NDArray[np.uint8]]) -> Tensor:
         """(images, patches + 1, width) states of the vision tower, on the encoder's device."""
-        return image_states(self.model, self._scaled(prepared).to(DTYPES[self.dtype]), self.triton)
+        return _image_states(self.model, self._scaled(prepared).to(DTYPES[self.dtype]), self.triton)
 
     @exact
     def image_features(self, states: Tensor) -> Tensor:
@@ -415,7 +415,7 @@ class Blip2Encoder(PairEncoder, tags=["image-captioning", "blip-2"]):
     @exact
     def _text_forward(self, texts: Sequence[Ids]) -> Floats:
         ids, mask = self._padded(texts)
-        return on_host(self.model.text_projection(text_states(self.model, ids, mask)))
+        return on_host(self.model.text_projection(_text_states(self.model, ids, mask)))
 
     def _padded(self, texts: Sequence[Ids]) -> tuple[Tensor, Tensor | None]:
         """(n, longest) ids, and which of them are tokens; None where all texts are equally long."""

@@ -56,7 +56,7 @@ _CANARY_BOXES = [[0.0, 0.0, 60.0, 50.0], [30.0, 20.0, 119.0, 89.0], [0.0, 0.0, 1
 
 
 @dataclass(frozen=True)
-class Architecture(Closed):
+class _Architecture(Closed):
     layers: Stages
     stem_width: Width
     width: Width
@@ -70,12 +70,12 @@ class Architecture(Closed):
 
 
 @dataclass(frozen=True)
-class ScaledPixels(Pixels):
+class _ScaledPixels(Pixels):
     std: Deviations
 
 
 @dataclass(frozen=True)
-class ProposalSettings(Closed):
+class _ProposalSettings(Closed):
     before_nms: Count
     after_nms: Layers
     overlap: Share
@@ -83,7 +83,7 @@ class ProposalSettings(Closed):
 
 
 @dataclass(frozen=True)
-class DetectionSettings(Closed):
+class _DetectionSettings(Closed):
     overlaps: Annotated[list[float], (0, 1)]
     least: Layers
     most: Layers
@@ -95,14 +95,14 @@ class DetectionSettings(Closed):
 
 
 @dataclass(frozen=True)
-class FasterRcnnSettings:
-    architecture: Architecture
-    preprocessing: ScaledPixels
-    proposals: ProposalSettings
-    detections: DetectionSettings
+class _FasterRcnnSettings:
+    architecture: _Architecture
+    preprocessing: _ScaledPixels
+    proposals: _ProposalSettings
+    detections: _DetectionSettings
 
 
-class ConvNorm(nn.Conv2d):
+class _ConvNorm(nn.Conv2d):
     """A convolution without bias, and batch normalisation in float32."""
 
     def __init__(self, inputs: int, outputs: int, kernel: int, stride: int = 1, dilation: int = 1) -> None:
@@ -115,7 +115,7 @@ class ConvNorm(nn.Conv2d):
         return normed
 
 
-class Bottleneck(nn.Module):
+class _Bottleneck(nn.Module):
     """A residual block of ResNet with its stride in the first convolution, where Caffe's have it.
 
     torchvision's has it in the second one, and outputs four times as wide as its inner layers.
@@ -123,10 +123,10 @@ class Bottleneck(nn.Module):
 
     def __init__(self, inputs: int, width: int, outputs: int, stride: int, dilation: int) -> None:
         super().__init__()
-        self.shortcut = ConvNorm(inputs, outputs, 1, stride) if inputs != outputs else nn.Identity()
-        self.conv1 = ConvNorm(inputs, width, 1, stride)
-        self.conv2 = ConvNorm(width, width, 3, dilation=dilation)
-        self.conv3 = ConvNorm(width, outputs, 1)
+        self.shortcut = _ConvNorm(inputs, outputs, 1, stride) if inputs != outputs else nn.Identity()
+        self.conv1 = _ConvNorm(inputs, width, 1, stride)
+        self.conv2 = _ConvNorm(width, width, 3, dilation=dilation)
+        self.conv3 = _ConvNorm(width, outputs, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         inner = functional.relu_(self.conv1(x))
@@ -134,21 +134,21 @@ class Bottleneck(nn.Module):
         return functional.relu_(self.conv3(inner) + self.shortcut(x))
 
 
-class Stem(nn.Module):
+class _Stem(nn.Module):
     """A convolution and a maximum, each of which halves the resolution, rounded up as in Caffe."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.conv1 = ConvNorm(3, width, 7, stride=2)
+        self.conv1 = _ConvNorm(3, width, 7, stride=2)
 
     def forward(self, pixels: Tensor) -> Tensor:
         return functional.max_pool2d(functional.relu_(self.conv1(pixels)), 3, 2, ceil_mode=True)
 
 
-class Predictor(nn.Module):
+class _Predictor(nn.Module):
     """Class, box per class, and attribute of a feature; the attribute depends on the likeliest class."""
 
-    def __init__(self, inputs: int, shape: Architecture) -> None:
+    def __init__(self, inputs: int, shape: _Architecture) -> None:
         super().__init__()
         self.cls_score = nn.Linear(inputs, shape.classes + 1)
         self.bbox_pred = nn.Linear(inputs, 4 * shape.classes)
@@ -163,27 +163,29 @@ class Predictor(nn.Module):
         return logits
 
 
-class FasterRcnnModel(nn.Module):
+class _FasterRcnnModel(nn.Module):
     """A Faster R-CNN whose features are those of its proposals."""
 
-    def __init__(self, settings: FasterRcnnSettings, dtype: torch.dtype) -> None:
+    def __init__(self, settings: _FasterRcnnSettings, dtype: torch.dtype) -> None:
         super().__init__()
         shape, self.settings, self.dtype = settings.architecture, settings.proposals, dtype
-        self.backbone = nn.ModuleDict({"stem": Stem(shape.stem_width)})
+        self.backbone = nn.ModuleDict({"stem": _Stem(shape.stem_width)})
         inputs, width, outputs = shape.stem_width, shape.width, shape.out_width
         for index, (name, blocks) in enumerate(zip(STAGES, shape.layers, strict=True)):
             last = name == STAGES[-1]  # runs on pooled proposals, at their resolution
             stride, dilation = (1 if last or not index else 2), (2 if last else 1)
             stage = nn.Sequential(
                 *(
-                    Bottleneck(outputs if block else inputs, width, outputs, 1 if block else stride, dilation)
+                    _Bottleneck(
+                        outputs if block else inputs, width, outputs, 1 if block else stride, dilation
+                    )
                     for block in range(blocks)
                 )
             )
             if last:
                 self.res5 = stage
                 self.head = ProposalHead(inputs, shape.proposal_width, shape.anchors)
-                self.predictor = Predictor(outputs, shape)
+                self.predictor = _Predictor(outputs, shape)
             else:
                 self.backbone[name] = stage
                 inputs, width, outputs = outputs, 2 * width, 2 * outputs
@@ -246,9 +248,9 @@ class FasterRcnn(Detector, tags=["object-detection", "faster-rcnn"]):
 
     kind = "faster_rcnn"
     described = "Faster R-CNN, ResNet {layers}, width {width}; {classes} classes, {attributes} attributes"
-    Settings = FasterRcnnSettings
+    Settings = _FasterRcnnSettings
     Conversion = FasterRcnnConversion
-    Network = FasterRcnnModel
+    Network = _FasterRcnnModel
     backbone = ("backbone", "res5")
     rules = get_args(Selection)
 
@@ -256,9 +258,9 @@ class FasterRcnn(Detector, tags=["object-detection", "faster-rcnn"]):
         pixels = self.settings.preprocessing
         self._mean, self._std = (torch.tensor(own).view(3, 1, 1) for own in (pixels.mean, pixels.std))
 
-    def selecting(self, selection: Selection) -> FasterRcnnRegions:
+    def selecting(self, selection: Selection) -> _FasterRcnnRegions:
         """This network as a region encoder with a rule of selection."""
-        return FasterRcnnRegions(self, selection)
+        return _FasterRcnnRegions(self, selection)
 
     def resized(self, size: tuple[int, int]) -> tuple[int, int]:
         """Size of the network's input for an image of (height, width).
@@ -327,7 +329,7 @@ class FasterRcnn(Detector, tags=["object-detection", "faster-rcnn"]):
 
 
 @dataclass(frozen=True)
-class FasterRcnnRegions:
+class _FasterRcnnRegions:
     """A Faster R-CNN with its rule of selection: a `RegionEncoder`."""
 
     model: FasterRcnn

@@ -39,21 +39,21 @@ _PADDING = 2
 
 
 @dataclass(frozen=True)
-class SceneSizes:
+class _SceneSizes:
     image_size: Annotated[int, range(8, 129)]
     width: Width
     region_size: Width
 
 
 @dataclass(frozen=True)
-class SceneSettings:
-    architecture: SceneSizes
+class _SceneSettings:
+    architecture: _SceneSizes
 
 
-class SceneNet(nn.Module):
+class _SceneNet(nn.Module):
     """Crops to features: three convolutions and a linear layer, each with a ReLU; a head for confidence."""
 
-    def __init__(self, sizes: SceneSizes) -> None:
+    def __init__(self, sizes: _SceneSizes) -> None:
         super().__init__()
         width, size = sizes.width, sizes.region_size
         self.convolutions = nn.ModuleList(
@@ -88,16 +88,16 @@ class SceneRegionEncoder(BoxEncoder, tags=["image-feature-extraction"]):
 
     kind = "scene_regions"
     described = "colour patches and grid cells, {image_size} pixels, box features of {region_size} numbers"
-    Settings = SceneSettings
+    Settings = _SceneSettings
     depends_on = ("architecture",)
     Conversion = Conversion
     rules = ("confident",)
 
-    model: SceneNet
+    model: _SceneNet
 
     @staticmethod
-    def modules(config: dict[str, Any]) -> SceneNet:
-        return SceneNet(read(SceneSizes, config["architecture"]))
+    def modules(config: dict[str, Any]) -> _SceneNet:
+        return _SceneNet(read(_SceneSizes, config["architecture"]))
 
     def prepare(self) -> None:
         """There is nothing to prepare."""

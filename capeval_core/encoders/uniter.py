@@ -49,19 +49,19 @@ POSITION = 7
 
 
 @dataclass(frozen=True)
-class UniterSizes(BertSizes):
+class _UniterSizes(BertSizes):
     """Sizes under transformers' names; `region_size` is the width of a box's features."""
 
     region_size: Width
 
 
 @dataclass(frozen=True)
-class UniterSettings(TextSettings):
-    architecture: UniterSizes
+class _UniterSettings(TextSettings):
+    architecture: _UniterSizes
     lowercase: Switch
 
     @property
-    def texts(self) -> UniterSizes:
+    def texts(self) -> _UniterSizes:
         return self.architecture
 
     @property
@@ -114,7 +114,7 @@ def region_input(boxes: BoxFeatures) -> RegionInput:
     return RegionInput(features, np.concatenate([relative, area], axis=1))
 
 
-class RegionEmbeddings(nn.Module):
+class _RegionEmbeddings(nn.Module):
     """Boxes as tokens: LN(LN(feature W) + LN(position W) + type)."""
 
     def __init__(self, region_size: int, hidden_size: int) -> None:
@@ -140,11 +140,11 @@ class Uniter(nn.Module):
 
     def __init__(self, architecture: Mapping[str, Any], dropout: float = 0.0) -> None:
         super().__init__()
-        sizes = read(UniterSizes, architecture)
+        sizes = read(_UniterSizes, architecture)
         config, hidden = bert_config(asdict(sizes), dropout), sizes.hidden_size
         self.heads = sizes.num_attention_heads
         self.embeddings = bert_embeddings(config)
-        self.region_embeddings = RegionEmbeddings(sizes.region_size, hidden)
+        self.region_embeddings = _RegionEmbeddings(sizes.region_size, hidden)
         self.layers = bert_layers(config)
         self.pooler = nn.Linear(hidden, hidden)
         self.matching_head = nn.Linear(hidden, 2)
@@ -229,7 +229,7 @@ class UniterEncoder(RegionTextEncoder, tags=["image-captioning", "uniter"]):
         "UNITER {num_hidden_layers}x{hidden_size}, box features of {region_size} numbers, {vocab_size} words"
     )
     revision = 2  # texts are split as by `str.split`
-    Settings = UniterSettings
+    Settings = _UniterSettings
     depends_on = ("architecture", "context_length", "vocabulary", "lowercase")
     Conversion = UniterConversion
     splits = True

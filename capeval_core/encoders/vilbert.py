@@ -63,12 +63,12 @@ _TEXT_PADDING = 2.0
 
 
 @dataclass(frozen=True)
-class VisualSizes(LayerSizes):
+class _VisualSizes(LayerSizes):
     region_size: Width
 
 
 @dataclass(frozen=True)
-class CoAttentionSizes:
+class _CoAttentionSizes:
     hidden_size: Width
     num_attention_heads: Width
 
@@ -77,7 +77,7 @@ class CoAttentionSizes:
 
 
 @dataclass(frozen=True)
-class VilbertSizes:
+class _VilbertSizes:
     """Sizes under transformers' names.
 
     text_layers_before, visual_layers_before: layers of a stream that run before each co-attention block.
@@ -85,8 +85,8 @@ class VilbertSizes:
     """
 
     text: BertSizes
-    visual: VisualSizes
-    co_attention: CoAttentionSizes
+    visual: _VisualSizes
+    co_attention: _CoAttentionSizes
     text_layers_before: Places
     visual_layers_before: Places
     tasks: Few
@@ -105,8 +105,8 @@ class VilbertSizes:
 
 
 @dataclass(frozen=True)
-class VilbertSettings(TextSettings):
-    architecture: VilbertSizes
+class _VilbertSettings(TextSettings):
+    architecture: _VilbertSizes
     lowercase: Switch
     task: Few | None
 
@@ -178,7 +178,7 @@ def located(boxes: BoxFeatures) -> LocatedBoxes:
 class CoAttention(nn.Module):
     """A co-attention block: each stream attends to the other, and has a feed-forward layer of its own."""
 
-    def __init__(self, text: Any, visual: Any, sizes: CoAttentionSizes, dropout: float) -> None:
+    def __init__(self, text: Any, visual: Any, sizes: _CoAttentionSizes, dropout: float) -> None:
         from transformers import BertConfig
         from transformers.models.bert.modeling_bert import BertIntermediate, BertOutput
 
@@ -194,7 +194,7 @@ class CoAttention(nn.Module):
             stream.output = BertOutput(config)  # type: ignore[no-untyped-call]
             setattr(self, name, stream)
 
-    def attended(self, own: str, query: Tensor, keys: Tensor, values: Tensor, batch: PairBatch) -> Tensor:
+    def attended(self, own: str, query: Tensor, keys: Tensor, values: Tensor, batch: _PairBatch) -> Tensor:
         """What the rows of stream `own` take of the other stream, before `merged`."""
         mine, theirs = batch.packing[own], batch.packing["visual" if own == "text" else "text"]
         dropout = self.dropout if self.training else 0.0
@@ -212,13 +212,13 @@ class Vilbert(nn.Module):
 
     def __init__(self, architecture: Mapping[str, Any], dropout: float = 0.0) -> None:
         super().__init__()
-        sizes = read(VilbertSizes, architecture)
+        sizes = read(_VilbertSizes, architecture)
         text, visual = (bert_config(asdict(part), dropout) for part in (sizes.text, sizes.visual))
         width = sizes.co_attention.hidden_size
         self.text_before, self.visual_before = sizes.text_layers_before, sizes.visual_layers_before
         self.embeddings = bert_embeddings(text)
         self.task_embeddings = nn.Embedding(sizes.tasks, text.hidden_size) if sizes.tasks else None
-        self.region_embeddings = RegionEmbeddings(sizes.visual.region_size, visual.hidden_size)
+        self.region_embeddings = _RegionEmbeddings(sizes.visual.region_size, visual.hidden_size)
         self.text_layers, self.visual_layers = bert_layers(text), bert_layers(visual)
         self.co_layers = nn.ModuleList(
             CoAttention(text, visual, sizes.co_attention, dropout) for _ in self.text_before
@@ -293,7 +293,7 @@ class Vilbert(nn.Module):
         texts, regions: from `lower_texts` and `lower_regions`. pairs: positions in both, text first.
         Nothing runs that these states do not depend on.
         """
-        batch = PairBatch.of(texts, regions, pairs)
+        batch = _PairBatch.of(texts, regions, pairs)
         *_, (text, _) = self._blocks(batch, layer, both=False)
         return batch.split(text, "text")
 
@@ -302,7 +302,7 @@ class Vilbert(nn.Module):
     ) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
         """Texts and boxes of each pair after every co-attention block, then after the layers that follow the
         last one; arguments are those of `text_states`."""
-        batch = PairBatch.of(texts, regions, pairs)
+        batch = _PairBatch.of(texts, regions, pairs)
         last = len(self.co_layers) - 1
         for text, visual in self._blocks(batch, last, both=True):
             yield batch.split(text, "text"), batch.split(visual, "visual")
@@ -311,7 +311,7 @@ class Vilbert(nn.Module):
         visual = self._run(after, visual, batch.packing["visual"], "visual")
         yield batch.split(text, "text"), batch.split(visual, "visual")
 
-    def _blocks(self, batch: PairBatch, last: int, *, both: bool) -> Iterator[tuple[Tensor, Tensor]]:
+    def _blocks(self, batch: _PairBatch, last: int, *, both: bool) -> Iterator[tuple[Tensor, Tensor]]:
         """Packed rows of both streams after each co-attention block up to number `last`.
 
         both: whether the boxes' rows after the last block are wanted, too; else they are those before it.
@@ -347,7 +347,7 @@ class Vilbert(nn.Module):
         )
 
 
-class RegionEmbeddings(nn.Module):
+class _RegionEmbeddings(nn.Module):
     """Boxes as tokens: LN(feature W + location W)."""
 
     def __init__(self, region_size: int, hidden_size: int) -> None:
@@ -363,7 +363,7 @@ class RegionEmbeddings(nn.Module):
 
 
 @dataclass(frozen=True)
-class PairBatch:
+class _PairBatch:
     """Pairs of a text and an image, sorted so that those of nearly equal lengths stand together.
 
     texts, regions: packed rows of the distinct texts and images. text_rows, visual_rows: which of them the
@@ -381,7 +381,7 @@ class PairBatch:
     @classmethod
     def of(
         cls, texts: Sequence[Tensor], regions: Sequence[Tensor], pairs: Sequence[tuple[int, int]]
-    ) -> PairBatch:
+    ) -> _PairBatch:
         """Pairs of positions in `texts` and `regions`, at least one."""
         of_text, of_regions = [len(rows) for rows in texts], [len(rows) for rows in regions]
         by_boxes = sorted(range(len(pairs)), key=lambda i: of_regions[pairs[i][1]])
@@ -430,7 +430,7 @@ class VilbertEncoder(RegionTextEncoder, tags=["image-captioning", "vilbert"]):
         "{visual[region_size]} numbers, {text[vocab_size]} words, {tasks} tasks"
     )
     revision = 2  # rows with released idf weights of unseen words
-    Settings = VilbertSettings
+    Settings = _VilbertSettings
     depends_on = ("architecture", "context_length", "vocabulary", "lowercase", "task")
     Conversion = VilbertConversion
     keeps_end = False

@@ -65,7 +65,7 @@ _Kept = Annotated[int, range(1, 10_001)]
 
 
 @dataclass(frozen=True)
-class Architecture(Closed):
+class _Architecture(Closed):
     layers: Stages
     stem_width: Width
     width: Width
@@ -84,7 +84,7 @@ class Architecture(Closed):
 
 
 @dataclass(frozen=True)
-class ProposalSettings(Closed):
+class _ProposalSettings(Closed):
     before_nms: Count
     after_nms: _Kept
     most: _Kept
@@ -93,21 +93,21 @@ class ProposalSettings(Closed):
 
 
 @dataclass(frozen=True)
-class DetectionSettings(Closed):
+class _DetectionSettings(Closed):
     most: Layers
     overlap: Share
     threshold: Annotated[float, (-1e-9, 1)]
 
 
 @dataclass(frozen=True)
-class X152Settings:
-    architecture: Architecture
+class _X152Settings:
+    architecture: _Architecture
     preprocessing: Pixels
-    proposals: ProposalSettings
-    detections: DetectionSettings
+    proposals: _ProposalSettings
+    detections: _DetectionSettings
 
 
-class Norm(FrozenBatchNorm2d):  # type: ignore[misc]
+class _Norm(FrozenBatchNorm2d):  # type: ignore[misc]
     """Batch normalisation by fixed statistics in float32, with nothing added to the variance."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -119,19 +119,19 @@ class Norm(FrozenBatchNorm2d):  # type: ignore[misc]
         )
 
 
-class Stem(nn.Module):
+class _Stem(nn.Module):
     """A convolution and a maximum, each of which halves the resolution."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(3, width, 7, stride=2, padding=3, bias=False)
-        self.bn1 = Norm(width)
+        self.bn1 = _Norm(width)
 
     def forward(self, pixels: Tensor) -> Tensor:
         return functional.max_pool2d(functional.relu_(self.bn1(self.conv1(pixels))), 3, 2, padding=1)
 
 
-def stage(inputs: int, width: int, outputs: int, groups: int, blocks: int, stride: int) -> nn.Sequential:
+def _stage(inputs: int, width: int, outputs: int, groups: int, blocks: int, stride: int) -> nn.Sequential:
     """Residual blocks of ResNeXt with their stride in the 3x3 convolution, of `groups` groups."""
     planes = outputs // EXPANSION
     layers: list[nn.Module] = []
@@ -139,25 +139,25 @@ def stage(inputs: int, width: int, outputs: int, groups: int, blocks: int, strid
         first = None
         if not block:
             convolution = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
-            first = nn.Sequential(convolution, Norm(outputs))
+            first = nn.Sequential(convolution, _Norm(outputs))
         # torchvision's width of a group is of 64 planes.
         per_group = width * 64 // (planes * groups)
         shape = (outputs if block else inputs, planes, 1 if block else stride, first, groups, per_group)
-        layers.append(Bottleneck(*shape, norm_layer=Norm))
+        layers.append(Bottleneck(*shape, norm_layer=_Norm))
     return nn.Sequential(*layers)
 
 
-class X152Model(nn.Module):
+class _X152Model(nn.Module):
     """A Faster R-CNN on a feature pyramid, whose features are those of its proposals."""
 
-    def __init__(self, settings: X152Settings, dtype: torch.dtype) -> None:
+    def __init__(self, settings: _X152Settings, dtype: torch.dtype) -> None:
         super().__init__()
         shape, self.settings, self.dtype = settings.architecture, settings.proposals, dtype
-        self.body = nn.ModuleDict({"stem": Stem(shape.stem_width)})
+        self.body = nn.ModuleDict({"stem": _Stem(shape.stem_width)})
         inputs, width, outputs = shape.stem_width, shape.width, shape.out_width
         channels = []
         for index, (name, blocks) in enumerate(zip(STAGES, shape.layers, strict=True)):
-            self.body[name] = stage(inputs, width, outputs, shape.groups, blocks, 2 if index else 1)
+            self.body[name] = _stage(inputs, width, outputs, shape.groups, blocks, 2 if index else 1)
             channels.append(outputs)
             inputs, width, outputs = outputs, 2 * width, 2 * outputs
         pyramid = shape.pyramid_width
@@ -277,9 +277,9 @@ class X152(Detector, tags=["object-detection", "faster-rcnn", "resnext"]):
         "Faster R-CNN, ResNeXt {layers}, width {width} of {groups} groups, FPN {pyramid_width}; "
         "{classes} classes; {feature_width} dimensions"
     )
-    Settings = X152Settings
+    Settings = _X152Settings
     Conversion = X152Conversion
-    Network = X152Model
+    Network = _X152Model
     backbone = ("body",)
     only_selection = "all"
     """What this rule is called where features are stored: there is no other one to choose."""

@@ -47,7 +47,7 @@ _WHAT = "the scene-graph parser"
 _WITHOUT = 'To run without it: phrases="chunks" (rules, no model), or hand in phrases, {caption: [phrases]}.'
 
 
-class Triplet(NamedTuple):
+class _Triplet(NamedTuple):
     """One fact. The predicate of an attribute is `is`; an entity alone has neither predicate nor object."""
 
     subject: str
@@ -55,7 +55,7 @@ class Triplet(NamedTuple):
     object: str = ""
 
 
-def triplets(graph: str) -> list[Triplet]:
+def triplets(graph: str) -> list[_Triplet]:
     """The facts of a graph in its order, without marks and duplicates.
 
     Facts without a closing bracket are dropped, unless there is no other: then the first field is an entity.
@@ -65,7 +65,7 @@ def triplets(graph: str) -> list[Triplet]:
     >>> [list(fact) for fact in triplets("( dog , is , brown ) , ( dog , v:run in , park ) , ( boy ) , (cat")]
     [['dog', 'is', 'brown'], ['dog', 'run in', 'park'], ['boy', '', '']]
     >>> triplets("wall , is")
-    [Triplet(subject='wall', predicate='', object='')]
+    [_Triplet(subject='wall', predicate='', object='')]
     >>> triplets("( )")
     []
     """
@@ -78,14 +78,14 @@ def triplets(graph: str) -> list[Triplet]:
     return list(dict.fromkeys(kept))
 
 
-def _triplet(fields: list[str]) -> Triplet:
+def _triplet(fields: list[str]) -> _Triplet:
     subject, object = fields[0], fields[-1]
     if len(fields) == 2:
-        return Triplet(subject, object) if subject else Triplet(object)
+        return _Triplet(subject, object) if subject else _Triplet(object)
     predicate = " ".join(filter(None, fields[1:-1]))
     if len(fields) == 1 or not subject or not object:
-        return Triplet(subject or object)
-    return Triplet(subject, predicate, object)
+        return _Triplet(subject or object)
+    return _Triplet(subject, predicate, object)
 
 
 def phrases_of(graph: str, style: Style = "triplet") -> list[str]:
@@ -134,7 +134,7 @@ class ParserError(WeightsError):
     """A scene-graph parser that could not be loaded; the message names it, the reason and a fix."""
 
 
-class ParsedSentence(NamedTuple):
+class _ParsedSentence(NamedTuple):
     """The graph that the parser wrote of a sentence, and whether the sentence was truncated."""
 
     graph: str
@@ -194,7 +194,7 @@ class FactualParser:
         phrases = {text: self._phrases_of(text, split[text], parsed) for text in split}
         return [phrases[text] for text in texts]
 
-    def _phrases_of(self, text: str, split: Sequence[str], parsed: Mapping[str, ParsedSentence]) -> Phrases:
+    def _phrases_of(self, text: str, split: Sequence[str], parsed: Mapping[str, _ParsedSentence]) -> Phrases:
         phrases: dict[str, None] = {}
         fallback = 0
         for sentence in split:
@@ -217,9 +217,9 @@ class _GraphWriter:
         self._tokenizer, loaded = _load(folder, label, DTYPES[dtype])
         self._model = loaded.to(device).eval()
         self._device, self._beams = device, beams
-        self._graphs: OrderedDict[str, ParsedSentence] = OrderedDict()
+        self._graphs: OrderedDict[str, _ParsedSentence] = OrderedDict()
 
-    def write(self, texts: Sequence[str], size: BatchSize) -> list[ParsedSentence]:
+    def write(self, texts: Sequence[str], size: BatchSize) -> list[_ParsedSentence]:
         """The graph of each sentence, in batches; cached ones are not written again."""
         graphs = {text: self._graphs[text] for text in dict.fromkeys(texts) if text in self._graphs}
         new = [text for text in dict.fromkeys(texts) if text not in graphs]
@@ -231,7 +231,7 @@ class _GraphWriter:
             self._graphs.popitem(last=False)
         return [graphs[text] for text in texts]
 
-    def _written(self, texts: list[str], size: BatchSize) -> list[ParsedSentence]:
+    def _written(self, texts: list[str], size: BatchSize) -> list[_ParsedSentence]:
         if not texts:
             return []
         tokenized = self._tokenizer([_PROMPT + text.strip() for text in texts], verbose=False)["input_ids"]
@@ -242,10 +242,10 @@ class _GraphWriter:
         inputs = [
             row if len(row) <= _LONGEST_INPUT else [*row[: _LONGEST_INPUT - 1], row[-1]] for row in rows
         ]
-        graphs: dict[int, ParsedSentence] = {}
+        graphs: dict[int, _ParsedSentence] = {}
         for part, written in size.run(inputs, self._generate):
             for index, graph in zip(order[part], written, strict=True):
-                graphs[index] = ParsedSentence(graph, len(tokenized[index]) > _LONGEST_INPUT)
+                graphs[index] = _ParsedSentence(graph, len(tokenized[index]) > _LONGEST_INPUT)
         return [graphs[index] for index in range(len(texts))]
 
     def _generate(self, inputs: list[list[int]]) -> list[str]:

@@ -152,7 +152,7 @@ _SYMBOLS = (
 """Characters beyond Latin-1 that are a token by themselves."""
 
 
-class Kinds(dict[int, str]):
+class _Kinds(dict[int, str]):
     """Table for `str.translate`: each character -> the one that stands for its kind."""
 
     def __missing__(self, code: int) -> str:
@@ -188,7 +188,7 @@ _ALIKE = dict(zip("¹²³⁰⁴⁵⁶⁷⁸⁹₀₁₂₃₄₅₆₇₈₉⁺�
 _SPACE = re.compile(r"[\xa0\u2000-\u200a\u3000\u2028\u2029]")
 _NEWER_ONE, _MARK, _SYMBOL = (re.compile(f"[{ranges}]") for ranges in (_NEWER, _MARKS, _SYMBOLS))
 
-_KINDS = Kinds()
+_KINDS = _Kinds()
 _ORDINARY = re.compile(r"[ -~]*").fullmatch
 _SKIPPED = f" \xa0{UNKNOWN}"
 _SAME = str.maketrans(

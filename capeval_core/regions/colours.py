@@ -45,11 +45,11 @@ class ColourRegions(RegionSource):
         step = math.ceil(math.sqrt(size[0] * size[1] / _LARGEST))
         pixels = np.asarray(decoded, dtype=np.uint8)[::step, ::step].astype(np.int16)
         patches, colours = _patches(pixels)
-        runs = runs_of(patches, _objects(patches, colours), step, size)
+        runs = _runs_of(patches, _objects(patches, colours), step, size)
         return Regions.of_runs(runs, size, quality=[rle.area(mask) / (size[0] * size[1]) for mask in runs])
 
 
-def runs_of(patches: Array, chosen: list[int], step: int, size: tuple[int, int]) -> list[rle.Runs]:
+def _runs_of(patches: Array, chosen: list[int], step: int, size: tuple[int, int]) -> list[rle.Runs]:
     """The runs of the `chosen` patches, each pixel of which stands for a square of `step` pixels of (h, w).
 
     One pass over the map for all patches: a mask of a large image for each of 1,000 patches takes minutes.
@@ -84,7 +84,7 @@ def _patches(pixels: NDArray[np.int16]) -> tuple[Array, NDArray[np.float64]]:
     flat = _flat(pixels)
     across = flat[:, 1:] & flat[:, :-1] & _alike(pixels[:, 1:], pixels[:, :-1])
     down = flat[1:] & flat[:-1] & _alike(pixels[1:], pixels[:-1])
-    labels = components(across, down)
+    labels = _components(across, down)
     counts = np.bincount(labels[flat], minlength=int(labels.max()) + 1)
     large = counts >= max(1.0, _SPECK * flat.size)
     number = np.where(large, np.cumsum(large) - 1, -1)
@@ -113,14 +113,14 @@ def _alike(left: NDArray[np.int16], right: NDArray[np.int16]) -> NDArray[np.bool
     return alike
 
 
-def components(across: NDArray[np.bool_], down: NDArray[np.bool_]) -> Array:
+def _components(across: NDArray[np.bool_], down: NDArray[np.bool_]) -> Array:
     """Connected components of a grid of pixels, numbered in reading order.
 
     Args:
         across: (h, w - 1), whether a pixel is linked to the one on its right.
         down: (h - 1, w), whether it is linked to the one below.
 
-    >>> components(np.array([[True, False]]), np.zeros((0, 3), dtype=bool)).tolist()
+    >>> _components(np.array([[True, False]]), np.zeros((0, 3), dtype=bool)).tolist()
     [[0, 0, 1]]
     """
     from scipy.sparse import coo_array

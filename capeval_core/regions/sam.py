@@ -54,7 +54,7 @@ the Hub have 1e-6, which moves logits by up to 6e-4."""
 
 
 @dataclass(frozen=True)
-class VitSizes:
+class _VitSizes:
     hidden_size: Width
     num_hidden_layers: Layers
     num_attention_heads: Width
@@ -63,7 +63,7 @@ class VitSizes:
 
 
 @dataclass(frozen=True)
-class DecoderSizes:
+class _DecoderSizes:
     hidden_size: Width
     mlp_dim: Width
     num_hidden_layers: Layers
@@ -76,26 +76,26 @@ class DecoderSizes:
 
 
 @dataclass(frozen=True)
-class SamSizes:
+class _SamSizes:
     """Sizes under transformers' names; `vision` of a `vit` alone."""
 
     kind: Literal["vit", "tiny_vit_5m", "efficientvit_l2"]
     image_size: Side
     patch_size: Side
-    vision: VitSizes | None
-    decoder: DecoderSizes
+    vision: _VitSizes | None
+    decoder: _DecoderSizes
 
 
 @dataclass(frozen=True)
-class SamPixels:
+class _SamPixels:
     mean: Means
     std: Deviations
 
 
 @dataclass(frozen=True)
-class SamSettings:
-    architecture: SamSizes
-    preprocessing: SamPixels
+class _SamSettings:
+    architecture: _SamSizes
+    preprocessing: _SamPixels
 
 
 class _TinyVit(nn.Module):
@@ -300,7 +300,7 @@ class Sam(CheckedModel, tags=["mask-generation", "sam"]):
             preprocessing = {"mean": list(MEAN), "std": list(STD)}
             return {"encoder": cls.kind, "architecture": architecture, "preprocessing": preprocessing}
         config = super().read_config(folder)
-        read(SamSettings, config, "")
+        read(_SamSettings, config, "")
         return config
 
     def resized(self, size: tuple[int, int]) -> tuple[int, int]:
