@@ -8,7 +8,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from capeval_core.commands.common import FILES, add_flags, chosen, tell_reasons
-from capeval_core.commands.terminal import Parser, complain, flag, interruptible, named_first, summary, table
+from capeval_core.commands.terminal import Parser, complain, first_named, flag, interruptible, summary
 from capeval_core.errors import did_you_mean
 from capeval_core.inputs.text_files import FileOptions
 
@@ -26,14 +26,8 @@ _PART = re.compile(r"([0-9]+)/([0-9]+)")
 
 
 def run(arguments: list[str]) -> int:
-    if not named_first(arguments):
-        about = "Generate captions of images and images of captions, which are additional positives for "
-        listed = table([[name, text] for name, text in _ABOUT.items()])
-        hint = "`capeval augment captions --help`, or `images`, shows all options."
-        usage = "{captions,images} --out FOLDER [options]"
-        parser = Parser("augment", usage, f"{about}`capeval train pacs`.", raw_epilog=f"{listed}\n\n{hint}")
-        parser.introduce(arguments, "what to generate comes first: capeval augment {captions,images} ...")
-    what, *rest = arguments
+    about = "Generate additional positives for `capeval train pacs`: captions of images, images of captions."
+    what, rest = first_named(arguments, "augment", "WHAT", "--out FOLDER [options]", about, _ABOUT)
     if what not in _ABOUT:
         raise ValueError(
             f"{what!r} cannot be generated{did_you_mean(what, _ABOUT)} (known: {', '.join(_ABOUT)})"

@@ -36,7 +36,7 @@ FILES = (
 )
 _FAILURES_SHOWN = 20
 Metrics = Sequence[type[CaptionMetric]]
-Checked = TypeVar("Checked", bound=Samples)
+_Checked = TypeVar("_Checked", bound=Samples)
 
 # flags
 
@@ -299,11 +299,11 @@ def visual_of(image_id: str, argument: str) -> str:
 
 
 def with_ids(
-    samples: Checked,
+    samples: _Checked,
     ids: Sequence[str],
     media: Sequence[str] = ("image",),
     entries: Sequence[str] | None = None,
-) -> Checked:
+) -> _Checked:
     """Samples whose visuals are named by their ids in errors that come later; one id per caption or pool.
 
     `entries`: ids in the file of references, by which a metric on texts alone groups captions: equal

@@ -33,8 +33,8 @@ from capeval_core.result import Result, json_text, not_comparable
 from capeval_core.statistics import TEST, Comparison, Interval, NoTestError, holm
 from capeval_core.values import p_in_words, signed
 
-FORMATS = ("text", "markdown", "latex", "csv", "json")
-LEVEL = 0.95
+_FORMATS = ("text", "markdown", "latex", "csv", "json")
+_LEVEL = 0.95
 _SYSTEMS = "systems"
 """The key of a file of `capeval score --json` that holds several systems or metrics."""
 
@@ -259,8 +259,8 @@ def add_comparison_flags(parser: argparse.ArgumentParser) -> None:
         "number of systems that it tests.",
     )
     flag(group, "--baseline NAME", "the system to test against, by its name or file (default: the first)")
-    formats = "{" + ",".join(FORMATS) + "}"
-    flag(group, "--format", "format of the printed table", choices=FORMATS, metavar=formats, action="store")
+    formats = "{" + ",".join(_FORMATS) + "}"
+    flag(group, "--format", "format of the printed table", choices=_FORMATS, metavar=formats, action="store")
     digits = "decimals of scores for readers (default: 4 in tables, 3 on the page)"
     flag(group, "--digits N", digits, choices=range(11))
     times = "scores for readers times 100, as most papers print them; JSON and CSV stay as they are"
@@ -312,7 +312,7 @@ def compare_systems(
         columns=[_column(result) for result in systems[0].results.values()],
         baseline=baseline,
         visual=first.visual,
-        level=LEVEL,
+        level=_LEVEL,
         test=TEST.format(first.visual),
         correction=f"Holm's correction for the {tested} systems that each metric tests" if tested > 1 else "",
         digits=digits,
@@ -324,7 +324,7 @@ def compare_systems(
 def _test(system: Result, baseline: Result, one_run: bool) -> Comparison | str:
     """The test of a system's mean minus the baseline's, or why there is none."""
     try:
-        return (system.compare_within_run if one_run else system.compare)(baseline, level=LEVEL)
+        return (system.compare_within_run if one_run else system.compare)(baseline, level=_LEVEL)
     except ValueError as error:
         return str(error)
 
@@ -403,7 +403,7 @@ def _left_out(system: ScoredSystem, base: ScoredSystem, metric: str, test: Test,
 
 
 def show(systems: Systems, form: str) -> str:
-    """The table in one of `FORMATS`, without the last line break."""
+    """The table in one of `_FORMATS`, without the last line break."""
     if form == "json":
         return json_text(systems_content(systems)).rstrip("\n")
     if form == "csv":
@@ -446,7 +446,7 @@ def _numbers(cell: Cell, column: Column) -> dict[str, Any]:
         "metric": column.name,
         "key": column.key,
         "mean": cell.mean,
-        "interval": cell.interval and {"low": cell.interval[0], "high": cell.interval[1], "level": LEVEL},
+        "interval": cell.interval and {"low": cell.interval[0], "high": cell.interval[1], "level": _LEVEL},
         "counts": {**counts, "truncated": cell.truncated, "empty": cell.empty},
         "signature": cell.signature,
     }

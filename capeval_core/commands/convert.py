@@ -7,7 +7,7 @@ from pathlib import Path
 
 from capeval_core.commands.common import add_flags, chosen
 from capeval_core.commands.regions import BOX_FEATURES, convert_box_features
-from capeval_core.commands.terminal import Parser, complain, flag, named_first, table
+from capeval_core.commands.terminal import Parser, complain, first_named, flag, table
 from capeval_core.description import describe_metric
 from capeval_core.errors import did_you_mean
 from capeval_core.registry import METRICS, list_metrics, metric_class, network
@@ -21,28 +21,20 @@ _PARTS = {
     X152: ("x152", "the detector of ViLBERTScore's boxes"),
 }
 """What is converted beside the weights of metrics: name -> network and purpose."""
-_KNOWN = [*METRICS, *_PARTS, BOX_FEATURES]
+_PURPOSES = {name: purpose for name, (_, purpose) in _PARTS.items()}
 _OURS = {CONFIG, TENSORS, VOCABULARY, TOKENIZER, "README.md"}
 
 
 def run(arguments: list[str]) -> int:
     usage = "CHECKPOINT --out FOLDER"
     about = "Make a folder of weights of an original checkpoint. Nothing in it is run."
-    if not named_first(arguments):
-        parts = " or ".join(f"{name} for {purpose}" for name, (_, purpose) in _PARTS.items())
-        epilog = (
-            f"METRIC is one of {', '.join(METRICS)}, or {parts}; {BOX_FEATURES} converts features that "
-            "12-in-1 released. `capeval convert METRIC --help` shows all options."
-        )
-        parser = Parser("convert", f"METRIC {usage} [options]", about, epilog)
-        names = ",".join(_KNOWN)
-        parser.introduce(arguments, f"the metric comes first: capeval convert {{{names}}} {usage}")
-    name, *rest = arguments
+    released = {BOX_FEATURES: "features that 12-in-1 released, for ViLBERTScore"}
+    known = {name: f"weights of {name}" for name in METRICS} | _PURPOSES | released
+    name, rest = first_named(arguments, "convert", "METRIC", f"{usage} [options]", about, known)
     if name == BOX_FEATURES:
         return convert_box_features(rest)
     if name not in [*_PARTS, *list_metrics()]:
-        known = ", ".join(_KNOWN)
-        raise ValueError(f"unknown metric {name!r}{did_you_mean(name, _KNOWN)} (known: {known})")
+        raise ValueError(f"unknown metric {name!r}{did_you_mean(name, known)} (known: {', '.join(known)})")
     encoder = network(_PARTS[name][0]) if name in _PARTS else metric_class(name).encoder_class()
     parser = Parser(f"convert {name}", f"{usage} [options]", about)
     kinds = ".pth, .pt, .bin or .safetensors" + (", or the index of shards" if name == EVA_CLIP else "")

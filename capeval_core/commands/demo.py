@@ -17,7 +17,7 @@ from capeval_core.weights.catalogue import PACS_B32
 from capeval_core.writing import whole_folder
 
 METRICS = ("pacs", "refpacs")
-SHOWN = 4
+_SHOWN = 4
 """Images whose captions are printed."""
 
 
@@ -73,10 +73,10 @@ def _report() -> str:
         [
             paragraph(
                 f"{len(items)} drawn images, each with a good caption, one that is wrong in a word, and "
-                f"one of another image. The first {SHOWN}:"
+                f"one of another image. The first {_SHOWN}:"
             ),
             "",
-            table([["IMAGE", *titles, "KIND", "CAPTION"], *_rows(items[:SHOWN], results)]),
+            table([["IMAGE", *titles, "KIND", "CAPTION"], *_rows(items[:_SHOWN], results)]),
             "",
             *_mistakes(items, results),
             f"Means of all {len(items)} images:",

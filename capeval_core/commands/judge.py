@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from capeval_core.commands import common
-from capeval_core.commands.terminal import Parser, complain, flag, interruptible, named_first, table
+from capeval_core.commands.terminal import Parser, complain, first_named, flag, interruptible
 from capeval_core.errors import FileError, Problems, did_you_mean, file_problem, naming, which_choice
 from capeval_core.inputs.samples import argument_of
 from capeval_core.judgements.judging import Judged
@@ -36,16 +36,18 @@ from capeval_core.registry import MEDIA_VARIANTS, metric_class
 from capeval_core.reports.tables import Table
 from capeval_core.weights.catalogue import NAMESPACE
 
-Metrics = Sequence[tuple[type[CaptionMetric], Any]]
+_Metrics = Sequence[tuple[type[CaptionMetric], Any]]
 _EVALUATORS = ("bleu", "rougel", "ciderd")
 """What the captions that a metric chooses of pools are compared with references by."""
 
 
 def run(arguments: list[str]) -> int:
-    if not named_first(arguments):
-        return _introduce(arguments)
-    entry = set_entry(arguments[0])
-    flags = _parser(entry).read(arguments[1:])
+    about = "Agreement of metrics with people, beside what the papers print."
+    usage = "--data FOLDER --metrics NAME,NAME [options]"
+    summaries = {name: entry.summary for name, entry in SETS.items()}
+    name, rest = first_named(arguments, "judge", "SET", usage, about, summaries)
+    entry = set_entry(name)
+    flags = _parser(entry).read(rest)
     check_intervals(flags)
     if not flags.metrics and not flags.scores:
         raise ValueError("nothing to judge: name --metrics, or a file of --scores")
@@ -146,7 +148,7 @@ def _with_evaluators(judged: JudgedSet) -> JudgedSet:
     return replace(judged, evaluators=dict(evaluator(name) for name in _EVALUATORS))
 
 
-def _check_metrics(metrics: Metrics, judged: JudgedSet, flags: argparse.Namespace) -> None:
+def _check_metrics(metrics: _Metrics, judged: JudgedSet, flags: argparse.Namespace) -> None:
     """Refuse metrics that cannot judge this set, before any is opened."""
     rerankers = [class_.name for class_, _ in metrics if issubclass(class_, Reranker)]
     if rerankers and not isinstance(judged, PoolSet):
@@ -169,7 +171,7 @@ def _need(names: Sequence[str]) -> str:
     return f"{', '.join(names)} need{'s' if len(names) == 1 else ''}"
 
 
-def _check_texts(metrics: Metrics, judged: JudgedSet, data: str) -> None:
+def _check_texts(metrics: _Metrics, judged: JudgedSet, data: str) -> None:
     """Refuse empty texts before any metric is opened, of those that do not score them."""
     strict = [class_ for class_, options in metrics if options.empty == "error"]
     comparing = [class_ for class_ in strict if class_.needs_references]
@@ -194,7 +196,7 @@ def _check_texts(metrics: Metrics, judged: JudgedSet, data: str) -> None:
 
 
 def _score(
-    metrics: Metrics,
+    metrics: _Metrics,
     judged: JudgedSet,
     flags: argparse.Namespace,
     scores: dict[str, list[Scored]],
@@ -290,17 +292,6 @@ def _parser(entry: SetEntry) -> Parser:
     flag(group, "--labels NAME", "of Pascal-50S: label or label_fleur_run")
     add_interval_flags(group)
     return parser
-
-
-def _introduce(arguments: list[str]) -> int:
-    listed = table([[entry.name, entry.summary] for entry in SETS.values()], indent="  ")
-    parser = Parser(
-        "judge",
-        "SET --data FOLDER --metrics NAME,NAME [options]",
-        "Agreement of metrics with people, beside what the papers print.",
-        raw_epilog=f"sets:\n{listed}\n\n`capeval judge SET --help` shows all options.",
-    )
-    parser.introduce(arguments, f"the set comes first: capeval judge {{{','.join(SETS)}}} ...")
 
 
 # intervals, which `capeval correlate` has, too

@@ -28,15 +28,15 @@ def run(arguments: list[str]) -> int:
         content = {"metrics": list(map(_described, metrics)), "weights": [vars(entry) for entry in WEIGHTS]}
         content["tiny"] = {m.name: m.tiny for m in metric_classes().values() if _has_tiny(m)}  # type: ignore[assignment]
         if flags.bibtex:
-            content["bibtex"] = bibtex_of(metrics)  # type: ignore[assignment]
+            content["bibtex"] = _bibtex_of(metrics)  # type: ignore[assignment]
         print(json_text({name: content[name] for name in chosen or content}), end="")
         return 0
-    tables = {"metrics": _metrics_table, "weights": _weights_table, "bibtex": bibtex_of, "papers": _papers}
+    tables = {"metrics": _metrics_table, "weights": _weights_table, "bibtex": _bibtex_of, "papers": _papers}
     print("\n\n".join(tables[name](metrics) for name in chosen or ("metrics", "weights", "papers")))
     return 0
 
 
-def bibtex_of(metrics: list[type[CaptionMetric]]) -> str:
+def _bibtex_of(metrics: list[type[CaptionMetric]]) -> str:
     """The papers of metrics as entries of BibTeX, each once; as a comment one that has no entry."""
     entries = [
         describe_metric(metric).bibtex.strip() or f"% {metric.name}: {metric.paper}" for metric in metrics

@@ -9,7 +9,7 @@ from capeval_core.commands.terminal import Parser, complain, flag, interruptible
 from capeval_core.project import install_command
 from capeval_core.registry import list_metrics, load, metric_class
 
-PORTS = range(1, 65_536)
+_PORTS = range(1, 65_536)
 
 
 def run(arguments: list[str]) -> int:
@@ -25,8 +25,8 @@ def run(arguments: list[str]) -> int:
     flag(parser, "--no-browser", "open no browser")
     flags = parser.read(arguments)
     metric = metric_class(flags.metric, flags.media)
-    if flags.port is not None and flags.port not in PORTS:
-        parser.error(f"--port {flags.port}: expected a number from 1 to {PORTS[-1]}")
+    if flags.port is not None and flags.port not in _PORTS:
+        parser.error(f"--port {flags.port}: expected a number from 1 to {_PORTS[-1]}")
     try:
         socket.create_server((flags.host, 0)).close()
     except OSError:

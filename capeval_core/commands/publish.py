@@ -6,7 +6,8 @@ import argparse
 from collections.abc import Callable
 
 from capeval_core import publishing
-from capeval_core.commands.terminal import WHOLE_LINES, Parser, flag, table
+from capeval_core.commands.terminal import WHOLE_LINES, Parser, first_named, flag, table
+from capeval_core.errors import did_you_mean
 from capeval_core.publishing import PYPI, Publication
 from capeval_core.registry import METRICS
 from capeval_core.weights.catalogue import NAMESPACE
@@ -16,7 +17,7 @@ KINDS = {
     "weights": "a folder of weights, as a model with its card",
     "cards": "cards of weights that are published already",
 }
-Collect = Callable[[argparse.Namespace], list[Publication]]
+_Collect = Callable[[argparse.Namespace], list[Publication]]
 _EPILOG = (
     "Log in first with `hf auth login`, or set HF_TOKEN. One commit for each repository that changes, none "
     "where nothing does; files that are only on the Hub stay, and nothing is ever tagged."
@@ -24,14 +25,12 @@ _EPILOG = (
 
 
 def run(arguments: list[str]) -> int:
-    if not arguments or arguments[0] not in KINDS:
-        about = "Put what this package has onto the Hugging Face Hub, in any namespace."
-        kinds = ",".join(KINDS)
-        epilog = f"`capeval publish modules --help` shows all options. {_EPILOG}"
-        listed = table(list(KINDS.items()), indent="  ") + "\n\n"
-        parser = Parser("publish", f"{{{kinds}}} [options]", about, epilog, raw_epilog=listed)
-        parser.introduce(arguments, f"what comes first: capeval publish {{{kinds}}}")
-    kind, *rest = arguments
+    about = "Put what this package has onto the Hugging Face Hub, in any namespace."
+    kind, rest = first_named(arguments, "publish", "WHAT", "[options]", about, KINDS, epilog=_EPILOG)
+    if kind not in KINDS:
+        raise ValueError(
+            f"{kind!r} cannot be published{did_you_mean(kind, KINDS)} (known: {', '.join(KINDS)})"
+        )
     usage, add_arguments = _OF_KIND[kind]
     parser = Parser(f"publish {kind}", f"{usage} [options]", f"Publish {KINDS[kind]}.", _EPILOG)
     text = f"user or organisation on the Hub; {NAMESPACE} (CAPEVAL_NAMESPACE) if it is not given"
@@ -55,7 +54,7 @@ def run(arguments: list[str]) -> int:
     return 0
 
 
-def _modules(parser: Parser) -> Collect:
+def _modules(parser: Parser) -> _Collect:
     flag(parser, "names NAME", f"of {', '.join(METRICS)}; all if none is given", nargs="*")
     text = (
         "where a Space installs capeval from: an address for pip, e.g. git+https://host/org/capeval@COMMIT, "
@@ -67,7 +66,7 @@ def _modules(parser: Parser) -> Collect:
     ]
 
 
-def _weights(parser: Parser) -> Collect:
+def _weights(parser: Parser) -> _Collect:
     flag(parser, "folder FOLDER", "of `capeval convert`, or in open_clip's format")
     flag(parser, "--name NAME", "of the repository; the folder's if it is not given")
     text = (
@@ -81,12 +80,12 @@ def _weights(parser: Parser) -> Collect:
     ]
 
 
-def _cards(parser: Parser) -> Collect:
+def _cards(parser: Parser) -> _Collect:
     flag(parser, "names NAME", f"of {', '.join(publishing.cards())}", nargs="+")
     return lambda flags: [publishing.card(name, flags.namespace) for name in flags.names]
 
 
-_OF_KIND: dict[str, tuple[str, Callable[[Parser], Collect]]] = {
+_OF_KIND: dict[str, tuple[str, Callable[[Parser], _Collect]]] = {
     "modules": ("[NAME ...] --install-from WHERE", _modules),
     "weights": ("FOLDER", _weights),
     "cards": ("NAME ...", _cards),

@@ -40,7 +40,7 @@ _RESUMED = "what is in {} stays: run the same command again to resume"
 
 
 @dataclass(frozen=True, kw_only=True)
-class RegionOptions(Settings):
+class _RegionOptions(Settings):
     """What regions are found with."""
 
     detector: Literal["faster-rcnn", "x152"] = option(
@@ -91,9 +91,9 @@ def run(arguments: list[str]) -> int:
     files = parser.add_argument_group("files")
     flag(files, "--images FOLDER", "the images", required=True)
     flag(files, "--out FOLDER", "folder to write, or to continue", required=True)
-    add_flags(parser, RegionOptions, title="options of the regions")
+    add_flags(parser, _RegionOptions, title="options of the regions")
     flags = parser.read(arguments)
-    options = RegionOptions.of("regions", chosen(flags, RegionOptions))
+    options = _RegionOptions.of("regions", chosen(flags, _RegionOptions))
     images = _images_in(flags.images)
     _refuse_something_else(flags.out)
     label, encoder, selection = _open(options)
@@ -108,7 +108,7 @@ def run(arguments: list[str]) -> int:
     command += ["--regions", str(flags.out)]
     if options.weights == "tiny":  # whose features only the tiny network reads
         command += ["--weights", "tiny"]
-    if options.selection != RegionOptions().selection:
+    if options.selection != _RegionOptions().selection:
         command += ["--selection", options.selection]
     print(f"score with them:\n  {shlex.join(command)}")
     return 0
@@ -191,7 +191,7 @@ def _is_there(path: Path, image: InputImage) -> bool:
         return False
 
 
-def _open(options: RegionOptions) -> tuple[str, RegionEncoder, str]:
+def _open(options: _RegionOptions) -> tuple[str, RegionEncoder, str]:
     """Name, region encoder and selection of the options."""
     weights = _DETECTORS[options.detector].repository if options.weights is None else options.weights
     with naming({"regions": "weights"}):
@@ -202,7 +202,7 @@ def _open(options: RegionOptions) -> tuple[str, RegionEncoder, str]:
         fix = "pass weights of a region encoder (a Hub id, a folder, or 'tiny')"
         raise wrong_option("weights", weights, "box features already, which need no encoder", fix)
     selection: str = getattr(source.encoder, "only_selection", options.selection)
-    if selection != options.selection != RegionOptions().selection:
+    if selection != options.selection != _RegionOptions().selection:
         found, fix = "no choice of this region encoder, which has one rule", "leave it out"
         raise wrong_option("selection", options.selection, found, fix)
     return source.label, source.encoder, selection

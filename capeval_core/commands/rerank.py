@@ -19,13 +19,13 @@ from capeval_core.reports.html import check_report
 from capeval_core.result import Result, json_text
 from capeval_core.several import Evidence
 
-METRIC = "eco"
-COLUMNS = ("filename", "caption")
+_METRIC = "eco"
+_COLUMNS = ("filename", "caption")
 """The columns of a submission to the caption re-ranking track of NICE 2024."""
 
 
 @dataclass(frozen=True)
-class CandidateFile:
+class _CandidateFile:
     """The candidates of each image, in the file's order."""
 
     ids: list[str]
@@ -34,7 +34,7 @@ class CandidateFile:
 
 
 def run(arguments: list[str]) -> int:
-    metric = metric_class(METRIC)
+    metric = metric_class(_METRIC)
     flags = _parser(metric).read(arguments)
     for name, out in (("--out", flags.out), ("--json", flags.json)):  # now, not after hours
         common.check_output(name, out, [("--candidates", flags.candidates)])
@@ -42,7 +42,7 @@ def run(arguments: list[str]) -> int:
         raise ValueError(f"--out and --json are both {flags.out}: name two files")
     if flags.report is not None:
         check_report(flags.report)
-    options = metric.Options.of(METRIC, common.chosen(flags, metric.Options))
+    options = metric.Options.of(_METRIC, common.chosen(flags, metric.Options))
     metric.check_options(options)
     problems = Problems()
     file = _read(flags, problems, absent_too=options.on_error == "nan")
@@ -56,7 +56,7 @@ def run(arguments: list[str]) -> int:
         result = opened.combine(rows, samples=samples)
     outputs = common.Outputs()
     with outputs.next():
-        common.write("--out", flags.out, submission(file, result))
+        common.write("--out", flags.out, _submission(file, result))
     with outputs.next():
         if flags.json is not None:
             common.write("--json", flags.json, json_text({**result.to_dict(), "ids": file.ids}))
@@ -64,24 +64,24 @@ def run(arguments: list[str]) -> int:
     common.tell_reasons(list(result.errors.values()), result.counts.captions, "captions")
     with outputs.next():
         captions = [caption or "" for caption in result.parts["caption"]]
-        evidence = {METRIC: Evidence(opened, samples, rows, result)}
-        name, found = flags.candidates.stem, {METRIC: result}
+        evidence = {_METRIC: Evidence(opened, samples, rows, result)}
+        name, found = flags.candidates.stem, {_METRIC: result}
         system = ScoredSystem(name, file.ids, captions, file.images, None, found, evidence)
         write_page(flags, compare_systems([system], None), ["rerank", *arguments])
     outputs.finish()
     return 0 if result.counts.failed < result.counts.captions else 1
 
 
-def submission(file: CandidateFile, result: Result) -> str:
+def _submission(file: _CandidateFile, result: Result) -> str:
     """The chosen captions as CSV: file name and caption of each image that has one."""
     choices = zip(file.images, result.parts["caption"], result.parts["choice"], strict=True)
-    rows = [COLUMNS, *((image.name, caption) for image, caption, choice in choices if choice >= 0)]
+    rows = [_COLUMNS, *((image.name, caption) for image, caption, choice in choices if choice >= 0)]
     text = io.StringIO(newline="")
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue()
 
 
-def _read(flags: argparse.Namespace, problems: Problems, *, absent_too: bool) -> CandidateFile:
+def _read(flags: argparse.Namespace, problems: Problems, *, absent_too: bool) -> _CandidateFile:
     candidates, images = flags.candidates, flags.images
     collection = common.read_files(flags, images, wide=True, problems=problems, absent_too=absent_too)
     captions: dict[str, list[str]] = {}
@@ -89,7 +89,7 @@ def _read(flags: argparse.Namespace, problems: Problems, *, absent_too: bool) ->
     for image_id, caption, image in zip(collection.ids, collection.captions, collection.images, strict=True):
         captions.setdefault(image_id, []).append(caption)
         paths[image_id] = image
-    file = CandidateFile(list(captions), list(paths.values()), list(captions.values()))
+    file = _CandidateFile(list(captions), list(paths.values()), list(captions.values()))
     if len(problems):
         return file
     used = {image.name for image in paths.values() if image.parent == images}
@@ -105,7 +105,7 @@ def _read(flags: argparse.Namespace, problems: Problems, *, absent_too: bool) ->
     return file
 
 
-def _print_summary(metric: type[CaptionMetric], file: CandidateFile, result: Result, out: Path) -> None:
+def _print_summary(metric: type[CaptionMetric], file: _CandidateFile, result: Result, out: Path) -> None:
     sizes = sorted(map(len, file.captions))
     extent = f"{sizes[0]}" if sizes[0] == sizes[-1] else f"{sizes[0]} to {sizes[-1]}"
     rows = [
@@ -130,7 +130,7 @@ def _parser(metric: type[CaptionMetric]) -> Parser:
         f"{metric.title}: {metric.summary}",
         f"{common.FILES} A CSV file may also have one row per image: its file name, then its candidates, "
         "under a header that begins with filename. "
-        f"BEST.csv has the columns {' and '.join(COLUMNS)}, as submissions to NICE 2024 have.",
+        f"BEST.csv has the columns {' and '.join(_COLUMNS)}, as submissions to NICE 2024 have.",
     )
     files = parser.add_argument_group("files")
     flag(files, "--candidates FILE", "several captions per image", required=True)

@@ -17,12 +17,11 @@ from capeval_core.commands.terminal import (
     Parser,
     announce,
     complain,
+    first_named,
     flag,
     interruptible,
-    named_first,
     resuming,
     summary,
-    table,
 )
 from capeval_core.errors import Problems, ProblemsError, beside, naming
 from capeval_core.inputs.folder import bare, names_in
@@ -30,7 +29,7 @@ from capeval_core.inputs.samples import Samples, argument_of
 from capeval_core.inputs.text_files import Joined
 from capeval_core.metric import CaptionMetric
 from capeval_core.options import Options, describe_options
-from capeval_core.registry import every_class, metric_classes
+from capeval_core.registry import every_class
 from capeval_core.reports.html import check_report
 from capeval_core.result import Result, json_text
 from capeval_core.row_store import check_folder
@@ -40,8 +39,13 @@ from capeval_core.weights.folder import WeightsError
 
 
 def run(arguments: list[str]) -> int:
-    if not named_first(arguments):
-        return _introduce(arguments)
+    known = {common.command_of(metric): metric.summary for metric in every_class()}
+    about = (
+        "Score a file of captions against a folder of images, with one metric or several, with commas; "
+        "or compare several files, one for each system."
+    )
+    usage = "--candidates FILE [FILE] --images FOLDER"
+    first_named(arguments, "score", "METRIC", usage, about, known, epilog=common.FILES)
     metrics, rest = common.read_metrics(arguments)
     parser = _parser(metrics)
     if hint := _option_of_others(parser, metrics, rest):
@@ -435,17 +439,3 @@ def _parser(metrics: common.Metrics) -> Parser:
         without = {"weights": [metric.name for metric in metrics if metric.default_weights is None]}
         common.add_flags_of_several(parser, {metric.name: metric.Options for metric in metrics}, without)
     return parser
-
-
-def _introduce(arguments: list[str]) -> int:
-    listed = table([[common.command_of(metric), metric.summary] for metric in every_class()], indent="  ")
-    parser = Parser(
-        "score",
-        "METRIC[,METRIC] --candidates FILE [FILE] --images FOLDER",
-        "Score a file of captions against a folder of images, with one metric or several, with commas; "
-        "or compare several files, one for each system.",
-        common.FILES,
-        raw_epilog=f"metrics:\n{listed}\n\n`capeval score METRIC --help` shows all options.\n\n",
-    )
-    names = ",".join(metric_classes())
-    parser.introduce(arguments, f"the metric comes first: capeval score {{{names}}} ...")

@@ -15,13 +15,13 @@ from capeval_core.commands import common
 from capeval_core.commands.terminal import (
     Parser,
     complain,
+    first_named,
     flag,
     interruptible,
-    named_first,
     summary,
-    table,
     terminal_width,
 )
+from capeval_core.errors import did_you_mean
 from capeval_core.integrations.shards import (
     BatchScorer,
     ScoreHistogram,
@@ -49,9 +49,10 @@ from capeval_core.integrations.shards.workers import (
     score_shards,
 )
 from capeval_core.metric import CaptionMetric
+from capeval_core.registry import metric_classes
 from capeval_core.reports.figures import draw_histogram
 
-COMMANDS = {
+_COMMANDS = {
     "score": "score every shard of a collection into a file of its own",
     "merge": "one table of all scores",
     "check": "whether every uid is there once and every signature equal",
@@ -62,7 +63,7 @@ _OF_ONE_RUN = {"rows", "on_error", "evidence"}
 _SHOWN = 20  # of uids or shards that something is wrong with
 _SILENCE = 60.0
 """Seconds between two lines about the progress where there is no terminal."""
-FILES = (
+_FILES = (
     "A shard is Parquet (images as bytes or paths), a tar of webdataset, or JSON lines with --images "
     "FOLDER. Paths may be addresses of fsspec, such as s3://bucket/in/*.parquet. A shard that is finished "
     "is skipped, so an interrupted run goes on where it stopped; other settings, such as another folder of "
@@ -71,21 +72,17 @@ FILES = (
 
 
 def run(arguments: list[str]) -> int:
-    name, rest = (arguments[0], arguments[1:]) if arguments else ("", [])
-    if name in COMMANDS:
-        return {"score": _score, "merge": _merge, "check": _check, "histogram": _histogram}[name](rest)
-    commands = "commands:\n" + table(list(COMMANDS.items()), indent="  ") + "\n\n"
     about = "Score collections that one machine, or one run, is too small for."
-    parser = Parser("shards", f"{{{','.join(COMMANDS)}}} ...", about, FILES, raw_epilog=commands)
-    parser.introduce(arguments, f"the command comes first: one of {', '.join(COMMANDS)}")
+    name, rest = first_named(arguments, "shards", "COMMAND", "...", about, _COMMANDS, epilog=_FILES)
+    if name not in _COMMANDS:
+        raise ValueError(f"unknown {name!r}{did_you_mean(name, _COMMANDS)} (known: {', '.join(_COMMANDS)})")
+    return {"score": _score, "merge": _merge, "check": _check, "histogram": _histogram}[name](rest)
 
 
 def _score(arguments: list[str]) -> int:
     usage = "--input 'in/*.parquet' --output out/ [options]"
-    if not named_first(arguments):
-        epilog = f"`capeval shards score METRIC --help` shows all options. {FILES}"
-        parser = Parser("shards score", f"METRIC {usage}", epilog=epilog)
-        parser.introduce(arguments, "the metric comes first: capeval shards score METRIC ...")
+    titles = {name: metric.title for name, metric in metric_classes().items()}
+    first_named(arguments, "shards score", "METRIC", usage, _COMMANDS["score"], titles, epilog=_FILES)
     metric, rest = common.read_metric("shards score", arguments)
     flags = _parser(metric).read(rest)
     workers = Workers(flags.workers, flags.gpus_per_worker, flags.ray)
@@ -244,7 +241,7 @@ def _parser(metric: type[CaptionMetric]) -> Parser:
         f"shards score {metric.name}",
         f"{media}--input 'in/*.parquet' --output out/ [options]",
         f"{metric.title}: {metric.summary}",
-        FILES,
+        _FILES,
     )
     files = parser.add_argument_group("files")
     flag(files, "--input PATTERN", "the shards", nargs="+", required=True)

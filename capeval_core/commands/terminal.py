@@ -9,7 +9,7 @@ import shutil
 import signal
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -19,7 +19,7 @@ from capeval_core.errors import did_you_mean
 
 WHOLE_LINES = 10**6
 """A `width` that nothing reaches: for what is copied, such as a signature."""
-GAP = "  "
+_GAP = "  "
 _WIDEST = 100  # lines longer than this are hard to read
 TYPES: dict[str, Callable[[str], Any]] = {"FILE": Path, "FOLDER": Path, "OUT": Path, "N": int, "X": float}
 """What a flag's value is, by the word that stands for it."""
@@ -49,11 +49,11 @@ def terminal_width() -> int:
 def table(rows: Sequence[Sequence[str]], *, indent: str = "", width: int | None = None) -> str:
     """Rows of cells in aligned columns; the last column is wrapped to `width` (the terminal's)."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
-    left = len(indent) + sum(widths) + len(GAP) * len(widths)
+    left = len(indent) + sum(widths) + len(_GAP) * len(widths)
     space = max((width or terminal_width()) - left, 20)
     lines = []
     for row in rows:
-        head = "".join(cell.ljust(wide) + GAP for cell, wide in zip(row, widths, strict=False))
+        head = "".join(cell.ljust(wide) + _GAP for cell, wide in zip(row, widths, strict=False))
         first, *more = textwrap.wrap(row[-1], space, break_long_words=False, break_on_hyphens=False) or [""]
         lines.append((indent + head + first).rstrip())
         lines += [" " * left + line for line in more]
@@ -118,11 +118,6 @@ class Parser(argparse.ArgumentParser):
             self.error(f"unknown option {unknown[0]}{hint}")
         return self.parse_args(arguments)
 
-    def introduce(self, arguments: Sequence[str], message: str) -> NoReturn:
-        """Print the help if that is asked for, else end with a message about what is missing."""
-        self.parse_args(arguments[:1] if arguments[:1] in (["-h"], ["--help"]) else [])
-        self.error(message)
-
     def error(self, message: str) -> NoReturn:
         for theirs, ours in _IN_OUR_WORDS:
             message = theirs.sub(ours, message)
@@ -133,9 +128,27 @@ class Parser(argparse.ArgumentParser):
         return argument == "--" or argument.partition("=")[0] in self._option_string_actions
 
 
-def named_first(arguments: Sequence[str]) -> bool:
-    """Whether what a command is about comes first."""
-    return bool(arguments) and not arguments[0].startswith("-")
+def first_named(
+    arguments: list[str],
+    command: str,
+    what: str,
+    usage: str,
+    about: str,
+    known: Mapping[str, str],
+    *,
+    epilog: str = "",
+) -> tuple[str, list[str]]:
+    """The first argument, which names what a command is about, and the others; else its help, or an error.
+
+    known: what can be named, with a line on each.
+    """
+    if arguments and not arguments[0].startswith("-"):
+        return arguments[0], arguments[1:]
+    listed = table([[name, text] for name, text in known.items()], indent="  ")
+    hint = f"{what}:\n{listed}\n\n`capeval {command} {what} --help` shows all options.\n\n"
+    parser = Parser(command, f"{what} {usage}", about, epilog, raw_epilog=hint)
+    parser.parse_args(arguments[:1] if arguments[:1] in (["-h"], ["--help"]) else [])
+    parser.error(f"what comes first is missing: capeval {command} {{{','.join(known)}}} ...")
 
 
 def flag(group: argparse._ActionsContainer, name: str, text: str, **settings: Any) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from capeval_core.commands.common import FILES, add_flags, chosen
-from capeval_core.commands.terminal import Parser, complain, flag, interruptible, named_first
+from capeval_core.commands.terminal import Parser, complain, first_named, flag, interruptible
 from capeval_core.errors import FileError, file_problem, naming
 from capeval_core.inputs.text_files import FileOptions
 from capeval_core.training.pacs import PacsTraining
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from capeval_core.judgements.own import Judgements
     from capeval_core.training.captioned import CaptionedImages
 
-TRAINED: dict[str, type[Training]] = {
+_TRAINED: dict[str, type[Training]] = {
     "pacs": PacsTraining,
     "umic": UmicTraining,
     "vilbert": VilbertTraining,
 }
 """What can be trained, and the class of its settings."""
-METRIC_OF = {"pacs": "pacs", "umic": "umic", "vilbert": "vilbertscore"}
+_METRIC_OF = {"pacs": "pacs", "umic": "umic", "vilbert": "vilbertscore"}
 """The metric that opens the weights of a training."""
 _ABOUT = {
     "pacs": "Tune the projections of a CLIP on images and captions, with generated ones as extra positives.",
@@ -37,16 +37,12 @@ _KEPT = "the training is kept in {}: run the same command again to go on"
 
 
 def run(arguments: list[str]) -> int:
-    if not named_first(arguments):
-        names = ", ".join(TRAINED)
-        epilog = f"METRIC is one of {names}. `capeval train METRIC --help` shows all options."
-        parser = Parser("train", "METRIC [options]", "Train a metric on captions and images.", epilog)
-        parser.introduce(arguments, f"the metric comes first: capeval train {{{','.join(TRAINED)}}} ...")
-    name, *rest = arguments
-    if name not in TRAINED:
-        raise ValueError(f"{name!r} cannot be trained here (known: {', '.join(TRAINED)})")
+    about = "Train a metric on captions and images."
+    name, rest = first_named(arguments, "train", "METRIC", "[options]", about, _ABOUT)
+    if name not in _TRAINED:
+        raise ValueError(f"{name!r} cannot be trained here (known: {', '.join(_TRAINED)})")
     flags = _parser(name).read(rest)
-    settings = TRAINED[name]
+    settings = _TRAINED[name]
     training = settings.of(f"capeval train {name}", chosen(flags, settings))
     _train(training, flags)
     return 0
@@ -55,7 +51,7 @@ def run(arguments: list[str]) -> int:
 def _train(training: Training, flags: argparse.Namespace) -> None:
     from capeval_core.weights.folder import open_unless_on_the_hub
 
-    metric = METRIC_OF[training.name]
+    metric = _METRIC_OF[training.name]
     _check_out(flags.out)
     with naming({"weights": "start"}):
         open_unless_on_the_hub(training.start, metric=metric, tiny=metric)
@@ -114,7 +110,7 @@ def _conclude(
 
     from capeval_core.registry import metric_class
 
-    metric = METRIC_OF[training.name]
+    metric = _METRIC_OF[training.name]
     if not PartialState().is_main_process:
         return
     counts = f"{len(captioned.captions):,} captions of {len(captioned.ids):,} images"
@@ -218,5 +214,5 @@ def _parser(name: str) -> Parser:
         flag(files, "--validation-images FOLDER", "their images (default: --images)")
     text = "folder of the training: weights, log.jsonl, curves.png, and its state"
     flag(files, "--out FOLDER", text, required=True)
-    add_flags(parser, TRAINED[name], title="options of the training")
+    add_flags(parser, _TRAINED[name], title="options of the training")
     return parser

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from capeval_core.commands.terminal import Parser, complain, flag, named_first, summary, table
+from capeval_core.commands.terminal import Parser, complain, first_named, flag, summary
 from capeval_core.judgements.verification import Check, verify
 from capeval_core.registry import metric_class, metric_classes
 from capeval_core.weights.folder import WeightsError
@@ -13,12 +13,9 @@ _NOT_THERE, _NOTHING_CHECKED = 1, 2
 
 
 def run(arguments: list[str]) -> int:
-    if not named_first(arguments):
-        names = metric_classes()
-        listed = table([[metric.name, metric.title] for metric in names.values()], indent="  ")
-        parser = Parser("verify", "METRIC [options]", _ABOUT, raw_epilog=f"metrics:\n{listed}")
-        parser.introduce(arguments, f"the metric comes first: capeval verify {{{','.join(names)}}} ...")
-    class_ = metric_class(arguments[0])
+    titles = {name: metric.title for name, metric in metric_classes().items()}
+    name, rest = first_named(arguments, "verify", "METRIC", "[options]", _ABOUT, titles)
+    class_ = metric_class(name)
     parser = Parser(
         f"verify {class_.name}",
         "[--weights WEIGHTS] [--data FOLDER] [--images FOLDER]",
@@ -29,7 +26,7 @@ def run(arguments: list[str]) -> int:
     flag(parser, "--device NAME", "torch device; default: CUDA where there is a GPU")
     flag(parser, "--data FOLDER", "folder of pacscore/ or clipscore/ and flickr8k_expert/")
     flag(parser, "--images FOLDER", "the photographs of Flickr8k")
-    flags = parser.read(arguments[1:])
+    flags = parser.read(rest)
     for name, folder in (("--data", flags.data), ("--images", flags.images)):
         if folder is not None and not folder.is_dir():
             raise ValueError(f"{name} {folder}: there is no such folder")

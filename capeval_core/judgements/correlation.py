@@ -18,7 +18,7 @@ from capeval_core.statistics import LEAST_P
 
 Doubles = NDArray[np.float64]
 Integers = NDArray[np.int64]
-Ties = Literal["wrong", "half"]
+_Ties = Literal["wrong", "half"]
 """What a pair of equal scores counts: nothing, or one half."""
 
 
@@ -127,7 +127,7 @@ def annotator_mean(
     return mean if digits is None else round(mean, digits)
 
 
-def pairwise_accuracy(better: ArrayLike, worse: ArrayLike, *, ties: Ties = "wrong") -> float:
+def pairwise_accuracy(better: ArrayLike, worse: ArrayLike, *, ties: _Ties = "wrong") -> float:
     """How often the caption that people prefer has the higher score, from 0 to 1; NaN without a pair.
 
     Pairs whose scores are not both finite are left out. FOIL's accuracy is the same, of right captions and
@@ -144,7 +144,7 @@ def _mean_of_finite(values: Doubles) -> float:
     return float(values.mean()) if len(values) else math.nan
 
 
-def won_pairs(better: ArrayLike, worse: ArrayLike, *, ties: Ties = "wrong") -> Doubles:
+def won_pairs(better: ArrayLike, worse: ArrayLike, *, ties: _Ties = "wrong") -> Doubles:
     """What each pair counts: 1 where the better caption has the higher score, else 0, or 0.5 for a tie.
 
     NaN where a score is not finite.
@@ -157,7 +157,7 @@ def won_pairs(better: ArrayLike, worse: ArrayLike, *, ties: Ties = "wrong") -> D
 
 
 def accuracy_by_category(
-    better: ArrayLike, worse: ArrayLike, categories: Sequence[str], *, ties: Ties = "wrong"
+    better: ArrayLike, worse: ArrayLike, categories: Sequence[str], *, ties: _Ties = "wrong"
 ) -> dict[str, float]:
     """`pairwise_accuracy` of each category, in order of first mention, and their `mean`.
 

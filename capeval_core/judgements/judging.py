@@ -52,13 +52,13 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Contest:
+class _Contest:
     """Two metrics in one column: the bootstrap's difference, and Williams' p-value where it exists."""
 
     first: str
     second: str
     column: str
-    difference: Difference
+    difference: _Difference
     williams: float
 
 
@@ -97,7 +97,7 @@ class Judged:
             for column, cell in cells.items()
         ]
 
-    def contests(self) -> Iterator[Contest]:
+    def contests(self) -> Iterator[_Contest]:
         """Every two metrics in each column in which both have resamples."""
         if self.resamples is None:
             return
@@ -106,8 +106,8 @@ class Judged:
                 cells = self.cells[first][column], self.cells[second][column]
                 if cells[0].draws is not None and cells[1].draws is not None:
                     values, draws = (cells[0].value, cells[1].value), (cells[0].draws, cells[1].draws)
-                    difference = paired_bootstrap(values, draws, self.resamples, level=self.level)
-                    yield Contest(first, second, column, difference, self._williams(first, second, column))
+                    difference = _paired_bootstrap(values, draws, self.resamples, level=self.level)
+                    yield _Contest(first, second, column, difference, self._williams(first, second, column))
 
     def _williams(self, first: str, second: str, column: str) -> float:
         """For ratings alone: of Pearson's correlations of the rows that both metrics have a score on."""
@@ -125,7 +125,7 @@ class Judged:
 
 
 @dataclass(frozen=True)
-class Difference:
+class _Difference:
     """The difference of a statistic of two metrics, first minus second.
 
     interval: None where there are too few images. p_value: two-sided, of no difference; NaN where undefined.
@@ -136,9 +136,9 @@ class Difference:
     p_value: float
 
 
-def paired_bootstrap(
+def _paired_bootstrap(
     values: tuple[float, float], draws: tuple[Doubles, Doubles], resamples: Resamples, *, level: float = 0.95
-) -> Difference:
+) -> _Difference:
     """The difference of two metrics, both taken on the same resamples of images.
 
     With the percentile interval, and the p-value 2 min(k + 1, draws - k + 1) / (draws + 1), k the resamples
@@ -149,10 +149,10 @@ def paired_bootstrap(
     interval = resamples.interval(differences, level=level)
     value = values[0] - values[1]
     if interval is None or not math.isfinite(value):
-        return Difference(value, None, math.nan)
+        return _Difference(value, None, math.nan)
     below = float(np.count_nonzero(finite < 0) + np.count_nonzero(finite == 0) / 2)
     extreme = min(below, len(finite) - below)
-    return Difference(value, interval, min(1.0, 2 * (extreme + 1) / (len(finite) + 1)))
+    return _Difference(value, interval, min(1.0, 2 * (extreme + 1) / (len(finite) + 1)))
 
 
 def williams(first: float, second: float, between: float, rows: int) -> float:

@@ -34,10 +34,10 @@ from capeval_core.judgements.protocols import (
 )
 from capeval_core.values import described
 
-RATED: Kinds = {"image": str, "candidate": str}
-PAIR: Kinds = {"true_caption": str, "foil_caption": str, "references": list}
+_RATED: Kinds = {"image": str, "candidate": str}
+_PAIR: Kinds = {"true_caption": str, "foil_caption": str, "references": list}
 REFERENCES = "references.json"
-WITHOUT_PEOPLE = "without human captions"
+_WITHOUT_PEOPLE = "without human captions"
 _DRAWS, _REFERENCES = 5, 5
 
 
@@ -68,7 +68,7 @@ def _rated(
 
 def load_flickr8k_expert(folder: Path) -> RatedSet:
     """Every rating is a row; candidates that are a reference of their image are left out."""
-    rows = read_rows(folder / "judgements.jsonl", {**RATED, "ratings": list})
+    rows = read_rows(folder / "judgements.jsonl", {**_RATED, "ratings": list})
     table = pd.DataFrame(
         {
             "caption": list(map(_collapsed, _column(rows, "candidate"))),
@@ -113,7 +113,7 @@ def load_flickr8k_cf(folder: Path) -> RatedSet:
 
 def load_composite(folder: Path) -> RatedSet:
     """The candidate of slot 0 is taken out of the references of all three candidates of its image."""
-    rows = read_rows(folder / "judgements.jsonl", {**RATED, "subset": str})
+    rows = read_rows(folder / "judgements.jsonl", {**_RATED, "subset": str})
     path = folder / REFERENCES
     content = load_json(path)
     references: dict[str, list[str]] = {}
@@ -129,7 +129,7 @@ def load_composite(folder: Path) -> RatedSet:
 
 def load_capeval1k(folder: Path) -> RatedSet:
     """A mean rating of four systems' captions of each image."""
-    rows = read_rows(folder / "captions.jsonl", RATED)
+    rows = read_rows(folder / "captions.jsonl", _RATED)
     images = _column(rows, "image")
     items = Items(_column(rows, "candidate"), images, read_references(folder / REFERENCES, images))
     return _rated("capeval1k", items, ([row.get("human_score")] for row in rows), Dropped(), "human_score")
@@ -137,7 +137,7 @@ def load_capeval1k(folder: Path) -> RatedSet:
 
 def load_nebula(folder: Path) -> RatedSet:
     """A mean rating."""
-    rows = read_rows(folder / "test.jsonl", {**RATED, "references": list})
+    rows = read_rows(folder / "test.jsonl", {**_RATED, "references": list})
     items = Items(*(_column(rows, name) for name in ("candidate", "image", "references")))
     return _rated("nebula", items, ([row.get("human_score")] for row in rows), Dropped(), "human_score")
 
@@ -145,7 +145,7 @@ def load_nebula(folder: Path) -> RatedSet:
 def load_own(folder: Path) -> RatedSet:
     """Every rating is a row; references are for metrics that need them."""
     path = folder / "judgements.jsonl"
-    rows = read_rows(path, {**RATED, "image": (str, int)})
+    rows = read_rows(path, {**_RATED, "image": (str, int)})
     images = list(map(str, _column(rows, "image")))
     there = (folder / REFERENCES).exists()
     references = read_references(folder / REFERENCES, images) if there else None
@@ -163,7 +163,7 @@ def load_thumb(folder: Path) -> RatedSet:
     values = np.array([[dropped.rating(row.get(name), name) for name in names] for row in rows])
     kept = np.flatnonzero(np.isfinite(values).all(axis=1))
     table = {}
-    for subset, mark in ((None, ""), (WITHOUT_PEOPLE, f" {WITHOUT_PEOPLE}")):
+    for subset, mark in ((None, ""), (_WITHOUT_PEOPLE, f" {_WITHOUT_PEOPLE}")):
         for name, title in zip(names, ("P", "R", "total"), strict=True):
             table[title + mark] = RatingColumn("pearson", name, subset=subset)
         for name, part in (("P", "precision"), ("R", "recall")):
@@ -174,7 +174,7 @@ def load_thumb(folder: Path) -> RatedSet:
         kept,
         {name: values[kept, column] for column, name in enumerate(names)},
         table,
-        subsets=["people" if rows[row]["SYS"] == "Human" else WITHOUT_PEOPLE for row in kept],
+        subsets=["people" if rows[row]["SYS"] == "Human" else _WITHOUT_PEOPLE for row in kept],
         dropped=dropped.counts,
     )
 
@@ -225,7 +225,7 @@ def _foil_set(name: str, counts: Sequence[int]) -> Callable[[Path], PairedSet]:
     """A reader of right captions against foils, with the first references of each."""
 
     def load(folder: Path) -> PairedSet:
-        rows = read_rows(folder / "pairs.jsonl", {"image": str, **PAIR})
+        rows = read_rows(folder / "pairs.jsonl", {"image": str, **_PAIR})
         items = _pairs(rows, "true_caption", "foil_caption", "image", _column(rows, "references"))
         names = ["1 reference", *(f"{count} references" for count in counts[1:])]
         scorings = tuple(_first(items, count, own) for count, own in zip(counts, names, strict=True))
@@ -241,7 +241,7 @@ load_nocaps_foil = _foil_set("nocaps_foil", (1, 4, 9))
 
 def load_activitynet_foil(folder: Path) -> PairedSet:
     """Paragraphs about a video: the scores of their sentences are averaged first."""
-    rows = read_rows(folder / "pairs.jsonl", {"video": str, "paragraph": str, **PAIR})
+    rows = read_rows(folder / "pairs.jsonl", {"video": str, "paragraph": str, **_PAIR})
     items = _pairs(rows, "true_caption", "foil_caption", "video", _column(rows, "references"))
     return PairedSet(
         "activitynet_foil",

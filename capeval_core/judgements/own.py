@@ -19,12 +19,12 @@ from capeval_core.judgements.files import Dropped, named_rows, read_rows
 from capeval_core.judgements.protocols import STATISTICS, Items, RatedSet, RatingColumn, Scored, Scoring
 from capeval_core.values import described
 
-RATING_FIELDS = ("rating", "score", "human_score", "judgement")
+_RATING_FIELDS = ("rating", "score", "human_score", "judgement")
 NAME = "own ratings"
 
 
 @dataclass(frozen=True)
-class ScoreFile:
+class _ScoreFile:
     """The scores of a file, with the ids of their images and their captions where the file has them.
 
     label: the metric. ids: None: scores are joined by their order. captions: None: by id alone.
@@ -36,7 +36,7 @@ class ScoreFile:
     captions: list[str] | None = None
 
 
-def read_score_file(path: Path) -> ScoreFile:
+def read_score_file(path: Path) -> _ScoreFile:
     """Scores of a file of `capeval score --json`, of {image id: score}, or of a list of numbers."""
     content = load_json(path, "write each id once")
     label, ids, captions, values = path.stem, None, None, content
@@ -69,10 +69,10 @@ def read_score_file(path: Path) -> ScoreFile:
         if column is not None and (not isinstance(column, list) or len(column) != len(values)):
             problems.add(file_problem(path, f"{name} and scores are not equally many"))
     problems.raise_if_any()
-    return ScoreFile(label, scores, None if ids is None else list(map(str, ids)), captions)
+    return _ScoreFile(label, scores, None if ids is None else list(map(str, ids)), captions)
 
 
-def join_ratings(scores: ScoreFile, path: Path) -> tuple[RatedSet, Scored]:
+def join_ratings(scores: _ScoreFile, path: Path) -> tuple[RatedSet, Scored]:
     """The ratings of a file (CSV, JSON, JSON lines) with these scores; each row is one rating.
 
     A row has an image's id (`image_id`, `image`, `id` ...) and a rating (`rating`, `score`, `human_score`),
@@ -81,7 +81,7 @@ def join_ratings(scores: ScoreFile, path: Path) -> tuple[RatedSet, Scored]:
     counted.
     """
     rows, dropped = read_rows(path), Dropped()
-    rating_field = _field(path, rows, RATING_FIELDS, "rating")
+    rating_field = _field(path, rows, _RATING_FIELDS, "rating")
     if scores.ids is None:
         if len(rows) != len(scores.scores):
             found = f"{len(rows):,} rows for {len(scores.scores):,} scores without ids"
@@ -121,7 +121,7 @@ def join_ratings(scores: ScoreFile, path: Path) -> tuple[RatedSet, Scored]:
 _UNKNOWN = "ratings of an unknown image id"
 
 
-def _places(scores: ScoreFile, rows: Sequence[tuple[str, Any]]) -> list[int | str]:
+def _places(scores: _ScoreFile, rows: Sequence[tuple[str, Any]]) -> list[int | str]:
     """The score that each row (image id, caption) is about, or why there is none or it is not clear which.
 
     An id is one of the scores, or its file name without extension where that is one image's.

@@ -32,13 +32,13 @@ from capeval_core.judgements.correlation import (
 from capeval_core.judgements.resampling import Resamples, WeightedRows, centred
 from capeval_core.statistics import Interval
 
-COEFFICIENTS: dict[str, Callable[..., Coefficient]] = {
+_COEFFICIENTS: dict[str, Callable[..., Coefficient]] = {
     "tau_b": kendall_tau_b,
     "tau_c": kendall_tau_c,
     "spearman": spearman,
     "pearson": pearson,
 }
-STATISTICS = (*COEFFICIENTS, "acc_eq")
+STATISTICS = (*_COEFFICIENTS, "acc_eq")
 """What scores can be compared with ratings by; `acc_eq` is tie-calibrated within images."""
 _TAUS = ("tau_b", "tau_c")
 
@@ -282,14 +282,14 @@ class _Rows:
         reason = undefined(self.scores, self.ratings[:, 0])
         if reason is not None:
             return Cell(math.nan, len(self.scores), undefined=reason)
-        return Cell(annotator_mean(COEFFICIENTS[statistic], self.scores, self.ratings), len(self.scores))
+        return Cell(annotator_mean(_COEFFICIENTS[statistic], self.scores, self.ratings), len(self.scores))
 
     def cell(self, statistic: str) -> Cell:
         count = len(self.scores)
         reason = undefined(self.scores, self.ratings)
         if reason is not None:
             return Cell(math.nan, count, undefined=reason)
-        if statistic not in COEFFICIENTS:
+        if statistic not in _COEFFICIENTS:
             # Several ratings of a caption are one here: it has one score, which would tie with itself.
             _, first, of_row = np.unique(self.item, return_index=True, return_inverse=True)
             means = np.bincount(of_row, self.ratings) / np.bincount(of_row)
@@ -297,7 +297,7 @@ class _Rows:
             accuracy, _ = tie_calibrated_accuracy(self.scores[first], means, images)
             found = "no image has two rated captions" if math.isnan(accuracy) else None
             return Cell(accuracy, len(first), undefined=found)
-        value = COEFFICIENTS[statistic](self.scores, self.ratings)
+        value = _COEFFICIENTS[statistic](self.scores, self.ratings)
         draws = None if self.resamples is None else centred(self._draws(statistic), value.value)
         return Cell(value.value, count, draws, undefined=value.undefined)
 

@@ -19,7 +19,7 @@ from capeval_core.reports.tables import Table
 from capeval_core.statistics import LEAST_IMAGES
 from capeval_core.values import signed
 
-UNDEFINED = "n/a"
+_UNDEFINED = "n/a"
 _NOUNS = ("rating", "caption", "image", "pair", "pool")
 _LONG = (
     "set", "metric", "column", "value", "low", "high", "level", "rows", "deviation", "published", "distance",
@@ -42,21 +42,21 @@ def judged_table(judged: Judged, notes: Sequence[str] = ()) -> Table:
 def _notes(judged: Judged) -> list[str]:
     """What has to be known beside the numbers: rows, what was left out, what is undefined, sources."""
     the_set, resamples = judged.judged, judged.resamples
-    rows, images = counted(len(the_set.clusters), the_set.unit), len(set(the_set.clusters))
-    notes = [f"times 100; {rows} of {counted(images, 'images')}"]
+    rows, images = _counted(len(the_set.clusters), the_set.unit), len(set(the_set.clusters))
+    notes = [f"times 100; {rows} of {_counted(images, 'images')}"]
     if resamples is not None and resamples.images < LEAST_IMAGES:
         notes[0] += f"; no intervals, which need at least {LEAST_IMAGES} images"
     elif resamples is not None:
         notes[0] += f"; intervals: {judged.level:.0%}, {len(resamples):,} bootstrap resamples of images"
-    notes += [f"left out: {counted(count, reason)}" for reason, count in the_set.dropped.items()]
+    notes += [f"left out: {_counted(count, reason)}" for reason, count in the_set.dropped.items()]
     for label, runs in judged.scores.items():
         failed = sum(int(np.count_nonzero(~np.isfinite(run.scores))) for run in runs)
         if failed and not isinstance(the_set, PoolSet):  # of pools one is chosen
             notes.append(
-                f"{label}: {counted(failed, 'captions')} {'has' if failed == 1 else 'have'} no score"
+                f"{label}: {_counted(failed, 'captions')} {'has' if failed == 1 else 'have'} no score"
             )
         reasons = [cell.undefined for cell in judged.cells[label].values() if cell.undefined]
-        notes += [f"{label}: undefined where {UNDEFINED}: {reason}" for reason in dict.fromkeys(reasons)]
+        notes += [f"{label}: undefined where {_UNDEFINED}: {reason}" for reason in dict.fromkeys(reasons)]
         notes += [f"{label}: {reason}" for reason in _without_interval(judged, label)]
     labels = list(judged.scores)
     notes += [f"published: {source}" for source in sources(the_set.name, labels)]
@@ -69,7 +69,7 @@ def _notes(judged: Judged) -> list[str]:
     return notes
 
 
-def counted(count: int, rows: str) -> str:
+def _counted(count: int, rows: str) -> str:
     """So many rows of a kind, where the first word is its noun."""
     noun, space, rest = rows.partition(" ")
     singular = noun.removesuffix("s")
@@ -122,10 +122,10 @@ def contest_table(judged: Judged) -> Table:
     rows = []
     for contest in judged.contests():
         value, interval = contest.difference.value, contest.difference.interval
-        bounds = UNDEFINED
+        bounds = _UNDEFINED
         if interval is not None:
             bounds = f"{signed(100 * interval.low)} to {signed(100 * interval.high)}"
-        shown = signed(100 * value) if math.isfinite(value) else UNDEFINED
+        shown = signed(100 * value) if math.isfinite(value) else _UNDEFINED
         tests = [_p(contest.difference.p_value), _p(contest.williams)]
         rows.append([contest.first, contest.second, contest.column, shown, bounds, *tests])
     header = ["first", "second", "column", "difference", "interval", "p, bootstrap", "p, Williams"]
@@ -185,7 +185,7 @@ def file_name(text: str) -> str:
 
 def _ours(entry: Entry) -> str:
     if not math.isfinite(entry.value):
-        return UNDEFINED
+        return _UNDEFINED
     if entry.bounds is None:
         return f"{entry.value:.2f}"
     return f"{entry.value:.2f} [{entry.bounds[0]:.1f}, {entry.bounds[1]:.1f}]"
@@ -207,5 +207,5 @@ def _digits(value: float | None) -> str:
 
 def _p(value: float) -> str:
     if not math.isfinite(value):
-        return UNDEFINED
+        return _UNDEFINED
     return "< 0.001" if value < 0.001 else f"{value:.3f}"

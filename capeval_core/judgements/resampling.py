@@ -101,7 +101,7 @@ def centred(draws: Doubles, value: float) -> Doubles:
     return moved
 
 
-class Taus(NamedTuple):
+class _Taus(NamedTuple):
     """Kendall's tau-b and tau-c of the same rows; NaN where undefined."""
 
     b: float
@@ -132,11 +132,11 @@ class WeightedRows:
             return None  # both sides have many values
         return many, few, many.codes * few.count + few.codes
 
-    def taus(self, weights: Integers) -> Taus:
+    def taus(self, weights: Integers) -> _Taus:
         """Kendall's tau-b and tau-c of rows repeated so often."""
         if self._cells is None:
             repeated = [np.repeat(side, weights) for side in (self.scores, self.ratings)]
-            return Taus(scipy_tau_b(*repeated).value, scipy_tau_c(*repeated).value)
+            return _Taus(scipy_tau_b(*repeated).value, scipy_tau_c(*repeated).value)
         many, few, cells = self._cells
         counts = np.bincount(cells, weights, many.count * few.count).reshape(many.count, few.count)
         of_many, of_few = counts.sum(axis=1), counts.sum(axis=0)
@@ -145,12 +145,12 @@ class WeightedRows:
         many_tied = float(np.sum(of_many * (of_many - 1))) / 2
         few_tied = float(np.sum(of_few * (of_few - 1))) / 2
         if pairs in (many_tied, few_tied):
-            return Taus(math.nan, math.nan)
+            return _Taus(math.nan, math.nan)
         below = np.cumsum(counts, axis=0) - counts  # rows of a smaller value of the many, by the few
         upto = np.cumsum(below, axis=1)
         surplus = float(np.sum(counts * (2 * upto - below - upto[:, -1:])))
         levels = int(min(np.count_nonzero(of_many), np.count_nonzero(of_few)))
-        return Taus(
+        return _Taus(
             b=_bounded(surplus / math.sqrt(pairs - many_tied) / math.sqrt(pairs - few_tied)),
             c=_bounded(2 * surplus / (rows**2 * (levels - 1) / levels)),
         )

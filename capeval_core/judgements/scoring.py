@@ -106,7 +106,7 @@ class SetScorer:
         results: list[_Run] = []
         for own in chosen:
             places = [[used[row].index(place) for place in own[row]] for row in kept]
-            rows = with_references(table, metric.reference_columns, places) if all(places) else None
+            rows = _with_references(table, metric.reference_columns, places) if all(places) else None
             results.append((None, []) if rows is None else (metric.combine(rows), kept))
         return results
 
@@ -165,7 +165,7 @@ def _can_choose(metric: CaptionMetric) -> bool:
     return bool(metric.reference_columns) and not corpus
 
 
-def with_references(rows: pa.Table, columns: Iterable[str], chosen: Sequence[Sequence[int]]) -> pa.Table:
+def _with_references(rows: pa.Table, columns: Iterable[str], chosen: Sequence[Sequence[int]]) -> pa.Table:
     """Rows that hold only some of their references, by the positions of `chosen` for each row's index.
 
     columns: those with one entry per reference.

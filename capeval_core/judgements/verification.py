@@ -15,7 +15,7 @@ from capeval_core.judgements.scoring import SetScorer
 from capeval_core.judgements.sets import find_visuals, load_set, set_entry
 from capeval_core.metric import CaptionMetric
 
-Verdict = Literal["ok", "FAIL", "not checked"]
+_Verdict = Literal["ok", "FAIL", "not checked"]
 _MEANS = {
     ("pacscore", "PAC-S"): {
         "pacs": (0.8264, 0.5772),
@@ -26,7 +26,7 @@ _MEANS = {
     },
     ("clipscore", "CLIPScore"): {"clips": (0.8584, 0.7153), "refclips": (0.8450, 0.7253)},
 }
-EXAMPLES: Mapping[str, tuple[str, Mapping[str, float], str]] = {
+_EXAMPLES: Mapping[str, tuple[str, Mapping[str, float], str]] = {
     metric: (folder, {"good_captions": good, "bad_captions": bad}, f"README of {title}'s repository")
     for (folder, title), means in _MEANS.items()
     for metric, (good, bad) in means.items()
@@ -42,7 +42,7 @@ class Check:
     """One thing that was verified: what, the verdict, and what was found."""
 
     what: str
-    verdict: Verdict
+    verdict: _Verdict
     found: str
 
 
@@ -82,10 +82,10 @@ def _weights(metric: CaptionMetric) -> Iterator[Check]:
 
 
 def _examples(metric: CaptionMetric, data: Path | None) -> Iterator[Check]:
-    if metric.name not in EXAMPLES:
+    if metric.name not in _EXAMPLES:
         yield Check("two photographs", "not checked", f"no values are published for {metric.title}")
         return
-    name, means, source = EXAMPLES[metric.name]
+    name, means, source = _EXAMPLES[metric.name]
     places = [] if data is None else [data / "example_dogs" / name, data / name]
     folder = next((place for place in places if place.is_dir()), None)
     if folder is None:
@@ -125,5 +125,5 @@ def _flickr(metric: CaptionMetric, data: Path | None, images: Path | None) -> It
             continue
         allowed = max(_SET_TOLERANCE, 0.5 * 10.0**-entry.published.digits)
         found = f"{entry.value:.3f}, published {entry.published.value} ({entry.distance:+.3f})"
-        verdict: Verdict = "ok" if abs(entry.distance) <= allowed else "FAIL"
+        verdict: _Verdict = "ok" if abs(entry.distance) <= allowed else "FAIL"
         yield Check(f"{title}, {entry.label} {entry.column}", verdict, f"{found}; {entry.published.source}")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from capeval_core.inputs.images import InputVisual
 
-MOST_FRAMES = 6
+_MOST_FRAMES = 6
 
 
 class DrawnExplanation(dict[str, Any]):
@@ -180,7 +180,7 @@ def best_frames(words: Sequence[FrameMatch]) -> dict[int, list[FrameMatch]]:
     of_frame: dict[int, list[FrameMatch]] = defaultdict(list)
     for match in words:
         of_frame[match["frame"]].append(match)
-    kept = sorted(of_frame, key=lambda frame: (-len(of_frame[frame]), frame))[:MOST_FRAMES]
+    kept = sorted(of_frame, key=lambda frame: (-len(of_frame[frame]), frame))[:_MOST_FRAMES]
     return {frame: of_frame[frame] for frame in sorted(kept)}
 
 

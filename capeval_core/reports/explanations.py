@@ -34,7 +34,7 @@ TINY_KNOWS = (
 )
 TERMS = {"gitc": "gITC", "litc": "lITC", "gttc": "gTTC", "lttc": "lTTC", "itm": "ITM"}
 """The papers' names of parts that have others here."""
-Evidence = Mapping[str, Any]
+_Evidence = Mapping[str, Any]
 Draw = Callable[[Callable[[int], "Image"] | None, str], str]
 """An `<img>` of a picture of at most so many pixels across, with its description; "" without a picture."""
 _OVERLAY = 1040  # pixels of an outlined image's width: twice what it has on a desk, for dense screens
@@ -59,7 +59,7 @@ def template(name: str) -> Template:
 
     loader = PackageLoader("capeval_core.reports")
     environment = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.tests["readable"] = is_word
+    environment.tests["readable"] = _is_word
     environment.globals |= {"number": number, "terms": TERMS}
     return environment.get_template(f"{name}.html.j2")
 
@@ -78,7 +78,7 @@ def drawing(
     return Markup('<img src="data:image/jpeg;base64,{}" alt="{}">').format(data, text)
 
 
-def panels(evidence: Evidence, draw: Draw = drawing) -> str:
+def panels(evidence: _Evidence, draw: Draw = drawing) -> str:
     """A panel for each kind of evidence that the metric keeps; none where there is no score to explain."""
     from markupsafe import Markup
 
@@ -109,7 +109,7 @@ def parts(values: Mapping[str, Any], titles: Mapping[str, str]) -> str:
     return Markup(template("explanation").render(values=rows).strip())
 
 
-def threshold_text(evidence: Evidence) -> str:
+def threshold_text(evidence: _Evidence) -> str:
     """The least precision of a right phrase, in words for a legend.
 
     >>> threshold_text({"threshold": 0.5})
@@ -118,7 +118,7 @@ def threshold_text(evidence: Evidence) -> str:
     return f"fits a region: precision of at least {evidence['threshold']:.4g}"
 
 
-def outside_text(evidence: Evidence) -> str:
+def outside_text(evidence: _Evidence) -> str:
     """The number of regions that the image tower does not see, in words; "" where it sees all.
 
     >>> outside_text({"outside": 11}), outside_text({"outside": 1})
@@ -130,7 +130,7 @@ def outside_text(evidence: Evidence) -> str:
     return f"{count} region{'s' * (count > 1)} outside the square {'were' if count > 1 else 'was'} not judged"
 
 
-def wrong_spans(evidence: Evidence) -> list[Span]:
+def wrong_spans(evidence: _Evidence) -> list[Span]:
     """The words of a caption to mark: those of its mistakes that no right phrase contains."""
     judged = [note for note in evidence["phrases"] if note["judged"]]
     wrong = [note["phrase"] for note in judged if note["mistake"]]
@@ -138,16 +138,16 @@ def wrong_spans(evidence: Evidence) -> list[Span]:
     return wrong_words(evidence["caption"], wrong, right)
 
 
-def is_word(text: str) -> bool:
+def _is_word(text: str) -> bool:
     """Whether a token is a word, or a part of one, for readers: no punctuation, no marker.
 
-    >>> [text for text in ("star", ",", "<|endoftext|>", "[SEP]", "3", "\ufffd") if is_word(text)]
+    >>> [text for text in ("star", ",", "<|endoftext|>", "[SEP]", "3", "\ufffd") if _is_word(text)]
     ['star', '3']
     """
     return any(map(str.isalnum, text)) and not text.startswith(("<|", "["))
 
 
-def _marked(evidence: Evidence) -> Iterator[tuple[str, bool]]:
+def _marked(evidence: _Evidence) -> Iterator[tuple[str, bool]]:
     """The caption in pieces, and whether each is wrong."""
     text, end = evidence["caption"], 0
     for span in wrong_spans(evidence):

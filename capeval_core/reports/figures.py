@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-WIDTH = 960
+_WIDTH = 960
 _LINE: Rgb = (228, 231, 237)
 _RIGHT: Rgb = (30, 138, 96)
 _WRONG: Rgb = (200, 48, 66)
@@ -109,7 +109,7 @@ def draw_bars(panels: Mapping[str, Sequence[Bar]], note: str = "") -> Image.Imag
             ax.margins(x=0.04)
         figure.supxlabel(note, x=0.01, ha="left", size=8, color=colour(FAINT))
 
-    return _drawn((WIDTH, sum(26 * count + 62 for count in rows) + 30 * bool(note)), draw)
+    return _drawn((_WIDTH, sum(26 * count + 62 for count in rows) + 30 * bool(note)), draw)
 
 
 def _draw_bar(ax: Axes, y: int, bar: Bar) -> None:
@@ -163,7 +163,7 @@ def draw_spreads(panels: Mapping[str, Mapping[str, Sequence[float]]]) -> Image.I
             ax.grid(axis="x", visible=False)
             ax.set_xlabel("rating")
 
-    return _drawn((WIDTH, 244 * rows), draw)
+    return _drawn((_WIDTH, 244 * rows), draw)
 
 
 def draw_histogram(
@@ -202,7 +202,7 @@ def draw_histogram(
             ax.text(value, up + 0.01, name, transform=within, ha="center", size=7.5)
         figure.supxlabel(note, x=0.01, ha="left", size=8, color=colour(FAINT))
 
-    return _drawn((WIDTH, 420), draw)
+    return _drawn((_WIDTH, 420), draw)
 
 
 def draw_curves(panels: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]]) -> Image.Image:
@@ -222,7 +222,7 @@ def draw_curves(panels: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]
             if any(curves):
                 ax.legend(loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False)
 
-    return _drawn((WIDTH, 230 * max(len(panels), 1)), draw)
+    return _drawn((_WIDTH, 230 * max(len(panels), 1)), draw)
 
 
 def draw_matches(caption: str, note: Mapping[str, Any], width: int) -> Image.Image:

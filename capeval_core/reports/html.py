@@ -20,8 +20,8 @@ from capeval_core.reports.systems import Column, System, Systems
 from capeval_core.values import minus, p_in_words, signed
 from capeval_core.writing import try_writing, write_whole
 
-FILE = "index.html"
-SHOWN = 4
+_FILE = "index.html"
+_SHOWN = 4
 """Captions at either end, and by which each of two systems is ahead."""
 _GENERATOR = '<meta name="generator" content="capeval">'
 _SIGNS = {"better": "▲ ", "worse": "▼ ", "equal": ""}
@@ -43,15 +43,15 @@ def write_report(folder: Path, systems: Systems) -> Path:
     check_report(folder)
     content = page(systems)
     folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / FILE, content.encode("utf-8", "replace"))
-    return folder / FILE
+    write_whole(folder / _FILE, content.encode("utf-8", "replace"))
+    return folder / _FILE
 
 
 def check_report(folder: Path) -> None:
     """Refuse a folder into which no report can be written, before anything is scored. Raises OSError."""
     if folder.exists() and not folder.is_dir():
         raise NotADirectoryError(f"{folder} is a file: name a folder for the report")
-    path = folder / FILE
+    path = folder / _FILE
     if path.exists() and not (path.is_file() and _GENERATOR.encode() in path.read_bytes()[:2000]):
         raise FileExistsError(f"{path} is there and no report of capeval: name another folder")
     try_writing(folder)
@@ -78,7 +78,7 @@ def page(systems: Systems) -> str:
         "reasons": _reasons(systems),
         "metrics": metrics,
         "failures": _failures(systems, pictures),
-        "command": without_folders(systems.command),
+        "command": _without_folders(systems.command),
         "footer": f"Made by capeval {__version__}, {datetime.now(UTC).date().isoformat()}.",
         "symbols": pictures.symbols(),
         "count": "{:,}".format,
@@ -145,7 +145,7 @@ def _failures(systems: Systems, pictures: Pictures) -> dict[str, Any]:
             counts = (len(cell.errors), cell.truncated, cell.empty, left_out)
             rows += [(system.name, column.title, counts)] if any(counts) else []
             for index, reason in cell.errors.items():
-                reasons[f"{system.ids[index]}: {without_folders(reason, system.images)}"] = None
+                reasons[f"{system.ids[index]}: {_without_folders(reason, system.images)}"] = None
     return {"counts": rows, "reasons": list(reasons), "pictures": pictures.left_out}
 
 
@@ -173,7 +173,7 @@ def ends(scores: Sequence[float], higher_is_better: bool = True) -> tuple[list[i
     """Indices of the worst captions, worst first, and of the best, best first; none is in both."""
     finite = [index for index, score in enumerate(scores) if math.isfinite(score)]
     best = sorted(finite, key=lambda index: scores[index], reverse=higher_is_better)
-    return best[::-1][: min(SHOWN, len(best) // 2)], best[: min(SHOWN, (len(best) + 1) // 2)]
+    return best[::-1][: min(_SHOWN, len(best) // 2)], best[: min(_SHOWN, (len(best) + 1) // 2)]
 
 
 def _most_different(
@@ -198,7 +198,7 @@ def _most_different(
         "compared": len(gains),
         "ties": len(gains) - len(apart),
         "sides": [
-            {"name": name, "ahead": len(chosen), "pairs": [pair(*gain) for gain in chosen[:SHOWN]]}
+            {"name": name, "ahead": len(chosen), "pairs": [pair(*gain) for gain in chosen[:_SHOWN]]}
             for name, chosen in ((first.name, ahead), (second.name, behind))
         ],
     }
@@ -254,7 +254,7 @@ class _Axis:
     """Where numbers stand, in percent of a lane."""
 
     def __init__(self, values: Sequence[float], systems: Systems) -> None:
-        self.low, self.high, step = round_axis(values, parts=5)
+        self.low, self.high, step = _round_axis(values, parts=5)
         ticks = np.arange(self.low, self.high + step / 2, step).tolist()
         self.ticks = [(self.at(tick), minus(f"{systems.scaled(tick):.4g}")) for tick in ticks]
 
@@ -306,7 +306,7 @@ def _distributions(column: Column, systems: Systems) -> dict[str, Any] | None:
     return {**drawn, "width": f"{100 / bins:.2f}", "rows": rows, "ticks": axis.ticks}
 
 
-def round_axis(values: Sequence[float], parts: int = 6) -> tuple[float, float, float]:
+def _round_axis(values: Sequence[float], parts: int = 6) -> tuple[float, float, float]:
     """Ends and step of an axis of round numbers that holds the values."""
     low, high = min(values), max(values)
     span = high - low
@@ -322,7 +322,7 @@ def round_axis(values: Sequence[float], parts: int = 6) -> tuple[float, float, f
 # texts
 
 
-def without_folders(text: str, paths: Sequence[Any] | None = None) -> str:
+def _without_folders(text: str, paths: Sequence[Any] | None = None) -> str:
     """A text with the names of files in place of their absolute paths."""
     for path in paths or ():
         if isinstance(path, (str, PurePath)) and PurePath(path).is_absolute() and str(path) in text:

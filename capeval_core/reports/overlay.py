@@ -15,9 +15,9 @@ from capeval_core.regions import rle
 from capeval_core.regions.regions import Regions
 
 Rgb = tuple[int, int, int]
-Points = NDArray[np.float64]
+_Points = NDArray[np.float64]
 
-PAPER: Rgb = (255, 255, 255)
+_PAPER: Rgb = (255, 255, 255)
 INK: Rgb = (28, 32, 44)
 FAINT: Rgb = (104, 112, 130)
 UNMENTIONED: Rgb = (112, 120, 136)
@@ -34,7 +34,7 @@ REGIONS: tuple[Rgb, ...] = (
     (160, 110, 10),
 )
 """Colours of regions, repeated after the last. No red, which marks mistakes."""
-NARROWEST = 320
+_NARROWEST = 320
 """Least width of a drawn explanation, in pixels."""
 _DESIGNED = 440
 """Width for which the sizes below are given."""
@@ -53,8 +53,8 @@ def region_colour(index: int, unmentioned: bool = False) -> Rgb:
 
 def check_width(width: int) -> None:
     """Raise ValueError for a drawing that is too narrow to be read."""
-    if width < NARROWEST:
-        raise ValueError(f"width={width}: expected at least {NARROWEST} pixels")
+    if width < _NARROWEST:
+        raise ValueError(f"width={width}: expected at least {_NARROWEST} pixels")
 
 
 def outlined(
@@ -71,11 +71,11 @@ def outlined(
     drawn, scale = _enlarged(image, width)
     if visible is not None:
         _dim(drawn, [side * drawn.width / image.width for side in visible], scale)
-    edges: dict[int, Points] = {}
+    edges: dict[int, _Points] = {}
     for index in np.argsort(-regions.areas, kind="stable").tolist():  # small ones lie on large ones
         mask = rle.decode(regions.runs[index], regions.size)
         band = _band(mask, drawn.size, scale)
-        drawn.paste(PAPER, mask=Image.fromarray(_alpha(band, _CASING)))
+        drawn.paste(_PAPER, mask=Image.fromarray(_alpha(band, _CASING)))
         line = _alpha(band, _LINE)
         if unmentioned[index]:
             down, across = np.indices(line.shape) // round(_DASH * scale)
@@ -84,7 +84,7 @@ def outlined(
         edges[index] = np.argwhere(band < _LINE)[:, ::-1].astype(np.float64)
     radius = scale * (11.0 if len(regions) < _CROWDED else 9.0)
     lines = [edges[index] for index in range(len(regions))]
-    for index, (x, y) in enumerate(place_badges(lines, drawn.size, radius)):
+    for index, (x, y) in enumerate(_place_badges(lines, drawn.size, radius)):
         _badge(drawn, index, x, y, radius, region_colour(index, unmentioned[index]))
     return drawn.resize((drawn.width // 2, drawn.height // 2), Image.Resampling.LANCZOS)
 
@@ -97,18 +97,18 @@ def boxed(
     draw = ImageDraw.Draw(drawn)
     sides = [[side * drawn.width / image.width for side in boxes[place]] for place in places]
     for place, box in reversed(list(zip(places, sides, strict=True))):
-        draw.rectangle(box, outline=PAPER, width=round(3.5 * scale))
+        draw.rectangle(box, outline=_PAPER, width=round(3.5 * scale))
         inner = [box[0] + scale, box[1] + scale, max(box[0], box[2] - scale), max(box[1], box[3] - scale)]
         if inner[2] > inner[0] and inner[3] > inner[1]:
             draw.rectangle(inner, outline=region_colour(place), width=round(1.5 * scale))
     corners = [np.array([[box[0], box[1]], [box[2], box[1]], [box[0], box[3]]]) for box in sides]
-    for place, (x, y) in zip(places, place_badges(corners, drawn.size, 8 * scale), strict=True):
+    for place, (x, y) in zip(places, _place_badges(corners, drawn.size, 8 * scale), strict=True):
         _badge(drawn, place, x, y, 8 * scale, region_colour(place))
     return drawn.resize((drawn.width // 2, drawn.height // 2), Image.Resampling.LANCZOS)
 
 
-def place_badges(
-    regions: Sequence[Points], size: tuple[float, float], radius: float
+def _place_badges(
+    regions: Sequence[_Points], size: tuple[float, float], radius: float
 ) -> list[tuple[float, float]]:
     """A place for each region's badge, on its outline, as far to the top left as there is room.
 
@@ -167,14 +167,14 @@ def _dim(drawn: Image.Image, box: Sequence[float], scale: float) -> None:
     drawn.paste(Image.blend(drawn, Image.new("RGB", drawn.size, _GREY), _DIMMED))
     drawn.paste(inside, (corners[0], corners[1]))
     draw = ImageDraw.Draw(drawn)
-    for colour, line in ((PAPER, 3.0), (INK, 1.0)):
+    for colour, line in ((_PAPER, 3.0), (INK, 1.0)):
         draw.rectangle(corners, outline=colour, width=round(line * scale))
 
 
 def _badge(drawn: Image.Image, index: int, x: float, y: float, radius: float, colour: Rgb) -> None:
     draw, label = ImageDraw.Draw(drawn), str(index + 1)
-    for extra, fill in ((1.14, PAPER), (1.0, colour)):
+    for extra, fill in ((1.14, _PAPER), (1.0, colour)):
         reach = radius * extra
         draw.ellipse([x - reach, y - reach, x + reach, y + reach], fill=fill)
     font = ImageFont.load_default(radius * (1.3 if len(label) == 1 else 1.1))
-    draw.text((x, y), label, PAPER, font, anchor="mm", stroke_width=radius / 30)
+    draw.text((x, y), label, _PAPER, font, anchor="mm", stroke_width=radius / 30)

@@ -12,8 +12,8 @@ from capeval_core.reports.explanations import DIGITS, number
 from capeval_core.reports.tables import Table
 from capeval_core.values import p_in_words
 
-MARK = "*"
-COLUMNS = (
+_MARK = "*"
+_COLUMNS = (
     "system", "metric", "mean", "low", "high", "level", "captions", "failed", "truncated", "empty",
     "baseline", "difference", "difference_low", "difference_high", "p", "p_holm", "significant", "compared",
     "left_out", "signature",
@@ -211,7 +211,7 @@ def long_table(systems: Systems) -> Table:
             baseline = "" if system.name == systems.baseline else systems.baseline or ""
             row = [system.name, name, *means, systems.level, *counts, baseline, *tested, cell.signature]
             rows.append(list(map(str, row)))
-    return Table("Systems", COLUMNS, rows)
+    return Table("Systems", _COLUMNS, rows)
 
 
 def _header(systems: Systems) -> list[str]:
@@ -230,13 +230,13 @@ def _notes(systems: Systems) -> list[str]:
     if any(cell.test is not None for cell in cells):
         corrected = f", {systems.correction}" if systems.correction else ""
         limit = f"p < {1 - systems.level:.2g}"
-        notes.append(f"{MARK}: differs from {systems.baseline} ({limit}, {systems.test}{corrected})")
+        notes.append(f"{_MARK}: differs from {systems.baseline} ({limit}, {systems.test}{corrected})")
     notes += ["means and intervals times 100"] if systems.times_100 else []
     return [*notes, *systems.messages, *dict.fromkeys(cell.signature for cell in cells)]
 
 
 def _mean(systems: Systems, cell: Cell) -> str:
-    return f"{systems.number(cell.mean)}{MARK if systems.significant(cell) else ''}"
+    return f"{systems.number(cell.mean)}{_MARK if systems.significant(cell) else ''}"
 
 
 def _interval(systems: Systems, cell: Cell, between: str) -> str:
