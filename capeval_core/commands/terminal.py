@@ -148,7 +148,8 @@ def first_named(
     hint = f"{what}:\n{listed}\n\n`capeval {command} {what} --help` shows all options.\n\n"
     parser = Parser(command, f"{what} {usage}", about, epilog, raw_epilog=hint)
     parser.parse_args(arguments[:1] if arguments[:1] in (["-h"], ["--help"]) else [])
-    parser.error(f"what comes first is missing: capeval {command} {{{','.join(known)}}} ...")
+    names = ",".join(name for name in known if " " not in name)
+    parser.error(f"{what} comes first: capeval {command} {{{names}}} ...")
 
 
 def flag(group: argparse._ActionsContainer, name: str, text: str, **settings: Any) -> None:
