@@ -301,7 +301,7 @@ class CaptionMetric(ABC):
         self.check_separable(self.options, scores=False)
         folder = self.options.rows if rows is None else rows
         with (
-            self.progress_bar(len(samples), progress) as bar,
+            self._progress_bar(len(samples), progress) as bar,
             self.collector(samples, self.ROW, folder, self.stamp(), bar) as collector,
         ):
             for window in collector.windows():
@@ -309,7 +309,7 @@ class CaptionMetric(ABC):
                     collector.add(table)
         return collector.table()
 
-    def progress_bar(self, captions: int, shown: bool) -> tqdm[Any]:
+    def _progress_bar(self, captions: int, shown: bool) -> tqdm[Any]:
         """A bar of so many captions; it shows on a terminal only."""
         return tqdm(total=captions, desc=self.name, unit="caption", disable=None if shown else True)
 
@@ -322,10 +322,10 @@ class CaptionMetric(ABC):
         bar: tqdm[Any],
     ) -> RowCollector:
         """The collector of samples' rows; `folder` and `stamp` are of its store, if it has one."""
-        store = None if folder is None else self.store(folder, schema, stamp)
+        store = None if folder is None else self._store(folder, schema, stamp)
         return RowCollector(samples, schema, store, bar, refuse_errors=self.options.on_error == "raise")
 
-    def store(self, folder: str | PathLike[str], schema: pa.Schema, stamp: Mapping[str, Any]) -> RowStore:
+    def _store(self, folder: str | PathLike[str], schema: pa.Schema, stamp: Mapping[str, Any]) -> RowStore:
         """The rows in a folder, opened once; `flush` writes them."""
         key = folder_path("rows", folder).resolve(), json.dumps(stamp, sort_keys=True)
         if key not in self._stores:

@@ -27,6 +27,12 @@ COMMON = (
 """The columns that every metric's rows begin with."""
 
 
+FLOATS = pa.list_(pa.float32())
+"""The type of a column of lists, such as a number for each reference."""
+NESTED = pa.list_(FLOATS)
+"""Of lists of lists, such as numbers for the words of each reference."""
+
+
 def row_schema(*own: pa.Field) -> pa.Schema:
     """The schema of a metric's rows: the common columns, then its own."""
     return pa.schema([*COMMON, *own])

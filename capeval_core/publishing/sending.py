@@ -24,11 +24,10 @@ class PublishError(ValueError):
 
 @dataclass(frozen=True)
 class Publication:
-    """The files of one repository.
+    """The files of one repository: paths in it, and their content or the file that has it.
 
-    repository: id on the Hub. kind: a Space is a module, a model is weights. files: path in the repository ->
-    content, or the file that has it. create: whether the repository is made where it does not exist.
-    not_sent: names of other files in the folder.
+    kind: a Space is a module, a model is weights. create: whether the repository is made where it does not
+    exist. not_sent: names of other files in the folder.
     """
 
     repository: str
@@ -77,13 +76,7 @@ def publish(
     """Send publications, one commit for each that changes its repository; yields each when it is sent.
 
     Files that are only on the Hub stay. What the Hub has already is not sent again, so a run that was
-    interrupted can be repeated.
-
-    Args:
-        publications: all of one namespace.
-        branch: of the repositories, made where it does not exist.
-        private: make repositories private; public ones that exist are refused.
-        message: of the commits, instead of the publications' own.
+    interrupted can be repeated. Public repositories that exist are refused where they shall be private.
 
     Raises:
         PublishError: no login, no right, no network; the message says which, and what was sent before.

@@ -495,10 +495,10 @@ class Eco(Reranker):
         pools = pools_of(samples)
         folder = self.options.rows if rows is None else rows
         if folder is not None:
-            self.store(folder, self.ROW, {"metric": self.name})  # claims the folder; rows lie below it
+            self._store(folder, self.ROW, {"metric": self.name})  # claims the folder; rows lie below it
         tables = {}
         try:
-            with self.progress_bar(len(pools) * len(self.members), progress) as bar:
+            with self._progress_bar(len(pools) * len(self.members), progress) as bar:
                 for member in self.members:
                     bar.set_postfix_str(member.name)
                     tables[member.name] = self._member_rows(member, pools, folder, bar)

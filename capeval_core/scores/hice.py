@@ -31,7 +31,7 @@ from capeval_core.ragged import Integers, Ragged, inner, ranges, starts_of
 from capeval_core.regions.opening import region_opener
 from capeval_core.regions.regions import CachedRegions, LimitedRegions, RegionSource
 from capeval_core.result import Values
-from capeval_core.rows import Texts, column, common_columns, lists, row_schema
+from capeval_core.rows import FLOATS, NESTED, Texts, column, common_columns, lists, row_schema
 from capeval_core.scores.facts import facts
 
 if TYPE_CHECKING:
@@ -200,9 +200,9 @@ class HiceS(CaptionMetric):
     Options: ClassVar[type[CommonOptions]] = HiceOptions
     ROW = row_schema(
         column("cosine", pa.float32(), "cosine of the caption with the whole image, eq. 2"),
-        column("phrase_cosines", pa.list_(pa.float32()), "cosine of each phrase with the whole image"),
-        column("phrase_maxima", pa.list_(pa.float32()), "each phrase's best cosine over the regions, eq. 4"),
-        column("region_maxima", pa.list_(pa.float32()), "each region's best cosine over the phrases, eq. 5"),
+        column("phrase_cosines", FLOATS, "cosine of each phrase with the whole image"),
+        column("phrase_maxima", FLOATS, "each phrase's best cosine over the regions, eq. 4"),
+        column("region_maxima", FLOATS, "each region's best cosine over the phrases, eq. 5"),
         column(
             "regions_dropped", pa.int32(), "regions that are empty, or outside the square of the image tower"
         ),
@@ -318,17 +318,15 @@ class RefHiceS(HiceS):
     ROW = pa.schema(
         [
             *HiceS.ROW,
-            column(
-                "reference_cosines", pa.list_(pa.float32()), "cosine of caption and each reference, eq. 3"
-            ),
+            column("reference_cosines", FLOATS, "cosine of caption and each reference, eq. 3"),
             column(
                 "caption_phrase_maxima",
-                pa.list_(pa.list_(pa.float32())),
+                NESTED,
                 "per reference, each caption phrase's best cosine over the reference's phrases, eq. 7",
             ),
             column(
                 "reference_phrase_maxima",
-                pa.list_(pa.list_(pa.float32())),
+                NESTED,
                 "per reference, each of its phrases' best cosine over the caption's phrases, eq. 8",
             ),
         ]

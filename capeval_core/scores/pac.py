@@ -25,7 +25,7 @@ from capeval_core.options import Options as CommonOptions
 from capeval_core.options import option
 from capeval_core.ragged import Ragged
 from capeval_core.result import Values
-from capeval_core.rows import Texts, column, common_columns, lists, nullable, row_schema
+from capeval_core.rows import FLOATS, Texts, column, common_columns, lists, nullable, row_schema
 from capeval_core.scores.facts import facts
 from capeval_core.weights.catalogue import PROMPT
 
@@ -167,9 +167,7 @@ class RefPacS(PacS):
     free_key = PacS.key
     """Name of the reference-free score among the parts."""
     ROW = PacS.ROW.append(
-        column(
-            "reference_cosines", pa.list_(pa.float32()), "cosine of the caption with each of its references"
-        )
+        column("reference_cosines", FLOATS, "cosine of the caption with each of its references")
     )
     reference_columns = ("reference_cosines",)
 

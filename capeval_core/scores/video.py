@@ -27,7 +27,7 @@ from capeval_core.options import CorpusStatistics, option
 from capeval_core.options import Options as CommonOptions
 from capeval_core.ragged import Integers, Ragged, inner
 from capeval_core.result import Values
-from capeval_core.rows import Texts, column, common_columns, lists, row_schema
+from capeval_core.rows import FLOATS, NESTED, Texts, column, common_columns, lists, row_schema
 from capeval_core.scores.facts import facts
 from capeval_core.scores.idf import TokenIdf, token_weights
 from capeval_core.scores.pac import RefPacS
@@ -175,7 +175,7 @@ class VideoPacS(CaptionMetric):
         column("caption_ids", pa.list_(pa.int32()), "token ids of the caption, start and end included"),
         column(
             "caption_maxima",
-            pa.list_(pa.float32()),
+            FLOATS,
             "each caption token's best cosine over frames; null where the video failed",
         ),
         column(
@@ -312,19 +312,15 @@ class VideoRefPacS(VideoPacS):
             column("reference_ids", pa.list_(pa.list_(pa.int32())), "token ids of each reference"),
             column(
                 "reference_caption_maxima",
-                pa.list_(pa.list_(pa.float32())),
+                NESTED,
                 "per reference, each caption token's best cosine over the reference's tokens",
             ),
             column(
                 "reference_maxima",
-                pa.list_(pa.list_(pa.float32())),
+                NESTED,
                 "per reference, each of its tokens' best cosine over the caption's tokens",
             ),
-            column(
-                "reference_cosines",
-                pa.list_(pa.float32()),
-                "cosine of the end tokens of caption and reference",
-            ),
+            column("reference_cosines", FLOATS, "cosine of the end tokens of caption and reference"),
         ]
     )
 
@@ -434,7 +430,7 @@ def matched(given: Sequence[Pair], whole: Callable[[Floats], Floats]) -> Matches
     from capeval_core.matching.greedy import greedy_match
 
     if not given:
-        none = pa.array([], pa.list_(pa.float32()))
+        none = pa.array([], FLOATS)
         return Matches(none, none, none.flatten(), none.flatten())
     sides = {x_key: x for x_key, x, _, _ in given}, {y_key: y for _, _, y_key, y in given}
     numbers = [{key: number for number, key in enumerate(side)} for side in sides]

@@ -25,7 +25,7 @@ from capeval_core.options import Options as CommonOptions
 from capeval_core.ragged import Ragged, inner
 from capeval_core.reports.explained import MatchExplanation, word_matches
 from capeval_core.result import Values
-from capeval_core.rows import column, common_columns, lists, row_schema
+from capeval_core.rows import FLOATS, NESTED, column, common_columns, lists, row_schema
 from capeval_core.scores.boxes import RegionMetric, RegionOptions, error_of, rows_by_image
 from capeval_core.scores.facts import facts
 from capeval_core.scores.idf import TokenIdf, token_weights
@@ -114,23 +114,19 @@ class VilbertScore(RegionMetric):
     ROW = row_schema(
         column(
             "caption_maxima",
-            pa.list_(pa.list_(pa.float32())),
+            NESTED,
             "per reference, each caption word's best cosine over the reference's words; null where the image "
             "failed",
         ),
         column(
             "reference_maxima",
-            pa.list_(pa.list_(pa.float32())),
+            NESTED,
             "per reference, each of its words' best cosine over the caption's words",
         ),
-        column("caption_weights", pa.list_(pa.float32()), "weight of each caption word, 1 without idf"),
-        column(
-            "reference_weights", pa.list_(pa.list_(pa.float32())), "per reference, the weight of each word"
-        ),
-        column(
-            "released_precision", pa.list_(pa.float32()), "per reference, what the released script computes"
-        ),
-        column("released_recall", pa.list_(pa.float32()), "per reference, what the released script computes"),
+        column("caption_weights", FLOATS, "weight of each caption word, 1 without idf"),
+        column("reference_weights", NESTED, "per reference, the weight of each word"),
+        column("released_precision", FLOATS, "per reference, what the released script computes"),
+        column("released_recall", FLOATS, "per reference, what the released script computes"),
     )
     reference_columns = (
         "caption_maxima",
@@ -269,10 +265,7 @@ class VilbertScore(RegionMetric):
 
 @dataclass(frozen=True)
 class EncodedText:
-    """A text in the light of an image: its token ids, and the features of all its tokens, (rows, hidden).
-
-    on_device: the same on CUDA, where they are there already.
-    """
+    """Token ids of a text, and their features (rows, hidden) in the light of an image, maybe on CUDA, too."""
 
     ids: Ids
     features: Floats

@@ -266,7 +266,7 @@ def test_a_batch_size_holds(weights: str) -> None:
     [
         ({"features": np.full((7, 64), np.nan)}, "images.1..*NaN or infinity"),
         ({"boxes": np.full((7, 4), np.inf)}, "images.1..*NaN or infinity"),
-        ({"features": np.ones((6, 64))}, "7 boxes but 6 rows of features"),
+        ({"features": np.ones((6, 64))}, "7 boxes but 6 rows"),
         ({"features": np.ones((7, 65))}, "65 numbers"),
         ({"size": None}, "images.1..*size"),
         ({"size": (10**5000, 2)}, "images.1..*expected width and height"),
