@@ -19,10 +19,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from capeval_core.limits import LIMITS
-from capeval_core.matching.checks import Checks
 from capeval_core.matching.cosine import harmonic_mean
 from capeval_core.matching.paths import PathName, find_path, gain_by_own_norms, matching_device
-from capeval_core.matching.sets import Best, OddRowError, Pairs, Sets, expand
+from capeval_core.matching.sets import Best, Checks, OddRowError, Pairs, Sets, expand
 from capeval_core.models.device import exact_float32
 
 Numbers = Sequence[float] | NDArray[Any] | Tensor
@@ -139,7 +138,7 @@ def greedy_match(
     """
     checks = Checks()
     x_rows, y_rows = checks.rows("x", x), checks.rows("y", y)
-    checks.alike("x", x_rows, "y", y_rows)
+    checks.alike(x_rows, y_rows)
     x_sizes = checks.lengths("x_lengths", x_lengths, "x", x_rows)
     y_sizes = checks.lengths("y_lengths", y_lengths, "y", y_rows)
     pairs = checks.pairs(x_sizes, y_sizes, x_of_pair, y_of_pair)

@@ -46,32 +46,27 @@ def find_path(
         if device.type != "cpu":
             problems.add(f"path={name!r}, but the rows are on {device}: move them with .cpu()")
         return slices.best_matches if name == "slices" else buckets.best_matches
-    if name == "triton":
-        version = triton_version()
-        if version is None:
-            problems.add("path='triton', but triton is not installed: pip install triton (Linux only)")
-            return reference_matches
-        if version < OLDEST_TRITON:
-            installed, oldest = (".".join(map(str, parts)) for parts in (version, OLDEST_TRITON))
-            problems.add(
-                f"path='triton', but Triton {installed} is installed, with which matching is wrong: install "
-                f"at least {oldest}, or take path='reference'"
-            )
-            return reference_matches
-        from capeval_core.matching import triton_kernels
+    if name != "triton":
+        near, known = did_you_mean(str(name), get_args(PathName)), ", ".join(get_args(PathName))
+        problems.add(f"path={name!r} is not known{near} (known: {known})")
+        return reference_matches
+    version = triton_version()
+    if version is None:
+        problems.add("path='triton', but triton is not installed: pip install triton (Linux only)")
+        return reference_matches
+    if version < OLDEST_TRITON:
+        installed, oldest = (".".join(map(str, parts)) for parts in (version, OLDEST_TRITON))
+        found = f"path='triton', but Triton {installed} is installed, with which matching is wrong"
+        problems.add(f"{found}: install at least {oldest}, or take path='reference'")
+        return reference_matches
+    from capeval_core.matching import triton_kernels
 
-        if device.type != "cuda" and not triton_kernels.INTERPRETED:
-            problems.add(
-                f"path='triton', but the rows are on {device}: move them to CUDA, or set TRITON_INTERPRET=1"
-            )
-        if dtype == torch.float64:
-            problems.add(
-                "path='triton', but the rows are float64, which it does not do: take path='reference'"
-            )
-        return triton_matches
-    known = ", ".join(get_args(PathName))
-    problems.add(f"path={name!r} is not known{did_you_mean(str(name), get_args(PathName))} (known: {known})")
-    return reference_matches
+    if device.type != "cuda" and not triton_kernels.INTERPRETED:
+        fix = "move them to CUDA, or set TRITON_INTERPRET=1"
+        problems.add(f"path='triton', but the rows are on {device}: {fix}")
+    if dtype == torch.float64:
+        problems.add("path='triton', but the rows are float64, which it does not do: take path='reference'")
+    return triton_matches
 
 
 def gain_by_own_norms(path: Path, x_lengths: Integers, y_lengths: Integers, pairs: Pairs) -> bool:

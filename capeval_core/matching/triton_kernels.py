@@ -13,7 +13,6 @@ Products are added up in float32; 16-bit rows go through the tensor cores, float
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,7 +80,7 @@ def _best(
 def match_kernel(
     x, y, x_scale, y_scale, work, x_best, y_best, x_index, y_index, x_codes, y_codes, odd,
     WIDTH: tl.constexpr, BLOCK_X: tl.constexpr, BLOCK_Y: tl.constexpr, BLOCK_D: tl.constexpr,  # noqa: N803
-    MEASURED: tl.constexpr, INDICES: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr,  # noqa: N803
+    MEASURED: tl.constexpr, INDICES: tl.constexpr, SPLIT: tl.constexpr,  # noqa: N803
 ):  # fmt: skip
     """Program p does line p of `work`: up to BLOCK_X rows of an x set with up to BLOCK_Y of a y set.
 
@@ -109,10 +108,7 @@ def match_kernel(
         if not MEASURED:
             x_squares += _squares(a, BLOCK_X, BLOCK_D)
             y_squares += _squares(b, BLOCK_Y, BLOCK_D)
-        if PRECISION == "ieee":
-            tile = tl.dot(a, tl.trans(b), tile, input_precision=PRECISION)
-        else:  # tensor cores add with truncation, so few products at a time
-            tile = tl.fma(tl.dot(a, tl.trans(b), input_precision=PRECISION), 1.0, tile)
+        tile = tl.dot(a, tl.trans(b), tile, input_precision="ieee")
     if MEASURED:
         scale_x = tl.load(x_scale + x_first + rows, mask=in_x, other=0.0)
         scale_y = tl.load(y_scale + y_first + columns, mask=in_y, other=0.0)
@@ -128,43 +124,24 @@ def match_kernel(
 INTERPRETED = not isinstance(match_kernel, triton.JITFunction)
 
 
-@dataclass(frozen=True)
-class Tile:
-    """How a kernel is compiled for sides of these sizes."""
-
-    x: int
-    y: int
-    depth: int
-    warps: int
-    stages: int
-    precision: str = "ieee"
-
-    @classmethod
-    def of(cls, x: int, y: int, width: int, size: int) -> Tile:
-        """The tile for sides of x and y rows of `width` numbers of `size` bytes."""
-        # 128 bytes of each row at once, fewer where rows begin where no wide load can: the unrolled narrow
-        # ones would need more registers than there are.
-        aligned = math.gcd(width * size, 16)
-        depth = min(max(16, 8 * aligned // size), max(16, triton.next_power_of_2(width)))
-        cells, stages = x * y, 3
-        if size == 4:
-            warps = 1 if cells <= 512 else 2 if cells <= 2048 else 8
-        else:
-            warps = 1 if cells <= 512 else 2 if cells <= 1024 else 4 if cells <= 8192 else 8
-            if cells >= 8192:  # so that two programs and more fit a multiprocessor
-                depth, stages = max(16, depth // 2), 4
-        if aligned < 8:
-            warps *= 2
-        return cls(x, y, depth, warps, stages)
-
-    def options(self) -> dict[str, int | str | bool]:
-        """Arguments of the launch."""
-        return {
-            "BLOCK_X": self.x, "BLOCK_Y": self.y, "BLOCK_D": self.depth, "PRECISION": self.precision,
-            "num_warps": self.warps, "num_stages": self.stages,
-            # Fused multiply-add is asked for by name, since Triton is changing its default.
-            "enable_fp_fusion": True,
-        }  # fmt: skip
+def _options(x: int, y: int, width: int, size: int) -> dict[str, int | bool]:
+    """How the kernel is launched for sides of x and y rows of `width` numbers of `size` bytes."""
+    # 128 bytes of each row at once, fewer where rows begin where no wide load can: the unrolled narrow
+    # ones would need more registers than there are.
+    aligned = math.gcd(width * size, 16)
+    depth = min(max(16, 8 * aligned // size), max(16, triton.next_power_of_2(width)))
+    cells, stages = x * y, 3
+    if size == 4:
+        warps = 1 if cells <= 512 else 2 if cells <= 2048 else 8
+    else:
+        warps = 1 if cells <= 512 else 2 if cells <= 1024 else 4 if cells <= 8192 else 8
+        if cells >= 8192:  # so that two programs and more fit a multiprocessor
+            depth, stages = max(16, depth // 2), 4
+    if aligned < 8:
+        warps *= 2
+    # Fused multiply-add is asked for by name, since Triton is changing its default.
+    launch = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": True}
+    return {"BLOCK_X": x, "BLOCK_Y": y, "BLOCK_D": depth, **launch}
 
 
 @dataclass(frozen=True)
@@ -198,68 +175,6 @@ class Kind:
     split: bool
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What is launched for all pairs: kinds of programs and, on the GPU, the lines of their work."""
-
-    kinds: list[Kind]
-    table: Tensor
-    x_total: int
-    y_total: int
-    empty: bool
-
-    @classmethod
-    def of(cls, x: Side, y: Side, size: int, device: torch.device) -> Plan:
-        """The plan for rows of numbers of `size` bytes on that device, which is not waited for."""
-        (x_all, x_total), (y_all, y_total) = x.rows, y.rows
-        small = max(x_all, x_total, y_all, y_total) < 1 << 31
-        x_work, y_work = (side.work(np.int32 if small else np.int64) for side in (x, y))
-        kinds, work = _work(x_work, y_work, SIZES[size])
-        empty = not all(lengths.all() for _, lengths, _ in (x_work, y_work))
-        return cls(kinds, torch.from_numpy(work).to(device, non_blocking=True), x_total, y_total, empty)
-
-    def run(
-        self,
-        x: Tensor,
-        y: Tensor,
-        *,
-        indices: bool = False,
-        scales: tuple[Tensor, Tensor] | None = None,
-        odd: Tensor | None = None,
-        tile_of: Callable[[int, int, int, int], Tile] = Tile.of,
-    ) -> tuple[Best, Best]:
-        """What `match` gives, of these rows."""
-        if INTERPRETED and x.dtype == torch.bfloat16:  # which the interpreter multiplies as whole numbers
-            x, y = x.float(), y.float()
-        device, width = x.device, x.shape[1]
-        odd = torch.zeros(1, dtype=torch.int32, device=device) if odd is None else odd
-        new = torch.zeros if self.empty else torch.empty
-        maxima = [new(n, dtype=torch.float32, device=device) for n in (self.x_total, self.y_total)]
-        found = [
-            torch.full((len(m) if indices else 1,), -1, dtype=torch.int64, device=device) for m in maxima
-        ]
-        split = any(kind.split for kind in self.kinds)
-        codes = [
-            torch.full((len(m) if split else 1,), LOWEST, dtype=torch.int64, device=device) for m in maxima
-        ]
-        rows, scale = (x, y), scales or (x, y)
-        for kind in self.kinds:
-            one, other = (1, 0) if kind.swapped else (0, 1)
-            # Kernels run on the current GPU, which need not be that of the rows.
-            with torch.cuda.device(x.get_device()):
-                match_kernel[(kind.stop - kind.start,)](
-                    rows[one], rows[other], scale[one], scale[other], self.table[kind.start : kind.stop],
-                    maxima[one], maxima[other], found[one], found[other], codes[one], codes[other], odd,
-                    WIDTH=width, MEASURED=scales is not None, INDICES=indices, SPLIT=kind.split,
-                    **tile_of(kind.x, kind.y, width, x.element_size()).options(),
-                )  # fmt: skip
-        if split:
-            for code, best, index in zip(codes, maxima, found, strict=True):
-                _decode(code, best, index if indices else None)
-        of_x, of_y = ((m, f if indices else None) for m, f in zip(maxima, found, strict=True))
-        return of_x, of_y
-
-
 def match(
     x: Tensor,
     y: Tensor,
@@ -278,8 +193,39 @@ def match(
     one float32 for each row, similarities are products times these; else products over norms, and `odd` (1,)
     int32 becomes 1 if any norm is not within 1e-15 to 1e15. Nothing here waits for the GPU.
     """
-    plan = Plan.of(x_side, y_side, x.element_size(), x.device)
-    return plan.run(x, y, indices=indices, scales=scales, odd=odd)
+    if INTERPRETED and x.dtype == torch.bfloat16:  # which the interpreter multiplies as whole numbers
+        x, y = x.float(), y.float()
+    device, width, size = x.device, x.shape[1], x.element_size()
+    (x_all, x_total), (y_all, y_total) = x_side.rows, y_side.rows
+    small = max(x_all, x_total, y_all, y_total) < 1 << 31
+    x_work, y_work = (side.work(np.int32 if small else np.int64) for side in (x_side, y_side))
+    kinds, work = _work(x_work, y_work, SIZES[size])
+    table = torch.from_numpy(work).to(device, non_blocking=True)
+    odd = torch.zeros(1, dtype=torch.int32, device=device) if odd is None else odd
+    met = all(lengths.all() for _, lengths, _ in (x_work, y_work))
+    new = torch.empty if met else torch.zeros
+    maxima = [new(n, dtype=torch.float32, device=device) for n in (x_total, y_total)]
+    split = any(kind.split for kind in kinds)
+    found, codes = (
+        [torch.full((len(m) if wanted else 1,), start, dtype=torch.int64, device=device) for m in maxima]
+        for wanted, start in ((indices, -1), (split, LOWEST))
+    )
+    rows, scale = (x, y), scales or (x, y)
+    for kind in kinds:
+        one, other = (1, 0) if kind.swapped else (0, 1)
+        # Kernels run on the current GPU, which need not be that of the rows.
+        with torch.cuda.device(x.get_device()):
+            match_kernel[(kind.stop - kind.start,)](
+                rows[one], rows[other], scale[one], scale[other], table[kind.start : kind.stop],
+                maxima[one], maxima[other], found[one], found[other], codes[one], codes[other], odd,
+                WIDTH=width, MEASURED=scales is not None, INDICES=indices, SPLIT=kind.split,
+                **_options(kind.x, kind.y, width, size),
+            )  # fmt: skip
+    if split:
+        for code, best, index in zip(codes, maxima, found, strict=True):
+            _decode(code, best, index if indices else None)
+    of_x, of_y = ((m, f if indices else None) for m, f in zip(maxima, found, strict=True))
+    return of_x, of_y
 
 
 def _work(
