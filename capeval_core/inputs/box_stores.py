@@ -19,7 +19,6 @@ import re
 import threading
 from abc import ABC, abstractmethod
 from bisect import bisect
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
@@ -130,12 +129,7 @@ class BoxFeatureStore(ABC, Mapping[str, Source[BoxFeatures]]):
     @cached_property
     def names(self) -> Names:
         """The ids under the several ways to write them."""
-        ids = list(self.ids())
-        if twice := [image_id for image_id, count in Counter(ids).items() if count > 1]:
-            more = f" and {len(twice) - 3:,} more" if len(twice) > 3 else ""
-            found = f"the id {', '.join(map(repr, twice[:3]))}{more} comes twice"
-            raise FileError(file_problem(self.path, found, "keep one of each"))
-        return Names(ids)
+        return Names(self.ids())
 
     def __getitem__(self, image_id: str) -> Source[BoxFeatures]:
         if image_id not in self.names:
@@ -553,16 +547,12 @@ class _BoxTsv(BoxFeatureStore):
             return f"tsv-{_digest(size, start, file.read())}"
 
     @cached_property
-    def _located(self) -> list[tuple[str, _Place]]:
+    def _lines(self) -> Mapping[str, _Place]:
         status = self.path.stat()
         return _lines_of(self.path.absolute(), self.columns, status.st_size, status.st_mtime_ns)
 
-    @cached_property
-    def _lines(self) -> Mapping[str, _Place]:
-        return dict(self._located)
-
     def ids(self) -> Iterable[str]:
-        return [image_id for image_id, _ in self._located]
+        return self._lines
 
     def arrays(self, image_id: str) -> Mapping[str, Any]:
         offset, length = self._lines[image_id]
@@ -607,12 +597,10 @@ def _cell(name: str, value: bytes) -> Any:
 
 
 @lru_cache(maxsize=4)
-def _lines_of(
-    path: Path, columns: tuple[str, ...], size: int, time: int
-) -> list[tuple[str, tuple[int, int]]]:
-    """Ids, where the line of each begins, and its length; kept while size and time of the file stay the same:
+def _lines_of(path: Path, columns: tuple[str, ...], size: int, time: int) -> Mapping[str, _Place]:
+    """By id, where its line begins, and its length; kept while size and time of the file stay the same:
     such files have gigabytes."""
-    lines: list[tuple[str, tuple[int, int]]] = []
+    lines: dict[str, _Place] = {}
     offset = 0
     with path.open("rb", buffering=1 << 20) as file:
         for number, line in enumerate(file, start=1):
@@ -626,7 +614,10 @@ def _lines_of(
                 if not 0 < len(image_id) <= _LONGEST_ID or "\ufffd" in image_id:
                     found = f"line {number} is not a line of an image, which begins with its id"
                     raise FileError(file_problem(path, found, f"expected {', '.join(columns)}"))
-                lines.append((image_id, (offset, len(line))))
+                if image_id in lines:
+                    found = f"the id {image_id!r} comes twice"
+                    raise FileError(file_problem(path, found, "keep one of each"))
+                lines[image_id] = offset, len(line)
             offset += len(line)
     return lines
 
