@@ -305,7 +305,7 @@ def wrong_option(
     return Problems([option_problem(name, value, found, fix, verb=verb, kind=kind)]).error()
 
 
-NUL = ("has a NUL character, which no path can have", "leave it out")
+_NUL = ("has a NUL character, which no path can have", "leave it out")
 """What such a path has, and the fix."""
 
 
@@ -313,7 +313,7 @@ def path_problem(path: str, *, folder: bool = False) -> tuple[str, str] | None:
     """What is wrong with a path, and the fix, as far as that shows without a look at the disk."""
     if folder and not path:
         return "is empty", "pass the path of a folder, or None for none ('.' is the current folder)"
-    return NUL if "\0" in path else None
+    return _NUL if "\0" in path else None
 
 
 def refuse_nul(path: str | os.PathLike[str]) -> None:

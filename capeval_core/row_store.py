@@ -75,7 +75,7 @@ def kept_rows(folder: str | PathLike[str]) -> Callable[[str, Any, Sequence[str]]
     return lambda *parts: _key_of(*parts) in kept
 
 
-def content_key(samples: Samples, row: int) -> str:
+def _content_key(samples: Samples, row: int) -> str:
     """Key of the caption, image and references of row `row`."""
     references = samples.references[row] if samples.references else []
     return _key_of(samples.captions[row], samples.images[row], references)
@@ -276,7 +276,7 @@ class RowCollector:
         self._store, self._bar, self._refuse_errors = store, bar, refuse_errors
         self._memory = FreedMemory()
         if store is not None:
-            reused, missing = store.reuse(samples.indices, partial(content_key, samples))
+            reused, missing = store.reuse(samples.indices, partial(_content_key, samples))
             self._tables.append(reused)
             self.missing, self.texts = samples.select(missing), LIMITS.texts_between_shards
             self.reused = len(reused)
@@ -293,7 +293,7 @@ class RowCollector:
         """The next rows, in the order of the windows; ValueError for one with an error, if it is refused."""
         if self._store is not None:
             positions = range(self._added, self._added + len(table))
-            self._store.append(table, [content_key(self.missing, row) for row in positions])
+            self._store.append(table, [_content_key(self.missing, row) for row in positions])
         if self._refuse_errors and table["error"].null_count < len(table):
             Problems(table["error"].drop_null().to_pylist()).raise_if_any()
         self._tables.append(table)

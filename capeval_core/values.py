@@ -16,7 +16,7 @@ def described(value: Any, *, none: str = "None") -> str:
     if isinstance(value, bool):
         return f"the bool {value}"
     if isinstance(value, numbers.Number):
-        return f"the number {shown_number(value)}"
+        return f"the number {_shown_number(value)}"
     kind = type(value).__name__
     article = "an" if kind[:1].lower() in "aeiou" else "a"
     try:
@@ -26,19 +26,19 @@ def described(value: Any, *, none: str = "None") -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as Python writes it; numbers as `shown_number`, paths as texts."""
+    """A value as Python writes it; numbers as `_shown_number`, paths as texts."""
     if isinstance(value, int):
-        return shown_number(value)
+        return _shown_number(value)
     try:
         return repr(str(value) if isinstance(value, PurePath) else value)
     except ValueError:  # an integer in it has thousands of digits
         return described(value)
 
 
-def shown_number(value: Any) -> str:
+def _shown_number(value: Any) -> str:
     """A number in at most 40 characters or so; Python does not print integers of thousands of digits.
 
-    >>> shown_number(5), shown_number(-(10**5000)), shown_number(True)
+    >>> _shown_number(5), _shown_number(-(10**5000)), _shown_number(True)
     ('5', '-1e5000 or so', 'True')
     """
     if isinstance(value, int) and abs(value) >= 1 << 63:
