@@ -29,32 +29,22 @@ def _normalised(x, columns, inside, weight, bias, width, epsilon):
 
 @triton.jit
 def norm_kernel(
-    x, shift, weight, bias, out, rows, width, epsilon,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr,  # noqa: N803
+    x, added, weight, bias, out, rows, width, epsilon,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, EACH: tl.constexpr,  # noqa: N803
 ):  # fmt: skip
-    """out = layer norm of x + shift: x, out (rows, width); shift, weight, bias (width,)."""
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    columns = tl.arange(0, BLOCK)
-    inside = (row < rows)[:, None] & (columns < width)[None, :]
-    place = row.to(tl.int64)[:, None] * width + columns[None, :]
-    moved = tl.load(shift + columns, mask=columns < width, other=0.0)
-    values = tl.load(x + place, mask=inside, other=0.0).to(tl.float32) + moved[None, :]
-    values = _normalised(values, columns, inside, weight, bias, width, epsilon)
-    tl.store(out + place, values.to(out.dtype.element_ty), mask=inside)
+    """out = layer norm of x + added: x, out (rows, width); weight, bias (width,).
 
-
-@triton.jit
-def add_norm_kernel(
-    x, before, weight, bias, out, rows, width, epsilon,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr,  # noqa: N803
-):  # fmt: skip
-    """out = layer norm of x + before: x, before, out (rows, width); weight, bias (width,)."""
+    added: (width,), or with EACH (rows, width).
+    """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, BLOCK)
     inside = (row < rows)[:, None] & (columns < width)[None, :]
     place = row.to(tl.int64)[:, None] * width + columns[None, :]
     values = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
-    values += tl.load(before + place, mask=inside, other=0.0).to(tl.float32)
+    if EACH:
+        values += tl.load(added + place, mask=inside, other=0.0).to(tl.float32)
+    else:
+        values += tl.load(added + columns, mask=columns < width, other=0.0)[None, :]
     values = _normalised(values, columns, inside, weight, bias, width, epsilon)
     tl.store(out + place, values.to(out.dtype.element_ty), mask=inside)
 
@@ -194,20 +184,19 @@ def norm_options(width: int) -> dict[str, int]:
 
 def norm(x: Tensor, shift: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
     """Layer norm of x (rows, width) + shift (width,)."""
-    rows, width = x.shape
-    out, options = torch.empty_like(x), norm_options(width)
-    norm_kernel[(triton.cdiv(rows, options["ROWS"]),)](
-        x, shift, weight, bias, out, rows, width, epsilon, **options
-    )
-    return out
+    return _norm(x, shift, weight, bias, epsilon, each=False)
 
 
 def add_norm(x: Tensor, before: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
     """Layer norm of x + before, contiguous (rows, width) each; the sum is not rounded."""
+    return _norm(x, before, weight, bias, epsilon, each=True)
+
+
+def _norm(x: Tensor, added: Tensor, weight: Tensor, bias: Tensor, epsilon: float, each: bool) -> Tensor:
     rows, width = x.shape
     out, options = torch.empty_like(x), norm_options(width)
-    add_norm_kernel[(triton.cdiv(rows, options["ROWS"]),)](
-        x, before, weight, bias, out, rows, width, epsilon, **options
+    norm_kernel[(triton.cdiv(rows, options["ROWS"]),)](
+        x, added, weight, bias, out, rows, width, epsilon, EACH=each, **options
     )
     return out
 
