@@ -16,7 +16,7 @@ from capeval_core.options import CorpusOptions, CorpusStatistics, Options, optio
 from capeval_core.project import lazy_names
 from capeval_core.ragged import Ragged
 from capeval_core.result import Result, Values
-from capeval_core.rows import column, common_columns, lists, nullable, row_schema
+from capeval_core.rows import Texts, column, common_columns, lists, nullable, row_schema
 from capeval_core.scores.clips import ClipS, ClipsOptions, RefClipS
 from capeval_core.scores.idf import TokenIdf
 from capeval_core.scores.pac import PacOptions, PacS, RefPacS
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 __all__ = [
     "CaptionMetric", "ClipEncoder", "ClipS", "ClipsOptions", "CorpusOptions", "CorpusStatistics",
     "ImageError", "ImageFeatures", "InputImage", "Model", "Options", "PacOptions", "PacS", "Ragged",
-    "RefClipS", "RefPacS", "Result", "Samples", "TokenIdf", "Values", "WeightsEntry", "column",
-    "common_columns", "greedy_match", "grouped_cosine", "harmonic_mean", "lists", "nullable", "option",
+    "RefClipS", "RefPacS", "Result", "Samples", "Texts", "TokenIdf", "Values",
+    "WeightsEntry", "column", "common_columns", "greedy_match", "grouped_cosine", "harmonic_mean", "lists", "nullable", "option",
     "paired_cosine", "row_schema", "unit", "windows",
 ]  # fmt: skip
 __getattr__, __dir__ = lazy_names(
