@@ -31,8 +31,8 @@ __all__ = [
     "CaptionMetric", "ClipEncoder", "ClipS", "ClipsOptions", "CorpusOptions", "CorpusStatistics",
     "ImageError", "ImageFeatures", "InputImage", "Model", "Options", "PacOptions", "PacS", "Ragged",
     "RefClipS", "RefPacS", "Result", "Samples", "Texts", "TokenIdf", "Values",
-    "WeightsEntry", "column", "common_columns", "greedy_match", "grouped_cosine", "harmonic_mean", "lists", "nullable", "option",
-    "paired_cosine", "row_schema", "unit", "windows",
+    "WeightsEntry", "column", "common_columns", "greedy_match", "grouped_cosine", "harmonic_mean", "lists",
+    "nullable", "option", "paired_cosine", "row_schema", "unit", "windows",
 ]  # fmt: skip
 __getattr__, __dir__ = lazy_names(
     __name__,
