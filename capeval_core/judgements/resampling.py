@@ -113,7 +113,7 @@ class WeightedRows:
 
     >>> rows = WeightedRows([0.1, 0.4, 0.3], [1, 2, 3])
     >>> rows.taus(np.array([2, 1, 1]))  # as of the scores 0.1, 0.1, 0.4, 0.3
-    Taus(b=0.6, c=0.5625)
+    _Taus(b=0.6, c=0.5625)
     """
 
     def __init__(self, scores: ArrayLike, ratings: ArrayLike) -> None:

@@ -30,7 +30,7 @@ from capeval_core.models.batching import BatchSize
 from capeval_core.models.device import DTYPES, exact_float32, numbered_device
 from capeval_core.models.model import opened_once
 from capeval_core.phrases.english import sentences
-from capeval_core.phrases.source import Phrases
+from capeval_core.phrases.spans import Phrases
 from capeval_core.weights.folder import TENSORS, WeightsError, check_finite, file_checksum, open_foreign
 
 Style = Literal["triplet", "soft-spice"]

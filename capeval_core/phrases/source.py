@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -14,21 +13,8 @@ from typing import Any, Protocol, runtime_checkable
 from capeval_core.errors import FileError, Problems, did_you_mean, wrong_option
 from capeval_core.inputs.text_files import load_json
 from capeval_core.phrases.chunks import chunks
+from capeval_core.phrases.spans import Phrases
 from capeval_core.values import expanded_path
-
-
-@dataclass(frozen=True)
-class Phrases:
-    """The phrases of one caption.
-
-    phrases: in the caption's order, at least one, without duplicates.
-    truncated: number of sentences that are longer than the parser reads.
-    fallback: number of sentences without a phrase, which are their own phrase.
-    """
-
-    phrases: tuple[str, ...]
-    truncated: int = 0
-    fallback: int = 0
 
 
 @runtime_checkable

@@ -1,4 +1,4 @@
-"""The words of a caption that a phrase came from; a parser drops articles and changes endings."""
+"""Phrases of a caption, and the words that one came from; a parser drops articles and changes endings."""
 
 from __future__ import annotations
 
@@ -18,6 +18,20 @@ class Span:
 
     start: int
     end: int
+
+
+@dataclass(frozen=True)
+class Phrases:
+    """The phrases of one caption.
+
+    phrases: in the caption's order, at least one, without duplicates.
+    truncated: number of sentences that are longer than the parser reads.
+    fallback: number of sentences without a phrase, which are their own phrase.
+    """
+
+    phrases: tuple[str, ...]
+    truncated: int = 0
+    fallback: int = 0
 
 
 def wrong_words(caption: str, wrong: Sequence[str], right: Sequence[str]) -> list[Span]:

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from io import BytesIO
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 from capeval_core.inputs.boxes import BoxFeatures
-from capeval_core.regions.features import THRESHOLD
+from capeval_core.reports.explanations import FrameMatch, confident
 from capeval_core.reports.overlay import boxed, check_width
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
     from capeval_core.inputs.images import InputVisual
-
-_MOST_FRAMES = 6
 
 
 class DrawnExplanation(dict[str, Any]):
@@ -96,16 +93,6 @@ def box_notes(boxes: BoxFeatures) -> list[dict[str, Any]]:
     ]
 
 
-def confident(notes: Sequence[Mapping[str, Any]]) -> list[int]:
-    """The boxes to outline: not those that only make up the least number, below the detector's threshold.
-
-    >>> notes = [{"confidence": 0.9}, {"confidence": THRESHOLD}]
-    >>> confident(notes), confident([{"confidence": None}])
-    ([0], [0])
-    """
-    return [i for i, note in enumerate(notes) if note["confidence"] is None or note["confidence"] > THRESHOLD]
-
-
 class MatchExplanation(DrawnExplanation):
     """The explanation of a score, by `result.explain(i)`: numbers and texts, and `plot()`, which draws them.
 
@@ -158,30 +145,6 @@ def word_matches(
         {"word": word, "match": others[place], "cosine": row[place]}
         for word, row, place in zip(words, cosines, best, strict=True)
     ]
-
-
-class FrameMatch(TypedDict):
-    """A word, its weight, and its cosine with the most similar frame, which is counted from 0."""
-
-    word: str
-    weight: float
-    frame: int
-    cosine: float
-
-
-def best_frames(words: Sequence[FrameMatch]) -> dict[int, list[FrameMatch]]:
-    """The words that each frame is the best of, by frame: of the frames with most words, in time's order.
-
-    >>> frames = {"a": 7, "red": 2, "star": 7}
-    >>> words = [FrameMatch(word=w, weight=1.0, frame=f, cosine=0.3) for w, f in frames.items()]
-    >>> {frame: [match["word"] for match in own] for frame, own in best_frames(words).items()}
-    {2: ['red'], 7: ['a', 'star']}
-    """
-    of_frame: dict[int, list[FrameMatch]] = defaultdict(list)
-    for match in words:
-        of_frame[match["frame"]].append(match)
-    kept = sorted(of_frame, key=lambda frame: (-len(of_frame[frame]), frame))[:_MOST_FRAMES]
-    return {frame: of_frame[frame] for frame in sorted(kept)}
 
 
 def shown_word(match: FrameMatch) -> str:

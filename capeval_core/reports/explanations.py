@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import base64
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from capeval_core.phrases.spans import Span, wrong_words
 from capeval_core.regions.features import THRESHOLD
-from capeval_core.reports.explained import best_frames, confident
 from capeval_core.reports.overlay import region_colour
 from capeval_core.values import minus
 
@@ -39,6 +39,7 @@ Draw = Callable[[Callable[[int], "Image"] | None, str], str]
 """An `<img>` of a picture of at most so many pixels across, with its description; "" without a picture."""
 _OVERLAY = 1040  # pixels of an outlined image's width: twice what it has on a desk, for dense screens
 _FRAME = 320
+_MOST_FRAMES = 6
 _COUNTS = {"region_count", "phrase_count", "regions_dropped", "without_phrases"}
 
 
@@ -50,6 +51,40 @@ def number(value: float, digits: int = DIGITS) -> str:
     if not math.isfinite(value):
         return "no score"
     return minus(f"{round(value, digits) + 0.0:.{digits}f}")  # + 0.0: no sign where 0 is shown
+
+
+def confident(notes: Sequence[Mapping[str, Any]]) -> list[int]:
+    """The boxes to outline: not those that only make up the least number, below the detector's threshold.
+
+    >>> notes = [{"confidence": 0.9}, {"confidence": THRESHOLD}]
+    >>> confident(notes), confident([{"confidence": None}])
+    ([0], [0])
+    """
+    return [i for i, note in enumerate(notes) if note["confidence"] is None or note["confidence"] > THRESHOLD]
+
+
+class FrameMatch(TypedDict):
+    """A word, its weight, and its cosine with the most similar frame, which is counted from 0."""
+
+    word: str
+    weight: float
+    frame: int
+    cosine: float
+
+
+def best_frames(words: Sequence[FrameMatch]) -> dict[int, list[FrameMatch]]:
+    """The words that each frame is the best of, by frame: of the frames with most words, in time's order.
+
+    >>> frames = {"a": 7, "red": 2, "star": 7}
+    >>> words = [FrameMatch(word=w, weight=1.0, frame=f, cosine=0.3) for w, f in frames.items()]
+    >>> {frame: [match["word"] for match in own] for frame, own in best_frames(words).items()}
+    {2: ['red'], 7: ['a', 'star']}
+    """
+    of_frame: dict[int, list[FrameMatch]] = defaultdict(list)
+    for match in words:
+        of_frame[match["frame"]].append(match)
+    kept = sorted(of_frame, key=lambda frame: (-len(of_frame[frame]), frame))[:_MOST_FRAMES]
+    return {frame: of_frame[frame] for frame in sorted(kept)}
 
 
 @cache

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capeval_core.inputs.videos import EVERY, Sampling
-from capeval_core.reports.explained import DrawnExplanation, best_frames, shown_word
+from capeval_core.reports.explained import DrawnExplanation, shown_word
+from capeval_core.reports.explanations import best_frames
 
 if TYPE_CHECKING:
     from PIL.Image import Image

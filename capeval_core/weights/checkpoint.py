@@ -52,8 +52,8 @@ def read_checkpoint(path: str | Path, *, in_place: bool = False) -> dict[str, An
     if zipped:
         _check_archive(path)
     elif not head.startswith(_PICKLE):
-        fix = "fetch the file itself, no web page or Git LFS pointer"
-        raise ValueError(f"{path} is no checkpoint, it begins with {head[:24]!r}: {fix}")
+        found = f"is not a checkpoint, or damaged (it begins with {head[:24]!r})" if head else "is empty"
+        raise ValueError(f"{path} {found}: expected a file of tensors, no web page or Git LFS pointer")
     return _state_dict(_read_pickle(path, mapped=in_place and zipped), path)
 
 
