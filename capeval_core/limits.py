@@ -25,7 +25,6 @@ class Limits:
     augmented: dict[str, int] = field(default_factory=lambda: {"caption": 256, "image": 64})  # of a shard
     training_seconds: float = 60.0  # between two kept shards of towers' outputs or positives
     window_bytes: int = 128 << 20  # of a shard that is read at once
-    packed_bytes: int = 64 << 20  # tensors of a reward that are copied at once
     frequent: int = 64  # an n-gram is frequent if more than one image in so many has it
     similarities: int = 1 << 24  # of similar images, at a time
 

@@ -308,6 +308,8 @@ class Result:
         if len({len(column) for column in columns.values()}) != 1:
             lengths = ", ".join(f"{len(column)} {name}" for name, column in columns.items())
             raise ValueError(f"it has {lengths}, which should be equally many")
+        if saved.get("relative") is not None:
+            _check_shape("relative", saved["relative"], str)
         low, high = saved.get("range") or (None, None)
         return Result(
             metric=saved["metric"],
@@ -412,7 +414,8 @@ def _formula_of(saved: Mapping[str, Any]) -> CorpusFormula | None:
         return None
     formula = metric_class(metric).formula
     if (formula is None) is not (summands is None):
-        raise ValueError(f"summands are there exactly where the metric has sums, {metric} has {formula}")
+        has = "no sums" if formula is None else "sums"
+        raise ValueError(f"summands are there exactly where the metric has sums, and {metric} has {has}")
     if formula is not None:
         _check_shape("summands", summands, [[float]])
         for row in summands or []:
@@ -431,9 +434,9 @@ def _is_number(value: Any) -> bool:
 def _shown(value: Any) -> str:
     if isinstance(value, int) and not isinstance(value, bool) and not _is_number(value):
         return "a number beyond the range of float64"
-    return (
-        json.dumps(value) if value is None or isinstance(value, (int, float, str)) else type(value).__name__
-    )
+    if isinstance(value, str):
+        return json.dumps(value[:30])
+    return json.dumps(value) if value is None or isinstance(value, (int, float)) else type(value).__name__
 
 
 def _numbers(saved: Sequence[Any]) -> list[Any]:

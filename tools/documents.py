@@ -338,7 +338,7 @@ def documents() -> list[Path]:
 
 
 def main(arguments: list[str]) -> None:
-    """Write the generated parts of the named documents, or of all, and the stub."""
+    """Write the generated parts of the named documents, or of all."""
     for path in map(Path, arguments) if arguments else documents():
         text = path.read_text(encoding="utf-8")
         write_whole(path, filled(text, str(path)))

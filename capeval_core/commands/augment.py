@@ -138,7 +138,7 @@ def _parser(what: str) -> Parser:
     if what == CAPTIONS:
         flag(dataset, "--image-column NAME", "of the dataset's images (default: image)")
     flag(dataset, "--caption-column NAME", "of captions, in a file or dataset (default: caption)")
-    text = "of image ids in a file; rows of a dataset with equal values there show one image"
+    text = "of image ids in a file; rows of a dataset with equal ids show one image (default: row numbers)"
     flag(dataset, "--id-column NAME", text)
     add_flags(parser, _settings(what), title="options of the generation")
     if what == IMAGES:

@@ -29,7 +29,8 @@ def run(arguments: list[str]) -> int:
     usage = "CHECKPOINT --out FOLDER"
     about = "Make a folder of weights of an original checkpoint. Nothing in it is run."
     released = {BOX_FEATURES: "features that 12-in-1 released, for ViLBERTScore"}
-    known = {name: f"weights of {name}" for name in METRICS} | _PURPOSES | released
+    known = {name: f"weights of {name}" for name in METRICS if metric_class(name).default_weights}
+    known |= _PURPOSES | released
     name, rest = first_named(arguments, "convert", "METRIC", f"{usage} [options]", about, known)
     if name == BOX_FEATURES:
         return convert_box_features(rest)

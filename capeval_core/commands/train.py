@@ -199,7 +199,7 @@ def _parser(name: str) -> Parser:
     flag(files, "--split NAME", text)
     flag(files, "--image-column NAME", "of the dataset's images (default: image)")
     flag(files, "--caption-column NAME", "of captions, in a file or dataset (default: caption)")
-    text = "of image ids in a file; rows of a dataset with equal values there show one image"
+    text = "of image ids in a file; rows of a dataset with equal ids show one image (default: row numbers)"
     flag(files, "--id-column NAME", text)
     if name == "umic":
         text = "human judgements that end the training early: JSON, JSON lines or CSV with image_id, caption "

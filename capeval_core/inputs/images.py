@@ -401,7 +401,9 @@ def decode(data: bytes, name: str, reduced: bool) -> Image.Image:
         except ImageError:
             raise
         except UnidentifiedImageError:
-            if form := _begins(data, [form for form in (*FOREIGN, *Image.OPEN) if form not in _readable()]):
+            if form := _begins(
+                data, [form for form in (*FOREIGN, *Image.OPEN) if form not in (*_readable(), "CUR")]
+            ):
                 raise _other_format(name, form) from None
             found = f"{name} is not an image that Pillow can read, or its header is truncated"
             raise refused(found) from None

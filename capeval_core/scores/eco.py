@@ -262,11 +262,7 @@ class Ranking:
         rules = RELEASED if self.options.compat == "released" else PAPER
         scored = np.isfinite(values).all(axis=1) & np.isfinite(self.itm)
         dropped: list[str | None] = [
-            None
-            if valid
-            else "its image could not be read"
-            if broken
-            else "a member has no finite value for it"
+            None if valid else NO_IMAGE if broken else NO_VALUE
             for valid, broken in zip(scored, failed, strict=True)
         ]
         gave_way: list[str] = []

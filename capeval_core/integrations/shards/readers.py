@@ -204,7 +204,9 @@ def _windows(shard: Shard, records: Iterable[Record], most: int) -> Iterator[Row
             _look_up(shard, window)
             yield window
             window, size = {name: [] for name in window}, 0
-        found, missing, _ = shard.find(record)
+        found, missing, several = shard.find(record)
+        for role, names in several.items():  # the first one that holds something
+            found[role] = next((name for name in names if record[name] is not None), names[0])
         uid = record.get(found.get("uid", ""))
         window["uid"].append(_valid(str(f"{stem}/{position}" if uid is None else uid)))
         for role, name in found.items():
