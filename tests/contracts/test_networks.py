@@ -94,8 +94,9 @@ def test_equal_items_run_once_and_are_kept(kind: str) -> None:
     assert kept.items == 0
     for i, each in enumerate((*found, *stored[::-1])):
         assert distance(arrays(each), arrays(expected[i % 2])) < 1e-5
+    other = opened(kind, "bfloat16")
     with count_forwards() as narrow:  # another type, another feature
-        run(opened(kind, "bfloat16"), [first], [0], cache=cache)
+        run(other, [first], [0], cache=cache)
     assert narrow.items > 0
 
 

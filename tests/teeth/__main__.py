@@ -33,6 +33,7 @@ NET = {
     "tests/contracts": "contracts",
     "tests/doors": "doors",
     "tests/cli": "doors",
+    "tests/weights/test_hub.py": "doors",
     "tests/judgements/test_sets.py": "doors",
     "tests/reports/test_report.py": "doors",
     "tests/transcripts": "transcripts",
