@@ -20,7 +20,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from capeval_core.encoders.preprocessing import central_square
 from capeval_core.inputs.images import ImageError, InputImage
 from capeval_core.inputs.samples import Samples, windows
 from capeval_core.limits import LIMITS
@@ -593,6 +592,8 @@ def explained(
     metric: HiceS, samples: Samples, rows: pa.Table, values: Mapping[str, Sequence[Any]]
 ) -> dict[int, HiceExplanation]:
     """The explanation of each row with its score and parts, of the rows' cosines, so that they add up."""
+    from capeval_core.encoders.preprocessing import central_square
+
     constants = metric.encoder.config.get("constants", {})
     threshold = metric.options.w * constants.get("threshold", THRESHOLD)
     regions_of: dict[str, Regions | ImageError] = {}  # by image, which its captions share
