@@ -115,6 +115,8 @@ class RowStore:
         if (stored := _stamp_of(self.path)) is not None:
             self._refuse_other_settings(stored, self.path)
         if _note_of(self.path) != self._stamp:
+            if stored is not None:
+                warn(f"rows: {self.path / STAMP} is lost or damaged, it is made again")
             try:
                 self.path.mkdir(parents=True, exist_ok=True)
                 write_whole(self.path / STAMP, json.dumps(self._stamp, indent=1))
