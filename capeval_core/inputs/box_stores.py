@@ -435,7 +435,11 @@ class _BoxLmdb(BoxFeatureStore):
             )
             fix = "expected the names of its entries: take that file away, or correct it"
             raise FileError(file_problem(self.data, found, fix))
-        return {name.removesuffix(_EXTENSION): key for name, key in zip(names, keys, strict=True)}
+        found_keys = {name.removesuffix(_EXTENSION): key for name, key in zip(names, keys, strict=True)}
+        if len(found_keys) < len(names):
+            twice = next(name for name in names if f"{name}{_EXTENSION}" in names)
+            raise FileError(file_problem(self.data, f"the id {twice!r} comes twice", "keep one of each"))
+        return found_keys
 
     def ids(self) -> Iterable[str]:
         return self._keys

@@ -226,7 +226,7 @@ def valid_unicode(text: str) -> bool:
 
 
 def as_list(value: Any) -> list[Any] | None:
-    """A sequence of any make as a list; None for what has no order, no length, or is no sequence."""
+    """Any sequence as a list; None for what has no order, no length, or is no sequence."""
     if isinstance(value, (str, bytes, bytearray, range, type, Mapping, Set)):
         return None
     if isinstance(value, Sequence):

@@ -243,7 +243,7 @@ class Checks:
             for row in odd[~torch.isfinite(peaks[:, 0])].tolist():
                 owner = int(np.searchsorted(ends, row, side="right"))
                 place = f"{name}[{row}], row {row - int(ends[owner] - lengths[owner])} of set {owner}"
-                self.problems.add(f"{place}, holds NaN or infinity: mend or drop it")
+                self.problems.add(f"{place}, holds NaN or infinity: correct or drop it")
             there = peaks[:, 0] > 0
             if there.any():
                 odd, some, peaks = odd[there], some[there], peaks[there]

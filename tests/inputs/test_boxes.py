@@ -222,6 +222,12 @@ def test_stores_survive_pickling_and_know_what_they_hold(
     assert box_store(write(tmp_path / "3.tsv")).fingerprint != store.fingerprint
 
 
+def test_an_image_of_two_entries_is_refused(tmp_path: Path) -> None:
+    entry = npz_of(released(FOUND["cat"]))
+    with pytest.raises(FileError, match="'a' comes twice"):
+        list(box_store(write_lmdb(tmp_path / "db", {"a": entry, "a.npz": entry})).ids())
+
+
 def test_ids_are_matched_as_among_images(tmp_path: Path) -> None:
     store = box_store(npz_folder(tmp_path / "npz"))
     names = ["42", f"{COCO}.jpg", "x/y/000000000042", "images/cat.png", "dog.1", "images/dog.1.jpg"]
