@@ -237,10 +237,14 @@ def score_all(folder: Path, captions: int) -> None:
 
 def _kept(folder: Path) -> pa.Table:
     """The rows that a run left on disk."""
-    from capeval_core.row_store import RowStore
+    import pyarrow as pa
 
-    metric = opened()
-    return RowStore(folder, metric.ROW, metric.stamp()).read()[0]
+    from capeval_core.kept import read_kept
+    from capeval_core.rows import canonical
+
+    empty = opened().ROW.empty_table()
+    tables = [read_kept(path)[0].select(empty.column_names) for path in sorted(folder.glob("*.parquet"))]
+    return canonical(pa.concat_tables([empty, *(table.cast(empty.schema) for table in tables)]))
 
 
 def main() -> None:
@@ -253,7 +257,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         flips = Flips(Path(folder), arguments.seed)
         table = {
-            "kept rows: shards and stamp": flips.rows(5 * part),
+            "kept rows: files": flips.rows(5 * part),
             "cached features: the database": flips.features(3 * part),
             "weights: tensors": flips.weights(part, "*.safetensors"),
             "weights: config": flips.weights(arguments.flips - 9 * part, "config.json"),

@@ -22,12 +22,12 @@ from capeval_core.cache import shared_cache
 from capeval_core.errors import InputTypeError, Problem, at, folder_path, warn, wrong_option
 from capeval_core.inputs.samples import Pools, Samples, argument_of, check_pools, check_samples
 from capeval_core.inputs.texts import united
+from capeval_core.kept import check_folder
 from capeval_core.options import CorpusStatistics
 from capeval_core.options import Options as CommonOptions
 from capeval_core.registry import media_of, network, package_of
 from capeval_core.result import Published, Result, Values, stands_for_zero
-from capeval_core.row_store import RowCollector, RowStore, check_folder, kept_rows
-from capeval_core.rows import canonical
+from capeval_core.rows import RowCollector, RowStore, canonical, kept_rows
 from capeval_core.statistics import CorpusFormula
 from capeval_core.weights.catalogue import WeightsEntry
 from capeval_core.weights.folder import WeightsFolder, open_weights
@@ -203,7 +203,7 @@ class CaptionMetric(ABC):
             warn(f"{self.name} needs no references: they are ignored")
             references = None
         if rows is not None:
-            check_folder(rows)
+            check_folder("rows", rows)
         options = self.options if rows is None else replace(self.options, rows=rows)
         samples = self.check_input(options, captions, visuals, references, progress=progress)
         prepared = self.prepared(samples)  # combines, too: its signature names the corpus
@@ -247,7 +247,7 @@ class CaptionMetric(ABC):
 
             resolve_device(options.device)
         if options.rows is not None:
-            check_folder(options.rows)
+            check_folder("rows", options.rows)
         options.check(cls)
 
     @classmethod

@@ -1,14 +1,28 @@
-"""Row schemas of per-caption statistics, and their columns."""
+"""Rows of per-caption statistics: their columns, their collection, and the folder that they are kept in."""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import hashlib
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
+from tqdm import tqdm
 
-from capeval_core.inputs.samples import Samples
+from capeval_core.errors import Problems
+from capeval_core.inputs.images import ImageError
+from capeval_core.inputs.samples import Samples, windows
+from capeval_core.kept import DamagedError, Kept, check_folder, read_kept
+from capeval_core.limits import LIMITS
 
 
 def column(name: str, type: pa.DataType, meaning: str) -> pa.Field:
@@ -119,3 +133,145 @@ def canonical(rows: pa.Table) -> pa.Table:
     index = rows["index"].to_numpy()
     _, last_reversed = np.unique(index[::-1], return_index=True)
     return rows.take(pa.array(len(index) - 1 - last_reversed)).combine_chunks()
+
+
+_CONTENT = "content"
+
+
+def kept_rows(folder: str | PathLike[str]) -> Callable[[str, Any, Sequence[str]], bool]:
+    """Whether a folder of rows, or one below it, has a row of a caption, its image and references."""
+    kept: set[str] = set()
+    for path in Path(folder).rglob("*.parquet"):
+        with contextlib.suppress(DamagedError, KeyError):
+            rows, _ = read_kept(path)
+            kept.update(rows.filter(pc.is_null(rows["error"]))[_CONTENT].to_pylist())
+    return lambda *parts: _key_of(*parts) in kept
+
+
+def _content_key(samples: Samples, row: int) -> str:
+    """Key of the caption, image and references of row `row`."""
+    references = samples.references[row] if samples.references else []
+    return _key_of(samples.captions[row], samples.images[row], references)
+
+
+def _key_of(caption: str, visual: Any, references: Sequence[str]) -> str:
+    try:
+        image = visual.key
+    except ImageError:
+        image = ""  # its row will hold the error, and is computed again in the next run
+    return _digest(json.dumps([caption, image, references]))
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+class RowStore(Kept):
+    """Rows in a folder, each with a key of its caption, image and references, and only reused for these."""
+
+    def __init__(self, path: str | PathLike[str], schema: pa.Schema, stamp: Mapping[str, Any]) -> None:
+        columns = _digest(", ".join(f"{field.name} {field.type}" for field in schema))
+        super().__init__(
+            check_folder("rows", path),
+            {**stamp, "columns": columns},
+            "rows",
+            most_rows=LIMITS.shard_rows,
+            most_seconds=LIMITS.shard_seconds,
+        )
+        self._schema = schema.append(pa.field(_CONTENT, pa.string()))
+        names = self._schema.names
+        self._rows = [self._schema.empty_table()]
+        self._rows += [table.select(names).cast(self._schema) for table in self.tables()]
+
+    def reuse(self, samples: Samples) -> tuple[pa.Table, list[int]]:
+        """The stored rows of samples that have no error, and the positions of the other samples."""
+        rows = canonical(pa.concat_tables(self._rows))
+        rows = rows.filter(pc.is_null(rows["error"]))
+        self._rows = [rows]
+        stored = dict(zip(rows["index"].to_pylist(), rows[_CONTENT].to_pylist(), strict=True))
+        missing = [
+            row for row, i in enumerate(samples.indices) if stored.get(i) != _content_key(samples, row)
+        ]
+        chosen = set(samples.indices).difference(samples.indices[row] for row in missing)
+        reused = rows.filter(pc.is_in(rows["index"], pa.array(sorted(chosen), pa.int64())))
+        return reused.drop_columns([_CONTENT]), missing
+
+    def append(self, table: pa.Table) -> None:
+        """Keep rows with the key of each."""
+        self._rows.append(table)
+        super().append(table)
+
+
+class RowCollector:
+    """The rows of samples: those that a store has, and the others as they are encoded, window by window."""
+
+    def __init__(
+        self,
+        samples: Samples,
+        schema: pa.Schema,
+        store: RowStore | None,
+        bar: tqdm[Any],
+        *,
+        refuse_errors: bool,
+    ) -> None:
+        self._tables = [schema.empty_table()]
+        self.missing, self.texts = samples, LIMITS.texts  # the samples that the store has no row of
+        self._added = self.reused = 0
+        self._store, self._bar, self._refuse_errors = store, bar, refuse_errors
+        self._memory = FreedMemory()
+        if store is not None:
+            reused, missing = store.reuse(samples)
+            self._tables.append(reused)
+            self.missing, self.texts = samples.select(missing), LIMITS.texts_between_shards
+            self.reused = len(reused)
+            if not bar.disable:  # an earlier run made them: they say nothing of how fast this one is
+                bar.initial, bar.n = bar.initial + self.reused, bar.n + self.reused
+                bar.last_print_n += self.reused
+                bar.refresh()
+
+    def windows(self) -> Iterator[Samples]:
+        """The samples that have no row yet, as many at once as memory allows."""
+        return windows(self.missing, self.texts)
+
+    def add(self, table: pa.Table) -> None:
+        """The next rows, in the order of the windows; ValueError for one with an error, if it is refused."""
+        if self._store is not None:
+            positions = range(self._added, self._added + len(table))
+            content = [_content_key(self.missing, row) for row in positions]
+            self._store.append(table.append_column(_CONTENT, pa.array(content, pa.string())))
+        if self._refuse_errors and table["error"].null_count < len(table):
+            Problems(table["error"].drop_null().to_pylist()).raise_if_any()
+        self._tables.append(table)
+        self._added += len(table)
+        self._memory.add(len(table))
+        self._bar.update(len(table))
+
+    def table(self) -> pa.Table:
+        """All rows, in no certain order."""
+        return pa.concat_tables(self._tables)
+
+    def __enter__(self) -> RowCollector:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is not None and self._store is not None:
+            self._store.flush()  # on Ctrl-C too: nothing that was computed is lost
+
+
+class FreedMemory:
+    """Returns freed pages to the system, every 512 rows of a long run.
+
+    Decoded images of many sizes come and go in several threads, and glibc keeps the holes that they leave,
+    about 30 KB for each further image. Nothing happens with another C library.
+    """
+
+    def __init__(self) -> None:
+        libc = ctypes.CDLL(None) if sys.platform.startswith("linux") else None
+        self._trim, self._rows = getattr(libc, "malloc_trim", None), 0
+
+    def add(self, rows: int) -> None:
+        """Count rows that have been made."""
+        self._rows += rows
+        if self._rows >= 512 and self._trim is not None:
+            self._trim(0)
+            self._rows = 0

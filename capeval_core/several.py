@@ -17,8 +17,7 @@ from capeval_core.inputs.samples import Samples, parts, text_counts
 from capeval_core.limits import LIMITS
 from capeval_core.metric import CaptionMetric, Reranker
 from capeval_core.result import Result
-from capeval_core.row_store import RowCollector
-from capeval_core.rows import canonical
+from capeval_core.rows import RowCollector, canonical
 
 Integers = NDArray[np.int64]
 

@@ -19,7 +19,7 @@ SHARED = {
     "values",
     "options",
     "cache",
-    "writing",
+    "kept",
     "ragged",
     "demo",
     "project",

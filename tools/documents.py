@@ -18,12 +18,12 @@ from pathlib import Path
 
 from capeval_core.description import describe_metric, licence_in_words
 from capeval_core.errors import Problems, did_you_mean
+from capeval_core.kept import write_whole
 from capeval_core.metric import CaptionMetric
 from capeval_core.options import describe_options
 from capeval_core.project import address
 from capeval_core.registry import METRICS, metric_class, variant_classes
 from capeval_core.weights.catalogue import CONVERTED_AS, NAMESPACE, WEIGHTS, WeightsEntry
-from capeval_core.writing import write_whole
 from tools.exactness import ON_CPU, ON_GPU, exactness_rows, has_networks, legend, read_lines
 
 Row = list[str]

@@ -28,7 +28,6 @@ MODULES = (
     "options",
     "registry",
     "result",
-    "row_store",
     "rows",
     "scores.clips",
     "scores.pac",

@@ -20,10 +20,10 @@ from capeval_core.inputs import text_files
 from capeval_core.inputs.images import Texts
 from capeval_core.inputs.samples import ARGUMENTS, Samples, argument_of, medium_of
 from capeval_core.inputs.text_files import FileOptions
+from capeval_core.kept import write_whole
 from capeval_core.metric import CaptionMetric
 from capeval_core.options import OptionDescription, Settings, describe_options
 from capeval_core.registry import media_of, metric_class, variant_classes
-from capeval_core.writing import write_whole
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -10,11 +10,11 @@ from pathlib import Path
 from capeval_core.commands.compare import ScoredSystem, compare_systems
 from capeval_core.commands.terminal import WHOLE_LINES, Parser, flag, paragraph, table
 from capeval_core.demo import KINDS, DemoItem, demo_set, score_kinds
+from capeval_core.kept import whole_folder
 from capeval_core.registry import load, metric_class
 from capeval_core.reports.systems import stacked_table
 from capeval_core.result import Result
 from capeval_core.weights.catalogue import PACS_B32
-from capeval_core.writing import whole_folder
 
 METRICS = ("pacs", "refpacs")
 _SHOWN = 4

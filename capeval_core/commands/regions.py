@@ -25,11 +25,11 @@ from capeval_core.inputs.box_stores import (
 )
 from capeval_core.inputs.folder import paths_by_id
 from capeval_core.inputs.images import ImageError, InputImage
+from capeval_core.kept import PARTIAL
 from capeval_core.options import Settings, option
 from capeval_core.regions.features import RegionEncoder, Selection
 from capeval_core.scores.boxes import box_source_opener
 from capeval_core.weights.catalogue import FASTER_RCNN, FASTER_RCNN_VG, X152, X152_VG
-from capeval_core.writing import PARTIAL
 
 BOX_FEATURES = "box-features"
 """What `capeval convert` makes of features that 12-in-1 released."""

@@ -27,12 +27,12 @@ from capeval_core.errors import Problems, ProblemsError, beside, naming
 from capeval_core.inputs.folder import bare, names_in
 from capeval_core.inputs.samples import Samples, argument_of
 from capeval_core.inputs.text_files import Joined
+from capeval_core.kept import check_folder
 from capeval_core.metric import CaptionMetric
 from capeval_core.options import Options, describe_options
 from capeval_core.registry import every_class
 from capeval_core.reports.html import check_report
 from capeval_core.result import Result, json_text
-from capeval_core.row_store import check_folder
 from capeval_core.several import Evidence, Task, encode_tasks
 from capeval_core.statistics import Interval
 from capeval_core.weights.folder import WeightsError
@@ -180,7 +180,7 @@ def _options(metrics: common.Metrics, names: Sequence[str], flags: argparse.Name
                 metric.check_options(replace(own, rows=None))
             for folder in _folders_of_rows(metric, own, names, several=len(metrics) > 1):
                 if folder is not None:
-                    check_folder(folder)
+                    check_folder("rows", folder)
             options.append(own)
         except ProblemsError as error:
             problems.extend(error.problems)

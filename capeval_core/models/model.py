@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from capeval_core.cache import feature_key
+from capeval_core.kept import whole_folder
 from capeval_core.models.canary import TOLERANCE, canary_problem, check_canary
 from capeval_core.models.config import read
 from capeval_core.models.device import DTYPES, numbered_device
@@ -35,7 +36,6 @@ from capeval_core.weights.folder import (
     naming_weights,
     open_weights,
 )
-from capeval_core.writing import whole_folder
 
 Self = TypeVar("Self", bound="CheckedModel")
 T = TypeVar("T")

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from capeval_core.errors import FileError, file_problem, warn
 from capeval_core.inputs.images import InputImage
-from capeval_core.writing import try_writing, write_whole
+from capeval_core.kept import try_writing, write_whole
 
 CAPTION: Literal["caption"] = "caption"
 IMAGE: Literal["image"] = "image"

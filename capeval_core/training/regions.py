@@ -22,6 +22,7 @@ from capeval_core.encoders.vilbert import LocatedBoxes
 from capeval_core.errors import Problem, Problems
 from capeval_core.inputs.boxes import BoxFeatures
 from capeval_core.inputs.images import ImageError
+from capeval_core.kept import write_whole
 from capeval_core.scores.boxes import FirstBoxes, box_source_opener, store_of
 from capeval_core.training.captioned import CaptionedImages
 from capeval_core.training.negatives import NegativeSampler
@@ -41,7 +42,6 @@ from capeval_core.training.trainer import (
 )
 from capeval_core.weights.catalogue import FASTER_RCNN_VG
 from capeval_core.weights.folder import open_weights
-from capeval_core.writing import write_whole
 
 MASK = "[MASK]"
 OVERLAP = 0.4

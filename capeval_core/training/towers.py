@@ -22,10 +22,10 @@ from capeval_core.encoders.engine import Encoding, encode_stream
 from capeval_core.encoders.tokenizers import Ids
 from capeval_core.errors import Problems, warn
 from capeval_core.inputs.images import ImageError, InputImage
+from capeval_core.kept import write_whole
 from capeval_core.limits import LIMITS
 from capeval_core.training.pairs import Numbers
 from capeval_core.weights.folder import WeightsFolder
-from capeval_core.writing import write_whole
 
 Floats = NDArray[np.float32]
 _SHARD_BYTES = 256 << 20

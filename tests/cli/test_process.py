@@ -133,7 +133,7 @@ def test_ctrl_c_on_a_terminal_ends_the_bar_and_says_how_to_resume(
     shown = b""
     while f"0/{IMAGES}".encode() not in shown:
         shown += os.read(terminal, 4096)
-    wait_for(rows, "stamp.json", process)
+    wait_for(tmp_path, "rows", process)
     process.send_signal(signal.SIGINT)
     text = shown.decode() + read_all(terminal)
     out, _ = process.communicate(timeout=PATIENCE)
@@ -162,7 +162,7 @@ def test_a_killed_run_resumes_to_the_same_numbers(
 ) -> None:
     rows = tmp_path / "rows"
     process = start([*COMMAND, *long_run, "--rows", str(rows)])
-    wait_for(rows, "stamp.json", process)
+    wait_for(tmp_path, "rows", process)
     # Rows reach the disk after some seconds: let them pass without work, so that most is left to do.
     process.send_signal(signal.SIGSTOP)
     time.sleep(5.1)

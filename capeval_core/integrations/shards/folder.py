@@ -33,7 +33,7 @@ from capeval_core.integrations.shards.shard import (
     read_note,
     write_table,
 )
-from capeval_core.writing import PARTIAL
+from capeval_core.kept import PARTIAL
 
 MANIFEST = "manifest.json"
 _MERGED = b"capeval_merged"

@@ -15,9 +15,9 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from capeval_core.errors import FileError, file_problem, path_problem, wrong_option
+from capeval_core.kept import whole_file
 from capeval_core.project import install_command
 from capeval_core.values import described
-from capeval_core.writing import whole_file
 
 _INSTALL = {"s3": install_command("s3"), "gs": "pip install gcsfs", "gcs": "pip install gcsfs"}
 

@@ -26,7 +26,7 @@ from capeval_core.integrations.shards.readers import (
 )
 from capeval_core.integrations.shards.scoring import BatchScorer
 from capeval_core.metric import CaptionMetric
-from capeval_core.row_store import FreedMemory
+from capeval_core.rows import FreedMemory
 
 WINDOW = 2048
 """Rows that are in memory together."""

@@ -1,0 +1,257 @@
+"""What is kept on a disk: files that are written as a whole or not at all, and stamped folders of tables."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import re
+import shutil
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from capeval_core.errors import folder_path, warn, wrong_option
+
+PARTIAL = ".partial"
+"""How names of unfinished files and folders end."""
+_STAMP = b"capeval_stamp"  # in the metadata of a file's schema
+_NAME = re.compile(r"\d{20}-([0-9a-f]{32})\.(?:parquet|arrow)")  # time of writing, digest of the file
+_MOST_BYTES = 256 << 20  # that wait to be written
+
+
+class DamagedError(ValueError):
+    """A file that does not hold a table as it was written; the message continues after its path."""
+
+
+class Kept:
+    """Tables in a folder, for the next run. A kill costs what was not flushed yet, damage its own file.
+
+    Every file holds the stamp, all that its rows depend on, and is refused with another one; its name has the
+    time and a digest of it. A disk that fills up costs one warning: from then on nothing more is written.
+
+    Args:
+        folder: where the files are; it is made where there is none.
+        stamp: what the rows depend on, in JSON's types.
+        argument: what messages call the folder, such as `rows`.
+        most_rows, most_seconds: after which waiting rows are written.
+        mapped: Arrow files, of which only the rows that are used take memory, instead of Parquet.
+        required: a disk that cannot be written is an OSError.
+
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> kept = Kept(folder, {"seed": 1}, "rows")
+    >>> kept.append(pa.table({"dogs": [2, 3]}))
+    >>> kept.flush()
+    >>> [table.to_pydict() for table in Kept(folder, {"seed": 1}, "rows").tables()]
+    [{'dogs': [2, 3]}]
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        stamp: Mapping[str, Any],
+        argument: str,
+        *,
+        most_rows: int = 65_536,
+        most_seconds: float = 60.0,
+        mapped: bool = False,
+        required: bool = False,
+    ) -> None:
+        self.folder, self.argument, self.required = folder, argument, required
+        self.stamp: dict[str, Any] = json.loads(json.dumps(stamp))
+        self._most = most_rows, most_seconds
+        self._suffix = "arrow" if mapped else "parquet"
+        self._waiting: list[pa.Table] = []
+        self._written_at = time.monotonic()
+        self._writable = True
+        with contextlib.suppress(OSError):  # `flush` says what is wrong
+            folder.mkdir(parents=True, exist_ok=True)
+
+    def tables(self) -> Iterator[pa.Table]:
+        """What the files hold, in the order of their writing; a damaged one is left out with a warning."""
+        for path in sorted(self.folder.glob(f"*.{self._suffix}")):
+            try:
+                table, stamp = read_kept(path)
+            except DamagedError as error:
+                what = f"{self.argument}: {path} {error}"
+                warn(f"{what}: what it held is computed again, and the file can be deleted")
+                continue
+            self._refuse_other(path, stamp)
+            yield table
+
+    def _refuse_other(self, path: Path, stamp: Mapping[str, Any]) -> None:
+        differing = [
+            f"{key}: {stamp.get(key)!r} there, {self.stamp.get(key)!r} now"
+            for key in sorted(stamp.keys() | self.stamp.keys())
+            if stamp.get(key) != self.stamp.get(key)
+        ]
+        if differing:
+            found = f"{path.name} of other settings ({'; '.join(differing)})"
+            fix = "pass another folder, or the same settings"
+            raise wrong_option(self.argument, str(self.folder), found, fix, verb="holds")
+
+    def append(self, table: pa.Table) -> None:
+        """Keep a table, which is on the disk after `flush`, or when enough rows or seconds have come."""
+        self._waiting.append(table)
+        rows, seconds = self._most
+        full = sum(map(len, self._waiting)) >= rows or sum(own.nbytes for own in self._waiting) >= _MOST_BYTES
+        if full or time.monotonic() - self._written_at > seconds:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what is still in memory."""
+        if self._waiting and self._writable:
+            try:
+                self._write(pa.concat_tables(self._waiting))
+            except OSError as error:
+                found = f"{self.argument}={str(self.folder)!r} cannot be written any more ({error.strerror})"
+                if self.required:
+                    raise OSError(f"{found}: what is there stays, and the next run goes on there") from error
+                self._writable = False
+                warn(f"{found}: what is not there yet is kept in memory only, and a later run makes it again")
+            self._written_at = time.monotonic()
+        self._waiting = []
+
+    def _write(self, table: pa.Table) -> None:
+        table = table.replace_schema_metadata({_STAMP: json.dumps(self.stamp)}).combine_chunks()
+        sink = pa.BufferOutputStream()
+        if self._suffix == "arrow":
+            with pa.ipc.new_file(sink, table.schema) as writer:
+                writer.write_table(table)
+        else:
+            import pyarrow.parquet as pq
+
+            pq.write_table(table, sink)
+        content = sink.getvalue()
+        name = f"{time.time_ns():020d}-{_digest(content)}.{self._suffix}"
+        write_whole(self.folder / name, memoryview(content))
+
+
+def read_kept(path: Path) -> tuple[pa.Table, dict[str, Any]]:
+    """The table of a file, and the stamp that it was made with. Raises DamagedError."""
+    named = _NAME.fullmatch(path.name)
+    if named is None or not path.is_file():
+        raise DamagedError("is no file of this kind by its name")
+    try:
+        content = pa.memory_map(str(path)).read_buffer()
+        if _digest(content) != named[1]:
+            raise DamagedError("is damaged (its digest is not the one in its name)")
+        if path.suffix == ".arrow":
+            table = pa.ipc.open_file(content).read_all()
+        else:
+            import pyarrow.parquet as pq
+
+            table = pq.read_table(pa.BufferReader(content))
+        return table.replace_schema_metadata(), dict(json.loads(table.schema.metadata[_STAMP]))
+    except (pa.ArrowException, OSError, TypeError, KeyError) as error:
+        raise DamagedError(f"cannot be read ({error})") from error
+
+
+def _digest(content: pa.Buffer) -> str:
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+def check_folder(argument: str, path: str | os.PathLike[str]) -> Path:
+    """The folder that an option means, if files can be kept there, or are; it writes nothing."""
+    folder, problem = folder_path(argument, path), "no folder can be made there"
+    try:
+        if folder.is_dir():
+            problem = "nothing can be written there"
+            files = [file.name for file in folder.iterdir() if file.suffix != PARTIAL and not file.is_dir()]
+            if any(map(_NAME.fullmatch, files)):
+                return folder
+            if files:
+                fix = "pass an empty or new one"
+                raise wrong_option(argument, str(folder), f"a folder of something else ({min(files)})", fix)
+        elif folder.exists() and not folder.is_dir():  # another run may have made it at this moment
+            raise wrong_option(argument, str(folder), "a file", "pass a folder")
+        try_writing(folder)
+    except OSError as error:
+        found = f"{problem} ({error.strerror})"
+        raise wrong_option(argument, str(folder), found, "pass another folder", verb="") from error
+    return folder
+
+
+def write_whole(path: Path, content: bytes | memoryview | str, *, into_pipes: bool = False) -> None:
+    """Write a file under another name and rename it: whatever fails, an existing file stays as it was.
+
+    The content is on the disk before the name is. A link stays a link, to the new content; permissions stay.
+    `into_pipes`: an existing pipe or device is written to; otherwise it is an OSError.
+    """
+    data = content.encode() if isinstance(content, str) else content
+    if path.exists() and not path.is_file():
+        if not into_pipes:  # it could block for ever, or never be full
+            raise FileExistsError(errno.EEXIST, "it is no regular file", str(path))
+        path.write_bytes(data)
+        return
+    with whole_file(path) as partial, partial.open("wb") as file:
+        file.write(data)
+
+
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """A new file beside for the block to write, which then takes the place of a file; see `write_whole`."""
+    target = Path(os.path.realpath(path))
+    partial = target.with_name(f".{uuid.uuid4().hex}{PARTIAL}")
+    try:
+        yield partial
+        _sync(partial)
+        _replace(partial, target)
+        _sync(target.parent)
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def whole_folder(folder: Path) -> Iterator[Path]:
+    """A new folder for the block to write files to, which then become files of `folder`."""
+    name = f".{uuid.uuid4().hex}{PARTIAL}"
+    # An existing folder may be a mount or the one that the user is in: its files change, not the folder.
+    partial = folder / name if folder.is_dir() else folder.with_name(name)
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        for path in (*partial.rglob("*"), partial):
+            _sync(path)
+        if folder.is_dir():
+            for file in partial.iterdir():
+                _replace(file, folder / file.name)
+            _sync(folder)
+        else:
+            partial.rename(folder)
+            _sync(folder.absolute().parent)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def try_writing(folder: Path) -> None:
+    """Write some bytes into a folder, or where it would be made, and remove them. Raises OSError."""
+    existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+    with tempfile.TemporaryFile(dir=existing) as probe:
+        probe.write(bytes(4096))
+
+
+def _replace(file: Path, target: Path) -> None:
+    if target.exists():
+        shutil.copymode(target, file)
+    file.replace(target)
+
+
+def _sync(path: Path) -> None:
+    """Have a file, or a folder's names, on the disk."""
+    if path.is_dir() and os.name == "nt":  # Windows opens no folders
+        return
+    opened = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        with contextlib.suppress(OSError) if path.is_dir() else contextlib.nullcontext():
+            os.fsync(opened)  # file systems that cannot do so with folders do not need it
+    finally:
+        os.close(opened)
