@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 from tqdm import tqdm
@@ -22,33 +24,14 @@ from capeval_core.commands.terminal import (
     terminal_width,
 )
 from capeval_core.errors import did_you_mean
-from capeval_core.integrations.shards import (
-    BatchScorer,
-    ScoreHistogram,
-    ShardCheck,
-    ShardResult,
-    check_shards,
-    merge_shards,
-    score_histogram,
-)
-from capeval_core.integrations.shards.folder import (
-    MANIFEST,
-    existing,
-    plan_shards,
-    refuse_other_scores,
-    write_manifest,
-)
+from capeval_core.integrations.shards import folder as outputs
 from capeval_core.integrations.shards.places import Place
 from capeval_core.integrations.shards.readers import check_columns
-from capeval_core.integrations.shards.shard import images_folder, settings_of
-from capeval_core.integrations.shards.workers import (
-    FailedShard,
-    Workers,
-    check_ray,
-    score_one,
-    score_shards,
-)
+from capeval_core.integrations.shards.scoring import BatchScorer
+from capeval_core.integrations.shards.shard import ShardResult, images_folder, settings_of
+from capeval_core.integrations.shards.workers import Outcome, score_one, score_shards
 from capeval_core.metric import CaptionMetric
+from capeval_core.project import install_command
 from capeval_core.registry import metric_classes
 from capeval_core.reports.figures import draw_histogram
 
@@ -61,8 +44,6 @@ _COMMANDS = {
 _OF_ONE_RUN = {"rows", "on_error", "evidence"}
 """Options that mean nothing here: a target is kept or written anew, and a broken image costs its row."""
 _SHOWN = 20  # of uids or shards that something is wrong with
-_SILENCE = 60.0
-"""Seconds between two lines about the progress where there is no terminal."""
 _FILES = (
     "A shard is Parquet (images as bytes or paths), a tar of webdataset, or JSON lines with --images "
     "FOLDER. Paths may be addresses of fsspec, such as s3://bucket/in/*.parquet. A shard that is finished "
@@ -84,60 +65,60 @@ def _score(arguments: list[str]) -> int:
     titles = {name: metric.title for name, metric in metric_classes().items()}
     first_named(arguments, "shards score", "METRIC", usage, _COMMANDS["score"], titles, epilog=_FILES)
     metric, rest = common.read_metric("shards score", arguments)
-    flags = _parser(metric).read(rest)
-    workers = Workers(flags.workers, flags.gpus_per_worker, flags.ray)
-    _check_workers(workers)
-    scorer = BatchScorer(
-        metric.name,
-        **({} if metric.variant is None else {"media": metric.variant}),
-        **common.chosen(flags, metric.Options),
-    )
-    shards = plan_shards(flags.input, flags.output)
-    there = existing(shards, flags.output)
+    flags = _parser(metric, usage).read(rest)
+    on_ray = _needs_ray(flags)
+    own = {} if metric.variant is None else {"media": metric.variant}
+    scorer = BatchScorer(metric.name, **own, **common.chosen(flags, metric.Options))
+    shards = outputs.plan_shards(flags.input, flags.output)
+    there = outputs.existing(shards, flags.output)
     images = flags.images
     if images is not None:
         place = images_folder(images) if flags.ray is None else Place.of("images", images)
         images = place.path if place.is_local else images  # workers may have other current folders
     stamp = settings_of(scorer, flags.columns)  # which opens the weights: missing ones end here
-    refuse_other_scores(there, stamp, images)
-    if len(there) == len(shards) and not flags.retry_failed:
-        workers = Workers(1)  # there is nothing to do for others
-    settings: dict[str, Any] = {
-        "images": images,
-        "columns": flags.columns,
-        "retry_failed": flags.retry_failed,
-    }
-    results: list[ShardResult] = []
-    failures: dict[str, str] = {}
-    start = time.monotonic()
+    outputs.refuse_other_scores(there, stamp, images)
+    on_ray &= len(there) < len(shards) or flags.retry_failed  # else there is nothing to do for others
+    settings = {"images": images, "columns": flags.columns, "retry_failed": flags.retry_failed}
+    results, failures = list[ShardResult](), dict[str, str]()
+    start, pairs, quiet = time.monotonic(), 0, not sys.stderr.isatty()
+
+    def add(scored: int) -> None:
+        nonlocal pairs
+        pairs += scored
+        bar.set_postfix_str(f"{pairs:,} pairs, {_rate(pairs, time.monotonic() - start)}", refresh=False)
+        bar.update(0)
+
     kept = "shards that are finished are kept: run the same command again to go on"
-    with interruptible(kept), _Progress(len(shards)) as progress:
-        outcomes: Iterable[ShardResult | FailedShard]
-        if not workers.on_ray:
-            settings["progress"] = progress.add
-            outcomes = (score_one(shard, scorer, settings) for shard in shards)
+    lines: dict[str, Any] = {"delay": 60, "mininterval": 60} if quiet else {}  # a line a minute
+    with interruptible(kept), tqdm(total=len(shards), unit="shard", miniters=0, **lines) as bar:
+        outcomes: Iterable[Outcome]
+        if on_ray:
+            complain("starting Ray" if flags.ray is None else f"connecting to Ray at {flags.ray}")
+            cluster = {"workers": flags.workers, "gpus": flags.gpus_per_worker, "address": flags.ray}
+            outcomes = score_shards(shards, scorer, settings, **cluster)
         else:
-            complain("starting Ray" if workers.address is None else f"connecting to Ray at {workers.address}")
-            outcomes = score_shards(shards, scorer, workers, settings)
+            outcomes = (score_one(shard, scorer, {**settings, "progress": add}) for shard in shards)
         for outcome in outcomes:
-            progress.finish(outcome, elsewhere=workers.on_ray)
+            bar.update()
             if isinstance(outcome, ShardResult):
                 results.append(outcome)
+                add(outcome.scored if on_ray else 0)
             elif outcome.ends:
                 raise OSError(outcome.reason)
             else:
                 failures[outcome.source] = outcome.reason
-    write_manifest(flags.output, results, failures, flags.manifest)
+    outputs.write_manifest(flags.output, results, failures, flags.manifest)
+    seconds = time.monotonic() - start
     manifest = f"{flags.output.rstrip('/')}/{flags.manifest}"  # as the user names it
-    _print_summary(metric, results, len(failures), time.monotonic() - start, manifest)
+    rows, failed = sum(result.rows for result in results), sum(result.failed for result in results)
+    _print_summary(metric, results, len(failures), seconds, manifest)
     common.tell_reasons(_reasons(failures), len(shards), "shards")
     if before := sum(result.failed for result in results if result.skipped):
-        rows = _counted(before, "row")
-        complain(f"{rows} failed in shards that were finished before: --retry-failed scores again")
+        text = _counted(before, "row")
+        complain(f"{text} failed in shards that were finished before: --retry-failed scores again")
     if broken := next((result for result in results if result.error), None):
         complain(f"the first row that failed, in {broken.source}: {broken.error} (others: column `error`)")
-    pairs, failed = sum(result.rows for result in results), sum(result.failed for result in results)
-    return 1 if failures or (pairs and failed == pairs) else 0
+    return 1 if failures or (rows and failed == rows) else 0
 
 
 def _reasons(failures: dict[str, str]) -> list[str]:
@@ -145,38 +126,6 @@ def _reasons(failures: dict[str, str]) -> list[str]:
     reasons = {source: reason.removeprefix(source).lstrip(": ") for source, reason in failures.items()}
     counts = Counter(reasons.values())
     return [why if counts[why] > 1 else f"{source}: {why}" for source, why in reasons.items()]
-
-
-class _Progress:
-    """Shards, pairs and pairs per second: a bar on a terminal, else a line a minute."""
-
-    def __init__(self, shards: int) -> None:
-        self._bar: Any = tqdm(total=shards, unit="shard", disable=None)
-        self._shards, self._finished, self._pairs = shards, 0, 0
-        self._start = self._spoken = time.monotonic()
-
-    def finish(self, outcome: ShardResult | FailedShard, *, elsewhere: bool) -> None:
-        """Count a shard, and its pairs unless they were counted as they were scored."""
-        self._finished += 1
-        self._bar.update()
-        scored = isinstance(outcome, ShardResult) and not outcome.skipped
-        self.add(outcome.rows if elsewhere and scored else 0)  # type: ignore[union-attr]
-
-    def add(self, pairs: int) -> None:
-        """Count pairs that were scored."""
-        self._pairs += pairs
-        now = time.monotonic()
-        text = f"{self._pairs:,} pairs, {_rate(self._pairs / max(now - self._start, 1e-9))} pairs/s"
-        self._bar.set_postfix_str(text, refresh=False)
-        if self._bar.disable and now - self._spoken > _SILENCE:
-            complain(f"{self._finished:,} of {self._shards:,} shards, {text}")
-            self._spoken = now
-
-    def __enter__(self) -> _Progress:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.close()
 
 
 def _print_summary(
@@ -192,7 +141,7 @@ def _print_summary(
     for result in results:
         for role, names in result.columns.items():
             columns.setdefault(role, {}).update(dict.fromkeys(names))
-    rate = f"{_rate(pairs / seconds)} pairs/s ({pairs:,} pairs in {seconds:,.1f} s)"
+    rate = f"{_rate(pairs, seconds)} ({pairs:,} pairs in {seconds:,.1f} s)"
     summary(
         [metric.title, _counted(len(results) + failures, "shard") + (f" ({notes})" if notes else "")],
         ["pairs", f"{rows:,} ({failed:,} failed, {truncated:,} truncated)"],
@@ -203,19 +152,23 @@ def _print_summary(
     )
 
 
-def _rate(rate: float) -> str:
-    return f"{rate:,.1f}" if rate < 10 else f"{rate:,.0f}"
+def _rate(pairs: int, seconds: float) -> str:
+    rate = pairs / max(seconds, 1e-9)
+    return f"{rate:,.{1 if rate < 10 else 0}f} pairs/s"
 
 
-def _check_workers(workers: Workers) -> None:
-    if workers.number < 1:
-        raise ValueError(f"--workers {workers.number}: expected at least 1")
-    if workers.gpus is not None and not 0 <= workers.gpus < math.inf:
-        raise ValueError(f"--gpus-per-worker {workers.gpus:g}: expected a number of at least 0")
-    if workers.on_ray:
-        check_ray()
-    elif workers.gpus is not None:
+def _needs_ray(flags: argparse.Namespace) -> bool:
+    gpus = flags.gpus_per_worker
+    if flags.workers < 1:
+        raise ValueError(f"--workers {flags.workers}: expected at least 1")
+    if gpus is not None and not 0 <= gpus < math.inf:
+        raise ValueError(f"--gpus-per-worker {gpus:g}: expected a number of at least 0")
+    on_ray = flags.workers > 1 or flags.ray is not None
+    if on_ray and find_spec("ray") is None:
+        raise ValueError(f"several --workers, and --ray, need Ray: {install_command('ray')}")
+    if gpus is not None and not on_ray:
         raise ValueError("--gpus-per-worker is for several --workers, or --ray: use --device")
+    return on_ray
 
 
 def _name(text: str) -> str:
@@ -228,26 +181,21 @@ def _columns(text: str) -> dict[str, str]:
     pairs = [pair.partition("=") for pair in text.split(",")]
     if not all(all(pair) for pair in pairs):
         raise argparse.ArgumentTypeError(f"{text!r}: expected WHAT=COLUMN,..., such as caption=alt_text")
-    columns = {what.strip(): column.strip() for what, _, column in pairs}
     try:
-        return check_columns(columns)
+        return check_columns({what.strip(): column.strip() for what, _, column in pairs})
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def _parser(metric: type[CaptionMetric]) -> Parser:
+def _parser(metric: type[CaptionMetric], usage: str) -> Parser:
     media = "" if metric.variant is None else f"--media {metric.variant} "
-    parser = Parser(
-        f"shards score {metric.name}",
-        f"{media}--input 'in/*.parquet' --output out/ [options]",
-        f"{metric.title}: {metric.summary}",
-        _FILES,
-    )
+    about = f"{metric.title}: {metric.summary}"
+    parser = Parser(f"shards score {metric.name}", f"{media}{usage}", about, _FILES)
     files = parser.add_argument_group("files")
     flag(files, "--input PATTERN", "the shards", nargs="+", required=True)
     flag(files, "--output FOLDER", "for their scores, a file each", type=str, required=True)
-    text = f"of the file about this run in that folder (default: {MANIFEST})"
-    flag(files, "--manifest NAME", text, type=_name, default=MANIFEST)
+    text = f"of the file about this run in that folder (default: {outputs.MANIFEST})"
+    flag(files, "--manifest NAME", text, type=_name, default=outputs.MANIFEST)
     flag(files, "--images FOLDER", "that paths of images are relative to", type=str)
     text = "score rows of finished shards again that failed, e.g. because their image was not there"
     flag(files, "--retry-failed", text)
@@ -277,7 +225,7 @@ def _merge(arguments: list[str]) -> int:
     parser = _folder_parser("merge", "--output TABLE.parquet", about)
     flag(parser, "--output TABLE.parquet", "the table to write", required=True)
     flags = parser.read(arguments)
-    rows = merge_shards(flags.folder, flags.output)
+    rows = outputs.merge_shards(flags.folder, flags.output)
     summary(["rows", f"{rows:,}"], ["table", flags.output])
     return 0
 
@@ -285,43 +233,48 @@ def _merge(arguments: list[str]) -> int:
 def _check(arguments: list[str]) -> int:
     """Whether every uid is there once, all signatures are equal, all shards whole; 1 where not."""
     about = "Check the scores of all shards: every uid once, one signature, no damage."
-    found = check_shards(_folder_parser("check", "", about).read(arguments).folder)
+    found = outputs.check_shards(_folder_parser("check", "", about).read(arguments).folder)
     uids = "all unique" if not found.repeated else f"{found.repeated:,} rows repeat one"
     whole = "all whole" if not found.damaged else f"{len(found.damaged):,} damaged"
+    signatures = {text: _counted(len(names), "shard") for text, names in found.signatures.items()}
     summary(
         ["shards", f"{found.shards:,} ({whole})"],
         ["rows", f"{found.rows:,} ({sum(found.failed.values()):,} failed)"],
         ["uids", uids],
-        *(["signature", f"{text} ({_shards(names)})"] for text, names in found.signatures.items()),
+        *(["signature", f"{text} ({shards})"] for text, shards in signatures.items()),
     )
     for title, lines in _complaints(found):
         more = len(lines) - _SHOWN
-        complain("\n  ".join([title, *lines[:_SHOWN], *([f"and {more:,} more"] if more > 0 else [])]))
+        if lines:
+            complain("\n  ".join([title, *lines[:_SHOWN], *([f"and {more:,} more"] if more > 0 else [])]))
     return 0 if found.ok else 1
 
 
-def _complaints(found: ShardCheck) -> Iterable[tuple[str, Sequence[str]]]:
-    """What is wrong: of each kind a title, and the shards or uids."""
-    if found.damaged:
-        title = f"{_shards(found.damaged)} damaged or no scores; delete them and score their shards again:"
-        yield title, [f"{name} {why}" for name, why in found.damaged.items()]
-    if found.failed:
-        title = f"{_shards(found.failed)} with rows that failed; `score --retry-failed` redoes them:"
-        every = dict.fromkeys(found.without_scores, ", all of its rows")
-        yield title, [f"{name}: {rows:,}{every.get(name, '')}" for name, rows in found.failed.items()]
-    if found.repeated:
-        title = f"{_counted(found.repeated, 'row')} with a uid that another row has:"
-        places = [
-            f"{uid!r}: {', '.join(f'{times} in {name}' for name, times in counts.items())}"
-            for uid, counts in found.duplicates.items()
-        ]
-        yield title, places
-    if len(found.signatures) > 1:
-        few = sorted(found.signatures.values(), key=len)[:-1]
-        title = "scores of different signatures cannot be compared; score these shards again with one:"
-        yield title, [name for names in few for name in names]
-    if found.unfinished:
-        yield "unfinished files, which can be deleted while no run is on:", found.unfinished
+def _complaints(found: outputs.ShardCheck) -> list[tuple[str, Sequence[str]]]:
+    """What may be wrong: of each kind a title, and the shards or uids."""
+    damaged, failed = (_counted(len(shards), "shard") for shards in (found.damaged, found.failed))
+    all_rows = dict.fromkeys(found.without_scores, ", all of its rows")
+    places = {uid: (f"{n} in {name}" for name, n in at.items()) for uid, at in found.duplicates.items()}
+    few = sorted(found.signatures.values(), key=len)[:-1]
+    return [
+        (
+            f"{damaged} damaged or no scores; delete them and score their shards again:",
+            [f"{name} {why}" for name, why in found.damaged.items()],
+        ),
+        (
+            f"{failed} with rows that failed; `score --retry-failed` redoes them:",
+            [f"{name}: {rows:,}{all_rows.get(name, '')}" for name, rows in found.failed.items()],
+        ),
+        (
+            f"{_counted(found.repeated, 'row')} with a uid that another row has:",
+            [f"{uid!r}: {', '.join(at)}" for uid, at in places.items()],
+        ),
+        (
+            "scores of different signatures cannot be compared; score these shards again with one:",
+            [name for names in few for name in names],
+        ),
+        ("unfinished files, which can be deleted while no run is on:", found.unfinished),
+    ]
 
 
 def _histogram(arguments: list[str]) -> int:
@@ -334,28 +287,35 @@ def _histogram(arguments: list[str]) -> int:
     common.check_output("--png", flags.png)
     if flags.keep is not None and not 0 < flags.keep <= 1:
         raise ValueError(f"--keep {flags.keep:g}: expected a share above 0, at most 1, such as 0.3")
-    found = score_histogram(flags.folder, keep=flags.keep)
-    if flags.png is not None:
-        common.write("--png", flags.png, _picture(found, flags.folder))
-    if found.scored:
-        print(_bars(found) + "\n")
-    summary(*_numbers(found))
-    return 0 if found.scored else 1
-
-
-def _numbers(found: ScoreHistogram) -> list[list[str]]:
+    found = outputs.score_histogram(flags.folder, keep=flags.keep)
     rows = [["rows", f"{found.scored + found.failed:,} ({found.failed:,} without a score)"]]
+    note = f"{found.scored:,} scores, mean {found.mean:.4f}; {found.failed:,} rows without a score"
+    threshold = None
     if found.scored:
         rows += [["mean", f"{found.mean:.4f}"], ["range", f"{found.least:.4f} to {found.most:.4f}"]]
         rows += [[f"{share:.0%}", f"{value:.4f}"] for share, value in found.quantiles.items()]
-    if found.keep is not None and found.scored:
-        share, threshold = found.kept / found.scored, math.floor(found.threshold * 1e6) / 1e6
-        kept = f"keeps {_counted(found.kept, 'row')}, {share:.2%} of those with a score"
-        rows.append([f"best {100 * found.keep:g}%", f"score >= {threshold:.6f} {kept}"])
-    return rows
+        if flags.keep is not None:
+            best, threshold = f"best {100 * flags.keep:g}%", found.threshold
+            kept = (
+                f"keeps {_counted(found.kept, 'row')}, {found.kept / found.scored:.2%} of those with a score"
+            )
+            rows.append([best, f"score >= {math.floor(threshold * 1e6) / 1e6:.6f} {kept}"])
+            note += f"; the {best} from {threshold:.4f} on: {found.kept:,} rows"
+    if flags.png is not None:
+        marks = {f"{share:.0%}": value for share, value in found.quantiles.items() if math.isfinite(value)}
+        bins, title = (found.edges.tolist(), found.counts.tolist()), f"Scores in {flags.folder}"
+        try:
+            picture = draw_histogram(title, *bins, marks, kept_from=threshold, note=note)
+        except ModuleNotFoundError as error:
+            raise ValueError(f"--png: {error}") from None
+        common.write("--png", flags.png, common.png_bytes(picture))
+    if found.scored:
+        print(_bars(found) + "\n")
+    summary(*rows)
+    return 0 if found.scored else 1
 
 
-def _bars(found: ScoreHistogram) -> str:
+def _bars(found: outputs.ScoreHistogram) -> str:
     """The histogram as lines of text, three bins in each."""
     labels, counts = [f"{edge:.4f}" for edge in found.edges[:-1:3]], found.counts.reshape(-1, 3).sum(axis=1)
     wide = max(map(len, labels))
@@ -365,24 +325,5 @@ def _bars(found: ScoreHistogram) -> str:
     return "\n".join(f"{label.rjust(wide)}  {bar} {count:,}".rstrip() for label, bar, count in lines)
 
 
-def _picture(found: ScoreHistogram, folder: str) -> bytes:
-    marks = {f"{share:.0%}": value for share, value in found.quantiles.items() if math.isfinite(value)}
-    note = f"{found.scored:,} scores, mean {found.mean:.4f}; {found.failed:,} rows without a score"
-    threshold = found.threshold if found.keep is not None and found.scored else None
-    if threshold is not None and found.keep is not None:
-        note += f"; the best {100 * found.keep:g}% from {threshold:.4f} on: {found.kept:,} rows"
-    edges, counts = found.edges.tolist(), found.counts.tolist()
-    try:
-        return common.png_bytes(
-            draw_histogram(f"Scores in {folder}", edges, counts, marks, kept_from=threshold, note=note)
-        )
-    except ModuleNotFoundError as error:
-        raise ValueError(f"--png: {error}") from None
-
-
 def _counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def _shards(names: Collection[str]) -> str:
-    return _counted(len(names), "shard")

@@ -152,14 +152,11 @@ class ImageDecoder:
 
 def _names_of(batch: Batch, needed: Sequence[str], chosen: Mapping[str, str]) -> dict[str, str]:
     """Columns of a batch by what they hold."""
-    present = list(batch)
-    names, missing, several = find_columns(present, needed, chosen)
-    problems = column_problems(present, missing, several, chosen)
-    if problems:
-        raise wrong_option(
-            "batch", present, "; ".join(problems), 'pass columns={"caption": "..."}', verb="has"
-        )
-    return names
+    found = find_columns(batch, needed, chosen)
+    if problems := column_problems(found, chosen, list(batch)):
+        fix = 'pass columns={"caption": "..."}'
+        raise wrong_option("batch", list(batch), "; ".join(problems), fix, verb="has")
+    return {role: names[0] for role, names in found.items()}
 
 
 def _stored(batch: Batch, name: str) -> list[Any]:

@@ -436,11 +436,7 @@ def write_positives(
 def score_shards(source: Path, target: Path, scorer: Any, *, workers: int, progress: Any = None) -> list[Any]:
     """What became of each shard of a folder, by processes of Ray: a `ShardResult`, or what has a `reason`."""
     shards = plan_shards([f"{source}/*.parquet"], str(target))
-    return list(
-        workers_of_shards.score_shards(
-            shards, scorer, workers_of_shards.Workers(workers), {"progress": progress}
-        )
-    )
+    return list(workers_of_shards.score_shards(shards, scorer, {"progress": progress}, workers=workers))
 
 
 # judgements

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from capeval_core._version import __version__
@@ -31,7 +32,6 @@ from capeval_core.integrations.shards.shard import (
     opened,
     read_batches,
     read_note,
-    write_table,
 )
 from capeval_core.kept import PARTIAL
 
@@ -44,36 +44,23 @@ _NAMED = 1000  # uids that are named at most where many come twice
 _OF_ONE_RUN = ("signature", "skipped", "scored")
 _FILES = 16  # files whose notes are read together: object stores answer slowly, but many at a time
 _ROWS = 1 << 20  # rows of a temporary file that are looked at together
+Planned = tuple[str, str]
+"""Addresses of a shard and of the file for its scores."""
 
 # before a run
 
 
-@dataclass(frozen=True)
-class PlannedShard:
-    """Addresses of a shard and of the file for its scores."""
-
-    source: str
-    target: str
-
-
-def plan_shards(inputs: Sequence[str], output: str) -> list[PlannedShard]:
+def plan_shards(inputs: Sequence[str], output: str) -> list[Planned]:
     """The shards that patterns (with `*`, `?`, `[...]`, `**`) match, by name, each with its target.
 
     Raises:
         ValueError: a pattern matches no file; two shards would have one target; the output folder is that of
             a shard, or a file.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     for name in ("b.tar", "a.parquet"):
-    ...         _ = Path(folder, name).write_bytes(b"")
-    ...     [shard.target for shard in plan_shards([f"{folder}/*"], "memory://bucket/out")]
-    ['memory://bucket/out/a.parquet', 'memory://bucket/out/b.parquet']
     """
     folder, problems = _output_folder(output), Problems()
-    if folder.is_local and Path(folder.path).exists() and not Path(folder.path).is_dir():
+    if folder.is_local and Path(folder.path).is_file():
         problems.add(option_problem("output", output, "a file", "pass a folder"))
-    planned: dict[str, PlannedShard] = {}
+    planned: dict[str, str] = {}  # source by target
     for pattern in inputs:
         sources = _files(Place.of("input", pattern))
         if not sources:
@@ -84,25 +71,23 @@ def plan_shards(inputs: Sequence[str], output: str) -> list[PlannedShard]:
                 found, fix = "the folder of the input", "choose another folder for the scores"
                 problems.add(option_problem("output", output, found, fix))
                 break
-            other = planned.setdefault(target.address, PlannedShard(source.address, target.address))
-            if other.source != source.address:
-                found = f"{other.source} and {source.address} would both go to {target.name}"
+            other = planned.setdefault(target.address, source.address)
+            if other != source.address:
+                found = f"{other} and {source.address} would both go to {target.name}"
                 problems.add(Problem("input", found, "give them other names, or run twice"))
     problems.raise_if_any()
-    return [planned[target] for target in sorted(planned)]
+    return [(planned[target], target) for target in sorted(planned)]
 
 
-def refuse_other_scores(
-    shards: Sequence[PlannedShard], settings: Mapping[str, Any], images: str | None
-) -> None:
+def refuse_other_scores(shards: Sequence[Planned], settings: Mapping[str, Any], images: str | None) -> None:
     """Raise FileError for targets that hold scores of other settings, or something else; others pass."""
 
-    def problems_of(shard: PlannedShard) -> Iterable[Problem]:
-        place = Place.of("output", shard.target)
-        folder = Place.of("input", shard.source).parent if images is None else Place.of("images", images)
+    def problems_of(shard: Planned) -> Iterable[Problem]:
+        source, target = Place.of("input", shard[0]), Place.of("output", shard[1])
+        folder = source.parent if images is None else Place.of("images", images)
         try:
             now = {**settings, "images": folder.identity}
-            is_same(place, read_note(place), now, "choose another --output")
+            is_same(target, read_note(target), now, "choose another --output")
         except DamagedError:
             return ()  # it is scored again
         except FileError as error:
@@ -113,11 +98,11 @@ def refuse_other_scores(
         Problems(problem for found in threads.map(problems_of, shards) for problem in found).raise_if_any()
 
 
-def existing(shards: Sequence[PlannedShard], output: str) -> list[PlannedShard]:
+def existing(shards: Sequence[Planned], output: str) -> list[Planned]:
     """The shards whose target is there, whatever it holds."""
     folder = _output_folder(output)
     names = set(folder.names()) if folder.filesystem.isdir(folder.path) else set()
-    return [shard for shard in shards if shard.target.rpartition("/")[2] in names]
+    return [shard for shard in shards if shard[1].rpartition("/")[2] in names]
 
 
 def write_manifest(
@@ -144,17 +129,10 @@ def _output_folder(output: str) -> Place:
 
 def _files(pattern: Place) -> list[Place]:
     """The files that a pattern matches, by path; hidden ones, such as unfinished outputs, are none."""
-    filesystem = pattern.filesystem
-    try:
-        with pattern.reading():
-            if filesystem.isfile(pattern.path):  # whose name may have brackets
-                found = {pattern.path: {"type": "file"}}
-            else:
-                found = filesystem.glob(pattern.path, detail=True)
-    except FileError as error:
-        if isinstance(error.__context__, FileNotFoundError):
-            return []
-        raise
+    filesystem, found = pattern.filesystem, {pattern.path: {"type": "file"}}
+    with pattern.reading():
+        if not filesystem.isfile(pattern.path):  # whose name may have brackets
+            found = filesystem.glob(pattern.path, detail=True)
     paths = [
         path
         for path, one in found.items()
@@ -212,19 +190,16 @@ def merge_shards(folder: str | PathLike[str], target: str | PathLike[str]) -> in
             found = f"has the signature {signature!r}, others have {signatures[0]!r}"
             problems.add(file_problem(output.address, found, "merge shards of one signature"))
     problems.raise_if_any()
-    about = {_MERGED: json.dumps({"signature": signatures[0], "shards": len(outputs)})}
     with opened(outputs[0]) as parquet:
         schema = parquet.schema_arrow.remove_metadata()
     rows = 0
-
-    def tables() -> Iterator[pa.Table]:
-        nonlocal rows
+    with end.whole() as partial, pq.ParquetWriter(partial, schema, write_page_checksum=True) as merged:
         for output in outputs:
             for batch in read_batches(output):
+                merged.write_table(pa.Table.from_batches([batch]).cast(schema))
                 rows += len(batch)
-                yield pa.Table.from_batches([batch]).cast(schema)
-
-    write_table(end, schema, tables(), lambda: about)
+        about = {"signature": signatures[0], "shards": len(outputs)}
+        merged.add_key_value_metadata({_MERGED: json.dumps(about)})
     return rows
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import tempfile
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from capeval_core.project import install_command
 from capeval_core.values import described
 
 _INSTALL = {"s3": install_command("s3"), "gs": "pip install gcsfs", "gcs": "pip install gcsfs"}
+_VERSION = ("size", "mtime", "ino", "ETag", "etag", "md5Hash")  # what file systems tell of a file
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Place:
     @classmethod
     def of(cls, argument: str, value: Any) -> Place:
         """The place that a path or an address such as `s3://bucket/00000.tar` means; nothing is looked at."""
-        if not isinstance(value, (str, os.PathLike)) or not isinstance(os.fspath(value), str):
+        if not isinstance(value, (str, os.PathLike)):
             fix = "expected a path, or an address such as s3://bucket/00000.tar"
             raise wrong_option(argument, value, described(value), fix, kind=TypeError)
         address = os.fspath(value)
@@ -42,34 +42,29 @@ class Place:
         if wrong := path_problem(address):
             raise wrong_option(argument, address, *wrong, verb="")
         try:
-            filesystem, path = fsspec.core.url_to_fs(address)
+            return cls(address, *fsspec.core.url_to_fs(address))
         except ImportError as error:
             protocol = address.partition("://")[0]
             install = _INSTALL.get(protocol, f"install fsspec's package for {protocol}")
             raise wrong_option(argument, address, f"missing a package ({error})", install) from error
         except ValueError as error:
             raise wrong_option(argument, address, f"no address of fsspec's ({error})") from error
-        return cls(address, filesystem, path)
 
     @property
     def is_local(self) -> bool:
-        """Whether it is on this machine."""
         return isinstance(self.filesystem, LocalFileSystem)
 
     @property
     def name(self) -> str:
-        """Its last part."""
         return self.path.rstrip("/").rpartition("/")[2]
 
     @property
     def parent(self) -> Place:
-        """The folder that it is in."""
         path = self.path.rpartition("/")[0]
         address = self.address.rpartition("/")[0] if "://" in self.address else path
         return Place(address, self.filesystem, path)
 
     def child(self, name: str) -> Place:
-        """A file in this folder."""
         address, path = (f"{folder.removesuffix('/')}/{name}" for folder in (self.address, self.path))
         return Place(address, self.filesystem, path)
 
@@ -97,8 +92,7 @@ class Place:
         if info["type"] != "file":
             found = "is a folder" if info["type"] == "directory" else "is no regular file"
             raise FileError(file_problem(self.address, found, "pass a file"))
-        facts = {name: info.get(name) for name in ("size", "mtime", "ino", "ETag", "etag", "md5Hash")}
-        known = [f"{name}={value}" for name, value in facts.items() if value is not None]
+        known = [f"{name}={info[name]}" for name in _VERSION if info.get(name) is not None]
         return " ".join(known) if len(known) > 1 else ""
 
     @contextmanager
@@ -114,16 +108,6 @@ class Place:
             raise FileError(file_problem(self.address, f"cannot be read ({reason_of(error)})")) from error
 
     @contextmanager
-    def writing(self) -> Iterator[None]:
-        """Let what fails in the block, which writes it, be an OSError that names it."""
-        try:
-            yield
-        except MemoryError:
-            raise
-        except Exception as error:
-            raise OSError(f"{self.address} cannot be written ({reason_of(error)})") from error
-
-    @contextmanager
     def local_copy(self) -> Iterator[Path]:
         """The file on a local disk: itself, or a temporary copy."""
         if self.is_local:
@@ -137,21 +121,25 @@ class Place:
 
     @contextmanager
     def whole(self) -> Iterator[Path]:
-        """A local file for the block to write, which then appears here as a whole or not at all."""
-        if self.is_local:
-            target = Path(self.path)
-            with self.writing():
-                target.parent.mkdir(parents=True, exist_ok=True)
-                if target.is_dir():
-                    raise IsADirectoryError(errno.EISDIR, "it is a folder")
-            with whole_file(target) as partial:
-                yield partial
-            return
-        with tempfile.TemporaryDirectory(prefix="capeval-") as folder:
-            partial = Path(folder, "shard")
-            yield partial
-            with self.writing():  # a store shows an upload when it is complete
-                self.filesystem.put_file(str(partial), self.path)
+        """A local file for the block to write, which then appears here as a whole or not at all.
+
+        OSError names this place if it cannot be written.
+        """
+        try:
+            if self.is_local:
+                Path(self.path).parent.mkdir(parents=True, exist_ok=True)
+                with whole_file(Path(self.path)) as partial:
+                    yield partial
+            else:
+                with tempfile.TemporaryDirectory(prefix="capeval-") as folder:
+                    copy = Path(folder, "shard")
+                    yield copy
+                    try:
+                        self.filesystem.put_file(str(copy), self.path)
+                    except Exception as error:  # whatever the store's client raises
+                        raise OSError(reason_of(error)) from error
+        except OSError as error:
+            raise OSError(f"{self.address} cannot be written ({reason_of(error)})") from error
 
 
 def reason_of(error: BaseException) -> str:

@@ -21,8 +21,6 @@ from capeval_core.values import described
 
 CACHE_BYTES, TEXT_BYTES = 32 << 20, 8 << 20
 """Memory for features of images and of texts: those of a web collection rarely come again."""
-_ARGUMENTS = {"captions": "caption", "images": "image", "videos": "video", "references": "references"}
-"""What messages about one row call the arguments of `score`."""
 
 
 class BatchScorer:
@@ -70,8 +68,7 @@ class BatchScorer:
             fix = "leave it out: a shard's own output keeps its scores"
             raise wrong_option("rows", chosen.rows, "not for rows that are scored one by one", fix)
         self.metric_class.check_separable(chosen)
-        changed: dict[str, Any] = {"on_error": "nan", "evidence": False}
-        self.options = replace(chosen, **changed)
+        self.options = replace(chosen, on_error="nan", evidence=False)
         self.metric_class.check_options(self.options)
         argument = argument_of(self.metric_class.media)
         self._visual = [] if argument is None else [str(medium_of(argument))]
@@ -148,25 +145,25 @@ class BatchScorer:
         try:
             return self._check(columns, rows), rows
         except ProblemsError:
-            pass
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # those of the sound rows come once, below
-            sound = self._sound(columns, rows, errors)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # those of the sound rows come once, below
+                sound = self._sound(columns, rows, errors)
         return self._check(columns, sound), sound
 
     def _sound(
         self, columns: Mapping[str, list[Any]], rows: list[int], errors: list[str | None]
     ) -> list[int]:
-        """The rows that can be scored, found by halves."""
+        """The rows that can be scored, found by halves; the others get an error."""
         try:
             self._check(columns, rows)
         except ProblemsError as error:
             if len(rows) == 1:
-                errors[rows[0]] = _reason(error)
+                errors[rows[0]] = "; ".join(str(problem._replace(fix="")) for problem in error.problems)
                 return []
             middle = len(rows) // 2
-            halves = rows[:middle], rows[middle:]
-            return [row for half in halves for row in self._sound(columns, half, errors)]
+            return [
+                row for half in (rows[:middle], rows[middle:]) for row in self._sound(columns, half, errors)
+            ]
         return rows
 
     def _check(self, columns: Mapping[str, list[Any]], rows: list[int]) -> Samples | None:
@@ -174,8 +171,9 @@ class BatchScorer:
             return None
         chosen = {name: [column[row] for row in rows] for name, column in columns.items()}
         visuals = chosen[self._visual[0]] if self._visual else None
+        names = {"captions": "caption", "images": "image", "videos": "video"}
         # A row's reason must not depend on where its batch begins.
-        with naming(row=lambda argument, path: place(_ARGUMENTS.get(argument, str(argument)), path[1:])):
+        with naming(names, row=lambda argument, path: place(argument, path[1:])):
             samples = self.metric_class.check_input(
                 self.options, chosen["caption"], visuals, chosen.get("references")
             )
@@ -184,8 +182,3 @@ class BatchScorer:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_given": None, "_opened": None}
-
-
-def _reason(error: ProblemsError) -> str:
-    """Why a row cannot be scored."""
-    return "; ".join(str(problem._replace(fix="")) for problem in error.problems)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from os import PathLike
@@ -77,19 +77,17 @@ def score_shard(
     `parts`, `truncated` and `error`. A target that is there with the same signature, source, columns and
     folder of images is kept, one of other scores refused, a damaged one made again with a warning. A row that
     cannot be scored costs itself; a shard that is cut off or damaged is refused as a whole. `docs/scale.md`
-    says more. Memory is that of a window, and of the longest page of a Parquet file.
+    says more.
 
     Args:
         source: Parquet, a tar of webdataset, or JSON lines: a path, or an address of fsspec.
         target: the Parquet file to write, in a folder that is made where there is none.
-        metric: a name, an open metric, or a `BatchScorer`, which is best for several shards. Images whose
-            metric is about videos are videos.
+        metric: a name, an open metric, or a `BatchScorer`, which is best for several shards.
         images: folder that paths of images are relative to, which may be an address too; None: that of the
             source. Images named by addresses are never fetched.
         columns: names of columns by what they hold, where they are not found by themselves: {"uid": ...,
             "caption": ..., "image": ..., "references": ...}.
-        retry_failed: score the rows of a finished target again that have an `error`; the other rows stay as
-            they are. The target's rows are in memory then.
+        retry_failed: score the rows of a finished target again that have an `error`; the other rows stay.
         window: rows that are in memory together; fewer where they have more than 128 MB.
         progress: called with a number of rows whenever so many more are done.
         **options: of a metric given by name, as for `capeval_core.load`.
@@ -112,7 +110,7 @@ def score_shard(
     (2, 1, False)
     """
     begin, end = Place.of("source", source), Place.of("target", target)
-    named = check_columns(columns)
+    chosen = check_columns(columns)
     if not isinstance(window, int) or isinstance(window, bool) or window < 1:
         raise wrong_option("window", window, "", "expected a whole number of at least 1", verb="")
     if begin.identity == end.identity:
@@ -126,84 +124,69 @@ def score_shard(
     version = begin.version()
     folder = begin.parent if images is None else images_folder(images)
     stored, kept = _finished(end), None
-    if stored is not None:
-        known = bool(version) and (stored["source"], stored["version"]) == (begin.address, version)
-        if known:
-            checksum = stored["checksum"]
-        else:
-            with begin.local_copy() as path:
-                checksum = _checksum(path)
-        now = {**settings_of(scorer, named), "images": folder.identity, "checksum": checksum}
-        if is_same(end, stored, now, "choose another target, or delete it"):
-            if not (retry_failed and stored["failed"]):
-                return _result(begin, end, stored, skipped=True)
-            kept = pa.Table.from_batches(read_batches(end))
+
+    def result(note: Mapping[str, Any], **run: Any) -> ShardResult:
+        names = ("rows", "failed", "error", "truncated", "signature", "checksum")
+        counts = {name: note[name] for name in names}
+        return ShardResult(begin.address, end.address, **counts, columns=note["read"], **run)
+
+    def is_kept(checksum: str) -> bool:
+        now = {**settings_of(scorer, chosen), "images": folder.identity, "checksum": checksum}
+        return stored is not None and is_same(end, stored, now, "choose another target, or delete it")
+
+    retry = stored is not None and retry_failed and stored["failed"]
+    read_before = stored and (stored["source"], stored["version"]) == (begin.address, version or None)
+    if stored and read_before and is_kept(stored["checksum"]) and not retry:
+        return result(stored, skipped=True)
     with begin.local_copy() as path:
-        shard = Shard(path, begin.address, scorer.columns, named, folder)
-        windows = read_shard(shard, window)
-        note = {
-            **settings_of(scorer, named),
-            "images": folder.identity,
-            "checksum": _checksum(path),
-            "source": begin.address,
-            "version": version,
-            **{"rows": 0, "failed": 0, "truncated": 0, "error": None},
-        }
-        done: list[int] = []
-
-        def count(rows: int) -> None:
-            done.append(rows)
-            if progress is not None:
-                progress(rows)
-
-        def metadata() -> dict[bytes, str]:
-            if begin.is_local and begin.version() != version:
-                raise FileError(file_problem(begin.address, "changed while it was read", "score it again"))
-            read = {role: list(names) for role, names in shard.used.items()}
-            note.update(read=read, looked_up=shard.looked_up)
-            return {NOTE: json.dumps({**note, "digest": _digest(note)})}
-
+        checksum = _checksum(path)
+        if stored is not None and is_kept(checksum):
+            if not retry:
+                return result(stored, skipped=True)
+            kept = pa.Table.from_batches(read_batches(end))
+        shard = Shard(path, begin, scorer.columns, chosen, folder)
+        windows, memory, scored = read_shard(shard, window), FreedMemory(), 0
+        settings = {**settings_of(scorer, chosen), "images": folder.identity, "checksum": checksum}
+        note = {**settings, "source": begin.address, "version": version}
+        note |= {"rows": 0, "failed": 0, "truncated": 0, "error": None}
         scorer.forget()  # so that a rerun, by whichever worker, writes the very same file
         schema = pa.schema([pa.field("uid", pa.string(), nullable=False), *scorer.schema()])
-        write_table(end, schema, _scored(windows, scorer, schema, note, kept, count), metadata)
+        with end.whole() as partial, pq.ParquetWriter(partial, schema, write_page_checksum=True) as parquet:
+            for rows in windows:
+                size = len(rows["uid"])
+                before = None if kept is None else kept.slice(note["rows"], size).to_pydict()
+                table, again = _scored(rows, scorer, schema, before)
+                del rows  # its images leave memory before the next ones are read
+                parquet.write_table(table)
+                note["rows"] += size
+                note["failed"] += table["score"].null_count
+                note["error"] = note["error"] or next(iter(table["error"].drop_null().to_pylist()), None)
+                note["truncated"] += sum(cut > 0 for cut in table["truncated"].to_pylist())
+                scored += again
+                memory.add(size)
+                if progress is not None:
+                    progress(again)
+            if begin.is_local and begin.version() != version:
+                raise FileError(file_problem(begin.address, "changed while it was read", "score it again"))
+            note |= {"read": {role: list(names) for role, names in shard.used.items()}}
+            note |= {"looked_up": shard.looked_up}
+            parquet.add_key_value_metadata({NOTE: json.dumps({**note, "digest": _digest(note)})})
     if not note["rows"]:
         warn(f"{begin.address} has no rows: its output has none either")
-    return _result(begin, end, note, scored=sum(done))
+    return result(note, skipped=False, scored=scored)
 
 
 def _scored(
-    windows: Iterator[Rows],
-    scorer: BatchScorer,
-    schema: pa.Schema,
-    note: dict[str, Any],
-    kept: pa.Table | None,
-    count: Callable[[int], None],
-) -> Iterator[pa.Table]:
-    """The scores of all rows, window by window, and what `note` says of them.
-
-    kept: the rows of an earlier output, of which those without a score are scored again.
-    """
-    memory = FreedMemory()
-    for rows in windows:
-        size = len(rows["uid"])
-        output: dict[str, list[Any]] = {name: [None] * size for name in schema.names}
-        if kept is not None:
-            output = kept.slice(note["rows"], size).to_pydict()
-        output["uid"] = rows["uid"]
-        again = [i for i in range(size) if output["score"][i] is None]
-        found = scorer({name: [values[i] for i in again] for name, values in rows.items()}) if again else {}
-        del rows  # its images leave memory before the next ones are read
-        for name, values in found.items():
-            for i, value in zip(again, values, strict=True):
-                output[name][i] = value
-        table = pa.table(output, schema=schema)
-        yield table
-        note["rows"] += size
-        note["failed"] += table["score"].null_count
-        note["error"] = note["error"] or next(filter(None, output["error"]), None)
-        note["truncated"] += sum(cut > 0 for cut in output["truncated"])
-        memory.add(size)
-        count(len(again))
+    rows: Rows, scorer: BatchScorer, schema: pa.Schema, before: dict[str, list[Any]] | None
+) -> tuple[pa.Table, int]:
+    """The output of rows, and how many of them were scored: those without a score in an earlier one."""
+    output = {**(before or {name: [None] * len(rows["uid"]) for name in schema.names}), "uid": rows["uid"]}
+    again = [i for i, score in enumerate(output["score"]) if score is None]
+    found = scorer({name: [values[i] for i in again] for name, values in rows.items()}) if again else {}
+    for name, values in found.items():
+        for i, value in zip(again, values, strict=True):
+            output[name][i] = value
+    return pa.table(output, schema=schema), len(again)
 
 
 def images_folder(images: str | PathLike[str]) -> Place:
@@ -216,11 +199,8 @@ def images_folder(images: str | PathLike[str]) -> Place:
 
 def settings_of(scorer: BatchScorer, columns: Mapping[str, str] | None) -> dict[str, Any]:
     """What scores depend on beside the shard and its images; it opens the weights."""
-    return {
-        "columns": dict(columns or {}),
-        "empty": str(scorer.options.empty),
-        "signature": scorer.signature,
-    }
+    empty, signature = str(scorer.options.empty), scorer.signature
+    return {"columns": dict(columns or {}), "empty": empty, "signature": signature}
 
 
 def is_same(target: Place, stored: Mapping[str, Any], now: Mapping[str, Any], fix: str) -> bool:
@@ -254,16 +234,6 @@ def _checksum(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _result(
-    source: Place, target: Place, note: Mapping[str, Any], *, skipped: bool = False, scored: int = 0
-) -> ShardResult:
-    names = ("rows", "failed", "error", "truncated", "signature", "checksum")
-    counts = {name: note[name] for name in names}
-    return ShardResult(
-        source.address, target.address, **counts, skipped=skipped, scored=scored, columns=note["read"]
-    )
-
-
 # outputs
 
 
@@ -278,26 +248,6 @@ def _damaged(place: Place, found: str) -> DamagedError:
 def found_in(error: FileError) -> str:
     """What is wrong with a file, without its path and the fix."""
     return str(next(iter(error.problems)).found)
-
-
-def write_table(
-    place: Place, schema: pa.Schema, tables: Iterable[pa.Table], metadata: Callable[[], dict[bytes, str]]
-) -> None:
-    """Write tables to a Parquet file with page checksums, which appears as a whole or not at all.
-
-    metadata: asked for when all tables are written. Raises OSError if the file cannot be written.
-    """
-    with place.whole() as partial:
-        with place.writing():
-            parquet = pq.ParquetWriter(partial, schema, write_page_checksum=True)
-        try:
-            for table in tables:
-                with place.writing():
-                    parquet.write_table(table)
-            parquet.add_key_value_metadata(metadata())
-        finally:
-            with place.writing():
-                parquet.close()
 
 
 @contextmanager
