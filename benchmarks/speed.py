@@ -178,7 +178,7 @@ def resamples(folder: Path, device: str) -> Ways:
 
     def ours() -> Any:
         rows = WeightedRows(scores, ratings)
-        return [(taus.b, taus.c) for taus in map(rows.taus, weights)]
+        return [rows.coefficients(own, ("tau_b", "tau_c")) for own in weights]
 
     def plain() -> Any:
         found = []

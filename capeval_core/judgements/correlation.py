@@ -18,8 +18,6 @@ from capeval_core.statistics import LEAST_P
 
 Doubles = NDArray[np.float64]
 Integers = NDArray[np.int64]
-_Ties = Literal["wrong", "half"]
-"""What a pair of equal scores counts: nothing, or one half."""
 
 
 @dataclass(frozen=True)
@@ -60,42 +58,30 @@ def kendall_tau_b(scores: ArrayLike, ratings: ArrayLike) -> Coefficient:
     >>> kendall_tau_b([0.1, 0.4, 0.3, 0.9], [1, 1, 2, 3])
     Coefficient(value=0.5477..., p_value=0.2786..., rows=4, undefined=None)
     """
-    from scipy.stats import kendalltau
-
-    return _coefficient(kendalltau, scores, ratings)
+    return _coefficient("kendalltau", scores, ratings)
 
 
 def kendall_tau_c(scores: ArrayLike, ratings: ArrayLike) -> Coefficient:
-    """Kendall's tau-c (Stuart's), for scales with different numbers of levels.
-
-    >>> kendall_tau_c([0.1, 0.4, 0.3, 0.9], [1, 1, 2, 3]).value
-    0.5625
-    """
-    from scipy.stats import kendalltau
-
-    return _coefficient(lambda x, y: kendalltau(x, y, variant="c"), scores, ratings)
+    """Kendall's tau-c (Stuart's), for scales with different numbers of levels."""
+    return _coefficient("kendalltau", scores, ratings, variant="c")
 
 
 def spearman(scores: ArrayLike, ratings: ArrayLike) -> Coefficient:
-    """Spearman's rho: Pearson's correlation of mean ranks.
-
-    >>> spearman([0.1, 0.4, 0.3, 0.9], [1, 1, 2, 3]).value
-    0.6324...
-    """
-    from scipy.stats import spearmanr
-
-    return _coefficient(spearmanr, scores, ratings)
+    """Spearman's rho: Pearson's correlation of mean ranks."""
+    return _coefficient("spearmanr", scores, ratings)
 
 
 def pearson(scores: ArrayLike, ratings: ArrayLike) -> Coefficient:
-    """Pearson's correlation, of a straight line.
+    """Pearson's correlation, of a straight line."""
+    return _coefficient("pearsonr", scores, ratings)
 
-    >>> pearson([0.1, 0.4, 0.3, 0.9], [1, 1, 2, 3]).value
-    0.8439...
-    """
-    from scipy.stats import pearsonr
 
-    return _coefficient(lambda x, y: pearsonr(scaled(x), scaled(y)), scores, ratings)
+COEFFICIENTS: dict[str, Callable[[ArrayLike, ArrayLike], Coefficient]] = {
+    "tau_b": kendall_tau_b,
+    "tau_c": kendall_tau_c,
+    "spearman": spearman,
+    "pearson": pearson,
+}
 
 
 def annotator_mean(
@@ -127,63 +113,21 @@ def annotator_mean(
     return mean if digits is None else round(mean, digits)
 
 
-def pairwise_accuracy(better: ArrayLike, worse: ArrayLike, *, ties: _Ties = "wrong") -> float:
-    """How often the caption that people prefer has the higher score, from 0 to 1; NaN without a pair.
+def won_pairs(better: ArrayLike, worse: ArrayLike, *, ties: Literal["wrong", "half"] = "wrong") -> Doubles:
+    """What each pair counts: 1 where the caption that people prefer has the higher score, else 0, or 0.5 for
+    a tie; NaN where a score is not finite.
 
-    Pairs whose scores are not both finite are left out. FOIL's accuracy is the same, of right captions and
-    their foils.
-
-    >>> pairwise_accuracy([0.9, 0.5, 0.3], [0.1, 0.5, 0.4]), pairwise_accuracy([0.5], [0.5], ties="half")
-    (0.3333, 0.5)
-    """
-    return _mean_of_finite(won_pairs(better, worse, ties=ties))
-
-
-def _mean_of_finite(values: Doubles) -> float:
-    values = values[np.isfinite(values)]
-    return float(values.mean()) if len(values) else math.nan
-
-
-def won_pairs(better: ArrayLike, worse: ArrayLike, *, ties: _Ties = "wrong") -> Doubles:
-    """What each pair counts: 1 where the better caption has the higher score, else 0, or 0.5 for a tie.
-
-    NaN where a score is not finite.
+    >>> won_pairs([0.9, 0.5, 0.3], [0.1, 0.5, 0.4], ties="half")
+    array([1. , 0.5, 0. ])
     """
     high, low = equally_many(better, worse)
     with np.errstate(invalid="ignore"):
         won = (high > low) + (0.5 if ties == "half" else 0.0) * (high == low)
-    finite = np.isfinite(high) & np.isfinite(low)
-    return np.where(finite, won, math.nan)
-
-
-def accuracy_by_category(
-    better: ArrayLike, worse: ArrayLike, categories: Sequence[str], *, ties: _Ties = "wrong"
-) -> dict[str, float]:
-    """`pairwise_accuracy` of each category, in order of first mention, and their `mean`.
-
-    >>> accuracy_by_category([2, 2, 1], [1, 1, 2], ["HC", "HC", "MM"])
-    {'HC': 1.0, 'MM': 0.0, 'mean': 0.5}
-    """
-    won, of_pair = won_pairs(better, worse, ties=ties), np.asarray(categories, dtype=object)
-    accuracies = {name: _mean_of_finite(won[of_pair == name]) for name in dict.fromkeys(categories)}
-    return {**accuracies, "mean": float(np.mean([*accuracies.values()])) if accuracies else math.nan}
-
-
-def paragraph_means(scores: Sequence[Sequence[float]]) -> Doubles:
-    """The mean score of the sentences of each paragraph, as ActivityNet-FOIL compares paragraphs.
-
-    >>> paragraph_means([[0.5, 1.0], [0.25]])
-    array([0.75, 0.25])
-    """
-    return np.array([np.mean(sentences) if len(sentences) else math.nan for sentences in scores])
+    return np.where(np.isfinite(high) & np.isfinite(low), won, math.nan)
 
 
 def majority(votes: ArrayLike) -> Integers:
-    """The sign of the sum of votes of +1 and -1 in each row: 1, -1, or 0 where they are tied.
-
-    >>> majority([[1, 1, -1], [-1, -1, 1], [1, -1, 0]])
-    array([ 1, -1,  0])
-    """
+    """The sign of the sum of votes of +1 and -1 in each row: 1, -1, or 0 where they are tied."""
     signs: Integers = np.sign(np.asarray(votes).sum(axis=-1)).astype(np.int64)
     return signs
 
@@ -247,26 +191,22 @@ def tie_calibrated_accuracy(
     return float(accuracies[best]), float(thresholds[best])
 
 
-def _coefficient(
-    test: Callable[[Doubles, Doubles], Any], scores: ArrayLike, ratings: ArrayLike
-) -> Coefficient:
+def _coefficient(name: str, scores: ArrayLike, ratings: ArrayLike, **settings: Any) -> Coefficient:
+    """What scipy's function of this name finds."""
+    from scipy import stats
+
     x, y = equally_many(scores, ratings)
     reason = undefined(x, y)
     if reason is not None:
         return Coefficient(math.nan, math.nan, len(x), reason)
-    found = test(x, y)
-    value = float(found.statistic)
-    if not math.isfinite(value):  # a variance that is 0 by rounding
+    found = getattr(stats, name)(*((scaled(x), scaled(y)) if name == "pearsonr" else (x, y)), **settings)
+    if not math.isfinite(found.statistic):
         return Coefficient(math.nan, math.nan, len(x), "the variance of the values is 0 by rounding")
-    return Coefficient(value, max(float(found.pvalue), LEAST_P), len(x))
+    return Coefficient(float(found.statistic), max(float(found.pvalue), LEAST_P), len(x))
 
 
 def scaled(values: Doubles) -> Doubles:
-    """Values below 1 in magnitude, by a power of two: exact, and sums of their squares do not overflow.
-
-    >>> scaled(np.array([1e308, -5e307, 0.0]))
-    array([ 0.5563, -0.2781,  0.    ])
-    """
+    """Values below 1 in magnitude, by a power of two: exact, and sums of their squares do not overflow."""
     return np.ldexp(values, -np.frexp(np.abs(values).max())[1]) if len(values) else values
 
 

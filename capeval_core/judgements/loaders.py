@@ -1,28 +1,25 @@
-"""Readers of the judged sets, one for each name in `sets.toml`, which has the form of their files."""
+"""Readers of the judged sets: the columns of the rows of a file, less the rows that are left out."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import csv
+import io
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from capeval_core.errors import FileError, file_problem
-from capeval_core.inputs.text_files import load_json
-from capeval_core.judgements.correlation import majority
-from capeval_core.judgements.files import (
-    Dropped,
-    Kinds,
-    named_rows,
-    read_lists,
-    read_references,
-    read_rows,
-    references_of,
-)
+from capeval_core.errors import FileError, Problems, did_you_mean, file_problem
+from capeval_core.inputs.text_files import contents, decoded, load_json
+from capeval_core.judgements.correlation import Doubles, majority
 from capeval_core.judgements.protocols import (
     Items,
+    JudgedSet,
     MarkedSet,
     PairedSet,
     PoolSet,
@@ -30,263 +27,340 @@ from capeval_core.judgements.protocols import (
     RatingColumn,
     Scoring,
     SystemSet,
-    tau_columns,
 )
+from capeval_core.judgements.sets import SETS, folder_of, set_entry
 from capeval_core.values import described
 
-_RATED: Kinds = {"image": str, "candidate": str}
-_PAIR: Kinds = {"true_caption": str, "foil_caption": str, "references": list}
 REFERENCES = "references.json"
-_WITHOUT_PEOPLE = "without human captions"
-_DRAWS, _REFERENCES = 5, 5
+_KINDS: Mapping[str, tuple[type | tuple[type, ...], str]] = {
+    "text": (str, "a text"),
+    "list": (list, "a list"),
+    "id": ((str, int), "a text or a whole number"),
+}
+_FORMS = (".json", ".jsonl", ".ndjson", ".csv")
 
 
-def _column(rows: Sequence[dict[str, Any]], name: str) -> list[Any]:
-    return [row.get(name) for row in rows]
+def load_set(name: str, data: str | Path, **settings: Any) -> JudgedSet:
+    """A judged set from its folder or a folder of such folders, or from a data set repository on the Hub.
+
+    Args:
+        name: one of `SETS`.
+        data: a folder; where there is none, `NAME/NAME`, maybe `@revision`, of a data set on the Hub.
+        settings: of its loader, e.g. `labels="label_fleur_run"` for Pascal-50S.
+
+    Raises:
+        ValueError: there is no such set. FileError: the files are missing or damaged.
+    """
+    entry = set_entry(name)
+    folder = folder_of(entry, data)
+    first = folder / entry.files[0]
+    rows = read_rows(first, entry.fields) if entry.fields else _read_lists(first)
+    return _LOADERS[entry.loader or entry.name](entry.name, folder, rows, **settings)
 
 
-def _collapsed(text: str) -> str:
-    """A text with single spaces."""
-    return " ".join(text.split())
+# files
+
+
+def read_rows(path: Path, fields: Mapping[str, str] | None = None) -> pd.DataFrame:
+    """The rows of a file of CSV, JSON (a list) or JSON lines by their names in messages; `fields` with their
+    kinds are there."""
+    rows, problems, fields = {}, Problems(), fields or {}
+    for name, row in _named_rows(path):
+        if not isinstance(row, dict):
+            fix = f"expected an object with {', '.join(fields or ['a rating'])}"
+            problems.add(file_problem(path, described(row, none="null"), fix, index=name, verb="is"))
+            continue
+        for field, kind in fields.items():
+            types, noun = _KINDS[kind]
+            if field not in row:
+                found = f"no {field!r}{did_you_mean(field, row)}"
+                problems.add(file_problem(path, found, index=name, verb="has"))
+            elif not isinstance(row[field], types) or isinstance(row[field], bool):
+                found = f"{field}: {described(row[field], none='null')}"
+                problems.add(file_problem(path, found, f"expected {noun}", index=name))
+        rows[name] = row
+    problems.raise_if_any()
+    if not rows:
+        raise FileError(file_problem(path, "holds no rows"))
+    names = dict.fromkeys(field for row in rows.values() for field in row if isinstance(field, str))
+    columns = {name: [row.get(name) for row in rows.values()] for name in names}
+    return pd.DataFrame(columns, index=list(rows), dtype=object)
+
+
+def _named_rows(path: Path) -> Iterator[tuple[str, Any]]:
+    kind = path.suffix.lower()
+    if kind not in _FORMS:
+        found = f"extension {path.suffix!r}, expected one of {', '.join(_FORMS)}"
+        raise FileError(file_problem(path, found))
+    text = decoded(path, contents(path))
+    try:
+        if kind == ".csv":
+            reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+            header = Counter(filter(None, reader.fieldnames or []))
+            if twice := [name for name, count in header.items() if count > 1]:
+                found = f"the column {twice[0]!r} comes twice"
+                raise FileError(file_problem(path, found, "name each column once"))
+            yield from ((f"row {number}", row) for number, row in enumerate(reader, start=1))
+        elif kind == ".json":
+            content = json.loads(text)
+            if not isinstance(content, list):
+                found = f"{described(content, none='null')}, expected a list of objects"
+                raise FileError(file_problem(path, found))
+            yield from ((f"entry {index}", row) for index, row in enumerate(content))
+        else:
+            for number, line in enumerate(text.split("\n"), start=1):  # a text may hold other ends of lines
+                if line.strip():
+                    yield f"line {number}", json.loads(line)
+    except FileError:
+        raise
+    except (csv.Error, ValueError, RecursionError) as error:  # ValueError: also an integer of too many digits
+        raise FileError(file_problem(path, f"is not {kind[1:]} ({error})")) from error
+
+
+def numbers(values: Iterable[Any], name: str, dropped: Counter[str]) -> Doubles:
+    """Ratings as numbers; those that are missing or no finite numbers are NaN, and counted."""
+    found = []
+    for value in values:
+        missing = value is None or value == ""
+        try:
+            number = math.nan if missing or isinstance(value, bool) else float(value)
+        except (TypeError, ValueError, OverflowError):
+            number = math.nan
+        if not math.isfinite(number):
+            dropped[f"{name} missing" if missing else f"{name} not a number"] += 1
+            number = math.nan
+        found.append(number)
+    return np.array(found, dtype=np.float64)
+
+
+def _read_lists(path: Path) -> dict[str, list[str]]:
+    """A JSON object of lists of texts, e.g. {image: [references]}."""
+    content = load_json(path)
+    if not isinstance(content, dict) or not content:
+        found = f"{described(content, none='null')}, expected {{image: [references]}}"
+        raise FileError(file_problem(path, found))
+    problems = Problems()
+    for name, value in content.items():
+        if not isinstance(value, list) or not value or not all(isinstance(text, str) for text in value):
+            found = f"{described(value, none='null')}, expected a list of texts"
+            problems.add(file_problem(path, found, index=f"key {name!r}"))
+    problems.raise_if_any()
+    return content
+
+
+def _references(
+    path: Path, images: Iterable[str], every: Mapping[str, Sequence[str]] | None = None
+) -> list[list[str]]:
+    """The references of each image, of a file {image: references}."""
+    known, wanted = _read_lists(path) if every is None else every, list(images)
+    missing = sorted({image for image in wanted if image not in known})
+    if missing:
+        found = f"{len(missing):,} of {len(set(wanted)):,} images ({', '.join(map(repr, missing[:3]))})"
+        raise FileError(file_problem(path, f"{found} have no references"))
+    return [list(known[image]) for image in wanted]
+
+
+# ratings
+
+
+def _column(rows: pd.DataFrame, name: str) -> list[Any]:
+    return rows[name].tolist() if name in rows else [None] * len(rows)
+
+
+def _collapsed(texts: Iterable[str]) -> list[str]:
+    """Texts with single spaces."""
+    return [" ".join(text.split()) for text in texts]
+
+
+def _table(name: str) -> dict[str, RatingColumn]:
+    """The columns of a set's table."""
+    columns = SETS[name].columns or {"tau_b": {"statistic": "tau_b"}, "tau_c": {"statistic": "tau_c"}}
+    return {title: RatingColumn(**column) for title, column in columns.items()}
 
 
 def _rated(
-    name: str, items: Items, ratings: Iterable[Iterable[Any]], dropped: Dropped, of: str = "rating"
+    name: str, items: Items, ratings: Iterable[Sequence[Any]], dropped: Counter[str], of: str = "rating"
 ) -> RatedSet:
-    """Items with the ratings of each; those that are no numbers are counted and left out."""
-    numbers = [[dropped.rating(rating, of) for rating in own] for own in ratings]
-    rows = pd.Series(numbers, dtype=object).explode().astype(float).dropna()
-    return RatedSet(
-        name,
-        (Scoring("", items),),
-        rows.index.to_numpy(np.int64),
-        {"rating": rows.to_numpy()},
-        tau_columns(),
-        dropped=dropped.counts,
-    )
+    """Items with the ratings of each, of which every one is a row."""
+    found = [numbers(own, of, dropped) for own in ratings]
+    item = np.repeat(np.arange(len(found)), [len(own) for own in found])
+    values = np.concatenate([*found, []])
+    kept = np.isfinite(values)
+    columns = {"rating": values[kept]}
+    return RatedSet(name, (Scoring("", items),), item[kept], columns, _table(name), dropped=dropped)
 
 
-def load_flickr8k_expert(folder: Path) -> RatedSet:
-    """Every rating is a row; candidates that are a reference of their image are left out."""
-    rows = read_rows(folder / "judgements.jsonl", {**_RATED, "ratings": list})
-    table = pd.DataFrame(
-        {
-            "caption": list(map(_collapsed, _column(rows, "candidate"))),
-            "image": _column(rows, "image"),
-            "references": read_references(folder / REFERENCES, _column(rows, "image")),
-            "ratings": _column(rows, "ratings"),
-        }
-    )
-    table["references"] = [list(map(_collapsed, own)) for own in table.references]
-    own = np.array([row.caption in row.references for row in table.itertuples()], bool)
-    dropped = Dropped()
-    dropped.add(
-        "ratings of a candidate that is a reference of its image", int(table.ratings[own].map(len).sum())
-    )
-    kept = table[~own]
-    items = Items(kept.caption.tolist(), kept.image.tolist(), kept.references.tolist())
-    return _rated("flickr8k_expert", items, kept.ratings, dropped)
+def _captions(name: str, folder: Path, rows: pd.DataFrame) -> RatedSet:
+    """Captions with one rating each, with references in their rows or in a file."""
+    images, of = rows.image.tolist(), SETS[name].rating
+    there = "references" in SETS[name].fields
+    references = rows.references.tolist() if there else _references(folder / REFERENCES, images)
+    items = Items(rows.candidate.tolist(), images, references)
+    return _rated(name, items, [[rating] for rating in _column(rows, of)], Counter(), of)
 
 
-def load_flickr8k_cf(folder: Path) -> RatedSet:
+def _flickr8k_expert(name: str, folder: Path, rows: pd.DataFrame) -> RatedSet:
+    """Candidates that are a reference of their image are left out."""
+    captions = _collapsed(rows.candidate)
+    references = [_collapsed(own) for own in _references(folder / REFERENCES, rows.image)]
+    kept = [row for row, (text, own) in enumerate(zip(captions, references, strict=True)) if text not in own]
+    left_out = int(rows.ratings.map(len).sum() - rows.ratings.iloc[kept].map(len).sum())
+    dropped = Counter({"ratings of a candidate that is a reference of its image": left_out})
+    items = Items([captions[k] for k in kept], rows.image.iloc[kept].tolist(), [references[k] for k in kept])
+    return _rated(name, items, rows.ratings.iloc[kept], dropped)
+
+
+def _flickr8k_cf(name: str, folder: Path, rows: pd.DataFrame) -> RatedSet:
     """The rating is the share of CrowdFlower's votes that say yes."""
-    path, fields = folder / "captions.json", {"image": str, "caption_id": str, "n_yes": str, "n_no": str}
-    rows = read_rows(folder / "judgements.csv", fields)
+    path, dropped = folder / "captions.json", Counter[str]()
     captions = load_json(path)
     if not isinstance(captions, dict):
         raise FileError(file_problem(path, f"{described(captions)}, expected {{caption_id: caption}}"))
-    ids, images = _column(rows, "caption_id"), _column(rows, "image")
-    if unknown := sorted(set(ids) - set(captions)):
+    if unknown := sorted(set(rows.caption_id) - set(captions)):
         found = f"no caption of {', '.join(map(repr, unknown[:3]))}"
         raise FileError(file_problem(path, found, "expected {caption_id: caption}", verb="has"))
-    references = [list(map(_collapsed, own)) for own in read_references(folder / REFERENCES, images)]
-    items = Items([_collapsed(captions[one]) for one in ids], images, references)
-    dropped = Dropped()
-    yes, no = (
-        np.array([dropped.rating(row[name], f"{name} of a row") for row in rows])
-        for name in ("n_yes", "n_no")
-    )
+    references = [_collapsed(own) for own in _references(folder / REFERENCES, rows.image)]
+    items = Items(_collapsed(rows.caption_id.map(captions)), rows.image.tolist(), references)
+    yes, no = (numbers(rows[column], f"{column} of a row", dropped) for column in ("n_yes", "n_no"))
     with np.errstate(invalid="ignore"):
         shares = yes / (yes + no)
-    return _rated("flickr8k_cf", items, ([] if np.isnan(share) else [share] for share in shares), dropped)
+    return _rated(name, items, [[] if np.isnan(share) else [share] for share in shares], dropped)
 
 
-def load_composite(folder: Path) -> RatedSet:
+def _composite(name: str, folder: Path, rows: pd.DataFrame) -> RatedSet:
     """The candidate of slot 0 is taken out of the references of all three candidates of its image."""
-    rows = read_rows(folder / "judgements.jsonl", {**_RATED, "subset": str})
-    path = folder / REFERENCES
+    path, references = folder / REFERENCES, {}
     content = load_json(path)
-    references: dict[str, list[str]] = {}
     for key, entry in content.items() if isinstance(content, dict) else ():
-        texts, human = (entry.get(name) for name in ("references", "human_candidate_index"))
+        texts, human = (entry.get(field) for field in ("references", "human_candidate_index"))
         if not isinstance(texts, list) or not (human is None or 0 <= human < len(texts)):
             raise FileError(file_problem(path, "no references", index=f"key {key!r}", verb="has"))
         references[key] = [text for index, text in enumerate(texts) if index != human]
-    images = [f"{row['subset']}/{row['image']}" for row in rows]
-    items = Items(_column(rows, "candidate"), images, references_of(path, references, images))
-    return _rated("composite", items, ([row.get("rating")] for row in rows), Dropped())
+    images = (rows.subset + "/" + rows.image).tolist()
+    items = Items(rows.candidate.tolist(), images, _references(path, images, references))
+    return _rated(name, items, [[rating] for rating in _column(rows, "rating")], Counter())
 
 
-def load_capeval1k(folder: Path) -> RatedSet:
-    """A mean rating of four systems' captions of each image."""
-    rows = read_rows(folder / "captions.jsonl", _RATED)
-    images = _column(rows, "image")
-    items = Items(_column(rows, "candidate"), images, read_references(folder / REFERENCES, images))
-    return _rated("capeval1k", items, ([row.get("human_score")] for row in rows), Dropped(), "human_score")
+def _own(name: str, folder: Path, rows: pd.DataFrame) -> RatedSet:
+    """References are for metrics that need them."""
+    path, images = folder / REFERENCES, rows.image.map(str).tolist()
+    references = _references(path, images) if path.exists() else None
+    names = [f"{SETS[name].files[0]} {row}" for row in rows.index]
+    alone, several = _column(rows, "rating"), _column(rows, "ratings")
+    given = [one if own is None else own for one, own in zip(alone, several, strict=True)]
+    ratings = [own if isinstance(own, list) else [own] for own in given]
+    return _rated(name, Items(rows.candidate.tolist(), images, references, names), ratings, Counter())
 
 
-def load_nebula(folder: Path) -> RatedSet:
-    """A mean rating."""
-    rows = read_rows(folder / "test.jsonl", {**_RATED, "references": list})
-    items = Items(*(_column(rows, name) for name in ("candidate", "image", "references")))
-    return _rated("nebula", items, ([row.get("human_score")] for row in rows), Dropped(), "human_score")
-
-
-def load_own(folder: Path) -> RatedSet:
-    """Every rating is a row; references are for metrics that need them."""
-    path = folder / "judgements.jsonl"
-    rows = read_rows(path, {**_RATED, "image": (str, int)})
-    images = list(map(str, _column(rows, "image")))
-    there = (folder / REFERENCES).exists()
-    references = read_references(folder / REFERENCES, images) if there else None
-    names = [f"{path.name} {name}" for name, _ in named_rows(path)]
-    given = [row.get("ratings", row.get("rating")) for row in rows]
-    ratings = (own if isinstance(own, list) else [own] for own in given)
-    return _rated("own", Items(_column(rows, "candidate"), images, references, names), ratings, Dropped())
-
-
-def load_thumb(folder: Path) -> RatedSet:
+def _thumb(name: str, folder: Path, rows: pd.DataFrame) -> RatedSet:
     """Pearson's correlation with precision, recall and the total; of a metric's own parts with theirs."""
-    rows = read_rows(folder / "captions.jsonl", {"SYS": str, "seg_id": str, "hyp": str, "image": str})
-    references = read_references(folder / REFERENCES, _column(rows, "seg_id"))
-    names, dropped = ("P", "R", "human_score"), Dropped()
-    values = np.array([[dropped.rating(row.get(name), name) for name in names] for row in rows])
-    kept = np.flatnonzero(np.isfinite(values).all(axis=1))
-    table = {}
-    for subset, mark in ((None, ""), (_WITHOUT_PEOPLE, f" {_WITHOUT_PEOPLE}")):
-        for name, title in zip(names, ("P", "R", "total"), strict=True):
-            table[title + mark] = RatingColumn("pearson", name, subset=subset)
-        for name, part in (("P", "precision"), ("R", "recall")):
-            table[f"{part} with {name}{mark}"] = RatingColumn("pearson", name, part=part, subset=subset)
+    dropped, columns = Counter[str](), ("P", "R", "human_score")
+    values = {column: numbers(_column(rows, column), column, dropped) for column in columns}
+    kept = np.flatnonzero(np.isfinite(list(values.values())).all(axis=0))
+    references = _references(folder / REFERENCES, rows.seg_id)
     return RatedSet(
-        "thumb",
-        (Scoring("", Items(_column(rows, "hyp"), _column(rows, "image"), references)),),
+        name,
+        (Scoring("", Items(rows.hyp.tolist(), rows.image.tolist(), references)),),
         kept,
-        {name: values[kept, column] for column, name in enumerate(names)},
-        table,
-        subsets=["people" if rows[row]["SYS"] == "Human" else _WITHOUT_PEOPLE for row in kept],
-        dropped=dropped.counts,
+        {column: own[kept] for column, own in values.items()},
+        _table(name),
+        subsets=["people" if rows.SYS.iloc[row] == "Human" else "without human captions" for row in kept],
+        dropped=dropped,
     )
 
 
-def load_vatex_eval(folder: Path) -> RatedSet:
+def _vatex_eval(name: str, folder: Path, rows: pd.DataFrame) -> RatedSet:
     """Without references, with the first one and with nine; coefficients are means over the annotators."""
-    rows = read_rows(folder / "judgements.jsonl", {"video": str, "candidate": str, "ratings": list})
-    videos, dropped = _column(rows, "video"), Dropped()
-    items = Items(_column(rows, "candidate"), videos, read_references(folder / REFERENCES, videos))
-    annotators = max(len(row["ratings"]) for row in rows)
-    values = [[dropped.rating(value, "rating") for value in row["ratings"]] for row in rows]
-    complete = [len(own) == annotators for own in values]
-    dropped.add("captions that not all annotators rated", complete.count(False))
-    kept = [row for row, own in enumerate(values) if complete[row] and np.isfinite(own).all()]
-    names = {0: "no reference", 1: "1 reference", 9: "9 references"}
+    videos, dropped = rows.video.tolist(), Counter[str]()
+    items = Items(rows.candidate.tolist(), videos, _references(folder / REFERENCES, videos))
+    values = [numbers(own, "rating", dropped) for own in rows.ratings]
+    annotators = max(map(len, values))
+    dropped["captions that not all annotators rated"] = sum(len(own) != annotators for own in values)
+    kept = [row for row, own in enumerate(values) if len(own) == annotators and np.isfinite(own).all()]
     return RatedSet(
-        "vatex_eval",
-        tuple(_first(items, count, name) for count, name in names.items()),
+        name,
+        _first_references(items, (0, 1, 9)),
         np.array(kept, dtype=np.int64),
-        {"rating": np.array([values[row] for row in kept], dtype=np.float64).reshape(-1, annotators)},
-        {
-            f"{statistic} {name}": RatingColumn(statistic, scoring=name)
-            for name in names.values()
-            for statistic in ("tau_b", "spearman")
-        },
+        {"rating": np.array([values[row] for row in kept]).reshape(-1, annotators)},
+        _table(name),
         by_annotator=True,
-        dropped=dropped.counts,
+        dropped=dropped,
     )
 
 
-def _first(items: Items, count: int, name: str) -> Scoring:
-    """A scoring with the first references of each item."""
-    return Scoring(name, items, [list(range(min(count, len(own)))) for own in items.references or []])
+def _first_references(items: Items, counts: Sequence[int]) -> tuple[Scoring, ...]:
+    """A scoring with each number of the first references of each item."""
+    names = {0: "no reference", 1: "1 reference"}
+    return tuple(
+        Scoring(
+            names.get(count, f"{count} references"),
+            items,
+            [list(range(min(count, len(own)))) for own in items.references or []],
+        )
+        for count in counts
+    )
+
+
+# pairs
 
 
 def _pairs(
-    rows: Sequence[dict[str, Any]], first: str, second: str, visual: str, references: Sequence[list[str]]
+    rows: pd.DataFrame, first: str, second: str, references: Sequence[list[str]], visual: str = "image"
 ) -> Items:
     """The first and the second caption of each pair, one after the other."""
     return Items(
-        [row[side] for row in rows for side in (first, second)],
-        [row[visual] for row in rows for _ in range(2)],
+        rows[[first, second]].to_numpy().ravel().tolist(),
+        rows[visual].repeat(2).tolist(),
         [texts for texts in references for _ in range(2)],
     )
 
 
-def _foil_set(name: str, counts: Sequence[int]) -> Callable[[Path], PairedSet]:
-    """A reader of right captions against foils, with the first references of each."""
-
-    def load(folder: Path) -> PairedSet:
-        rows = read_rows(folder / "pairs.jsonl", {"image": str, **_PAIR})
-        items = _pairs(rows, "true_caption", "foil_caption", "image", _column(rows, "references"))
-        names = ["1 reference", *(f"{count} references" for count in counts[1:])]
-        scorings = tuple(_first(items, count, own) for count, own in zip(counts, names, strict=True))
-        labels = ([0] * len(rows),) * len(scorings)
-        return PairedSet(name, scorings, labels, _column(rows, "image"), by_scoring=True)
-
-    return load
+def _foil(name: str, folder: Path, rows: pd.DataFrame) -> PairedSet:
+    """Right captions against foils, with the first references of each."""
+    items = _pairs(rows, "true_caption", "foil_caption", rows.references)
+    scorings = _first_references(items, SETS[name].references)
+    labels = ([0] * len(rows),) * len(scorings)
+    return PairedSet(name, scorings, labels, rows.image.tolist(), by_scoring=True)
 
 
-load_foil = _foil_set("foil", (1, 4))
-load_nocaps_foil = _foil_set("nocaps_foil", (1, 4, 9))
-
-
-def load_activitynet_foil(folder: Path) -> PairedSet:
+def _activitynet_foil(name: str, folder: Path, rows: pd.DataFrame) -> PairedSet:
     """Paragraphs about a video: the scores of their sentences are averaged first."""
-    rows = read_rows(folder / "pairs.jsonl", {"video": str, "paragraph": str, **_PAIR})
-    items = _pairs(rows, "true_caption", "foil_caption", "video", _column(rows, "references"))
+    items = _pairs(rows, "true_caption", "foil_caption", rows.references, "video")
+    scorings, paragraphs = (Scoring("accuracy", items),), (rows.video + "/" + rows.paragraph).tolist()
     return PairedSet(
-        "activitynet_foil",
-        (Scoring("accuracy", items),),
-        ([0] * len(rows),),
-        _column(rows, "video"),
-        by_scoring=True,
-        paragraphs=[f"{row['video']}/{row['paragraph']}" for row in rows],
+        name, scorings, ([0] * len(rows),), rows.video.tolist(), by_scoring=True, paragraphs=paragraphs
     )
 
 
-def load_pascal50s(folder: Path, labels: str = "label", draws: str = "draws") -> PairedSet:
+def _pascal50s(
+    name: str, folder: Path, rows: pd.DataFrame, labels: str = "label", draws: str = "draws"
+) -> PairedSet:
     """labels: those of the pairs that count. draws: `draws` of references, or `fixed`: references5.json."""
-    fields: Kinds = {"category": str, "image": str, "caption_a": str, "caption_b": str}
-    rows = read_rows(folder / "pairs.jsonl", fields)
-    references = read_references(folder / "references50.json", _column(rows, "image"))
-    kept = [number for number, row in enumerate(rows) if row.get(labels) in ("a", "b")]
-    dropped = Dropped()
-    dropped.add(f"pairs without {labels}", len(rows) - len(kept))
-    if not kept:
-        raise FileError(file_problem(folder / "pairs.jsonl", f"no pair has {labels!r} a or b"))
+    references = _references(folder / "references50.json", rows.image)
     path = folder / ("references5.json" if draws == "fixed" else "draws.json")
-    if draws == "fixed":
-        every = [_indices(path, load_json(path), references)]
-    elif path.exists():
-        every = [_indices(path, draw, references) for draw in load_json(path)]
+    if path.exists() or draws == "fixed":
+        content = load_json(path)
+        every = [_indices(path, draw, references) for draw in ([content] if draws == "fixed" else content)]
     else:
         every = _drawn(references)
-    pairs = [rows[number] for number in kept]
-    items = _pairs(pairs, "caption_a", "caption_b", "image", [references[number] for number in kept])
+    kept = np.flatnonzero([label in ("a", "b") for label in _column(rows, labels)])
+    if not len(kept):
+        raise FileError(file_problem(folder / "pairs.jsonl", f"no pair has {labels!r} a or b"))
+    pairs = rows.iloc[kept]
+    items = _pairs(pairs, "caption_a", "caption_b", [references[row] for row in kept])
     return PairedSet(
-        "pascal50s",
-        _draws(items, [[draw[number] for number in kept] for draw in every]),
-        ([int(row[labels] == "b") for row in pairs],) * len(every),
-        _column(pairs, "image"),
-        _column(pairs, "category"),
-        dropped=dropped.counts,
+        name,
+        _draws(items, [[draw[row] for row in kept] for draw in every]),
+        ([int(label == "b") for label in pairs[labels]],) * len(every),
+        pairs.image.tolist(),
+        pairs.category.tolist(),
+        dropped={f"pairs without {labels}": len(rows) - len(kept)},
     )
 
 
-def load_abstract50s(folder: Path) -> PairedSet:
+def _abstract50s(name: str, folder: Path, rows: pd.DataFrame) -> PairedSet:
     """The label is the majority of the votes; a tied vote is decided at random, as part of a draw."""
-    fields: Kinds = {"image": str, "caption_b": str, "caption_c": str, "references": list, "votes": list}
-    rows = read_rows(folder / "pairs.jsonl", fields)
-    references, path = _column(rows, "references"), folder / "draws.json"
+    references, path = rows.references.tolist(), folder / "draws.json"
     preferred = []
     if path.exists():
         content = load_json(path)
@@ -298,21 +372,21 @@ def load_abstract50s(folder: Path) -> PairedSet:
                 raise FileError(file_problem(path, found, verb="has"))
             preferred.append([int(label == "c") for label in labels])
     else:
-        signs = np.array([int(majority(row["votes"])) for row in rows])
+        signs = np.array([int(majority(votes)) for votes in rows.votes])
         rng, draws = np.random.default_rng(0), _drawn(references)
         for _ in draws:
             coins = rng.integers(0, 2, len(signs))
             preferred.append(np.where(signs == 0, coins, signs < 0).tolist())
-    items = _pairs(rows, "caption_b", "caption_c", "image", references)
-    return PairedSet("abstract50s", _draws(items, draws), tuple(preferred), _column(rows, "image"))
+    items = _pairs(rows, "caption_b", "caption_c", references)
+    return PairedSet(name, _draws(items, draws), tuple(preferred), rows.image.tolist())
 
 
 def _drawn(references: Sequence[list[str]]) -> list[list[list[int]]]:
     """Five draws of five distinct references for each pair, with a fixed seed."""
     rng = np.random.default_rng(0)
     return [
-        [rng.choice(len(own), min(_REFERENCES, len(own)), replace=False).tolist() for own in references]
-        for _ in range(_DRAWS)
+        [rng.choice(len(own), min(5, len(own)), replace=False).tolist() for own in references]
+        for _ in range(5)
     ]
 
 
@@ -335,24 +409,22 @@ def _indices(path: Path, draw: Any, references: Sequence[list[str]]) -> list[lis
     return draw
 
 
-def load_hat(folder: Path) -> MarkedSet:
+# others
+
+
+def _hat(name: str, folder: Path, rows: pd.DataFrame) -> MarkedSet:
     """How well low scores find the captions with a hallucination."""
-    every = read_rows(folder / "captions.jsonl", {"image": str, "caption": str, "references": list})
-    rows = [row for row in every if isinstance(row.get("contains_hallucination"), bool)]
-    dropped = Dropped()
-    dropped.add("captions without contains_hallucination", len(every) - len(rows))
-    items = Items(*(_column(rows, name) for name in ("caption", "image", "references")))
-    marked = _column(rows, "contains_hallucination")
-    return MarkedSet("hat", (Scoring("", items),), marked, dropped=dropped.counts)
+    kept = rows[[isinstance(mark, bool) for mark in _column(rows, "contains_hallucination")]]
+    items = Items(kept.caption.tolist(), kept.image.tolist(), kept.references.tolist())
+    dropped = {"captions without contains_hallucination": len(rows) - len(kept)}
+    return MarkedSet(name, (Scoring("", items),), _column(kept, "contains_hallucination"), dropped=dropped)
 
 
-def load_coco_systems(folder: Path) -> SystemSet:
+def _coco_systems(name: str, folder: Path, references: Mapping[str, list[str]]) -> SystemSet:
     """A file {image id: caption} of each system, beside the references."""
-    references_file = "reference_captions.json"
-    references = read_lists(folder / references_file)
-    systems, dropped = [], Dropped()
+    own, systems, left_out = SETS[name].files[0], [], 0
     for file in sorted(folder.glob("*.json")):
-        if file.name in (references_file, "expected.json"):
+        if file.name in (own, "expected.json"):
             continue
         captions = load_json(file)
         if not isinstance(captions, dict) or not captions:
@@ -362,20 +434,26 @@ def load_coco_systems(folder: Path) -> SystemSet:
                 where = f"key {image!r}"
                 raise FileError(file_problem(file, described(caption), "expected a caption", index=where))
         images = [image for image in captions if image in references]
-        dropped.add("captions of images without references", len(captions) - len(images))
-        texts = [references[image] for image in images]
-        systems.append(Scoring(file.stem, Items([captions[image] for image in images], images, texts)))
+        left_out += len(captions) - len(images)
+        items = Items([captions[image] for image in images], images, [references[image] for image in images])
+        systems.append(Scoring(file.stem, items))
     if not systems:
-        found = f"no file of a system beside {references_file}"
         fix = "put {image id: caption} there, a file per system"
-        raise FileError(file_problem(folder, found, fix, verb="has"))
-    return SystemSet("coco_systems", tuple(systems), dropped=dropped.counts)
+        raise FileError(file_problem(folder, f"no file of a system beside {own}", fix, verb="has"))
+    return SystemSet(name, tuple(systems), dropped={"captions of images without references": left_out})
 
 
-def load_nice_pools(folder: Path) -> PoolSet:
+def _nice_pools(name: str, folder: Path, pools: Mapping[str, list[str]]) -> PoolSet:
     """The chosen captions are compared with the references, as the captions of a system are."""
-    pools = read_lists(folder / "pools.json")
     images = [image for image, candidates in pools.items() for _ in candidates]
     captions = [caption for candidates in pools.values() for caption in candidates]
-    references = read_references(folder / REFERENCES, images)
-    return PoolSet("nice_pools", (Scoring("", Items(captions, images, references)),))
+    return PoolSet(name, (Scoring("", Items(captions, images, _references(folder / REFERENCES, images))),))
+
+
+_LOADERS: dict[str, Callable[..., JudgedSet]] = {
+    loader.__name__[1:]: loader
+    for loader in (
+        *(_captions, _flickr8k_expert, _flickr8k_cf, _composite, _own, _thumb, _vatex_eval),
+        *(_foil, _activitynet_foil, _pascal50s, _abstract50s, _hat, _coco_systems, _nice_pools),
+    )
+}

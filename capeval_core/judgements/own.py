@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,25 +11,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from capeval_core.errors import FileError, Problems, did_you_mean, file_problem
 from capeval_core.inputs.folder import bare, some_of
 from capeval_core.inputs.text_files import ID_FIELDS, load_json
 from capeval_core.judgements.correlation import kendall_tau_c
-from capeval_core.judgements.files import Dropped, named_rows, read_rows
+from capeval_core.judgements.loaders import numbers, read_rows
 from capeval_core.judgements.protocols import STATISTICS, Items, RatedSet, RatingColumn, Scored, Scoring
 from capeval_core.values import described
 
 _RATING_FIELDS = ("rating", "score", "human_score", "judgement")
-NAME = "own ratings"
+_UNKNOWN = "ratings of an unknown image id"
 
 
 @dataclass(frozen=True)
 class _ScoreFile:
-    """The scores of a file, with the ids of their images and their captions where the file has them.
-
-    label: the metric. ids: None: scores are joined by their order. captions: None: by id alone.
-    """
+    """A metric's scores; ids: None: joined by their order. captions: None: by id alone."""
 
     label: str
     scores: list[float]
@@ -44,9 +43,8 @@ def read_score_file(path: Path) -> _ScoreFile:
         label, values = str(content.get("metric", label)), content["scores"]
         ids, captions = content.get("ids"), content.get("captions")
     elif isinstance(content, dict) and isinstance(content.get("systems"), list):
-        systems = content["systems"]
-        metrics = max((len(one.get("results", [])) for one in systems if isinstance(one, dict)), default=0)
-        found = f"{_counted(len(systems), 'system')} by {_counted(metrics, 'metric')}"
+        counts = [len(content["systems"]), *(len(one.get("results", [])) for one in content["systems"][:1])]
+        found = f"scores of several systems or metrics ({' by '.join(map(str, counts))})"
         fix = "write the scores of one system by one metric: capeval score METRIC --json"
         raise FileError(file_problem(path, found, fix, verb="holds"))
     elif isinstance(content, dict):
@@ -54,14 +52,10 @@ def read_score_file(path: Path) -> _ScoreFile:
     if not isinstance(values, list) or not values:
         fix = "expected a file of `capeval score --json`, {id: score}, or a list"
         raise FileError(file_problem(path, described(values, none="null"), fix))
-    problems, scores = Problems(), []
+    problems = Problems()
     for index, value in enumerate(values):
-        try:
-            scores.append(math.nan if value is None else float(value))
-            wrong = isinstance(value, bool | str)
-        except (TypeError, OverflowError, ValueError):
-            wrong = True
-        if wrong:
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if value is not None and (not number or abs(value) > sys.float_info.max):
             name = f"id {ids[index]!r}" if ids is not None and index < len(ids) else f"score {index}"
             fix = "scores are numbers, or null"
             problems.add(file_problem(path, described(value), fix, index=name, verb="is"))
@@ -69,6 +63,7 @@ def read_score_file(path: Path) -> _ScoreFile:
         if column is not None and (not isinstance(column, list) or len(column) != len(values)):
             problems.add(file_problem(path, f"{name} and scores are not equally many"))
     problems.raise_if_any()
+    scores = numbers(values, "score", Counter()).tolist()
     return _ScoreFile(label, scores, None if ids is None else list(map(str, ids)), captions)
 
 
@@ -80,49 +75,41 @@ def join_ratings(scores: _ScoreFile, path: Path) -> tuple[RatedSet, Scored]:
     Ratings that are missing or no numbers, and rows whose id or caption has no score, are left out and
     counted.
     """
-    rows, dropped = read_rows(path), Dropped()
-    rating_field = _field(path, rows, _RATING_FIELDS, "rating")
-    if scores.ids is None:
-        if len(rows) != len(scores.scores):
-            found = f"{len(rows):,} rows for {len(scores.scores):,} scores without ids"
-            raise FileError(file_problem(path, found, "give as many, or scores with ids", verb="has"))
-        places: list[int | str] = list(range(len(rows)))
+    rows, dropped, count = read_rows(path), Counter[str](), len(scores.scores)
+    ratings = numbers(rows[_field(path, rows, _RATING_FIELDS, "rating")], "rating", dropped)
+    ids: list[str] = []
+    if scores.ids is not None:
+        ids = rows[_field(path, rows, ID_FIELDS, "image id")].map(str).tolist()
+        places = _places(scores, ids, rows.get("caption", [None] * len(rows)))
+    elif len(rows) == count:
+        places = list(range(count))
     else:
-        id_field = _field(path, rows, ID_FIELDS, "image id")
-        places = _places(scores, [(str(row.get(id_field)), row.get("caption")) for row in rows])
-    item, ratings = [], []
-    for row, place in zip(rows, places, strict=True):
-        rating = dropped.rating(row.get(rating_field), "rating")
-        if isinstance(place, str):
-            dropped.add(place)
-        elif math.isfinite(rating):
-            item.append(place)
-            ratings.append(rating)
-    if not item:
+        found = f"{len(rows):,} rows for {count:,} scores without ids"
+        raise FileError(file_problem(path, found, "give as many, or scores with ids", verb="has"))
+    dropped.update(place for place in places if isinstance(place, str))
+    kept = [row for row, place in enumerate(places) if isinstance(place, int) and math.isfinite(ratings[row])]
+    if not kept:
         found = f"no rating of a scored caption, in {len(rows):,} rows"
         if set(places) == {_UNKNOWN}:
-            ids = [str(row.get(id_field)) for row in rows]
             found += f" ({some_of(ids)}; scores are of {some_of(scores.ids or [])})"
-        why = ", ".join(f"{count:,} {reason}" for reason, count in dropped.counts.items())
+        why = ", ".join(f"{number:,} {reason}" for reason, number in dropped.items())
         raise FileError(file_problem(path, found, f"left out are {why}", verb="has"))
-    dropped.add("scores without a rating", len(scores.scores) - len(set(item)))
-    images = scores.ids or [str(index) for index in range(len(scores.scores))]
+    item = np.array([places[row] for row in kept], dtype=np.int64)
+    dropped["scores without a rating"] = count - len(set(item.tolist()))
+    images = scores.ids or [str(index) for index in range(count)]
     judged = RatedSet(
-        NAME,
-        (Scoring("", Items(scores.captions or [""] * len(images), images)),),
-        np.array(item, dtype=np.int64),
-        {"rating": np.array(ratings)},
+        "own ratings",
+        (Scoring("", Items(scores.captions or [""] * count, images)),),
+        item,
+        {"rating": ratings[kept]},
         {name: RatingColumn(name) for name in STATISTICS},
-        dropped=dropped.counts,
+        dropped=dropped,
     )
     return judged, Scored(np.array(scores.scores))
 
 
-_UNKNOWN = "ratings of an unknown image id"
-
-
-def _places(scores: _ScoreFile, rows: Sequence[tuple[str, Any]]) -> list[int | str]:
-    """The score that each row (image id, caption) is about, or why there is none or it is not clear which.
+def _places(scores: _ScoreFile, ids: Sequence[str], captions: Sequence[Any]) -> list[int | str]:
+    """The score that each rating is about, or why there is none or it is not clear which.
 
     An id is one of the scores, or its file name without extension where that is one image's.
     """
@@ -133,33 +120,24 @@ def _places(scores: _ScoreFile, rows: Sequence[tuple[str, Any]]) -> list[int | s
     names = {bare(image): image for image in of_image if alike[bare(image)] == 1} | {i: i for i in of_image}
 
     def place_of(key: str, caption: Any) -> int | str:
-        image = names.get(key) or names.get(bare(key))
-        if image is None:
+        places = of_image.get(names.get(key) or names.get(bare(key)) or "", [])
+        if not places:
             return _UNKNOWN
-        places = of_image[image]
         if not isinstance(caption, str) or scores.captions is None:
             several = "ratings without a caption of an image with several scores"
             return several if places[1:] else places[0]
-        places = [place for place in places if _words(scores.captions[place]) == _words(caption)]
+        places = [place for place in places if str(scores.captions[place]).split() == caption.split()]
         if not places:
             return "ratings of a caption that has no score"
         different = len({repr(scores.scores[place]) for place in places}) > 1
         return "ratings of a caption that has different scores" if different else places[0]
 
-    return [place_of(key, caption) for key, caption in rows]
+    return [place_of(key, caption) for key, caption in zip(ids, captions, strict=True)]
 
 
-def _words(caption: Any) -> list[str]:
-    return str(caption).split()
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def _field(path: Path, rows: Sequence[dict[str, Any]], names: Sequence[str], what: str) -> str:
+def _field(path: Path, rows: pd.DataFrame, names: Sequence[str], what: str) -> str:
     """The first of these fields that a row has."""
-    known = list(dict.fromkeys(field for row in rows for field in row if isinstance(field, str)))
+    known = list(rows)
     for name in names:
         if name in known:
             return name
@@ -183,30 +161,21 @@ class Judgements:
 
 def read_judgements(path: Path) -> Judgements:
     """The judgements of a JSON list, JSON lines, or CSV: rows with an image's id, a caption and a score."""
-    problems, judged = Problems(), Judgements([], [], [])
-    for name, row in named_rows(path):
-        if not isinstance(row, dict):
-            fix = "expected an object with image_id, caption and score"
-            problems.add(file_problem(path, described(row), fix, index=name, verb="is"))
-            continue
-        image = next((row[field] for field in ID_FIELDS if row.get(field) not in (None, "")), None)
-        caption, score = row.get("caption"), Dropped().rating(row.get("score"), "score")
-        lacking = None
-        if image is None:
-            lacking = " or ".join(ID_FIELDS)
-        elif not isinstance(caption, str) or not caption.strip():
+    rows, problems = read_rows(path), Problems()
+    scores = numbers(rows.get("score", [None] * len(rows)), "score", Counter())
+    images, captions = [], []
+    for name, row, score in zip(rows.index, rows.to_dict("records"), scores, strict=True):
+        images.append(next((str(row[field]) for field in ID_FIELDS if row.get(field) not in (None, "")), ""))
+        captions.append(row.get("caption"))
+        lacking = "" if math.isfinite(score) else f"finite score{did_you_mean('score', row)}"
+        if not isinstance(captions[-1], str) or not captions[-1].strip():
             lacking = "caption"
-        elif math.isnan(score):
-            hint = did_you_mean("score", row) if "score" not in row else f" ({row['score']!r})"
-            lacking = f"finite score{hint}"
+        if not images[-1]:
+            lacking = " or ".join(ID_FIELDS)
         if lacking:
             problems.add(file_problem(path, f"no {lacking}", index=name, verb="has"))
-            continue
-        judged.images.append(str(image))
-        judged.captions.append(str(caption))
-        judged.scores.append(score)
     problems.raise_if_any()
-    if len(set(judged.scores)) < 2:
-        found = f"{len(judged.scores)} judgements with {len(set(judged.scores))} different scores"
+    if len(set(scores)) < 2:
+        found = f"{len(scores)} judgements with {len(set(scores))} different scores"
         raise FileError(file_problem(path, found, "a correlation needs at least two", verb="has"))
-    return judged
+    return Judgements(images, captions, scores.tolist())

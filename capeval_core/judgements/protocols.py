@@ -9,38 +9,26 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
 import pandas as pd
 
 from capeval_core.judgements.correlation import (
-    Coefficient,
+    COEFFICIENTS,
     Doubles,
     Integers,
     annotator_mean,
     average_precision,
-    kendall_tau_b,
-    kendall_tau_c,
-    pearson,
-    spearman,
     tie_calibrated_accuracy,
     undefined,
     won_pairs,
 )
 from capeval_core.judgements.resampling import Resamples, WeightedRows, centred
-from capeval_core.statistics import Interval
 
-_COEFFICIENTS: dict[str, Callable[..., Coefficient]] = {
-    "tau_b": kendall_tau_b,
-    "tau_c": kendall_tau_c,
-    "spearman": spearman,
-    "pearson": pearson,
-}
-STATISTICS = (*_COEFFICIENTS, "acc_eq")
+STATISTICS = (*COEFFICIENTS, "acc_eq")
 """What scores can be compared with ratings by; `acc_eq` is tie-calibrated within images."""
-_TAUS = ("tau_b", "tau_c")
 
 
 @dataclass(frozen=True)
@@ -97,8 +85,8 @@ class Scored:
 class Cell:
     """One number of a table.
 
-    value: NaN where it is undefined. draws: its value in each resample of images; None: no interval.
-    rows: ratings or pairs that it is over. runs: its value in each scoring, where it is their mean.
+    value: NaN where it is undefined. rows: ratings or pairs that it is over. draws: its value in each
+    resample of images; None: no interval. runs: its value in each scoring, where it is their mean.
     undefined: why there is no value.
     """
 
@@ -116,25 +104,25 @@ class Cell:
         # Of equal values rounding may leave a deviation, by which a distance would be thousands of them.
         return float(np.std(self.runs, ddof=1)) if min(self.runs) < max(self.runs) else 0.0
 
-    def interval(self, resamples: Resamples | None, level: float) -> Interval | None:
-        if resamples is None or self.draws is None or not math.isfinite(self.value):
-            return None
-        return resamples.interval(self.draws, level=level)
 
-
-def mean_of(cells: Sequence[Cell]) -> Cell:
+def _mean(cells: Sequence[Cell]) -> Cell:
     """The mean of cells, of scorings or of categories."""
     draws = [cell.draws for cell in cells if cell.draws is not None]
     return Cell(
         float(np.mean([cell.value for cell in cells])),
         cells[0].rows,
         np.mean(draws, axis=0) if len(draws) == len(cells) else None,
-        undefined=next((cell.undefined for cell in cells if cell.undefined), None),
+        tuple(cell.value for cell in cells) if len(cells) > 1 else (),
+        next((cell.undefined for cell in cells if cell.undefined), None),
     )
 
 
-def _mean_of_runs(cells: Sequence[Cell]) -> Cell:
-    return replace(mean_of(cells), runs=tuple(cell.value for cell in cells) if len(cells) > 1 else ())
+def _mean_of(values: Doubles, resamples: Resamples | None, undefined: str) -> Cell:
+    """The mean of the finite values; `undefined`: why there is none."""
+    finite = values[np.isfinite(values)]
+    if not len(finite):
+        return Cell(math.nan, 0, undefined=undefined)
+    return Cell(float(finite.mean()), len(finite), None if resamples is None else resamples.means(values))
 
 
 @dataclass(frozen=True)
@@ -149,7 +137,7 @@ class JudgedSet(ABC):
 
     name: str
     scorings: tuple[Scoring, ...]
-    dropped: dict[str, int] = field(default_factory=dict, kw_only=True)
+    dropped: Mapping[str, int] = field(default_factory=dict, kw_only=True)
 
     @property
     def items(self) -> Items:
@@ -157,9 +145,9 @@ class JudgedSet(ABC):
         return self.scorings[0].items
 
     @property
-    @abstractmethod
     def columns(self) -> tuple[str, ...]:
         """Names of the cells, in the order of the papers' tables."""
+        return tuple(scoring.name for scoring in self.scorings)
 
     @abstractmethod
     def cells(self, scored: Sequence[Scored], resamples: Resamples | None) -> dict[str, Cell]:
@@ -173,8 +161,7 @@ class JudgedSet(ABC):
     @cached_property
     def image_ids(self) -> list[str]:
         """Every image of the items once."""
-        ids = (image for scoring in self.scorings for image in scoring.items.images)
-        return list(dict.fromkeys(ids))
+        return list(dict.fromkeys(image for scoring in self.scorings for image in scoring.items.images))
 
     def levels(self, run: Scored) -> dict[str, list[float]]:
         """Scores by rating, to be drawn; of many ratings in ranges of equal counts."""
@@ -186,8 +173,7 @@ class RatingColumn:
     """A column of a table of ratings.
 
     statistic: one of `STATISTICS`. ratings: which ratings. scoring: which scoring, None: the mean of all.
-    part: the component of a metric that is compared; None: its score.
-    subset: the rows it is over; None: all.
+    part: the component of a metric that is compared; None: its score. subset: its rows; None: all.
     """
 
     statistic: str
@@ -195,11 +181,6 @@ class RatingColumn:
     scoring: str | None = None
     part: str | None = None
     subset: str | None = None
-
-
-def tau_columns() -> dict[str, RatingColumn]:
-    """The two columns of most tables."""
-    return {name: RatingColumn(name) for name in _TAUS}
 
 
 @dataclass(frozen=True)
@@ -242,82 +223,58 @@ class RatedSet(JudgedSet):
         return _by_rating(values if values.ndim == 1 else values.mean(axis=1), run.scores[self.item])
 
     def cells(self, scored: Sequence[Scored], resamples: Resamples | None) -> dict[str, Cell]:
-        @cache
-        def rows(run: int, ratings: str, part: str | None, subset: str | None) -> _Rows:
-            values = scored[run].scores if part is None else scored[run].parts[part]
-            return _Rows(self, values, ratings, subset, resamples)
+        alike: dict[RatingColumn, list[str]] = {}  # columns of the same rows share their resamples
+        for column in self.table.values():
+            alike.setdefault(replace(column, statistic=""), []).append(column.statistic)
+        cells = {}
+        for rows, names in alike.items():
+            runs = [
+                self._statistics(rows, run, names, resamples)
+                for run, scoring in zip(scored, self.scorings, strict=True)
+                if rows.scoring in (None, scoring.name)
+            ]
+            for name in names:
+                cells[replace(rows, statistic=name)] = _mean([run[name] for run in runs])
+        return {name: cells[column] for name, column in self.table.items()}
 
-        def cell(column: RatingColumn, run: int) -> Cell:
-            if column.part is not None and column.part not in scored[run].parts:
-                return Cell(math.nan, 0, undefined=f"the metric has no {column.part}")
-            found = rows(run, column.ratings, column.part, column.subset)
-            return found.annotators(column.statistic) if self.by_annotator else found.cell(column.statistic)
-
-        names = [scoring.name for scoring in self.scorings]
-        return {
-            name: cell(column, names.index(column.scoring))
-            if column.scoring is not None
-            else _mean_of_runs([cell(column, run) for run in range(len(scored))])
-            for name, column in self.table.items()
-        }
-
-
-class _Rows:
-    """Ratings with one metric's scores, whose statistics share counts and resamples."""
-
-    def __init__(
-        self, judged: RatedSet, values: Doubles, ratings: str, subset: str | None, resamples: Resamples | None
-    ) -> None:
-        scores = values[judged.item]
-        self.kept = np.isfinite(scores)
-        if subset is not None and judged.subsets is not None:
-            self.kept &= np.asarray(judged.subsets, dtype=object) == subset
-        self.scores, self.ratings = scores[self.kept], judged.ratings[ratings][self.kept]
-        self.item = judged.item[self.kept]
-        self.images = [image for image, kept in zip(judged.clusters, self.kept, strict=True) if kept]
-        self.resamples = resamples
-
-    def annotators(self, statistic: str) -> Cell:
-        """The mean of a coefficient over annotators."""
-        reason = undefined(self.scores, self.ratings[:, 0])
+    def _statistics(
+        self, rows: RatingColumn, run: Scored, names: Sequence[str], resamples: Resamples | None
+    ) -> dict[str, Cell]:
+        """Statistics of the ratings of a column with the scores of a run."""
+        if rows.part is not None and rows.part not in run.parts:
+            return dict.fromkeys(names, Cell(math.nan, 0, undefined=f"the metric has no {rows.part}"))
+        scores = (run.scores if rows.part is None else run.parts[rows.part])[self.item]
+        kept = np.isfinite(scores)
+        if rows.subset is not None:
+            kept &= np.asarray(self.subsets, dtype=object) == rows.subset
+        scores, ratings, count = scores[kept], self.ratings[rows.ratings][kept], int(kept.sum())
+        reason = undefined(scores, ratings[:, 0] if self.by_annotator else ratings)
         if reason is not None:
-            return Cell(math.nan, len(self.scores), undefined=reason)
-        return Cell(annotator_mean(_COEFFICIENTS[statistic], self.scores, self.ratings), len(self.scores))
+            return dict.fromkeys(names, Cell(math.nan, count, undefined=reason))
+        if self.by_annotator:
+            return {name: Cell(annotator_mean(COEFFICIENTS[name], scores, ratings), count) for name in names}
+        cells = {}
+        if coefficients := [name for name in names if name in COEFFICIENTS]:
+            found = [COEFFICIENTS[name](scores, ratings) for name in coefficients]
+            draws: Sequence[Doubles | None] = [None] * len(found)
+            if resamples is not None:
+                weighted = WeightedRows(scores, ratings)
+                each = resamples.each(lambda weights: weighted.coefficients(weights[kept], coefficients))
+                draws = [centred(own, one.value) for own, one in zip(each.T, found, strict=True)]
+            for name, one, own in zip(coefficients, found, draws, strict=True):
+                cells[name] = Cell(one.value, count, own, undefined=one.undefined)
+        if "acc_eq" in names:
+            cells["acc_eq"] = self._tie_calibrated(scores, ratings, self.item[kept])
+        return cells
 
-    def cell(self, statistic: str) -> Cell:
-        count = len(self.scores)
-        reason = undefined(self.scores, self.ratings)
-        if reason is not None:
-            return Cell(math.nan, count, undefined=reason)
-        if statistic not in _COEFFICIENTS:
-            # Several ratings of a caption are one here: it has one score, which would tie with itself.
-            _, first, of_row = np.unique(self.item, return_index=True, return_inverse=True)
-            means = np.bincount(of_row, self.ratings) / np.bincount(of_row)
-            images = [self.images[row] for row in first]
-            accuracy, _ = tie_calibrated_accuracy(self.scores[first], means, images)
-            found = "no image has two rated captions" if math.isnan(accuracy) else None
-            return Cell(accuracy, len(first), undefined=found)
-        value = _COEFFICIENTS[statistic](self.scores, self.ratings)
-        draws = None if self.resamples is None else centred(self._draws(statistic), value.value)
-        return Cell(value.value, count, draws, undefined=value.undefined)
-
-    @cached_property
-    def _weighted(self) -> WeightedRows:
-        return WeightedRows(self.scores, self.ratings)
-
-    @cached_property
-    def _taus(self) -> Doubles:
-        """(draws, 2): tau-b and tau-c of each resample."""
-        return self._each(self._weighted.taus)
-
-    def _draws(self, statistic: str) -> Doubles:
-        if statistic in _TAUS:
-            return self._taus[:, _TAUS.index(statistic)]
-        return self._each(self._weighted.spearman if statistic == "spearman" else self._weighted.pearson)
-
-    def _each(self, of_weights: Callable[[Integers], float | Sequence[float]]) -> Doubles:
-        assert self.resamples is not None
-        return self.resamples.each(lambda weights: of_weights(weights[self.kept]))
+    def _tie_calibrated(self, scores: Doubles, ratings: Doubles, item: Integers) -> Cell:
+        """Several ratings of a caption are one here: it has one score, which would tie with itself."""
+        items, first, of_row = np.unique(item, return_index=True, return_inverse=True)
+        means = np.bincount(of_row, ratings) / np.bincount(of_row)
+        images = [self.items.images[one] for one in items]
+        accuracy, _ = tie_calibrated_accuracy(scores[first], means, images)
+        reason = "no image has two rated captions" if math.isnan(accuracy) else None
+        return Cell(accuracy, len(items), undefined=reason)
 
 
 def _by_rating(ratings: Doubles, scores: Doubles, most: int = 7) -> dict[str, list[float]]:
@@ -339,8 +296,8 @@ def _by_rating(ratings: Doubles, scores: Doubles, most: int = 7) -> dict[str, li
 class PairedSet(JudgedSet):
     """Pairs of captions. Items 2i and 2i + 1 are the captions a and b of pair i.
 
-    preferred: of each scoring, (pairs,) 0 where a is preferred, 1 where b is.
-    images: of each pair. categories: of each pair, columns beside their mean; None: there are none.
+    preferred: of each scoring, (pairs,) 0 where a is preferred, 1 where b is. images: of each pair.
+    categories: of each pair, columns beside their mean; None: there are none.
     by_scoring: whether each scoring is a column of its own, else a column is the mean of all scorings.
     paragraphs: of each pair, the paragraph that it is a sentence of: scores are averaged over sentences
         before they are compared. None: every pair stands alone.
@@ -358,7 +315,7 @@ class PairedSet(JudgedSet):
     def columns(self) -> tuple[str, ...]:
         if self.categories is not None:
             return (*sorted(set(self.categories)), "mean")
-        return tuple(scoring.name for scoring in self.scorings) if self.by_scoring else ("accuracy",)
+        return super().columns if self.by_scoring else ("accuracy",)
 
     @property
     def clusters(self) -> list[str]:
@@ -367,18 +324,15 @@ class PairedSet(JudgedSet):
         return list(dict(zip(self.paragraphs, self.images, strict=True)).values())
 
     def levels(self, run: Scored) -> dict[str, list[float]]:
-        sides = self._sides(run.scores, self.preferred[0])
-        names = ("preferred", "other")
-        return {name: own[np.isfinite(own)].tolist() for name, own in zip(names, sides, strict=True)}
+        sides = zip(("preferred", "other"), self._sides(run.scores, self.preferred[0]), strict=True)
+        return {name: own[np.isfinite(own)].tolist() for name, own in sides}
 
     def cells(self, scored: Sequence[Scored], resamples: Resamples | None) -> dict[str, Cell]:
-        runs = [
-            self._run(run.scores, preferred, resamples)
-            for run, preferred in zip(scored, self.preferred, strict=True)
-        ]
+        pairs = zip(scored, self.preferred, strict=True)
+        runs = [self._run(run.scores, preferred, resamples) for run, preferred in pairs]
         if self.by_scoring:
             return {name: run["accuracy"] for name, run in zip(self.columns, runs, strict=True)}
-        return {name: _mean_of_runs([run[name] for run in runs]) for name in self.columns}
+        return {name: _mean([run[name] for run in runs]) for name in self.columns}
 
     def _sides(self, scores: Doubles, preferred: Sequence[int]) -> tuple[Doubles, Doubles]:
         """The scores of the preferred captions and of the others."""
@@ -390,30 +344,22 @@ class PairedSet(JudgedSet):
         sides = pd.DataFrame(dict(enumerate(self._sides(scores, preferred))))
         if self.paragraphs is not None:  # NaN where one of its sentences is
             sides = sides.groupby(list(self.paragraphs), sort=False).agg(lambda own: own.mean(skipna=False))
-        won = won_pairs(sides[0], sides[1])
+        won, lacking = won_pairs(sides[0], sides[1]), "no pair has two scores"
         if self.categories is None:
-            return {"accuracy": _accuracy(won, resamples)}
+            return {"accuracy": _mean_of(won, resamples, lacking)}
         of_pair = np.asarray(self.categories, dtype=object)
         cells = {
-            name: _accuracy(np.where(of_pair == name, won, np.nan), resamples) for name in self.columns[:-1]
+            name: _mean_of(np.where(of_pair == name, won, np.nan), resamples, lacking)
+            for name in self.columns[:-1]
         }
         rows = sum(cell.rows for cell in cells.values())
-        return cells | {"mean": replace(mean_of(list(cells.values())), rows=rows)}
-
-
-def _accuracy(won: Doubles, resamples: Resamples | None) -> Cell:
-    finite = won[np.isfinite(won)]
-    if not len(finite):
-        return Cell(math.nan, 0, undefined="no pair has two scores")
-    return Cell(float(finite.mean()), len(finite), None if resamples is None else resamples.means(won))
+        return cells | {"mean": replace(_mean(list(cells.values())), rows=rows)}
 
 
 @dataclass(frozen=True)
 class MarkedSet(JudgedSet):
-    """Captions of which some are marked: the average precision with which low scores find them.
-
-    marked: (items,) whether a caption has what is looked for, e.g. a hallucination.
-    """
+    """Captions of which some are marked, e.g. as hallucinations: the average precision with which low scores
+    find them."""
 
     unit = "captions"
 
@@ -450,20 +396,12 @@ class SystemSet(JudgedSet):
 
     unit = "captions"
 
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return tuple(scoring.name for scoring in self.scorings)
-
     def cells(self, scored: Sequence[Scored], resamples: Resamples | None) -> dict[str, Cell]:
         cells = {}
         for name, run in zip(self.columns, scored, strict=True):
-            finite = run.scores[np.isfinite(run.scores)]
-            mean = float(finite.mean()) if len(finite) else math.nan
-            # A corpus value is no mean of rows, so resampled means are not its interval.
-            draws = None if resamples is None or run.corpus is not None else resamples.means(run.scores)
-            reason = None if len(finite) else "no caption has a score"
-            value = mean if run.corpus is None else run.corpus
-            cells[name] = Cell(value, len(finite), draws, undefined=reason)
+            cells[name] = _mean_of(run.scores, resamples, "no caption has a score")
+            if run.corpus is not None:  # no mean of rows, so resampled means are not its interval
+                cells[name] = replace(cells[name], value=run.corpus, draws=None)
         return cells
 
 
@@ -488,19 +426,18 @@ class PoolSet(JudgedSet):
         return self.image_ids
 
     def cells(self, scored: Sequence[Scored], resamples: Resamples | None) -> dict[str, Cell]:
-        items = self.items
-        rows = self._chosen(scored[0].scores)
+        scores, items = pd.Series(scored[0].scores), self.items
+        finite = scores[np.isfinite(scores)]
+        images = np.asarray(items.images, dtype=object)[finite.index]
+        rows = finite.groupby(images, sort=False).idxmax().tolist()  # the first of equal ones
         if not rows:
             return {name: Cell(math.nan, 0, undefined="no candidate has a score") for name in self.columns}
         references = items.references or []
-        columns = (items.captions, items.images, references)
-        best = Items(*([column[row] for row in rows] for column in columns))  # type: ignore[arg-type]
+        best = Items(
+            [items.captions[row] for row in rows],
+            [items.images[row] for row in rows],
+            [references[row] for row in rows],
+        )
         system = SystemSet(self.name, tuple(Scoring(name, best) for name in self.columns))
         runs = [evaluate(best) for evaluate in self.evaluators.values()]
         return system.cells(runs, resamples if len(rows) == len(self.clusters) else None)
-
-    def _chosen(self, scores: Doubles) -> list[int]:
-        """The candidate with the highest score of each image that has one, the first of equal ones."""
-        finite = pd.Series(scores)[np.isfinite(scores)]
-        images = np.asarray(self.items.images, dtype=object)[finite.index]
-        return [int(row) for row in finite.groupby(images, sort=False).idxmax()]

@@ -14,16 +14,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from capeval_core.judgements.correlation import Doubles, Integers, equally_many, scaled
-from capeval_core.judgements.correlation import kendall_tau_b as scipy_tau_b
-from capeval_core.judgements.correlation import kendall_tau_c as scipy_tau_c
+from capeval_core.judgements.correlation import COEFFICIENTS, Doubles, Integers, equally_many, scaled
 from capeval_core.statistics import LEAST_IMAGES, Interval, check_level
 
 DRAWS = 1_000
@@ -54,20 +49,15 @@ class Resamples:
         drawn: Integers = self._counts[draw][self._of_row].astype(np.int64)
         return drawn
 
-    def sums(self, values: ArrayLike) -> Doubles:
-        """(draws,) the sum of the rows' values in each resample."""
-        rows = np.asarray(values, dtype=np.float64)
-        per_image = np.bincount(self._of_row, rows, self.images)
-        sums: Doubles = np.asarray(self._counts @ per_image, dtype=np.float64)
-        return sums
-
     def means(self, values: ArrayLike) -> Doubles:
         """(draws,) the mean of the finite values in each resample; NaN in one without any."""
         rows = np.asarray(values, dtype=np.float64)
         finite = np.isfinite(rows)
-        total, count = self.sums(np.where(finite, rows, 0.0)), self.sums(finite)
-        with np.errstate(invalid="ignore"):
-            return np.where(count > 0, total / np.maximum(count, 1), math.nan)
+        per_image = (
+            np.bincount(self._of_row, own, self.images) for own in (np.where(finite, rows, 0.0), finite)
+        )
+        total, count = (np.asarray(self._counts @ own, dtype=np.float64) for own in per_image)
+        return np.where(count > 0, total / np.maximum(count, 1), math.nan)
 
     def each(self, statistic: Callable[[Integers], float | Sequence[float]]) -> Doubles:
         """(draws, ...) a statistic of the rows' weights, resample by resample."""
@@ -92,95 +82,67 @@ def centred(draws: Doubles, value: float) -> Doubles:
 
     An image that is drawn twice makes pairs of its rows with themselves, which moves coefficients of pairs in
     every resample alike: with few images by more than an interval's width.
-
-    >>> centred(np.array([0.5, 0.7, 0.9]), 0.6)
-    array([0.4, 0.6, 0.8])
     """
     finite = draws[np.isfinite(draws)]
     moved: Doubles = np.clip(draws - (finite.mean() - value if len(finite) else 0.0), -1.0, 1.0)
     return moved
 
 
-class _Taus(NamedTuple):
-    """Kendall's tau-b and tau-c of the same rows; NaN where undefined."""
-
-    b: float
-    c: float
-
-
 class WeightedRows:
-    """Scores with ratings, (n,) finite numbers, whose coefficients are asked for under many weights.
-
-    >>> rows = WeightedRows([0.1, 0.4, 0.3], [1, 2, 3])
-    >>> rows.taus(np.array([2, 1, 1]))  # as of the scores 0.1, 0.1, 0.4, 0.3
-    _Taus(b=0.6, c=0.5625)
-    """
+    """Scores with ratings, (n,) finite numbers, whose coefficients are asked for under many weights."""
 
     def __init__(self, scores: ArrayLike, ratings: ArrayLike) -> None:
-        self.scores, self.ratings = equally_many(scores, ratings)
-        self._scaled = scaled(self.scores), scaled(self.ratings)
-        self._scores = _Values.of(self.scores)
-        self._ratings = _Values.of(self.ratings)
+        self.sides = equally_many(scores, ratings)
+        self._scaled = scaled(self.sides[0]), scaled(self.sides[1])
+        ranked = [np.unique(side, return_inverse=True) for side in self.sides]
+        self._codes = [codes.astype(np.int64) for _, codes in ranked]
+        """The rank of each row's value among the distinct ones, from 0."""
+        self._counts = [len(distinct) for distinct, _ in ranked]
+        self._many, self._few = (1, 0) if self._counts[0] < self._counts[1] else (0, 1)
+        self._cells = self._codes[self._many] * self._counts[self._few] + self._codes[self._few]
 
-    @cached_property
-    def _cells(self) -> tuple[_Values, _Values, Integers] | None:
-        """The side with more values, the other one, and each row's cell; None if there are too many."""
-        many, few = self._scores, self._ratings
-        if many.count < few.count:
-            many, few = few, many
-        if many.count * few.count > _CELLS + _CELLS_PER_ROW * len(self.scores):
-            return None  # both sides have many values
-        return many, few, many.codes * few.count + few.codes
+    def coefficients(self, weights: Integers, names: Sequence[str]) -> list[float]:
+        """These coefficients, of `COEFFICIENTS`, of rows repeated so often.
 
-    def taus(self, weights: Integers) -> _Taus:
-        """Kendall's tau-b and tau-c of rows repeated so often."""
-        if self._cells is None:
-            repeated = [np.repeat(side, weights) for side in (self.scores, self.ratings)]
-            return _Taus(scipy_tau_b(*repeated).value, scipy_tau_c(*repeated).value)
-        many, few, cells = self._cells
-        counts = np.bincount(cells, weights, many.count * few.count).reshape(many.count, few.count)
+        >>> rows = WeightedRows([0.1, 0.4, 0.3], [1, 2, 3])
+        >>> rows.coefficients(np.array([2, 1, 1]), ["tau_b", "tau_c"])  # as of the scores 0.1, 0.1, 0.4, 0.3
+        [0.6, 0.5625]
+        """
+        found: dict[str, float] = {}
+        if "tau_b" in names or "tau_c" in names:
+            found["tau_b"], found["tau_c"] = self._taus(weights)
+        if "pearson" in names:
+            found["pearson"] = _weighted_pearson(*self._scaled, weights)
+        if "spearman" in names:
+            found["spearman"] = _weighted_pearson(self._ranks(0, weights), self._ranks(1, weights), weights)
+        return [found[name] for name in names]
+
+    def _taus(self, weights: Integers) -> tuple[float, float]:
+        """Kendall's tau-b and tau-c; NaN where undefined."""
+        extent = self._counts[self._many], self._counts[self._few]
+        if math.prod(extent) > _CELLS + _CELLS_PER_ROW * len(self._cells):  # both sides have many values
+            repeated = [np.repeat(side, weights) for side in self.sides]
+            return COEFFICIENTS["tau_b"](*repeated).value, COEFFICIENTS["tau_c"](*repeated).value
+        counts = np.bincount(self._cells, weights, math.prod(extent)).reshape(extent)
         of_many, of_few = counts.sum(axis=1), counts.sum(axis=0)
         rows = float(of_few.sum())
         pairs = rows * (rows - 1) / 2
         many_tied = float(np.sum(of_many * (of_many - 1))) / 2
         few_tied = float(np.sum(of_few * (of_few - 1))) / 2
         if pairs in (many_tied, few_tied):
-            return _Taus(math.nan, math.nan)
+            return math.nan, math.nan
         below = np.cumsum(counts, axis=0) - counts  # rows of a smaller value of the many, by the few
         upto = np.cumsum(below, axis=1)
         surplus = float(np.sum(counts * (2 * upto - below - upto[:, -1:])))
         levels = int(min(np.count_nonzero(of_many), np.count_nonzero(of_few)))
-        return _Taus(
-            b=_bounded(surplus / math.sqrt(pairs - many_tied) / math.sqrt(pairs - few_tied)),
-            c=_bounded(2 * surplus / (rows**2 * (levels - 1) / levels)),
-        )
+        tau_b = surplus / math.sqrt(pairs - many_tied) / math.sqrt(pairs - few_tied)
+        return _bounded(tau_b), _bounded(2 * surplus / (rows**2 * (levels - 1) / levels))
 
-    def pearson(self, weights: Integers) -> float:
-        """Pearson's correlation of rows repeated so often."""
-        return _weighted_pearson(*self._scaled, weights)
-
-    def spearman(self, weights: Integers) -> float:
-        """Spearman's rho of rows repeated so often."""
-        return _weighted_pearson(self._scores.ranks(weights), self._ratings.ranks(weights), weights)
-
-
-@dataclass(frozen=True)
-class _Values:
-    """The distinct values of a side: the rank of each row's value, from 0, and how many there are."""
-
-    codes: Integers
-    count: int
-
-    @staticmethod
-    def of(values: Doubles) -> _Values:
-        distinct, codes = np.unique(values, return_inverse=True)
-        return _Values(codes.astype(np.int64), len(distinct))
-
-    def ranks(self, weights: Integers) -> Doubles:
+    def _ranks(self, side: int, weights: Integers) -> Doubles:
         """Each row's mean rank among the repeated rows."""
-        counts = np.bincount(self.codes, weights, self.count)
+        counts = np.bincount(self._codes[side], weights, self._counts[side])
         mean_ranks: Doubles = np.cumsum(counts) - (counts - 1) / 2
-        return mean_ranks[self.codes]
+        return mean_ranks[self._codes[side]]
 
 
 def _weighted_pearson(x: Doubles, y: Doubles, weights: Integers) -> float:

@@ -13,7 +13,7 @@ import pyarrow as pa
 from capeval_core.errors import Problem, Problems
 from capeval_core.inputs.samples import argument_of
 from capeval_core.judgements.correlation import Doubles
-from capeval_core.judgements.protocols import Items, JudgedSet, Scored
+from capeval_core.judgements.protocols import Items, JudgedSet, Scored, Scoring
 from capeval_core.metric import CaptionMetric, Reranker
 from capeval_core.options import CorpusOptions
 from capeval_core.result import Result
@@ -69,17 +69,18 @@ class SetScorer:
         """By label, the scores of each scoring of the set."""
         scorings = self.judged.scorings
         shared = all(scoring.items is scorings[0].items for scoring in scorings)
-        if not metric.needs_references:
-            runs: dict[int, _Run] = {}
-            for scoring in scorings:
-                if id(scoring.items) not in runs:  # items that all scorings share have no name of one of them
-                    name = "" if shared else scoring.name
-                    runs[id(scoring.items)] = self._scored(metric, scoring.items, None, name)
-            results = [runs[id(scoring.items)] for scoring in scorings]
-        elif shared and len(scorings) > 1 and _can_choose(metric):
+        if metric.needs_references and shared and len(scorings) > 1 and _can_choose(metric):
             results = self._chosen(metric)
         else:
-            results = [self._scored(metric, s.items, s.references(), s.name) for s in scorings]
+            runs: dict[Any, _Run] = {}
+            keys: list[Any] = []
+            for scoring in scorings:
+                of_references = scoring.name if metric.needs_references else ""
+                keys.append((id(scoring.items), of_references))
+                if keys[-1] not in runs:  # items that all scorings share have no name of one of them
+                    name = of_references if shared else scoring.name
+                    runs[keys[-1]] = self._scored(metric, scoring, name)
+            results = [runs[key] for key in keys]
         return {
             label: [
                 _scored_by(key, result, kept, len(scoring.items))
@@ -93,10 +94,7 @@ class SetScorer:
         takes."""
         scorings, items = self.judged.scorings, self.judged.items
         references = items.references or []
-        chosen = [
-            [*map(range, map(len, references))] if scoring.chosen is None else scoring.chosen
-            for scoring in scorings
-        ]
+        chosen = [[*map(range, map(len, references))] if s.chosen is None else s.chosen for s in scorings]
         used = [sorted({place for own in chosen for place in own[row]}) for row in range(len(items))]
         union = [[references[row][place] for place in own] for row, own in enumerate(used)]
         kept, samples = self._samples(metric, items, union)
@@ -110,10 +108,8 @@ class SetScorer:
             results.append((None, []) if rows is None else (metric.combine(rows), kept))
         return results
 
-    def _scored(
-        self, metric: CaptionMetric, items: Items, references: list[list[str]] | None, name: str = ""
-    ) -> _Run:
-        kept, samples = self._samples(metric, items, references)
+    def _scored(self, metric: CaptionMetric, scoring: Scoring, name: str) -> _Run:
+        kept, samples = self._samples(metric, scoring.items, scoring.references())
         if samples is None:
             return None, []
         prepared = metric.prepared(samples)
@@ -154,9 +150,7 @@ class SetScorer:
         return kept, metric.check(captions, visuals, chosen)
 
     def _folder(self, metric: CaptionMetric, name: str = "") -> Path | None:
-        if self.rows is None:
-            return None
-        return self.rows / metric.name / name.replace(" ", "-")
+        return None if self.rows is None else self.rows / metric.name / name.replace(" ", "-")
 
 
 def _can_choose(metric: CaptionMetric) -> bool:
@@ -171,33 +165,31 @@ def _with_references(rows: pa.Table, columns: Iterable[str], chosen: Sequence[Se
     columns: those with one entry per reference.
     """
     places = [chosen[index] for index in rows["index"].to_pylist()]
+    found: dict[str, list[Any]] = {"references": [len(own) for own in places]}
     for name in columns:
-        lists = [
-            None if entries is None else [entries[place] for place in own]
-            for entries, own in zip(rows[name].to_pylist(), places, strict=True)
-        ]
-        field = rows.schema.field(name)
-        rows = rows.set_column(rows.schema.get_field_index(name), field, pa.array(lists, field.type))
-    field = rows.schema.field("references")
-    counts = pa.array([len(own) for own in places], field.type)
-    return rows.set_column(rows.schema.get_field_index("references"), field, counts)
+        pairs = zip(rows[name].to_pylist(), places, strict=True)
+        found[name] = [None if own is None else [own[place] for place in chosen] for own, chosen in pairs]
+    for name, values in found.items():
+        field, place = rows.schema.field(name), rows.schema.get_field_index(name)
+        rows = rows.set_column(place, field, pa.array(values, field.type))
+    return rows
 
 
 def _scored_by(key: str, result: Result | None, kept: list[int], count: int) -> Scored:
     """The scores of all items by a result of some; `key` is its number, or a part of a corpus metric's."""
     if result is None:
         return Scored(np.full(count, math.nan))
+
+    def spread(values: Sequence[Any]) -> Doubles:
+        every = np.full(count, math.nan)
+        every[np.asarray(kept, dtype=np.int64)] = np.asarray(values, dtype=np.float64)
+        return every
+
     own = result.scores if key == result.key else result.parts[key]
-    parts = {name: _spread(part, kept, count) for name, part in result.parts.items() if _is_numeric(part)}
+    parts = {
+        name: spread(part)
+        for name, part in result.parts.items()
+        if all(isinstance(value, int | float) and not isinstance(value, bool) for value in part)
+    }
     corpus = None if result.formula is None else result.numbers[key]
-    return Scored(_spread(own, kept, count), parts, corpus, result.signature)
-
-
-def _spread(values: Sequence[Any], kept: Sequence[int], count: int) -> Doubles:
-    spread = np.full(count, math.nan)
-    spread[np.asarray(kept, dtype=np.int64)] = np.asarray(values, dtype=np.float64)
-    return spread
-
-
-def _is_numeric(part: Sequence[Any]) -> bool:
-    return all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in part)
+    return Scored(spread(own), parts, corpus, result.signature)

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from capeval_core.errors import FileError, did_you_mean, file_problem
 from capeval_core.inputs.folder import Names, names_in, some_of
-from capeval_core.judgements.protocols import JudgedSet
 
 
 @dataclass(frozen=True)
 class SetEntry:
-    """A judged set of the field.
-
-    summary: what people judged, and what is computed. files: that a folder of it must hold. source: where it
-    comes from, and under which terms. form: of its files. folders: other names of its folder. settings: of
-    its loader that a user may choose, with their values.
-    """
+    """A judged set of the field: what people judged and what is computed, and what `sets.toml` says."""
 
     name: str
     title: str
@@ -28,8 +22,13 @@ class SetEntry:
     files: Sequence[str]
     form: str
     source: str = ""
+    fields: Mapping[str, str] = field(default_factory=dict)
     folders: Sequence[str] = ()
     media: str = "image"
+    loader: str = ""
+    rating: str = "rating"
+    references: Sequence[int] = ()
+    columns: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     settings: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def advice(self) -> str:
@@ -51,38 +50,24 @@ def set_entry(name: str) -> SetEntry:
     return SETS[known]
 
 
-def load_set(name: str, data: str | Path, **settings: Any) -> JudgedSet:
-    """A judged set from its folder or a folder of such folders, or from a data set repository on the Hub.
+def folder_of(entry: SetEntry, data: str | Path) -> Path:
+    """The folder of a set: `data`, or the folder of its name in it, not that of another set.
 
-    Args:
-        name: one of `SETS`.
-        data: a folder; where there is none, `NAME/NAME`, maybe `@revision`, of a data set on the Hub.
-        settings: of its loader, e.g. `labels="label_fleur_run"` for Pascal-50S.
-
-    Raises:
-        ValueError: there is no such set. FileError: the files are missing or damaged.
+    Where there is no such folder, `NAME/NAME`, maybe `@revision`, is a data set on the Hub.
     """
-    from capeval_core.judgements import loaders
-
-    entry, path, text = set_entry(name), Path(data), str(data)
+    path, text = Path(data), str(data)
     if not path.exists() and text.count("/") == 1 and not text.startswith((".", "/", "~")):
         path = _downloaded(entry, text)
     elif not path.is_dir():
         found = "is a file, expected a folder" if path.exists() else "there is no such folder"
         raise FileError(file_problem(path, found))
-    read: Callable[..., JudgedSet] = getattr(loaders, f"load_{entry.name}")
-    return read(folder_of(entry, path), **settings)
-
-
-def folder_of(entry: SetEntry, data: Path) -> Path:
-    """The folder of a set: `data` itself, or the folder of its name in it; not that of another set."""
-    candidates = [data, *(data / name for name in (entry.name, *entry.folders))]
+    candidates = [path, *(path / name for name in (entry.name, *entry.folders))]
     # A folder of sets may hold a file of the same name as one of this set.
-    fitting = [path for path in candidates if all((path / file).is_file() for file in entry.files)]
+    fitting = [one for one in candidates if all((one / file).is_file() for file in entry.files)]
     if not fitting:
-        missing = [file for file in entry.files if not (data / file).is_file()]
-        found = f"there is no {' and no '.join(missing)} of {entry.title} here, nor in {data / entry.name}"
-        raise FileError(file_problem(data, found, entry.advice()))
+        missing = [file for file in entry.files if not (path / file).is_file()]
+        found = f"there is no {' and no '.join(missing)} of {entry.title} here, nor in {path / entry.name}"
+        raise FileError(file_problem(path, found, entry.advice()))
     folder = fitting[-1]
     name = folder.resolve().name.lower().replace("-", "_")
     other = next((one for one in SETS.values() if name in (one.name, *one.folders)), entry)
@@ -96,13 +81,11 @@ def _downloaded(entry: SetEntry, dataset: str) -> Path:
     """The folder of a data set repository on the Hub."""
     from huggingface_hub import snapshot_download
 
-    repository, _, revision = dataset.partition("@")
-    patterns = [*entry.files, "*.json"]
+    name, _, revision = dataset.partition("@")
+    wanted = [*entry.files, "*.json"]
     try:
         return Path(
-            snapshot_download(
-                repository, repo_type="dataset", revision=revision or None, allow_patterns=patterns
-            )
+            snapshot_download(name, repo_type="dataset", revision=revision or None, allow_patterns=wanted)
         )
     except Exception as error:  # the Hub's own errors have no common base
         first = str(error).strip().split("\n")[0]
@@ -130,9 +113,8 @@ def find_visuals(folder: Path, ids: Sequence[str]) -> dict[str, Path]:
                 found[visual] = folder / place / entries[0]
                 break
     if not found:
-        have = "it is empty" if not listed[""].entries else f"it has {some_of(listed[''].entries)}"
-        problem = file_problem(
-            folder, f"none of the {len(ids):,} ids ({some_of(ids)}) has a file here; {have}"
-        )
-        raise FileError(problem)
+        entries = listed[""].entries
+        have = f"it has {some_of(entries)}" if entries else "it is empty"
+        nothing = f"none of the {len(ids):,} ids ({some_of(ids)}) has a file here; {have}"
+        raise FileError(file_problem(folder, nothing))
     return found

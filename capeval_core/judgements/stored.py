@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,35 +34,36 @@ def read_scores(path: Path, judged: JudgedSet) -> dict[str, list[Scored]]:
         if label in _NOT_SCORES:
             continue
         counts = {len(s.items) for s in judged.scorings if scoring in (None, s.name)}
-        numbers = _numbers(values)
-        if numbers is None:
+        array = _numbers(values)
+        if array is None:
             problems.add(file_problem(path, "no list of numbers", "scores are numbers, or null", index=name))
             continue
         # Pairs may have two columns; their captions are a set's items one after the other.
-        of_pairs = isinstance(judged, PairedSet) and numbers.shape[1:] == (2,)
-        if (numbers.ndim > 1 and not of_pairs) or counts != {numbers.size}:
-            expected = " or ".join(f"{count:,}" for count in sorted(counts))
-            shape = " x ".join(f"{extent:,}" for extent in numbers.shape)
-            fix = f"{judged.name} has {expected} captions"
+        of_pairs = isinstance(judged, PairedSet) and array.shape[1:] == (2,)
+        if (array.ndim > 1 and not of_pairs) or counts != {array.size}:
+            shape = " x ".join(f"{extent:,}" for extent in array.shape)
+            fix = f"{judged.name} has {' or '.join(f'{count:,}' for count in sorted(counts))} captions"
             problems.add(file_problem(path, f"{shape} scores", fix, index=name))
             continue
-        found.setdefault(label, {})[scoring] = numbers.reshape(-1)
+        found.setdefault(label, {})[scoring] = array.reshape(-1)
     problems.raise_if_any()
     if not found:
         raise FileError(file_problem(path, "holds no scores", f"expected {FORMS}"))
-    return {
-        label: [
-            Scored(own.get(s.name, own.get(None, np.full(len(s.items), math.nan)))) for s in judged.scorings
-        ]
-        for label, own in found.items()
-    }
+
+    def scored(own: Mapping[str | None, Doubles]) -> list[Scored]:
+        lacking = (np.full(len(scoring.items), math.nan) for scoring in judged.scorings)
+        of_all = own.get(None)
+        pairs = zip(judged.scorings, lacking, strict=True)
+        return [Scored(own.get(s.name, missing if of_all is None else of_all)) for s, missing in pairs]
+
+    return {label: scored(own) for label, own in found.items()}
 
 
 def _arrays(path: Path, judged: JudgedSet) -> dict[str, Any]:
     if path.suffix == ".npz":
         try:
             with np.load(path, allow_pickle=False) as file:
-                return {name: np.asarray(file[name]) for name in file.files}
+                return dict(file)
         except FileNotFoundError:
             raise FileError(file_problem(path, "there is no such file")) from None
         except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
@@ -83,45 +84,43 @@ def _arrays(path: Path, judged: JudgedSet) -> dict[str, Any]:
 
 def _check_captions(path: Path, captions: Any, judged: JudgedSet) -> None:
     """Refuse as many captions as the set has that are others, or stand in another order."""
-    given = [" ".join(str(caption).split()) for caption in captions] if isinstance(captions, list) else []
-    own = [scoring.items.captions for scoring in judged.scorings if len(scoring.items) == len(given)]
-    expected = [[" ".join(caption.split()) for caption in captions] for captions in own]
-    if not expected or given in expected:
+    given = _words(captions) if isinstance(captions, list) else []
+    own = [_words(s.items.captions) for s in judged.scorings if len(s.items) == len(given)]
+    if not own or given in own:
         return
-    row = next(row for row, pair in enumerate(zip(given, expected[0], strict=True)) if pair[0] != pair[1])
-    found = f"{given[row]!r}, {judged.name} has {expected[0][row]!r} there"
+    row = next(row for row, pair in enumerate(zip(given, own[0], strict=True)) if pair[0] != pair[1])
+    found = f"{given[row]!r}, {judged.name} has {own[0][row]!r} there"
     raise FileError(file_problem(path, found, "score its captions in its order", index=f"caption {row}"))
+
+
+def _words(captions: Sequence[Any]) -> list[str]:
+    return [" ".join(str(caption).split()) for caption in captions]
 
 
 def _joined(arrays: Mapping[str, Any]) -> dict[str, Any]:
     """The arrays, of which NAME__a and NAME__b become two columns of NAME."""
-    joined = {}
-    for name, values in arrays.items():
-        if name.endswith("__a") and f"{name[:-3]}__b" in arrays:
-            sides = values, arrays[f"{name[:-3]}__b"]
-            same = len({np.shape(side) for side in sides}) == 1
-            joined[name[:-3]] = np.stack(sides, axis=-1) if same else values
-        elif not (name.endswith("__b") and f"{name[:-3]}__a" in arrays):
-            joined[name] = values
+    joined = dict(arrays)
+    for first in arrays:
+        name = first.removesuffix("__a")
+        if name != first and f"{name}__b" in arrays:
+            sides = joined.pop(first), joined.pop(f"{name}__b")
+            joined[name] = np.stack(sides, axis=-1) if np.shape(sides[0]) == np.shape(sides[1]) else sides[0]
     return joined
 
 
 def _label(name: str, scorings: set[str]) -> tuple[str, str | None]:
     """A row's label and the scoring that an array is of."""
-    label, separator, suffix = name.rpartition("__")
-    if not separator:
-        return name, None
+    label, _, suffix = name.rpartition("__")
     match = re.fullmatch(r"refs(\d+)", suffix)
     suffix = suffix if match is None else f"{match[1]} reference{'' if match[1] == '1' else 's'}"
-    return (label, suffix) if suffix in scorings else (name, None)
+    return (label, suffix) if label and suffix in scorings else (name, None)
 
 
 def _numbers(values: Any) -> Doubles | None:
     """Numbers of any shape, NaN for None; None where there is no list, or something else in it."""
     try:
         array = np.asarray(values)
-        kinds = {type(value) for value in array.flat} if array.dtype == object else set()
-        if kinds and kinds <= {int, float, type(None)}:
+        if array.dtype == object and {type(value) for value in array.flat} <= {int, float, type(None)}:
             array = array.astype(np.float64)
     except (ValueError, OverflowError):  # lists of different lengths, or an integer beyond all floats
         return None

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
+import pandas as pd
 
 from capeval_core.judgements import correlation
 from tests.golden.case import Case, Comparison, Json, compare
@@ -90,7 +91,9 @@ def pairwise_accuracy(content: Json) -> Iterator[Comparison]:
             sides = np.where(
                 own > 0, (draw["scores_a"], draw["scores_b"]), (draw["scores_b"], draw["scores_a"])
             )
-            found = correlation.accuracy_by_category(*sides, categories, ties=ties)  # type: ignore[arg-type]
+            won = pd.Series(correlation.won_pairs(*sides, ties=ties))  # type: ignore[arg-type]
+            found = won.groupby(categories).mean()
+            found["mean"] = found.mean()
             ours.append([100 * found[key] for key in draws[0][name]])
         yield same(f"pairwise_{name}", list(np.ravel(ours)), list(np.ravel(theirs)), PERCENT)
         means += np.mean(ours, axis=0).tolist()
@@ -102,10 +105,10 @@ def foil_accuracy(content: Json) -> Iterator[Comparison]:
     cases, videos = content["cases"], content["video_paragraphs"]
     for name, ties in TIES.items():
         sides = [(one["true_scores"], one["foil_scores"]) for one in cases]
-        ours = [100 * correlation.pairwise_accuracy(*pair, ties=ties) for pair in sides]  # type: ignore[arg-type]
+        ours = [100 * np.mean(correlation.won_pairs(*pair, ties=ties)) for pair in sides]  # type: ignore[arg-type]
         yield same(f"foil_{name}", ours, [one[name] for one in cases], PERCENT)
-    paragraphs = [correlation.paragraph_means(videos[name]) for name in ("true_scores", "foil_scores")]
-    accuracy = 100 * correlation.pairwise_accuracy(*paragraphs)
+    paragraphs = [list(map(np.mean, videos[name])) for name in ("true_scores", "foil_scores")]
+    accuracy = 100 * np.mean(correlation.won_pairs(*paragraphs))
     yield same("foil_paragraphs", [accuracy], [videos["accuracy_strict"]], PERCENT)
 
 

@@ -15,14 +15,10 @@ from scipy.stats import kendalltau, pearsonr, spearmanr
 from scipy.stats import t as student
 
 from capeval_core.judgements.correlation import (
-    accuracy_by_category,
     annotator_mean,
     average_precision,
     kendall_tau_b,
     kendall_tau_c,
-    majority,
-    pairwise_accuracy,
-    paragraph_means,
     pearson,
     spearman,
     undefined,
@@ -83,17 +79,6 @@ def test_taus_follow_their_definitions() -> None:
     assert kendall_tau_c(x, y).value == pytest.approx(2 * surplus / (40**2 * (levels - 1) / levels))
 
 
-def test_ties_count_nothing_or_one_half_and_pairs_without_scores_do_not_count() -> None:
-    better, worse = [0.9, 0.5, 0.3, math.nan], [0.1, 0.5, 0.4, 0.2]
-    assert pairwise_accuracy(better, worse) == pytest.approx(1 / 3)
-    assert pairwise_accuracy(better, worse, ties="half") == pytest.approx(1.5 / 3)
-    assert math.isnan(won_pairs(better, worse)[3])
-    assert math.isnan(pairwise_accuracy([math.nan], [1.0]))
-    found = accuracy_by_category([2, 2, 2, 1], [1, 1, 1, 2], ["HC", "HC", "HC", "MM"])
-    assert found == {"HC": 1.0, "MM": 0.0, "mean": 0.5}  # not the mean of pairs
-    assert accuracy_by_category([2, 1], [2, 2], ["HC", "MM"], ties="half")["HC"] == 0.5
-
-
 def test_annotators_are_averaged_and_rounded() -> None:
     scores, ratings = [0.12341, 0.12342, 0.3, 0.4], [[1, 1], [2, 1], [3, 3], [4, 2]]
     exact = [kendall_tau_b(scores, column).value for column in np.transpose(ratings)]
@@ -102,12 +87,6 @@ def test_annotators_are_averaged_and_rounded() -> None:
     assert annotator_mean(kendall_tau_b, scores, ratings) == round(float(np.mean(rounded)), 4)
     assert rounded != exact  # the first two scores are tied once they are rounded
     assert math.isnan(annotator_mean(kendall_tau_b, scores, [[1, 1], [2, 1], [3, 1], [4, 1]]))
-
-
-def test_paragraphs_and_votes() -> None:
-    assert paragraph_means([[1.0, 0.5], [0.25]]).tolist() == [0.75, 0.25]
-    assert math.isnan(paragraph_means([[]])[0])
-    assert majority([[1, 1, -1], [-1, -1, 1], [1, -1, 0]]).tolist() == [1, -1, 0]
 
 
 def stepwise_precision(scores: Any, positive: Any, weights: Any) -> float:

@@ -449,10 +449,9 @@ def resamples(groups: Sequence[str], *, draws: int, seed: int = 0) -> Any:
 
 def resampled_correlations(scores: Any, ratings: Any, weights: Any) -> dict[str, float]:
     """The coefficients of rows that count as often as their weights say."""
-    rows, counts = WeightedRows(scores, ratings), np.asarray(weights)
-    taus = rows.taus(counts)
-    others = {"spearman": rows.spearman(counts), "pearson": rows.pearson(counts)}
-    return {"kendall_tau_b": taus.b, "kendall_tau_c": taus.c, **others}
+    names = {"tau_b": "kendall_tau_b", "tau_c": "kendall_tau_c", "spearman": "spearman", "pearson": "pearson"}
+    found = WeightedRows(scores, ratings).coefficients(np.asarray(weights), [*names])
+    return dict(zip(names.values(), found, strict=True))
 
 
 # golden
