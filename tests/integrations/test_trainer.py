@@ -30,8 +30,20 @@ from capeval_core.testing import count_forwards
 from tests.integrations.captioner import Scenes, make_trainer
 from tests.integrations.trainer_ranks import run_trainer_ranks
 
-COUNT = 10
-CAPTIONS = ["a red circle", "two blue squares", "a circle", "squares", "", "a a a", "red", "blue", "two", "a"]
+COUNT = 11
+CAPTIONS = [
+    "a red circle",
+    "two blue squares",
+    "a circle",
+    "squares",
+    "",
+    "a a a",
+    "red",
+    "blue",
+    "two",
+    "a",
+    "red",
+]
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +143,7 @@ def test_a_captioner_that_says_nothing_is_warned_of(
     scenes: Scenes, make: Callable[..., CaptionMetrics]
 ) -> None:
     metrics = make()
-    with pytest.warns(UserWarning, match="10 of 10 captions are empty: .* untrained") as caught:
+    with pytest.warns(UserWarning, match=f"{COUNT} of {COUNT} captions are empty: .* untrained") as caught:
         metrics(evaluation(scenes, [""] * COUNT))
     assert len(caught) == 1 and caught[0].filename == __file__
     with warnings.catch_warnings():
@@ -226,7 +238,7 @@ def test_captions_that_come_again_in_one_process_are_refused(
 ) -> None:
     again = [*range(COUNT), 0, 1]
     captions, labels = ([texts[row] for row in again] for texts in (CAPTIONS, scenes.captions))
-    with pytest.raises(ValueError, match="gave 12 captions, but there are 10 images"):
+    with pytest.raises(ValueError, match=f"gave {COUNT + 2} captions, but there are {COUNT} images"):
         make()(evaluation(scenes, captions, labels))
 
 
@@ -348,4 +360,4 @@ def test_two_processes_give_what_one_gives(
     assert items["batchwise=False"] > COUNT and items["batchwise=True"] == 0
     assert result[0]["vanished"].startswith("RuntimeError: process 1 of 2 could not score its captions")
     assert "there is no file" in result[0]["vanished"]
-    assert result[1]["vanished"].startswith("InputError: images[9]")
+    assert result[1]["vanished"].startswith(f"InputError: images[{COUNT - 1}]")
