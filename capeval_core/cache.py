@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import sqlite3
 import sys
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -28,6 +26,7 @@ DEFAULT_BYTES, TEXT_BYTES = 512 << 20, 64 << 20
 """Memory for features, and for those of texts where they are kept apart: new ones rarely come again."""
 UNBOUNDED = sys.maxsize
 """For a cache of what the current run and the one before used; see `forget_unused`."""
+_FILE = "features.sqlite"
 
 
 class _Memory:
@@ -101,10 +100,10 @@ class FeatureCache:
         self._memory = _Memory(max_bytes)
         self._texts = self._memory if text_bytes is None else _Memory(text_bytes)
         self._lock = threading.Lock()
-        self._disk: _Disk | None = None
+        self._disk: sqlite3.Connection | None = None
         if self.folder is not None:
             with self._surviving():
-                self._disk = _Disk(self.folder)
+                self._disk = _database(self.folder)
 
     def get(self, keys: Iterable[str]) -> dict[str, Any]:
         """The features of these keys; a key without features is left out."""
@@ -113,7 +112,7 @@ class FeatureCache:
             features = {key: feature for key, feature in found.items() if feature is not None}
             if self._disk and len(features) < len(found):
                 with self._surviving():
-                    from_disk = self._disk.get([key for key in found if key not in features])
+                    from_disk = self._stored(self._disk, [key for key in found if key not in features])
                     self._remember(from_disk)
                     features.update(from_disk)
         return features
@@ -123,8 +122,10 @@ class FeatureCache:
         with self._lock:
             self._remember(features)
             if self._disk:
-                with self._surviving():
-                    self._disk.put(features)
+                stored = [(key, blob := _packed(own), _digest(key, blob)) for key, own in features.items()]
+                with self._surviving(), self._disk as disk:
+                    # What is there under this key already is equal, or damaged.
+                    disk.executemany("INSERT OR REPLACE INTO features_3 VALUES (?, ?, ?)", stored)
 
     def forget_unused(self) -> None:
         """End a run: forget features that were neither read nor put since the end of the last one.
@@ -142,20 +143,36 @@ class FeatureCache:
         ['image']
         """
         with self._lock:
-            for memory in {id(one): one for one in (self._memory, self._texts)}.values():
+            for memory in {self._memory, self._texts}:
                 memory.forget_unused()
 
     @property
     def nbytes(self) -> int:
         """Bytes of the features in memory, at most `max_bytes` and `text_bytes`."""
-        return self._memory.nbytes + (0 if self.text_bytes is None else self._texts.nbytes)
+        return sum(memory.nbytes for memory in {self._memory, self._texts})
 
     def _of(self, key: str) -> _Memory:
-        return self._memory if self.text_bytes is None or kind_of(key) != "text" else self._texts
+        return self._texts if key.split(":")[2:3] == ["text"] else self._memory
 
     def _remember(self, features: Mapping[str, Feature]) -> None:
         for key, feature in features.items():
             self._of(key).put(key, feature)
+
+    def _stored(self, disk: sqlite3.Connection, keys: list[str]) -> dict[str, Feature]:
+        features: dict[str, Feature] = {}
+        key_of = {key.encode(): key for key in keys}
+        query = "SELECT key, value, digest FROM features_3 WHERE key IN (SELECT value FROM json_each(?))"
+        damaged = 0
+        for stored_key, value, digest in disk.execute(query, [json.dumps(keys)]):
+            key = key_of.get(stored_key)
+            # A damaged page may hold anything instead of bytes.
+            if key is None or not isinstance(value, bytes) or digest != _digest(key, value):
+                damaged += 1
+            else:
+                features[key] = _unpacked(value)
+        if damaged:
+            warn(f"cache: damaged features in {self.folder}/{_FILE}, computed again: {damaged:,}")
+        return features
 
     @contextmanager
     def _surviving(self) -> Iterator[None]:
@@ -179,16 +196,6 @@ def feature_key(fingerprint: str, dtype: str, kind: str, content: bytes) -> str:
     return f"{fingerprint}:{dtype}:{kind}:{hashlib.blake2b(content, digest_size=16).hexdigest()}"
 
 
-def kind_of(key: str) -> str:
-    """The kind of content that a key names, '' for a key of another make.
-
-    >>> kind_of(feature_key("1f3c", "float32", "text", b"a dog"))
-    'text'
-    """
-    parts = key.split(":")
-    return parts[2] if len(parts) == 4 else ""
-
-
 def _arrays(feature: Feature) -> tuple[Array, ...]:
     return feature if isinstance(feature, tuple) else (feature,)
 
@@ -198,100 +205,44 @@ def _cost(key: str, feature: Feature) -> int:
     return sum(array.nbytes for array in _arrays(feature)) + len(key) + 300
 
 
-_FILE = "features.sqlite"
+def _database(folder: Path) -> sqlite3.Connection:
+    """A table of features, each with a digest. Raises sqlite3.DatabaseError where it is damaged."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        disk = sqlite3.connect(folder / _FILE, timeout=60, check_same_thread=False)
+        disk.text_factory = bytes  # text in a damaged page may not be valid
+        with suppress(sqlite3.OperationalError):  # another process sets it at this moment
+            disk.execute("PRAGMA journal_mode=WAL")
+        columns = "(key TEXT PRIMARY KEY, value BLOB, digest BLOB)"
+        disk.execute(f"CREATE TABLE IF NOT EXISTS features_3 {columns} WITHOUT ROWID")
+    except (OSError, sqlite3.DatabaseError) as error:
+        if "malformed" in str(error):  # damage costs no more than what was kept
+            raise
+        found = f"{_FILE} cannot be used there ({getattr(error, 'strerror', None) or error})"
+        fix = "delete it if it is damaged, or pass another folder"
+        raise wrong_option("cache", str(folder), found, fix, verb="") from error
+    return disk
 
 
-class _Disk:
-    """One table of blobs of numbers, each with a digest of itself, its key and its layout.
-
-    Raises:
-        ValueError: a folder or a file that is none, or cannot be opened.
-        sqlite3.DatabaseError: a database that is damaged.
-    """
-
-    _QUERY = 500  # below SQLite's limit of variables in a statement
-
-    def __init__(self, folder: Path) -> None:
-        if folder.is_file():
-            raise wrong_option("cache", str(folder), "a file", "pass a folder for the features")
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            found = f"no folder can be made there ({error.strerror})"
-            raise wrong_option("cache", str(folder), found, verb="") from error
-        self._file = folder / _FILE
-        try:
-            self._connection = sqlite3.connect(self._file, timeout=60, check_same_thread=False)
-            self._connection.text_factory = bytes  # text in a damaged page may not be valid
-            self._write_ahead()
-            self._connection.execute(
-                "CREATE TABLE IF NOT EXISTS features_2 "
-                "(key TEXT PRIMARY KEY, layout TEXT, value BLOB, digest BLOB) WITHOUT ROWID"
-            )
-        except sqlite3.DatabaseError as error:
-            if "malformed" in str(error):  # damage costs no more than what was kept
-                raise
-            found = f"{_FILE} cannot be used ({error})"
-            fix = "delete it if it is damaged, or pass another folder"
-            raise wrong_option("cache", str(folder), found, fix, verb="") from error
-
-    def _write_ahead(self) -> None:
-        # Of processes that make the file at the same time, SQLite refuses all but one without waiting.
-        for attempt in range(600):
-            try:
-                self._connection.execute("PRAGMA journal_mode=WAL")
-                return
-            except sqlite3.OperationalError as error:
-                if "locked" not in str(error) or attempt == 599:
-                    raise
-                time.sleep(0.1)
-
-    def get(self, keys: list[str]) -> dict[str, Feature]:
-        features: dict[str, Feature] = {}
-        key_of = {key.encode(): key for key in keys}
-        damaged = 0
-        for start in range(0, len(keys), self._QUERY):
-            part = keys[start : start + self._QUERY]
-            marks = ",".join("?" * len(part))
-            for stored_key, layout, value, digest in self._connection.execute(
-                f"SELECT key, layout, value, digest FROM features_2 WHERE key IN ({marks})", part
-            ):
-                key = key_of.get(stored_key)
-                # A damaged page may hold anything instead of bytes.
-                whole = isinstance(layout, bytes) and isinstance(value, bytes)
-                if key is None or not whole or digest != _digest(key, layout, value):
-                    damaged += 1
-                else:
-                    features[key] = _unpacked(layout, value)
-        if damaged:
-            warn(f"cache: damaged features in {self._file}, computed again: {damaged:,}")
-        return features
-
-    def put(self, features: Mapping[str, Feature]) -> None:
-        stored = []
-        for key, feature in features.items():
-            arrays = [array.astype(array.dtype.newbyteorder("<")) for array in _arrays(feature)]
-            layout = json.dumps([[array.dtype.str, array.shape] for array in arrays])
-            value = b"".join(array.tobytes() for array in arrays)
-            stored.append((key, layout, value, _digest(key, layout.encode(), value)))
-        with self._connection:
-            # What is there under this key already is equal, or damaged.
-            self._connection.executemany("INSERT OR REPLACE INTO features_2 VALUES (?, ?, ?, ?)", stored)
+def _packed(feature: Feature) -> bytes:
+    """The layout of the arrays in a line of JSON, then their numbers."""
+    arrays = [array.astype(array.dtype.newbyteorder("<")) for array in _arrays(feature)]
+    layout = json.dumps([[array.dtype.str, array.shape] for array in arrays])
+    return b"".join([layout.encode(), b"\n", *(array.tobytes() for array in arrays)])
 
 
-def _unpacked(layout: bytes, value: bytes) -> Feature:
+def _unpacked(value: bytes) -> Feature:
+    layout, _, numbers = value.partition(b"\n")
     arrays, start = [], 0
     for kind, shape in json.loads(layout):
-        count = math.prod(shape)
-        array = np.frombuffer(value, kind, count, start)
-        arrays.append(array.astype(array.dtype.newbyteorder("=")).reshape(shape))
+        array = np.frombuffer(numbers, kind, int(np.prod(shape)), start).reshape(shape)
+        arrays.append(array.astype(array.dtype.newbyteorder("=")))
         start += array.nbytes
     return tuple(arrays) if len(arrays) > 1 else arrays[0]
 
 
-def _digest(key: str, layout: bytes, value: bytes) -> bytes:
-    lengths = f"{len(key)},{len(layout)},"
-    return hashlib.blake2b(lengths.encode() + key.encode() + layout + value, digest_size=16).digest()
+def _digest(key: str, value: bytes) -> bytes:
+    return hashlib.blake2b(f"{len(key)} {key}".encode() + value, digest_size=16).digest()
 
 
 SHARED = FeatureCache()
