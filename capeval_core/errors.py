@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import numbers
 import os
 import re
 import shlex
@@ -16,19 +17,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from itertools import islice
+from pathlib import Path, PurePath
 from typing import Any, NamedTuple
-
-from capeval_core.values import described, shown
 
 Index = int | str | tuple[int | str, ...] | None
 """Position in an argument: `3`, `(3, 1)`, `(17, "bytes")`, or a part of a file such as `line 3`."""
 Kind = type[ValueError] | type[TypeError]
-
-SHOWN = 20
-"""Lines of a message at most: a wrong folder can make a million of them."""
-NAMED = 3
-"""Places that are named in one line of equal problems."""
+_SHOWN, _NAMED = 20, 3  # lines of a message, and places that are named in one line
 _VERB = re.compile(
     r"^(is|are|has|have|holds|names|needs|gives|fills|lacks|begins|cannot (be|run)|could not be|does not)\b"
 )
@@ -78,20 +74,13 @@ def at(argument: str, index: Index = None) -> str:
     if index is None or isinstance(index, str):
         name = door.names.get(argument, argument)
         return name if index is None else f"{name}: {index}"
-    path = index if isinstance(index, tuple) else (index,)
-    return (door.row or place)(argument, path)
+    return (door.row or place)(argument, index if isinstance(index, tuple) else (index,))
 
 
 def place(argument: str, path: Sequence[int | str]) -> str:
     """A place in an argument as Python writes it."""
     steps = [f'["{step}"]' if isinstance(step, str) else f"[{step}]" for step in path]
     return _DOOR.get().names.get(argument, argument) + "".join(steps)
-
-
-def _option(name: str, value: Any) -> str:
-    """An option with a value that is wrong: `batch_size=0`, or `--batch-size 0`."""
-    text = shlex.quote(value) if _DOOR.get().flags and isinstance(value, str) else shown(value)
-    return _label(name) + text
 
 
 def option_name(name: str) -> str:
@@ -151,17 +140,10 @@ class Problem(NamedTuple):
         return ": ".join(filter(None, [f"{self.where}{joint}{self.found}", self.fix]))
 
 
-class Problems:
-    """Problems with one input, which become one exception.
+class Problems(list[Problem]):
+    """Problems with one input, which become one exception: a user wants to fix them all, not one per run.
 
-    A user who hands in a thousand captions wants to fix all of them at once, not one per run. So each check
-    adds its problem here and goes on; `raise_if_any` then raises one error that lists them. Problems that
-    differ in their place only are one line.
-
-    >>> problems = Problems()
-    >>> problems.raise_if_any()
-    >>> for index in (3, 5, 8):
-    ...     problems.add(Problem(at("captions", index), "is empty", "write a caption"))
+    >>> problems = Problems(Problem(at("captions", i), "is empty", "write a caption") for i in (3, 5, 8))
     >>> problems.add(Problem("captions[7]", "is the number 5", "captions are strings", TypeError))
     >>> problems.raise_if_any()
     Traceback (most recent call last):
@@ -171,58 +153,35 @@ class Problems:
     """
 
     def __init__(self, problems: Iterable[Problem | str] = ()) -> None:
-        self.more = 0
-        """Number of problems beyond the first `SHOWN` that differ."""
-        self._groups: dict[Problem, list[str]] = {}
-        """Problems that differ, without their place, and all of their places."""
-        self._kinds: set[Kind] = set()
+        super().__init__()
         for problem in problems:
             self.add(problem)
 
     def add(self, problem: Problem | str, kind: Kind = ValueError) -> None:
         """Note a problem; a text says by itself where it is, and is of that kind."""
-        if isinstance(problem, str):
-            problem = Problem("", problem, kind=kind)
-        self._kinds.add(problem.kind)
-        alone = problem._replace(where="")
-        if alone in self._groups:
-            self._groups[alone].append(problem.where)
-        elif len(self._groups) < SHOWN:
-            self._groups[alone] = [problem.where]
-        else:
-            self.more += 1
-
-    def extend(self, problems: Problems) -> None:
-        """Note the problems of another error."""
-        for problem in problems:
-            self.add(problem)
-        self.more += problems.more
-        self._kinds |= problems._kinds
-
-    def __iter__(self) -> Iterator[Problem]:
-        return (alone._replace(where=where) for alone, places in self._groups.items() for where in places)
-
-    def __len__(self) -> int:
-        return sum(map(len, self._groups.values())) + self.more
+        self.append(Problem("", problem, kind=kind) if isinstance(problem, str) else problem)
 
     def __str__(self) -> str:
-        lines = [str(_together(alone, places)) for alone, places in self._groups.items()]
-        if len(lines) + self.more == 1:
+        places: dict[Problem, list[str]] = {}
+        for problem in self:
+            places.setdefault(problem._replace(where=""), []).append(problem.where)
+        lines = [str(_together(alone, own)) for alone, own in islice(places.items(), _SHOWN)]
+        if len(places) == 1:
             return lines[0]
-        title = f"{len(lines) + self.more} problems with the input:"
-        return "\n  ".join([title, *lines, *([f"and {self.more:,} more"] if self.more else [])])
+        more = [f"and {len(places) - _SHOWN:,} more"] if len(places) > _SHOWN else []
+        return "\n  ".join([f"{len(places)} problems with the input:", *lines, *more])
 
     def raise_if_any(self) -> None:
         """Raise one error with all problems: of their common kind; TypeError if all are; else ValueError."""
-        if self._groups:
+        if self:
             raise self.error()
 
     def error(self) -> ProblemsError:
         """The error that carries these problems."""
-        kind, *others = self._kinds
-        if not others and issubclass(kind, ProblemsError):
+        kinds = {problem.kind for problem in self}
+        if len(kinds) == 1 and issubclass(kind := kinds.pop(), ProblemsError):
             return kind(self)
-        types = all(issubclass(kind, TypeError) for kind in self._kinds)
+        types = all(issubclass(problem.kind, TypeError) for problem in self)
         return InputTypeError(self) if types else InputError(self)
 
 
@@ -233,7 +192,7 @@ def _together(problem: Problem, places: Sequence[str]) -> Problem:
         return problem._replace(where=places[0])
     files = {where.rpartition(": ")[0] for where in places}
     file = f"{files.pop()}: " if len(files) == 1 and "" not in files else ""
-    named, more = [where.removeprefix(file) for where in places[:NAMED]], len(places) - NAMED
+    named, more = [where.removeprefix(file) for where in places[:_NAMED]], len(places) - _NAMED
     *most, last = [*named, *([f"{more:,} more"] if more > 0 else [])]
     found = _VERB.sub(lambda verb: _PLURAL.get(verb[0], verb[0]), problem.found, count=1)
     return problem._replace(where=f"{file}{', '.join(most)} and {last}", found=found)
@@ -294,8 +253,9 @@ def file_problem(
 def option_problem(
     name: str, value: Any, found: str, fix: str = "", *, verb: str = "is", kind: Kind = ValueError
 ) -> Problem:
-    """A problem with the value of an option."""
-    return Problem(_option(name, value), f"{verb} {found}".strip(), fix, kind)
+    """A problem with the value of an option: `batch_size=0 is ...`, or `--batch-size 0 is ...`."""
+    text = shlex.quote(value) if _DOOR.get().flags and isinstance(value, str) else shown(value)
+    return Problem(_label(name) + text, f"{verb} {found}".strip(), fix, kind)
 
 
 def wrong_option(
@@ -305,15 +265,11 @@ def wrong_option(
     return Problems([option_problem(name, value, found, fix, verb=verb, kind=kind)]).error()
 
 
-_NUL = ("has a NUL character, which no path can have", "leave it out")
-"""What such a path has, and the fix."""
-
-
 def path_problem(path: str, *, folder: bool = False) -> tuple[str, str] | None:
     """What is wrong with a path, and the fix, as far as that shows without a look at the disk."""
     if folder and not path:
         return "is empty", "pass the path of a folder, or None for none ('.' is the current folder)"
-    return _NUL if "\0" in path else None
+    return ("has a NUL character, which no path can have", "leave it out") if "\0" in path else None
 
 
 def refuse_nul(path: str | os.PathLike[str]) -> None:
@@ -332,6 +288,14 @@ def folder_path(argument: str, value: Any) -> Path:
     return Path(value)
 
 
+def expanded_path(path: str | os.PathLike[str]) -> Path:
+    """The path with the user's folder in place of `~`; that of an unknown user stays as it is."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:  # there is no such user
+        return Path(path)
+
+
 def did_you_mean(name: str, known: Iterable[str], *, closeness: float = 0.6) -> str:
     """`: did you mean 'x'?` for the closest known name, else an empty string.
 
@@ -342,11 +306,56 @@ def did_you_mean(name: str, known: Iterable[str], *, closeness: float = 0.6) -> 
     return f": did you mean {close[0]!r}?" if close else ""
 
 
-def which_choice(value: str, choices: Iterable[str]) -> str:
-    """The same for one of a few choices, which a message lists anyway: only those of its first letter count.
+# values in few words
 
-    >>> which_choice("fp16", ["float32", "bfloat16", "float16"]), which_choice("relu", ["quick_gelu", "gelu"])
-    (": did you mean 'float16'?", '')
+
+def described(value: Any, *, none: str = "None") -> str:
+    """A wrong value in few words: `the number 5`, `a list of length 3`; `none` is what None is called."""
+    if value is None:
+        return none
+    if isinstance(value, numbers.Number):
+        return f"the {'bool' if isinstance(value, bool) else 'number'} {shown(value)}"
+    kind = type(value).__name__
+    article = "an" if kind[:1].lower() in "aeiou" else "a"
+    try:
+        return f"{article} {kind} of length {len(value)}"
+    except Exception:  # a length of the user's own may fail in any way
+        return f"{article} {kind}"
+
+
+def shown(value: Any) -> str:
+    """A value as Python writes it, paths as texts, numbers in at most 40 digits."""
+    if isinstance(value, int) and abs(value) >= 1 << 63:  # Python prints no integer of thousands of digits
+        return f"{'-' * (value < 0)}1e{int(value.bit_length() * 0.30103)} or so"
+    try:
+        named = repr(str(value)) if isinstance(value, PurePath) else repr(value)
+        text = str(value) if isinstance(value, numbers.Number) else named
+    except ValueError:  # such an integer is in it
+        return described(value)
+    return f"{text[:40]}..." if isinstance(value, numbers.Number) and len(text) > 40 else text
+
+
+def signed(value: float, *digits: int) -> str:
+    """A difference with its sign: the first of so many digits (4, else 8) that show that it is not 0.
+
+    >>> signed(0.5), signed(-0.00001), signed(0.0001, 3)
+    ('+0.5000', '-0.00001000', '+1.0e-04')
     """
-    first = value[:1].lower()
-    return did_you_mean(value, (choice for choice in choices if choice.startswith(first)), closeness=0.5)
+    texts = (f"{value:+.{number}f}" for number in digits or (4, 8))
+    return next((text for text in texts if float(text) or not value), f"{value:+.1e}")
+
+
+def minus(text: str) -> str:
+    """Numbers as readers of a page expect them: with minus signs in place of hyphens."""
+    return text.replace("-", "\N{MINUS SIGN}")
+
+
+def p_in_words(p_value: float, level: float) -> str:
+    """`p < 0.001`, or `p = 0.012` with as many digits as show on which side of 1 - level it lies."""
+    if p_value < 0.001:
+        return "p < 0.001"
+    limit = round(1 - level, 12)
+    for digits in range(3, 12):
+        if (round(p_value, digits) < limit) == (p_value < 1 - level):
+            return f"p = {p_value:.{digits}f}"
+    return f"p = {p_value:.3f}"

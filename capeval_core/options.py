@@ -24,7 +24,6 @@ from capeval_core.errors import (
     did_you_mean,
     option_problem,
     path_problem,
-    which_choice,
     wrong_option,
 )
 from capeval_core.inputs.texts import valid_unicode
@@ -259,7 +258,7 @@ def _wrong(spec: dataclasses.Field[Any], members: Sequence[Any], value: Any) -> 
     accepted = (*types, int) if float in types else types
     minimum = spec.metadata["minimum"]
     if isinstance(value, str) and choices:
-        expected = f"expected {' or '.join(map(repr, choices))}{which_choice(value, choices)}"
+        expected = f"expected {' or '.join(map(repr, choices))}"
         return None if value in choices else ("", expected, ValueError)
     fits = isinstance(value, accepted) and (bool in types or not isinstance(value, bool))
     if not fits:

@@ -42,7 +42,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from capeval_core.values import p_in_words, signed
+from capeval_core.errors import p_in_words, signed
 
 Doubles = NDArray[np.float64]
 LEAST_IMAGES = 5

@@ -41,7 +41,7 @@ def test_a_long_list_is_cut_and_counted() -> None:
     lines = str(error).split("\n")
     assert lines[0] == "1023 problems with the input:" and len(lines) == 22
     assert "captions[19]" in lines[20] and lines[21] == "  and 1,003 more"
-    assert len(error.problems) == 1023 and len(list(error.problems)) == 20
+    assert len(error.problems) == 1023
 
 
 def test_equal_problems_are_one_line_with_a_count() -> None:

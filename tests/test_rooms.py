@@ -16,7 +16,6 @@ ORDER = (
 SIDE_BY_SIDE = {"regions": {"phrases"}, "phrases": {"regions"}}
 SHARED = {
     "errors",
-    "values",
     "options",
     "cache",
     "kept",

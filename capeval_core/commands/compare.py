@@ -15,7 +15,7 @@ from typing import Any
 
 from capeval_core.commands.terminal import Parser, complain, flag, summary
 from capeval_core.description import describe_metric
-from capeval_core.errors import Problems, did_you_mean
+from capeval_core.errors import Problems, did_you_mean, p_in_words, signed
 from capeval_core.inputs.folder import Folder, some_of
 from capeval_core.registry import metric_of, titles_of_parts
 from capeval_core.reports.html import check_report, write_report
@@ -31,7 +31,6 @@ from capeval_core.reports.systems import (
 )
 from capeval_core.result import Result, json_text, not_comparable
 from capeval_core.statistics import TEST, Comparison, Interval, NoTestError, holm
-from capeval_core.values import p_in_words, signed
 
 _FORMATS = ("text", "markdown", "latex", "csv", "json")
 _LEVEL = 0.95

@@ -42,6 +42,7 @@ from capeval_core.encoders.texts import (
 )
 from capeval_core.encoders.tokenizers import ClipTokenizer, Ids, Tokens
 from capeval_core.encoders.videos import VideoFeatures, encode_frames
+from capeval_core.errors import expanded_path
 from capeval_core.inputs.decoders import shared_decoders
 from capeval_core.inputs.images import InputImage
 from capeval_core.inputs.videos import EVERY, InputFrames, Sampling
@@ -52,7 +53,6 @@ from capeval_core.models.copies import indices_on_device, on_host, stacked_on_de
 from capeval_core.models.device import DTYPES, exact
 from capeval_core.models.model import CheckedModel, check_tensors
 from capeval_core.ragged import ranges
-from capeval_core.values import expanded_path
 from capeval_core.weights.catalogue import entry_of
 from capeval_core.weights.clip import ClipConversion, translate_open_clip
 from capeval_core.weights.conversion import Conversion

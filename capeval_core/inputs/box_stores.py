@@ -34,7 +34,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from capeval_core.errors import FileError, file_problem, refuse_nul
+from capeval_core.errors import FileError, described, file_problem, refuse_nul
 from capeval_core.inputs.boxes import (
     MOST_BOXES,
     MOST_BYTES,
@@ -61,7 +61,6 @@ from capeval_core.inputs.images import (
 )
 from capeval_core.inputs.text_files import load_json
 from capeval_core.project import install_command
-from capeval_core.values import described
 
 _FORMS = (
     "a folder of .npz files (one per image, named by its id), UNITER's LMDB, or a bottom-up-attention .tsv"

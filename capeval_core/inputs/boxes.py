@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from capeval_core.errors import did_you_mean, warn
+from capeval_core.errors import described, did_you_mean, shown, warn
 from capeval_core.inputs.images import (
     InputVisual,
     Source,
@@ -22,7 +22,6 @@ from capeval_core.inputs.images import (
     refused,
     within,
 )
-from capeval_core.values import described, shown
 
 REQUIRED, OPTIONAL = ("boxes", "features"), ("size", "scores", "relative_boxes", "selection")
 RELEASED = {"norm_bb": "relative_boxes", "conf": "scores"}

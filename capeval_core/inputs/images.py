@@ -29,8 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageFile, UnidentifiedImageError
 
-from capeval_core.errors import InputError, Kind, Problem, Problems, at
-from capeval_core.values import described
+from capeval_core.errors import InputError, Kind, Problem, Problems, at, described
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF", "HEIF")
 """What is opened, in Pillow's names; JPEG brings MPO, and HEIF is there where `pillow_heif` registered it.

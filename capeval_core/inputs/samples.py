@@ -13,7 +13,7 @@ from typing import Any, Literal
 from PIL import Image
 from tqdm import tqdm
 
-from capeval_core.errors import Problem, Problems, at, wrong_option
+from capeval_core.errors import Problem, Problems, at, described, wrong_option
 from capeval_core.inputs.boxes import REQUIRED, InputBoxes
 from capeval_core.inputs.decoders import shared_decoders
 from capeval_core.inputs.images import (
@@ -38,7 +38,6 @@ from capeval_core.inputs.texts import (
 )
 from capeval_core.inputs.video_file import EXTENSIONS
 from capeval_core.inputs.videos import InputFrames
-from capeval_core.values import described
 
 _CHECKED_AT_ONCE = 1024  # visuals queued for the threads; bounds what waits, not what is decoded
 _CHECKED_TOGETHER = 8  # of those by one task, which costs as much of Python as a visual

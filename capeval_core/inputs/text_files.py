@@ -41,6 +41,7 @@ from typing import Any, NoReturn
 from capeval_core.errors import (
     FileError,
     Problems,
+    described,
     did_you_mean,
     file_problem,
     option_problem,
@@ -52,7 +53,6 @@ from capeval_core.inputs.folder import Folder, Names, only_matches, some_of
 from capeval_core.inputs.texts import is_written_list, read_written_list, valid_unicode
 from capeval_core.limits import LIMITS
 from capeval_core.options import Settings, option
-from capeval_core.values import described
 
 ID_FIELDS = ("image_id", "image", "id", "filename", "file_name", "image_name")
 _PATH_FIELDS = ("image_path", "img", "path", "filepath", "url")

@@ -11,8 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
-from capeval_core.errors import Index, Kind, Problem, Problems, at, setting, warn
-from capeval_core.values import described
+from capeval_core.errors import Index, Kind, Problem, Problems, at, described, setting, warn
 
 _STRING = r"""(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
 _STRINGS = rf"\s*{_STRING}(?:\s*,\s*{_STRING})*\s*,?\s*"

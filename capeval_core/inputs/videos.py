@@ -20,7 +20,7 @@ from typing import IO, Any
 import numpy as np
 from PIL import Image
 
-from capeval_core.errors import Problems, wrong_option
+from capeval_core.errors import Problems, described, wrong_option
 from capeval_core.inputs.folder import bare
 from capeval_core.inputs.images import (
     File,
@@ -42,7 +42,6 @@ from capeval_core.inputs.images import (
 from capeval_core.inputs.texts import as_list
 from capeval_core.inputs.video_file import OpenVideo
 from capeval_core.limits import LIMITS
-from capeval_core.values import described
 
 _ACCEPTED = (
     "the path or bytes of a video file, the path of a folder of frames, a list of images, an array "

@@ -16,14 +16,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from capeval_core.errors import Problem, Problems, did_you_mean, naming, place
+from capeval_core.errors import Problem, Problems, described, did_you_mean, naming, place
 from capeval_core.inputs.samples import check_samples
 from capeval_core.phrases.ptb import ptb_text, ptb_tokens
 from capeval_core.project import install_command
 from capeval_core.registry import load
 from capeval_core.result import Result
 from capeval_core.scores.ngram.metric import NgramMetric, score_together
-from capeval_core.values import described
 
 Floats = NDArray[np.float64]
 Id = Hashable

@@ -10,12 +10,11 @@ from typing import Any
 import pyarrow as pa
 
 from capeval_core.cache import TEXT_BYTES, FeatureCache
-from capeval_core.errors import Kind, Problem, Problems, at
+from capeval_core.errors import Kind, Problem, Problems, at, described
 from capeval_core.metric import CaptionMetric
 from capeval_core.options import Options
 from capeval_core.registry import metric_class
 from capeval_core.result import Result
-from capeval_core.values import described
 
 _WAYS = 'a name ("pacs"), a dict ({"name": "pacs", "w": 2.5}) or a metric of capeval_core.load(...)'
 

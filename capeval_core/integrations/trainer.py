@@ -10,14 +10,13 @@ import numpy as np
 import pyarrow as pa
 
 from capeval_core.cache import UNBOUNDED, FeatureCache
-from capeval_core.errors import Problem, Problems, naming, warn
+from capeval_core.errors import Problem, Problems, described, naming, warn
 from capeval_core.inputs.images import InputReferences, InputVisual
 from capeval_core.inputs.samples import Samples, argument_of, check_decodable, check_visuals, medium_of
 from capeval_core.inputs.texts import check_captions, check_references
 from capeval_core.integrations.opening import ChosenMetric, choose_metrics, shown
 from capeval_core.metric import CaptionMetric
 from capeval_core.result import Result
-from capeval_core.values import described
 
 
 class CaptionMetrics:

@@ -13,13 +13,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from capeval_core.errors import FileError, Problems, did_you_mean, file_problem
+from capeval_core.errors import FileError, Problems, described, did_you_mean, file_problem
 from capeval_core.inputs.folder import bare, some_of
 from capeval_core.inputs.text_files import ID_FIELDS, load_json
 from capeval_core.judgements.correlation import kendall_tau_c
 from capeval_core.judgements.loaders import numbers, read_rows
 from capeval_core.judgements.protocols import STATISTICS, Items, RatedSet, RatingColumn, Scored, Scoring
-from capeval_core.values import described
 
 _RATING_FIELDS = ("rating", "score", "human_score", "judgement")
 _UNKNOWN = "ratings of an unknown image id"

@@ -11,11 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from capeval_core.errors import FileError, Problems, file_problem
+from capeval_core.errors import FileError, Problems, described, file_problem
 from capeval_core.inputs.text_files import load_json
 from capeval_core.judgements.correlation import Doubles
 from capeval_core.judgements.protocols import JudgedSet, PairedSet, Scored
-from capeval_core.values import described
 
 FORMS = (
     "a .npz or .json with an array of numbers per metric, one per caption in the order of the set; of pairs "

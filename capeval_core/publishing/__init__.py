@@ -15,10 +15,9 @@ from os import PathLike
 from pathlib import Path
 
 from capeval_core._version import __version__
-from capeval_core.errors import did_you_mean
+from capeval_core.errors import did_you_mean, expanded_path
 from capeval_core.publishing.sending import Publication, PublishError, Pushed, checked, publish
 from capeval_core.registry import METRICS, metric_class, module_path, network_of, shipped
-from capeval_core.values import expanded_path
 from capeval_core.weights.catalogue import LICENCE_NOT_STATED, WeightsEntry, entry_known_as, restriction_of
 from capeval_core.weights.folder import (
     CONFIG,

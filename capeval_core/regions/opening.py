@@ -9,11 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from capeval_core.errors import did_you_mean, wrong_option
+from capeval_core.errors import did_you_mean, expanded_path, wrong_option
 from capeval_core.regions.colours import ColourRegions
 from capeval_core.regions.precomputed import PrecomputedRegions
 from capeval_core.regions.regions import RegionSource
-from capeval_core.values import expanded_path
 
 _NAMES = ("objects", "everything", "rectangles", "colours")
 _EXPECTED = f"expected {', '.join(map(repr, _NAMES))}, or a JSON file of masks by image id"

@@ -16,10 +16,10 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from capeval_core.errors import minus
 from capeval_core.phrases.spans import Span, wrong_words
 from capeval_core.regions.features import THRESHOLD
 from capeval_core.reports.overlay import region_colour
-from capeval_core.values import minus
 
 if TYPE_CHECKING:
     from jinja2 import Template

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from capeval_core._version import __version__
+from capeval_core.errors import minus, p_in_words, signed
 from capeval_core.kept import try_writing, write_whole
 from capeval_core.reports.explanations import DIGITS, STYLE, TINY_KNOWS, panels, parts, template
 from capeval_core.reports.pictures import FRAMES, Pictures
 from capeval_core.reports.systems import Column, System, Systems
-from capeval_core.values import minus, p_in_words, signed
 
 _FILE = "index.html"
 _SHOWN = 4

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from capeval_core.errors import p_in_words
 from capeval_core.reports.explanations import DIGITS, number
 from capeval_core.reports.tables import Table
-from capeval_core.values import p_in_words
 
 _MARK = "*"
 _COLUMNS = (

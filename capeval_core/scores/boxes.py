@@ -10,7 +10,7 @@ from os import PathLike
 from typing import Any, ClassVar, get_args
 
 from capeval_core.cache import FeatureCache
-from capeval_core.errors import Problem, naming, setting, wrong_option
+from capeval_core.errors import Problem, expanded_path, naming, setting, wrong_option
 from capeval_core.inputs.box_stores import BoxFeatureStore, id_of
 from capeval_core.inputs.boxes import BoxFeatures, InputBoxes
 from capeval_core.inputs.images import ImageError, InputImage, InputVisual, Source
@@ -28,7 +28,6 @@ from capeval_core.regions.features import (
     boxes_kept,
     refuse_unusable,
 )
-from capeval_core.values import expanded_path
 from capeval_core.weights.catalogue import FASTER_RCNN, TINY_OF, WeightsEntry
 from capeval_core.weights.folder import CONFIG, WeightsError, open_unless_on_the_hub, open_weights
 

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from capeval_core.errors import Problems, did_you_mean, naming, wrong_option
+from capeval_core.errors import Problems, did_you_mean, expanded_path, naming, wrong_option
 from capeval_core.inputs.samples import Pools
 from capeval_core.matching.cosine import best_query_cosine, paired_cosine
 from capeval_core.metric import Model
 from capeval_core.registry import network, network_of
 from capeval_core.rows import column, common_columns, nullable, row_schema
-from capeval_core.values import expanded_path
 from capeval_core.weights.catalogue import ECO_MEMBERS, EVA_CLIP
 from capeval_core.weights.folder import WeightsError, WeightsFolder, open_weights
 

@@ -9,13 +9,12 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
-from capeval_core.errors import Problems, did_you_mean, file_problem, warn, wrong_option
+from capeval_core.errors import Problems, did_you_mean, expanded_path, file_problem, shown, warn, wrong_option
 from capeval_core.inputs.box_stores import BoxFeatureStore
 from capeval_core.inputs.folder import Folder, paths_by_id
 from capeval_core.inputs.images import InputImage, InputVisual
 from capeval_core.inputs.text_files import REFERENCE_FIELDS, FileOptions, read_texts, refuse_unused
 from capeval_core.scores.boxes import boxes_by_id
-from capeval_core.values import expanded_path, shown
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from capeval_core.errors import InputError, wrong_option
+from capeval_core.errors import InputError, expanded_path, wrong_option
 from capeval_core.models.device import DTYPES, resolve_device
 from capeval_core.project import install_command
-from capeval_core.values import expanded_path
 from capeval_core.weights.folder import (
     CONFIG,
     TENSORS,

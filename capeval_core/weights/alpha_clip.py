@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from capeval_core.errors import InputError, Problem, naming, option_name, setting, wrong_option
+from capeval_core.errors import InputError, Problem, expanded_path, naming, option_name, setting, wrong_option
 from capeval_core.options import option
-from capeval_core.values import expanded_path
 from capeval_core.weights.adapters import is_adapter
 from capeval_core.weights.catalogue import MASK_MEAN, MASK_STD
 from capeval_core.weights.checkpoint import name_some, read_checkpoint

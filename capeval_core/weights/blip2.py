@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from capeval_core.errors import InputError, Problem, option_name, wrong_option
+from capeval_core.errors import InputError, Problem, expanded_path, option_name, wrong_option
 from capeval_core.options import option
-from capeval_core.values import expanded_path
 from capeval_core.weights.catalogue import BLIP2_COCO
 from capeval_core.weights.checkpoint import name_some, read_checkpoint
 from capeval_core.weights.conversion import (

@@ -14,9 +14,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from capeval_core.errors import InputError, Problem, option_name, wrong_option
+from capeval_core.errors import InputError, Problem, expanded_path, option_name, wrong_option
 from capeval_core.options import Settings, option
-from capeval_core.values import expanded_path
 from capeval_core.weights.catalogue import (
     CLIP_MEAN,
     CLIP_STD,

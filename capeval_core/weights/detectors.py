@@ -10,9 +10,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, ClassVar
 
-from capeval_core.errors import FileError, file_problem, wrong_option
+from capeval_core.errors import FileError, described, file_problem, wrong_option
 from capeval_core.options import option
-from capeval_core.values import described
 from capeval_core.weights.conversion import Conversion, Empty, Release
 
 

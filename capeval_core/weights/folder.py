@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from capeval_core.errors import InputError, Problem, setting, wrong_option
+from capeval_core.errors import InputError, Problem, expanded_path, setting, wrong_option
 from capeval_core.kept import write_whole
 from capeval_core.limits import LIMITS
-from capeval_core.values import expanded_path
 from capeval_core.weights.catalogue import WeightsEntry, entry_known_as, entry_of, weights_of
 from capeval_core.weights.hub import download
 

@@ -17,7 +17,7 @@ from gradio.utils import get_upload_folder
 
 from capeval_core.demo import KINDS, DemoItem, demo_of
 from capeval_core.description import describe_metric
-from capeval_core.errors import wrong_option
+from capeval_core.errors import described, wrong_option
 from capeval_core.integrations.page import views
 from capeval_core.integrations.page.media import LABELS, component, media_on_page, uploaded
 from capeval_core.integrations.page.scorer import NO_WEIGHTS, Scorer, published_marks
@@ -25,7 +25,6 @@ from capeval_core.integrations.page.words import capitalised, lines_of, texts_of
 from capeval_core.limits import LIMITS
 from capeval_core.registry import metric_class
 from capeval_core.reports.explanations import STYLE
-from capeval_core.values import described
 from capeval_core.weights.folder import WeightsError
 
 _LARGEST_UPLOAD = "20mb"  # room for a JPEG of 25 megapixels at a high quality

@@ -9,13 +9,13 @@ from typing import Any
 from markupsafe import Markup
 
 from capeval_core.description import describe_metric
+from capeval_core.errors import minus
 from capeval_core.integrations.page.scorer import Marks, Scored
 from capeval_core.integrations.page.words import capitalised, needs_of, texts_of
 from capeval_core.metric import CaptionMetric
 from capeval_core.project import address
 from capeval_core.registry import titles_of_parts
 from capeval_core.reports.explanations import TINY_KNOWS, number, panels, parts, template
-from capeval_core.values import minus
 
 _STEPS = (0.05, 0.1, 0.2, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0)
 _MOST = 5  # steps; more numbers would run into each other on a phone

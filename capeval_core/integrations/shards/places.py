@@ -13,10 +13,9 @@ from typing import Any
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from capeval_core.errors import FileError, file_problem, path_problem, wrong_option
+from capeval_core.errors import FileError, described, file_problem, path_problem, wrong_option
 from capeval_core.kept import whole_file
 from capeval_core.project import install_command
-from capeval_core.values import described
 
 _INSTALL = {"s3": install_command("s3"), "gs": "pip install gcsfs", "gcs": "pip install gcsfs"}
 _VERSION = ("size", "mtime", "ino", "ETag", "etag", "md5Hash")  # what file systems tell of a file

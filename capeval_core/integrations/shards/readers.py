@@ -19,11 +19,10 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from capeval_core.errors import FileError, did_you_mean, file_problem, wrong_option
+from capeval_core.errors import FileError, described, did_you_mean, file_problem, wrong_option
 from capeval_core.inputs.images import LONGEST_FILE, URL
 from capeval_core.integrations.shards.places import Place, reason_of
 from capeval_core.limits import LIMITS
-from capeval_core.values import described
 
 Rows = dict[str, list[Any]]
 """Columns of equal length: `uid`, `caption`, `image` or `video`, `references`, and `error`."""

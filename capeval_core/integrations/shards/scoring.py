@@ -11,13 +11,12 @@ import numpy as np
 import pyarrow as pa
 
 from capeval_core.cache import FeatureCache
-from capeval_core.errors import ProblemsError, naming, place, wrong_option
+from capeval_core.errors import ProblemsError, described, naming, place, wrong_option
 from capeval_core.inputs.samples import Samples, argument_of, medium_of
 from capeval_core.metric import CaptionMetric
 from capeval_core.options import Options
 from capeval_core.registry import metric_class
 from capeval_core.rows import canonical
-from capeval_core.values import described
 
 CACHE_BYTES, TEXT_BYTES = 32 << 20, 8 << 20
 """Memory for features of images and of texts: those of a web collection rarely come again."""
