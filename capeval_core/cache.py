@@ -209,16 +209,20 @@ def _database(folder: Path) -> sqlite3.Connection:
     """A table of features, each with a digest. Raises sqlite3.DatabaseError where it is damaged."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        found = f"no folder can be made there ({error.strerror})"
+        raise wrong_option("cache", str(folder), found, "pass another one", verb="") from error
+    try:
         disk = sqlite3.connect(folder / _FILE, timeout=60, check_same_thread=False)
         disk.text_factory = bytes  # text in a damaged page may not be valid
         with suppress(sqlite3.OperationalError):  # another process sets it at this moment
             disk.execute("PRAGMA journal_mode=WAL")
         columns = "(key TEXT PRIMARY KEY, value BLOB, digest BLOB)"
         disk.execute(f"CREATE TABLE IF NOT EXISTS features_3 {columns} WITHOUT ROWID")
-    except (OSError, sqlite3.DatabaseError) as error:
+    except sqlite3.DatabaseError as error:
         if "malformed" in str(error):  # damage costs no more than what was kept
             raise
-        found = f"{_FILE} cannot be used there ({getattr(error, 'strerror', None) or error})"
+        found = f"{_FILE} cannot be used ({error})"
         fix = "delete it if it is damaged, or pass another folder"
         raise wrong_option("cache", str(folder), found, fix, verb="") from error
     return disk
