@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from capeval_core.errors import FileError, Problems, did_you_mean, file_problem
+from capeval_core.errors import FileError, Problems, described, did_you_mean, file_problem
 from capeval_core.inputs.text_files import contents, decoded, load_json
 from capeval_core.judgements.correlation import Doubles, majority
 from capeval_core.judgements.protocols import (
@@ -29,7 +29,6 @@ from capeval_core.judgements.protocols import (
     SystemSet,
 )
 from capeval_core.judgements.sets import SETS, folder_of, set_entry
-from capeval_core.values import described
 
 REFERENCES = "references.json"
 _KINDS: Mapping[str, tuple[type | tuple[type, ...], str]] = {

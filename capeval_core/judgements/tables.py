@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from capeval_core.errors import signed
 from capeval_core.judgements.correlation import pearson
 from capeval_core.judgements.protocols import Cell, JudgedSet, PoolSet, RatedSet, Scored
 from capeval_core.judgements.resampling import Resamples
@@ -25,7 +26,6 @@ from capeval_core.judgements.sets import SETS
 from capeval_core.reports.figures import Bar, draw_bars, draw_spreads
 from capeval_core.reports.tables import Table
 from capeval_core.statistics import LEAST_IMAGES, LEAST_P, Interval
-from capeval_core.values import signed
 
 _ALIASES = {
     "CIDEr": "CIDEr-D",
