@@ -25,13 +25,10 @@ from capeval_core.result import Result
 from capeval_core.scores.ngram.metric import NgramMetric, score_together
 
 Floats = NDArray[np.float64]
-Id = Hashable
 
 _COUNTED = {"BLEU": "bleu", "ROUGE_L": "rougel", "CIDEr": "ciderd"}
 """Name of each metric here, and that by which `load` knows it; CIDEr is CIDEr-D."""
 _JAVA = ("METEOR", "SPICE")
-_SPICE_MODELS = "spice/lib/stanford-corenlp-3.6.0-models.jar"
-"""What SPICE needs beside the package, which brings METEOR whole."""
 
 
 class CocoScores:
@@ -67,19 +64,35 @@ class CocoScores:
         metrics: Sequence[str] = ("BLEU", "ROUGE_L", "CIDEr"),
         tokenize: bool = True,
     ) -> None:
-        self.metrics = _checked_metrics(metrics)
-        self.tokenize = tokenize
-        self.ids, self._captions, self._references = _checked_texts(gts, res)
+        known, problems = [*_COUNTED, *_JAVA], Problems()
+        names = [metrics] if isinstance(metrics, str) else metrics
+        for i, name in enumerate(names):
+            if name not in known:
+                fix = f"expected one of {', '.join(known)}{did_you_mean(name, known)}"
+                problems.add(Problem(f"metrics[{i}]", f"is {name!r}", fix))
+        problems.raise_if_any()
+        self.metrics, self.tokenize = [name for name in known if name in names], tokenize
+        references, captions = _annotations(gts, "gts", problems), _annotations(res, "res", problems)
+        given, fix = {"res": captions, "gts": references}, "pass references and a caption of the same images"
+        for argument, other in (("res", "gts"), ("gts", "res")) if references and captions else ():
+            for key in [key for key in given[argument] if key not in given[other]]:
+                problems.add(Problem(_at(argument, key), f"is an image that is not in {other}", fix))
+        for key, row in captions.items():
+            if len(row) != 1:
+                problems.add(Problem(_at("res", key), f"has {len(row)} captions", "pass a list of one"))
+        problems.raise_if_any()
+        self.ids, self._references = list(references), list(references.values())
+        self._captions = [captions[key][0] for key in references]
         check_java([name for name in self.metrics if name in _JAVA])
-        with naming({"captions": "res", "references": "gts"}, row=self._place):
+
+        def of_image(argument: str, path: Sequence[int | str]) -> str:
+            inner = (0,) if argument == "captions" else path[1:]  # an image has one caption
+            return _at(argument, self.ids[int(path[0])], *inner)
+
+        with naming({"captions": "res", "references": "gts"}, row=of_image):
             self._samples = check_samples(
                 self._captions, None, self._references, needs_references=True, empty="score", media=()
             )
-
-    def _place(self, argument: str, path: Sequence[int | str]) -> str:
-        """A place in a row as one of its image, which has one caption."""
-        inner = (0,) if argument == "captions" else path[1:]
-        return place(argument, [_step(self.ids[int(path[0])]), *inner])
 
     @cached_property
     def results(self) -> dict[str, Result]:
@@ -120,7 +133,7 @@ class CocoScores:
         return {name: scores for name, (_, scores) in self._values.items()}
 
     @cached_property
-    def imgToEval(self) -> dict[Id, dict[str, Any]]:  # noqa: N802  (the name in pycocoevalcap)
+    def imgToEval(self) -> dict[Hashable, dict[str, Any]]:  # noqa: N802  (the name in pycocoevalcap)
         """{image id: {"image_id": id, "Bleu_1": score, ...}}."""
         rows = zip(*(scores.tolist() for scores in self.arrays.values()), strict=True)
         return {
@@ -141,58 +154,28 @@ class CocoScores:
         return f"CocoScores({len(self.ids):,} images, {', '.join(self.metrics)})"
 
 
-def _checked_metrics(metrics: Sequence[str]) -> list[str]:
-    known = [*_COUNTED, *_JAVA]
-    names = [metrics] if isinstance(metrics, str) else list(metrics)
-    problems = Problems()
-    for i, name in enumerate(names):
-        if name not in known:
-            fix = f"expected one of {', '.join(known)}{did_you_mean(name, known)}"
-            problems.add(Problem(f"metrics[{i}]", f"is {name!r}", fix))
-    problems.raise_if_any()
-    return [name for name in known if name in names]
-
-
-def _checked_texts(gts: Any, res: Any) -> tuple[list[Id], list[Any], list[Any]]:
-    """Ids, captions and references, in the order of `gts`."""
-    problems = Problems()
-    references, captions = _annotations(gts, "gts", problems), _annotations(res, "res", problems)
-    if references and captions:
-        fix = "pass references and a caption of the same images"
-        for key in [key for key in captions if key not in references]:
-            problems.add(Problem(place("res", [_step(key)]), "is an image that is not in gts", fix))
-        for key in [key for key in references if key not in captions]:
-            problems.add(Problem(place("gts", [_step(key)]), "is an image that is not in res", fix))
-    for key, row in captions.items():
-        if len(row) != 1:
-            found = f"has {len(row)} captions"
-            problems.add(Problem(place("res", [_step(key)]), found, "pass a list of one"))
-    problems.raise_if_any()
-    return list(references), [captions[key][0] for key in references], list(references.values())
-
-
-def _annotations(value: Any, argument: str, problems: Problems) -> dict[Id, list[Any]]:
+def _annotations(value: Any, argument: str, problems: Problems) -> dict[Hashable, list[Any]]:
     """{image id: its texts}."""
     if hasattr(value, "imgToAnns") and hasattr(value, "getImgIds"):
         value = {key: value.imgToAnns[key] for key in value.getImgIds()}
     if not isinstance(value, Mapping) or not value:
         fix = "expected {image id: [texts]}, or COCO annotations of pycocotools"
-        found = "empty" if isinstance(value, Mapping) else described(value)
-        problems.add(Problem(argument, f"is {found}", fix, ValueError if found == "empty" else TypeError))
+        found, kind = ("empty", ValueError) if isinstance(value, Mapping) else (described(value), TypeError)
+        problems.add(Problem(argument, f"is {found}", fix, kind))
         return {}
-    rows: dict[Id, list[Any]] = {}
+    rows: dict[Hashable, list[Any]] = {}
     for key, row in value.items():
         if isinstance(row, (str, Mapping)) or not isinstance(row, Sequence):
-            fix = "expected a list of texts"
-            problems.add(Problem(place(argument, [_step(key)]), f"is {described(row)}", fix, TypeError))
+            found, fix = f"is {described(row)}", "expected a list of texts"
+            problems.add(Problem(_at(argument, key), found, fix, TypeError))
         else:
             rows[key] = [text.get("caption") if isinstance(text, Mapping) else text for text in row]
     return rows
 
 
-def _step(key: Id) -> int | str:
-    """An image id as the index of a problem."""
-    return key if isinstance(key, (int, str)) else repr(key)
+def _at(argument: str, key: Hashable, *inner: int | str) -> str:
+    """The place of an image in an argument."""
+    return place(argument, [key if isinstance(key, (int, str)) else repr(key), *inner])
 
 
 def check_java(names: Sequence[str]) -> None:
@@ -205,12 +188,11 @@ def check_java(names: Sequence[str]) -> None:
         raise ValueError(f"{needs} pycocoevalcap, which is not installed: {install_command('ngram')}")
     if shutil.which("java") is None:
         raise ValueError(f"{needs} Java, and there is no `java`: apt install default-jre-headless")
-    models = Path(next(iter(spec.submodule_search_locations))) / _SPICE_MODELS
-    if "SPICE" in names and not models.is_file():
+    folder = Path(next(iter(spec.submodule_search_locations)), "spice")
+    if "SPICE" in names and not (folder / "lib" / "stanford-corenlp-3.6.0-models.jar").is_file():
         raise ValueError(
-            f"SPICE needs Stanford CoreNLP 3.6.0 (about 400 MB), and {models} is not there: "
-            "pycocoevalcap downloads it by `python -c 'from pycocoevalcap.spice.get_stanford_models import "
-            "get_stanford_models as get; get()'`, run within that package's folder spice"
+            "SPICE needs Stanford CoreNLP 3.6.0 (about 400 MB), which pycocoevalcap downloads: run "
+            f"`python -c 'from get_stanford_models import get_stanford_models as get; get()'` in {folder}"
         )
 
 

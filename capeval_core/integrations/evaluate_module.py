@@ -1,4 +1,4 @@
-"""Metrics as modules of Hugging Face `evaluate`: an adapter, it holds no formula.
+"""Metrics as modules of Hugging Face `evaluate`.
 
 `add_batch` checks captions and images and encodes them at once. Only rows of plain numbers are kept, so no
 image enters evaluate's Arrow cache; `compute` combines the rows of all batches and all processes.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from typing import Any, ClassVar
 
 import evaluate
@@ -19,6 +18,7 @@ from datasets import Features, Value
 from capeval_core.description import describe_metric
 from capeval_core.errors import Problems, did_you_mean, naming, warn
 from capeval_core.inputs.samples import ARGUMENTS, Samples, argument_of, medium_of
+from capeval_core.integrations.opening import has_no_rows, warn_failed, warn_ignored
 from capeval_core.metric import CaptionMetric
 from capeval_core.options import describe_options
 from capeval_core.project import LICENCE, address
@@ -55,29 +55,16 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
         self.options = self.metric_type.Options.of(self.metric_name, keywords)
         if self.options.evidence:
             raise ValueError("evidence=True: evaluate keeps numbers only, use capeval_core.load(...)")
-        self._warned: set[str] = set()
         self._rows_added = 0
         super().__init__(config_name, timeout=timeout, **own)
         # Opened now: wrong weights must not wait for the end of an epoch of training.
-        self._prepared = self.metric
+        self.metric = self._prepared = self.metric_type(self.options)
 
     @classmethod
     def configuration(cls, name: str | None = None) -> type[CaptionMetric]:
         """The class of the metric behind a configuration of this module; ValueError if it has no such."""
-        if name in (None, _DEFAULT):
-            return metric_class(cls.metric_name)
-        variants = [medium for metric, medium in MEDIA_VARIANTS if metric == cls.metric_name]
-        if name in variants:
-            return metric_class(cls.metric_name, name)
-        hint = did_you_mean(str(name), variants) or f"; did you mean weights={name!r}?"
-        known = ", ".join([_DEFAULT, *variants])
-        found = f"config_name={name!r}: {cls.metric_name} has no such configuration"
-        raise ValueError(f"{found}{hint} (known: {known})")
-
-    @cached_property
-    def metric(self) -> CaptionMetric:
-        """The metric behind this module."""
-        return self.metric_type(self.options)
+        with naming({"media": "config_name"}):
+            return metric_class(cls.metric_name, None if name == _DEFAULT else name)
 
     @property
     def inputs(self) -> dict[str, str]:
@@ -85,7 +72,7 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
         return dict(describe_metric(self.metric_type).inputs)
 
     def _info(self) -> evaluate.EvaluationModuleInfo:
-        metric = self.metric_type
+        metric, project = self.metric_type, address()
         about = describe_metric(metric)
         inputs = {"Inputs:": [f"{name}: {meaning}" for name, meaning in about.inputs.items()]}
         example = {"Example:": _example(metric)}
@@ -108,9 +95,9 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
             citation=about.bibtex or metric.paper,
             inputs_description=_sections({**inputs, **usage}),
             features=Features(columns),
-            homepage=address() or "",
+            homepage=project or "",
             license=f"{LICENCE}; weights {about.weights}: {about.licence}",
-            codebase_urls=list(filter(None, [address()])),
+            codebase_urls=[project] if project else [],
             reference_urls=[about.address],
         )
         # Set afterwards: evaluate allows a format for flat features only, which matters for numpy, not here.
@@ -129,17 +116,15 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
         Many captions are faster in one `add_batch`.
         """
         given = {"prediction": prediction, "reference": reference, **others}
-        singular = {name: name[:-1] for name in _INPUTS}
-        for name, one in singular.items():
-            if given.get(one) is not None and given.get(name) is not None:
-                raise TypeError(f"add: pass {one} or {name}, not both")
-        known = [one for name, one in singular.items() if name in self._taken]
-        self._refuse_unknown("add", given, known, [*known, *self._taken, "reference"])
         batch: dict[str, Any] = {}
-        for name, one in singular.items():
-            value = given.get(name) if given.get(one) is None else given[one]
-            if name in self.features or value is not None:
-                batch[name] = [value]
+        for name, value in given.items():
+            plural = name if name in _INPUTS or f"{name}s" not in _INPUTS else f"{name}s"
+            if value is not None and plural in batch:
+                raise TypeError(f"add: pass {plural[:-1]} or {plural}, not both")
+            if value is not None:
+                batch[plural] = [value]
+        for name in self.features:
+            batch.setdefault(name, [None])
         self.add_batch(**batch)
 
     def add_batch(
@@ -156,7 +141,7 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
                 the metric needs statistics of the whole corpus: pass `evaluate.load(..., statistics=...)`.
         """
         given = {"predictions": predictions, "references": references, **others}
-        self._refuse_unknown("add_batch", given, self._taken, self._taken)
+        self._refuse_unknown("add_batch", given)
         self._add(given)
 
     def compute(
@@ -179,8 +164,7 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
             ValueError, TypeError: everything that is wrong with the input; or there is nothing to score.
         """
         given = {"predictions": predictions, "references": references, **others}
-        known = [*self._taken, "per_caption"]
-        self._refuse_unknown("compute", given, known, known)
+        self._refuse_unknown("compute", given, "per_caption")
         if any(given.get(name) is not None for name in self.features):
             self._add(given, whole=self.writer is None and self.num_process == 1)
         self._open_writer()  # a process that never added takes part with no rows
@@ -201,13 +185,7 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
         if not len(predictions):
             return {}  # complained about once evaluate has cleaned up
         result = self._prepared.combine(pa.Table.from_struct_array(predictions))
-        if result.counts.failed:
-            first, reason = next(iter(result.errors.items()))
-            warn(
-                f"{result.metric}: {result.counts.failed:,} of {result.counts.captions:,} captions have no "
-                f"score and are left out of the mean; the first is predictions[{first}] ({reason}), "
-                "per_caption=True returns all"
-            )
+        warn_failed(result, "predictions[{}]", "per_caption=True returns")
         if message := stands_for_zero(result):
             warn(message)
         output: dict[str, Any] = dict(result.numbers)
@@ -220,15 +198,12 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
     def _add(self, given: Mapping[str, Any], *, whole: bool = False) -> None:
         """Check, encode and store rows; `whole`: they are all that `compute` combines."""
         metric = self.metric_type
-        for name, value in given.items():
-            if name not in self.features and value is not None and name not in self._warned:
-                self._warned.add(name)
-                why = "needs no references: they" if name == "references" else f"compares texts alone: {name}"
-                warn(f"{metric.name} {why} are ignored")
+        unread = [name for name in given if name not in self.features and given[name] is not None]
+        warn_ignored(metric, unread)
         visuals = given.get(argument_of(metric.media) or "")
         references = given.get("references") if metric.needs_references else None
         needed = [name for name in self.features if name != "references" or references is not None]
-        if all(_has_no_rows(given.get(name)) for name in needed):
+        if has_no_rows(*map(given.get, needed)):
             self._open_writer()
             return
         with naming({"captions": "predictions"}):
@@ -262,20 +237,14 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
             images=[visual.at(f"{argument}[{number}]{of_process}") for number, visual in named],
         )
 
-    @property
-    def _taken(self) -> list[str]:
-        """The inputs of this configuration, and images for texts alone, which stand beside other metrics."""
-        return [name for name in _INPUTS if name in self.features or not self.metric_type.media]
-
-    def _refuse_unknown(
-        self, method: str, given: Mapping[str, Any], known: Sequence[str], accepted: Sequence[str]
-    ) -> None:
-        """Refuse arguments that this configuration does not have; references that it does not need pass."""
+    def _refuse_unknown(self, method: str, given: Mapping[str, Any], *own: str) -> None:
+        """Refuse arguments that this configuration does not have, but not those that other metrics need."""
+        known = [*(name for name in _INPUTS if name in self.features or not self.metric_type.media), *own]
+        options = [option.name for option in describe_options(type(self.options))]
         problems = Problems()
-        options = [described.name for described in describe_options(type(self.options))]
         for name in given:
             medium = medium_of(name)
-            if name in accepted or name == "references":
+            if name in known or name == "references":
                 continue
             if name in options:
                 fix = f": it is an option of the metric, pass it to evaluate.load(..., {name}=...)"
@@ -299,15 +268,6 @@ def module(name: str, config_name: str | None = None, **keywords: Any) -> Metric
     """
     metric_class(name)
     return type(name, (MetricModule,), {"metric_name": name})(config_name, **keywords)  # type: ignore[no-any-return]
-
-
-def _has_no_rows(value: Any) -> bool:
-    if isinstance(value, (str, bytes, Mapping)):
-        return False
-    try:
-        return len(value) == 0
-    except TypeError:  # no length at all, as a generator, None or a 0-d array
-        return False
 
 
 def _example(metric: type[CaptionMetric]) -> list[str]:

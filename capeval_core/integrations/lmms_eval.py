@@ -46,7 +46,7 @@ def process(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, Item]:
     references = list(next(doc[name] for name in _REFERENCES if name in doc))
     texts = {"caption": caption, "references": references}
     items: dict[str, Item] = {number: {"number": number, **texts} for number in TEXT_NUMBERS}
-    for metric in _chosen(os.environ.get("CAPEVAL_METRICS", ""), os.environ.get("CAPEVAL_WEIGHTS")):
+    for metric in _chosen(*_settings()):
         samples = metric.check([caption], [doc["image"]], [references] if metric.needs_references else None)
         (row,) = metric.encode_all(samples).to_pylist()
         items[metric.key] = {"number": metric.key, "row": row}
@@ -58,8 +58,7 @@ def combine(items: Sequence[Item]) -> float:
     number = items[0]["number"]
     if number in TEXT_NUMBERS:
         return _text_scores(tuple((one["caption"], tuple(one["references"])) for one in items))[number]
-    metrics = _chosen(os.environ.get("CAPEVAL_METRICS", ""), os.environ.get("CAPEVAL_WEIGHTS"))
-    metric = next(metric for metric in metrics if metric.key == number)
+    metric = next(metric for metric in _chosen(*_settings()) if metric.key == number)
     return combine_tables(metric, [pa.Table.from_pylist([one["row"] for one in items], metric.ROW)]).mean
 
 
@@ -70,19 +69,23 @@ def _text_scores(texts: tuple[tuple[str, tuple[str, ...]], ...]) -> dict[str, fl
     return CocoScores(references, {i: [caption] for i, (caption, _) in enumerate(texts)}).eval
 
 
+def _settings() -> tuple[str, str | None]:
+    return os.environ.get("CAPEVAL_METRICS", ""), os.environ.get("CAPEVAL_WEIGHTS")
+
+
 @lru_cache(maxsize=1)
 def _chosen(names: str, weights: str | None) -> list[CaptionMetric]:
     """The metrics of CAPEVAL_METRICS, open, with the weights of CAPEVAL_WEIGHTS or their own."""
     listed = [name.strip() for name in names.split(",") if name.strip()]
-    metrics = (
+    chosen = (
         choose_metrics(listed, {"weights": weights}, FeatureCache(text_bytes=TEXT_BYTES)) if listed else []
     )
-    for one in metrics:
-        if not one.metric.media:
-            found = f"{one.metric.name} compares texts alone"
+    for metric, _ in chosen:
+        if not metric.media:
+            found = f"{metric.name} compares texts alone"
             fix = "BLEU, ROUGE-L and CIDEr-D are always there"
             raise wrong_option("CAPEVAL_METRICS", names, found, fix, verb="")
-    return [one.open() for one in metrics]
+    return [metric(options) for metric, options in chosen]
 
 
 if __name__ == "__main__":

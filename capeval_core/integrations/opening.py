@@ -1,33 +1,24 @@
-"""Metrics for doors that score batch after batch: by name, by name with options, or open already."""
+"""What doors that score batch after batch share: metrics by name or open already, and their warnings."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 
 from capeval_core.cache import TEXT_BYTES, FeatureCache
-from capeval_core.errors import Kind, Problem, Problems, at, described
+from capeval_core.errors import Problem, Problems, at, described, warn
 from capeval_core.metric import CaptionMetric
 from capeval_core.options import Options
 from capeval_core.registry import metric_class
 from capeval_core.result import Result
 
-_WAYS = 'a name ("pacs"), a dict ({"name": "pacs", "w": 2.5}) or a metric of capeval_core.load(...)'
-
-
-@dataclass(frozen=True)
-class ChosenMetric:
-    """A metric with its options, whose weights are not open yet."""
-
-    metric: type[CaptionMetric]
-    options: Options
-
-    def open(self) -> CaptionMetric:
-        return self.metric(self.options)
+_WAYS = 'expected a name ("pacs"), a dict ({"name": "pacs", "w": 2.5}) or a metric of capeval_core.load(...)'
+Chosen = tuple[type[CaptionMetric], Options]
+"""A metric with its options, whose weights are not open yet."""
 
 
 def choose_metrics(
@@ -37,7 +28,7 @@ def choose_metrics(
     *,
     media: str | None = None,
     has_references: bool = False,
-) -> list[ChosenMetric]:
+) -> list[Chosen]:
     """Metrics in their order, each with `empty="score"`: a young captioner may write nothing.
 
     options, media: of metrics given by name; a dict's own come first. cache: where a metric has no other.
@@ -45,33 +36,30 @@ def choose_metrics(
     """
     single = isinstance(metrics, str) or not isinstance(metrics, Sequence)
     listed = [metrics] if single else metrics
+    places = [at("metrics", None if single else i) for i in range(len(listed))]
     problems = Problems()
-
-    def wrong(i: int, found: str, fix: str, verb: str = "is", kind: Kind = ValueError) -> None:
-        problems.add(Problem(at("metrics", None if single else i), f"{verb} {found}".strip(), fix, kind))
-
     if not listed:
         problems.add(Problem("metrics", "is empty", "name at least one"))
-    for i, one in enumerate(listed):
+    for where, one in zip(places, listed, strict=True):
         if not isinstance(one, (str, Mapping, CaptionMetric)):
-            wrong(i, described(one), f"expected {_WAYS}", kind=TypeError)
+            problems.add(Problem(where, f"is {described(one)}", _WAYS, TypeError))
         elif isinstance(one, Mapping) and "name" not in one:
-            wrong(i, 'no "name"', f"expected {_WAYS}", "has")
+            problems.add(Problem(where, 'has no "name"', _WAYS))
     if options and listed and all(isinstance(one, CaptionMetric) for one in listed):
         found = f"{', '.join(options)}: the metrics are open already, pass options to capeval_core.load"
         problems.add(found, TypeError)
     problems.raise_if_any()
     chosen = [_chosen(one, options, cache, media) for one in listed]
-    keys = [one.metric.key for one in chosen]
-    for i, (key, one) in enumerate(zip(keys, chosen, strict=True)):
-        if one.metric.relative:
-            wrong(i, f"{one.metric.name} cannot be used during training: {one.metric.relative}", "", "")
-        elif key in keys[:i]:
-            wrong(i, f"{key} as metrics[{keys.index(key)}] does", "name each metric once", "gives")
+    keys: dict[str, str] = {}
+    for where, (metric, _) in zip(places, chosen, strict=True):
+        if metric.relative:
+            problems.add(f"{where}: {metric.name} cannot be used during training: {metric.relative}")
+        elif (first := keys.setdefault(metric.key, where)) != where:
+            problems.add(Problem(where, f"gives {metric.key} as {first} does", "name each metric once"))
     problems.raise_if_any()
-    for one in chosen:  # statistics of references do not change with the captions
-        if not (has_references and one.metric.corpus_texts == "references"):
-            one.metric.check_separable(one.options, scores=False)
+    for metric, own in chosen:  # statistics of references do not change with the captions
+        if not (has_references and metric.corpus_texts == "references"):
+            metric.check_separable(own, scores=False)
     return chosen
 
 
@@ -81,15 +69,10 @@ def open_one(metric: Any, options: Mapping[str, Any], door: str) -> CaptionMetri
     chosen = choose_metrics(metric, own, FeatureCache(text_bytes=TEXT_BYTES), media=own.pop("media", None))
     if len(chosen) != 1:
         raise ValueError(f"{door} takes one metric, found {len(chosen)}: make one {door} of each")
-    return chosen[0].open()
+    return chosen[0][0](chosen[0][1])
 
 
-def _chosen(
-    metric: str | Mapping[str, Any] | CaptionMetric,
-    options: Mapping[str, Any],
-    cache: FeatureCache,
-    media: str | None,
-) -> ChosenMetric:
+def _chosen(metric: Any, options: Mapping[str, Any], cache: FeatureCache, media: str | None) -> Chosen:
     if isinstance(metric, CaptionMetric):
         # Opened anew, which shares the loaded encoder: the user's own metric stays as it is.
         class_, chosen = type(metric), replace(metric.options, empty="score")
@@ -97,14 +80,11 @@ def _chosen(
         own = {"name": metric} if isinstance(metric, str) else dict(metric)
         name, own_media = own.pop("name"), own.pop("media", None)
         # One on texts alone is the same for all media.
-        about = media if own_media is None and metric_class(name).media else own_media
-        class_ = metric_class(name, about)
+        class_ = metric_class(name, media if own_media is None and metric_class(name).media else own_media)
         has_none = {*class_.Options.without, *(["weights"] if class_.default_weights is None else [])}
         shared = {option: value for option, value in options.items() if option not in has_none}
         chosen = class_.Options.of(name, {"empty": "score", **shared, **own})
-    return ChosenMetric(
-        class_, replace(chosen, cache=chosen.cache or cache, device=chosen.device or _own_device())
-    )
+    return class_, replace(chosen, cache=chosen.cache or cache, device=chosen.device or _own_device())
 
 
 def _own_device() -> str | None:
@@ -126,13 +106,33 @@ def combine_tables(metric: CaptionMetric, tables: Iterable[pa.Table]) -> Result:
     return metric.combine(rows.set_column(0, metric.ROW.field(0), pa.array(range(len(rows)), pa.int64())))
 
 
-def shown(metric: CaptionMetric) -> str:
-    """An open metric in a log: its key, where it runs, and its signature, which names weights and options.
+def has_no_rows(*columns: Any) -> bool:
+    """Whether columns that are given are empty lists or arrays."""
+    try:
+        return all(not isinstance(column, (str, bytes, Mapping)) and not len(column) for column in columns)
+    except TypeError:  # no length at all, as a generator, None or a 0-d array
+        return False
 
-    >>> import capeval_core
-    >>> shown(capeval_core.load("pacs", weights="tiny", device="cpu"))
-    "pac_s on cpu: capeval:pacs|weights:tiny@...|dtype:float32|w:2|prompt:'A photo depicts '|v:0.1.0"
-    """
+
+def warn_ignored(metric: type[CaptionMetric], names: Iterable[str]) -> None:
+    """Warn of arguments that a metric does not need, and other metrics do."""
+    for name in names:
+        why = "needs no references: they" if name == "references" else f"compares texts alone: {name}"
+        warn(f"{metric.name} {why} are ignored")
+
+
+def warn_failed(result: Result, row: str, others: str) -> None:
+    """Warn of captions without a score; `row`: what the door calls the first; `others`: where all are."""
+    if result.counts.failed:
+        index, reason = next(iter(result.errors.items()))
+        warn(
+            f"{result.metric}: {result.counts.failed:,} of {result.counts.captions:,} captions have no score "
+            f"and are left out of the mean; the first is {row.format(index)} ({reason}), {others} all"
+        )
+
+
+def shown(metric: CaptionMetric) -> str:
+    """An open metric in a log: its key, where it runs, and its signature, which names weights and options."""
     from capeval_core.models.device import resolve_device
 
     device = "" if metric.default_weights is None else f" on {resolve_device(metric.options.device)}"

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import torch
 
 from capeval_core.encoders.preprocessing import Preprocessing
 from capeval_core.errors import wrong_option
@@ -35,10 +36,9 @@ class CaptionScorer:
         dataset.map(CaptionScorer("pacs"), batched=True, with_rank=True, num_proc=2)
 
     It adds `score` (NaN where there is none), `truncated` (token ids), `error` ('', or why there is no score)
-    and, of a metric with components, `parts` (a dict each); no column has nulls. What else is in its batch
-    moves a row's score by rounding only. In `datasets` with `with_rank=True` process r takes the r-th GPU,
-    and images are read as stored, not as its decoder turns them. The metric is opened at the first batch, in
-    the process that scores.
+    and, of a metric with components, `parts` (a dict each); no column has nulls. In `datasets` with
+    `with_rank=True` process r takes the r-th GPU, and images are read as stored, not as its decoder turns
+    them. The metric is opened at the first batch, in the process that scores.
 
     Args:
         metric: its name.
@@ -67,8 +67,11 @@ class CaptionScorer:
 
     def __call__(self, batch: Batch, *rank: int | None) -> dict[str, Any]:
         """The columns that come out. `rank` is the number of this process, as `with_rank=True` passes it."""
-        if rank and rank[0] is not None:
-            self._take_gpu(rank[0])
+        if rank and rank[0] not in (None, self._rank) and "device" not in self._options:
+            self._rank = rank[0]
+            if torch.cuda.is_available():  # a GPU of its own for each process
+                device = f"cuda:{rank[0] % torch.cuda.device_count()}"
+                self._scorer = BatchScorer(self._metric, device=device, **self._options)
         names = _names_of(batch, self._scorer.columns, self._columns)
         rows = {role: _stored(batch, name) for role, name in names.items()}
         counts = {role: len(values) for role, values in rows.items()}
@@ -84,19 +87,12 @@ class CaptionScorer:
         }
         kind = self._scorer.schema().field("parts").type
         if not pa.types.is_null(kind):
-            missing = {field.name: _missing(field.type) for field in kind}
+            missing: dict[str, Any] = {
+                field.name: np.nan if pa.types.is_floating(field.type) else [] if field.type.num_fields else 0
+                for field in kind
+            }
             added["parts"] = np.array([parts or missing for parts in found["parts"]], dtype=object)
         return {**batch, **added} if isinstance(batch, dict) else added
-
-    def _take_gpu(self, rank: int) -> None:
-        """Let the process of this rank have a GPU of its own, where there are any."""
-        import torch
-
-        if rank == self._rank or "device" in self._options or not torch.cuda.is_available():
-            return
-        self._rank = rank
-        device = f"cuda:{rank % torch.cuda.device_count()}"
-        self._scorer = BatchScorer(self._metric, device=device, **self._options)
 
 
 class ImageDecoder:
@@ -166,8 +162,3 @@ def _stored(batch: Batch, name: str) -> list[Any]:
         return list(table[name].to_pylist())
     texts = [isinstance(value, np.ndarray) and value.dtype.kind in "OUS" for value in batch[name]]
     return [value.tolist() if text else value for value, text in zip(batch[name], texts, strict=True)]
-
-
-def _missing(kind: pa.DataType) -> Any:
-    """What stands for a part of a row without a score."""
-    return float("nan") if pa.types.is_floating(kind) else [] if pa.types.is_list(kind) else 0

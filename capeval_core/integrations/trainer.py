@@ -14,7 +14,7 @@ from capeval_core.errors import Problem, Problems, described, naming, warn
 from capeval_core.inputs.images import InputReferences, InputVisual
 from capeval_core.inputs.samples import Samples, argument_of, check_decodable, check_visuals, medium_of
 from capeval_core.inputs.texts import check_captions, check_references
-from capeval_core.integrations.opening import ChosenMetric, choose_metrics, shown
+from capeval_core.integrations.opening import choose_metrics, shown, warn_failed, warn_ignored
 from capeval_core.metric import CaptionMetric
 from capeval_core.result import Result
 
@@ -27,12 +27,9 @@ class CaptionMetrics:
         trainer = Seq2SeqTrainer(..., args=arguments, compute_metrics=metrics)
 
     Images, or videos, and references are encoded at the first evaluation and kept; later ones encode new
-    captions only. Metrics on texts alone stand beside the others: `metrics=["pacs", "cider"]`. Statistics of
-    the references, such as CIDEr's document frequencies, are those of the whole evaluation set, once.
-
-    Works with `batch_eval_metrics=True` too. With several processes each scores its share and all return the
-    same numbers. A Trainer calls it only where the evaluation set has labels. Captions meet images by their
-    position, so `train_sampling_strategy="group_by_length"`, which reorders evaluation sets, cannot be used.
+    captions only. With several processes each scores its share and all return the same numbers. A Trainer
+    calls it only where the evaluation set has labels. Captions meet images by their position, so
+    `train_sampling_strategy="group_by_length"`, which reorders evaluation sets, cannot be used.
 
     Args:
         processor: a tokenizer, or anything else with `batch_decode(ids, skip_special_tokens=True)`.
@@ -62,8 +59,6 @@ class CaptionMetrics:
 
     captions: list[str]
     """Captions of the last evaluation, decoded."""
-    cache: FeatureCache
-    """Features of the images or frames, the references and the last captions."""
     results: dict[str, Result]
     """By the metric's name, the last evaluation: scores of each caption, signature, interval, comparison."""
 
@@ -87,15 +82,17 @@ class CaptionMetrics:
         self.cache = FeatureCache(UNBOUNDED)
         medium = None if given is None else medium_of(given)
         chosen = choose_metrics(metrics, options, self.cache, media=medium, has_references=True)
-        self._compares = any(one.metric.needs_references for one in chosen)
-        self._empty = "error" if any(one.options.empty == "error" for one in chosen) else "score"
-        self._argument = _needed(given, chosen)
+        classes = [metric for metric, _ in chosen]
+        self._compares = any(metric.needs_references for metric in classes)
+        self._empty = "error" if any(own.empty == "error" for _, own in chosen) else "score"
+        self._argument = _needed(given, classes)
         problems = Problems()
-        self._visuals = self._check_visuals(videos if images is None else images, chosen, problems)
-        self._references = self._check_references(references, chosen, problems)
+        decodable = any(own.on_error == "raise" and metric.media for metric, own in chosen)
+        self._visuals = self._check_visuals(videos if images is None else images, decodable, problems)
+        self._references = self._check_references(references, classes, problems)
         problems.raise_if_any()
         self._count = len((self._references or []) if self._argument is None else self._visuals)
-        self.metrics = [one.open() for one in chosen]
+        self.metrics = [metric(own) for metric, own in chosen]
         self._batches: list[list[_Row]] = []
         self._labels: list[str] | None = None
         self.captions, self.results = [], {}
@@ -139,38 +136,33 @@ class CaptionMetrics:
             inputs.append(f"references: {'labels' if self._references is None else 'given'}")
         return f"CaptionMetrics({'; '.join([*inputs, *map(shown, self.metrics)])})"
 
-    def _check_visuals(
-        self, values: Any, chosen: Sequence[ChosenMetric], problems: Problems
-    ) -> Sequence[InputVisual[Any]]:
+    def _check_visuals(self, values: Any, decodable: bool, problems: Problems) -> Sequence[InputVisual[Any]]:
         if self._argument is None:
             return []
         name, media = self._argument, (medium_of(self._argument),)
         if isinstance(values, Mapping):
             found = f"{name} is a dict: one CaptionMetrics belongs to one evaluation set, pass its {name}"
-            problems.add(found, TypeError)
-            problems.raise_if_any()
+            raise TypeError(found)
         visuals = check_visuals(values, problems, media)
         if visuals == []:
             problems.add(f"{name} is empty: there is nothing to caption")
-        if any(one.options.on_error == "raise" and one.metric.media for one in chosen):
+        if decodable:
             check_decodable(visuals or [], problems, media)
         return [visual for visual in visuals or [] if visual is not None]
 
     def _check_references(
-        self, references: Any, chosen: Sequence[ChosenMetric], problems: Problems
+        self, references: Any, metrics: Sequence[type[CaptionMetric]], problems: Problems
     ) -> list[list[str]] | None:
         """References per row; None: the labels of an evaluation are its references."""
-        if references is None:
-            if self._argument is None:
-                fix = "pass those of the evaluation set, a list for each of its rows and in its order"
-                problems.add(Problem("references", "is missing", fix))
-        elif self._compares:
+        if references is not None and self._compares:
             count = None if self._argument is None else len(self._visuals)
             per = self._argument or "references"
             return check_references(references, count, self._empty, problems, per=per)
-        else:
-            names = ", ".join(one.metric.name for one in chosen)
-            warn(f"{names}: no references are needed, they are ignored")
+        if references is not None:
+            warn_ignored(metrics[0], ["references"])
+        elif self._argument is None:
+            fix = "pass those of the evaluation set, a list for each of its rows and in its order"
+            problems.add(Problem("references", "is missing", fix))
         return None
 
     def _samples(self, rows: list[_Row]) -> Samples:
@@ -221,31 +213,23 @@ class CaptionMetrics:
                 "and say little about the captioner; is it untrained, or max_new_tokens too small?"
             )
         for result in self.results.values():
-            if result.counts.failed:
-                index, reason = next(iter(result.errors.items()))
-                warn(
-                    f"{result.metric}: {result.counts.failed:,} of {result.counts.captions:,} captions have "
-                    f"no score and are left out of the mean; the first is row {index} ({reason}), "
-                    f".results[{result.metric!r}].errors has all"
-                )
+            warn_failed(result, "row {}", f".results[{result.metric!r}].errors has")
 
 
 # the evaluation set
 
 
-def _needed(argument: str | None, chosen: Sequence[ChosenMetric]) -> str | None:
+def _needed(argument: str | None, metrics: Sequence[type[CaptionMetric]]) -> str | None:
     """What the metrics are about, `images` or `videos`; None: texts alone. TypeError if others are given."""
-    problems = Problems()
-    needed = [argument_of(one.metric.media) for one in chosen]
-    for name, one in zip(needed, chosen, strict=True):
+    problems, needed = Problems(), [argument_of(metric.media) for metric in metrics]
+    for name, metric in zip(needed, metrics, strict=True):
         if argument is not None and name not in (None, argument):
-            found = f"{one.metric.name} is about {name}, but {argument} are given"
+            found = f"{metric.name} is about {name}, but {argument} are given"
             problems.add(Problem("metrics", found, f"pass {name}=...", TypeError))
     problems.raise_if_any()
     named = next(filter(None, needed), None)
     if named is None and argument is not None:
-        names = ", ".join(one.metric.name for one in chosen)
-        warn(f"{names}: only texts are compared, {argument} are ignored")
+        warn_ignored(metrics[0], [argument])
     return named
 
 
@@ -347,12 +331,10 @@ def _repeats(rows: list[_Row], own: list[_Row]) -> bool:
     """Whether rows are the first rows of `own`, once or several times."""
     place = 0
     for row in rows:
-        for index in (place, 0):
-            if index < len(own) and _equal(row, own[index]):
-                place = index + 1
-                break
-        else:
+        same = [index for index in (place, 0) if index < len(own) and _equal(row, own[index])]
+        if not same:
             return False
+        place = same[0] + 1
     return True
 
 
@@ -390,8 +372,8 @@ def _gathered(work: Callable[[], list[pa.Table]]) -> list[pa.Table]:
         return work()
     from torch import distributed
 
-    tables: list[pa.Table] = []
     failure: Exception | None = None
+    tables: list[pa.Table] = []
     try:
         tables = work()
     except Exception as error:
