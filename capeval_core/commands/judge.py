@@ -184,7 +184,7 @@ def _score(
     signatures: dict[str, str],
 ) -> None:
     """Add the scores of metrics, each opened when the one before is done."""
-    visuals = None
+    visuals: dict[str, Path] = {}
     if flags.visuals is not None and any(class_.media for class_, _ in metrics):
         visuals = find_visuals(flags.visuals, judged.image_ids)
         if missing := len(judged.image_ids) - len(visuals):

@@ -36,7 +36,6 @@ _KINDS: Mapping[str, tuple[type | tuple[type, ...], str]] = {
     "list": (list, "a list"),
     "id": ((str, int), "a text or a whole number"),
 }
-_FORMS = (".json", ".jsonl", ".ndjson", ".csv")
 
 
 def load_set(name: str, data: str | Path, **settings: Any) -> JudgedSet:
@@ -88,28 +87,28 @@ def read_rows(path: Path, fields: Mapping[str, str] | None = None) -> pd.DataFra
 
 def _named_rows(path: Path) -> Iterator[tuple[str, Any]]:
     kind = path.suffix.lower()
-    if kind not in _FORMS:
-        found = f"extension {path.suffix!r}, expected one of {', '.join(_FORMS)}"
-        raise FileError(file_problem(path, found))
-    text = decoded(path, contents(path))
     try:
         if kind == ".csv":
-            reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+            reader = csv.DictReader(io.StringIO(decoded(path, contents(path)), newline=""), strict=True)
             header = Counter(filter(None, reader.fieldnames or []))
             if twice := [name for name, count in header.items() if count > 1]:
                 found = f"the column {twice[0]!r} comes twice"
                 raise FileError(file_problem(path, found, "name each column once"))
             yield from ((f"row {number}", row) for number, row in enumerate(reader, start=1))
         elif kind == ".json":
-            content = json.loads(text)
+            content = load_json(path)
             if not isinstance(content, list):
                 found = f"{described(content, none='null')}, expected a list of objects"
                 raise FileError(file_problem(path, found))
             yield from ((f"entry {index}", row) for index, row in enumerate(content))
-        else:
-            for number, line in enumerate(text.split("\n"), start=1):  # a text may hold other ends of lines
+        elif kind in (".jsonl", ".ndjson"):
+            # A text may hold other ends of lines.
+            for number, line in enumerate(decoded(path, contents(path)).split("\n"), start=1):
                 if line.strip():
                     yield f"line {number}", json.loads(line)
+        else:
+            found = f"extension {path.suffix!r}, expected one of .csv, .json, .jsonl, .ndjson"
+            raise FileError(file_problem(path, found))
     except FileError:
         raise
     except (csv.Error, ValueError, RecursionError) as error:  # ValueError: also an integer of too many digits
@@ -290,14 +289,9 @@ def _vatex_eval(name: str, folder: Path, rows: pd.DataFrame) -> RatedSet:
 def _first_references(items: Items, counts: Sequence[int]) -> tuple[Scoring, ...]:
     """A scoring with each number of the first references of each item."""
     names = {0: "no reference", 1: "1 reference"}
-    return tuple(
-        Scoring(
-            names.get(count, f"{count} references"),
-            items,
-            [list(range(min(count, len(own)))) for own in items.references or []],
-        )
-        for count in counts
-    )
+    chosen = [[list(range(min(n, len(own)))) for own in items.references or []] for n in counts]
+    pairs = zip(counts, chosen, strict=True)
+    return tuple(Scoring(names.get(n, f"{n} references"), items, own) for n, own in pairs)
 
 
 # pairs
@@ -383,17 +377,13 @@ def _abstract50s(name: str, folder: Path, rows: pd.DataFrame) -> PairedSet:
 def _drawn(references: Sequence[list[str]]) -> list[list[list[int]]]:
     """Five draws of five distinct references for each pair, with a fixed seed."""
     rng = np.random.default_rng(0)
-    return [
-        [rng.choice(len(own), min(5, len(own)), replace=False).tolist() for own in references]
-        for _ in range(5)
-    ]
+    counts = [len(own) for own in references]
+    return [[rng.choice(n, min(5, n), replace=False).tolist() for n in counts] for _ in range(5)]
 
 
 def _draws(items: Items, draws: list[list[list[int]]]) -> tuple[Scoring, ...]:
-    return tuple(
-        Scoring(f"draw {number}", items, [indices for indices in draw for _ in range(2)])
-        for number, draw in enumerate(draws, start=1)
-    )
+    twice = [[indices for indices in draw for _ in range(2)] for draw in draws]
+    return tuple(Scoring(f"draw {number}", items, draw) for number, draw in enumerate(twice, start=1))
 
 
 def _indices(path: Path, draw: Any, references: Sequence[list[str]]) -> list[list[int]]:

@@ -83,11 +83,9 @@ class Scored:
 
 @dataclass(frozen=True)
 class Cell:
-    """One number of a table.
+    """One number of a table: NaN where it is `undefined`, which says why; of so many ratings or pairs.
 
-    value: NaN where it is undefined. rows: ratings or pairs that it is over. draws: its value in each
-    resample of images; None: no interval. runs: its value in each scoring, where it is their mean.
-    undefined: why there is no value.
+    draws: its value in each resample of images; None: no interval. runs: in each scoring, of a mean of these.
     """
 
     value: float
@@ -432,12 +430,8 @@ class PoolSet(JudgedSet):
         rows = finite.groupby(images, sort=False).idxmax().tolist()  # the first of equal ones
         if not rows:
             return {name: Cell(math.nan, 0, undefined="no candidate has a score") for name in self.columns}
-        references = items.references or []
-        best = Items(
-            [items.captions[row] for row in rows],
-            [items.images[row] for row in rows],
-            [references[row] for row in rows],
-        )
+        columns = (items.captions, items.images, items.references or [])
+        best = Items(*([column[row] for row in rows] for column in columns))  # type: ignore[arg-type]
         system = SystemSet(self.name, tuple(Scoring(name, best) for name in self.columns))
         runs = [evaluate(best) for evaluate in self.evaluators.values()]
         return system.cells(runs, resamples if len(rows) == len(self.clusters) else None)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from capeval_core.errors import Problem, Problems
-from capeval_core.inputs.samples import argument_of
 from capeval_core.judgements.correlation import Doubles
 from capeval_core.judgements.protocols import Items, JudgedSet, Scored, Scoring
 from capeval_core.metric import CaptionMetric, Reranker
@@ -37,33 +36,27 @@ def joined_signature(runs: Iterable[Scored]) -> str | None:
         return distinct[0] if distinct else None
     fields: dict[str, dict[str, None]] = {}
     for signature in distinct:
-        for field in signature.split("|"):
-            name, _, value = field.partition(":")
+        for part in signature.split("|"):
+            name, _, value = part.partition(":")
             fields.setdefault(name, {})[value] = None
     return "|".join(f"{name}:{','.join(values)}" for name, values in fields.items())
 
 
-_Run = tuple[Result | None, list[int]]
-"""A result of a set's items, and which of them it is of; None where none can be scored."""
+_Run = tuple[Result | None, list[int]]  # of a set's items, and of which; None where none can be scored
 
 
+@dataclass(frozen=True)
 class SetScorer:
     """Scores a judged set with metrics.
 
-    visuals: by id, the images or videos that are there; captions of others have no score. None: there are
-    none, which metrics on texts alone do not need. rows: folder that keeps rows, so that a run that was
-    stopped goes on; None: nothing is kept.
+    visuals: by id, the images or videos that are there; captions of others have no score. rows: folder that
+    keeps rows, so that a run that was stopped goes on; None: nothing is kept.
     """
 
-    def __init__(
-        self,
-        judged: JudgedSet,
-        visuals: Mapping[str, Any] | None = None,
-        *,
-        rows: Path | None = None,
-        progress: bool = False,
-    ) -> None:
-        self.judged, self.visuals, self.rows, self.progress = judged, visuals, rows, progress
+    judged: JudgedSet
+    visuals: Mapping[str, Any] = field(default_factory=dict)
+    rows: Path | None = None
+    progress: bool = False
 
     def score(self, metric: CaptionMetric) -> dict[str, list[Scored]]:
         """By label, the scores of each scoring of the set."""
@@ -129,12 +122,8 @@ class SetScorer:
             if references is None:
                 raise ValueError(f"{metric.name} needs references, and {self.judged.name} has none")
             kept = [row for row in kept if references[row]]
-        paths, argument = self.visuals or {}, argument_of(metric.media)
-        if argument is not None:
-            if self.visuals is None:
-                found = f"missing: {metric.name} needs the {argument} of {self.judged.name}"
-                fix = f"pass {{id: path}}, for ids such as {items.images[0]!r}"
-                raise Problems([Problem("visuals", found, fix)]).error()
+        paths = {one: one for one in items.images} if metric.options.images_are_ids else self.visuals
+        if metric.media:
             kept = [row for row in kept if items.images[row] in paths]
         if not kept:
             return [], None
@@ -145,7 +134,7 @@ class SetScorer:
         captions: Any = [items.captions[row] for row in kept]
         if isinstance(metric, Reranker):
             captions = [[items.captions[row] for row in pool] for pool in pools.values()]
-        visuals = [paths[items.images[pool[0]]] for pool in pools.values()] if argument is not None else None
+        visuals = [paths[items.images[pool[0]]] for pool in pools.values()] if metric.media else None
         chosen = [references[row] for row in kept] if metric.needs_references and references else None
         return kept, metric.check(captions, visuals, chosen)
 
@@ -170,8 +159,8 @@ def _with_references(rows: pa.Table, columns: Iterable[str], chosen: Sequence[Se
         pairs = zip(rows[name].to_pylist(), places, strict=True)
         found[name] = [None if own is None else [own[place] for place in chosen] for own, chosen in pairs]
     for name, values in found.items():
-        field, place = rows.schema.field(name), rows.schema.get_field_index(name)
-        rows = rows.set_column(place, field, pa.array(values, field.type))
+        column, place = rows.schema.field(name), rows.schema.get_field_index(name)
+        rows = rows.set_column(place, column, pa.array(values, column.type))
     return rows
 
 

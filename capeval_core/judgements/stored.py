@@ -49,13 +49,11 @@ def read_scores(path: Path, judged: JudgedSet) -> dict[str, list[Scored]]:
     if not found:
         raise FileError(file_problem(path, "holds no scores", f"expected {FORMS}"))
 
-    def scored(own: Mapping[str | None, Doubles]) -> list[Scored]:
-        lacking = (np.full(len(scoring.items), math.nan) for scoring in judged.scorings)
-        of_all = own.get(None)
-        pairs = zip(judged.scorings, lacking, strict=True)
-        return [Scored(own.get(s.name, missing if of_all is None else of_all)) for s, missing in pairs]
-
-    return {label: scored(own) for label, own in found.items()}
+    lacking = {scoring.name: np.full(len(scoring.items), math.nan) for scoring in judged.scorings}
+    return {
+        label: [Scored(own.get(name, own.get(None, missing))) for name, missing in lacking.items()]
+        for label, own in found.items()
+    }
 
 
 def _arrays(path: Path, judged: JudgedSet) -> dict[str, Any]:

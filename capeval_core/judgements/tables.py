@@ -98,23 +98,22 @@ class Entry:
         return self.distance / deviation if deviation > 0 else math.nan
 
 
+@dataclass(frozen=True)
 class Judged:
     """A judged set with the scores of metrics: by label, those of each of its scorings.
 
     draws, seed: of the resamples of intervals of a `level`; 0 draws: no intervals.
     """
 
-    def __init__(
-        self,
-        judged: JudgedSet,
-        scores: Mapping[str, Sequence[Scored]],
-        *,
-        draws: int = 1_000,
-        level: float = 0.95,
-        seed: int = 0,
-    ) -> None:
-        self.judged, self.scores, self.level = judged, dict(scores), level
-        self.resamples = Resamples(judged.clusters, draws=draws, seed=seed) if draws else None
+    judged: JudgedSet
+    scores: Mapping[str, Sequence[Scored]]
+    draws: int
+    level: float = 0.95
+    seed: int = 0
+
+    @cached_property
+    def resamples(self) -> Resamples | None:
+        return Resamples(self.judged.clusters, draws=self.draws, seed=self.seed) if self.draws else None
 
     @cached_property
     def cells(self) -> dict[str, dict[str, Cell]]:

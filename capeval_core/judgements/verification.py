@@ -107,7 +107,7 @@ def _flickr(metric: CaptionMetric, data: Path | None, images: Path | None) -> It
     except FileError as error:
         yield Check(title, "not checked", str(error))
         return
-    visuals = None if images is None else find_visuals(images, judged.image_ids)
+    visuals = {} if images is None else find_visuals(images, judged.image_ids)
     scores = SetScorer(judged, visuals, progress=True).score(metric)
     for entry in Judged(judged, scores, draws=0).entries:
         paper = entry.published
