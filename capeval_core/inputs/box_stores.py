@@ -46,7 +46,6 @@ from capeval_core.inputs.boxes import (
     BoxFeatures,
     checked,
     npz_arrays,
-    short_reason,
 )
 from capeval_core.inputs.folder import Names, names_in
 from capeval_core.inputs.images import (
@@ -57,6 +56,7 @@ from capeval_core.inputs.images import (
     quoted,
     read_file,
     refused,
+    short_reason,
     within,
 )
 from capeval_core.inputs.text_files import load_json
@@ -66,25 +66,18 @@ _FORMS = (
     "a folder of .npz files (one per image, named by its id), UNITER's LMDB, or a bottom-up-attention .tsv"
 )
 _EXTENSION = ".npz"
+_AGAIN = "write or download it again"
 
 
 class BoxFeatureStore(ABC, Mapping[str, Source[BoxFeatures]]):
-    """Image id -> the source of its box features, which reads them when they are needed.
+    """Image id -> the source of its box features. It may be pickled and used from several threads.
 
-    path: where they lie. name: in signatures. selection: the rule that chose the boxes, where that is known.
-    Stores may be pickled and used from several threads.
-
-    >>> import tempfile
-    >>> import numpy as np
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = f"{folder}/COCO_val2014_000000000042.npz"
-    ...     np.savez(path, boxes=np.ones((2, 4)), features=np.ones((2, 8)))
-    ...     store = BoxFeatureStore.open(folder)
-    ...     list(store), store.find("42").decode().features.shape
-    (['COCO_val2014_000000000042'], (2, 8))
+    selection: the rule that chose the boxes, where that is known. fingerprint: changes with what is stored,
+    as far as sizes and samples show; features are keyed by content.
     """
 
     selection: str | None = None
+    fingerprint: str
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -94,9 +87,8 @@ class BoxFeatureStore(ABC, Mapping[str, Source[BoxFeatures]]):
     def open(path: str | os.PathLike[str]) -> BoxFeatureStore:
         """The store at a path, whose form shows there.
 
-        Raises:
-            FileError: there is nothing, or none of these forms; an image has features twice; a package that
-                this form needs is missing.
+        Raises FileError: there is nothing, or none of these forms; an image has features twice; a package
+        that this form needs is missing.
         """
         path = Path(path)
         refuse_nul(path)
@@ -112,11 +104,6 @@ class BoxFeatureStore(ABC, Mapping[str, Source[BoxFeatures]]):
         what = "has no box features of a known form" if known else "is no regular file"
         raise FileError(file_problem(path, what, fix))
 
-    @property
-    @abstractmethod
-    def fingerprint(self) -> str:
-        """Changes with what is stored, as far as sizes and samples show; features are keyed by content."""
-
     @abstractmethod
     def ids(self) -> Iterable[str]:
         """The image ids. Raises FileError."""
@@ -126,20 +113,19 @@ class BoxFeatureStore(ABC, Mapping[str, Source[BoxFeatures]]):
         """The arrays of one of the ids, by name. Raises ImageError."""
 
     @cached_property
-    def names(self) -> Names:
-        """The ids under the several ways to write them."""
+    def _names(self) -> Names:
         return Names(self.ids())
 
     def __getitem__(self, image_id: str) -> Source[BoxFeatures]:
-        if image_id not in self.names:
+        if image_id not in self._names:
             raise KeyError(image_id)
         return _StoredEntry(self, image_id)
 
     def __len__(self) -> int:
-        return len(self.names.entries)
+        return len(self._names.entries)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.names.entries)
+        return iter(self._names.entries)
 
     def find(self, image_id: str) -> Source[BoxFeatures]:
         """The source of an id, however it is written; a path is looked up by its last part.
@@ -147,15 +133,14 @@ class BoxFeatureStore(ABC, Mapping[str, Source[BoxFeatures]]):
         Raises ImageError: no such id, or several that it can mean.
         """
         last = image_id.replace("\\", "/").rpartition("/")[2]
-        for name in (image_id, last):
-            matches = self.names.find(name)
-            if len(matches) == 1:
-                return self[matches[0]]
-            if matches:
-                several = " and ".join(map(repr, matches[:3]))
-                found = f"the id {quoted(image_id)} is ambiguous, it can mean {several}"
-                raise refused(found, "write it in full")
-        ids = self.names.entries
+        matches = self._names.find(image_id) or self._names.find(last)
+        if len(matches) == 1:
+            return self[matches[0]]
+        if matches:
+            several = " and ".join(map(repr, matches[:3]))
+            found = f"the id {quoted(image_id)} is ambiguous, it can mean {several}"
+            raise refused(found, "write it in full")
+        ids = self._names.entries
         at = bisect(ids, last)
         near = ", ".join(map(repr, ids[max(0, at - 1) : at + 1]))
         found = f"there are no box features of {quoted(image_id)} among the {len(ids):,} of {self.path}"
@@ -167,15 +152,13 @@ def id_of(image: Any) -> str:
     if isinstance(image, InputImage) and isinstance(image.source, File) and image.source.on_disk:
         return image.source.path
     if isinstance(image, (str, os.PathLike)):
-        name = os.fsdecode(image)
-        if not name:
-            raise refused("is an empty id", "write the image's id")
-        return name
+        if name := os.fsdecode(image):
+            return name
+        raise refused("is an empty id", "write the image's id")
     if isinstance(image, Integral) and not isinstance(image, bool):
         return str(int(image))
     value = image.name if isinstance(image, InputImage) else described(image)
-    fix = "with precomputed box features, images are ids or paths"
-    raise refused(f"is {value}", fix, kind=TypeError)
+    raise refused(f"is {value}", "with precomputed box features, images are ids or paths", kind=TypeError)
 
 
 class _StoredEntry(Boxes):
@@ -231,11 +214,8 @@ _IMAGE = "image"
 
 @dataclass(frozen=True)
 class Manifest:
-    """What made the files of a folder.
-
-    encoder: the region encoder's name. selection: its rule of which boxes are kept. dtype: that it ran in.
-    fingerprint: of the encoder with its settings.
-    """
+    """What made the files of a folder: the region encoder, its rule of which boxes are kept, the dtype that
+    it ran in, and the encoder's fingerprint with its settings."""
 
     encoder: str
     selection: str
@@ -243,7 +223,6 @@ class Manifest:
     fingerprint: str
 
     def text(self) -> str:
-        """The content of its file."""
         return json.dumps({"format": 1, **asdict(self)}, indent=1) + "\n"
 
     @classmethod
@@ -266,16 +245,16 @@ class _NpzFolder(BoxFeatureStore):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self.manifest = Manifest.read(path)
-        self.selection = None if self.manifest is None else self.manifest.selection
+        self._manifest = Manifest.read(path)
+        self.selection = None if self._manifest is None else self._manifest.selection
 
     def ids(self) -> Iterable[str]:
         return [name.removesuffix(_EXTENSION) for name in names_in(self.path) if name.endswith(_EXTENSION)]
 
     @cached_property
-    def fingerprint(self) -> str:
+    def fingerprint(self) -> str:  # type: ignore[override]
         sizes = [(image_id, file_of(self.path, image_id).stat().st_size) for image_id in self]
-        return f"npz-{_digest(self.manifest, sizes)}"
+        return f"npz-{_digest(self._manifest, sizes)}"
 
     def arrays(self, image_id: str) -> Mapping[str, Any]:
         return npz_arrays(read_file(str(file_of(self.path, image_id)), "file of boxes"), "its file")
@@ -346,35 +325,31 @@ class _Database:
 
     def __init__(self, data: Path) -> None:
         self.data, self.lmdb, real = data, _imported("lmdb"), os.path.realpath(data)
+        settings = {"subdir": False, "readonly": True, "lock": False, "create": False, "readahead": False}
         with _OPENING:
             self.environment: Any = _OPENED.get(real)
             if self.environment is None:
-                with self.errors("is no LMDB, or cut off"):
-                    self.environment = self.lmdb.open(
-                        real, subdir=False, readonly=True, lock=False, create=False, readahead=False
-                    )
+                try:
+                    self.environment = self.lmdb.open(real, **settings)
+                except self.lmdb.Error as error:
+                    raise FileError(file_problem(data, f"is no LMDB, or cut off ({error})", _AGAIN)) from None
                 needed = (self.environment.info()["last_pgno"] + 1) * self.environment.stat()["psize"]
                 if (size := data.stat().st_size) < needed:
                     found = f"is cut off: it has {size:,} of {needed:,} bytes"
-                    raise FileError(file_problem(data, found, "write or download it again"))
+                    raise FileError(file_problem(data, found, _AGAIN))
                 _OPENED[real] = self.environment
 
-    @contextmanager
-    def errors(self, found: str) -> Iterator[None]:
-        try:
-            yield
-        except self.lmdb.Error as error:
-            fix = "write or download it again"
-            raise FileError(file_problem(self.data, f"{found} ({error})", fix)) from None
-
     def names(self) -> list[bytes]:
-        with self.errors("cannot be read"), self.environment.begin() as transaction:
-            return [bytes(key) for key in transaction.cursor().iternext(values=False) if key not in _KEYS]
+        try:
+            with self.environment.begin() as transaction:
+                keys = transaction.cursor().iternext(values=False)
+                return [bytes(key) for key in keys if key not in _KEYS]
+        except self.lmdb.Error as error:
+            raise FileError(file_problem(self.data, f"cannot be read ({error})", _AGAIN)) from None
 
     def digest(self, *more: object) -> str:
         """Of the last commit, the last page and the number of entries."""
-        info = self.environment.info()
-        entries = self.environment.stat()["entries"]
+        info, entries = self.environment.info(), self.environment.stat()["entries"]
         return f"lmdb-{_digest(info['last_txnid'], info['last_pgno'], entries, *more)}"
 
     def read(self, key: bytes) -> bytes:
@@ -416,29 +391,26 @@ class _BoxLmdb(BoxFeatureStore):
         return _Database(self.data)
 
     @cached_property
-    def fingerprint(self) -> str:
+    def fingerprint(self) -> str:  # type: ignore[override]
         return self._database.digest(self._counts)
 
     @cached_property
     def _keys(self) -> dict[str, bytes]:
         """Image id -> key."""
         keys = self._database.names()
-        try:
-            names = [key.decode() for key in keys]
-        except UnicodeDecodeError as error:
-            found = f"has the key {error.object[:40]!r}, which is no name of an image"
-            raise FileError(file_problem(self.data, found, "expected UNITER's image database")) from None
-        if isinstance(self._counts, dict) and self._counts and not self._counts.keys() & set(names):
-            found = (
-                f"the numbers of boxes beside it are of other images, such as {next(iter(self._counts))!r}"
-            )
-            fix = "expected the names of its entries: take that file away, or correct it"
-            raise FileError(file_problem(self.data, found, fix))
-        found_keys = {name.removesuffix(_EXTENSION): key for name, key in zip(names, keys, strict=True)}
-        if len(found_keys) < len(names):
+        names = [key.decode(errors="replace") for key in keys]
+        found = {name.removesuffix(_EXTENSION): key for name, key in zip(names, keys, strict=True)}
+        wrong = ""
+        if odd := [name for name in names if "\ufffd" in name]:
+            wrong = f"has the key {odd[0][:40]!r}, which is no name of an image"
+        elif isinstance(self._counts, dict) and self._counts and not self._counts.keys() & set(names):
+            wrong = f"the numbers of boxes beside it are of other images: {next(iter(self._counts))!r}"
+        elif len(found) < len(names):
             twice = next(name for name in names if f"{name}{_EXTENSION}" in names)
-            raise FileError(file_problem(self.data, f"the id {twice!r} comes twice", "keep one of each"))
-        return found_keys
+            wrong = f"the id {twice!r} comes twice"
+        if wrong:
+            raise FileError(file_problem(self.data, wrong, "expected UNITER's image database"))
+        return found
 
     def ids(self) -> Iterable[str]:
         return self._keys
@@ -478,9 +450,7 @@ def _unpacked(data: bytes) -> dict[str, NDArray[Any]]:
                 arrays[name] = np.frombuffer(packed[b"data"], dtype).reshape(packed[b"shape"])
         return arrays
     except Exception as error:  # msgpack and numpy raise whatever the damaged part trips over
-        raise refused(
-            f"its entry is damaged ({short_reason(error)})", "write it again", index=index
-        ) from None
+        raise refused(f"its entry is damaged ({short_reason(error)})", _AGAIN, index=index) from None
 
 
 def _chosen(path: Path, databases: list[Path]) -> Path:
@@ -520,7 +490,6 @@ _COLUMNS = {len(columns): columns for columns in (_BOTTOM_UP, _LXMERT)}
 _LONGEST_ID = 1_000
 _LONGEST_LINE = 2 * MOST_BYTES
 _SAMPLE = 1 << 16
-_Place = tuple[int, int]
 
 
 class _BoxTsv(BoxFeatureStore):
@@ -534,23 +503,17 @@ class _BoxTsv(BoxFeatureStore):
         super().__init__(path)
         with path.open("rb") as file:
             first = file.readline(_LONGEST_LINE)
+            size = file.seek(0, SEEK_END)
+            ends = [file.seek(start) or file.read(_SAMPLE) for start in (0, max(0, size - _SAMPLE))]
         count = first.count(b"\t") + 1
         if count not in _COLUMNS:
-            found = f"has {count} {'column' if count == 1 else 'columns'}" if first else "is empty"
             fix = f"expected {' or '.join(', '.join(form) for form in _COLUMNS.values())}, separated by tabs"
-            raise FileError(file_problem(path, found, fix))
+            raise FileError(file_problem(path, f"has another number of columns: {count}", fix))
         self.columns = _COLUMNS[count]
+        self.fingerprint = f"tsv-{_digest(size, *ends)}"
 
     @cached_property
-    def fingerprint(self) -> str:
-        with self.path.open("rb") as file:
-            start = file.read(_SAMPLE)
-            size = file.seek(0, SEEK_END)
-            file.seek(max(0, size - _SAMPLE))
-            return f"tsv-{_digest(size, start, file.read())}"
-
-    @cached_property
-    def _lines(self) -> Mapping[str, _Place]:
+    def _lines(self) -> Mapping[str, tuple[int, int]]:
         status = self.path.stat()
         return _lines_of(self.path.absolute(), self.columns, status.st_size, status.st_mtime_ns)
 
@@ -568,59 +531,56 @@ class _BoxTsv(BoxFeatureStore):
         if values[0].strip() != image_id.encode():
             raise refused("its line is no longer there", "open the file again, which has changed")
         if len(values) != len(self.columns):
-            fix = f"expected {', '.join(self.columns)}; write it again"
+            fix = f"expected {', '.join(self.columns)}; {_AGAIN}"
             raise refused(f"its line has {len(values)} columns", fix)
-        columns = {name: _cell(name, value) for name, value in zip(self.columns, values, strict=True)}
-        n = columns["num_boxes"]
+        columns = dict(zip(self.columns, values, strict=True))
+        whole = {
+            name: _whole(columns[name], name) for name in columns if name.endswith(("_w", "_h", "_boxes"))
+        }
+        n = whole.pop("num_boxes")
         if not 1 <= n <= MOST_BOXES:
             raise refused(f"is {n}", f"expected 1 to {MOST_BOXES:,}", index=("num_boxes",))
-        arrays: dict[str, Any] = {}
+        arrays: dict[str, Any] = {"size": [whole[name] for name in sorted(whole, reverse=True)]}
         for name in {"boxes", "features", "objects_conf"} & columns.keys():
-            if columns[name].size % n:
-                found = f"the array has {columns[name].nbytes:,} bytes"
-                raise refused(found, f"expected float32 of shape ({n}, d)", index=(name,))
-            arrays[name] = columns[name].reshape(n, -1)
+            with within("", name):
+                numbers = _from_base64(columns[name].strip())
+                if numbers.size % n:
+                    found = f"the array has {numbers.nbytes:,} bytes"
+                    raise refused(found, f"expected float32 of shape ({n}, d)")
+                arrays[name] = numbers.reshape(n, -1)
         if "objects_conf" in arrays:
             arrays["scores"] = arrays.pop("objects_conf")[:, 0]
-        sides = [name for side in "wh" for name in self.columns if name.endswith(f"_{side}")]
-        return {**arrays, "size": [columns[name] for name in sides]}
+        return arrays
 
 
-def _cell(name: str, value: bytes) -> Any:
-    """An id, a whole number, or the numbers of an array; classes and attributes are not read."""
-    with within("", name):
-        if name in ("boxes", "features", "objects_conf"):
-            return _from_base64(value.strip())
-        if name.endswith(("_w", "_h", "_boxes")):
-            if not re.fullmatch(rb"\s*[0-9]{1,7}\s*", value):
-                shown = ascii(value[:20].decode(errors="replace"))
-                raise refused(f"is {shown}", "expected a whole number")
-            return int(value)
-        return value
+def _whole(value: bytes, name: str) -> int:
+    if not re.fullmatch(rb"\s*[0-9]{1,7}\s*", value):
+        shown = ascii(value[:20].decode(errors="replace"))
+        raise refused(f"is {shown}", "expected a whole number", index=(name,))
+    return int(value)
 
 
 @lru_cache(maxsize=4)
-def _lines_of(path: Path, columns: tuple[str, ...], size: int, time: int) -> Mapping[str, _Place]:
+def _lines_of(path: Path, columns: tuple[str, ...], size: int, time: int) -> Mapping[str, tuple[int, int]]:
     """By id, where its line begins, and its length; kept while size and time of the file stay the same:
     such files have gigabytes."""
-    lines: dict[str, _Place] = {}
+    lines: dict[str, tuple[int, int]] = {}
     offset = 0
     with path.open("rb", buffering=1 << 20) as file:
         for number, line in enumerate(file, start=1):
-            image_id = line.split(b"\t", 1)[0].strip().decode(errors="replace")
+            image_id, wrong = line.split(b"\t", 1)[0].strip().decode(errors="replace"), ""
             if number == 1 and image_id == columns[0]:
                 names = [name.strip() for name in line.decode(errors="replace").split("\t")]
                 if names != list(columns):  # such as the height before the width
-                    found = f"has the columns {ascii(', '.join(names))[1:201]}"
-                    raise FileError(file_problem(path, found, f"expected {', '.join(columns)}"))
+                    wrong = f"has the columns {ascii(', '.join(names))[1:201]}"
             elif line.strip(b"\r\n"):
                 if not 0 < len(image_id) <= _LONGEST_ID or "\ufffd" in image_id:
-                    found = f"line {number} is not a line of an image, which begins with its id"
-                    raise FileError(file_problem(path, found, f"expected {', '.join(columns)}"))
-                if image_id in lines:
-                    found = f"the id {image_id!r} comes twice"
-                    raise FileError(file_problem(path, found, "keep one of each"))
+                    wrong = f"line {number} is not a line of an image, which begins with its id"
+                elif image_id in lines:
+                    wrong = f"the id {image_id!r} comes twice"
                 lines[image_id] = offset, len(line)
+            if wrong:
+                raise FileError(file_problem(path, wrong, f"expected one line of {', '.join(columns)} each"))
             offset += len(line)
     return lines
 
@@ -629,7 +589,7 @@ def _from_base64(value: bytes | str) -> NDArray[np.float32]:
     try:
         return np.frombuffer(base64.b64decode(value, validate=True), dtype="<f4")
     except ValueError as error:
-        raise refused(f"the base64 is damaged ({error})", "write it again") from None
+        raise refused(f"the base64 is damaged ({error})", _AGAIN) from None
 
 
 # ---- 12-in-1's pickles, of which every name stands for a function of this file or of NumPy's arrays
@@ -665,23 +625,14 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _load_plain(data: bytes) -> Any:
-    """What a pickle of plain data holds; nothing that it names is run.
-
-    >>> _load_plain(pickle.dumps({"boxes": np.ones((1, 4), np.float32), "image_id": 42}))["image_id"]
-    42
-    >>> _load_plain(pickle.dumps(len))
-    Traceback (most recent call last):
-    capeval_core.inputs.images.ImageError: the pickle names builtins.len: expected NumPy arrays, dicts, texts
-    and numbers only
-    """
+    """What a pickle of plain data holds; nothing that it names is run."""
     try:
         value = _Unpickler(BytesIO(data), encoding="latin-1").load()
         return value.item() if isinstance(value, np.ndarray) and value.dtype == object else value
     except ImageError:
         raise
     except Exception as error:  # a damaged file may trip over anything
-        fix = "write or download it again"
-        raise refused(f"the pickle is damaged ({short_reason(error)})", fix) from None
+        raise refused(f"the pickle is damaged ({short_reason(error)})", _AGAIN) from None
 
 
 class BoxPickles(BoxFeatureStore):
@@ -698,17 +649,13 @@ class BoxPickles(BoxFeatureStore):
                 database = _Database(_chosen(path, databases))
                 for key in database.names():
                     self._read[key.decode(errors="replace")] = partial(database.read, key)
-                self._fingerprint = database.digest()
+                self.fingerprint = database.digest()
             else:
                 files = sorted(path.glob("*.npy")) if path.is_dir() else [path] * (path.suffix == ".npy")
                 self._read = {file.stem: partial(_pickle_in, file) for file in files}
-                self._fingerprint = f"npy-{_digest([(file.name, file.stat().st_size) for file in files])}"
+                self.fingerprint = f"npy-{_digest([(file.name, file.stat().st_size) for file in files])}"
         if not self._read:
             raise FileError(file_problem(path, "holds no such features", f"expected {_RELEASED}"))
-
-    @property
-    def fingerprint(self) -> str:
-        return self._fingerprint
 
     def ids(self) -> Iterable[str]:
         return self._read
@@ -745,6 +692,5 @@ def _pickle_in(path: Path) -> bytes:
         version = np.lib.format.read_magic(file)
         getattr(np.lib.format, f"read_array_header_{version[0]}_{version[1]}")(file)
     except Exception as error:  # numpy raises whatever the damaged part trips over
-        found = f"it is not an .npy file, or damaged ({short_reason(error)})"
-        raise refused(found, "write it again") from None
+        raise refused(f"it is not an .npy file, or damaged ({short_reason(error)})", _AGAIN) from None
     return data[file.tell() :]

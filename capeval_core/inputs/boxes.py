@@ -20,6 +20,7 @@ from capeval_core.inputs.images import (
     quoted,
     read_file,
     refused,
+    short_reason,
     within,
 )
 
@@ -52,13 +53,7 @@ _UNSORTED = (
 
 
 def npz_arrays(data: bytes, name: str, members: Collection[str] = NAMES) -> dict[str, NDArray[Any]]:
-    """The arrays of an `.npz` of these names, as far as they are there; nothing is unpickled.
-
-    >>> file = BytesIO()
-    >>> np.savez(file, boxes=np.zeros((2, 4)), labels=np.array(["a", "b"]))
-    >>> list(npz_arrays(file.getvalue(), "'a.npz'"))
-    ['boxes']
-    """
+    """The arrays of an `.npz` of these names, as far as they are there; nothing is unpickled."""
     arrays, member = {}, None
     try:
         with np.load(BytesIO(data), allow_pickle=False) as file:
@@ -74,28 +69,16 @@ def npz_arrays(data: bytes, name: str, members: Collection[str] = NAMES) -> dict
     return arrays
 
 
-def short_reason(error: Exception) -> str:
-    """What a library says of damage, in one line."""
-    return " ".join(str(error).split())[:200] or type(error).__name__
-
-
 @dataclass(frozen=True, eq=False)
 class BoxFeatures:
     """Boxes of an image, best first, and a feature of each.
 
     boxes: (n, 4) float32, x0, y0, x1, y1 in pixels; where a file has relative boxes and no size, in shares of
-        the image's width and height.
-    features: (n, d) float32.
-    size: width and height of the image, or None.
-    scores: (n,) float32, of the detector, from 0 to 1, or None.
-    relative_boxes: (n, 6) float32, x0, y0, x1, y1, width, height, in shares of the image's width and height,
-        as a file has them (UNITER's `norm_bb`); None where they follow from boxes and size.
-    selection: the rule that chose these boxes among all of a detector, so that none is to choose again; None:
-        none has.
-
-    >>> found = BoxFeatures(np.float32([[10, 5, 30, 15]]), np.ones((1, 8), np.float32), size=(40, 20))
-    >>> found.relative().tolist()
-    [[0.25, 0.25, 0.75, 0.75, 0.5, 0.5]]
+        the image's width and height. features: (n, d) float32. size: width and height of the image, or None.
+    scores: (n,) float32, of the detector, from 0 to 1, or None. relative_boxes: (n, 6) float32, x0, y0, x1,
+        y1, width, height, in shares of the image's width and height, as a file has them (UNITER's `norm_bb`);
+        None where they follow from boxes and size.
+    selection: the rule that chose these boxes among all of a detector, so that none is to choose again.
     """
 
     boxes: NDArray[np.float32]
@@ -129,14 +112,11 @@ class BoxFeatures:
                 "(width, height) beside 'boxes', or 'relative_boxes' (n, 6)"
             )
         sides = self.boxes[:, 2:] - self.boxes[:, :2]
-        corners_and_sides: NDArray[np.float32] = np.concatenate([self.boxes, sides], axis=1)
-        return np.divide(corners_and_sides, [*self.size] * 3, dtype=np.float32)
+        both: NDArray[np.float32] = np.concatenate([self.boxes, sides], axis=1)
+        return np.divide(both, [*self.size] * 3, dtype=np.float32)
 
     def first(self, n: int) -> BoxFeatures:
-        """The first n boxes with all that belongs to them; all where there are fewer.
-
-        Warns where that leaves out boxes of a higher score than some that are kept.
-        """
+        """The first n boxes with all that belongs to them; warns where that leaves out better ones."""
         if n >= len(self):
             return self
         if self.scores is not None and (self.scores[n:].max() > self.scores[:n]).any():
@@ -184,26 +164,16 @@ class Boxes(Source[BoxFeatures]):
 
 
 class InputBoxes(InputVisual[BoxFeatures]):
-    """Features of boxes that a detector found in an image, which is not needed itself.
-
-    `InputBoxes.of` takes a dict or the path of an `.npz` file with `boxes` (n, 4) and `features` (n, d), and
-    where there are some `size` (width, height), `scores` (n,) and `relative_boxes` (n, 6), also under the
-    names of UNITER's files, `norm_bb` and `conf`; relative boxes may stand alone. `load` gives `BoxFeatures`.
-
-    >>> found = InputBoxes.of({"boxes": np.ones((2, 4)), "features": np.ones((2, 8))})
-    >>> found.load().features.shape
-    (2, 8)
-    """
+    """Features of boxes that a detector found in an image: a dict or an `.npz` file with `boxes` (n, 4) and
+    `features` (n, d), and where there are some `size` (width, height), `scores` (n,) and `relative_boxes`
+    (n, 6), also under the names of UNITER's files, `norm_bb` and `conf`; relative boxes may stand alone."""
 
     __slots__ = ()
     medium = "boxes"
+    needed = "the boxes of its image"
 
-    @staticmethod
-    def source_of(value: Any) -> Source[BoxFeatures]:
-        if isinstance(value, InputBoxes):
-            return value.source
-        if value is None:
-            raise refused("is missing", "every caption needs the boxes of its image")
+    @classmethod
+    def new_source(cls, value: Any) -> Source[BoxFeatures]:
         if isinstance(value, (str, os.PathLike)):
             path = local_path(value)
             if not path.endswith(".npz"):
@@ -229,66 +199,58 @@ def checked(arrays: Mapping[str, Any]) -> BoxFeatures:
             raise refused(f"there is {quoted(key)}, which is not known{hint}")
     found = {name: _numbers(given[name], arrays[given[name]], name) for name in _AXES if name in given}
     size = _size_of(arrays["size"]) if "size" in given else None
-    relative = found.get("relative_boxes")
-    if "boxes" not in found:
-        assert relative is not None
+    relative, scores = found.get("relative_boxes"), found.get("scores")
+    if relative is not None and "boxes" not in found:
         found["boxes"] = relative[:, :4] * np.array([*(size or (1, 1))] * 2, dtype=np.float32)
     boxes, features = found["boxes"], found["features"]
     for name, array in found.items():
         if len(array) != len(boxes):
             wrong = f"there are {len(boxes)} boxes but {len(array)} rows"
             raise refused(wrong, "give every box its own", index=(given[name],))
-    if len(boxes) == 0:
-        raise refused("there are no boxes", "take a lower threshold, or leave that image out")
-    if len(boxes) > MOST_BOXES or not 1 <= features.shape[1] <= _WIDEST:
-        wrong = f"there are {len(boxes):,} boxes with {features.shape[1]:,} numbers each"
+    if not 1 <= len(boxes) <= MOST_BOXES or not 1 <= features.shape[1] <= _WIDEST:
+        wrong = f"there are {len(boxes) or 'no'} boxes, with {features.shape[1]:,} numbers each"
         raise refused(wrong, f"expected 1 to {MOST_BOXES:,} boxes with at most {_WIDEST:,} numbers")
-    for name, values, bad, more, fix in _rules(found, "boxes" in given, size):
+    # Of each rule the array, which rows break it, what is behind the value, and the fix.
+    rules: list[tuple[str, Any, str, str]] = []
+    if relative is not None:
+        outside = ((relative < -_ROUNDED) | (relative > 1 + _ROUNDED)).any(axis=1)
+        fix = "expected shares of the image's width and height, from 0 to 1"
+        rules.append(("relative_boxes", outside, ", outside of the image", fix))
+        far = (np.abs(relative[:, 2:4] - relative[:, :2] - relative[:, 4:]) > _ROUNDED).any(axis=1)
+        fix = f"expected {', '.join(_COLUMNS['relative_boxes'])}, and width = x1 - x0"
+        rules.append(("relative_boxes", far, "", fix))
+    if "boxes" in given:
+        fix = "expected x0, y0, x1, y1; of x, y, width, height make x + width"
+        rules.append(("boxes", (boxes[:, 2:] < boxes[:, :2]).any(axis=1), "", fix))
+        outside = (boxes < -1).any(axis=1)  # corners count from 0 or from 1, so one pixel more is right
+        if size is not None:
+            outside |= (boxes[:, 2:] > np.add(size, max(1, _MARGIN * max(size)))).any(axis=1)
+        image = "the image" if size is None else f"an image of {size[0]}x{size[1]}"
+        rules.append(("boxes", outside, f", outside of {image}", "expected pixels of the image, from 0"))
+    if scores is not None:
+        fix = "expected probabilities, from 0 to 1"
+        rules.append(("scores", (scores < 0) | (scores > 1 + 1e-6), "", fix))
+    if relative is not None and "boxes" in given and size is not None:
+        whole = np.array([*size, *size], dtype=np.float32)
+        far = (np.abs(relative[:, :4] * whole - boxes) > _ROUNDED * whole + 1).any(axis=1)
+        fix = "give boxes in pixels of the image that they are relative to"
+        rules.append(("relative_boxes", far, f", but the boxes are others of {size}", fix))
+    for name, bad, more, fix in rules:
         if bad.any():
             row = int(bad.argmax())
-            value = values[row].tolist() if values.ndim > 1 else f"{values[row]:.6g}"
-            raise refused(f"is {value}{more}", fix, index=(given[name], row))
+            raise refused(f"is {found[name][row].tolist()}{more}", fix, index=(given[name], row))
     if "boxes" in given and size is not None and min(size) > 2 and 0 < boxes.max() <= 1 + _ROUNDED:
         wrong = "no box reaches beyond the first pixel of the image, so these are shares of its sides"
         fix = 'multiply them by its width and height, or give them as "relative_boxes" (n, 6)'
         raise refused(wrong, fix, index=("boxes",))
-    selection = _text("selection", arrays["selection"]) if "selection" in given else None
-    return BoxFeatures(boxes, features, size, found.get("scores"), relative, selection)
-
-
-def _rules(
-    found: Mapping[str, NDArray[np.float32]], in_pixels: bool, size: tuple[int, int] | None
-) -> list[tuple[str, NDArray[np.float32], Any, str, str]]:
-    """Of each rule the array, its values, which rows break it, what is behind the value, and the fix."""
-    rules: list[tuple[str, NDArray[np.float32], Any, str, str]] = []
-    boxes, relative, scores = (found.get(name) for name in ("boxes", "relative_boxes", "scores"))
-    if relative is not None:
-        outside = ((relative < -_ROUNDED) | (relative > 1 + _ROUNDED)).any(axis=1)
-        fix = "expected shares of the image's width and height, from 0 to 1"
-        rules.append(("relative_boxes", relative, outside, ", outside of the image", fix))
-        sides = relative[:, 2:4] - relative[:, :2]
-        far = (np.abs(sides - relative[:, 4:]) > _ROUNDED).any(axis=1)
-        fix = f"expected {', '.join(_COLUMNS['relative_boxes'])}, and width = x1 - x0"
-        rules.append(("relative_boxes", relative, far, "", fix))
-    if in_pixels and boxes is not None:
-        turned = (boxes[:, 2:] < boxes[:, :2]).any(axis=1)
-        fix = "expected x0, y0, x1, y1; of x, y, width, height make x + width"
-        rules.append(("boxes", boxes, turned, "", fix))
-        image = "the image" if size is None else f"an image of {size[0]}x{size[1]}"
-        outside = (boxes < -1).any(axis=1)  # corners count from 0 or from 1, so one pixel more is right
-        if size is not None:
-            outside |= (boxes[:, 2:] > np.add(size, max(1, _MARGIN * max(size)))).any(axis=1)
-        fix = "expected pixels of the image of that size" if size else "expected pixels of the image, from 0"
-        rules.append(("boxes", boxes, outside, f", outside of {image}", fix))
-    if scores is not None:
-        wrong = (scores < 0) | (scores > 1 + 1e-6)
-        rules.append(("scores", scores, wrong, "", "expected probabilities, from 0 to 1"))
-    if relative is not None and in_pixels and boxes is not None and size is not None:
-        whole = np.array([*size, *size], dtype=np.float32)
-        far = (np.abs(relative[:, :4] * whole - boxes) > _ROUNDED * whole + 1).any(axis=1)
-        fix = "give boxes in pixels of the image that they are relative to"
-        rules.append(("relative_boxes", relative, far, f", but the boxes are others of {size}", fix))
-    return rules
+    selection = None
+    if "selection" in given:
+        text = np.asarray(arrays["selection"])
+        selection = str(text)
+        if text.dtype.kind != "U" or text.ndim or not 1 <= len(selection) <= 100:
+            wrong = f"is {described(arrays['selection'])}"
+            raise refused(wrong, "expected a short text", index=("selection",))
+    return BoxFeatures(boxes, features, size, scores, relative, selection)
 
 
 def _numbers(given: str, value: Any, name: str) -> NDArray[np.float32]:
@@ -298,8 +260,7 @@ def _numbers(given: str, value: Any, name: str) -> NDArray[np.float32]:
         except ValueError as error:  # of ragged lists
             raise refused(f"is {described(value)} that numpy cannot read ({error})") from None
         if array.dtype.kind not in "fiu":
-            fix = "expected an array of numbers"
-            raise refused(f"is an array of {array.dtype}", fix, kind=TypeError)
+            raise refused(f"is an array of {array.dtype}", "expected an array of numbers", kind=TypeError)
         columns = _COLUMNS.get(name)
         if array.ndim != _AXES[name] or (columns and array.shape[1] != len(columns)):
             expected = f"(n, {len(columns)}): {', '.join(columns)}" if columns else f"{_AXES[name]} axes"
@@ -310,13 +271,6 @@ def _numbers(given: str, value: Any, name: str) -> NDArray[np.float32]:
             found = f"the array has NaN or infinity, first at {bad[0].tolist()}"
             raise refused(found, "leave such boxes out")
         return numbers
-
-
-def _text(name: str, value: Any) -> str:
-    text = np.asarray(value)
-    if text.dtype.kind != "U" or text.ndim or not 1 <= len(str(text)) <= 100:
-        raise refused(f"is {described(value)}", "expected a short text", index=(name,))
-    return str(text)
 
 
 def _size_of(value: Any) -> tuple[int, int]:

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from PIL import Image
 from tqdm import tqdm
@@ -75,8 +75,8 @@ class Samples:
     """Checked input. All sequences have one entry per caption.
 
     `images` holds visuals of the media that the metric takes: `InputImage`, `InputFrames` or `InputBoxes`;
-    `InputReferences` for a metric on texts alone.
-    `indices` holds each row's position in the input as it was handed in: a window or a selection keeps it.
+    `InputReferences` for a metric on texts alone. `indices` holds each row's position in the input as it was
+    handed in: a window or a selection keeps it.
     """
 
     captions: list[str]
@@ -92,19 +92,14 @@ class Samples:
         """Of a whole input, which of its images each row is about."""
         return list(range(len(self)))
 
-    def __getitem__(self, rows: slice) -> Samples:
+    def __getitem__(self, rows: slice) -> Self:
         return self.select(range(*rows.indices(len(self))))
 
-    def select(self, rows: Iterable[int]) -> Samples:
-        """The given rows, in the given order. `rows` count within these samples; `indices` stay global."""
+    def select(self, rows: Iterable[int]) -> Self:
+        """The given rows of these samples, in the given order."""
         rows = list(rows)
-        return replace(
-            self,
-            captions=[self.captions[row] for row in rows],
-            images=[self.images[row] for row in rows],
-            references=None if self.references is None else [self.references[row] for row in rows],
-            indices=[self.indices[row] for row in rows],
-        )
+        columns = {name: column for name, column in vars(self).items() if column is not None}
+        return replace(self, **{name: [column[row] for row in rows] for name, column in columns.items()})
 
 
 @dataclass(frozen=True)
@@ -120,14 +115,9 @@ class Pools(Samples):
 
     @property
     def starts(self) -> list[int]:
-        """_Rows at which another pool begins: one per image, at least one where there are rows."""
+        """Rows at which another pool begins: one per image, at least one where there are rows."""
         first = [index - candidate for index, candidate in zip(self.indices, self.candidates, strict=True)]
         return [row for row in range(len(self)) if row == 0 or first[row] != first[row - 1]]
-
-    def select(self, rows: Iterable[int]) -> Pools:
-        """The given rows, in the given order."""
-        rows = list(rows)
-        return Pools(**{**vars(super().select(rows)), "candidates": [self.candidates[row] for row in rows]})
 
 
 def check_samples(
@@ -149,20 +139,12 @@ def check_samples(
     the image. on_error: "raise" decodes every distinct visual now; "nan" leaves them to their `load`, so that
     a broken file costs its own row later. kept: whether an earlier run has a row of a caption, its visual and
     references: it is not decoded again. progress: show a bar of those that are decoded, on a terminal only.
-
-    >>> import numpy as np
-    >>> grey = np.full((4, 6), 128, dtype="uint8")
-    >>> check_samples(["a wall", ""], [grey], needs_references=False)
-    Traceback (most recent call last):
-    capeval_core.errors.InputError: 2 problems with the input:
-      captions[1] is empty: write a caption or pass empty="score"
-      len(captions)=2 but len(images)=1: pass one image per caption; repeat it if it has several captions
     """
     problems = _check_choices(on_error, empty)
     texts = check_captions(captions, empty, problems)
     rows = None if texts is None else len(texts)
     fix = "pass one {} per caption; repeat it if it has several captions"
-    visuals = _visuals_of_rows(images, rows, fix, media, problems) if media else []
+    visuals: list[Any] = (check_visuals(images, problems, media, rows, fix) or []) if media else []
     compared = check_references(references, rows, empty, problems) if needs_references else None
     if on_error == "raise" and media:
 
@@ -190,31 +172,20 @@ def check_pools(
     media: Sequence[str] = ("image",),
     progress: bool = False,
 ) -> Pools:
-    """One row per candidate of pools, checked as by `check_samples`.
-
-    >>> import numpy as np
-    >>> grey = np.full((4, 6), 128, dtype="uint8")
-    >>> samples = check_pools([["a wall", "grey"], ["a door"]], [grey, grey])
-    >>> samples.captions, samples.candidates
-    (['a wall', 'grey', 'a door'], [0, 1, 0])
-    """
+    """One row per candidate of pools, checked as by `check_samples`."""
     problems = _check_choices(on_error, empty)
     pools = check_candidates(captions, empty, problems)
     rows = None if pools is None else len(pools)
     fix = "give each {} one pool, a list of its candidates"
-    visuals = _visuals_of_rows(images, rows, fix, media, problems)
+    visuals: list[Any] = check_visuals(images, problems, media, rows, fix) or []
     if on_error == "raise":
         check_decodable(visuals, problems, media, progress=progress)
     problems.raise_if_any()
-    texts = [text for pool in pools or [] for text in pool]
+    pools = pools or []
+    texts = list(chain.from_iterable(pools))
     warn_of_written_lists(texts)
-    return Pools(
-        captions=texts,
-        images=[visual for visual, pool in zip(visuals, pools or [], strict=True) for _ in pool],
-        references=None,
-        indices=range(len(texts)),
-        candidates=[candidate for pool in pools or [] for candidate in range(len(pool))],
-    )
+    shared = [visual for visual, pool in zip(visuals, pools, strict=True) for _ in pool]
+    return Pools(texts, shared, None, range(len(texts)), [i for pool in pools for i in range(len(pool))])
 
 
 def _check_choices(on_error: str, empty: str) -> Problems:
@@ -225,44 +196,47 @@ def _check_choices(on_error: str, empty: str) -> Problems:
     return Problems()
 
 
-def _visuals_of_rows(
-    images: Any, rows: int | None, fix: str, media: Sequence[str], problems: Problems
-) -> list[Any]:
-    """A visual per row, None where the value can be none."""
-    argument = str(argument_of(media))
-    visuals = check_visuals(images, problems, media)
-    if rows is not None and visuals is not None and rows != len(visuals):
-        problems.add(other_length("captions", rows, argument, len(visuals), fix.format(argument[:-1])))
-    return visuals or []
-
-
 # ---- visuals
 
 
-def check_visuals(values: Any, problems: Problems, media: Sequence[str] = ("image",)) -> _Rows | None:
-    """One visual of the kinds `media` per value, None where the value can be none; None if all are unfit."""
+def check_visuals(
+    values: Any,
+    problems: Problems,
+    media: Sequence[str] = ("image",),
+    captions: int | None = None,
+    fix: str = "",
+) -> _Rows | None:
+    """One visual of the kinds `media` per value, None where the value can be none; None if all are unfit.
+
+    captions: how many visuals there should be, and the fix where there are others; None: that is not known.
+    """
     argument = str(argument_of(media))
+    visuals = _visuals_in(values, argument, problems, media)
+    if captions is not None and visuals is not None and captions != len(visuals):
+        problems.add(other_length("captions", captions, argument, len(visuals), fix.format(argument[:-1])))
+    return visuals
+
+
+def _visuals_in(values: Any, argument: str, problems: Problems, media: Sequence[str]) -> _Rows | None:
     many = " or ".join(_MANY[medium] for medium in media)
     if values is None:
         problems.add(Problem(at(argument), "is missing", f"pass a list of {many}"))
         return None
     if _is_single(values, media):
         medium = _medium_of(values, media)
-        single = "dict of boxes" if medium == "boxes" else medium
-        fix = f"pass a list, {argument}=[{medium}]"
-        problems.add(Problem(at(argument), f"is a single {single}", fix, TypeError))
-        return None
-    if _is_dataset_column(values):
+        found, fix = f"is a single {medium}", f"pass a list, {argument}=[{medium}]"
+    elif _is_dataset_column(values):
         return _lazy_rows(_UndecodedColumn.of(values), problems, media)
-    if isinstance(values, (list, tuple)) or (shape_of(values) is not None and not is_table(values)):
+    elif isinstance(values, (list, tuple)) or (shape_of(values) is not None and not is_table(values)):
         # A list, an array or tensor whose first axis counts visuals (rows are views), a Series.
         return _listed(list(values), problems, media)
-    if hasattr(values, "to_pylist") and (rows := as_list(values)) is not None:
+    elif hasattr(values, "to_pylist") and (rows := as_list(values)) is not None:
         return _listed(rows, problems, media)
-    if isinstance(values, Sequence) and not isinstance(values, range):
+    elif isinstance(values, Sequence) and not isinstance(values, range):
         return _lazy_rows(values, problems, media)
-    fix = f"expected a list of {many}{how_to_list(values)}"
-    problems.add(Problem(at(argument), f"is {described(values)}", fix, TypeError))
+    else:
+        found, fix = f"is {described(values)}", f"expected a list of {many}{how_to_list(values)}"
+    problems.add(Problem(at(argument), found, fix, TypeError))
     return None
 
 
@@ -284,25 +258,23 @@ def _medium_of(value: Any, media: Sequence[str]) -> str:
     """What a value is, as far as that shows without reading it."""
     if isinstance(value, InputVisual):
         return value.medium
-    if len(media) == 1 or value is None:
-        return media[0]
-    if isinstance(value, Mapping):
-        return "image" if value.keys() & {"bytes", "path"} else "boxes"
-    if isinstance(value, _PATHS):
-        path = os.fsdecode(value)
-        if path.endswith(".npz"):
-            return "boxes"
-        return "video" if path.lower().endswith(EXTENSIONS) or Path(path).is_dir() else "image"
-    return "video" if isinstance(value, (list, tuple)) or len(shape_of(value) or ()) == 4 else "image"
+    path = os.fsdecode(value) if isinstance(value, _PATHS) else ""
+    if "boxes" in media and (
+        path.endswith(".npz") or (isinstance(value, Mapping) and not value.keys() & {"bytes", "path"})
+    ):
+        return "boxes"
+    frames = isinstance(value, (list, tuple)) or len(shape_of(value) or ()) == 4
+    if "video" in media and (frames or path.lower().endswith(EXTENSIONS) or (path and Path(path).is_dir())):
+        return "video"
+    return "image" if "image" in media else media[0]
 
 
 def _visual(value: Any, media: Sequence[str]) -> InputVisual[Any]:
     """The visual, still without a place, of a value that is one of these media."""
     medium = _medium_of(value, media)
     if medium not in media:
-        one = {"image": "an image", "video": "a video"}.get(medium, medium)
         expected = " or ".join(_MANY[name] for name in media)
-        raise refused(f"is {one}", f"this metric takes {expected}", kind=TypeError)
+        raise refused(f"is of the kind {medium}", f"this metric takes {expected}", kind=TypeError)
     return MEDIA[medium]("", MEDIA[medium].source_of(value))
 
 
@@ -342,7 +314,6 @@ class _Row(Source[Any]):
         return self.fetch().decode(reduced)
 
     def fetch(self) -> Source[Any]:
-        """The source of the row's value."""
         try:
             value = self.rows[self.index]
         except Exception as error:  # the rows' own code may fail in any way, and costs this row only
@@ -353,41 +324,38 @@ class _Row(Source[Any]):
 def _lazy_rows(rows: Any, problems: Problems, media: Sequence[str]) -> _Rows:
     """Visuals of rows that are made on demand; only the first is looked at, for its type."""
     argument = str(argument_of(media))
-    if len(rows):
-        try:
+    try:
+        if len(rows):
             _Row(rows, 0, media).fetch()
-        except ImageError as error:
-            problem = error.at(argument, 0)
-            if problem.kind is TypeError:  # otherwise that row's own matter, for check or load to report
-                problems.add(problem)
-                return [None] * len(rows)
+    except ImageError as error:
+        problem = error.at(argument, 0)
+        if problem.kind is TypeError:  # otherwise that row's own matter, for check or load to report
+            problems.add(problem)
+            return [None] * len(rows)
     return [MEDIA[media[0]](f"{argument}[{i}]", _Row(rows, i, media)) for i in range(len(rows))]
 
 
 def _is_dataset_column(value: Any) -> bool:
     """Whether this is the column of a `datasets.Dataset` (datasets 4 and later), without importing it."""
-    module = type(value).__module__.partition(".")[0]
-    a_sequence = module == "datasets" and isinstance(value, Sequence)
-    return a_sequence and hasattr(value, "column_name") and hasattr(value, "source")
+    own = type(value).__module__.partition(".")[0] == "datasets" and isinstance(value, Sequence)
+    return own and hasattr(value, "column_name") and hasattr(value, "source")
 
 
+@dataclass
 class _UndecodedColumn:
-    """_Rows as stored, one at a time: a dict for an Image or a Video feature, a str for paths, None for none.
+    """Rows as stored, one at a time: a dict for an Image or a Video feature, a str for paths, None for none.
 
     Decoding by `datasets` turns a photograph upright (EXIF) and converts modes; the published metrics see the
-    file as it is. Videos it decodes by a package of its own. So the rows are taken from the Arrow table
-    beneath: {"bytes", "path"} as stored.
+    file as it is. So the rows are taken from the Arrow table beneath.
     """
 
-    def __init__(self, table: Any, names: list[str]) -> None:
-        self.table = table
-        self.names = names
+    table: Any
+    names: list[str]
 
     @classmethod
     def of(cls, column: Any) -> Any:
         """The stored rows behind a column; the column itself if it is transformed, or of arrays."""
-        names = [column.column_name]
-        root = column.source
+        names, root = [column.column_name], column.source
         while _is_dataset_column(root):
             names.insert(0, root.column_name)
             root = root.source
@@ -424,7 +392,6 @@ def check_decodable(
     for i, visual in enumerate(visuals):
         if visual is not None:
             indices.setdefault(visual.source, []).append(i)
-    distinct = list(indices)
     sound: set[str] = set()
 
     def failure(source: Source[Any]) -> ImageError | None:
@@ -444,6 +411,7 @@ def check_decodable(
         unknown = {source for ok, source in zip(done, rest, strict=True) if not ok}
         return [failure(source) if source in unknown else None for source in group]
 
+    distinct = list(indices)
     bar = tqdm(total=len(distinct), desc="checking", unit=media[0], disable=None if progress else True)
     with bar, ThreadPoolExecutor(min(_CHECKING, os.cpu_count() or 1)) as pool:
         for start in range(0, len(distinct), _CHECKED_AT_ONCE):
@@ -470,14 +438,12 @@ def images_in_rgb(samples: Samples) -> Samples:
 def windows(samples: Samples, texts: int) -> Iterator[Samples]:
     """Consecutive samples of at most so many captions and references together (at least one caption)."""
     for part in parts(text_counts(samples), texts):
-        yield samples.select(range(part.start, part.stop))
+        yield samples[part]
 
 
 def text_counts(samples: Samples) -> list[int]:
     """How many texts each row has: its caption and its references."""
-    if samples.references is None:
-        return [1] * len(samples)
-    return [1 + len(texts) for texts in samples.references]
+    return [1 + len(row) for row in samples.references or [[]] * len(samples)]
 
 
 def parts(sizes: Sequence[int], limit: int) -> Iterator[slice]:

@@ -21,7 +21,7 @@ from typing import IO, Any
 import numpy as np
 from PIL import Image
 
-from capeval_core.inputs.images import image_format, refuse_size, refused, unreadable
+from capeval_core.inputs.images import refuse_size, refused, unreadable
 from capeval_core.project import install_command
 
 FORMATS = ("mov", "mp4", "m4a", "3gp", "3g2", "mj2", "matroska", "webm", "avi", "gif")
@@ -34,6 +34,7 @@ _TURNED = {
     180: Image.Transpose.ROTATE_180,
     270: Image.Transpose.ROTATE_270,
 }
+_IMAGE = re.compile(rb"\xff\xd8|\x89PNG|.{4}ftyp(?:avi[fs]|he[iv][cxms]|mif1|msf1)|.{4}jP", re.DOTALL)
 _CLOCK = re.compile(r"(\d+):(\d\d):(\d\d(?:\.\d{1,9})?)\d*")
 
 
@@ -86,9 +87,8 @@ class OpenVideo:
         self._file.seek(0)
         if not start:
             raise refused(f"{self.name} is empty (zero bytes)")
-        if form := image_format(start):
-            fix = "pass a list of images, or the path of their folder; a GIF is read as a video"
-            raise refused(f"{self.name} is an image ({form})", fix)
+        if _IMAGE.match(start):
+            raise refused(f"{self.name} is an image", "pass a list of images, or the path of their folder")
         try:
             return self._av.open(
                 self._file,

@@ -20,7 +20,7 @@ from typing import IO, Any
 import numpy as np
 from PIL import Image
 
-from capeval_core.errors import Problems, described, wrong_option
+from capeval_core.errors import Problem, Problems, described, wrong_option
 from capeval_core.inputs.folder import bare
 from capeval_core.inputs.images import (
     File,
@@ -44,7 +44,7 @@ from capeval_core.inputs.video_file import OpenVideo
 from capeval_core.limits import LIMITS
 
 _ACCEPTED = (
-    "the path or bytes of a video file, the path of a folder of frames, a list of images, an array "
+    "the path or bytes of a video file, the path of a folder of frames, a list of images, [image], an array "
     "(T, H, W, 3) or a tensor (T, 3, H, W)"
 )
 
@@ -53,18 +53,10 @@ _ACCEPTED = (
 class Sampling:
     """Which frames of a video are used; every one where nothing is given, as EMScore's released code does.
 
-    Args:
-        fps: so many a second. The time since the first frame is cut into slots of 1 / fps seconds, and the
-            first frame of each slot is used, so no frame is used twice: a video of fewer frames a second
-            keeps all of its own. Only video files have times.
-        max_frames: so many in all, at `int(numpy.linspace(0, n - 1, max_frames))` of n frames: a shorter
-            video repeats some. 10 is the protocol of VATEX-EVAL.
-
-    >>> str(Sampling()), str(Sampling(fps=2)), str(Sampling(max_frames=10))
-    ('every', 'fps=2.0', 'max_frames=10')
-    >>> Sampling(fps=0)
-    Traceback (most recent call last):
-    capeval_core.errors.InputError: fps=0: expected a positive number of frames a second
+    fps: so many a second. The time since the first frame is cut into slots of 1 / fps seconds, and the first
+    frame of each slot is used: a video of fewer frames a second keeps all of its own. max_frames: so many in
+    all, at `int(numpy.linspace(0, n - 1, max_frames))` of n frames: a shorter video repeats some. 10 is the
+    protocol of VATEX-EVAL.
     """
 
     fps: float | None = None
@@ -86,22 +78,11 @@ class Sampling:
         return "every" if self.max_frames is None else f"max_frames={self.max_frames}"
 
     def evenly(self, frames: int) -> list[int]:
-        """The numbers of the frames that are used of so many (at least one), by `max_frames`.
-
-        >>> Sampling(max_frames=4).evenly(10), Sampling(max_frames=4).evenly(2)
-        ([0, 3, 6, 9], [0, 0, 0, 1])
-        """
-        assert self.max_frames is not None
+        """The numbers of the frames that are used of so many (at least one), without `fps`."""
+        if self.max_frames is None:
+            return list(range(frames))
         chosen: list[int] = np.linspace(0, frames - 1, self.max_frames).astype(int).tolist()
         return chosen
-
-    def slot(self, seconds: Fraction) -> int:
-        """The slot of a time since the first frame, by `fps`; exact.
-
-        >>> Sampling(fps=5).slot(Fraction(99_999, 1000)), Sampling(fps=0.3).slot(Fraction(10, 3))
-        (499, 1)
-        """
-        return math.floor(seconds * Fraction(str(self.fps)))
 
 
 EVERY = Sampling()
@@ -119,8 +100,10 @@ class Reading(Iterator[tuple[int, Image.Image]]):
         self.indices: list[int] = []
         self.incomplete: str | None = None
         self._where = where
-        with within(where):
-            source.refuse_sampling(sampling)
+        if sampling.fps is not None and isinstance(source, _FrameList):
+            found = f"{source.name} does not say when frames are shown, which fps needs"
+            fix = "pass a video file, or take max_frames, or choose the frames yourself"
+            raise ImageError(Problem(where, found, fix))
         self._frames = source.frames(sampling, self)
 
     def __next__(self) -> tuple[int, Image.Image]:
@@ -136,18 +119,6 @@ class Frames(Source["Frames"]):
     @abstractmethod
     def frames(self, sampling: Sampling, reading: Reading) -> Iterator[tuple[int, Image.Image]]:
         """The frames that are used, each once and with its number; `reading` takes the list of them."""
-
-    @abstractmethod
-    def check(self) -> None:
-        """Raise ImageError unless there are frames."""
-
-    def refuse_sampling(self, sampling: Sampling) -> None:
-        """Refuse a sampling that frames of this source cannot have."""
-
-    def decode(self, reduced: bool = False) -> Frames:
-        if reduced:
-            self.check()
-        return self
 
 
 @dataclass(eq=False, slots=True)
@@ -175,23 +146,18 @@ class _FrameList(Frames):
         return f"frames:{digest.hexdigest()}"
 
     def frames(self, sampling: Sampling, reading: Reading) -> Iterator[tuple[int, Image.Image]]:
-        count = len(self.images)
         if sampling.max_frames is None:
-            _refuse_count(count)
-        reading.indices = list(range(count)) if sampling.max_frames is None else sampling.evenly(count)
+            _refuse_count(len(self.images))
+        reading.indices = sampling.evenly(len(self.images))
         for i in dict.fromkeys(reading.indices):
             with within("", i):
                 yield i, self.images[i].decode()
 
-    def refuse_sampling(self, sampling: Sampling) -> None:
-        if sampling.fps is not None:
-            fix = "pass a video file, or take max_frames, or choose the frames yourself"
-            raise refused(f"{self.name} does not say when frames are shown, which fps needs", fix)
-
-    def check(self) -> None:
-        for i, frame in enumerate(self.images):
+    def decode(self, reduced: bool = False) -> Frames:
+        for i, frame in enumerate(self.images if reduced else ()):
             with within("", i):
                 frame.decode(reduced=True)
+        return self
 
 
 @dataclass(eq=False, slots=True)
@@ -224,10 +190,11 @@ class _VideoFile(Frames):
                 self._state = _state(file)
             return file_key(file)
 
-    def check(self) -> None:
-        """The first frame is decoded: damage behind it is no error, frames before it are used."""
-        with OpenVideo(self.open(), self.name) as video:
-            video.image(next(video.frames()))
+    def decode(self, reduced: bool = False) -> Frames:
+        if reduced:  # damage behind the first frame is no error, frames before it are used
+            with OpenVideo(self.open(), self.name) as video:
+                video.image(next(video.frames()))
+        return self
 
     def frames(self, sampling: Sampling, reading: Reading) -> Iterator[tuple[int, Image.Image]]:
         if sampling.max_frames is not None:
@@ -240,7 +207,7 @@ class _VideoFile(Frames):
                 if sampling.fps is not None:
                     seconds = video.seconds(frame, seconds)
                     first = seconds if first is None else first
-                    own = sampling.slot(seconds - first + video.rounding)
+                    own = math.floor((seconds - first + video.rounding) * Fraction(str(sampling.fps)))
                     if own <= slot:
                         continue
                     slot = own
@@ -276,8 +243,8 @@ def _state(file: IO[bytes]) -> tuple[int, int]:
 
 def _refuse_count(frames: int) -> None:
     if frames > LIMITS.frames:
-        found = f"a video of more than {LIMITS.frames:,} frames"
-        raise refused(f"is {found}", "take fewer of them, by fps or max_frames")
+        fix = "take fewer of them, by fps or max_frames"
+        raise refused(f"is a video of more than {LIMITS.frames:,} frames", fix)
 
 
 def _frame_names(folder: str) -> list[str]:
@@ -293,10 +260,6 @@ def _frame_names(folder: str) -> list[str]:
 
 
 def _numbers_as_numbers(name: str) -> tuple[list[tuple[int, str]], str]:
-    """
-    >>> sorted(["f10.jpg", "f9.jpg", "f09.jpg"], key=_numbers_as_numbers)
-    ['f09.jpg', 'f9.jpg', 'f10.jpg']
-    """
     parts = re.findall(r"[0-9]+|[^0-9]+", name)
     return [(int(part[:18]), "") if part[0] in "0123456789" else (-1, part) for part in parts], name
 
@@ -304,46 +267,42 @@ def _numbers_as_numbers(name: str) -> tuple[list[tuple[int, str]], str]:
 class InputFrames(InputVisual[Any]):
     """A video as its frames: `load` gives the video itself, whose frames are decoded while they are read.
 
-    `InputFrames.of` takes the path or the bytes of a video file (MP4, MOV, WebM, Matroska, AVI or GIF; needs
-    `pip install "capeval[video]"`), the path of a folder of image files, in the order of their names (`9.jpg`
-    before `10.jpg`), the dict of a `datasets` Video feature or the decoder that it hands out, a list of what
-    `InputImage.of` takes, an array (T, H, W, 3), or a tensor (T, 3, H, W), also (T, H, W, 3) where it cannot
-    be read both ways. An image file is no video; `[path]` is one of one frame.
+    A video file (MP4, MOV, WebM, Matroska, AVI or GIF) as path or bytes, the path of a folder of images, the
+    dict of a `datasets` Video feature or the decoder that it hands out, a list of what `InputImage.of` takes,
+    an array (T, H, W, 3), or a tensor (T, 3, H, W). An image file is no video; `[path]` is one of one frame.
 
     `check` decodes the first frame of a video file: what is damaged behind it costs the frames from there on,
     which is reported with the features. Of a list or a folder it looks at every frame.
-
-    >>> import numpy as np
-    >>> video = InputFrames.of(np.zeros((5, 48, 64, 3), dtype="uint8"))
-    >>> [image.size for image in video][:2]
-    [(64, 48), (64, 48)]
-    >>> reading = video.read(Sampling(max_frames=3))
-    >>> [(index, image.size) for index, image in reading], reading.indices
-    ([(0, (64, 48)), (2, (64, 48)), (4, (64, 48))], [0, 2, 4])
     """
 
     __slots__ = ()
     medium = "video"
+    needed = "a video"
 
-    @staticmethod
-    def source_of(value: Any) -> Source[Frames]:
-        if isinstance(value, InputFrames):
-            return value.source
-        if value is None:
-            raise refused("is missing", "every caption needs a video")
+    @classmethod
+    def new_source(cls, value: Any) -> Source[Frames]:
         if isinstance(value, (str, os.PathLike)):
             return _stored(local_path(value, "videos"))
         if isinstance(value, (bytes, bytearray, memoryview)):
             return _VideoFile("", bytes(value))
         if type(value).__module__.startswith("torchcodec."):  # the decoder that `datasets` hands out
             value = getattr(value, "_hf_encoded", value)
-            if not isinstance(value, Mapping):
-                fix = "pass the path or the bytes that it decodes"
-                raise refused(f"is {described(value)}", fix, kind=TypeError)
         if isinstance(value, Mapping) and value.keys() & {"bytes", "path"}:
             return _stored(*content_of_dict(value, "videos"))
+        shape, frames = shape_of(value), None
+        if shape is not None and (is_tensor(value) or hasattr(value, "__array_interface__")):
+            if len(shape) != 4:
+                fix = "expected (T, H, W, 3) of an array or (T, 3, H, W) of a tensor; of one frame [None]"
+                raise refused(f"the frames have shape {shape}", fix)
+            frames = list(value)
+        elif not isinstance(value, Image.Image):
+            frames = as_list(value)
+        if frames is None:
+            raise refused(f"is {described(value)}", f"expected {_ACCEPTED}", kind=TypeError)
+        if not frames:
+            raise refused("is a video without frames", "pass at least one image")
         sources = []
-        for i, frame in enumerate(_listed_frames(value)):
+        for i, frame in enumerate(frames):
             with within("", i):
                 sources.append(InputImage.source_of(frame))
         return _FrameList(sources)
@@ -369,33 +328,8 @@ def _stored(path: str, data: bytes | None = None) -> Frames:
     return _VideoFile(path, data)
 
 
-def _listed_frames(value: Any) -> list[Any]:
-    shape, listed = shape_of(value), None
-    if shape is not None and (is_tensor(value) or hasattr(value, "__array_interface__")):
-        if len(shape) != 4:
-            fix = "expected (T, H, W, 3) of an array or (T, 3, H, W) of a tensor"
-            one = "; pass value[None]" if len(shape) == 3 else ""
-            raise refused(f"the frames have shape {shape}", fix + one)
-        listed = list(value)
-    elif not isinstance(value, Image.Image):
-        listed = as_list(value)
-    if listed is None:
-        fix = f"expected {_ACCEPTED}" + ("; pass [image]" if isinstance(value, Image.Image) else "")
-        raise refused(f"is {described(value)}", fix, kind=TypeError)
-    if not listed:
-        raise refused("is a video without frames", "pass at least one image")
-    return listed
-
-
 def check_samplings(videos: Iterable[InputFrames], sampling: Sampling) -> None:
-    """Refuse a sampling that frames of some of these videos cannot have. Raises ImageError with all of them.
-
-    >>> import numpy as np
-    >>> check_samplings([InputFrames.of(np.zeros((5, 4, 6, 3), dtype="uint8"))], Sampling(fps=2))
-    Traceback (most recent call last):
-    capeval_core.inputs.images.ImageError: video: the video of 5 frames does not say when frames are shown,
-    which fps needs: pass a video file, or take max_frames, or choose the frames yourself
-    """
+    """Raise ImageError with all of these videos whose frames cannot have that sampling."""
     problems = Problems()
     for video in videos:
         try:

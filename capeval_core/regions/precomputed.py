@@ -13,7 +13,7 @@ import numpy as np
 
 from capeval_core.errors import FileError, Problem, Problems
 from capeval_core.inputs.folder import Names
-from capeval_core.inputs.images import File, FromPIL, InputImage
+from capeval_core.inputs.images import File, InputImage
 from capeval_core.inputs.text_files import load_json
 from capeval_core.regions import rle
 from capeval_core.regions.regions import Regions, RegionsError, RegionSource
@@ -145,7 +145,7 @@ def _path_of(image: InputImage) -> str | None:
     source = image.source
     if isinstance(source, File):
         return source.path
-    filename = getattr(source.value, "filename", "") if isinstance(source, FromPIL) else ""
+    filename = getattr(getattr(source, "value", None), "filename", "")
     return os.fsdecode(filename) or None
 
 
