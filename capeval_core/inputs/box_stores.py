@@ -508,7 +508,7 @@ class _BoxTsv(BoxFeatureStore):
         count = first.count(b"\t") + 1
         if count not in _COLUMNS:
             fix = f"expected {' or '.join(', '.join(form) for form in _COLUMNS.values())}, separated by tabs"
-            raise FileError(file_problem(path, f"has another number of columns: {count}", fix))
+            raise FileError(file_problem(path, f"has {count if first else 'no'} columns", fix))
         self.columns = _COLUMNS[count]
         self.fingerprint = f"tsv-{_digest(size, *ends)}"
 

@@ -32,7 +32,6 @@ import sys
 import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path, PurePosixPath
@@ -50,6 +49,7 @@ from capeval_core.errors import (
     warn,
 )
 from capeval_core.inputs.folder import Folder, Names, only_matches, some_of
+from capeval_core.inputs.images import short_reason
 from capeval_core.inputs.texts import is_written_list, read_written_list, valid_unicode
 from capeval_core.limits import LIMITS
 from capeval_core.options import Settings, option
@@ -95,21 +95,19 @@ class FileOptions(Settings):
 def contents(path: Path) -> bytes:
     """The bytes of a regular file. Raises FileError, also for pipes and devices, which may never end."""
     refuse_nul(path)
+    found, fix = "is a pipe, a socket or a device", "write its content to a file first, or name -"
     try:
         mode = path.stat().st_mode
-        data = path.read_bytes() if stat.S_ISREG(mode) else b""
+        if stat.S_ISREG(mode):
+            return path.read_bytes()
+        if stat.S_ISDIR(mode):
+            found, fix = "is a folder, expected a file", ""
     except FileNotFoundError:
         beside = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-        found = "there is no such file" + did_you_mean(path.name, beside)
-        raise FileError(file_problem(path, found)) from None
+        found, fix = "there is no such file" + did_you_mean(path.name, beside), ""
     except OSError as error:
-        raise FileError(file_problem(path, f"cannot be read ({error.strerror})")) from None
-    if stat.S_ISDIR(mode):
-        raise FileError(file_problem(path, "is a folder, expected a file"))
-    if not stat.S_ISREG(mode):
-        fix = "write its content to a file first, or send captions to standard input and name it -"
-        raise FileError(file_problem(path, "is a pipe, a socket or a device", fix))
-    return data
+        found, fix = f"cannot be read ({error.strerror})", ""
+    raise FileError(file_problem(path, found, fix))
 
 
 def decoded(path: Path, data: bytes) -> str:
@@ -192,11 +190,9 @@ class Texts:
     left_out: dict[str, str] = field(default_factory=dict)
     _lists: dict[str, list[str]] = field(default_factory=dict)
 
-    @property
-    def chosen(self) -> str | None:
+    def __post_init__(self) -> None:
+        self.chosen: str | None = getattr(self.options, self.column)
         """The column of texts that the user names."""
-        chosen: str | None = getattr(self.options, self.column)
-        return chosen
 
     def by_id(self) -> dict[str, list[str]]:
         """All texts of each id."""
@@ -210,7 +206,6 @@ class Texts:
         self.problems.add(file_problem(self.path, found, fix, index=row))
 
     def fail(self, found: str, fix: str = "") -> NoReturn:
-        """Raise FileError about the file as a whole."""
         raise FileError(file_problem(self.path, found, fix))
 
     # which column names the image
@@ -218,8 +213,7 @@ class Texts:
     def id_column(self, find: Callable[[str], Sequence[str]]) -> str | None:
         """The column whose values name something in most rows; None where no row has several columns.
 
-        find: what a value names. Notes a problem where two columns of a row name different things, and none
-        of them is the user's choice.
+        Notes a problem where two columns of a row name different things, and none is the user's choice.
         """
         known: Counter[str] = Counter()
         differing: list[dict[str, str]] = []
@@ -233,7 +227,7 @@ class Texts:
             return self.options.id_column
         if differing:
             names, images = (" and ".join(map(repr, of)) for of in (differing[0], differing[0].values()))
-            wrong = f"{names} name different images in {_rows(len(differing))}, such as {images}"
+            wrong = f"{names} name different images in {len(differing):,} rows, such as {images}"
             best = next(name for name in differing[0] if name != "id")
             self.complain(None, wrong, setting("id_column", best, "choose the column of image ids with "))
         columns = {name: None for ids in self.entries for name in ids if len(ids) > 1}
@@ -270,10 +264,10 @@ class Texts:
     def _unclear(self, names: Collection[str], ids: Sequence[str]) -> tuple[str, str]:
         """What a row or table of these names lacks, or has too much of, and the fix."""
         texts = self.text_fields(names)
-        others = [name for name in names if name and name not in (*ID_FIELDS, *_PATH_FIELDS, _SPLIT, *texts)]
         if ids and texts:
             found = f"of which {' or '.join(map(repr, texts))} may be the text"
             return found, setting(self.column, texts[0], "name it with ")
+        others = [name for name in names if name and name not in (*ID_FIELDS, *_PATH_FIELDS, _SPLIT, *texts)]
         lacking, settings = [], []
         if not ids:
             lacking.append(self.options.id_column or " or ".join(ID_FIELDS))
@@ -281,29 +275,21 @@ class Texts:
         if not texts:
             lacking.append(self.chosen or " or ".join(self.fields))
             settings += [setting(self.column, name) for name in others[0 if ids else 1 :][-1:]]
-        if not settings:
-            return f"but no {', and no '.join(lacking)}", ""
-        them = "it" if len(settings) == 1 else "them"
-        return f"but no {', and no '.join(lacking)}", f"name {them} with {' and '.join(settings)}"
+        found = f"but no {', and no '.join(lacking)}"
+        return found, f"name what holds it with {' and '.join(settings)}" if settings else ""
 
-    def require_columns(self, names: Sequence[str], table: str) -> None:
-        """Raise FileError unless a table names ids and texts, once; `table`: what has these columns."""
+    def require_columns(self, names: Sequence[str], table: str) -> str:
+        """The column of texts of a table, which has to name ids and texts, once; else raise FileError."""
         self.columns = dict.fromkeys(names)
-        ids = self.id_fields(names)
-        if not ids or len(self.text_fields(names)) != 1:
+        ids, texts = self.id_fields(names), self.text_fields(names)
+        if not ids or len(texts) != 1:
             found, fix = self._unclear(names, ids)
             if not ids and fix:
                 fix += ", or write a header above the first row if there is none"
             self.fail(f"{table} {_listed(names)}, {found}", fix)
         if twice := [name for name, count in Counter(names).items() if name and count > 1]:
             self.fail(f"{twice[0]!r} names several columns", "give every column a name of its own")
-
-    def used_columns(self, names: Collection[str]) -> list[str]:
-        """Those of a table's columns that may be read."""
-        options = self.options
-        chosen = {options.id_column, options.caption_column, options.reference_column}
-        known = {*ID_FIELDS, *_PATH_FIELDS, *self.fields, *_FOREIGN_FIELDS, _SPLIT, *chosen}
-        return [name for name in names if name in known]
+        return texts[0]
 
     # rows
 
@@ -367,12 +353,12 @@ class Texts:
 
         With `repeats`, the same list may come again and counts once. `ids`: what the row calls the image.
         """
-        values = value if isinstance(value, list) else [value]
-        if not values:
-            self.complain(name, "is an empty list")
         if isinstance(value, str) and "references" in self.fields and is_written_list(value):
             self.complain(name, f"is a list written as text ({value[:40]!r})", "write it as a list")
             return
+        values = value if isinstance(value, list) else [value]
+        if not values:
+            self.complain(name, "is an empty list")
         texts: list[str] = []
         for j, text in enumerate(values):
             item = f"{name}[{j}]" if isinstance(value, list) else name
@@ -408,23 +394,19 @@ def _listed(names: Collection[str]) -> str:
     return ", ".join(map(repr, list(names)[:8])) + (", ..." if len(names) > 8 else "") or "nothing"
 
 
-def _rows(count: int) -> str:
-    return f"{count:,} row{'s' if count > 1 else ''}"
-
-
 def refuse_unused(options: FileOptions, read: Mapping[Path, Texts], problems: Problems) -> None:
     """Note columns and splits that the user names and none of the files has."""
     columns = list(dict.fromkeys(name for texts in read.values() for name in texts.columns))
     splits = sum((texts.splits for texts in read.values()), Counter[str]())
     files = " or ".join(map(str, read))
+    has = f"the columns are {_listed(columns)}" if columns else "captions there have no columns"
     for name in ("id_column", "caption_column", "reference_column"):
         value = getattr(options, name)
         if value is not None and value not in columns:
-            has = f"the columns are {_listed(columns)}" if columns else "captions there have no columns"
             problems.add(option_problem(name, value, f"no column of {files}", has))
+    has = f"the splits are {_counted(splits)}" if splits else "rows there have no split"
     for split in options.splits:
         if split not in splits:
-            has = f"the splits are {_counted(splits)}" if splits else "rows there have no split"
             problems.add(option_problem("split", split, f"no split of {files}", has))
 
 
@@ -451,13 +433,21 @@ def _read_json(data: bytes, texts: Texts) -> None:
     content = _parsed(texts.path, text, once="for several captions of an image use {image id: [captions]}")
     under: dict[str, Any] = content if isinstance(content, dict) else {}
     images: Any = under.get("images")
-    if _is_list_of_objects(under.get("annotations")):
-        _read_annotations(under, texts)
-    elif _is_list_of_objects(images) and any("sentences" in image for image in images):
-        _read_karpathy(images, texts)
-    elif isinstance(content, dict) and (not content or any(map(_is_text_or_list, content.values()))):
-        _read_mapping(content, texts)
-    elif _is_list_of_objects(content):
+    if _are_objects(under.get("annotations")):
+        _read_annotations(under["annotations"], under.get("images", []), texts)
+    elif _are_objects(images) and any("sentences" in image for image in images):
+        for i, image in enumerate(images):
+            texts.row(_of_karpathy(image), f"image {i}")
+    elif isinstance(content, dict) and (not content or any(_is_text(value) for value in content.values())):
+        # Captions by image id. Values of another kind, but null, are reported alone.
+        unfit = any(value is not None and not _is_text(value) for value in content.values())
+        for image_id, value in content.items():
+            if not _is_text(value):
+                found = f"is {described(value, none='null')}"
+                texts.complain(f"id {image_id!r}", found, "expected a caption or a list of them")
+            elif not unfit and texts.image_id(image_id, "an image id") is not None:
+                texts.add(image_id, value, f"id {image_id!r}")
+    elif _are_objects(content):
         for i, row in enumerate(content):
             texts.row(row, f"entry {i}")
     else:
@@ -467,30 +457,18 @@ def _read_json(data: bytes, texts: Texts) -> None:
         texts.complain(None, f"unknown form, found {found[:200]}; read are {_FORMS}")
 
 
-def _is_list_of_objects(value: Any) -> bool:
+def _are_objects(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(row, dict) for row in value)
 
 
-def _is_text_or_list(value: Any) -> bool:
+def _is_text(value: Any) -> bool:
     return isinstance(value, (str, list))
 
 
-def _read_mapping(content: dict[str, Any], texts: Texts) -> None:
-    """Captions by image id. Values of another kind, but null, are reported alone."""
-    unfit = any(value is not None and not _is_text_or_list(value) for value in content.values())
-    for image_id, value in content.items():
-        if not _is_text_or_list(value):
-            found = f"is {described(value, none='null')}"
-            texts.complain(f"id {image_id!r}", found, "expected a caption or a list of them")
-        elif not unfit and texts.image_id(image_id, "an image id") is not None:
-            texts.add(image_id, value, f"id {image_id!r}")
-
-
-def _read_annotations(content: dict[str, Any], texts: Texts) -> None:
-    """Rows under `annotations`, and from `images` the file names of their ids."""
-    for i, row in enumerate(content["annotations"]):
+def _read_annotations(rows: list[Any], images: Any, texts: Texts) -> None:
+    """COCO's annotations, and from its images the file names of their ids."""
+    for i, row in enumerate(rows):
         texts.row(row, f"annotation {i}")
-    images = content.get("images", [])
     if not isinstance(images, list):
         texts.complain("images", f"is {described(images, none='null')}", "expected a list, or leave it out")
         return
@@ -504,16 +482,15 @@ def _read_annotations(content: dict[str, Any], texts: Texts) -> None:
                 texts.complain(f"image {i}", f"the id {image_id!r} is also that of {other!r}")
 
 
-def _read_karpathy(images: list[dict[str, Any]], texts: Texts) -> None:
-    """Images with their sentences. The number of COCO is the id where there is one, else the file's name."""
-    for i, image in enumerate(images):
-        row = dict(image)
-        if "cocoid" in image:
-            row.setdefault("image_id", image["cocoid"])
-        folder, name = image.get("filepath"), image.get("filename")
-        if isinstance(folder, str) and isinstance(name, str):
-            row.setdefault("file_name", f"{folder}/{name}")
-        texts.row(row, f"image {i}")
+def _of_karpathy(image: dict[str, Any]) -> dict[str, Any]:
+    """An image with its sentences. The number of COCO is the id where there is one, else the file's name."""
+    row = dict(image)
+    if "cocoid" in image:
+        row.setdefault("image_id", image["cocoid"])
+    folder, name = image.get("filepath"), image.get("filename")
+    if isinstance(folder, str) and isinstance(name, str):
+        row.setdefault("file_name", f"{folder}/{name}")
+    return row
 
 
 def _read_json_lines(data: bytes, texts: Texts) -> None:
@@ -541,20 +518,23 @@ _JOINED = re.compile(r"\s*[0-9]+\s\s+(\S.*)")
 _QUOTED = re.compile(r'"((?:[^"]|"")*)"')
 _COMMAS = "quote captions that hold commas"
 
-_Records = Iterator[tuple[str, list[str]]]
-
 
 def _read_table(data: bytes, texts: Texts) -> None:
     """A table of text whose header names ids and texts, or the lines of Flickr's token files.
 
-    Cells are separated by commas, tabs, `|` or semicolons: by that one at which the header falls into known
-    names. Where `texts.wide`, a header that names no texts belongs to a table of one row per image: its id,
-    then its captions, whose names do not matter.
+    Cells are separated by that one of `_DELIMITERS` at which the header falls into known names. Where
+    `texts.wide`, a header that names no texts belongs to a table of one row per image.
     """
     text = decoded(texts.path, data).replace("\r\n", "\n")
     first = text.lstrip("\n").partition("\n")[0]
     if _TOKEN.match(first):
-        _read_tokens(text, texts)
+        numbered: dict[str, str] = {}  # captions with numbers of their own belong together
+        for number, line in enumerate(text.split("\n"), start=1):
+            if match := _TOKEN.fullmatch(line):
+                texts.add(match[1], match[2], f"line {number} (id {match[1]!r})", ids=numbered)
+            elif line.strip():
+                found = f"is {line[:40]!r}, expected a file name, # and a number, a tab, and a caption"
+                texts.complain(f"line {number}", found)
         return
 
     def known(delimiter: str) -> bool:
@@ -581,7 +561,7 @@ def _read_table(data: bytes, texts: Texts) -> None:
         )
 
 
-def _records(text: str, delimiter: str, texts: Texts) -> _Records:
+def _records(text: str, delimiter: str, texts: Texts) -> Iterator[tuple[str, list[str]]]:
     """Each record that is not blank, with the line on which it begins."""
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     begins = 1
@@ -595,7 +575,7 @@ def _records(text: str, delimiter: str, texts: Texts) -> _Records:
         texts.complain(f"line {begins}", f"is not CSV ({error})", fix)
 
 
-def _lines(lines: list[str]) -> _Records:
+def _lines(lines: list[str]) -> Iterator[tuple[str, list[str]]]:
     """Each line of a table with tabs, all of as many: marks that do not enclose a cell are the caption's."""
     for number, line in enumerate(lines, start=1):
         if line.strip():
@@ -603,9 +583,10 @@ def _lines(lines: list[str]) -> _Records:
             yield f"line {number}", [mark[1].replace('""', '"') if mark else cell for mark, cell in quoted]
 
 
-def _read_rows(header: list[str], rows: _Records, texts: Texts, delimiter: str) -> None:
-    texts.require_columns(header, "the header has")
-    (name,) = texts.text_fields(header)
+def _read_rows(
+    header: list[str], rows: Iterator[tuple[str, list[str]]], texts: Texts, delimiter: str
+) -> None:
+    name = texts.require_columns(header, "the header has")
     alone = name not in _LIST_FIELDS and name != texts.chosen
     joined = 0
     for line, cells in rows:
@@ -625,21 +606,11 @@ def _read_rows(header: list[str], rows: _Records, texts: Texts, delimiter: str) 
         else:
             texts.row(row, line)
     if joined:
-        lacking = f"{_rows(joined)} {'lacks' if joined == 1 else 'lack'} the | between number and caption"
-        warn(f"{texts.path}: {lacking}; what follows the number is taken for the caption")
+        found = f"{joined:,} row lacks" if joined == 1 else f"{joined:,} rows lack"
+        warn(f"{texts.path}: {found} the | behind the number; what follows is taken for the caption")
 
 
-def _read_tokens(text: str, texts: Texts) -> None:
-    numbered: dict[str, str] = {}  # captions with numbers of their own belong together
-    for number, line in enumerate(text.split("\n"), start=1):
-        if match := _TOKEN.fullmatch(line):
-            texts.add(match[1], match[2], f"line {number} (id {match[1]!r})", ids=numbered)
-        elif line.strip():
-            found = f"is {line[:40]!r}, expected a file name, # and a number, a tab, and a caption"
-            texts.complain(f"line {number}", found)
-
-
-def _read_wide_rows(header: list[str], rows: _Records, texts: Texts) -> None:
+def _read_wide_rows(header: list[str], rows: Iterator[tuple[str, list[str]]], texts: Texts) -> None:
     """Empty cells are no captions: images may have different numbers of them.
 
     The first line must be known to be a header: taken for one, the row of an image would be lost.
@@ -675,17 +646,18 @@ def _read_parquet(data: bytes, texts: Texts) -> None:
 
     try:
         file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
-        columns = file.schema_arrow.names
+        columns, options = file.schema_arrow.names, texts.options
         texts.require_columns(columns, "the columns are")
-        used = texts.used_columns(columns)
+        chosen = (options.id_column, options.caption_column, options.reference_column)
+        known = {*ID_FIELDS, *_PATH_FIELDS, *texts.fields, *_FOREIGN_FIELDS, _SPLIT, *chosen}
+        used = [name for name in columns if name in known]
         rows = (row for batch in file.iter_batches(columns=used) for row in batch.to_pylist())
         for i, row in enumerate(rows):
             texts.row(row, f"row {i}")
     except FileError:
         raise
     except Exception as error:  # pyarrow raises whatever the damaged part trips over
-        reason = " ".join(str(error).split())[:200]
-        texts.complain(None, f"is not Parquet, or damaged ({reason})", "write it again")
+        texts.complain(None, f"is not Parquet, or damaged ({short_reason(error)})", "write it again")
 
 
 # ---- any of them
@@ -799,12 +771,8 @@ def read_collection(
     have several columns that may be ids, that one counts which names images of the folder (without one: which
     the other file knows); two that name different images are refused, unless `options.id_column` is one.
     Where COCO annotations give an id a `file_name`, that image is taken (see `Folder.match`, also for
-    `absent_too`). `images` None: there is no folder, ids alone name images. `wide`: a table may have one row
-    per image, its candidates side by side. `problems`: if all files can be read, where problems with rows are
-    noted, which are then left out.
-
-    All captions of an image count, equal ones too; a warning says how many repeat, and how many images have
-    different ones in several rows, as where a run was appended to another.
+    `absent_too`). `images` None: ids alone name images. `wide`: a table may have one row per image.
+    `problems`: if all files can be read, where problems with rows are noted, which are then left out.
 
     Raises FileError that lists everything that does not match.
     """
@@ -813,17 +781,19 @@ def read_collection(
     if references is not None and os.fspath(candidates) == os.fspath(references) == _STANDARD_INPUT:
         fix = "name a file for one of them"
         raise FileError(file_problem("standard input", "cannot be both candidates and references", fix))
-    texts = folder = known = None
-    with _noting(problems):
-        texts = read_texts(candidates, CANDIDATE_FIELDS, problems, options, wide=wide)
-    with _noting(problems):
-        folder = None if images is None else Folder(Path(images), medium)
-    with _noting(problems):
-        if references is not None:
-            column = "reference_column"
-            known = read_texts(
-                references, REFERENCE_FIELDS, problems, options, column=column, all_splits=True
-            )
+
+    def noting(read: Callable[..., Any], *arguments: Any, **more: Any) -> Any:
+        """What is wrong with a file is noted, so that the other files are read as well."""
+        try:
+            return None if arguments[0] is None else read(*arguments, **more)
+        except FileError as error:
+            problems.extend(error.problems)
+            return None
+
+    texts: Texts | None = noting(read_texts, candidates, CANDIDATE_FIELDS, problems, options, wide=wide)
+    folder: Folder | None = noting(Folder, images, medium)
+    more = {"column": "reference_column", "all_splits": True}
+    known: Texts | None = noting(read_texts, references, REFERENCE_FIELDS, problems, options, **more)
     if texts is not None and (known is not None or references is None):
         read = [(candidates, texts), (references, known)]
         refuse_unused(options, {Path(path): one for path, one in read if path and one}, problems)
@@ -865,15 +835,6 @@ def read_collection(
         references=None if known is None else [references_of[image_id] for image_id in own],
         entries=None if known is None else [matched[image_id] for image_id in own],
     )
-
-
-@contextmanager
-def _noting(problems: Problems) -> Iterator[None]:
-    """Note what is wrong with a file, so that the other files are read as well."""
-    try:
-        yield
-    except FileError as error:
-        problems.extend(error.problems)
 
 
 def _matches(texts: Texts, known: Texts, entries: Mapping[str, Any]) -> dict[str, list[str]]:

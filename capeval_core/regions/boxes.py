@@ -1,4 +1,4 @@
-"""Boxes around objects: the interface of detectors, non-maximum suppression, and rectangles as regions."""
+"""Boxes around objects: detectors' interface, non-maximum suppression, and rectangles as regions."""
 
 from __future__ import annotations
 
@@ -28,27 +28,22 @@ class Boxes:
 
 
 class BoxSource(ABC):
-    """A detector: image -> boxes around objects. Rules and attributes are those of `RegionSource`."""
+    """A detector: an image, loaded and in RGB -> boxes around objects, clipped to it, best first, or none.
+
+    Rules and attributes are those of `RegionSource`.
+    """
 
     name: str
     fingerprint: str
 
     @abstractmethod
-    def find(self, image: InputImage, decoded: Image.Image) -> Boxes:
-        """The boxes of an image, clipped to it, best first; there may be none.
-
-        `decoded` is the image, loaded and in RGB.
-        """
+    def find(self, decoded: Image.Image) -> Boxes: ...
 
 
 def suppress_overlaps(corners: Floats, scores: Floats, overlap: float, max_boxes: int) -> Boxes:
     """Non-maximum suppression: the best of boxes (n, 4), best first, of equal ones the earlier.
 
     The worse of two boxes is dropped if their intersection over union is above `overlap`.
-
-    >>> corners = np.array([[0, 0, 10, 10], [0, 0, 10, 9.5], [0, 0, 5, 10]], dtype=np.float32)
-    >>> suppress_overlaps(corners, np.array([0.5, 0.9, 0.7], dtype=np.float32), 0.9, 300).scores.tolist()
-    [0.9, 0.7]
     """
     import torch
     from torchvision.ops import nms
@@ -68,11 +63,7 @@ def clipped(corners: Floats, size: tuple[int, int]) -> Floats:
 class RectangleRegions(RegionSource):
     """The boxes of a detector as rectangular masks (table 6 of the HICE-S paper); `quality` is the score.
 
-    A pixel belongs to a box that contains its centre. `PrecomputedRegions` takes boxes of a detector that ran
-    elsewhere, as annotations with a `bbox`.
-
-    Args:
-        boxes: the detector.
+    A pixel belongs to a box that contains its centre.
     """
 
     def __init__(self, boxes: BoxSource) -> None:
@@ -82,7 +73,7 @@ class RectangleRegions(RegionSource):
 
     def find(self, image: InputImage) -> Regions:
         decoded = image.load().convert("RGB")
-        boxes = self.boxes.find(image, decoded)
+        boxes = self.boxes.find(decoded)
         size = (decoded.height, decoded.width)
         runs = [rle.of_box(corners, size) for corners in boxes.corners.tolist()]
         return Regions.of_runs(runs, size, quality=boxes.scores, boxes=boxes.corners)

@@ -27,13 +27,6 @@ class ColourRegions(RegionSource):
 
     For drawn scenes such as those of the embedded weights; a photograph has hardly any such patches.
     Regions are ordered by their topmost row, then from left to right; `quality` is the share of the image.
-    Touching objects of one colour are one region. Above 4 million pixels only every second row and
-    column is read, or every third, and so on, which bounds memory. It may be used from several threads.
-
-    >>> from capeval_core.demo import demo_set
-    >>> regions = ColourRegions().segment(demo_set()[0].image)
-    >>> len(regions), regions.boxes[0].tolist()
-    (3, [123.0, 11.0, 182.0, 66.0])
     """
 
     name = "colours"
@@ -50,10 +43,7 @@ class ColourRegions(RegionSource):
 
 
 def _runs_of(patches: Array, chosen: list[int], step: int, size: tuple[int, int]) -> list[rle.Runs]:
-    """The runs of the `chosen` patches, each pixel of which stands for a square of `step` pixels of (h, w).
-
-    One pass over the map for all patches: a mask of a large image for each of 1,000 patches takes minutes.
-    """
+    """The runs of the `chosen` patches, of which a pixel stands for a square of `step` pixels of (h, w)."""
     rows = len(patches)
     columns = np.ascontiguousarray(patches.T)
     begins = np.ones(columns.shape, dtype=np.bool_)
@@ -116,12 +106,7 @@ def _alike(left: NDArray[np.int16], right: NDArray[np.int16]) -> NDArray[np.bool
 def _components(across: NDArray[np.bool_], down: NDArray[np.bool_]) -> Array:
     """Connected components of a grid of pixels, numbered in reading order.
 
-    Args:
-        across: (h, w - 1), whether a pixel is linked to the one on its right.
-        down: (h - 1, w), whether it is linked to the one below.
-
-    >>> _components(np.array([[True, False]]), np.zeros((0, 3), dtype=bool)).tolist()
-    [[0, 0, 1]]
+    across: (h, w - 1), whether a pixel is linked to the one on its right. down: (h - 1, w), to the one below.
     """
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components

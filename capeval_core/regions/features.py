@@ -26,11 +26,7 @@ FIXED = 36
 def boxes_kept(confidences: NDArray[np.floating]) -> int:
     """How many of n boxes are used: the first ones, n = min(100, max(10, count(confidence > 0.2))).
 
-    Boxes come sorted by confidence, best first. It is compared in the type in which it is stored: a float32
-    0.2 does not exceed 0.2. Where there are fewer boxes, all are used.
-
-    >>> boxes_kept(np.linspace(1, 0, 60)), boxes_kept(np.zeros(60)), boxes_kept(np.zeros(7))
-    (48, 10, 7)
+    It is compared in the type in which it is stored: a float32 0.2 does not exceed 0.2.
     """
     count = int(np.count_nonzero(confidences > THRESHOLD))
     return min(MOST, max(LEAST, count), len(confidences))
@@ -40,10 +36,8 @@ def boxes_kept(confidences: NDArray[np.floating]) -> int:
 class BoxVisual:
     """Box features that a region encoder made of an image: a `Visual`, unless there is an error.
 
-    where, name: those of the image, for messages.
-    content: content key of the image, '' where it could not be read.
-    error: why there are no features, None where there are.
-    packed: see `pack`. packed_key: the cache's key of them.
+    content: content key of the image, '' where it could not be read. packed: see `pack`. packed_key: of the
+    image and of the region encoder with its settings.
     """
 
     where: str
@@ -55,7 +49,6 @@ class BoxVisual:
 
     @property
     def key(self) -> str:
-        """Of the image and of the region encoder with its settings. Raises ImageError."""
         if self.error is not None:
             raise ImageError(self.error)
         return self.packed_key
@@ -66,7 +59,6 @@ class BoxVisual:
         return self.where if self.error is not None else self.packed_key
 
     def load(self) -> BoxFeatures:
-        """The features. Raises ImageError."""
         self.check()
         packed = cast(Floats, self.packed)
         width, height = packed[0, :2].astype(int).tolist()
@@ -74,7 +66,6 @@ class BoxVisual:
         return BoxFeatures(rows[:, :4], rows[:, 5:], (width, height), rows[:, 4])
 
     def check(self) -> None:
-        """Raise ImageError if there are none."""
         _ = self.key
 
 
@@ -93,12 +84,10 @@ def refuse_unusable(visual: BoxVisual) -> BoxVisual:
 
 @runtime_checkable
 class RegionEncoder(Protocol):
-    """A network that finds boxes in images and computes their features."""
+    """A network that finds boxes in images and computes their features, equal where fingerprints are."""
 
     @property
-    def fingerprint(self) -> str:
-        """Names weights and settings: features of equal ones are equal."""
-
+    def fingerprint(self) -> str: ...
     def encode_boxes(
         self, images: Iterable[InputImage], *, cache: FeatureCache = SHARED, batch_size: int | None = None
     ) -> Iterator[BoxVisual]:
@@ -106,15 +95,8 @@ class RegionEncoder(Protocol):
 
 
 def pack(features: BoxFeatures) -> Floats:
-    """(n + 1, 5 + d) float32: the image's width and height first, then box, score and feature of each row.
-
-    >>> boxes = BoxFeatures(np.float32([[0, 1, 2, 3]]), np.float32([[7, 8]]), (4, 5), np.float32([0.5]))
-    >>> pack(boxes).tolist()
-    [[4.0, 5.0, 0.0, 0.0, 0.0, 0.0, 0.0], [0.0, 1.0, 2.0, 3.0, 0.5, 7.0, 8.0]]
-    """
-    if features.size is None or features.scores is None:
-        raise ValueError("a region encoder states the image's size and the boxes' scores")
+    """(n + 1, 5 + d) float32: the image's width and height first, then box, score and feature of each row."""
     packed = np.zeros((len(features) + 1, 5 + features.features.shape[1]), dtype=np.float32)
-    packed[0, :2] = features.size
+    packed[0, :2] = cast("tuple[int, int]", features.size)  # a region encoder states it, and scores
     packed[1:, :4], packed[1:, 4], packed[1:, 5:] = features.boxes, features.scores, features.features
     return packed

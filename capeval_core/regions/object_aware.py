@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from capeval_core.inputs.images import InputImage
 from capeval_core.models.device import exact_float32, numbered_device
 from capeval_core.regions.boxes import Boxes, BoxSource, clipped, suppress_overlaps
 from capeval_core.weights.folder import WeightsError, file_checksum
@@ -40,11 +39,8 @@ class ObjectAwareBoxes(BoxSource):
     As there, the network takes channels in the order blue, green, red, and boxes within 20 pixels of the
     border of its input snap to it. Unlike there, an image without an object has no boxes instead of failing.
 
-    Args:
-        network: (1, 3, h, w) float32 in [0, 1] on `device` -> (n, 5): centre x, centre y, width, height in
-            pixels of the input, and score. Called by one thread at a time.
-        fingerprint: of its weights.
-        device: the device of its input.
+    network: (1, 3, h, w) float32 in [0, 1] on `device` -> (n, 5): centre x, centre y, width, height in pixels
+    of the input, and score. Called by one thread at a time. fingerprint: of its weights.
     """
 
     name = "object-aware"
@@ -74,9 +70,6 @@ class ObjectAwareBoxes(BoxSource):
                 save_file(YOLO('ObjectAwareModel.pt').model.float().state_dict(), 'boxes.safetensors')"`
             architecture: a model of `ultralytics` with one class.
             device: torch device name; None: CUDA where there is a GPU.
-
-        Raises:
-            WeightsError: `ultralytics` is missing, or the tensors do not fit.
         """
         try:
             from ultralytics.nn.tasks import SegmentationModel
@@ -104,7 +97,7 @@ class ObjectAwareBoxes(BoxSource):
 
         return cls(network, fingerprint=file_checksum(path)[:16], device=device)
 
-    def find(self, image: InputImage, decoded: Image.Image) -> Boxes:
+    def find(self, decoded: Image.Image) -> Boxes:
         pixels = torch.from_numpy(letterbox(decoded))[None].to(self._device)
         with self._lock, torch.inference_mode(), exact_float32(self._device):
             raw = self._network(pixels).float().cpu().numpy()
@@ -116,16 +109,11 @@ def letterbox(image: Image.Image) -> Floats:
     gain = _LONGEST / max(image.size)
     size = round(image.height * gain), round(image.width * gain)
     pixels = _resized(np.asarray(image.convert("RGB")), size)
-    (top, bottom), (left, right) = (_margins(side) for side in size)
-    padded = np.pad(pixels, ((top, bottom), (left, right), (0, 0)), constant_values=_GREY)
+    halves = [(_LONGEST - side) % _MULTIPLE / 2 for side in size]
+    margins = [(round(half - 0.1), round(half + 0.1)) for half in halves]
+    padded = np.pad(pixels, (*margins, (0, 0)), constant_values=_GREY)
     planes = np.ascontiguousarray(padded[..., ::-1].transpose(2, 0, 1), dtype=np.float32)
-    scaled: Floats = planes / np.float32(255)
-    return scaled
-
-
-def _margins(side: int) -> tuple[int, int]:
-    half = (_LONGEST - side) % _MULTIPLE / 2
-    return round(half - 0.1), round(half + 0.1)
+    return planes / np.float32(255)
 
 
 def _resized(pixels: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint8]:

@@ -32,19 +32,10 @@ def region_opener(spec: RegionSpec) -> Callable[..., RegionSource]:
             a Hub id (`@revision` pins it) or a folder; those with boxes also the objectness that a box needs,
             last, as in `"objects:threshold=0.2"` or `"objects:mobilesamv2,threshold=0.2"`; a JSON file of
             masks or boxes (`PrecomputedRegions.read`); a mapping from image id to masks; or a `RegionSource`.
-
-    Raises:
-        ValueError, TypeError: any other `spec`. When it is opened, WeightsError: a model could not be loaded;
-            the message says what to install, or to use instead.
-
-    >>> region_opener("colours")().name
-    'colours'
     """
-    if isinstance(spec, RegionSource):
-        return lambda **settings: spec
-    if isinstance(spec, Mapping):
-        source = PrecomputedRegions(spec)
-        return lambda **settings: source
+    if isinstance(spec, (RegionSource, Mapping)):
+        given = PrecomputedRegions(spec) if isinstance(spec, Mapping) else spec
+        return lambda **settings: given
     if not isinstance(spec, str | os.PathLike):
         raise wrong_option("regions", spec, "", f"{_EXPECTED}, or a RegionSource", verb="", kind=TypeError)
     name = os.fspath(spec)
@@ -58,7 +49,7 @@ def region_opener(spec: RegionSpec) -> Callable[..., RegionSource]:
     if kind == "colours":
         return lambda **settings: ColourRegions()
     weights, threshold = _split_threshold(name, kind, weights)
-    return partial(_open, kind, weights or None, threshold)
+    return partial(_open, kind, weights, threshold)
 
 
 _SETTING = re.compile(r"(?:(?P<weights>.+),)?(?P<setting>\w+)=(?P<value>[^,/]*)", re.DOTALL)
@@ -87,11 +78,7 @@ def _split_threshold(name: str, kind: str, weights: str) -> tuple[str, float | N
 
 
 def _open(
-    kind: str,
-    weights: str | None,
-    threshold: float | None,
-    device: str | None = None,
-    dtype: str = "float32",
+    kind: str, weights: str, threshold: float | None, device: str | None = None, dtype: str = "float32"
 ) -> RegionSource:
     from capeval_core.regions.boxes import RectangleRegions
     from capeval_core.regions.owlv2 import DETECTOR, THRESHOLD, Owlv2Boxes

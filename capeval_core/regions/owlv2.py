@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from PIL import Image
 
-from capeval_core.inputs.images import InputImage
 from capeval_core.models.copies import on_device
 from capeval_core.models.device import DTYPES, exact_float32, numbered_device
 from capeval_core.models.model import check_tensors, opened_once
@@ -37,19 +36,11 @@ class Owlv2Boxes(BoxSource):
     """The boxes of OWLv2 with the highest objectness, of any class.
 
     It takes no text: a detector of fixed classes would miss all others, and captions are the text to be
-    scored. The vision tower runs in `dtype`, the heads of the boxes always in float32.
+    scored. The vision tower runs in `dtype`, the heads of the boxes always in float32. It may be used from
+    several threads, one forward pass at a time.
 
-    Args:
-        weights: Hub id (`@revision` pins it) or folder of an OWLv2 in transformers' format.
-        threshold: least objectness of a box, 0 to 1. It is not a calibrated probability; with 0 there are
-            300 boxes even on a blank image, if so many do not overlap.
-        device: torch device name; None: CUDA where there is a GPU.
-        dtype: "float32", "bfloat16" or "float16".
-
-    It may be used from several threads, one forward pass at a time.
-
-    Raises:
-        WeightsError: the weights could not be loaded.
+    weights: Hub id (`@revision` pins it) or folder of an OWLv2 in transformers' format. threshold: least
+    objectness of a box, 0 to 1, which is not a calibrated probability.
     """
 
     def __init__(
@@ -70,7 +61,7 @@ class Owlv2Boxes(BoxSource):
         self.fingerprint = f"owlv2-{digest}"
         self.name = folder.label(digest)
 
-    def find(self, image: InputImage, decoded: Image.Image) -> Boxes:
+    def find(self, decoded: Image.Image) -> Boxes:
         corners, scores = self._model(decoded)
         size = (decoded.height, decoded.width)
         corners = clipped(corners * np.float32(max(size)), size)  # of the square that the image was padded to

@@ -25,6 +25,12 @@ _EXPECTED = (
 )
 
 
+_BY_CONTENT = (
+    "images without a file name take theirs from PrecomputedRegions.of(images, masks), in "
+    "capeval_core.regions.precomputed"
+)
+
+
 class PrecomputedRegions(RegionSource):
     """Regions from a file or from Python.
 
@@ -37,17 +43,7 @@ class PrecomputedRegions(RegionSource):
         name: its name in the signature.
 
     Masks have the size of the image. Empty ones are dropped and counted; an image with an empty list has
-    no regions; an image that is not among the ids is an error.
-
-    Raises:
-        ValueError, TypeError: all problems with the masks at once.
-
-    >>> from PIL import Image
-    >>> masks = {"cat": [{"size": [2, 3], "counts": [2, 2, 2]}]}
-    >>> image = Image.new("RGB", (3, 2))
-    >>> image.filename = "images/cat.png"
-    >>> PrecomputedRegions(masks).segment(image).masks().tolist()
-    [[[False, True, False], [False, True, False]]]
+    no regions; an image that is not among the ids is an error. Raises all problems with the masks at once.
     """
 
     def __init__(self, masks: Mapping[str, Sequence[Any]], *, name: str = "precomputed") -> None:
@@ -67,23 +63,14 @@ class PrecomputedRegions(RegionSource):
 
     @classmethod
     def of(cls, images: Sequence[Any], masks: Sequence[Sequence[Any]]) -> PrecomputedRegions:
-        """Regions in a list parallel to the images, which are identified by their content.
-
-        Raises:
-            ValueError: not as many lists of masks as images, or two different ones for equal images.
-        """
+        """Regions in a list parallel to the images, which are identified by their content."""
         if len(images) != len(masks):
             raise ValueError(f"len(masks)={len(masks)} but len(images)={len(images)}")
-        problems = Problems()
         by_key: dict[str, Sequence[Any]] = {}
-        digests: dict[str, str] = {}
         for index, (image, entries) in enumerate(zip(images, masks, strict=True)):
             key = InputImage.of(image, f"images[{index}]").key
-            digest = _digest({"": entries})
-            if digests.setdefault(key, digest) != digest:
-                problems.add(f"masks[{index}] differ from those of an earlier, equal image (images[{index}])")
-            by_key[key] = entries
-        problems.raise_if_any()
+            if _digest({"": by_key.setdefault(key, entries)}) != _digest({"": entries}):
+                raise ValueError(f"masks[{index}] differ from those of an earlier, equal image")
         return cls(by_key)
 
     @classmethod
@@ -92,15 +79,11 @@ class PrecomputedRegions(RegionSource):
 
         COCO results are a list of `{"image_id", "segmentation" or "bbox", "score"}`. An annotation file's
         `images` name the file of each id; otherwise ids are matched with the names of the images.
-
-        Raises:
-            FileError: the file is in none of these formats.
         """
         path = Path(path)
         content = load_json(path, once="give all regions of an image in one list")
-        name = f"precomputed:{path.name}"
         try:
-            return cls(_by_image(content), name=name)
+            return cls(_by_image(content), name=f"precomputed:{path.name}")
         except (ValueError, TypeError) as error:
             raise FileError(f"{path}: {error}") from error
 
@@ -119,7 +102,13 @@ class PrecomputedRegions(RegionSource):
         return Regions.of_runs(runs, (height, width), quality=qualities, boxes=boxes)
 
     def _entries(self, image: InputImage) -> list[Any]:
-        path = _path_of(image)
+        source = image.source
+        path = (
+            source.path
+            if isinstance(source, File)
+            else getattr(getattr(source, "value", None), "filename", "")
+        )
+        path = os.fsdecode(path)
         for name in [path, os.path.basename(path)] if path else []:  # noqa: PTH119  (ids are no paths)
             matches = self._names.find(name)
             if len(matches) > 1:
@@ -129,24 +118,11 @@ class PrecomputedRegions(RegionSource):
                 return self._masks[matches[0]]
         if any(key.startswith(("file:", "pixels:")) for key in self._masks) and image.key in self._masks:
             return self._masks[image.key]
-        fix = "give it an empty list if it has no regions"
-        if not path:
-            fix = (
-                "images without a file name take theirs from PrecomputedRegions.of(images, masks), in "
-                "capeval_core.regions.precomputed"
-            )
         ids = ", ".join(list(self._masks)[:3]) + (", ..." if len(self._masks) > 3 else "")
         known = f"there are masks of {len(self._masks)} images: {ids}"
         found = f"there are no precomputed masks of {image.name} ({known})"
+        fix = "give it an empty list if it has no regions" if path else _BY_CONTENT
         raise RegionsError(Problem(image.where, found, fix))
-
-
-def _path_of(image: InputImage) -> str | None:
-    source = image.source
-    if isinstance(source, File):
-        return source.path
-    filename = getattr(getattr(source, "value", None), "filename", "")
-    return os.fsdecode(filename) or None
 
 
 def _problem(entry: Any) -> str | None:

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-import threading
 from abc import ABC, abstractmethod
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from capeval_core.cache import FeatureCache
 from capeval_core.errors import Problem
 from capeval_core.inputs.images import ImageError, InputImage
 from capeval_core.regions import rle
 from capeval_core.regions.rle import Mask, Runs
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 Floats = NDArray[np.float32]
 
@@ -35,24 +31,10 @@ _CACHE_BYTES = 256 << 20
 class Regions:
     """The regions of one image: n masks at its own size, run-length encoded; immutable.
 
-    A mask of 12 megapixels takes about ten kilobytes as runs and 12 MB as an array: `masks` decodes a few at
-    a time.
-
-    size: (height, width) of the image, in pixels.
-    runs: the masks, run-length encoded as COCO does.
-    quality: (n,) float32, by the source: a predicted intersection over union or the score of a box, higher is
-        better.
+    size: (height, width) of the image. runs: the masks, run-length encoded as COCO does. quality: (n,)
+    float32, by the source: a predicted intersection over union or the score of a box, higher is better.
     boxes: (n, 4) float32, x0, y0, x1, y1 in pixels: the boxes that prompted the masks, else the smallest
-        around them.
-    dropped: number of empty masks of the source, which are left out.
-
-    >>> halves = np.zeros((2, 4, 6), dtype=bool)
-    >>> halves[0, :, :3] = halves[1, :, 3:] = True
-    >>> regions = Regions.of(halves, quality=[0.5, 0.9])
-    >>> len(regions), regions.areas.tolist(), regions.boxes.tolist()
-    (2, [12, 12], [[0.0, 0.0, 3.0, 4.0], [3.0, 0.0, 6.0, 4.0]])
-    >>> regions.limited(1).masks()[0, 0].tolist()
-    [False, False, False, True, True, True]
+    around them. dropped: number of empty masks of the source, which are left out.
     """
 
     size: tuple[int, int]
@@ -63,9 +45,8 @@ class Regions:
     areas: NDArray[np.int64] = field(init=False)
 
     def __post_init__(self) -> None:
-        areas = np.array([rle.area(runs) for runs in self.runs], dtype=np.int64)
-        object.__setattr__(self, "areas", areas)
-        arrays: list[NDArray[Any]] = [self.quality, self.boxes, areas, *self.runs]
+        object.__setattr__(self, "areas", np.array([rle.area(runs) for runs in self.runs], dtype=np.int64))
+        arrays: list[NDArray[Any]] = [self.quality, self.boxes, self.areas, *self.runs]
         for array in arrays:
             array.setflags(write=False)
 
@@ -79,13 +60,7 @@ class Regions:
     ) -> Regions:
         """Regions of boolean arrays (h, w), encoded one by one; empty ones are dropped and counted.
 
-        Args:
-            masks: an array (n, h, w), or an iterable of arrays (h, w).
-            quality: n numbers; None: 1 for all.
-            size: (h, w), required where there may be no mask.
-
-        Raises:
-            ValueError: masks of different sizes, no mask and no size, or not one quality per mask.
+        quality: n numbers; None: 1 for all. size: (h, w), required where there may be no mask.
         """
         runs: list[Runs] = []
         for index, mask in enumerate(masks):
@@ -138,11 +113,7 @@ class Regions:
         return replace(self, runs=runs, quality=self.quality[chosen], boxes=self.boxes[chosen])
 
     def limited(self, max_regions: int) -> Regions:
-        """The regions of the highest quality, in their order; of equal ones the earlier.
-
-        Raises:
-            ValueError: `max_regions` is less than 1.
-        """
+        """The regions of the highest quality, in their order; of equal ones the earlier."""
         if max_regions < 1:
             raise ValueError(f"max_regions={max_regions}: expected at least 1")
         if len(self) <= max_regions:
@@ -151,8 +122,8 @@ class Regions:
         return self.select(sorted(best.tolist()))
 
 
-Masks: TypeAlias = "Regions | NDArray[np.bool_] | Tensor"
-"""Regions, or masks (n, h, w), boolean."""
+Masks: TypeAlias = Any
+"""Regions, or masks (n, h, w), boolean, of numpy or torch."""
 
 
 class RegionsError(ImageError):
@@ -160,27 +131,19 @@ class RegionsError(ImageError):
 
 
 class RegionSource(ABC):
-    """Image -> regions.
+    """Image -> regions. A source may be used from several threads at once.
 
-    A source may be used from several threads at once. The same image always gives the same regions.
-
-    name: its name in the signature.
-    fingerprint: changes with everything that regions depend on: weights, code and settings. Features of
-        regions are cached under it, so equal fingerprints mean equal regions.
+    name: its name in the signature. fingerprint: changes with everything that regions depend on: weights,
+    code and settings. Features of regions are cached under it, so equal fingerprints mean equal regions.
     """
 
     name: str
     fingerprint: str
 
     def segment(self, image: Any) -> Regions:
-        """The regions of an image, at its own size; there may be none.
+        """The regions of a PIL image, a path, an array or an `InputImage`, at its own size, or none.
 
-        Args:
-            image: a PIL image, a path, an array, or an `InputImage`.
-
-        Raises:
-            ImageError: the image cannot be read.
-            RegionsError: its regions could not be loaded or made.
+        Raises ImageError: the image cannot be read; RegionsError: its regions could not be loaded or made.
         """
         return self.find(InputImage.of(image, "image") if not isinstance(image, InputImage) else image)
 
@@ -190,14 +153,7 @@ class RegionSource(ABC):
 
 
 class LimitedRegions(RegionSource):
-    """The regions of a source, limited to the `max_regions` of the highest quality, in the source's order.
-
-    >>> from capeval_core.regions.colours import ColourRegions
-    >>> from capeval_core.demo import demo_set
-    >>> image = demo_set()[0].image
-    >>> len(ColourRegions().segment(image)), len(LimitedRegions(ColourRegions(), 2).segment(image))
-    (3, 2)
-    """
+    """The regions of a source, limited to the `max_regions` of the highest quality, in the source's order."""
 
     def __init__(self, source: RegionSource, max_regions: int) -> None:
         self.source, self.max_regions = source, max_regions
@@ -213,28 +169,16 @@ class CachedRegions(RegionSource):
 
     def __init__(self, source: RegionSource) -> None:
         self.source, self.name, self.fingerprint = source, source.name, source.fingerprint
-        self._cache: OrderedDict[str, Regions] = OrderedDict()
-        self._bytes = 0
-        self._lock = threading.Lock()
+        self._cache = FeatureCache(_CACHE_BYTES)
 
     def find(self, image: InputImage) -> Regions:
-        with self._lock:
-            found = self._cache.pop(image.key, None)
-            if found is not None:
-                self._cache[image.key] = found
-                return found
+        if kept := self._cache.get([image.key]):
+            (height, width, dropped), quality, boxes, *runs = kept[image.key]
+            return Regions((int(height), int(width)), tuple(runs), quality, boxes, int(dropped))
         found = self.source.find(image)
-        with self._lock:
-            if image.key not in self._cache:
-                self._cache[image.key] = found
-                self._bytes += _size(found)
-            while self._bytes > _CACHE_BYTES:
-                self._bytes -= _size(self._cache.popitem(last=False)[1])
+        sizes = np.array([*found.size, found.dropped])
+        self._cache.put({image.key: (sizes, found.quality, found.boxes, *found.runs)})
         return found
-
-
-def _size(regions: Regions) -> int:
-    return 400 + sum(120 + runs.nbytes for runs in regions.runs)
 
 
 def name_of(regions: RegionSource | Masks) -> str:
@@ -254,31 +198,30 @@ def name_of(regions: RegionSource | Masks) -> str:
 
 
 def fitting(regions: Masks, image: InputImage, size: tuple[int, int]) -> Regions:
-    """Regions that fit the image, or ImageError with everything that is wrong."""
-
-    def wrong(found: str, fix: str) -> ImageError:
-        return ImageError(Problem(image.where, found, fix))
-
+    """Regions that fit the image, or ImageError with what is wrong."""
     high, wide = size
     expected = f"{image.name} is {high} pixels high and {wide} wide"
     if isinstance(regions, Regions):
-        if regions.size != size:
-            found = f"its regions are of an image {regions.size[0]} high and {regions.size[1]} wide"
-            raise wrong(f"{found}, but {expected}", "make them of the image itself, not of a copy")
-        return regions
-    masks = _array(regions)
+        if regions.size == size:
+            return regions
+        found = (
+            f"its regions are of an image {regions.size[0]} high and {regions.size[1]} wide, but {expected}"
+        )
+        raise ImageError(Problem(image.where, found, "make them of the image itself, not of a copy"))
+    masks, found = _array(regions), ""
+    fix = f"pass Regions or boolean masks (n, {high}, {wide}), with n = 0 where there are none"
     if masks.dtype == np.object_:
-        fix = f"pass Regions or boolean masks (n, {high}, {wide}), with n = 0 where there are none"
-        raise wrong(f"its regions are a {type(regions).__name__}", fix)
-    if masks.dtype != np.bool_:
+        found = f"its regions are a {type(regions).__name__}"
+    elif masks.dtype != np.bool_:
+        found = f"its masks are of type {masks.dtype}, expected boolean"
         fix = "pass masks > 0 (or masks > 0.5 where they are probabilities)"
-        raise wrong(f"its masks are of type {masks.dtype}, expected boolean", fix)
-    if masks.ndim != 3 or masks.shape[1:] != size:
-        raise wrong(f"its masks have shape {masks.shape}, but {expected}", f"expected (n, {high}, {wide})")
-    empty = np.flatnonzero(~masks.any(axis=(1, 2)))
-    if len(empty):
-        which = ", ".join(f"masks[{index}]" for index in empty[:5]) + (", ..." if len(empty) > 5 else "")
-        raise wrong(f"{which} of {len(masks)} have no pixel", "leave them out")
+    elif masks.ndim != 3 or masks.shape[1:] != size:
+        found = f"its masks have shape {masks.shape}, but {expected}"
+    elif len(empty := np.flatnonzero(~masks.any(axis=(1, 2)))):
+        found = f"masks[{empty[0]}] of {len(masks)} has no pixel, {len(empty)} have none"
+        fix = "leave them out"
+    if found:
+        raise ImageError(Problem(image.where, found, fix))
     return Regions.of(masks, size=size)
 
 

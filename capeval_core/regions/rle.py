@@ -12,11 +12,7 @@ Runs = NDArray[np.uint32]
 
 
 def encode(mask: Mask) -> Runs:
-    """The runs of a boolean mask (h, w); their sum is h * w.
-
-    >>> encode(np.array([[False, True], [True, True]])).tolist()
-    [1, 3]
-    """
+    """The runs of a boolean mask (h, w); their sum is h * w."""
     flat = np.ascontiguousarray(mask.T).reshape(-1)
     if not flat.size:
         return np.zeros(0, dtype=np.uint32)
@@ -28,11 +24,7 @@ def encode(mask: Mask) -> Runs:
 def of_intervals(starts: NDArray[np.int64], ends: NDArray[np.int64], size: tuple[int, int]) -> Runs:
     """The runs of a mask (h, w) of the pixels from each start up to its end, counted column by column.
 
-    Args:
-        starts, ends: of intervals that share no pixel, in ascending order; one may begin where another ends.
-
-    >>> of_intervals(np.array([1, 2]), np.array([2, 4]), (2, 2)).tolist()
-    [1, 3]
+    The intervals share no pixel and ascend; one may begin where another ends.
     """
     apart = starts[1:] != ends[:-1]
     starts, ends = starts[np.append(True, apart)], ends[np.append(apart, True)]
@@ -43,11 +35,7 @@ def of_intervals(starts: NDArray[np.int64], ends: NDArray[np.int64], size: tuple
 
 
 def decode(runs: Runs, size: tuple[int, int]) -> Mask:
-    """The mask (h, w) of runs that sum to h * w.
-
-    >>> decode(np.array([1, 3], dtype=np.uint32), (2, 2)).tolist()
-    [[False, True], [True, True]]
-    """
+    """The mask (h, w) of runs that sum to h * w."""
     height, width = size
     values = (np.arange(len(runs)) % 2).astype(np.bool_)
     columns: Mask = np.repeat(values, runs).reshape(width, height)
@@ -56,11 +44,7 @@ def decode(runs: Runs, size: tuple[int, int]) -> Mask:
 
 
 def of_box(box: Sequence[float], size: tuple[int, int]) -> Runs:
-    """The runs of the pixels whose centres lie in the box x0, y0, x1, y1, inside (h, w); there may be none.
-
-    >>> of_box((0.6, 0.0, 2.0, 1.0), (1, 3)).tolist()
-    [1, 1, 1]
-    """
+    """The runs of the pixels whose centres lie in the box x0, y0, x1, y1, inside (h, w)."""
     height, width = size
     first, last = np.ceil(np.asarray(box, dtype=np.float64).reshape(2, 2) - 0.5)
     (x0, y0), (x1, y1) = np.clip([first, last], 0, (width, height)).astype(np.int64)
@@ -76,11 +60,7 @@ def area(runs: Runs) -> int:
 
 
 def bounding_box(runs: Runs, size: tuple[int, int]) -> tuple[int, int, int, int]:
-    """x0, y0, x1, y1 of the smallest box around the mask, ends excluded; zeros for an empty one.
-
-    >>> bounding_box(np.array([1, 3], dtype=np.uint32), (2, 2))
-    (0, 0, 2, 2)
-    """
+    """x0, y0, x1, y1 of the smallest box around the mask, ends excluded; zeros for an empty one."""
     height = size[0]
     bounds = np.cumsum(runs, dtype=np.int64)
     starts, ends = bounds[:-1:2], bounds[1::2]
@@ -96,14 +76,7 @@ def bounding_box(runs: Runs, size: tuple[int, int]) -> tuple[int, int, int, int]
 
 
 def decompress(text: str) -> list[int]:
-    """The runs of COCO's compact text.
-
-    Raises:
-        ValueError: a character that COCO does not use, or an incomplete number at the end.
-
-    >>> decompress("61X13mNM")
-    [6, 1, 40, 4, 5, 1]
-    """
+    """The runs of COCO's compact text; ValueError: another character, or a number that is not complete."""
     runs: list[int] = []
     value = shift = 0
     for index, character in enumerate(text):

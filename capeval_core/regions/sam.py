@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -168,8 +168,7 @@ class _Neck(nn.Module):
             if x.shape[-1] != _SIDE:
                 x = functional.interpolate(x, (_SIDE, _SIDE), mode="bicubic", align_corners=False)
             total = x if total is None else total + x
-        refined: Tensor = self.output(self.middle(total))
-        return refined
+        return cast(Tensor, self.output(self.middle(total)))
 
 
 class _Refining(nn.Module):
@@ -181,9 +180,7 @@ class _Refining(nn.Module):
         self.point = _ConvNorm(width, width, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        inner = functional.gelu(self.spatial(x), approximate="tanh")
-        refined: Tensor = x + self.point(inner)
-        return refined
+        return cast(Tensor, x + self.point(functional.gelu(self.spatial(x), approximate="tanh")))
 
 
 class _ConvNorm(nn.Module):
@@ -193,8 +190,7 @@ class _ConvNorm(nn.Module):
         self.norm = nn.BatchNorm2d(width_out, eps=_EPS)
 
     def forward(self, x: Tensor) -> Tensor:
-        normed: Tensor = self.norm(self.conv(x))
-        return normed
+        return cast(Tensor, self.norm(self.conv(x)))
 
 
 _ENCODERS = {"tiny_vit_5m": _TinyVit, "efficientvit_l2": _EfficientVit}
@@ -231,8 +227,7 @@ def _modules(architecture: Mapping[str, Any]) -> nn.Module:
         model.vision_encoder = encoder()
     gaussian = model.shared_image_embedding.positional_embedding
     model.prompt_encoder.shared_embedding.positional_embedding = nn.Parameter(gaussian.detach().clone())
-    evaluated: nn.Module = model.eval()
-    return evaluated
+    return cast(nn.Module, model.eval())
 
 
 def _with_copy(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -252,10 +247,8 @@ class Sam(CheckedModel, tags=["mask-generation", "sam"]):
     """SAM, MobileSAM or MobileSAMv2, on transformers' modules, in their original behaviour.
 
     Weights are a folder made by `capeval convert` of an original release, or a SAM in transformers' format.
-    Only the image encoder runs in bfloat16 or float16: coordinates of boxes need float32.
-
-    It may be used from several threads, one forward pass at a time. Arguments and errors are those of
-    `CheckedModel`.
+    Only the image encoder runs in bfloat16 or float16: coordinates of boxes need float32. It may be used from
+    several threads, one forward pass at a time.
     """
 
     kind = "sam"
@@ -327,13 +320,8 @@ class Sam(CheckedModel, tags=["mask-generation", "sam"]):
     def decode(
         self, features: Tensor, corners: NDArray[np.float32], size: tuple[int, int]
     ) -> tuple[Tensor, Tensor]:
-        """Logits (n, 1, s, s) at the decoder's resolution, and predicted IoU (n,), of boxes of one image.
-
-        Args:
-            features: as `embed` gives them.
-            corners: (n, 4) boxes, x0, y0, x1, y1 in pixels of the image.
-            size: (height, width) of the image.
-        """
+        """Logits (n, 1, s, s) at the decoder's resolution, and predicted IoU (n,), of boxes (n, 4), x0, y0,
+        x1, y1 in pixels of one image of (height, width)."""
         model: Any = self.model
         scaled = on_device(torch.from_numpy(self.scaled(corners, size)), self.device)
         logits, quality = [], []
@@ -361,10 +349,7 @@ class Sam(CheckedModel, tags=["mask-generation", "sam"]):
             return functional.interpolate(cropped, size, mode="bilinear", align_corners=False)[:, 0]
 
     def segment(self, image: Image.Image, corners: NDArray[np.float32]) -> Regions:
-        """The mask of each box (n, 4) in an image; `quality` is the IoU that the decoder predicts.
-
-        Without a box there is no forward pass. Memory grows with the number of boxes by their runs only.
-        """
+        """The mask of each box (n, 4) in an image; `quality` is the IoU that the decoder predicts."""
         size = (image.height, image.width)
         if not len(corners):
             return Regions.of([], size=size)
@@ -392,36 +377,23 @@ def open_sam(weights: str | os.PathLike[str], *, device: str | None, dtype: str)
 
 
 class ObjectRegions(RegionSource):
-    """SAM's mask of every box of a detector; `quality` is the predicted intersection over union.
-
-    All boxes of an image share one forward pass of SAM's image encoder.
-
-    Args:
-        boxes: the detector.
-        sam: the segmenter.
-        name: the segmenter's name in the signature.
-    """
+    """SAM's mask of every box of a detector; all boxes of an image share one pass of SAM's image encoder."""
 
     def __init__(self, boxes: BoxSource, sam: Sam, *, name: str = "sam") -> None:
-        self.boxes = boxes
-        self.sam = sam
+        self.boxes, self.sam = boxes, sam
         self.name = f"objects:{name}+{boxes.name}"
         self.fingerprint = f"objects-1-{sam.fingerprint}-{sam.dtype}-{boxes.fingerprint}"
 
     def find(self, image: InputImage) -> Regions:
         decoded = image.load().convert("RGB")
-        return self.sam.segment(decoded, self.boxes.find(image, decoded).corners)
+        return self.sam.segment(decoded, self.boxes.find(decoded).corners)
 
 
 class EverythingRegions(RegionSource):
     """SAM's "segment everything": masks at a grid of points, by transformers' `mask-generation` pipeline.
 
     An image that is larger than SAM's input is scaled down to it first, and masks up again: SAM uses no more
-    pixels, and memory does not grow with the image. Much slower than `ObjectRegions`.
-
-    Args:
-        sam: the segmenter.
-        name: the segmenter's name in the signature.
+    pixels, and memory does not grow with the image.
     """
 
     def __init__(self, sam: Sam, *, name: str = "sam") -> None:
@@ -442,15 +414,9 @@ class EverythingRegions(RegionSource):
         at_once = int(np.clip(_GRID_LOGITS // (3 * small.width * small.height), 1, 64))
         with self._lock, torch.inference_mode(), exact_float32(self.sam.device):
             output = self._pipeline(small, points_per_batch=at_once, **GRID)
-        masks = (_enlarged(np.asarray(mask, dtype=np.bool_), size) for mask in output["masks"])
-        return Regions.of(masks, np.asarray(output["scores"].cpu(), dtype=np.float32), size=size)
-
-
-def _enlarged(mask: NDArray[np.bool_], size: tuple[int, int]) -> NDArray[np.bool_]:
-    if mask.shape == size:
-        return mask
-    large = Image.fromarray(mask).resize((size[1], size[0]), Image.Resampling.NEAREST)
-    return np.asarray(large, dtype=np.bool_)
+        masks = (Image.fromarray(np.asarray(mask, dtype=np.bool_)) for mask in output["masks"])
+        large = (np.asarray(mask.resize(decoded.size, Image.Resampling.NEAREST)) for mask in masks)
+        return Regions.of(large, np.asarray(output["scores"].cpu(), dtype=np.float32), size=size)
 
 
 def _pipeline(sam: Sam) -> Any:

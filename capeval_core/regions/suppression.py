@@ -31,9 +31,8 @@ _STEPS = 8
 class Suppression:
     """Which of two overlapping boxes is dropped: the worse one, where they share enough.
 
-    overlap: a bound of the intersection over union, which is in float32.
-    pixel: what is added to the sides of boxes: 1 where corners are the first and the last pixel.
-    at_bound: whether an intersection over union that equals the bound is enough.
+    overlap: a bound of the intersection over union, which is in float32. pixel: what is added to the sides of
+    boxes: 1 where corners are the first and the last pixel. at_bound: whether equality is enough.
     """
 
     overlap: float
@@ -44,20 +43,11 @@ class Suppression:
     def bound(self) -> np.float32:
         """The bound in float32, rounded as in Caffe's kernel; below the number itself for torchvision's >."""
         bound = np.float32(self.overlap)
-        if not self.at_bound and float(bound) > self.overlap:
-            bound = np.float32(np.nextafter(bound, np.float32(0)))
-        found: np.float32 = bound
-        return found
+        below = not self.at_bound and float(bound) > self.overlap
+        return np.float32(np.nextafter(bound, np.float32(0))) if below else bound
 
     def pairs(self, boxes: Any, others: Any) -> Any:
-        """Whether one of two boxes suppresses the other: (...) of (..., 4) and (..., 4), arrays or tensors.
-
-        >>> box, others = np.float32([0, 0, 9, 9]), np.float32([[0, 0, 9, 4], [0, 0, 9, 5]])
-        >>> Suppression(0.5, pixel=1, at_bound=True).pairs(box, others)
-        array([ True,  True])
-        >>> Suppression(0.5, pixel=1).pairs(box, others)
-        array([False,  True])
-        """
+        """Whether one of two boxes suppresses the other: (...) of (..., 4) and (..., 4)."""
         xp: Any = np if isinstance(boxes, np.ndarray) else sys.modules["torch"]
         (x0, y0, x1, y1), (u0, v0, u1, v1) = ([each[..., i] for i in range(4)] for each in (boxes, others))
         one = np.float32(self.pixel)
@@ -106,18 +96,11 @@ class Suppression:
 
 
 def class_confidences(boxes: Floats, scores: Floats, rule: Suppression, threshold: float = 0.0) -> Floats:
-    """(n,) the largest score of each box among the classes whose non-maximum suppression it survives.
+    """(n,) the largest score of each box among the classes whose non-maximum suppression it survives, or 0.
 
-    Each class has its own suppression of all boxes by its own scores; a box that survives none, or none with
-    a score above the threshold, has 0. As bottom-up attention's `tools/generate_tsv.py` chooses its boxes
-    (Anderson et al., CVPR 2018), and the script of 12-in-1 (Lu et al., CVPR 2020).
-
-    `scores` are (n, classes) from 0 to 1, background left out; those up to `threshold` do not count.
-
-    >>> boxes = np.array([[0, 0, 10, 10], [0, 0, 10, 9], [20, 0, 30, 10]], dtype=np.float32)
-    >>> scores = np.array([[0.9, 0.3], [0.6, 0.2], [0.1, 0.5]], dtype=np.float32)
-    >>> class_confidences(boxes, scores, Suppression(0.3)).tolist()
-    [0.9, 0.0, 0.5]
+    As bottom-up attention's `tools/generate_tsv.py` chooses its boxes (Anderson et al., CVPR 2018), and the
+    script of 12-in-1 (Lu et al., CVPR 2020). `scores` are (n, classes) from 0 to 1, background left out;
+    those up to `threshold` do not count.
     """
     counts = rule.survivors(boxes, scores) & (scores > np.float32(threshold))
     confidences: Floats = np.where(counts, scores, np.float32(0)).max(axis=1, initial=0)
@@ -129,13 +112,6 @@ def enough_boxes(boxes: Floats, scores: Floats, overlaps: Sequence[float], least
 
     The overlaps are tried in turn until at least `least` boxes survive; where they never do, those of the
     last overlap are kept. (The original fails there, or takes the boxes of the image before.)
-
-    >>> boxes = np.array([[0, 0, 10, 10], [0, 0, 10, 6], [20, 0, 30, 10]], dtype=np.float32)
-    >>> scores = np.array([0.5, 0.9, 0.7], dtype=np.float32)
-    >>> enough_boxes(boxes, scores, (0.5, 0.7), 2, 36).tolist()
-    [1, 2]
-    >>> enough_boxes(boxes, scores, (0.5, 0.7), 3, 36).tolist()
-    [1, 2, 0]
     """
     import torch
     from torchvision.ops import nms
@@ -155,15 +131,8 @@ def best_on_device(
 
     Boxes come best first. A box survives if no better one that survives suppresses it. From all boxes on,
     each step is right for one more box of every chain in which each suppresses the next, so that a few steps
-    do for thousands, and the host mostly waits once for all groups.
-
-    Args:
-        usable: boolean, of all boxes of all groups; the others neither survive nor suppress. None: all are.
-
-    >>> import torch
-    >>> boxes = torch.tensor([[0, 0, 9, 9], [0, 0, 9, 8], [20.0, 0, 29, 9]])
-    >>> [best.tolist() for best in best_on_device(Suppression(0.7), [boxes, boxes[1:]], 10)]
-    [[0, 2], [0, 1]]
+    do for thousands, and the host mostly waits once for all groups. `usable`: of all boxes of all groups; the
+    others neither survive nor suppress.
     """
     import torch
 
