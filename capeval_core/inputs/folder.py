@@ -3,7 +3,6 @@
 The field writes the same image as `42`, `000000000042`, `COCO_val2014_000000000042`, with or without `.jpg`.
 An id means, in this order: the entry of exactly that name, the entry of that name but for an image's
 extension, the entry of the same COCO number. Two entries at one step are an ambiguity, never a silent choice.
-
 Among images an id may also be a path, `dogs/42.jpg`, from the folder of images or from where that folder
 lies; its last part is looked up in the same way.
 """
@@ -29,16 +28,11 @@ EXTENSIONS: Mapping[str, AbstractSet[str]] = {
 }
 """By the medium, as in `CaptionMetric.media`. A video may also be a folder of its frames."""
 _COCO_NUMBER = re.compile(r"(?:(?:COCO|coco)_[A-Za-z0-9]+_)?([0-9]{1,18})")
-NAMED = 5
+_NAMED = 5
 
 
 class Names:
-    """Entries that can be found under the several ways to write an image id.
-
-    >>> names = Names(["COCO_val2014_000000000042.jpg", "a.b.jpg", "c.jpg", "c.png"])
-    >>> names.find("42"), names.find("a.b"), names.find("c.png"), names.find("c"), names.find("d")
-    (['COCO_val2014_000000000042.jpg'], ['a.b.jpg'], ['c.png'], ['c.jpg', 'c.png'], [])
-    """
+    """Entries that can be found under the several ways to write an image id."""
 
     def __init__(self, entries: Iterable[str], medium: str = "image") -> None:
         self.entries = sorted(entries)
@@ -74,10 +68,10 @@ def bare(name: str, medium: str = "image") -> str:
 class Folder:
     """The images, or videos, of a folder, by ids. Raises FileError where it cannot be read."""
 
-    def __init__(self, path: Path, medium: str = "image") -> None:
-        self.path = path
+    def __init__(self, path: str | os.PathLike[str], medium: str = "image") -> None:
+        self.path = Path(path)
         self.medium = medium
-        self.names = Names(names_in(path, medium), medium)
+        self.names = Names(names_in(self.path, medium), medium)
         self._below: dict[str, Names] = {}
 
     def find(self, name: str) -> list[str]:
@@ -109,34 +103,36 @@ class Folder:
             for one in ids
         }
         absent = [image_id for image_id, entries in matches.items() if not entries]
+        of_files = [one for one in absent if one in by_file]
+        own = self.names.entries[:3]
+        has = (
+            f"it holds files like {', '.join(map(repr, own))}"
+            if own
+            else "it holds no files, but for folders"
+        )
         nowhere: dict[str, Path] = {}
-        if absent_too and (len(absent) < len(matches) or any(one in by_file for one in absent)):
+        if absent_too and (len(absent) < len(matches) or of_files):
             names = {one: file_names[one] if one in by_file else one for one in absent}
             # A path where nothing is, be the name that of a file elsewhere.
             nowhere = {
                 one: self.path / name.replace("/", "\N{DIVISION SLASH}") for one, name in names.items()
             }
-        else:
-            self._refuse_files([one for one in absent if one in by_file], len(named), file_names, problems)
-            absent = [one for one in absent if one not in by_file]
-        gone = [one for one in matches if one in nowhere or by_file.get(one) == []]
-        matches = {one: entries for one, entries in matches.items() if one not in gone}
-        lacking = (
-            f"no {self.medium}{_examples(self.names.entries)}. "
-            f"An id is the {self.medium}'s file name, with or without its extension, its path from that "
-            "folder, or its COCO number"
-        )
+        elif of_files:
+            examples = ", ".join(f"{file_names[one]!r} of id {one!r}" for one in of_files[:_NAMED])
+            found = f"{len(of_files):,} of {len(named):,} file_names ({examples}) are not there; {has}"
+            fix = "put these images there, correct the file_name, or leave it out to have the id used"
+            problems.add(file_problem(self.path, found, fix))
+        matches = {one: matches[one] for one in matches if one not in nowhere and by_file.get(one) != []}
         before = len(problems)
-        matched = only_matches(self.path, matches, lacking, problems)
+        fix = f"an id is the {self.medium}'s file name, its path from that folder, or its COCO number"
+        matched = only_matches(self.path, matches, f"no {self.medium}; {has}", problems, fix)
         if renamed and len(problems) == before:
             warn(
                 f"{self.path}: none of the file_names that {len(named):,} of {len(ids):,} ids are given, "
                 f"such as {file_names[named[0]]!r}, is there: the {self.medium}s of these ids are used"
             )
         for name in matched.values():
-            if not valid_unicode(name):  # it could not be written into any file of results
-                found = f"the name of {name!a} is not UTF-8"
-                problems.add(file_problem(self.path, found, "rename that file"))
+            _refuse_name(self.path, name, problems)
         return {image_id: self.path / name for image_id, name in matched.items()} | nowhere
 
     def _find_path(self, image_id: str) -> list[str]:
@@ -147,28 +143,10 @@ class Folder:
         own = path.parts[0] == self.path.absolute().name
         for parent in (path.parent, PurePosixPath(*path.parts[1:]).parent) if own else (path.parent,):
             if (self.path / parent).is_dir():
-                return [f"{parent}/{entry}" for entry in self._names_of(str(parent)).find(path.name)]
+                if str(parent) not in self._below:  # a subfolder is listed once
+                    self._below[str(parent)] = Names(names_in(self.path / parent, self.medium), self.medium)
+                return [f"{parent}/{entry}" for entry in self._below[str(parent)].find(path.name)]
         return []
-
-    def _names_of(self, parent: str) -> Names:
-        """The names in a subfolder, which is listed once."""
-        if parent not in self._below:
-            self._below[parent] = Names(names_in(self.path / parent, self.medium), self.medium)
-        return self._below[parent]
-
-    def _refuse_files(
-        self, ids: list[str], total: int, file_names: Mapping[str, str], problems: Problems
-    ) -> None:
-        """Note file names that are not in the folder, which has others of them."""
-        if ids:
-            examples = ", ".join(f"{file_names[image_id]!r} of id {image_id!r}" for image_id in ids[:NAMED])
-            more = ", ..." if len(ids) > NAMED else ""
-            found = (
-                f"{len(ids):,} of {total:,} file_names ({examples}{more}) "
-                f"{'is' if len(ids) == 1 else 'are'} not there{_examples(self.names.entries)}"
-            )
-            fix = "put these images there, correct the file_name, or leave it out to have the id used"
-            problems.add(file_problem(self.path, found, fix))
 
 
 def only_matches(
@@ -193,7 +171,7 @@ def only_matches(
 
 
 def some_of(names: Sequence[str]) -> str:
-    return ", ".join(map(repr, names[:NAMED])) + (", ..." if len(names) > NAMED else "")
+    return ", ".join(map(repr, names[:_NAMED])) + (", ..." if len(names) > _NAMED else "")
 
 
 def names_in(folder: Path, medium: str = "image") -> list[str]:
@@ -219,6 +197,11 @@ def _is_one(entry: os.DirEntry[str], medium: str) -> bool:
         return False
 
 
+def _refuse_name(folder: Path, name: str, problems: Problems) -> None:
+    if not valid_unicode(name):  # it could not be written into any file of results
+        problems.add(file_problem(folder, f"the name of {name!a} is not UTF-8", "rename that file"))
+
+
 def paths_by_id(folder: Path, problems: Problems, ending: str = "") -> dict[str, Path]:
     """The images directly in a folder by their ids: their names without the extension.
 
@@ -228,8 +211,7 @@ def paths_by_id(folder: Path, problems: Problems, ending: str = "") -> dict[str,
     for name in sorted(names_in(folder)):
         if bare(name) != name:
             by_id[bare(name)].append(name)
-            if not valid_unicode(name):
-                problems.add(file_problem(folder, f"the name of {name!a} is not UTF-8", "rename that file"))
+            _refuse_name(folder, name, problems)
     for image_id, names in by_id.items():
         if len(names) > 1:
             found = f"{' and '.join(map(repr, names))} would both be {image_id + ending!r}"
@@ -242,9 +224,3 @@ def paths_by_id(folder: Path, problems: Problems, ending: str = "") -> dict[str,
         fix = "name one of them, with an --out of its own" if below else kinds
         problems.add(file_problem(folder, found, fix))
     return {image_id: folder / names[0] for image_id, names in by_id.items()}
-
-
-def _examples(names: list[str]) -> str:
-    if not names:
-        return "; it holds no files (its subfolders are looked into for ids that are paths)"
-    return f"; it holds files like {', '.join(map(repr, names[:3]))}"
