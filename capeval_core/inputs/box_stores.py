@@ -70,11 +70,7 @@ _AGAIN = "write or download it again"
 
 
 class BoxFeatureStore(ABC, Mapping[str, Source[BoxFeatures]]):
-    """Image id -> the source of its box features. It may be pickled and used from several threads.
-
-    selection: the rule that chose the boxes, where that is known. fingerprint: changes with what is stored,
-    as far as sizes and samples show; features are keyed by content.
-    """
+    """Image id -> the source of its box features. It may be pickled and used from several threads."""
 
     selection: str | None = None
     fingerprint: str
@@ -85,11 +81,7 @@ class BoxFeatureStore(ABC, Mapping[str, Source[BoxFeatures]]):
 
     @staticmethod
     def open(path: str | os.PathLike[str]) -> BoxFeatureStore:
-        """The store at a path, whose form shows there.
-
-        Raises FileError: there is nothing, or none of these forms; an image has features twice; a package
-        that this form needs is missing.
-        """
+        """The store at a path, whose form shows there. Raises FileError."""
         path = Path(path)
         refuse_nul(path)
         with _readable(path, _FORMS):
@@ -128,10 +120,7 @@ class BoxFeatureStore(ABC, Mapping[str, Source[BoxFeatures]]):
         return iter(self._names.entries)
 
     def find(self, image_id: str) -> Source[BoxFeatures]:
-        """The source of an id, however it is written; a path is looked up by its last part.
-
-        Raises ImageError: no such id, or several that it can mean.
-        """
+        """The source of an id, however it is written; a path is looked up by its last part."""
         last = image_id.replace("\\", "/").rpartition("/")[2]
         matches = self._names.find(image_id) or self._names.find(last)
         if len(matches) == 1:
@@ -214,8 +203,7 @@ _IMAGE = "image"
 
 @dataclass(frozen=True)
 class Manifest:
-    """What made the files of a folder: the region encoder, its rule of which boxes are kept, the dtype that
-    it ran in, and the encoder's fingerprint with its settings."""
+    """What made the files of a folder; `selection`: the rule of which boxes are kept."""
 
     encoder: str
     selection: str
@@ -493,11 +481,7 @@ _SAMPLE = 1 << 16
 
 
 class _BoxTsv(BoxFeatureStore):
-    """A `.tsv` file, whose lines are located once, when ids are first asked for.
-
-    The columns are those of https://github.com/peteanderson80/bottom-up-attention, or of LXMERT, which adds
-    classes and attributes: boxes are in pixels.
-    """
+    """A `.tsv` file as https://github.com/peteanderson80/bottom-up-attention writes it, or LXMERT."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -562,8 +546,7 @@ def _whole(value: bytes, name: str) -> int:
 
 @lru_cache(maxsize=4)
 def _lines_of(path: Path, columns: tuple[str, ...], size: int, time: int) -> Mapping[str, tuple[int, int]]:
-    """By id, where its line begins, and its length; kept while size and time of the file stay the same:
-    such files have gigabytes."""
+    """By id, where its line begins, and its length; kept while the file is the same: it has gigabytes."""
     lines: dict[str, tuple[int, int]] = {}
     offset = 0
     with path.open("rb", buffering=1 << 20) as file:
@@ -661,8 +644,7 @@ class BoxPickles(BoxFeatureStore):
         return self._read
 
     def arrays(self, image_id: str) -> Mapping[str, Any]:
-        """All boxes, also those behind `num_boxes`, without confidence: the release's networks read them
-        too. Confidences are not stored."""
+        """All boxes, also those behind `num_boxes`: the release's networks read them too."""
         if not image_id.isprintable() or set(image_id) & set("/\\\ufffd") or image_id[:1] in ("", "."):
             raise refused("its id can name no file", "give the image another id")
         content = _load_plain(self._read[image_id]())

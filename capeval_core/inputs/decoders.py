@@ -40,11 +40,7 @@ _ENDED = "a process that decodes images {}: the others, or this process, decode 
 
 
 class Decoders:
-    """Processes that decode; any number of threads may ask.
-
-    number: how many. They are started when they are first needed, which takes a tenth of a second. One that
-    dies is not replaced; where none can be started or all have ended, every answer is None.
-    """
+    """So many processes that decode, started when they are first needed; any number of threads may ask."""
 
     def __init__(self, number: int) -> None:
         self._idle: LifoQueue[_Process | None] = LifoQueue()

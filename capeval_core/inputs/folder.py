@@ -152,11 +152,7 @@ class Folder:
 def only_matches(
     source: Path, matches: Mapping[str, list[str]], lacking: str, problems: Problems, fix: str = ""
 ) -> dict[str, str]:
-    """The one entry that each id means, of those that it can mean; note ids that mean several, or none.
-
-    source: the file or folder of the entries. lacking: what ids without one have, e.g. `no image`; fix: for
-    them.
-    """
+    """The one entry that each id means; note ids that mean several, or none, which have `lacking`."""
     for image_id, entries in matches.items():
         if len(entries) > 1:
             several = " and ".join(map(repr, entries))
@@ -203,10 +199,7 @@ def _refuse_name(folder: Path, name: str, problems: Problems) -> None:
 
 
 def paths_by_id(folder: Path, problems: Problems, ending: str = "") -> dict[str, Path]:
-    """The images directly in a folder by their ids: their names without the extension.
-
-    Notes that there are none, or that several would share an id, which with `ending` is a file's name.
-    """
+    """The images directly in a folder by their names without the extension; note names that collide."""
     by_id: defaultdict[str, list[str]] = defaultdict(list)
     for name in sorted(names_in(folder)):
         if bare(name) != name:

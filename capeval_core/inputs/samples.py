@@ -72,11 +72,9 @@ def medium_of(name: str) -> str:
 
 @dataclass(frozen=True)
 class Samples:
-    """Checked input. All sequences have one entry per caption.
+    """Checked input, one entry per caption; `images` holds visuals of the media that the metric takes.
 
-    `images` holds visuals of the media that the metric takes: `InputImage`, `InputFrames` or `InputBoxes`;
-    `InputReferences` for a metric on texts alone. `indices` holds each row's position in the input as it was
-    handed in: a window or a selection keeps it.
+    `indices` holds each row's position in the input as it was handed in: a window or a selection keeps it.
     """
 
     captions: list[str]
@@ -135,10 +133,9 @@ def check_samples(
 ) -> Samples:
     """Check everything that a user hands to `CaptionMetric.score`, and raise all problems at once.
 
-    media: the kinds of visuals that the metric takes; none for texts alone, whose references then stand for
-    the image. on_error: "raise" decodes every distinct visual now; "nan" leaves them to their `load`, so that
-    a broken file costs its own row later. kept: whether an earlier run has a row of a caption, its visual and
-    references: it is not decoded again. progress: show a bar of those that are decoded, on a terminal only.
+    media: none for texts alone, whose references then stand for the image. on_error: "raise" decodes every
+    distinct visual now; "nan" leaves them to their `load`, so that a broken file costs its own row later.
+    kept: whether an earlier run has the row of a caption, its visual and references: it is not decoded again.
     """
     problems = _check_choices(on_error, empty)
     texts = check_captions(captions, empty, problems)
@@ -206,10 +203,7 @@ def check_visuals(
     captions: int | None = None,
     fix: str = "",
 ) -> _Rows | None:
-    """One visual of the kinds `media` per value, None where the value can be none; None if all are unfit.
-
-    captions: how many visuals there should be, and the fix where there are others; None: that is not known.
-    """
+    """One visual per value, None where the value can be none; None if all are unfit."""
     argument = str(argument_of(media))
     visuals = _visuals_in(values, argument, problems, media)
     if captions is not None and visuals is not None and captions != len(visuals):
@@ -343,10 +337,9 @@ def _is_dataset_column(value: Any) -> bool:
 
 @dataclass
 class _UndecodedColumn:
-    """Rows as stored, one at a time: a dict for an Image or a Video feature, a str for paths, None for none.
+    """Rows as stored, one at a time: a dict for an Image or a Video feature, a str for paths.
 
-    Decoding by `datasets` turns a photograph upright (EXIF) and converts modes; the published metrics see the
-    file as it is. So the rows are taken from the Arrow table beneath.
+    Decoding by `datasets` turns a photograph upright (EXIF); the published metrics see the file as it is.
     """
 
     table: Any
@@ -386,7 +379,7 @@ def check_decodable(
     """Decode every distinct visual once, in threads (Pillow decodes outside the interpreter lock).
 
     decoders: processes that decode image files, None for these threads. kept: whether the visual at an index
-    was decoded by an earlier run, as its rows show. progress: show a bar, on a terminal only.
+    was decoded by an earlier run, as its rows show.
     """
     indices: dict[Source[Any], list[int]] = {}
     for i, visual in enumerate(visuals):

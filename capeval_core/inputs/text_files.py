@@ -167,13 +167,9 @@ def _parsed(path: Path, text: str, first_line: int = 1, once: str = "write each 
 class Texts:
     """The texts of a file by image id, in the file's order; what is wrong with its rows is noted.
 
-    path: for messages. fields: the names that a row's text may have, the first that is there counts. column:
-    which of the options names the texts. wide: whether a table may have one row per image, its candidates
-    side by side.
-
-    rows: ids and texts. entries: for each text, what its row calls the image, by column where it has several;
-    texts of one row share it. file_names: that the file gives to ids. columns: names of columns or keys.
-    splits: how many rows are in each part. left_out: the part of each id that is in none to be read.
+    fields: the names that a row's text may have, the first that is there counts. column: which of the options
+    names the texts. entries: for each text, what its row calls the image, by column where it has several;
+    texts of one row share it. left_out: the part of each id that is in none to be read.
     """
 
     path: Path
@@ -211,10 +207,7 @@ class Texts:
     # which column names the image
 
     def id_column(self, find: Callable[[str], Sequence[str]]) -> str | None:
-        """The column whose values name something in most rows; None where no row has several columns.
-
-        Notes a problem where two columns of a row name different things, and none is the user's choice.
-        """
+        """The column whose values name something in most rows; None where no row has several columns."""
         known: Counter[str] = Counter()
         differing: list[dict[str, str]] = []
         cached = cache(lambda value: tuple(sorted(find(value))))
@@ -349,10 +342,7 @@ class Texts:
         repeats: bool = False,
         ids: Mapping[str, str] | None = None,
     ) -> None:
-        """A caption or a list of them, or of objects that hold one.
-
-        With `repeats`, the same list may come again and counts once. `ids`: what the row calls the image.
-        """
+        """A caption or a list of them; with `repeats` the same list counts once."""
         if isinstance(value, str) and "references" in self.fields and is_written_list(value):
             self.complain(name, f"is a list written as text ({value[:40]!r})", "write it as a list")
             return
@@ -520,11 +510,7 @@ _COMMAS = "quote captions that hold commas"
 
 
 def _read_table(data: bytes, texts: Texts) -> None:
-    """A table of text whose header names ids and texts, or the lines of Flickr's token files.
-
-    Cells are separated by that one of `_DELIMITERS` at which the header falls into known names. Where
-    `texts.wide`, a header that names no texts belongs to a table of one row per image.
-    """
+    """A table whose header names ids and texts, or the lines of Flickr's token files."""
     text = decoded(texts.path, data).replace("\r\n", "\n")
     first = text.lstrip("\n").partition("\n")[0]
     if _TOKEN.match(first):
@@ -611,10 +597,7 @@ def _read_rows(
 
 
 def _read_wide_rows(header: list[str], rows: Iterator[tuple[str, list[str]]], texts: Texts) -> None:
-    """Empty cells are no captions: images may have different numbers of them.
-
-    The first line must be known to be a header: taken for one, the row of an image would be lost.
-    """
+    """One row per image, its id first; a first row that is no header would be lost, and is refused."""
     ids = (*ID_FIELDS, texts.options.id_column)
     if (header[0] and header[0] not in ids) or set(header[1:]) & set(ids):
         fix = f"expected a header that begins with {' or '.join(ID_FIELDS)}, then any names"
@@ -684,8 +667,7 @@ def read_texts(
 ) -> Texts:
     """Read any of the forms from a file, or from standard input (`-`); arguments are those of `Texts`.
 
-    What is wrong with single rows is noted; a file that cannot be read at all raises FileError. all_splits:
-    whether a file of several splits may be read as a whole.
+    What is wrong with single rows is noted; a file that cannot be read at all raises FileError.
     """
     path, name = Path(path), Path(path)
     if os.fspath(path) == _STANDARD_INPUT:
@@ -740,10 +722,9 @@ def _limited(data: bytes, name: Path) -> bytes:
 
 @dataclass(frozen=True)
 class Joined:
-    """Rows read from files: parallel lists, one entry per caption, fit for `metric.score`.
+    """Rows read from files: one entry per caption; without a folder, images are their ids.
 
-    images: paths of images or videos; without a folder of them their ids. entries: ids as the file of
-    references writes them; None without such a file.
+    entries: ids as the file of references writes them; None without such a file.
     """
 
     ids: list[str]
@@ -769,11 +750,8 @@ def read_collection(
     Every candidate needs an image, and references if a file of them is given; images and references that
     no candidate has are left out. Ids need not be written the same way in all three (see `Names`). Where rows
     have several columns that may be ids, that one counts which names images of the folder (without one: which
-    the other file knows); two that name different images are refused, unless `options.id_column` is one.
-    Where COCO annotations give an id a `file_name`, that image is taken (see `Folder.match`, also for
-    `absent_too`). `images` None: ids alone name images. `wide`: a table may have one row per image.
-    `problems`: if all files can be read, where problems with rows are noted, which are then left out.
-
+    the other file knows). Where COCO annotations give an id a `file_name`, that image is taken (see
+    `Folder.match`, also for `absent_too`). `problems`: where problems with rows are noted, which are left out.
     Raises FileError that lists everything that does not match.
     """
     noted, problems = problems, Problems()

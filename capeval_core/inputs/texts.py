@@ -21,10 +21,7 @@ _ENDED = re.compile(r"""(?:["']|\b(?:nan|None|null|[\d.]+))\s*,?\s*[\])]+\s*$"""
 
 
 def is_written_list(text: str, *, whole: bool = True) -> bool:
-    """Whether a text was a list or tuple of strings, whether or not it can still be read.
-
-    whole: it also has to end like one; without, what was cut off counts, and so does `["Stop"] on a sign`.
-    """
+    """Whether a text was a list of strings; without `whole` also where it was cut off."""
     return bool(_BEGUN.match(text) and (not whole or _ENDED.search(text)))
 
 
@@ -120,10 +117,7 @@ def check_candidates(captions: Any, empty: str, problems: Problems) -> list[list
 def check_references(
     references: Any, rows: int | None, empty: str, problems: Problems, per: str = "captions"
 ) -> list[list[str]] | None:
-    """The references of each caption; ragged lists and bare strings are welcome.
-
-    rows: how many there should be, as many as there are in the argument `per`; None: that is not known.
-    """
+    """The references of each caption, as many as there are in the argument `per`."""
     texts = _Texts("references", empty, problems)
     needed, expected = "every caption needs at least one reference", "a list of strings or one string"
 
@@ -153,14 +147,7 @@ def check_references(
 
 
 def united(corpora: Sequence[Sequence[Any]]) -> Sequence[Any]:
-    """The union of corpora as multisets, whose documents are texts, or lists of texts and visuals.
-
-    A document counts as often as in the corpus where it is most frequent: so references that systems share
-    count once, and neither the order of systems nor a copy of one has an effect.
-
-    >>> united([["a dog", "a dog", ["x", "y"]], [["x", "y"], "a dog", "a cat"]])
-    ['a dog', 'a dog', ['x', 'y'], 'a cat']
-    """
+    """The union of corpora as multisets: a document counts as often as where it is most frequent."""
     if len(corpora) == 1:
         return corpora[0]
     union: Counter[Any] = Counter()

@@ -17,11 +17,7 @@ _PROGRAM = "import sys; sys.path[:] = sys.argv[2:]; from capeval_core.inputs.tri
 
 
 def frames_within_limits(path: Path, medium: str) -> int:
-    """The number of frames of a video, 1 of an image, read whole by another process.
-
-    Raises:
-        InputError: it cannot be read, or not within the seconds and bytes of memory that a request has.
-    """
+    """The number of frames of a video, 1 of an image, read whole by another process. Raises InputError."""
     names = ("page_seconds", "page_memory", "page_image_pixels", "page_pixels", "page_frames")
     asked = {"path": str(path), "medium": medium, **{name: getattr(LIMITS, name) for name in names}}
     command = [sys.executable, "-c", _PROGRAM, json.dumps(asked), *import_path()]

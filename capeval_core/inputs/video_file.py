@@ -41,12 +41,8 @@ _CLOCK = re.compile(r"(\d+):(\d\d):(\d\d(?:\.\d{1,9})?)\d*")
 class OpenVideo:
     """The first video stream of an open file; a context that closes it.
 
-    One thread decodes, so that what a damaged file gives does not depend on the number of cores.
-
-    count: frames that were given so far. incomplete: why these are not all, known behind the last one.
-
-    Raises ImageError: what the file holds is no video, its frames have an unfit size, or reading it fails,
-    which is no damage of the video; and ImportError without PyAV.
+    count: frames that were given so far. incomplete: why these are not all, known behind the last one. Raises
+    ImageError, and ImportError without PyAV.
     """
 
     def __init__(self, file: IO[bytes], name: str) -> None:
@@ -113,10 +109,7 @@ class OpenVideo:
         return stream
 
     def stated_frames(self) -> int:
-        """The number of frames by the header, or else by counting packets, which leaves no frame to decode.
-
-        `frames` may give more or fewer: where the file is damaged, or packets hold none or several.
-        """
+        """The number of frames by the header, or by counting packets; `frames` may give more or fewer."""
         if self._stream.frames > 0:
             return int(self._stream.frames)
         packets = 0

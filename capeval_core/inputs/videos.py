@@ -91,9 +91,8 @@ EVERY = Sampling()
 class Reading(Iterator[tuple[int, Image.Image]]):
     """One pass over frames: each that is used with its number in the video, once. Raises ImageError.
 
-    indices: the number of each frame that is used, from 0, in order; by `max_frames` some several times.
-    incomplete: why the frames are not all of the video's, None where they are. Both are whole when the last
-    frame was given.
+    indices: the number of each frame that is used, by `max_frames` some several times. incomplete: why the
+    frames are not all of the video's. Both are whole when the last frame was given.
     """
 
     def __init__(self, where: str, source: Frames, sampling: Sampling) -> None:
@@ -162,10 +161,7 @@ class _FrameList(Frames):
 
 @dataclass(eq=False, slots=True)
 class _VideoFile(Frames):
-    """The bytes of a video file with the path that they came from, or a path alone.
-
-    A file that is written to after its key was computed is refused: features are stored under that key.
-    """
+    """A video's path or bytes. One that is written to after its key was computed is refused."""
 
     path: str
     data: bytes | None = None
@@ -265,14 +261,11 @@ def _numbers_as_numbers(name: str) -> tuple[list[tuple[int, str]], str]:
 
 
 class InputFrames(InputVisual[Any]):
-    """A video as its frames: `load` gives the video itself, whose frames are decoded while they are read.
+    """A video: a file as path or bytes, a folder of images, the dict of a `datasets` Video feature or its
+    decoder, a list of images, an array (T, H, W, 3), or a tensor (T, 3, H, W).
 
-    A video file (MP4, MOV, WebM, Matroska, AVI or GIF) as path or bytes, the path of a folder of images, the
-    dict of a `datasets` Video feature or the decoder that it hands out, a list of what `InputImage.of` takes,
-    an array (T, H, W, 3), or a tensor (T, 3, H, W). An image file is no video; `[path]` is one of one frame.
-
-    `check` decodes the first frame of a video file: what is damaged behind it costs the frames from there on,
-    which is reported with the features. Of a list or a folder it looks at every frame.
+    `load` gives the video itself, whose frames are decoded while they are read. `check` decodes the first
+    frame of a video file: what is damaged behind it costs the frames from there on, which is reported.
     """
 
     __slots__ = ()

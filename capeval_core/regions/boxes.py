@@ -28,10 +28,7 @@ class Boxes:
 
 
 class BoxSource(ABC):
-    """A detector: an image, loaded and in RGB -> boxes around objects, clipped to it, best first, or none.
-
-    Rules and attributes are those of `RegionSource`.
-    """
+    """A detector: an image in RGB -> boxes clipped to it, best first, or none; else as `RegionSource`."""
 
     name: str
     fingerprint: str
@@ -41,10 +38,7 @@ class BoxSource(ABC):
 
 
 def suppress_overlaps(corners: Floats, scores: Floats, overlap: float, max_boxes: int) -> Boxes:
-    """Non-maximum suppression: the best of boxes (n, 4), best first, of equal ones the earlier.
-
-    The worse of two boxes is dropped if their intersection over union is above `overlap`.
-    """
+    """The best of boxes (n, 4): the worse of two is dropped if their IoU is above `overlap`."""
     import torch
     from torchvision.ops import nms
 
@@ -61,10 +55,7 @@ def clipped(corners: Floats, size: tuple[int, int]) -> Floats:
 
 
 class RectangleRegions(RegionSource):
-    """The boxes of a detector as rectangular masks (table 6 of the HICE-S paper); `quality` is the score.
-
-    A pixel belongs to a box that contains its centre.
-    """
+    """The boxes of a detector as rectangular masks (table 6 of the HICE-S paper)."""
 
     def __init__(self, boxes: BoxSource) -> None:
         self.boxes = boxes

@@ -23,11 +23,7 @@ _NEIGHBOURS = ((0, 1), (0, -1), (1, 0), (-1, 0))
 
 
 class ColourRegions(RegionSource):
-    """Connected patches of nearly one colour, without the background and its shadows, without specks.
-
-    For drawn scenes such as those of the embedded weights; a photograph has hardly any such patches.
-    Regions are ordered by their topmost row, then from left to right; `quality` is the share of the image.
-    """
+    """Connected patches of nearly one colour, without background, shadows and specks: drawn scenes."""
 
     name = "colours"
     fingerprint = f"colours-{_REVISION}"
@@ -104,10 +100,7 @@ def _alike(left: NDArray[np.int16], right: NDArray[np.int16]) -> NDArray[np.bool
 
 
 def _components(across: NDArray[np.bool_], down: NDArray[np.bool_]) -> Array:
-    """Connected components of a grid of pixels, numbered in reading order.
-
-    across: (h, w - 1), whether a pixel is linked to the one on its right. down: (h - 1, w), to the one below.
-    """
+    """Connected components of pixels that are linked to the right, (h, w - 1), or downwards, (h - 1, w)."""
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 

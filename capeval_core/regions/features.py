@@ -24,21 +24,14 @@ FIXED = 36
 
 
 def boxes_kept(confidences: NDArray[np.floating]) -> int:
-    """How many of n boxes are used: the first ones, n = min(100, max(10, count(confidence > 0.2))).
-
-    It is compared in the type in which it is stored: a float32 0.2 does not exceed 0.2.
-    """
+    """How many of n boxes are used: the first n = min(100, max(10, count(confidence > 0.2)))."""
     count = int(np.count_nonzero(confidences > THRESHOLD))
     return min(MOST, max(LEAST, count), len(confidences))
 
 
 @dataclass(frozen=True)
 class BoxVisual:
-    """Box features that a region encoder made of an image: a `Visual`, unless there is an error.
-
-    content: content key of the image, '' where it could not be read. packed: see `pack`. packed_key: of the
-    image and of the region encoder with its settings.
-    """
+    """Box features that a region encoder made of an image: a `Visual`, unless there is an error."""
 
     where: str
     name: str

@@ -36,11 +36,8 @@ _ONE = 1 << 11  # OpenCV's weights for interpolation are integers, of this sum
 class ObjectAwareBoxes(BoxSource):
     """MobileSAMv2's object detector, with its script's treatment of images and output.
 
-    As there, the network takes channels in the order blue, green, red, and boxes within 20 pixels of the
-    border of its input snap to it. Unlike there, an image without an object has no boxes instead of failing.
-
-    network: (1, 3, h, w) float32 in [0, 1] on `device` -> (n, 5): centre x, centre y, width, height in pixels
-    of the input, and score. Called by one thread at a time. fingerprint: of its weights.
+    network: (1, 3, h, w) float32 in [0, 1], blue first, on `device` -> (n, 5): centre x, centre y, width,
+    height in pixels of the input, and score. fingerprint: of its weights.
     """
 
     name = "object-aware"

@@ -33,14 +33,10 @@ MAX_BOXES, OVERLAP = 300, 0.9
 
 
 class Owlv2Boxes(BoxSource):
-    """The boxes of OWLv2 with the highest objectness, of any class.
+    """The boxes of OWLv2 with the highest objectness (at least `threshold`), of any class.
 
     It takes no text: a detector of fixed classes would miss all others, and captions are the text to be
-    scored. The vision tower runs in `dtype`, the heads of the boxes always in float32. It may be used from
-    several threads, one forward pass at a time.
-
-    weights: Hub id (`@revision` pins it) or folder of an OWLv2 in transformers' format. threshold: least
-    objectness of a box, 0 to 1, which is not a calibrated probability.
+    scored. The vision tower runs in `dtype`, the heads of the boxes always in float32.
     """
 
     def __init__(

@@ -58,10 +58,7 @@ class Regions:
         *,
         size: tuple[int, int] | None = None,
     ) -> Regions:
-        """Regions of boolean arrays (h, w), encoded one by one; empty ones are dropped and counted.
-
-        quality: n numbers; None: 1 for all. size: (h, w), required where there may be no mask.
-        """
+        """Regions of boolean arrays (h, w), encoded one by one; empty ones are dropped and counted."""
         runs: list[Runs] = []
         for index, mask in enumerate(masks):
             mask = np.asarray(mask, dtype=np.bool_)

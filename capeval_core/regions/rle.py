@@ -22,10 +22,7 @@ def encode(mask: Mask) -> Runs:
 
 
 def of_intervals(starts: NDArray[np.int64], ends: NDArray[np.int64], size: tuple[int, int]) -> Runs:
-    """The runs of a mask (h, w) of the pixels from each start up to its end, counted column by column.
-
-    The intervals share no pixel and ascend; one may begin where another ends.
-    """
+    """The runs of a mask (h, w) of intervals of pixels, counted column by column, which ascend."""
     apart = starts[1:] != ends[:-1]
     starts, ends = starts[np.append(True, apart)], ends[np.append(apart, True)]
     bounds = np.concatenate([[0], np.stack([starts, ends], axis=1).reshape(-1)])

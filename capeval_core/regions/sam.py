@@ -99,10 +99,7 @@ class _SamSettings:
 
 
 class _TinyVit(nn.Module):
-    """TinyViT-5M as MobileSAM's image encoder: (n, 3, 1024, 1024) -> ((n, 256, 64, 64),).
-
-    The last downsampling keeps its resolution, and SAM's neck follows.
-    """
+    """TinyViT-5M as MobileSAM's image encoder: (n, 3, 1024, 1024) -> ((n, 256, 64, 64),)."""
 
     def __init__(self) -> None:
         import timm
@@ -124,10 +121,7 @@ class _TinyVit(nn.Module):
 
 
 class _EfficientVit(nn.Module):
-    """EfficientViT-L2 as MobileSAMv2's image encoder: (n, 3, 1024, 1024) -> ((n, 256, 64, 64),).
-
-    It works at half the resolution: the padded image is resized first. The neck sums its last three stages.
-    """
+    """EfficientViT-L2 as MobileSAMv2's, at half the resolution; the neck sums its last three stages."""
 
     def __init__(self) -> None:
         import timm
@@ -198,10 +192,7 @@ _ENCODERS = {"tiny_vit_5m": _TinyVit, "efficientvit_l2": _EfficientVit}
 
 
 def _modules(architecture: Mapping[str, Any]) -> nn.Module:
-    """transformers' model of an architecture, with random weights; `{"transformers": config}` of the Hub.
-
-    Its tensors hold the Gaussian matrix twice, not tied.
-    """
+    """transformers' model of an architecture, with random weights; `{"transformers": config}` of the Hub."""
     from transformers import SamConfig, SamModel
 
     encoder: type[nn.Module] | None = None
@@ -246,7 +237,6 @@ def _fitting() -> Iterator[None]:
 class Sam(CheckedModel, tags=["mask-generation", "sam"]):
     """SAM, MobileSAM or MobileSAMv2, on transformers' modules, in their original behaviour.
 
-    Weights are a folder made by `capeval convert` of an original release, or a SAM in transformers' format.
     Only the image encoder runs in bfloat16 or float16: coordinates of boxes need float32. It may be used from
     several threads, one forward pass at a time.
     """
@@ -392,8 +382,7 @@ class ObjectRegions(RegionSource):
 class EverythingRegions(RegionSource):
     """SAM's "segment everything": masks at a grid of points, by transformers' `mask-generation` pipeline.
 
-    An image that is larger than SAM's input is scaled down to it first, and masks up again: SAM uses no more
-    pixels, and memory does not grow with the image.
+    An image that is larger than SAM's input is scaled down to it first, and masks up again.
     """
 
     def __init__(self, sam: Sam, *, name: str = "sam") -> None:

@@ -60,12 +60,7 @@ class Suppression:
         return ratio >= self.bound if self.at_bound else ratio > self.bound
 
     def best(self, boxes: Floats, most: int) -> Integers:
-        """Indices of at most `most` boxes (n, 4) that survive, of boxes that come best first.
-
-        >>> boxes = np.float32([[0, 0, 9, 9], [0, 0, 9, 8], [20, 0, 29, 9]])
-        >>> Suppression(0.7).best(boxes, 10).tolist()
-        [0, 2]
-        """
+        """Indices of at most `most` boxes (n, 4) that survive, of boxes that come best first."""
         alive, kept = np.ones(len(boxes), dtype=bool), []
         for index in range(len(boxes)):
             if alive[index]:
@@ -76,11 +71,7 @@ class Suppression:
         return np.array(kept, dtype=np.int64)
 
     def survivors(self, boxes: Floats, scores: Floats) -> Booleans:
-        """(n, classes) whether a box survives the suppression of each class by its own scores (n, classes).
-
-        Of boxes with equal scores the first is the better. All classes take their next best box together, and
-        what it suppresses is a row of bits, so that the time is that of n steps.
-        """
+        """(n, classes) whether a box survives the suppression of each class by its own scores."""
         by_class = np.ascontiguousarray(scores.T)
         order = np.argsort(-by_class, axis=1, kind="stable").T  # n times the next best box of each class
         bits = np.packbits(self.pairs(boxes[:, None], boxes), axis=1, bitorder="little")
@@ -129,10 +120,9 @@ def best_on_device(
 ) -> list[Tensor]:
     """Of each group, indices of at most `most` boxes (n, 4) that survive: `rule.best` of each.
 
-    Boxes come best first. A box survives if no better one that survives suppresses it. From all boxes on,
-    each step is right for one more box of every chain in which each suppresses the next, so that a few steps
-    do for thousands, and the host mostly waits once for all groups. `usable`: of all boxes of all groups; the
-    others neither survive nor suppress.
+    A box survives if no better one that survives suppresses it. From all boxes on, each step is right for one
+    more box of every chain in which each suppresses the next, so that a few steps do for thousands. `usable`:
+    of all boxes of all groups; the others neither survive nor suppress.
     """
     import torch
 
