@@ -751,7 +751,7 @@ def read_collection(
     no candidate has are left out. Ids need not be written the same way in all three (see `Names`). Where rows
     have several columns that may be ids, that one counts which names images of the folder (without one: which
     the other file knows). Where COCO annotations give an id a `file_name`, that image is taken (see
-    `Folder.match`, also for `absent_too`). `problems`: where problems with rows are noted, which are left out.
+    `Folder.match`, also for `absent_too`). `problems`: where to note what is wrong with rows, left out then.
     Raises FileError that lists everything that does not match.
     """
     noted, problems = problems, Problems()
