@@ -75,7 +75,7 @@ class BoxFeatures:
 
     boxes: (n, 4), x0, y0, x1, y1 in pixels; in shares of the image's sides where a file has relative boxes
     and no size. features: (n, d). size: width and height of the image. scores: (n,), from 0 to 1.
-    relative_boxes: (n, 6), x0, y0, x1, y1, width, height, in shares of the sides, where there are (`norm_bb`).
+    relative_boxes: (n, 6), x0, y0, x1, y1, width, height in shares of the sides (`norm_bb`).
     selection: the rule that chose these boxes among all of a detector, so that none is to choose again.
     """
 
