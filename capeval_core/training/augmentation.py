@@ -9,79 +9,181 @@ beams and lengths of BLIP's captions, steps and guidance of Stable Diffusion.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from importlib.metadata import version
+from importlib.util import find_spec
 from os import PathLike
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import torch
 from PIL import Image
+from torch import Tensor
 from tqdm import tqdm
 
-from capeval_core.errors import FileError, Problems, ProblemsError, file_problem, option_problem, wrong_option
+from capeval_core.errors import (
+    FileError,
+    InputError,
+    Problems,
+    ProblemsError,
+    file_problem,
+    option_problem,
+    wrong_option,
+)
 from capeval_core.inputs.images import in_rgb
 from capeval_core.limits import LIMITS
 from capeval_core.models.batching import BatchSize
-from capeval_core.models.device import resolve_device
+from capeval_core.models.device import DTYPES, resolve_device
 from capeval_core.options import Settings, option
+from capeval_core.project import install_command
 from capeval_core.training.captioned import CaptionedImages
-from capeval_core.training.generators import (
-    BLIP,
-    STABLE_DIFFUSION,
-    Captioner,
-    Dropped,
-    FoundModel,
-    Generator,
-    TextToImage,
-)
-from capeval_core.training.positives import (
-    CAPTION,
-    IMAGE,
-    MADE_WITH,
-    Positive,
-    PositiveShards,
-    Shard,
-    Source,
-    check_folder,
-)
+from capeval_core.training.positives import CAPTION, IMAGE, MADE_WITH, Outcomes, Positive, PositiveShards
+from capeval_core.weights.folder import WeightsError, file_checksum, open_foreign
+
+BLIP = "Salesforce/blip-image-captioning-large"
+"""BLIP with ViT-L, pre-trained on 129M pairs and tuned on COCO's captions, as PAC-S's paper uses it."""
+STABLE_DIFFUSION = "CompVis/stable-diffusion-v1-4"
+"""Stable Diffusion, tuned at 512x512 on LAION-Aesthetics. PAC-S's paper names this model, not its version."""
+_CONFIGS = ["*.json", "*.txt", "*.model"]
+_TENSORS = ["*model.safetensors", "*-of-*.safetensors"]
+"""Patterns of the files of a model: no pickles, no code, no variants in other numeric types."""
 
 
-class Sources:
-    """What positives are generated from, each once: images for captions, captions of images for images.
+class Generator(ABC):
+    """A generative model that is open."""
 
-    Raises FileError where there are none, with the name of what they are from.
+    truncated = 0
+    """Sources of which it did not read all, so far."""
+
+    @abstractmethod
+    def generate(self, contents: Sequence[Any], seeds: Sequence[int]) -> list[str | bytes | None]:
+        """Of each source one positive, which depends on its content and its seed alone; None: none."""
+
+
+def _quiet(*libraries: str) -> None:
+    """Keep to errors what libraries print: bars beside ours, and each truncated caption."""
+    for library in libraries:
+        logging: Any = import_module(f"{library}.utils.logging")
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
+
+
+class Captioner(Generator):
+    """A BLIP captioner in transformers' format."""
+
+    def __init__(self, path: Path, settings: CaptionAugmentation) -> None:
+        from transformers import BlipForConditionalGeneration, BlipProcessor
+
+        self._settings, self._device = settings, resolve_device(settings.device)
+        self._dtype = DTYPES[settings.dtype]
+        self._processor: Any = BlipProcessor.from_pretrained(path, local_files_only=True)
+        class_: Any = BlipForConditionalGeneration
+        model, loaded = class_.from_pretrained(
+            path, dtype=self._dtype, use_safetensors=True, local_files_only=True, output_loading_info=True
+        )
+        if missing := sorted(loaded["missing_keys"]):
+            raise WeightsError(f"it lacks tensors of a BLIP captioner, such as {missing[0]}")
+        prompt = len(self._processor.tokenizer(settings.prompt)["input_ids"]) - 1
+        positions = model.config.text_config.max_position_embeddings
+        if not prompt < settings.max_length <= positions:
+            expected = f"expected more than the prompt's {prompt} and at most the model's {positions} tokens"
+            raise wrong_option("max_length", settings.max_length, "", expected, verb="")
+        self._model: Any = model.to(self._device).eval()
+
+    def generate(self, contents: Sequence[Image.Image], seeds: Sequence[int]) -> list[str | bytes | None]:
+        """A caption of each image, without the prompt."""
+        settings = self._settings
+        prompts = [settings.prompt] * len(contents)
+        inputs = self._processor(images=list(contents), text=prompts, return_tensors="pt")
+        inputs = inputs.to(self._device, self._dtype)
+        search: dict[str, Any] = {"num_beams": settings.beams}
+        if settings.decoding == "nucleus":
+            from transformers import LogitsProcessorList, TopPLogitsWarper
+
+            # Nucleus sampling (Holtzman et al., 2020) by logits of which the highest one is the sample.
+            processors = LogitsProcessorList([TopPLogitsWarper(settings.top_p), GumbelNoise(seeds)])
+            search = {"num_beams": 1, "logits_processor": processors}
+        with torch.inference_mode():
+            tokens = self._model.generate(
+                pixel_values=inputs["pixel_values"],
+                input_ids=inputs["input_ids"],
+                attention_mask=inputs["attention_mask"],
+                max_length=settings.max_length,
+                min_length=settings.min_length,
+                do_sample=False,  # which would draw from one stream for all images of a batch
+                **search,
+            )
+        # The prompt's last token, the end, is not handed to the decoder.
+        new = tokens[:, inputs["input_ids"].shape[1] - 1 :]
+        texts = self._processor.batch_decode(new, skip_special_tokens=True)
+        return [" ".join(text.split()) or None for text in texts]
+
+
+class GumbelNoise:
+    """Noise under which the most probable token is a sample, from a stream of its own for each row.
+
+    argmax(logits + g), where g = -log(-log(u)) is Gumbel noise, is distributed as softmax(logits). So a
+    caption does not depend on the images beside it in the batch.
+
+    >>> noise = GumbelNoise([7])
+    >>> logits = torch.log(torch.tensor([[0.25, 0.0, 0.75]]))
+    >>> draws = torch.stack([noise(None, logits).argmax(dim=-1)[0] for _ in range(2000)])
+    >>> torch.bincount(draws, minlength=3).div(2000).tolist()
+    [0.2..., 0.0, 0.7...]
     """
 
-    def __init__(self, what: str, captioned: CaptionedImages, name: str | Path) -> None:
-        """what: `captions` or `images`, which are generated."""
-        self.sources = [Source(CAPTION, image_id) for image_id in captioned.ids]
-        if what == "images":
-            rows = zip(captioned.images, captioned.captions, strict=True)
-            self.sources = list(dict.fromkeys(Source(IMAGE, image_id, text) for image_id, text in rows))
-        if not self.sources:
-            found = f"holds no {'captions' if what == 'images' else 'images'}"
-            raise FileError(file_problem(name, found))
-        self._visual = captioned.visual
+    def __init__(self, seeds: Sequence[int]) -> None:
+        self._streams = [torch.Generator().manual_seed(seed) for seed in seeds]
 
-    def load(self, number: int) -> Image.Image | str:
-        """The content of a source, an RGB image or a caption; raises ImageError or InputTypeError."""
-        source = self.sources[number]
-        if source.source_caption is not None:
-            return source.source_caption
-        image: Any = self._visual(number)
-        return in_rgb(image).load()
+    def __call__(self, input_ids: Tensor | None, scores: Tensor) -> Tensor:
+        size = scores.shape[-1]
+        draws = torch.stack([torch.rand(size, generator=own, dtype=torch.float64) for own in self._streams])
+        return scores.float() - torch.log(-torch.log(draws)).to(scores.device, torch.float32)
 
-    @property
-    def fingerprint(self) -> str:
-        """Number, and digest of ids and captions in their order."""
-        digest = hashlib.blake2b(digest_size=16)
-        for source in self.sources:
-            digest.update(json.dumps(source).encode())
-        return f"{len(self.sources)} {digest.hexdigest()}"
+
+class TextToImage(Generator):
+    """A text-to-image pipeline of diffusers."""
+
+    def __init__(self, path: Path, settings: ImageAugmentation) -> None:
+        from diffusers import AutoPipelineForText2Image
+
+        pipelines: Any = AutoPipelineForText2Image
+        safely = {"use_safetensors": True, "trust_remote_code": False, "local_files_only": True}
+        pipeline = pipelines.from_pretrained(path, dtype=DTYPES[settings.dtype], **safely)
+        self._pipeline: Any = pipeline.to(resolve_device(settings.device))
+        self._pipeline.set_progress_bar_config(disable=True)
+        self._settings = settings
+
+    def generate(self, contents: Sequence[str], seeds: Sequence[int]) -> list[str | bytes | None]:
+        """A PNG of each caption. Noise is drawn on the CPU, so that it is the same on every device."""
+        settings = self._settings
+        with torch.inference_mode():
+            made = self._pipeline(
+                list(contents),
+                num_inference_steps=settings.steps,
+                guidance_scale=settings.guidance,
+                height=settings.image_size,
+                width=settings.image_size,
+                generator=[torch.Generator().manual_seed(seed) for seed in seeds],
+            )
+        if (tokenizer := getattr(self._pipeline, "tokenizer", None)) is not None:
+            lengths = [len(ids) for ids in tokenizer(list(contents))["input_ids"]]
+            self.truncated += sum(length > int(tokenizer.model_max_length) for length in lengths)
+        # What the safety checker flags is black, and so is an image where numbers overflow, as in float16.
+        return [_png(image) if image.getbbox() else None for image in made.images]
+
+
+def _png(image: Image.Image) -> bytes:
+    file = io.BytesIO()
+    image.convert("RGB").save(file, format="PNG")
+    return file.getvalue()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,8 +191,12 @@ class Augmentation(Settings):
     """How positives are generated."""
 
     kind: ClassVar[str]
+    what: ClassVar[str]
+    """The model in messages."""
     generator: ClassVar[Any]
     """The class of the model that makes them."""
+    dropped: ClassVar[str]
+    """Why there is no positive where the model gives none."""
     libraries: ClassVar[tuple[str, ...]]
     """Packages whose versions are recorded."""
     batch: ClassVar[int]
@@ -119,12 +225,30 @@ class Augmentation(Settings):
         """Settings that positives do not depend on, but for rounding."""
         return {"model", "revision", "device", "batch_size"}
 
-    def stamp(self, found: FoundModel, sources: Sources) -> dict[str, object]:
-        """What positives depend on, beside what is recorded only."""
-        settings = {name: value for name, value in vars(self).items() if name not in self.free()}
-        given = {"weights": found.digest, "sources": sources.fingerprint}
-        software = {name: version(name) for name in (*self.libraries, "torch")}
-        return {**given, **settings, MADE_WITH: {"model": found.name, **software}}
+    def find(self) -> tuple[Path, str, str]:
+        """The folder of the model's files, its name with its commit on the Hub, and a digest of the files."""
+        default = type(self).model
+        pinned = str(self.model) if self.revision is None else f"{self.model}@{self.revision}"
+        path, name, commit = open_foreign(
+            pinned, self.what, _CONFIGS, (), default=str(default), tensors=lambda _: _TENSORS
+        )
+        files = {file for pattern in (*_CONFIGS, *_TENSORS) for file in path.rglob(pattern)}
+        sums = "".join(f"{own.relative_to(path).as_posix()} {file_checksum(own)}\n" for own in sorted(files))
+        digest = hashlib.sha256(sums.encode()).hexdigest()[:32]
+        return path, f"{name}@{commit}" if commit else name, digest
+
+    def open(self, path: Path) -> Generator:
+        """The model. Raises WeightsError, with what its library says in a line."""
+        libraries = sorted({"transformers", *self.libraries})
+        try:
+            generator: Generator = self.generator(path, self)
+        except InputError:
+            raise
+        except Exception as error:  # whatever a damaged file leads its reader to
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            raise WeightsError(f"{self.what} {str(self.model)!r} could not be opened ({reason})") from error
+        _quiet(*libraries)
+        return generator
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +256,9 @@ class CaptionAugmentation(Augmentation):
     """How captions are generated, by default as BLIP's release does it on COCO."""
 
     kind: ClassVar = CAPTION
+    what: ClassVar = "captioner"
     generator: ClassVar = Captioner
+    dropped: ClassVar = "empty captions"
     libraries: ClassVar = ("transformers",)
     batch: ClassVar = 16
 
@@ -168,7 +294,9 @@ class ImageAugmentation(Augmentation):
     """How images are generated, by default as Stable Diffusion's release does it."""
 
     kind: ClassVar = IMAGE
+    what: ClassVar = "text-to-image model"
     generator: ClassVar = TextToImage
+    dropped: ClassVar = "black images"
     libraries: ClassVar = ("diffusers", "transformers")
     batch: ClassVar = 4
 
@@ -184,6 +312,8 @@ class ImageAugmentation(Augmentation):
         super().__post_init__()
         if self.image_size % 8:
             raise wrong_option("image_size", self.image_size, "no multiple of 8", "pass one, e.g. 512")
+        if find_spec("diffusers") is None:
+            raise WeightsError(f"generated images need diffusers: {install_command('augment')}")
 
 
 @dataclass
@@ -192,7 +322,7 @@ class Counts:
 
     made: positives that it generated. found: those that were there. dropped: reasons why what was generated
     is not kept, in this run or before, and how often. failed: why sources could not be read. truncated:
-    captions of which the model read a part, in this run.
+    captions of which the model read a part, in this run. total: sources of all processes.
     """
 
     made: int = 0
@@ -200,47 +330,55 @@ class Counts:
     dropped: Counter[str] = field(default_factory=Counter)
     failed: list[str] = field(default_factory=list)
     truncated: int = 0
+    total: int = 0
 
 
-def augment(settings: Augmentation, sources: Sources, out: Path, part: tuple[int, int] = (1, 1)) -> Counts:
-    """Generate what is missing of the positives of one kind in a folder; what became of each.
+def augment(
+    settings: Augmentation, captioned: CaptionedImages, given: Any, out: Path, part: tuple[int, int]
+) -> Counts:
+    """Generate what is missing of the positives of one kind in a folder; what became of each source.
 
-    Args:
-        settings: how.
-        sources: of what.
-        out: the folder.
-        part: which of how many processes this one is, from (1, 1): each makes shards of its own.
-
-    Raises:
-        OSError: the folder cannot be written; shards that are written stay.
-        ValueError: the folder is of something else, or the model could not be opened.
+    captioned: images for captions, each once, or captions of images for images. given: their name. part:
+    which of how many processes this one is, from (1, 1): each makes shards of its own.
     """
-    check_folder(out)
-    found = settings.generator.find(str(settings.model), settings.revision)
-    shards = PositiveShards(out, settings.kind, settings.stamp(found, sources))
-    return _Run(settings, sources, lambda: settings.generator(found, settings), shards).run(part)
+    sources = [Positive(CAPTION, image_id) for image_id in captioned.ids]
+    if settings.kind == IMAGE:
+        rows = zip(captioned.images, captioned.captions, strict=True)
+        sources = list(dict.fromkeys(Positive(IMAGE, image_id, text) for image_id, text in rows))
+    if not sources:
+        raise FileError(file_problem(given, f"holds no {'captions' if settings.kind == IMAGE else 'images'}"))
+    shards = PositiveShards(out, settings.kind)
+    path, name, weights = settings.find()
+    digest = hashlib.blake2b(digest_size=16)
+    for source in sources:
+        digest.update(json.dumps(source[:3]).encode())
+    own = {name: value for name, value in vars(settings).items() if name not in settings.free()}
+    software = {name: version(name) for name in (*settings.libraries, "torch")}
+    of = {"weights": weights, "sources": f"{len(sources)} {digest.hexdigest()}"}
+    shards.begin({**of, **own, MADE_WITH: {"model": name, **software}})
+    return _Run(settings, captioned, sources, path, shards).run(part)
 
 
 class _Run:
-    """Generation of positives; `open_generator` opens the model when the first source needs it."""
+    """Generation of positives; the model is opened when the first source needs it."""
 
     def __init__(
         self,
         settings: Augmentation,
-        sources: Sources,
-        open_generator: Callable[[], Generator],
+        captioned: CaptionedImages,
+        sources: list[Positive],
+        path: Path,
         shards: PositiveShards,
     ) -> None:
-        self.settings, self.sources, self.shards = settings, sources, shards
-        self.counts = Counts()
-        self._open = open_generator
+        self.settings, self.sources, self.path, self.shards = settings, sources, path, shards
+        self.visual, self.counts = captioned.visual, Counts(total=len(sources))
         self._generator: Generator | None = None
         size = settings.batch_size
         self._size = BatchSize(size or settings.batch, automatic=size is None)
 
     def run(self, part: tuple[int, int]) -> Counts:
         """Complete every shard of a part: number I of N has every N-th one."""
-        size, total = LIMITS.augmented[self.settings.kind], len(self.sources.sources)
+        size, total = LIMITS.augmented[self.settings.kind], len(self.sources)
         numbers = range(part[0] - 1, -(-total // size), part[1])
         stretches = [range(number * size, min((number + 1) * size, total)) for number in numbers]
         unit = "image" if self.settings.kind == CAPTION else "caption"
@@ -254,14 +392,18 @@ class _Run:
 
     def _complete(self, number: int, stretch: range, bar: Any) -> None:
         """Make what is missing of a shard, and write it; what an error interrupts is written too."""
-        shard = self.shards.read(number, self.sources.sources[stretch.start : stretch.stop])
-        missing = shard.missing(len(stretch))
-        self.counts.found += len(shard.made)
-        self.counts.dropped.update(shard.dropped.values())
-        bar.update(len(stretch) - len(missing))
+        shard = self.shards.read(number, self.sources[stretch.start : stretch.stop])
+        reasons = [outcome for outcome in shard.values() if isinstance(outcome, str)]
+        self.counts.found += len(shard) - len(reasons)
+        self.counts.dropped.update(reasons)
+        bar.update(len(shard))
         unwritten, written_at = False, time.monotonic()
+        # Of fixed pieces, so that a run that goes on makes the same batches.
+        size = self.settings.batch_size or self.settings.batch
+        pieces = [range(start, min(start + size, len(stretch))) for start in range(0, len(stretch), size)]
         try:
-            for batch in self._batches(stretch, missing):
+            for piece in pieces:
+                batch = [i for i in piece if i not in shard]
                 unwritten = self._make(batch, stretch, shard) or unwritten
                 bar.update(len(batch))
                 if unwritten and time.monotonic() - written_at > LIMITS.training_seconds:
@@ -272,51 +414,42 @@ class _Run:
             if unwritten:
                 self.shards.write(number, shard)
 
-    def _batches(self, stretch: range, missing: set[int]) -> Iterator[list[int]]:
-        """Positions that are missing, of fixed pieces, so that a run that goes on makes the same batches."""
-        size = self.settings.batch_size or self.settings.batch
-        for start in range(0, len(stretch), size):
-            batch = [i for i in range(start, min(start + size, len(stretch))) if i in missing]
-            if batch:
-                yield batch
+    def _load(self, number: int) -> Any:
+        """The content of a source, an RGB image or a caption; raises ImageError or InputTypeError."""
+        image: Any = self.visual
+        text = self.sources[number].source_caption
+        return in_rgb(image(number)).load() if text is None else text
 
-    def _make(self, batch: list[int], stretch: range, shard: Shard) -> bool:
+    def _make(self, batch: list[int], stretch: range, shard: Outcomes) -> bool:
         """Generate the positives of some sources; whether any is new."""
         contents: list[tuple[int, Any]] = []
         for i in batch:
             try:
-                contents.append((i, self.sources.load(stretch[i])))
+                contents.append((i, self._load(stretch[i])))
             except ProblemsError as error:
                 self.counts.failed.append(str(error))
         if not contents:
             return False
-        if self._generator is None:
-            self._generator = self._open()
-        generator = self._generator
-        sources = {i: self.sources.sources[stretch[i]] for i in batch}
+        generator = self._generator = self._generator or self.settings.open(self.path)
 
         def forward(part: list[tuple[int, Any]]) -> list[Any]:
-            seeds = [_seed_of(self.settings.seed, sources[i]) for i, _ in part]
+            seeds = [_seed_of(self.settings.seed, self.sources[stretch[i]]) for i, _ in part]
             return generator.generate([content for _, content in part], seeds)
 
         for piece, outputs in self._size.run(contents, forward):
             for (i, _), output in zip(contents[piece], outputs, strict=True):
-                if isinstance(output, Dropped):
-                    shard.dropped[i] = str(output)
-                    self.counts.dropped[str(output)] += 1
+                source = self.sources[stretch[i]]
+                if output is None:
+                    shard[i] = self.settings.dropped
+                    self.counts.dropped[self.settings.dropped] += 1
                     continue
-                caption, image = (output, None) if isinstance(output, str) else (None, output)
-                shard.made[i] = Positive(*sources[i], caption, image)
+                shard[i] = source._replace(**{self.settings.kind: output})
                 self.counts.made += 1
         return True
 
 
-def _seed_of(seed: int, source: Source) -> int:
-    """The seed of a source, of 63 bits: another one for every source, whatever is generated before it.
-
-    >>> _seed_of(42, Source("image", "17", "a dog")) == _seed_of(42, Source("image", "17", "a cat"))
-    False
-    """
+def _seed_of(seed: int, source: Positive) -> int:
+    """The seed of a source, of 63 bits: another one for every source, whatever is generated before it."""
     texts = [str(seed), source.kind, source.id, source.source_caption or ""]
     content = "".join(f"{len(text)} {text}" for text in texts).encode()
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big") >> 1

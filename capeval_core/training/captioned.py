@@ -58,9 +58,6 @@ def read_captioned(
     """The captions of a file of references or candidates, with a folder of images or with box features.
 
     captions: None: all images of the folder, by their names. images: None: the captions alone.
-
-    Raises:
-        FileError: what cannot be read; ids without an image; no captions, no images, two images of one name.
     """
     problems, options = Problems(), options or FileOptions()
     if captions is None:
@@ -75,8 +72,8 @@ def read_captioned(
     rows = [(image_id, text) for image_id, text in texts.rows if text.strip()]
     if empty := len(texts.rows) - len(rows):
         warn(f"{captions}: {empty:,} captions are empty and left out")
-    ids, captions_ = [image_id for image_id, _ in rows], [text for _, text in rows]
-    return images_of(ids, captions_, images, store, texts.file_names)
+    ids, own = [image_id for image_id, _ in rows], [text for _, text in rows]
+    return images_of(ids, own, images, store, texts.file_names)
 
 
 def images_of(
@@ -89,9 +86,6 @@ def images_of(
     """Captions with the images of a folder, or with box features.
 
     of_caption: the image's id of each caption. file_names: the files that ids mean by an annotation.
-
-    Raises:
-        FileError: ids without an image.
     """
     ids = list(dict.fromkeys(of_caption))
     if store is not None:
@@ -112,51 +106,15 @@ def open_dataset(
 ) -> CaptionedImages:
     """Images and captions of a dataset of Hugging Face; of either alone where the other column is None.
 
-    Args:
-        name: folder of `save_to_disk`, or Hub id.
-        split: which part of it, where it has parts.
-        caption_column: texts, or lists of texts.
-        id_column: rows with equal values there show one image; None: every row has its own.
-
-    Raises:
-        ValueError: it could not be loaded, or has no such columns; a caption that is empty or no text.
+    name: folder of `save_to_disk`, or Hub id. split: which part of it, where it has parts. caption_column:
+    texts, or lists of texts. id_column: rows with equal values there show one image; None: each its own.
     """
-    columns = {"image_column": image_column, "caption_column": caption_column, "id_column": id_column}
-    loaded = _load(name, split, columns)
-    names = list(map(str, loaded[id_column] if id_column is not None else range(len(loaded))))
-    problems = Problems()
-    rows: dict[str, int] = {}
-    captions, images = [], []
-    for row, texts in enumerate(loaded[caption_column] if caption_column is not None else ()):
-        for text in texts if isinstance(texts, (list, tuple)) else [texts]:
-            if not isinstance(text, str) or not text.strip():
-                fix = "leave it out" if isinstance(text, (str, NoneType)) else "pass a column of texts"
-                where = f"row {row}: {caption_column}"
-                problems.add(file_problem(name, shown(text), fix, index=where, verb="is"))
-                continue
-            rows.setdefault(names[row], row)
-            captions.append(text)
-            images.append(names[row])
-    problems.raise_if_any()
-    if caption_column is None:
-        for row, image_id in enumerate(names):
-            rows.setdefault(image_id, row)
-    ids = list(rows)
-    pictures = _pictures(loaded, image_column)
-    return CaptionedImages(
-        ids, captions, images, lambda i: InputImage.of(pictures(rows[ids[i]]), f"image of {ids[i]!r}")
-    )
-
-
-def _load(name: str, split: str, columns: Mapping[str, str | None]) -> Any:
-    """The rows of a dataset, which has these columns, by the option that names each."""
     import datasets
 
     path = expanded_path(name)
     try:
-        on_disk = path.exists()
         loaded: Any = (
-            datasets.load_from_disk(str(path)) if on_disk else datasets.load_dataset(name, split=split)
+            datasets.load_from_disk(str(path)) if path.exists() else datasets.load_dataset(name, split=split)
         )
     except Exception as error:  # whatever the Hub, its client or the files raise
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
@@ -167,21 +125,36 @@ def _load(name: str, split: str, columns: Mapping[str, str | None]) -> Any:
         if split not in loaded:
             raise wrong_option("split", split, f"not in {name} ({', '.join(loaded)})", "")
         loaded = loaded[split]
-    known = loaded.column_names
+    columns = {"image_column": image_column, "caption_column": caption_column, "id_column": id_column}
     for option, column in columns.items():
-        if column is not None and column not in known:
+        if column is not None and column not in (known := loaded.column_names):
             found = f"no column of {name}{did_you_mean(column, known)} ({', '.join(known)})"
             raise wrong_option(option, column, found, "")
-    return loaded
+    names = list(map(str, loaded[id_column] if id_column is not None else range(len(loaded))))
+    problems = Problems()
+    rows: dict[str, int] = {}  # of each image the first
+    captions, images = [], []
+    for row, texts in enumerate(loaded[caption_column] if caption_column is not None else [()] * len(names)):
+        if caption_column is None:
+            rows.setdefault(names[row], row)
+        for text in texts if isinstance(texts, (list, tuple)) else [texts]:
+            if not isinstance(text, str) or not text.strip():
+                fix = "leave it out" if isinstance(text, (str, NoneType)) else "pass a column of texts"
+                where = f"row {row}: {caption_column}"
+                problems.add(file_problem(name, shown(text), fix, index=where, verb="is"))
+                continue
+            rows.setdefault(names[row], row)
+            captions.append(text)
+            images.append(names[row])
+    problems.raise_if_any()
+    ids, pictures = list(rows), None
+    if image_column is not None:
+        if isinstance(loaded.features[image_column], datasets.Image):
+            loaded = loaded.cast_column(image_column, datasets.Image(decode=False))
+        pictures = loaded.select_columns([image_column])
 
+    def visual(i: int) -> InputImage:
+        picture = None if pictures is None else pictures[rows[ids[i]]][image_column]
+        return InputImage.of(picture, f"image of {ids[i]!r}")
 
-def _pictures(loaded: Any, column: str | None) -> Callable[[int], Any]:
-    """The image of a row of a dataset, decoded when it is needed."""
-    import datasets
-
-    if column is None:
-        return lambda row: None
-    if isinstance(loaded.features[column], datasets.Image):
-        loaded = loaded.cast_column(column, datasets.Image(decode=False))
-    pictures = loaded.select_columns([column])
-    return lambda row: pictures[row][column]
+    return CaptionedImages(ids, captions, images, visual)

@@ -1,8 +1,7 @@
 """Negative captions: what UMIC is trained to score below the captions of an image.
 
 Five kinds, from the captions that people wrote: words substituted, a caption of another image, a caption of a
-similar image ("hard"), words repeated or removed, and words in another order. Functions make them from tokens
-and tags; `NegativeSampler` makes the groups of a training set with them.
+similar image ("hard"), words repeated or removed, and words in another order.
 
 Source: Lee et al., "UMIC: An Unreferenced Metric for Image Captioning via Contrastive Learning", ACL 2021,
 https://arxiv.org/abs/2106.14019, section 3.2. Where its released code leaves the original caption unchanged,
@@ -20,10 +19,13 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy.special import gammaln
 
 from capeval_core.errors import Problem, Problems
+from capeval_core.limits import LIMITS
+from capeval_core.phrases.ngrams import mean_cider_vectors
+from capeval_core.phrases.ptb import ptb_tokens
 
 FOIL = "foil"
 """The kind of the captions with one other word."""
@@ -50,31 +52,18 @@ def is_content(tag: str) -> bool:
     return tag.startswith(CONTENT)
 
 
-def tag_word_counts(tagged: Iterable[Sequence[tuple[str, str]]]) -> dict[str, dict[str, int]]:
-    """How often each verb, noun and adjective occurs, by tag: tag -> word -> count.
-
-    Punctuation and numbers in digits with such a tag are left out.
-
-    >>> tag_word_counts([[("two", "CD"), ("dogs", "NNS")], [("the", "DT"), ("dogs", "NNS"), ("run", "VBP")]])
-    {'NNS': {'dogs': 2}, 'VBP': {'run': 1}}
-    """
+def tag_word_counts(tagged: Iterable[Sequence[tuple[str, str]]]) -> dict[str, Counter[str]]:
+    """How often each verb, noun and adjective occurs, by tag, without punctuation and numbers in digits."""
     counts: dict[str, Counter[str]] = {}
     for caption in tagged:
         for token, tag in caption:
             if is_content(tag) and any(map(str.isalpha, token)):
                 counts.setdefault(tag, Counter())[token] += 1
-    return {tag: dict(words) for tag, words in counts.items()}
+    return counts
 
 
 class WordTable:
-    """Words by tag with their counts (`tag_word_counts`), from which substitutes are drawn.
-
-    >>> table = WordTable({"NN": {"cat": 3, "dog": 1}, "VBZ": {"is": 9}})
-    >>> table.draw("NN", "cat", np.random.default_rng(0))
-    'dog'
-    >>> table.has_other("VBZ", "is"), table.has_other("JJ", "red")
-    (False, False)
-    """
+    """Words by tag with their counts, from which substitutes are drawn."""
 
     def __init__(self, counts: Mapping[str, Mapping[str, int]]) -> None:
         # Words that differ in case only stand side by side, so that all of them are passed over at once.
@@ -92,7 +81,7 @@ class WordTable:
                 spans[word.casefold()] = start, end
 
     def has_other(self, tag: str, word: str) -> bool:
-        """Whether there is another word of this tag, not counting other cases of the word."""
+        """Whether there is another word of this tag, beside other cases of the word."""
         start, end = self._span(tag, word)
         return tag in self._ends and end - start < self._ends[tag][-1]
 
@@ -185,10 +174,6 @@ def random_subset(
     """Items, in their order, drawn independently with one probability, at least one and at most `most`.
 
     Exact and without repeated draws: first how many, by the truncated binomial law, then which, uniformly.
-    For one item of k this is probability / (1 - (1 - probability)^k).
-
-    >>> random_subset(range(5), 0.3, np.random.default_rng(1))
-    [0, 4]
     """
     most = len(items) if most is None else most
     number = 1 + bisect_right(_count_law(len(items), probability, most), rng.random())
@@ -218,16 +203,10 @@ def _same(tokens: Sequence[str], others: Sequence[str]) -> bool:
 NUMBERS, PREPOSITIONS = "CD", "IN"
 BEFORE = 2
 """Words before a word that tell its place; of those behind, one does."""
-_SEPARATOR = "\t"
 
 
 def place_table(tagged: Iterable[Sequence[tuple[str, str]]]) -> WordTable:
-    """Words by place: their tag, the two words before and the one behind. Places of one word are left out.
-
-    >>> table = place_table([[("a", "DT"), (colour, "JJ"), ("star", "NN")] for colour in ("red", "blue")])
-    >>> one_word_foil(["a", "red", "star"], ["DT", "JJ", "NN"], table, np.random.default_rng(0))
-    ['a', 'blue', 'star']
-    """
+    """Words by place: their tag, the two words before and the one behind. Places of one word are left out."""
     counts: dict[str, Counter[str]] = {}
     for caption in tagged:
         tokens, tags = [token for token, _ in caption], [tag for _, tag in caption]
@@ -264,7 +243,7 @@ def _replaceable(tag: str) -> bool:
 
 def _place(tokens: Sequence[str], tags: Sequence[str], index: int) -> str:
     before, after = tokens[max(index - BEFORE, 0) : index], tokens[index + 1 : index + 2]
-    return _SEPARATOR.join([tags[index], *map(str.casefold, before), "", *map(str.casefold, after)])
+    return "\t".join([tags[index], *map(str.casefold, before), "", *map(str.casefold, after)])
 
 
 class Group(NamedTuple):
@@ -288,12 +267,6 @@ class NegativeSampler:
 
     `similar` holds lists of similar images, the most similar first. For each hard negative one list is drawn
     with equal odds, then one of its top 3 that is in the set, then one of its captions.
-
-    >>> from capeval_core.training.tags import open_tagger
-    >>> captions = ["a red star", "two blue stars", "a green heart"]
-    >>> sampler = NegativeSampler("abc", captions, open_tagger("scenes").tags(captions), seed=1)
-    >>> sampler.group(epoch=0, index=0).captions
-    ('a red star', 'two blue stars', 'two blue stars', 'a blue heart', 'a red', 'a red red')
     """
 
     def __init__(
@@ -310,8 +283,9 @@ class NegativeSampler:
         self.random_negatives, self.foils, self.seed = random_negatives, foils, seed
         self._captions = [" ".join(caption.split()) for caption in captions]
         self._ids, self._image = numbered(images)
-        self._by_image = np.argsort(self._image, kind="stable").astype(np.int32)
-        self._starts = np.searchsorted(self._image[self._by_image], np.arange(len(self._ids) + 1))
+        self._of: list[list[int]] = [[] for _ in self._ids]  # the captions of each image
+        for index, image in enumerate(self._image.tolist()):
+            self._of[image].append(index)
         self._text = numbered(map(_key, captions))[1]
         self._check_others()
         self._table = WordTable(tag_word_counts(tagged))
@@ -321,10 +295,13 @@ class NegativeSampler:
         self._tag_names, self._tags = numbered(tag for caption in tagged for _, tag in caption)
         self._offsets = np.cumsum([0, *map(len, tagged)])
         number = {image: index for index, image in enumerate(self._ids)}
-        self._similar = [self._top(images, number) for images in similar]
+        self._similar: list[list[list[int]]] = []
+        for images_like in similar:
+            tops = ([o for o in images_like.get(image, ()) if o != image][:TOP] for image in self._ids)
+            self._similar.append([[number[other] for other in top if other in number] for top in tops])
 
     def __len__(self) -> int:
-        """Number of captions, each of which is the positive of one group per epoch."""
+        """Number of captions: each is the positive of one group per epoch."""
         return len(self._captions)
 
     def group(self, epoch: int, index: int) -> Group:
@@ -334,8 +311,8 @@ class NegativeSampler:
         """
         rng = np.random.default_rng([self.seed, epoch, index])
         image = int(self._image[index])
-        own = {int(self._text[other]) for other in self._of(image)}
-        own_keys = {_key(self._captions[other]) for other in self._of(image)}
+        own = {int(self._text[other]) for other in self._of[image]}
+        own_keys = {_key(self._captions[other]) for other in self._of[image]}
         part = slice(self._offsets[index], self._offsets[index + 1])
         tokens = [self._words[word] for word in self._tokens[part]]
         tags = [self._tag_names[tag] for tag in self._tags[part]]
@@ -383,29 +360,19 @@ class NegativeSampler:
         """The index of a caption of a similar image; of any other image where there is none."""
         if self._similar:
             top = self._similar[int(rng.integers(len(self._similar)))][image]
-            captions = [[i for i in self._of(other) if int(self._text[i]) not in own] for other in top]
+            captions = [[i for i in self._of[other] if int(self._text[i]) not in own] for other in top]
             captions = list(filter(None, captions))
             if captions:
                 chosen = captions[int(rng.integers(len(captions)))]
                 return chosen[int(rng.integers(len(chosen)))]
         return self._random(own, rng)
 
-    def _of(self, image: int) -> list[int]:
-        """The indices of the captions of an image."""
-        indices: list[int] = self._by_image[self._starts[image] : self._starts[image + 1]].tolist()
-        return indices
-
-    def _top(self, similar: Mapping[str, Sequence[str]], number: Mapping[str, int]) -> list[tuple[int, ...]]:
-        """Per image those of its top similar images that are in the training set."""
-        tops = ([other for other in similar.get(image, ()) if other != image][:TOP] for image in self._ids)
-        return [tuple(number[other] for other in top if other in number) for top in tops]
-
     def _check_others(self) -> None:
         """Refuse images for which no caption of another image differs from their own."""
         total = np.bincount(self._text)
         problems = Problems()
         for image, name in enumerate(self._ids):
-            own = np.unique(self._text[self._of(image)])
+            own = np.unique(self._text[self._of[image]])
             if total[own].sum() == len(self):
                 found = f"no caption of another image than {name!r} that differs from its own"
                 problems.add(Problem("captions", f"have {found}", "add images with other captions"))
@@ -413,11 +380,7 @@ class NegativeSampler:
 
 
 class _Spelling:
-    """How the tokens of a caption stand beside each other: with a space, or without as in "a sink, a man's".
-
-    >>> _Spelling("a cat, a dog.", ["a", "cat", ",", "a", "dog", "."]).text(["dog", ",", "a", "."])
-    'dog, a.'
-    """
+    """How the tokens of a caption stand beside each other: with a space or, as in "a man's", without."""
 
     def __init__(self, caption: str, tokens: Sequence[str]) -> None:
         self._pairs: dict[tuple[str, str], bool] = {}
@@ -443,6 +406,77 @@ class _Spelling:
             text += token if touches or not previous else f" {token}"
             previous = token
         return text
+
+
+def similar_by_features(
+    images: Sequence[str], features: ArrayLike, *, top: int = TOP
+) -> dict[str, list[str]]:
+    """Of each image the `top` ones of the highest cosine of features (n, d), the most similar first.
+
+    Of equal cosines (but for rounding) the earlier image comes first. An image with exactly the same features
+    is not similar but the same, and left out.
+    """
+    vectors = np.asarray(features, dtype=np.float32)
+    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    unit = np.divide(vectors, norms, out=np.zeros_like(vectors), where=norms > 0)
+    equal = numbered(row.tobytes() for row in vectors)[1].astype(np.int64)
+    return _lists(list(images), equal, lambda rows: unit[rows] @ unit.T, top)
+
+
+def similar_by_captions(
+    images: Sequence[str], captions: Sequence[str], *, top: int = TOP
+) -> dict[str, list[str]]:
+    """Of each image the `top` ones whose captions have the highest CIDEr with its own.
+
+    The similarity of two images is the mean CIDEr (from 0 to 10) of each caption of one with each caption of
+    the other; how rare an n-gram is, is measured by the images whose captions hold it. Of equal similarities
+    (but for rounding) the earlier image comes first. An image with exactly the same captions is left out, and
+    so are images without any n-gram in common.
+    """
+    pools: dict[str, list[tuple[str, ...]]] = {}
+    for image, caption in zip(images, captions, strict=True):
+        pools.setdefault(image, []).append(tuple(ptb_tokens(caption)))
+    vectors = mean_cider_vectors(list(pools.values())).tocsc()
+    # N-grams of many images make up most of the work, which is less in a dense product.
+    frequent = np.diff(vectors.indptr) * LIMITS.frequent > len(pools)
+    dense = vectors[:, frequent].toarray().astype(np.float32)
+    rare = vectors[:, ~frequent].astype(np.float32).tocsr()
+    across = rare.T.tocsr()
+
+    def similarity(rows: slice) -> NDArray[np.float32]:
+        products: NDArray[np.float32] = (rare[rows] @ across).toarray()
+        products += dense[rows] @ dense.T
+        products[products <= 0] = -np.inf
+        return products
+
+    equal = numbered(tuple(sorted(pool)) for pool in pools.values())[1].astype(np.int64)
+    return _lists(list(pools), equal, similarity, top)
+
+
+def _lists(
+    images: list[str],
+    equal: NDArray[np.int64],
+    similarity: Callable[[slice], NDArray[np.float32]],
+    top: int,
+) -> dict[str, list[str]]:
+    """The most similar images of each image, block by block.
+
+    equal: a number per image, which only equal images share.
+    similarity: of the images of a slice to all, (m, n); -inf where there is none.
+    """
+    size = max(1, LIMITS.similarities // max(1, len(images)))
+    lists = {}
+    for start in range(0, len(images), size):
+        rows = slice(start, start + size)
+        scores = similarity(rows)
+        scores[equal[rows, None] == equal] = -np.inf
+        for image, row in zip(images[rows], scores, strict=True):
+            # All that are at least as similar as the last one of the list, then in order.
+            least = np.partition(row, -top)[-top] if top < len(row) else -np.inf
+            near = np.flatnonzero((row >= least) & (row > -np.inf))
+            order = near[np.argsort(-row[near], kind="stable")][:top]
+            lists[image] = [images[index] for index in order.tolist()]
+    return lists
 
 
 def numbered(items: Iterable[Hashable]) -> tuple[list[Any], NDArray[np.int32]]:

@@ -8,49 +8,53 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import chain
 from os import PathLike
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
 from capeval_core._version import __version__
 from capeval_core.encoders.clip import ClipEncoder
 from capeval_core.encoders.tokenizers import ClipTokenizer
-from capeval_core.errors import Problems, file_problem, option_problem, wrong_option
+from capeval_core.errors import Problems, file_problem, option_problem, warn, wrong_option
 from capeval_core.inputs.images import InputImage
 from capeval_core.models.copies import on_device
 from capeval_core.options import option
 from capeval_core.registry import network_of
 from capeval_core.training.captioned import CaptionedImages
-from capeval_core.training.lora import SCALE, AdaptedClip, Projections
-from capeval_core.training.pairs import ABSENT, Numbers, PairLists, PairOrder, Pairs, held_out
 from capeval_core.training.positives import Positives
-from capeval_core.training.settings import Training
-from capeval_core.training.towers import PixelsAndIds, TowerEncoder, TowerOutputs
+from capeval_core.training.towers import (
+    SCALE,
+    AdaptedClip,
+    Numbers,
+    PixelsAndIds,
+    Projections,
+    TowerEncoder,
+    TowerOutputs,
+)
 from capeval_core.training.trainer import (
     TOWERS,
     VALIDATION,
-    WEIGHTS,
     Looks,
     Objective,
-    Progress,
     ReadTerms,
     Report,
     Trainer,
-    as_stored,
+    Training,
     opened,
-    save_trained,
     scalar_terms,
 )
 from capeval_core.weights.catalogue import PROMPT
-from capeval_core.weights.folder import WeightsError, WeightsFolder, open_weights
+from capeval_core.weights.folder import WeightsError, open_weights
 
 CONTRAST = "contrast"
 """The only phase of the training."""
@@ -58,6 +62,8 @@ REAL, GENERATED_IMAGES, GENERATED_CAPTIONS = "real pairs", "generated images", "
 """The terms of eq. 3: L(V, T), L(V', T), L(V, T')."""
 LAMBDA_V, LAMBDA_T = 0.05, 0.1
 """Weights of L(V', T) and L(V, T')."""
+ABSENT = -1
+"""Stands where a pair has no generated image or no generated caption."""
 
 
 def info_nce(images: Tensor, texts: Tensor, scale: Tensor | float) -> Tensor:
@@ -65,8 +71,6 @@ def info_nce(images: Tensor, texts: Tensor, scale: Tensor | float) -> Tensor:
 
     images, texts: (n, d), of any length; row i of one belongs to row i of the other. scale: 1 / temperature.
 
-    >>> float(info_nce(torch.eye(3), torch.eye(3), scale=100.0).round(decimals=6))
-    0.0
     >>> float(info_nce(torch.ones(2, 4), torch.ones(2, 4), scale=1.0).round(decimals=4))  # 2 log 2
     1.3863
     """
@@ -76,12 +80,7 @@ def info_nce(images: Tensor, texts: Tensor, scale: Tensor | float) -> Tensor:
 
 
 def positive_augmented_loss(terms: Mapping[str, Tensor], weights: Mapping[str, float]) -> Tensor:
-    """Eq. 3: the weighted sum of the terms.
-
-    >>> terms = {REAL: torch.tensor(2.0), GENERATED_IMAGES: torch.tensor(1.0)}
-    >>> positive_augmented_loss(terms, {REAL: 1.0, GENERATED_IMAGES: 0.05})
-    tensor(2.0500)
-    """
+    """Eq. 3: the weighted sum of the terms."""
     return torch.stack([weights[name] * term for name, term in terms.items()]).sum()
 
 
@@ -90,6 +89,10 @@ class PacsTraining(Training):
     """How PAC-S is trained. The defaults are the paper's, and those noted where it states none."""
 
     name: ClassVar = "pacs"
+    about: ClassVar = (
+        "Tune the projections of a CLIP on images and captions, with generated ones as extra positives."
+    )
+    metric: ClassVar = "pacs"
     lengths: ClassVar = {CONTRAST: ("steps", "learning_rate")}
     shares: ClassVar[tuple[str, ...]] = ("validation",)
     free: ClassVar[tuple[str, ...]] = (*Training.free, "towers")
@@ -157,8 +160,39 @@ class PacsTraining(Training):
         return {name: weight for name, weight in weights.items() if weight}
 
 
+class Pairs(NamedTuple):
+    """Some pairs: of each the numbers of image, caption, generated image and generated caption, (n,) each.
+
+    Images and generated images are numbered together, and so are captions and generated captions.
+    """
+
+    images: Numbers
+    captions: Numbers
+    generated_images: Numbers
+    generated_captions: Numbers
+
+
+class _Lists:
+    """A list of numbers for each of n things: those of thing i are `values[starts[i]:starts[i + 1]]`."""
+
+    def __init__(self, lists: Sequence[Sequence[int]]) -> None:
+        self.values = np.fromiter(chain.from_iterable(lists), dtype=np.int64)
+        self.starts = np.cumsum([0, *map(len, lists)], dtype=np.int64)
+
+    def drawn(self, things: Numbers, lots: NDArray[np.float64]) -> Numbers:
+        """One of each thing's numbers, by a lot in [0, 1); `ABSENT` where it has none."""
+        if not len(self.values):
+            return np.full(len(things), ABSENT)
+        first, counts = self.starts[things], self.starts[things + 1] - self.starts[things]
+        places = np.minimum(first + np.floor(lots * counts).astype(np.int64), len(self.values) - 1)
+        return np.where(counts > 0, self.values[places], ABSENT)
+
+
 class PairData:
-    """Everything that a training of PAC-S learns from, checked; no weights are opened."""
+    """Everything that a training of PAC-S learns from, checked; no weights are opened.
+
+    texts: all captions, then the generated ones. trained, held_out: numbers of images.
+    """
 
     def __init__(
         self,
@@ -168,14 +202,22 @@ class PairData:
         validation: CaptionedImages | None = None,
     ) -> None:
         self.positives, self.validation = positives, validation
-        self.captioned = captioned if validation is None else _joined(captioned, validation)
-        self.lists = PairLists.of(self.captioned, positives)
-        _check_positives(training, None if positives is None else self.lists)
         count = len(captioned.ids)
+        self.captioned = captioned = captioned if validation is None else _joined(captioned, validation)
+        self.texts = list(captioned.captions)
+        captions: list[list[int]] = [[] for _ in captioned.ids]
+        for caption, image in enumerate(captioned.numbers):
+            captions[image].append(caption)
+        self.captions = _Lists(captions)
+        self._add_positives(positives)
+        self._check_positives(training)
         if validation is None:
-            self.trained, self.held_out = held_out(count, training.validation, training.seed)
+            share = training.validation
+            most = min(count, max(2, round(share * count))) if share else 0
+            order = np.random.default_rng([training.seed, 2]).permutation(count)
+            self.trained, self.held_out = np.sort(order[most:]), np.sort(order[:most])
         else:
-            self.trained, self.held_out = np.arange(count), np.arange(count, len(self.captioned.ids))
+            self.trained, self.held_out = np.arange(count), np.arange(count, len(captioned.ids))
         if training.batch_size > len(self.trained):
             found = f"more than the {len(self.trained):,} images to train on"
             raise wrong_option("batch_size", training.batch_size, found, "pass a smaller one")
@@ -184,25 +226,58 @@ class PairData:
                 "one image is held out for validation, but its loss needs two: give more captions"
             )
 
+    def _add_positives(self, positives: Positives | None) -> None:
+        """Number generated captions behind the captions, and generated images behind the images."""
+        captioned, unused = self.captioned, 0
+        captions: list[list[int]] = [[] for _ in captioned.ids]
+        images: list[list[int]] = [[] for _ in captioned.captions]
+        if positives is not None:
+            number = {image_id: index for index, image_id in enumerate(captioned.ids)}
+            for image_id, generated in positives.captions.items():
+                if image_id not in number:
+                    unused += len(generated)
+                    continue
+                captions[number[image_id]] += range(len(self.texts), len(self.texts) + len(generated))
+                self.texts += generated
+            sources: dict[tuple[str, str], list[int]] = {}
+            for caption, source in enumerate(zip(captioned.images, captioned.captions, strict=True)):
+                sources.setdefault(source, []).append(caption)
+            for image, origin in enumerate(positives.sources, len(captioned.ids)):
+                unused += origin not in sources
+                for caption in sources.get(origin, ()):
+                    images[caption].append(image)
+        if unused:
+            warn(f"{unused:,} positives belong to no image or caption here")
+        self.generated_captions, self.generated_images = _Lists(captions), _Lists(images)
+        self.generated = len(self.generated_images.values), len(self.generated_captions.values)
+
+    def _check_positives(self, training: PacsTraining) -> None:
+        """Refuse losses that are switched on without their positives."""
+        problems = Problems()
+        kinds = (("lambda_v", "images"), ("lambda_t", "captions"))
+        for (name, what), count in zip(kinds, self.generated, strict=True):
+            if (weight := getattr(training, name)) and not count:
+                there = "is no folder of positives"
+                if self.positives is not None:
+                    there = f"are no generated {what} of these captions"
+                found = f"a weight of generated {what}, but there {there}"
+                fix = "pass a folder that `capeval augment` made as `--positives`, or 0 to train without them"
+                problems.add(option_problem(name, weight, found, fix))
+        problems.raise_if_any()
+
     def visuals(self) -> Iterator[InputImage]:
         """All images, then the generated ones."""
         generated = self.positives.images() if self.positives is not None else iter(())
         images = (visual for visual in self.captioned.visuals() if isinstance(visual, InputImage))
         return chain(images, generated)
 
-
-def _check_positives(training: PacsTraining, lists: PairLists | None) -> None:
-    """Refuse losses that are switched on without their positives. lists: None: there is no folder."""
-    problems = Problems()
-    for place, (name, what) in enumerate((("lambda_v", "images"), ("lambda_t", "captions"))):
-        if (weight := getattr(training, name)) and (lists is None or not lists.generated[place]):
-            why = (
-                "is no folder of positives" if lists is None else f"are no generated {what} of these captions"
-            )
-            found = f"a weight of generated {what}, but there {why}"
-            fix = "pass a folder that `capeval augment` made as `--positives`, or 0 to train without them"
-            problems.add(option_problem(name, weight, found, fix))
-    problems.raise_if_any()
+    def drawn(self, images: Numbers, rng: np.random.Generator) -> Pairs:
+        """All of these images in random order, each with a caption and positives by lot."""
+        order = images[rng.permutation(len(images))]
+        lots = rng.random((3, len(order)))
+        captions = self.captions.drawn(order, lots[0])
+        generated = self.generated_images.drawn(captions, lots[1])
+        return Pairs(order, captions, generated, self.generated_captions.drawn(order, lots[2]))
 
 
 def _joined(captioned: CaptionedImages, validation: CaptionedImages) -> CaptionedImages:
@@ -221,8 +296,7 @@ def _joined(captioned: CaptionedImages, validation: CaptionedImages) -> Captione
     )
 
 
-@dataclass(frozen=True)
-class PairBatch:
+class PairBatch(NamedTuple):
     """What the model takes of n pairs.
 
     generated: for each loss of generated positives, what the model takes of n of them, and (n,) which pairs
@@ -235,24 +309,36 @@ class PairBatch:
 
 
 class PacsObjective(Objective):
-    """Projections, or adapters, of a CLIP with the losses of PAC-S."""
+    """Projections, or adapters, of a CLIP with the losses of PAC-S.
+
+    In an epoch each image comes at most once, with one of its captions and one positive of each kind, by lot.
+    So no batch has two captions of one image, which would be each other's negatives. What is left of an
+    epoch after its last whole batch is not used.
+    """
 
     model: Projections | AdaptedClip
 
     def __init__(
         self,
         training: PacsTraining,
+        data: PairData,
         model: Projections | AdaptedClip,
-        tensors: dict[str, Tensor],
         inputs: TowerOutputs | PixelsAndIds,
-        order: PairOrder,
         world: int,
     ) -> None:
-        self.training, self.model, self.tensors = training, model, tensors
-        self.inputs, self.order, self.world = inputs, order, world
+        self.training, self.data, self.model, self.inputs, self.world = training, data, model, inputs, world
+        self._epoch = lru_cache(maxsize=2)(
+            lambda epoch: data.drawn(data.trained, np.random.default_rng([training.seed, 1, epoch]))
+        )
 
     def batch(self, phase: str, number: int) -> PairBatch:
-        return self._batch(self.order.chosen(number))
+        """The part of a process: number `batch * processes + process`."""
+        size = self.training.batch_size
+        batch, process = divmod(number, self.world)
+        epoch, place = divmod(batch, len(self.data.trained) // size)
+        each = size // self.world
+        start = place * size + process * each
+        return self._batch(Pairs(*(numbers[start : start + each] for numbers in self._epoch(epoch))))
 
     def _batch(self, pairs: Pairs) -> PairBatch:
         inputs, generated = self.inputs, {}
@@ -273,19 +359,21 @@ class PacsObjective(Objective):
     def _terms(self, batch: PairBatch, gathered: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
         """The terms of eq. 3 that are switched on and have pairs, over the rows that `gathered` gives."""
         model = self.model
-        device = model.logit_scale.device
-        images = gathered(model.images(on_device(batch.images, device)))
-        texts = gathered(model.texts(_on(batch.texts, device)))
-        terms = {REAL: info_nce(images, texts, model.scale)}
+        device, scale = model.logit_scale.device, model.logit_scale.exp()
+
+        def features(of: Callable[[Any], Tensor], inputs: Any) -> Tensor:
+            return gathered(of(on_device(inputs, device) if isinstance(inputs, Tensor) else inputs))
+
+        images, texts = features(model.images, batch.images), features(model.texts, batch.texts)
+        terms = {REAL: info_nce(images, texts, scale)}
         for name, (inputs, there) in batch.generated.items():
-            features = model.images if name == GENERATED_IMAGES else model.texts
-            generated = gathered(features(_on(inputs, device)))
+            generated = features(model.images if name == GENERATED_IMAGES else model.texts, inputs)
             # One process does not wait for its device; several gather on their devices.
             present = on_device(gathered(there).cpu().nonzero()[:, 0], device)
             if len(present) and name == GENERATED_IMAGES:
-                terms[name] = info_nce(generated[present], texts[present], model.scale)
+                terms[name] = info_nce(generated[present], texts[present], scale)
             elif len(present):
-                terms[name] = info_nce(images[present], generated[present], model.scale)
+                terms[name] = info_nce(images[present], generated[present], scale)
         return terms
 
     def _gathered(self, rows: Tensor) -> Tensor:
@@ -305,13 +393,12 @@ class PacsObjective(Objective):
         self.model.bound()
 
     def weights(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """All tensors of the CLIP."""
-        return self.model.tuned({name: tensor.detach().cpu() for name, tensor in state.items()}, self.tensors)
+        return self.model.tuned(state)
 
-    def looks(self, lists: PairLists, images: Numbers) -> Looks:
+    def looks(self) -> Looks:
         """Looks at the loss of eq. 3 on images held out, always with the same captions and positives."""
-        training = self.training
-        pairs = lists.drawn(images, np.random.default_rng([training.seed, 3]))
+        training, images = self.training, self.data.held_out
+        pairs = self.data.drawn(images, np.random.default_rng([training.seed, 3]))
         count = -(-len(images) // training.batch_size)
         parts = [Pairs(*part) for part in zip(*(np.array_split(own, count) for own in pairs), strict=True)]
 
@@ -328,119 +415,86 @@ class PacsObjective(Objective):
         return Looks(0, training.evaluate_every, training.patience, loss, VALIDATION)
 
 
-def _on(inputs: Any, device: torch.device) -> Any:
-    """Outputs of a tower on a device; token ids as they are."""
-    return on_device(inputs, device) if isinstance(inputs, Tensor) else inputs
-
-
-def train_pacs(
-    training: PacsTraining, data: PairData, out: Path, *, report: Report = lambda line: None
-) -> Path:
-    """Train PAC-S; a training that `out` holds goes on where it was stopped.
-
-    Args:
-        training: the settings.
-        data: what it learns from.
-        out: folder of the training: `weights`, `log.jsonl`, `curves.png`, its state, outputs of the towers.
-        report: takes a line for the user now and then.
-
-    Returns:
-        The folder of weights.
-
-    Raises:
-        ValueError: weights that could not be loaded or are no CLIP's; images that cannot be read; the folder
-            of another training.
-    """
+def train_pacs(training: PacsTraining, data: PairData, out: Path, *, report: Report) -> Path:
+    """Train PAC-S; a training that `out` holds goes on where it was stopped. The folder of weights."""
     with opened(training, out) as accelerator:
-        return _trained(training, data, out, accelerator, report)
-
-
-def _trained(training: PacsTraining, data: PairData, out: Path, accelerator: Any, report: Report) -> Path:
-    start = open_weights(training.start, metric="pacs", tiny="pacs")
-    if network_of(start) is not ClipEncoder:
-        raise WeightsError(f"{start.name!r} is no CLIP with a ViT or a ResNet: others cannot be trained here")
-    config, tensors = ClipEncoder.read_config(start), start.tensors()
-    prompt = training.prompt
-    if prompt is None:
-        prompt = str(config.get("constants", {}).get("prompt", PROMPT))
-    training = replace(training, prompt=prompt)
-    captions = [f"{prompt}{text}" for text in data.lists.texts]
-    world = accelerator.num_processes
-    order = PairOrder(data.lists, data.trained, training.batch_size, world, training.seed)
-    stamp: dict[str, Any] = {
-        **training.stamp(),
-        "start": ClipEncoder.fingerprint_of(start),
-        "captions": data.captioned.fingerprint,
-        "validation": data.validation.fingerprint if data.validation is not None else training.validation,
-        "positives": data.positives.fingerprint if data.positives is not None else None,
-        "processes": world,
-    }
-    length = int(config["architecture"]["text"]["context_length"])
-    cut = sum(map(bool, ClipTokenizer(length).encode(captions).truncated))
-    cut_off = f"cut off at {length:,} tokens: {cut:,} of {len(captions):,} captions" if cut else None
-    if cut_off is not None and accelerator.is_main_process:
-        report(cut_off)
-    folder, device = Path(training.towers or out / TOWERS), str(accelerator.device)
-    inputs: TowerOutputs | PixelsAndIds
-    model: Projections | AdaptedClip
-    with accelerator.main_process_first():
-        counts = f"{len(data.captioned.ids):,} images and {len(captions):,} captions"
-        if training.lora:
-            report(f"pixels and token ids of {counts}")
-            inputs = PixelsAndIds(ClipEncoder.open(start, device=device), folder, data.visuals(), captions)
-        else:
-            report(f"outputs of the frozen towers for {counts}")
-            inputs = TowerOutputs(TowerEncoder.of(start, device), folder, data.visuals(), captions)
-    if training.lora:
-        rank, own = training.lora, accelerator.device
-        model = AdaptedClip(config, tensors, rank, training.temperature, training.seed, own)
-    else:
-        model = Projections(config, tensors, training.temperature)
-    objective = PacsObjective(training, model, tensors, inputs, order, world)
-    looks = objective.looks(data.lists, data.held_out) if len(data.held_out) else None
-    trainer = Trainer(training, objective, looks, out, stamp, accelerator, report)
-    weights = trainer.run()
-    if accelerator.is_main_process:
-        stored = {
-            name: tensor if tensor.data_ptr() == tensors[name].data_ptr() else as_stored(tensor, training)
-            for name, tensor in weights.items()
+        start = open_weights(training.start, metric="pacs", tiny="pacs")
+        if network_of(start) is not ClipEncoder:
+            raise WeightsError(
+                f"{start.name!r} is no CLIP with a ViT or a ResNet: others cannot be trained here"
+            )
+        config, tensors = ClipEncoder.read_config(start), start.tensors()
+        prompt = training.prompt
+        if prompt is None:
+            prompt = str(config.get("constants", {}).get("prompt", PROMPT))
+        training = replace(training, prompt=prompt)
+        world = accelerator.num_processes
+        if training.batch_size % world:
+            found = f"no multiple of the {world} processes"
+            raise wrong_option("batch_size", training.batch_size, found, "pass one that is")
+        stamp: dict[str, Any] = {
+            **training.stamp(),
+            "start": ClipEncoder.fingerprint_of(start),
+            "captions": data.captioned.fingerprint,
+            "validation": training.validation if data.validation is None else data.validation.fingerprint,
+            "positives": None if data.positives is None else data.positives.fingerprint,
+            "processes": world,
         }
-        temperature = math.exp(-float(weights[SCALE]))
-        card = _card(training, data, start, trainer.progress, temperature, cut_off)
-        constants = {"prompt": prompt}
-        save_trained(out / WEIGHTS, ClipEncoder, start, stored, training, stamp, constants, card)
-    accelerator.wait_for_everyone()
-    return out / WEIGHTS
+        captions = [f"{prompt}{text}" for text in data.texts]
+        length = int(config["architecture"]["text"]["context_length"])
+        cut = sum(map(bool, ClipTokenizer(length).encode(captions).truncated))
+        cut_off = f"cut off at {length:,} tokens: {cut:,} of {len(captions):,} captions" if cut else None
+        if cut_off is not None and accelerator.is_main_process:
+            report(cut_off)
+        folder, device = Path(training.towers or out / TOWERS), str(accelerator.device)
+        inputs: TowerOutputs | PixelsAndIds
+        model: Projections | AdaptedClip
+        with accelerator.main_process_first():
+            counts = f"{len(data.captioned.ids):,} images and {len(captions):,} captions"
+            if training.lora:
+                report(f"pixels and token ids of {counts}")
+                clip = ClipEncoder.open(start, device=device)
+                inputs = PixelsAndIds(clip, folder, data.visuals(), captions)
+            else:
+                report(f"outputs of the frozen towers for {counts}")
+                inputs = TowerOutputs(TowerEncoder.of(start, device), folder, data.visuals(), captions)
+        fixed = training.temperature
+        if training.lora:
+            model = AdaptedClip(config, tensors, training.lora, fixed, training.seed, accelerator.device)
+        else:
+            model = Projections(config, tensors, fixed)
+        objective = PacsObjective(training, data, model, inputs, world)
+        looks = objective.looks() if len(data.held_out) else None
+        trainer = Trainer(training, objective, looks, out, stamp, accelerator, report)
+        weights = trainer.run()
+        card = _card(
+            training,
+            data,
+            start=start.label(ClipEncoder.fingerprint_of(start)),
+            cut_off=cut_off,
+            temperature=f"{math.exp(-float(weights[SCALE])):.4g}",
+            progress=trainer.progress,
+        )
+        return trainer.write(ClipEncoder, start, weights, {"prompt": prompt}, card)
 
 
-def _card(
-    training: PacsTraining,
-    data: PairData,
-    start: WeightsFolder,
-    progress: Progress,
-    temperature: float,
-    cut_off: str | None,
-) -> str:
+def _card(training: PacsTraining, data: PairData, **more: Any) -> str:
     """README.md of trained weights."""
     from jinja2 import Environment, PackageLoader
 
-    weights, counts = training.weights, data.lists.captions.starts
+    weights, starts, positives = training.weights, data.captions.starts, data.positives
     terms = [(GENERATED_IMAGES, "L(V', T)"), (GENERATED_CAPTIONS, "L(V, T')")]
-    made_by = None if data.positives is None else json.dumps(data.positives.settings, sort_keys=True)
     template = Environment(loader=PackageLoader("capeval_core.reports")).get_template("pacs_card.md.j2")
     return template.render(
         version=__version__,
         training=training,
-        start=start.label(ClipEncoder.fingerprint_of(start)),
-        captions=int((counts[data.trained + 1] - counts[data.trained]).sum()),
+        captions=int((starts[data.trained + 1] - starts[data.trained]).sum()),
         trained=len(data.trained),
         held_out=len(data.held_out),
         prompt=repr(training.prompt),
-        generated=data.lists.generated,
-        made_by=made_by,
-        cut_off=cut_off,
+        generated=data.generated,
+        made_by=None if positives is None else json.dumps(positives.settings, sort_keys=True),
         terms=[(f"{weights[name]:g}", term) for name, term in terms if name in weights],
-        temperature=f"{temperature:.4g}",
-        progress=progress,
         settings=[(name, json.dumps(value)) for name, value in training.stamp().items() if name != "data"],
+        **more,
     )

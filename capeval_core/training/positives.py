@@ -12,9 +12,8 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -23,20 +22,10 @@ from capeval_core.errors import FileError, file_problem, warn
 from capeval_core.inputs.images import InputImage
 from capeval_core.kept import try_writing, write_whole
 
-CAPTION: Literal["caption"] = "caption"
-IMAGE: Literal["image"] = "image"
+CAPTION, IMAGE = "caption", "image"
 """Kinds of positive."""
 MADE_WITH = "made_with"
 """Of the settings: what is recorded, and may differ between the runs that fill a folder."""
-_SCHEMA = pa.schema(
-    [
-        pa.field("kind", pa.string(), nullable=False),
-        pa.field("id", pa.string(), nullable=False),
-        pa.field("source_caption", pa.string()),
-        pa.field("caption", pa.string()),
-        pa.field("image", pa.binary()),
-    ]
-)
 _FORM: dict[str, Any] = {
     "compression": {"image": "none"},  # a PNG is compressed already
     "use_dictionary": False,  # pages without dictionaries have checksums
@@ -48,22 +37,27 @@ _AT_ONCE = 64
 """Generated images in memory at once."""
 
 
-class Source(NamedTuple):
-    """What a positive is generated from: an image for a caption, a caption of an image for an image."""
-
-    kind: str
-    id: str
-    source_caption: str | None = None
-
-
 class Positive(NamedTuple):
-    """A generated caption of an image, or a generated image, a PNG's bytes, of a caption of an image."""
+    """A generated caption of an image, or a generated image, a PNG's bytes, of a caption of an image.
+
+    Without either it is the source that one is generated from.
+    """
 
     kind: str
     id: str
     source_caption: str | None = None
     caption: str | None = None
     image: bytes | None = None
+
+
+_SCHEMA = pa.schema(
+    [
+        pa.field(name, pa.binary() if name == "image" else pa.string(), nullable=name not in ("kind", "id"))
+        for name in Positive._fields
+    ]
+)
+Outcomes = dict[int, Positive | str]
+"""What became of the sources of a shard, by their positions in it: a positive, or why it was dropped."""
 
 
 class Positives:
@@ -74,11 +68,11 @@ class Positives:
     """
 
     def __init__(self, folder: Path) -> None:
-        found = "is a file" if folder.exists() else "does not exist"
-        if folder.is_dir():
-            found = "holds no positives (positives-captions-00000.parquet ...)"
-            self._shards = sorted(folder.glob("positives-*.parquet"))
-        if not folder.is_dir() or not self._shards:
+        self._shards = sorted(folder.glob("positives-*.parquet"))
+        if not self._shards:
+            found = "is a file" if folder.exists() else "does not exist"
+            if folder.is_dir():
+                found = "holds no positives (positives-captions-00000.parquet ...)"
             raise FileError(file_problem(folder, found, "pass a folder that `capeval augment` made"))
         self.settings: dict[str, Any] = {}
         self.captions: dict[str, list[str]] = {}
@@ -110,80 +104,60 @@ class Positives:
 def _opened(path: Path) -> Iterator[tuple[pq.ParquetFile, dict[str, Any]]]:
     """A shard and its note. Raises FileError, of the block as well, where it is damaged."""
     try:
-        if not path.is_file():  # it could block for ever
-            raise ValueError("it is no regular file")
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             if file.schema_arrow.names != _SCHEMA.names:
                 raise ValueError(f"its columns are {', '.join(file.schema_arrow.names)}")
             note = json.loads(file.schema_arrow.metadata[_NOTE])
-            if not note.keys() >= {"settings", "dropped", "digest"}:
-                raise ValueError("its note is incomplete")
-            yield file, note
-    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            yield file, {name: note[name] for name in ("settings", "dropped", "digest")}
+    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
         found = f"is damaged or no shard of positives ({' '.join(str(error).split())[:200]})"
         fix = "delete it and run `capeval augment` again"
         raise FileError(file_problem(path, found, fix)) from error
 
 
-def check_folder(folder: Path) -> None:
-    """Refuse a file, a folder of something else, and one that cannot be written. Raises FileError."""
-    if folder.exists() and not folder.is_dir():
-        raise FileError(file_problem(folder, "is a file: choose a folder for the positives"))
-    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
-    visible = [name for name in names if not name.startswith(".")]
-    if visible and not any(name.startswith("positives-") for name in visible):
-        found = f"holds something else ({visible[0]})"
-        raise FileError(file_problem(folder, found, "choose another folder for the positives"))
-    try:
-        try_writing(folder)
-    except OSError as error:
-        found = f"cannot be written ({error.strerror})"
-        raise FileError(file_problem(folder, found, "choose another folder")) from error
-
-
-@dataclass
-class Shard:
-    """What was made of a stretch of sources, by their positions in it, and why others are dropped."""
-
-    made: dict[int, Positive] = field(default_factory=dict)
-    dropped: dict[int, str] = field(default_factory=dict)
-
-    def missing(self, count: int) -> set[int]:
-        """The positions, of so many, of which nothing is known."""
-        return {*range(count)} - self.made.keys() - self.dropped.keys()
-
-
 class PositiveShards:
     """The shards of one kind of positive in a folder, which may hold those of the other kind too."""
 
-    def __init__(self, folder: Path, kind: str, settings: Mapping[str, Any]) -> None:
-        self.folder, self.kind = folder, kind
-        self.settings: dict[str, Any] = json.loads(json.dumps(settings))
-        for path in sorted(folder.glob(f"positives-{kind}s-*.parquet")):
+    def __init__(self, folder: Path, kind: str) -> None:
+        self.folder, self.kind, self.settings = folder, kind, dict[str, Any]()
+        if folder.exists() and not folder.is_dir():
+            raise FileError(file_problem(folder, "is a file: choose a folder for the positives"))
+        names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+        visible = [name for name in names if not name.startswith(".")]
+        if visible and not any(name.startswith("positives-") for name in visible):
+            found = f"holds something else ({visible[0]})"
+            raise FileError(file_problem(folder, found, "choose another folder for the positives"))
+        try:
+            try_writing(folder)
+        except OSError as error:
+            found = f"cannot be written ({error.strerror})"
+            raise FileError(file_problem(folder, found, "choose another folder")) from error
+
+    def begin(self, settings: Mapping[str, Any]) -> PositiveShards:
+        """Make positives by these settings, which must be those of the shards that are there."""
+        self.settings = json.loads(json.dumps(settings))
+        for path in self.folder.glob(f"positives-{self.kind}s-*.parquet"):
             try:
                 with _opened(path) as (_, note):
                     stored = note["settings"]
             except FileError:
                 continue  # it is made again
-            self._refuse_other(stored)
-            return
-
-    def _refuse_other(self, stored: Mapping[str, Any]) -> None:
-        names = [name for name in {**stored, **self.settings} if name != MADE_WITH]
-        pairs = [(name, stored.get(name), self.settings.get(name)) for name in names]
-        if differing := [f"{name} {old!r}, now {new!r}" for name, old, new in pairs if old != new]:
-            found = f"holds {self.kind}s by other settings ({'; '.join(differing)})"
-            fix = "pass the same settings, or choose another folder"
-            raise FileError(file_problem(self.folder, found, fix))
+            names = [name for name in {**stored, **self.settings} if name != MADE_WITH]
+            pairs = [(name, stored.get(name), self.settings.get(name)) for name in names]
+            if differing := [f"{name} {old!r}, now {new!r}" for name, old, new in pairs if old != new]:
+                found = f"holds {self.kind}s by other settings ({'; '.join(differing)})"
+                fix = "pass the same settings, or choose another folder"
+                raise FileError(file_problem(self.folder, found, fix))
+        return self
 
     def _path(self, number: int) -> Path:
         return self.folder / f"positives-{self.kind}s-{number:05d}.parquet"
 
-    def read(self, number: int, sources: Sequence[Source]) -> Shard:
+    def read(self, number: int, sources: Sequence[Positive]) -> Outcomes:
         """What there is of a shard of these sources; one that is damaged is missing, with a warning."""
         path = self._path(number)
         if not path.exists():
-            return Shard()
+            return {}
         try:
             with _opened(path) as (file, note):
                 positives = [Positive(**row) for row in file.read().to_pylist()]
@@ -191,19 +165,19 @@ class PositiveShards:
                     raise ValueError("its digest is another one")
         except FileError as error:
             warn(f"{error}: what it held is generated again")
-            return Shard()
-        self._refuse_other(note["settings"])
-        position = {source: i for i, source in enumerate(sources)}
-        made = {position.get(Source(*positive[:3]), -1): positive for positive in positives}
+            return {}
+        position = {source[:3]: i for i, source in enumerate(sources)}
+        made = {position.get(positive[:3], -1): positive for positive in positives}
         if -1 in made:
             warn(f"{path} holds positives of other sources: what it held is generated again")
-            return Shard()
-        return Shard(made, {int(i): reason for i, reason in note["dropped"].items()})
+            return {}
+        return {**made, **{int(i): reason for i, reason in note["dropped"].items()}}
 
-    def write(self, number: int, shard: Shard) -> None:
+    def write(self, number: int, outcomes: Outcomes) -> None:
         """Write a shard as a whole, which need not be complete. Raises OSError."""
-        positives = [shard.made[i] for i in sorted(shard.made)]
-        dropped = {str(i): shard.dropped[i] for i in sorted(shard.dropped)}
+        ordered = [(i, outcomes[i]) for i in sorted(outcomes)]
+        positives = [made for _, made in ordered if isinstance(made, Positive)]
+        dropped = {str(i): reason for i, reason in ordered if isinstance(reason, str)}
         note: dict[str, Any] = {"settings": self.settings, "dropped": dropped}
         note["digest"] = _digest(note, positives)
         table = pa.Table.from_pylist([positive._asdict() for positive in positives], _SCHEMA)

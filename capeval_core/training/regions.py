@@ -1,163 +1,173 @@
-"""What trainings over captions and boxes share: box features on the disk, order, masks, and their run."""
+"""What trainings over captions and boxes share: options, box features, batches, masks, and their run."""
 
 from __future__ import annotations
 
-import json
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from capeval_core.cache import FeatureCache
 from capeval_core.encoders.region_text import RegionTextEncoder
-from capeval_core.encoders.tokenizers import UNKNOWN, Ids
+from capeval_core.encoders.tokenizers import UNKNOWN, Ids, WordPiece
 from capeval_core.encoders.vilbert import LocatedBoxes
 from capeval_core.errors import Problem, Problems
-from capeval_core.inputs.boxes import BoxFeatures
 from capeval_core.inputs.images import ImageError
-from capeval_core.kept import write_whole
+from capeval_core.judgements.own import Judgements
+from capeval_core.options import option
 from capeval_core.scores.boxes import FirstBoxes, box_source_opener, store_of
 from capeval_core.training.captioned import CaptionedImages
-from capeval_core.training.negatives import NegativeSampler
-from capeval_core.training.settings import RegionTraining
-from capeval_core.training.similar import similar_by_captions, similar_by_features
+from capeval_core.training.negatives import Group, NegativeSampler, similar_by_captions, similar_by_features
+from capeval_core.training.stored import StoredArrays
 from capeval_core.training.tags import Tagger
-from capeval_core.training.trainer import (
-    REGIONS,
-    WEIGHTS,
-    Looks,
-    Objective,
-    Report,
-    Terms,
-    Trainer,
-    as_stored,
-    save_trained,
-)
+from capeval_core.training.trainer import REGIONS, Objective, Report, Terms, Trainer, Training, opened
 from capeval_core.weights.catalogue import FASTER_RCNN_VG
-from capeval_core.weights.folder import open_weights
+from capeval_core.weights.folder import WeightsFolder, open_weights
 
 MASK = "[MASK]"
 OVERLAP = 0.4
 """Intersection over union from which a box is hidden with another one."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class RegionTraining(Training):
+    """How a network over captions and boxes is trained."""
+
+    shares: ClassVar[tuple[str, ...]] = ("masked", "dropout")
+    free: ClassVar[tuple[str, ...]] = (*Training.free, "regions")
+
+    regions: str | PathLike[str] | None = option(
+        None,
+        "box features: weights of a region encoder (Hub id, folder, `tiny`), or features that were made "
+        "before (a folder of .npz files, UNITER's LMDB, a bottom-up-attention .tsv); None: the region "
+        "encoder that the start's config names",
+    )
+    selection: Literal["bua10_100", "lxmert36"] = option(
+        "bua10_100", "boxes of an image: those more confident than 0.2, 10 to 100 of them, or LXMERT's 36"
+    )
+    tagger: str = option("spacy", "part-of-speech tagger: `spacy`, `spacy:PIPELINE`, `nltk` or `scenes`")
+    hard: Literal["both", "features", "captions", "none"] = option(
+        "both", "similar images for hard negatives: by region features, by CIDEr of captions, or both"
+    )
+    random_negatives: int = option(1, "captions of any other image per caption", minimum=0)
+    masked: float = option(0.3, "share of the words that are masked", minimum=0)
+    dropout: float = option(0.1, "share of the states that are dropped", minimum=0)
+    caption_length: int = option(60, "tokens that are read of a caption", minimum=3)
+
+
 class RegionStore:
-    """What a network takes of the boxes of n images, on the disk; features in float16, enough to train on."""
+    """What a network takes of the boxes of images, on the disk; features in float16, enough to train on.
+
+    name: of what boxes depend on, beside the images. size: numbers of a feature. boxes: those of images.
+    Raises ImageError, which names the images that cannot be used.
+    """
 
     def __init__(
         self,
         folder: Path,
-        stamp: str,
-        boxes: Callable[[], Iterable[Any]],
-        region_size: int,
-        prepare: Callable[[BoxFeatures], Any],
-        form: Callable[[Any, Any], Any],
+        name: str,
+        images: CaptionedImages,
+        kind: type[RegionObjective],
+        size: int,
+        boxes: Callable[[Iterable[Any]], Iterable[Any]],
     ) -> None:
-        self.form = form
-        file = folder / "index.json"
-        index = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-        if index.get("stamp") != stamp:
-            folder.mkdir(parents=True, exist_ok=True)
-            index = {"stamp": stamp, **_write(folder, boxes(), region_size, prepare)}
-            write_whole(file, json.dumps(index))
-        self.starts = np.cumsum([0, *index["boxes"]])
-        rows = int(self.starts[-1])
-        self.features: NDArray[np.float16] = np.memmap(
-            folder / "features.bin", np.float16, "r", shape=(rows, region_size)
-        )
-        self.positions: NDArray[np.float32] = np.memmap(
-            folder / "positions.bin", np.float32, "r", shape=(rows, int(index["position_size"]))
-        )
+        self.ids, self.form, self.size, problems = images.ids, kind.form, size, Problems()
+        self.features = StoredArrays(folder, f"{name} {images.fingerprint} features", np.float16)
+        self.positions = StoredArrays(folder, f"{name} {images.fingerprint} positions", np.float32)
+        there = self.features.get(self.ids).keys() & self.positions.get(self.ids).keys()
+        missing = [image for image, image_id in enumerate(self.ids) if image_id not in there]
+        for image, found in zip(missing, boxes(map(images.visual, missing)), strict=True):
+            try:
+                loaded = found.load()
+                loaded.check_width(size)
+                features, positions = vars(kind.prepare(loaded)).values()
+                self.features.put({self.ids[image]: features})
+                self.positions.put({self.ids[image]: positions})
+            except ImageError as error:
+                problems.extend(error.problems)
+            except ValueError as error:
+                problems.add(Problem(found.where, str(error), kind=ImageError))
+        self.features.flush()
+        self.positions.flush()
+        problems.raise_if_any()
 
     def __getitem__(self, image: int) -> Any:
         """Of image number `image`."""
-        rows = self._rows(image)
-        return self.form(self.features[rows].astype(np.float32), np.array(self.positions[rows]))
-
-    def _rows(self, image: int) -> slice:
-        return slice(self.starts[image], self.starts[image + 1])
+        features = self.features[self.ids[image]].astype(np.float32).reshape(-1, self.size)
+        return self.form(features, self.positions[self.ids[image]].reshape(len(features), -1).copy())
 
     def means(self) -> NDArray[np.float32]:
         """(n, region_size) mean features of the boxes of each image."""
-        images = range(len(self.starts) - 1)
-        return np.stack([self.features[self._rows(i)].astype(np.float32).mean(axis=0) for i in images])
+        return np.stack([self[image].features.mean(axis=0) for image in range(len(self.ids))])
 
 
-def _write(
-    folder: Path, boxes: Iterable[Any], region_size: int, prepare: Callable[[BoxFeatures], Any]
-) -> dict[str, Any]:
-    """Write features and positions of boxes; their counts, and the numbers of a position."""
-    counts: list[int] = []
-    position_size = 0
-    problems = Problems()
-    with (folder / "features.bin").open("wb") as features, (folder / "positions.bin").open("wb") as positions:
-        for found in boxes:
-            try:
-                loaded = found.load()
-                loaded.check_width(region_size)
-                own, places = vars(prepare(loaded)).values()
-                halves = _halves(own)
-            except ImageError as error:
-                problems.extend(error.problems)
-                continue
-            except ValueError as error:
-                problems.add(Problem(found.where, str(error), kind=ImageError))
-                continue
-            features.write(halves.tobytes())
-            positions.write(places.tobytes())
-            counts.append(len(places))
-            position_size = places.shape[1]
-    problems.raise_if_any()
-    return {"boxes": counts, "position_size": position_size}
+class RegionObjective(Objective):
+    """A network over captions and boxes, and its data: captions by number, with negatives and boxes.
 
+    Every process knows the order of captions from the seed alone.
+    """
 
-def _halves(features: NDArray[np.float32]) -> NDArray[np.float16]:
-    with np.errstate(over="ignore"):
-        halves = features.astype(np.float16)
-    if not np.isfinite(halves).all():
-        raise ValueError("a feature exceeds the range of float16, in which features are kept for training")
-    return halves
-
-
-class CaptionData:
-    """Captions by number, with negatives and boxes; every process knows their order from the seed alone."""
+    encoder: ClassVar[type[RegionTextEncoder]]
+    prepare: ClassVar[Any]
+    """Makes of boxes what the network takes: two arrays, of which `form` makes it again."""
+    form: ClassVar[Any]
 
     def __init__(
-        self, sampler: NegativeSampler, captioned: CaptionedImages, store: RegionStore, size: int, seed: int
+        self,
+        training: Any,
+        start: WeightsFolder,
+        captioned: CaptionedImages,
+        store: RegionStore,
+        sampler: Any,
     ) -> None:
-        self.sampler, self.captions, self.store = sampler, captioned.captions, store
-        self.images, self.size, self.seed = captioned.numbers, size, seed
-        self._order = lru_cache(maxsize=2)(self._shuffled)
+        self.training, self.store, self.sampler = training, store, sampler
+        self.captions, self.images = captioned.captions, captioned.numbers
+        self.config = self.encoder.read_config(start)
+        words, length = self.config["vocabulary"], min(self.config["context_length"], training.caption_length)
+        ways = {"split": self.encoder.splits, "keep_end": self.encoder.keeps_end}
+        self.tokenizer = WordPiece(words, length, lowercase=self.config["lowercase"], **ways)
+        self.mask = words.index(MASK if MASK in words else UNKNOWN)
+        self.order = lru_cache(maxsize=2)(self._shuffled)
+        self.model = self.build({name: tensor.float() for name, tensor in start.tensors().items()})
+
+    @abstractmethod
+    def build(self, tensors: dict[str, Tensor]) -> nn.Module:
+        """The network of `config`, filled with tensors."""
 
     def _shuffled(self, epoch: int) -> list[int]:
-        rng = np.random.default_rng([self.seed, 1, epoch])
+        rng = np.random.default_rng([self.training.seed, 1, epoch])
         order: list[int] = rng.permutation(len(self.captions)).tolist()
         return order
 
     def chosen(self, number: int, size: int) -> list[tuple[int, int]]:
         """Epoch and caption of each positive of a batch: all captions come once before any comes again."""
         places = (divmod(place, len(self.captions)) for place in range(number * size, (number + 1) * size))
-        return [(epoch, self._order(epoch)[place]) for epoch, place in places]
+        return [(epoch, self.order(epoch)[place]) for epoch, place in places]
+
+    def groups(self, number: int) -> tuple[list[Group], list[Any]]:
+        """A batch of captions with their negatives, and the boxes of each group."""
+        chosen = self.chosen(number, self.training.batch_size)
+        groups = [self.sampler.group(epoch, index) for epoch, index in chosen]
+        return groups, [self.store[self.images[index]] for _, index in chosen]
 
     def masked(
-        self, number: int, size: int, tokenizer: Any, share: float, mask: int, shown: float = 0.0
+        self, number: int, size: int, shown: float = 0.0
     ) -> tuple[MaskedWords, list[Any], np.random.Generator]:
         """A batch of captions with masked words, the boxes of each, and the stream of further draws."""
         chosen = [index for _, index in self.chosen(number, size)]
-        rng = np.random.default_rng([self.seed, 2, number])
-        texts = tokenizer.encode([self.captions[index] for index in chosen]).ids
-        return mask_words(texts, share, mask, rng, shown=shown), self.regions(chosen), rng
-
-    def regions(self, chosen: Sequence[int]) -> list[Any]:
-        """What the network takes of the boxes of each caption's image."""
-        return [self.store[self.images[index]] for index in chosen]
+        rng = np.random.default_rng([self.training.seed, 2, number])
+        texts = self.tokenizer.encode([self.captions[index] for index in chosen]).ids
+        words = mask_words(texts, self.training.masked, self.mask, rng, shown=shown)
+        return words, [self.store[self.images[index]] for index in chosen], rng
 
 
 class MaskedWords(NamedTuple):
@@ -166,11 +176,6 @@ class MaskedWords(NamedTuple):
     texts: list[Ids]
     places: list[int]
     tokens: list[int]
-
-
-def mask_id(words: Sequence[str]) -> int:
-    """The id that stands for a masked token: that of `[MASK]`, or the unknown word's where there is none."""
-    return words.index(MASK if MASK in words else UNKNOWN)
 
 
 def mask_words(
@@ -224,9 +229,6 @@ def matching_loss(logits: Tensor, group_size: int) -> Tensor:
     """(n / group_size, group_size) cross entropies: the positive of each group matches, the others do not.
 
     logits: (n, 2) no match and match, group after group, the positive of each group first.
-
-    >>> matching_loss(torch.tensor([[0.0, 9.0], [0.0, 0.0]]), group_size=2).round(decimals=3)
-    tensor([[0.0000, 0.6930]])
     """
     truth = torch.zeros(len(logits), dtype=torch.long, device=logits.device)
     truth[::group_size] = 1
@@ -236,83 +238,54 @@ def matching_loss(logits: Tensor, group_size: int) -> Tensor:
 def terms_of(losses: Tensor, kinds: NDArray[Any]) -> Terms:
     """Sum and number of losses of each kind; both arguments have one shape."""
     values = losses.detach().float().cpu().numpy()
-    return {
-        str(kind): (float(values[kinds == kind].sum()), int((kinds == kind).sum()))
-        for kind in np.unique(kinds)
-    }
+    places = {str(kind): kinds == kind for kind in np.unique(kinds)}
+    return {kind: (float(values[here].sum()), int(here.sum())) for kind, here in places.items()}
 
 
-@dataclass(frozen=True)
-class Network:
-    """A network that is trained.
+def train_on_regions(
+    kind: type[RegionObjective],
+    training: RegionTraining,
+    captioned: CaptionedImages,
+    tagger: Tagger,
+    out: Path,
+    *,
+    judged: tuple[Judgements, CaptionedImages] | None = None,
+    report: Report,
+) -> Path:
+    """Train a network; a training that `out` holds goes on where it was stopped. The folder of weights.
 
-    metric: the metric of its weights. encoder: its class. prepare, form: those of `RegionStore`.
+    judged: human judgements that end it early, and their captions with images in the same order.
     """
-
-    metric: str
-    encoder: type[RegionTextEncoder]
-    prepare: Callable[[BoxFeatures], Any]
-    form: Callable[[Any, Any], Any]
-
-
-class RegionRun:
-    """A training's folder, the weights that it starts from, captions and box features."""
-
-    def __init__(
-        self,
-        training: RegionTraining,
-        network: Network,
-        captioned: CaptionedImages,
-        tagger: Tagger,
-        out: Path,
-        accelerator: Any,
-        report: Report,
-    ) -> None:
-        self.training, self.network, self.captioned, self.out = training, network, captioned, out
-        self.accelerator, self.report = accelerator, report
-        self.tagged = tagger.tags(captioned.captions)
-        self.start = open_weights(training.start, metric=network.metric, tiny=network.metric)
-        named = self.start.config.get("constants", {}).get("regions", FASTER_RCNN_VG.repository)
-        self.regions = training.regions or named
-        self.source = box_source_opener(self.regions)(
-            selection=training.selection, device=str(accelerator.device), dtype="float32"
-        )
-        self.made_before = store_of(self.regions)
-        before = self.made_before.fingerprint if self.made_before is not None else ""
-        self.stamp: dict[str, Any] = {
+    with opened(training, out) as accelerator:
+        tagged = tagger.tags(captioned.captions)
+        start = open_weights(training.start, metric=training.metric, tiny=training.metric)
+        named = start.config.get("constants", {}).get("regions", FASTER_RCNN_VG.repository)
+        regions = training.regions or named
+        device, selection = str(accelerator.device), training.selection
+        source = box_source_opener(regions)(selection=selection, device=device, dtype="float32")
+        made_before = store_of(regions)
+        stamp: dict[str, Any] = {
             **training.stamp(),
-            "start": network.encoder.fingerprint_of(self.start),
+            "start": kind.encoder.fingerprint_of(start),
             "captions": captioned.fingerprint,
             "tagger": tagger.fingerprint,
-            "regions": f"{self.source.fingerprint} {before}",
+            "regions": f"{source.fingerprint} {made_before.fingerprint if made_before is not None else ''}",
+            "judgements": None if judged is None else judged[1].fingerprint,
             "processes": accelerator.num_processes,
         }
 
-    def stored(self, name: str, images: CaptionedImages) -> RegionStore:
-        """Box features of images, in a folder of that name."""
-        network, encoder = self.network, self.source.encoder
+        def boxes(visuals: Iterable[Any]) -> Iterable[Any]:
+            if source.encoder is None:
+                return (FirstBoxes(visual, selection) for visual in visuals)
+            return source.encoder.encode_boxes(visuals, cache=FeatureCache(0))
 
-        def found() -> Iterable[Any]:
-            if encoder is None:
-                return (FirstBoxes(visual, self.training.selection) for visual in images.visuals())
-            return encoder.encode_boxes(images.visuals(), cache=FeatureCache(0))  # type: ignore[arg-type]
+        def stored(images: CaptionedImages) -> RegionStore:
+            size = kind.encoder.region_size_of(kind.encoder.read_config(start))
+            with accelerator.main_process_first():
+                report(f"box features of {len(images.ids):,} images")
+                return RegionStore(out / REGIONS, stamp["regions"], images, kind, size, boxes)
 
-        with self.accelerator.main_process_first():
-            self.report(f"box features of {len(images.ids):,} images")
-            return RegionStore(
-                self.out / REGIONS / name,
-                f"{self.stamp['regions']} {images.fingerprint}",
-                found,
-                network.encoder.region_size_of(network.encoder.read_config(self.start)),
-                network.prepare,
-                network.form,
-            )
-
-    def data(self, foils: int = 0) -> CaptionData:
-        """The captions with negatives and box features. foils: of `NegativeSampler`."""
-        training, captioned = self.training, self.captioned
-        store = self.stored("captions", captioned)
-        similar = []
+        store, similar = stored(captioned), []
         if training.hard in ("both", "features"):
             similar.append(similar_by_features(captioned.ids, store.means()))
         if training.hard in ("both", "captions"):
@@ -320,25 +293,17 @@ class RegionRun:
         sampler = NegativeSampler(
             captioned.images,
             captioned.captions,
-            self.tagged,
+            tagged,
             similar=similar,
             random_negatives=training.random_negatives,
-            foils=foils,
+            foils=getattr(training, "foils", 0),
             seed=training.seed,
         )
-        return CaptionData(sampler, captioned, store, training.batch_size, training.seed)
-
-    def train(self, objective: Objective, looks: Looks | None = None) -> Path:
-        """Train to the end and write the weights; their folder."""
-        training, folder = self.training, self.out / WEIGHTS
-        trainer = Trainer(training, objective, looks, self.out, self.stamp, self.accelerator, self.report)
+        objective: Any = kind(training, start, captioned, store, sampler)
+        looks = None
+        if judged is not None:
+            looks = objective.looks(judged[0], stored(judged[1]), judged[1].numbers)
+        trainer = Trainer(training, objective, looks, out, stamp, accelerator, report)
         weights = trainer.run()
-        if self.accelerator.is_main_process:
-            constants = {}
-            if self.made_before is None and not Path(self.regions).exists():
-                constants["regions"] = str(self.regions)
-            stored = {name: as_stored(tensor, training) for name, tensor in weights.items()}
-            encoder = self.network.encoder
-            save_trained(folder, encoder, self.start, stored, training, self.stamp, constants)
-        self.accelerator.wait_for_everyone()
-        return folder
+        here = made_before is not None or Path(regions).exists()
+        return trainer.write(kind.encoder, start, weights, {} if here else {"regions": str(regions)})

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from importlib.metadata import version
-from typing import Any, Protocol
+from typing import Any
 
-from capeval_core.errors import Problem, Problems, ProblemsError, at, did_you_mean, wrong_option
+from capeval_core.errors import Problem, Problems, at, did_you_mean, wrong_option
 from capeval_core.project import install_command
 
 TaggedCaption = list[tuple[str, str]]
@@ -21,15 +22,15 @@ SPACY_MODEL = "en_core_web_sm"
 NLTK_DATA = "averaged_perceptron_tagger_eng"
 
 
-class Tagger(Protocol):
+class Tagger(ABC):
     """What gives captions their tags."""
 
     fingerprint: str
     """Everything that tags depend on: name, versions, a digest of the model."""
 
+    @abstractmethod
     def tags(self, captions: Sequence[str]) -> list[TaggedCaption]:
         """The tokens of each caption with their Penn tags; no token has white space."""
-        ...
 
 
 def open_tagger(name: str) -> Tagger:
@@ -43,32 +44,32 @@ def open_tagger(name: str) -> Tagger:
         known = ", ".join(map(repr, _TAGGERS))
         expected = f"expected {known}, or 'spacy:' with the name or folder of a pipeline"
         raise wrong_option("tagger", name, "", expected + did_you_mean(kind, _TAGGERS), verb="")
-    return SpacyTagger(model or SPACY_MODEL) if kind == "spacy" else _TAGGERS[kind]()
+    try:
+        tagger: Tagger = _TAGGERS[kind](*[model] * bool(model))
+        return tagger
+    except ImportError as error:
+        fix = install_command("train")
+        raise wrong_option("tagger", name, f"the package {kind}", fix, verb="needs") from error
+    except (LookupError, OSError, ValueError) as error:  # its data, a package or a folder
+        found = f"data that cannot be opened ({' '.join(str(error).split())[:300]})"
+        fix = f"python -m nltk.downloader {NLTK_DATA}"
+        if kind == "spacy":
+            download = f"`python -m spacy download {model or SPACY_MODEL}`"
+            fix = f"{download}, or the folder of a saved one in 'spacy:FOLDER'"
+        raise wrong_option("tagger", name, found, fix, verb="needs") from error
 
 
-def _needs(name: str, what: str, fix: str) -> ProblemsError:
-    return wrong_option("tagger", name, what, fix, verb="needs")
-
-
-class SpacyTagger:
+class SpacyTagger(Tagger):
     """Tags by a pipeline of spaCy: an installed package, or a folder."""
 
     def __init__(self, model: str = SPACY_MODEL) -> None:
-        name = "spacy" if model == SPACY_MODEL else f"spacy:{model}"
-        try:
-            import spacy
-        except ImportError as error:
-            raise _needs(name, "the package spacy", install_command("train")) from error
-        try:
-            # What tags do not need would take most of the time.
-            unneeded = ["parser", "senter", "ner", "lemmatizer", "entity_linker"]
-            self._pipeline: Any = spacy.load(model, exclude=unneeded)
-        except (OSError, ValueError) as error:
-            reason = " ".join(str(error).split())[:300]
-            fix = f"`python -m spacy download {model}`, or the folder of a saved one in 'spacy:FOLDER'"
-            raise _needs(name, f"the pipeline {model}, which cannot be opened ({reason})", fix) from error
+        import spacy
+
+        # What tags do not need would take most of the time.
+        unneeded = ["parser", "senter", "ner", "lemmatizer", "entity_linker"]
+        self._pipeline: Any = spacy.load(model, exclude=unneeded)
         if not any(token.tag_ for token in self._pipeline("A dog runs.")):
-            raise _needs(name, "a pipeline with a tagger", f"take {SPACY_MODEL}")
+            raise ValueError("the pipeline has no tagger")
         meta = self._pipeline.meta
         digest = _digest(self._pipeline.to_bytes(exclude=["vocab"]))
         self.fingerprint = (
@@ -82,20 +83,14 @@ class SpacyTagger:
         ]
 
 
-class NltkTagger:
+class NltkTagger(Tagger):
     """Tags by NLTK's averaged perceptron, of tokens by its Treebank rules, which need no data."""
 
     def __init__(self) -> None:
-        try:
-            from nltk.tag.perceptron import PerceptronTagger
-            from nltk.tokenize import NLTKWordTokenizer
-        except ImportError as error:
-            raise _needs("nltk", "the package nltk", install_command("train")) from error
-        try:
-            self._tagger: Any = PerceptronTagger()
-        except LookupError as error:
-            fix = f"python -m nltk.downloader {NLTK_DATA}"
-            raise _needs("nltk", f"the data {NLTK_DATA}, which is not installed", fix) from error
+        from nltk.tag.perceptron import PerceptronTagger
+        from nltk.tokenize import NLTKWordTokenizer
+
+        self._tagger: Any = PerceptronTagger()
         self._tokenizer: Any = NLTKWordTokenizer()
         weights = sorted(
             (feature, sorted(row.items())) for feature, row in self._tagger.model.weights.items()
@@ -112,7 +107,7 @@ class NltkTagger:
         return _spelt(caption, [(*span, tag) for span, (_, tag) in zip(spans, tagged, strict=True)])
 
 
-class SceneTagger:
+class SceneTagger(Tagger):
     """Tags of the words of drawn scenes: "two small red stars on the left and a blue circle above ...".
 
     Raises, from `tags`, ValueError: words that no caption of a drawn scene has.

@@ -1,131 +1,35 @@
-"""What the trained part of a CLIP takes: outputs of its frozen towers, or pixels and token ids."""
+"""What PAC-S tunes of a CLIP: projections of outputs of its frozen towers, or low-rank adapters in them."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import math
-import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import torch
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn import functional
 
 from capeval_core.cache import FeatureCache
-from capeval_core.encoders.clip import Clip, ClipEncoder, VisionTransformer
+from capeval_core.encoders.clip import Clip, ClipEncoder, VisionTransformer, frozen_clip
 from capeval_core.encoders.engine import Encoding, encode_stream
 from capeval_core.encoders.tokenizers import Ids
-from capeval_core.errors import Problems, warn
+from capeval_core.errors import Problems, wrong_option
 from capeval_core.inputs.images import ImageError, InputImage
-from capeval_core.kept import write_whole
-from capeval_core.limits import LIMITS
-from capeval_core.training.pairs import Numbers
+from capeval_core.training.stored import StoredArrays
+from capeval_core.weights.adapters import ALPHA, low_rank_update
 from capeval_core.weights.folder import WeightsFolder
 
-Floats = NDArray[np.float32]
-_SHARD_BYTES = 256 << 20
+Numbers = NDArray[np.int64]
+SCALE = "logit_scale"
+"""The tensor of weights that holds log(1 / temperature)."""
+MOST_SCALE = 100.0
+"""The largest 1 / temperature of CLIP."""
 _TEXTS_AT_ONCE = 16_384
-
-
-class TowerStore(FeatureCache):
-    """Arrays of one shape by key, in Arrow files that are named by their digest and mapped into memory.
-
-    A run that was interrupted loses the rows of a minute. A file that is damaged is left out with a warning,
-    so its rows are computed again. To the streaming engine it is a cache that says only what is there.
-
-    >>> import tempfile
-    >>> folder = Path(tempfile.mkdtemp())
-    >>> store = TowerStore(folder, "clip-1f3c-text", (2,), "float16")
-    >>> store.put({"a dog": np.float32([1, 2])})
-    >>> store.flush()
-    >>> store = TowerStore(folder, "clip-1f3c-text", (2,), "float16")
-    >>> store.rows(store.places(["a dog"])), list(store.get(["a cat", "a dog"]))
-    (tensor([[1., 2.]]), ['a dog'])
-    """
-
-    def __init__(self, folder: Path, name: str, shape: tuple[int, ...], dtype: DTypeLike) -> None:
-        super().__init__(max_bytes=0)
-        self.place, self.shape, self.dtype = folder, shape, np.dtype(dtype)
-        description = json.dumps([name, shape, self.dtype.name])
-        self.stem = hashlib.blake2b(description.encode(), digest_size=8).hexdigest()
-        self._places: dict[str, tuple[int, int]] = {}
-        self._shards: list[NDArray[Any]] = []
-        self._waiting: dict[str, NDArray[Any]] = {}
-        self._written_at = time.monotonic()
-        folder.mkdir(parents=True, exist_ok=True)
-        for path in sorted(folder.glob(f"{self.stem}-*.arrow")):
-            self._open(path)
-
-    def _open(self, path: Path) -> None:
-        try:
-            content = pa.memory_map(str(path)).read_buffer()
-            if path != self._named(content):
-                raise ValueError("its digest is another")
-            table = pa.ipc.open_file(content).read_all()
-        except (OSError, ValueError) as error:
-            warn(f"{path} is damaged ({error}): what it held is computed again")
-            path.unlink()
-            return
-        rows = np.frombuffer(table["row"].chunk(0).buffers()[1], self.dtype)
-        self._places |= {key: (len(self._shards), row) for row, key in enumerate(table["key"].to_pylist())}
-        self._shards.append(rows.reshape(len(table), -1))
-
-    def _named(self, content: pa.Buffer) -> Path:
-        digest = hashlib.blake2b(memoryview(content), digest_size=16).hexdigest()
-        return self.place / f"{self.stem}-{digest}.arrow"
-
-    def get(self, keys: Iterable[str]) -> dict[str, Floats]:
-        """The keys that have a row, without it."""
-        empty = np.empty(0, dtype=np.float32)
-        return {key: empty for key in keys if key in self._places or key in self._waiting}
-
-    def put(self, rows: Mapping[str, Floats]) -> None:
-        """Keep rows; they are on the disk after `flush`, or after a minute."""
-        for key, row in rows.items():
-            with np.errstate(over="ignore"):
-                stored = row.astype(self.dtype).reshape(-1)
-            if not np.isfinite(stored).all():
-                found = f"an output of a tower exceeds the range of {self.dtype.name}"
-                raise ValueError(f"{found}, in which it is kept for training")
-            self._waiting[key] = stored
-            waited = time.monotonic() - self._written_at
-            if waited > LIMITS.training_seconds or len(self._waiting) * stored.nbytes > _SHARD_BYTES:
-                self.flush()
-
-    def flush(self) -> None:
-        """Write the rows that are still in memory. Raises OSError."""
-        if self._waiting:
-            rows = np.stack(list(self._waiting.values()))
-            form = pa.binary(rows[0].nbytes)
-            own = pa.FixedSizeBinaryArray.from_buffers(form, len(rows), [None, pa.py_buffer(rows)])
-            table = pa.table({"key": list(self._waiting), "row": own})
-            sink = pa.BufferOutputStream()
-            with pa.ipc.new_file(sink, table.schema) as writer:
-                writer.write_table(table)
-            content = sink.getvalue()
-            path = self._named(content)
-            write_whole(path, memoryview(content))
-            self._waiting = {}
-            self._open(path)
-        self._written_at = time.monotonic()
-
-    def places(self, keys: Sequence[str]) -> NDArray[np.int64]:
-        """(n, 2) where rows are on the disk, for `rows`."""
-        return np.array([self._places[key] for key in keys], dtype=np.int64).reshape(-1, 2)
-
-    def rows(self, places: NDArray[np.int64]) -> Tensor:
-        """(n, ...) float32, in PyTorch's own memory: a killed training goes on with the same bits."""
-        result = torch.empty(len(places), math.prod(self.shape))
-        gathered = result.numpy()
-        for shard in np.unique(places[:, 0]):
-            here = places[:, 0] == shard
-            gathered[here] = self._shards[shard][places[here, 1]]
-        return result.view(len(places), *self.shape)
 
 
 class TowerEncoder(ClipEncoder):
@@ -167,11 +71,12 @@ class TowerOutputs:
     def __init__(
         self, encoder: TowerEncoder, folder: Path, images: Iterable[InputImage], texts: Sequence[str]
     ) -> None:
-        name, maps = encoder.fingerprint, len(encoder.image_shape) == 3
+        name = encoder.fingerprint
+        self.image_shape, self.text_shape = encoder.image_shape, encoder.text_shape
         # Feature maps are large.
-        kind = np.float16 if maps else np.float32
-        self._images = TowerStore(folder, f"{name} image", encoder.image_shape, kind)
-        self._texts = TowerStore(folder, f"{name} text", encoder.text_shape, np.float32)
+        kind = np.float16 if len(self.image_shape) == 3 else np.float32
+        self._images = StoredArrays(folder, f"{name} image", kind)
+        self._texts = StoredArrays(folder, f"{name} text", np.float32)
         self._image_places = _stored_images(encoder, self._images, images, encoder.run_images)
         keys = [hashlib.blake2b(text.encode(), digest_size=16).hexdigest() for text in texts]
         by_key = dict(zip(keys, texts, strict=True))
@@ -186,11 +91,11 @@ class TowerOutputs:
 
     def images(self, numbers: Numbers) -> Tensor:
         """Of images, (n, ...), on the CPU."""
-        return self._images.rows(self._image_places[numbers])
+        return self._images.rows(self._image_places[numbers], self.image_shape)
 
     def texts(self, numbers: Numbers) -> Tensor:
         """Of texts, (n, width), on the CPU."""
-        return self._texts.rows(self._text_places[numbers])
+        return self._texts.rows(self._text_places[numbers], self.text_shape)
 
 
 class PixelsAndIds:
@@ -200,14 +105,15 @@ class PixelsAndIds:
         self, encoder: ClipEncoder, folder: Path, images: Iterable[InputImage], texts: Sequence[str]
     ) -> None:
         self._encoder = encoder
-        size, settings = encoder.preprocessing.image_size, repr(encoder.preprocessing)
-        self._pixels = TowerStore(folder, f"{settings} pixels", (3, size, size), np.uint8)
+        size = encoder.preprocessing.image_size
+        self._shape = (3, size, size)
+        self._pixels = StoredArrays(folder, f"{encoder.preprocessing!r} pixels", np.uint8)
         self._places = _stored_images(encoder, self._pixels, images, list)
         self._ids = encoder.tokenizer.encode(texts).ids
 
     def images(self, numbers: Numbers) -> Tensor:
         """Normalised pixels of images, (n, 3, size, size)."""
-        pixels = self._pixels.rows(self._places[numbers])
+        pixels = self._pixels.rows(self._places[numbers], self._shape)
         return self._encoder.normalised((pixels / 255).to(self._encoder.device))
 
     def texts(self, numbers: Numbers) -> list[Ids]:
@@ -216,8 +122,8 @@ class PixelsAndIds:
 
 
 def _stored_images(
-    encoder: ClipEncoder, store: TowerStore, images: Iterable[InputImage], forward: Any
-) -> NDArray[np.int64]:
+    encoder: ClipEncoder, store: StoredArrays, images: Iterable[InputImage], forward: Callable[[Any], Any]
+) -> Numbers:
     """Keep what `forward` makes of preprocessed images, unless the store has it; their places, in order.
 
     Raises ImageError, which names the images that cannot be read.
@@ -238,3 +144,153 @@ def _stored_images(
     store.flush()
     problems.raise_if_any()
     return store.places(keys)
+
+
+class _Trained(nn.Module):
+    """The part of a CLIP that is trained, with the temperature of the losses.
+
+    As in CLIP the parameter of the temperature is log(1 / temperature); it starts at that of the weights.
+    fixed: a temperature that is not trained; None: it is, and stays at 0.01 or above.
+    """
+
+    def __init__(self, tensors: dict[str, Tensor], fixed: float | None) -> None:
+        super().__init__()
+        start = tensors[SCALE].float().reshape(()) if fixed is None else torch.tensor(-math.log(fixed))
+        self.logit_scale = nn.Parameter(start.clone(), requires_grad=fixed is None)
+
+    @torch.no_grad()
+    def bound(self) -> None:
+        """Keep a trained temperature at 0.01 or above."""
+        if self.logit_scale.requires_grad:
+            self.logit_scale.clamp_(max=math.log(MOST_SCALE))
+
+
+class Projections(_Trained):
+    """The two projections of a CLIP, or a ResNet's attention pool and the projection of texts.
+
+    They take outputs of the frozen towers. Its state has the names of a CLIP's tensors.
+    """
+
+    def __init__(self, config: dict[str, Any], tensors: dict[str, Tensor], fixed: float | None) -> None:
+        super().__init__(tensors, fixed)
+        clip = frozen_clip(config, tensors)
+        self.text_projection = nn.Parameter(clip.text_projection.detach().clone())
+        self.visual = nn.Module()
+        if isinstance(clip.visual, VisionTransformer):
+            self.visual.proj = nn.Parameter(clip.visual.proj.detach().clone())
+        else:
+            self.visual.attnpool = clip.visual.attnpool.requires_grad_(True)
+
+    def images(self, inputs: Tensor) -> Tensor:
+        """(n, d) features of images."""
+        visual: Any = self.visual
+        features: Tensor = visual.attnpool(inputs) if hasattr(visual, "attnpool") else inputs @ visual.proj
+        return features
+
+    def texts(self, inputs: Tensor) -> Tensor:
+        """(n, d) features of texts."""
+        return inputs @ self.text_projection
+
+    def tuned(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors of a plain CLIP that a state of this module has learned."""
+        return state
+
+
+class _LowRank(nn.Module):
+    """A frozen linear layer with a trained update of low rank, as in PAC-S++: W x + c + B A x * alpha / rank.
+
+    Hu et al.: LoRA, ICLR 2022, https://arxiv.org/abs/2106.09685. A begins at random, B with zeros.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor, rank: int) -> None:
+        super().__init__()
+        self.weight, self.bias, self.factor = weight, bias, ALPHA / rank
+        self.a = nn.Linear(weight.shape[1], rank, bias=False)
+        self.b = nn.Linear(rank, weight.shape[0], bias=False)
+        nn.init.kaiming_uniform_(self.a.weight, a=math.sqrt(5))
+        nn.init.zeros_(self.b.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        update: Tensor = self.b(self.a(x))
+        return functional.linear(x, self.weight, self.bias) + update * self.factor
+
+
+class _AdaptedAttention(nn.Module):
+    """Self-attention like PyTorch's, with adapters of its two projections."""
+
+    def __init__(self, attention: nn.MultiheadAttention, rank: int) -> None:
+        super().__init__()
+        self.heads = attention.num_heads
+        self.in_proj = _LowRank(attention.in_proj_weight, attention.in_proj_bias, rank)
+        self.out_proj = _LowRank(attention.out_proj.weight, attention.out_proj.bias, rank)
+
+    def forward(
+        self, x: Tensor, keys: Any, values: Any, need_weights: bool = False, attn_mask: Tensor | None = None
+    ) -> tuple[Tensor, None]:
+        """Attention of `x` (batch, length, width) to itself."""
+        projected = self.in_proj(x).view(*x.shape[:2], 3, self.heads, -1)
+        query, key, value = projected.permute(2, 0, 3, 1, 4)
+        attended = functional.scaled_dot_product_attention(query, key, value, attn_mask=attn_mask)
+        return self.out_proj(attended.transpose(1, 2).flatten(2)), None
+
+
+class AdaptedClip(_Trained):
+    """A CLIP of which only low-rank adapters of the attention, and the temperature, are trained.
+
+    They take pixels and token ids. Its state holds the adapters alone. seed: of their random halves.
+    """
+
+    def __init__(
+        self,
+        config: dict[str, Any],
+        tensors: dict[str, Tensor],
+        rank: int,
+        fixed: float | None,
+        seed: int,
+        device: torch.device,
+    ) -> None:
+        super().__init__(tensors, fixed)
+        clip = frozen_clip(config, tensors)
+        if not isinstance(clip.visual, VisionTransformer):
+            raise wrong_option("lora", rank, "only for ViTs: these weights are a ResNet's", "pass 0")
+        self._targets: dict[str, Tensor] = {}
+        adapters: list[nn.Parameter] = []
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            for name, block in [*clip.named_modules()]:
+                if isinstance(attention := getattr(block, "attn", None), nn.MultiheadAttention):
+                    block.attn = _AdaptedAttention(attention, rank)
+                    for part, layer in (("in_proj_", block.attn.in_proj), ("out_proj.", block.attn.out_proj)):
+                        target = f"{name}.attn.{part}weight"
+                        self._targets[target] = tensors[target]
+                        adapters += [layer.a.weight, layer.b.weight]
+        clip.to(device).train()
+        length = clip.context_length
+        self._clip = [clip]  # in a list: its frozen tensors are not part of the state
+        self._mask = torch.full((length, length), -torch.inf, device=device).triu(1)
+        self.adapters = nn.ParameterList(adapters)
+
+    def images(self, inputs: Tensor) -> Tensor:
+        """(n, d) features of images."""
+        features: Tensor = self._clip[0].visual(inputs)
+        return features
+
+    def texts(self, inputs: Sequence[Ids]) -> Tensor:
+        """(n, d) features of texts."""
+        clip, longest = self._clip[0], max(map(len, inputs))
+        padded = torch.zeros(len(inputs), longest, dtype=torch.long)
+        for row, text in zip(padded, inputs, strict=True):
+            row[: len(text)] = torch.tensor(text)
+        ends = torch.tensor([text.index(max(text)) for text in inputs])
+        states = clip.token_embedding(padded.to(self._mask.device)) + clip.positional_embedding[:longest]
+        states = clip.transformer(states, attn_mask=self._mask[:longest, :longest])
+        features: Tensor = clip.ln_final(states[torch.arange(len(inputs)), ends]) @ clip.text_projection
+        return features
+
+    def tuned(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors of a plain CLIP that a state of this module has learned, its adapters merged."""
+        merged = {SCALE: state[SCALE]}
+        for index, (target, before) in enumerate(self._targets.items()):
+            a, b = (state[f"adapters.{2 * index + half}"].cpu() for half in (0, 1))
+            merged[target] = (before.double() + low_rank_update(before, a, b)).float()
+        return merged

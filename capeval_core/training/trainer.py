@@ -1,7 +1,6 @@
-"""The loop of every training: phases, steps, and what is saved, logged and looked at on the way.
+"""What all trainings share: options, phases with their learning rates, and the loop of steps.
 
-Whatever a batch draws depends on the seed and its number alone, so that a training goes on bit for bit from a
-state of weights, moments and counts.
+Whatever a batch draws depends on the seed and its number alone, so a training goes on bit for bit.
 """
 
 from __future__ import annotations
@@ -9,27 +8,28 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from capeval_core.errors import FileError, file_problem
-from capeval_core.kept import PARTIAL, write_whole
+from capeval_core.errors import FileError, Problems, file_problem, option_problem
 from capeval_core.models.device import resolve_device
 from capeval_core.models.model import CheckedModel
+from capeval_core.options import Settings, option
 from capeval_core.project import install_command
 from capeval_core.reports.figures import draw_curves
-from capeval_core.training.settings import Phase, Training
 from capeval_core.weights.folder import WeightsFolder
+from capeval_core.kept import whole_file, write_whole
 
-STATE, LOG, CURVES, WEIGHTS = "state.safetensors", "log.jsonl", "curves.png", "weights"
+STATE, LOG, CURVES, WEIGHTS = "state.pt", "log.jsonl", "curves.png", "weights"
 REGIONS, TOWERS, TRACKED = "regions", "towers", "tracked"
 """Names in a training's folder."""
 CORRELATION, VALIDATION = "correlation", "validation_loss"
@@ -45,28 +45,126 @@ ReadTerms = Callable[[], Terms]
 Report = Callable[[str], None]
 
 
-class Objective:
+class Phase(NamedTuple):
+    """A phase of a training: its name, its first step, its steps, its highest learning rate."""
+
+    name: str
+    start: int
+    steps: int
+    rate: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training(Settings):
+    """How a network is trained."""
+
+    name: ClassVar[str]
+    """Of the training in `capeval train`."""
+    about: ClassVar[str]
+    """What it does, for `--help`."""
+    metric: ClassVar[str]
+    """The metric of the weights."""
+    lengths: ClassVar[dict[str, tuple[str, str]]]
+    """Of each phase, in order: the options that are its steps and its highest learning rate."""
+    betas: ClassVar[tuple[float, float]] = (0.9, 0.98)
+    """Of AdamW."""
+    shares: ClassVar[tuple[str, ...]] = ()
+    """Options that are shares of a whole."""
+    free: ClassVar[tuple[str, ...]] = ("save_every", "log_every", "tracker", "device", "start")
+    """Options that the weights do not depend on, or whose fingerprints stamps have instead."""
+
+    start: str | PathLike[str] = option(
+        "", "weights to start from: a folder made by `capeval convert`, a Hub repository id, or `tiny`"
+    )
+    data: str = option("", "name of the captions, recorded in the weights: e.g. `COCO train2014, Karpathy`")
+    warmup: int = option(4_000, "steps over which the learning rate rises", minimum=0)
+    batch_size: int = option(32, "captions, each with its negatives, per forward pass", minimum=1)
+    accumulation: int = option(16, "forward passes per step", minimum=1)
+    clip: float = option(0.25, "largest norm of the gradient; 0: no limit", minimum=0)
+    weight_decay: float = option(0.0, "decay of the matrices", minimum=0)
+    seed: int = option(42, "seed of every random draw", minimum=0)
+    save_every: int = option(500, "steps between two saved states", minimum=1)
+    log_every: int = option(50, "steps between two lines of the log", minimum=1)
+    tracker: str | None = option(
+        None, "one of accelerate's trackers that curves are sent to, e.g. `tensorboard`; None: none"
+    )
+    device: str | None = option(None, "torch device, e.g. `cpu`, `cuda`; None: CUDA where there is a GPU")
+    precision: Literal["float32", "bfloat16"] = option(
+        "float32", "numeric type of the forward passes of training"
+    )
+    stored: Literal["float16", "float32"] = option("float16", "numeric type of the weights that are written")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        resolve_device(self.device)
+        problems = Problems()
+
+        def wrong(name: str, found: str, fix: str, verb: str = "is") -> None:
+            problems.add(option_problem(name, getattr(self, name), found, fix, verb=verb))
+
+        if not self.start:
+            wrong("start", "missing", "pass the weights to start from")
+        for name, _ in self.lengths.values():
+            if (most := getattr(self, name)) and self.warmup >= most:
+                wrong("warmup", f"not below the {most:,} of {name}", "pass fewer")
+        for name in self.shares:
+            if not getattr(self, name) < 1:
+                wrong(name, "", "expected less than 1", verb="")
+        if self.tracker is not None:
+            from accelerate.tracking import get_available_trackers
+
+            if self.tracker not in (known := list(map(str, get_available_trackers()))):
+                found = "no tracker of accelerate whose package is installed"
+                wrong("tracker", found, f"install it, or pass one of these: {', '.join(known) or 'none'}")
+        problems.raise_if_any()
+
+    def phases(self) -> list[Phase]:
+        """Those that have steps, in order."""
+        phases, start = [], 0
+        for name, (steps, rate) in self.lengths.items():
+            phases.append(Phase(name, start, getattr(self, steps), getattr(self, rate)))
+            start += phases[-1].steps
+        return [phase for phase in phases if phase.steps]
+
+    def phase_at(self, step: int) -> Phase:
+        """The phase of a step, from 0; the last one ever after."""
+        return [phase for phase in self.phases() if phase.start <= step][-1]
+
+    def rate_at(self, step: int) -> float:
+        """The learning rate of a step, from 0: in each phase a linear rise, then a linear fall to 0."""
+        phase = self.phase_at(step)
+        done = step - phase.start
+        return phase.rate * min(
+            (done + 1) / max(self.warmup, 1), (phase.steps - done) / (phase.steps - self.warmup)
+        )
+
+    def stamp(self) -> dict[str, Any]:
+        """The settings that the trained weights depend on."""
+        return {name: value for name, value in vars(self).items() if name not in self.free}
+
+
+class Objective(ABC):
     """What is trained, and on what: phases go by name, batches by number."""
 
     model: nn.Module
     """With heads that only the training needs."""
 
-    def begin(self, phase: str) -> None:
+    def begin(self, phase: str) -> None:  # noqa: B027 (most have nothing to do)
         """Get the model ready for a phase that begins."""
 
+    @abstractmethod
     def batch(self, phase: str, number: int) -> Any:
         """A batch of a phase, from the training's seed and the number alone; made in another thread."""
-        raise NotImplementedError
 
+    @abstractmethod
     def losses(self, phase: str, batch: Any) -> tuple[Tensor, ReadTerms]:
         """The loss of a batch, and what reads its terms; itself it does not wait for the device."""
-        raise NotImplementedError
 
-    def end_step(self) -> None:
+    def end_step(self) -> None:  # noqa: B027
         """Bring back into its bounds what a step has moved out of them."""
 
     def weights(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors of the model's state that are written at the end."""
+        """The tensors that the training has changed, as they are written at the end."""
         return state
 
 
@@ -95,14 +193,15 @@ class Looks:
 
 @dataclass
 class Progress:
-    """Numbers of a training between two steps.
+    """A training between two steps.
 
-    step: steps done. window: sums and counts of the losses since the last line of the log. best: the best
-    value that chooses the weights, and its step. finished: whether looks have ended it.
+    step: steps done. window: sums and counts of the losses since the last line of the log. lines: of the log.
+    best: the best value that chooses the weights, and its step. finished: whether looks have ended it.
     """
 
     step: int = 0
     window: dict[str, list[float]] = field(default_factory=dict)
+    lines: list[dict[str, Any]] = field(default_factory=list)
     best: list[float] | None = None
     finished: bool = False
 
@@ -121,11 +220,7 @@ class Progress:
 
 
 def scalar_terms(losses: Mapping[str, Tensor]) -> Terms:
-    """Losses of one number each, read together.
-
-    >>> scalar_terms({"words": torch.tensor(0.5), "boxes": torch.tensor(2.0)})
-    {'words': (0.5, 1), 'boxes': (2.0, 1)}
-    """
+    """Losses of one number each, read together."""
     values: list[float] = torch.stack([loss.detach() for loss in losses.values()]).tolist()
     return {name: (value, 1) for name, value in zip(losses, values, strict=True)}
 
@@ -142,20 +237,17 @@ def opened(training: Training, out: Path) -> Iterator[Any]:
     on_cpu = resolve_device(training.device).type == "cpu"
     accelerator = Accelerator(cpu=on_cpu, log_with=training.tracker, project_dir=str(out))
     lock = FileLock(out / ".lock", timeout=0)
-    if accelerator.is_main_process:
-        try:
-            lock.acquire()
-        except Timeout:
-            found = "another training is writing into it"
-            raise FileError(file_problem(out, found, "wait for its end, or pass another folder")) from None
-        except NotImplementedError:  # a file system without locks
-            pass
     try:
+        if accelerator.is_main_process:
+            with suppress(NotImplementedError):  # a file system without locks
+                lock.acquire()
         if training.tracker is not None:
-            settings = {name: value for name, value in vars(training).items() if value is not None}
-            plain = {n: v if isinstance(v, (int, float, str)) else str(v) for n, v in settings.items()}
+            plain = {name: str(value) for name, value in vars(training).items() if value is not None}
             accelerator.init_trackers(TRACKED, config=plain)
         yield accelerator
+    except Timeout:
+        found = "another training is writing into it"
+        raise FileError(file_problem(out, found, "wait for its end, or pass another folder")) from None
     finally:
         lock.release()
 
@@ -175,24 +267,24 @@ class Trainer:
     ) -> None:
         self.training, self.out, self.stamp, self.accelerator = training, out, stamp, accelerator
         self.objective, self.model, self.looks, self.report = objective, objective.model, looks, report
+        self.main, self.world = bool(accelerator.is_main_process), int(accelerator.num_processes)
         self.progress, self.best = Progress(), dict[str, Tensor]()
         moments = self._restore()
         self.model.to(accelerator.device).train()
         self.optimiser = self._optimiser()
         if moments and self.progress.step != training.phase_at(self.progress.step).start:
-            groups = self.optimiser.state_dict()["param_groups"]
-            self.optimiser.load_state_dict({"state": moments, "param_groups": groups})
-        self.log = _Log(out, self.progress.step) if accelerator.is_main_process else None
+            self.optimiser.load_state_dict(moments)
+        self.last = sum(phase.steps for phase in training.phases())
 
     def run(self) -> dict[str, Tensor]:
-        """Train to the end; the weights: the best where they are judged, else the last."""
+        """Train to the end; what it changed: the best where it is judged, else the last."""
+        if self.main:  # without lines after the state, of a run that was killed
+            write_whole(self.out / LOG, "".join(json.dumps(line) + "\n" for line in self.progress.lines))
         with ThreadPoolExecutor(1, thread_name_prefix="capeval-batches") as thread:
             ahead = self._numbered_batches(thread)
-            while not self.progress.finished and self.progress.step < self.training.all_steps:
+            while not self.progress.finished and self.progress.step < self.last:
                 self._step(ahead)
-        if self.log is not None:
-            self._save()
-            self.log.draw()
+        self._save()
         for tracker in self.accelerator.trackers:
             tracker.finish()
         weights = self.objective.weights(self.best or self.model.state_dict())
@@ -200,10 +292,10 @@ class Trainer:
 
     def _numbered_batches(self, thread: ThreadPoolExecutor) -> Iterable[tuple[int, Any]]:
         """Batches of this process from the current step on, each made while the one before is trained on."""
-        world, rank, each = self._world, self.accelerator.process_index, self.training.accumulation
+        each = self.training.accumulation
 
         def make(place: int) -> tuple[int, Any]:
-            number = place * world + rank
+            number = place * self.world + self.accelerator.process_index
             return number, self.objective.batch(self.training.phase_at(place // each).name, number)
 
         place = self.progress.step * each
@@ -213,10 +305,6 @@ class Trainer:
             place += 1
             future = thread.submit(make, place)
             yield made
-
-    @property
-    def _world(self) -> int:
-        return int(self.accelerator.num_processes)
 
     def _step(self, ahead: Iterable[tuple[int, Any]]) -> None:
         training, progress, device = self.training, self.progress, self.accelerator.device
@@ -239,7 +327,7 @@ class Trainer:
             if not all(math.isfinite(total) for total, _ in terms.values()):
                 raise self._diverged("the loss")
             progress.add(terms)
-        if self._world > 1:
+        if self.world > 1:
             self._average_gradients()
         if training.clip:
             nn.utils.clip_grad_norm_(self.model.parameters(), training.clip)
@@ -261,34 +349,26 @@ class Trainer:
         line: dict[str, Any] = {"step": progress.step, "phase": phase.name}
         if progress.step % training.log_every == 0 or progress.step == phase.start + phase.steps:
             line |= {"learning_rate": rate, "losses": progress.take()}
-        if self.looks is not None and self.looks.due(progress.step, training.all_steps):
+        if self.looks is not None and self.looks.due(progress.step, self.last):
             line[self.looks.name] = self._look(self.looks)
-        if self.log is None:
-            return
-        if len(line) > 2:
-            self.log.add(line)
-            values = {f"loss/{name}": value for name, value in line.get("losses", {}).items()}
-            values |= {name: value for name, value in line.items() if isinstance(value, float)}
-            self.accelerator.log(values, step=progress.step)
-            self.report(_in_words(line, training.all_steps))
+        if self.main and len(line) > 2:
+            self._log(line)
         if progress.step % training.save_every == 0 or progress.finished:
             self._save()
-            self.log.draw()
 
     def _look(self, looks: Looks) -> float:
         """The value by which weights are chosen; notes the best ones, and whether to go on."""
         progress = self.progress
         measured = torch.tensor(looks.measure(), device=self.accelerator.device)
-        if self._world > 1:  # processes round differently on some devices, but must decide alike
+        if self.world > 1:  # processes round differently on some devices, but must decide alike
             measured = self.accelerator.reduce(measured, "mean")
         value = float(measured)
         if looks.name == VALIDATION and not math.isfinite(value):  # a correlation may be undefined
             raise self._diverged("the validation loss")
         if progress.best is None or looks.better(value, progress.best[0]):
             progress.best = [value, progress.step]
-            self.best = {
-                name: tensor.detach().cpu().clone() for name, tensor in self.model.state_dict().items()
-            }
+            state = self.model.state_dict()
+            self.best = {name: tensor.detach().cpu().clone() for name, tensor in state.items()}
         else:
             progress.finished = 0 < looks.patience <= progress.step - progress.best[1]
         return value
@@ -306,146 +386,97 @@ class Trainer:
         chosen = [group for group in groups if group["params"]]
         return torch.optim.AdamW(chosen, lr=0.0, betas=self.training.betas)
 
+    def _log(self, line: dict[str, Any]) -> None:
+        """Say a line, send it to trackers and write it."""
+        self.progress.lines.append(line)
+        with (self.out / LOG).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+        losses = line.get("losses", {})
+        values = {name: value for name, value in line.items() if isinstance(value, float)}
+        self.accelerator.log(
+            {f"loss/{name}": value for name, value in losses.items()} | values, step=line["step"]
+        )
+        words = "  ".join(f"{name} {value:.3f}" for name, value in losses.items())
+        judged = "".join(f"  {name.replace('_', ' ')} {line[name]:.3f}" for name in _JUDGED if name in line)
+        self.report(f"step {line['step']:,} of {self.last:,}, {line['phase']}: {words}{judged}")
+
     def _save(self) -> None:
-        """Write the state beside, on the disk before its name is: whatever fails, the one before stays."""
-        from safetensors.torch import save_file
+        """Write the state, and the curves: losses by kind, learning rate, and what it is judged by."""
+        if not self.main:
+            return
+        with whole_file(self.out / STATE) as partial:
+            state = {"model": self.model.state_dict(), "best": self.best}
+            state |= {"optimiser": self.optimiser.state_dict(), "progress": asdict(self.progress)}
+            torch.save({"stamp": self.stamp, **state}, partial)
+        panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
 
-        tensors = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
-        tensors |= {f"best.{name}": tensor for name, tensor in self.best.items()}
-        for index, moments in self.optimiser.state_dict()["state"].items():
-            own = {name: torch.as_tensor(value) for name, value in moments.items()}
-            tensors |= {f"optimiser.{index}.{name}": value for name, value in own.items()}
-        metadata = {"stamp": json.dumps(self.stamp), "progress": json.dumps(asdict(self.progress))}
-        partial = self.out / f".{STATE}{PARTIAL}"
-        save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, partial, metadata)
-        with partial.open("rb+") as file:
-            os.fsync(file.fileno())
-        partial.replace(self.out / STATE)
+        def add(panel: str, curve: str, step: int, value: float) -> None:
+            panels.setdefault(panel, {}).setdefault(curve, []).append((float(step), value))
 
-    def _restore(self) -> dict[int, dict[str, Tensor]]:
-        """Fill model, best weights and progress from the folder's state; the moments of the optimiser."""
-        from safetensors import SafetensorError, safe_open
+        for line in self.progress.lines:
+            for name, value in line.get("losses", {}).items():
+                add(f"loss, {line['phase']}", name.replace("_", " "), line["step"], value)
+        for line in self.progress.lines:
+            for name, title in {"learning_rate": "learning rate", **_JUDGED}.items():
+                if name in line:
+                    add(title, "", line["step"], line[name])
+        with suppress(ModuleNotFoundError), whole_file(self.out / CURVES) as partial:
+            draw_curves(panels).save(partial, format="PNG")  # without matplotlib: log.jsonl has the numbers
 
+    def _restore(self) -> dict[str, Any]:
+        """Fill model, best weights and progress from the folder's state; the state of the optimiser."""
         path = self.out / STATE
         if not path.is_file():
             return {}
-        parts: dict[str, dict[str, Tensor]] = {"model": {}, "best": {}, "optimiser": {}}
         try:
-            with safe_open(path, framework="pt") as file:
-                metadata = file.metadata() or {}
-                for name in file.keys():  # noqa: SIM118 (it is no mapping)
-                    part, _, rest = name.partition(".")
-                    parts[part][rest] = file.get_tensor(name)
-            stamp, progress = json.loads(metadata["stamp"]), Progress(**json.loads(metadata["progress"]))
-        except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-            found = f"is no state of a training ({error})"
+            state = torch.load(path, map_location="cpu", weights_only=True)
+            stamp, progress = dict(state["stamp"]), Progress(**state["progress"])
+            model, self.best, moments = state["model"], state["best"], dict(state["optimiser"])
+        except Exception as error:  # whatever damage leads torch to
+            found = f"is no state of a training ({' '.join(str(error).split())[:200]})"
             raise FileError(file_problem(path, found, "remove it to begin again")) from error
         names = [name for name in {**stamp, **self.stamp} if stamp.get(name) != self.stamp.get(name)]
         if names:
             pairs = [f"{name} {stamp.get(name)!r}, now {self.stamp.get(name)!r}" for name in names]
             found = f"holds a training with other settings ({'; '.join(pairs)})"
             raise FileError(file_problem(self.out, found, "pass the same ones, or another folder"))
-        self.progress, self.best = progress, parts["best"]
-        self.model.load_state_dict(parts["model"])
-        moments: dict[int, dict[str, Tensor]] = {}
-        for name, tensor in parts["optimiser"].items():
-            index, _, moment = name.partition(".")
-            moments.setdefault(int(index), {})[moment] = tensor
+        self.progress = progress
+        self.model.load_state_dict(model)
         return moments
+
+    def write(
+        self,
+        encoder: type[CheckedModel],
+        start: WeightsFolder,
+        weights: Mapping[str, Tensor],
+        constants: Mapping[str, Any],
+        card: str | None = None,
+    ) -> Path:
+        """Write trained weights as a folder that is opened like any other; where it is.
+
+        weights: the tensors that the training has changed. constants: what the metric takes from the config.
+        card: README.md; None: the general one.
+        """
+        folder = self.out / WEIGHTS
+        if self.main:
+            tensors = start.tensors()
+            kind = torch.float16 if self.training.stored == "float16" else torch.float32
+            tensors |= {name: own.reshape(tensors[name].shape).to(kind) for name, own in weights.items()}
+            config = {**encoder.read_config(start), "training": self.stamp}
+            source = dict(config.get("source") or {})
+            note = f"Trained by `capeval train {self.training.name}`; see `training`."
+            config["source"] = {**source, "notes": [*source.get("notes", []), note]}
+            if constants:
+                config["constants"] = {**config.get("constants", {}), **constants}
+            for name in ("canary", "checksum"):
+                config.pop(name, None)
+            encoder(config, tensors, device="cpu").save_pretrained(folder)
+            if card is not None:
+                write_whole(folder / "README.md", card)
+        self.accelerator.wait_for_everyone()
+        return folder
 
 
 def _seed(seed: int, number: int) -> int:
     digest = hashlib.blake2b(f"{seed} {number}".encode(), digest_size=7).digest()
     return int.from_bytes(digest, "little")
-
-
-def _in_words(line: dict[str, Any], steps: int) -> str:
-    losses = "  ".join(f"{name} {value:.3f}" for name, value in line.get("losses", {}).items())
-    judged = "".join(f"  {name.replace('_', ' ')} {line[name]:.3f}" for name in _JUDGED if name in line)
-    return f"step {line['step']:,} of {steps:,}, {line['phase']}: {losses}{judged}"
-
-
-class _Log:
-    """The log of a training, a JSON object a line; those after `step`, of a killed run, are dropped.
-
-    Raises FileError where a whole line is damaged; the last one may be cut off.
-    """
-
-    def __init__(self, folder: Path, step: int) -> None:
-        self.folder, self.path = folder, folder / LOG
-        self.lines: list[dict[str, Any]] = []
-        if self.path.is_file():
-            *whole, _ = self.path.read_bytes().split(b"\n")
-            lines = (self._read(number, line) for number, line in enumerate(whole, 1))
-            self.lines = [line for line in lines if line["step"] <= step]
-        write_whole(self.path, "".join(json.dumps(line) + "\n" for line in self.lines))
-
-    def _read(self, number: int, content: bytes) -> dict[str, Any]:
-        try:
-            line = dict(json.loads(content))
-            if not isinstance(line["step"], int) or "phase" not in line:
-                raise ValueError("no line of a training's log")
-            return line
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
-            fix = "delete the line to go on without it"
-            problem = file_problem(self.path, f"damaged ({error})", fix, index=f"line {number}", verb="is")
-            raise FileError(problem) from error
-
-    def add(self, line: dict[str, Any]) -> None:
-        """Write a line, which has a `step`."""
-        self.lines.append(line)
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
-
-    def draw(self) -> None:
-        """Draw the curves: losses by kind, learning rate, and what the training is judged by."""
-        panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
-
-        def add(panel: str, curve: str, value: float) -> None:
-            panels.setdefault(panel, {}).setdefault(curve, []).append((float(line["step"]), value))
-
-        for line in self.lines:
-            for name, value in line.get("losses", {}).items():
-                add(f"loss, {line['phase']}", name.replace("_", " "), value)
-        for line in self.lines:
-            for name, title in {"learning_rate": "learning rate", **_JUDGED}.items():
-                if name in line:
-                    add(title, "", line[name])
-        with suppress(ModuleNotFoundError):  # no matplotlib: log.jsonl has the numbers
-            partial = self.folder / f".{CURVES}"
-            draw_curves(panels).save(partial, format="PNG")
-            partial.replace(self.folder / CURVES)
-
-
-def save_trained(
-    folder: Path,
-    encoder: type[CheckedModel],
-    start: WeightsFolder,
-    tensors: dict[str, Tensor],
-    training: Training,
-    stamp: Mapping[str, Any],
-    constants: Mapping[str, Any],
-    card: str | None = None,
-) -> None:
-    """Write trained weights as a folder that is opened like any other.
-
-    tensors: all of the network. constants: what the metric takes from the config, beside what the start has.
-    card: README.md; None: the general one.
-    """
-    read = encoder.read_config(start)
-    config = {name: value for name, value in read.items() if name not in ("canary", "checksum")}
-    source = dict(config.get("source") or {})
-    note = f"Trained by `capeval train {training.name}`; see `training`."
-    source["notes"] = [*source.get("notes", []), note]
-    config |= {"source": source, "training": json.loads(json.dumps(stamp))}
-    if constants:
-        config["constants"] = {**config.get("constants", {}), **constants}
-    if card is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_whole(folder / "README.md", card)
-    encoder(config, tensors, device="cpu").save_pretrained(folder)
-
-
-def as_stored(tensor: Tensor, training: Training) -> Tensor:
-    """A tensor in the numeric type of `training.stored`."""
-    return tensor.half() if training.stored == "float16" else tensor.float()

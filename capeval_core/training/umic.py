@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -16,34 +15,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from capeval_core.encoders.tokenizers import Ids, WordPiece
+from capeval_core.encoders.tokenizers import Ids
 from capeval_core.encoders.uniter import RegionInput, Uniter, UniterEncoder, region_input
 from capeval_core.judgements.own import Judgements
 from capeval_core.models.copies import rows_on_device
 from capeval_core.options import option
-from capeval_core.training.captioned import CaptionedImages
 from capeval_core.training.regions import (
-    CaptionData,
     MaskedWords,
-    Network,
-    RegionRun,
+    RegionObjective,
     RegionStore,
-    mask_id,
+    RegionTraining,
     matching_loss,
     terms_of,
 )
-from capeval_core.training.settings import RegionTraining
-from capeval_core.training.tags import Tagger
-from capeval_core.training.trainer import (
-    CORRELATION,
-    Looks,
-    Objective,
-    ReadTerms,
-    Report,
-    opened,
-    scalar_terms,
-)
-from capeval_core.weights.folder import WeightsFolder
+from capeval_core.training.trainer import CORRELATION, Looks, ReadTerms, scalar_terms
 
 MARGIN = 0.2
 WORDS, MATCHING, RANKING = "words", "matching", "ranking"
@@ -57,17 +42,12 @@ _AT_ONCE = 64
 def ranking_loss(logits: Tensor, group_size: int, margin: float = MARGIN) -> Tensor:
     """max(0, margin - (s - s')) of each negative, s and s' being the sigmoids of positive and negative.
 
-    logits: (n,) of the ranking head, group after group, the positive of each first; ValueError where they
-    are no groups. Returns (n / group_size, group_size - 1), not reduced.
+    logits: (n,) of the ranking head, group after group, the positive of each first.
+    Returns (n / group_size, group_size - 1), not reduced.
 
     >>> ranking_loss(torch.tensor([0.0, -5.0, 0.0, 1.0]), group_size=4).round(decimals=3)
     tensor([[0.0000, 0.2000, 0.4310]])
     """
-    if group_size < 2 or logits.ndim != 1 or len(logits) % group_size:
-        raise ValueError(
-            f"logits of shape {tuple(logits.shape)} are no groups of {group_size}: give one axis, group "
-            "after group, each with its positive and at least one negative"
-        )
     scores = torch.sigmoid(logits).view(-1, group_size)
     return functional.relu(margin - (scores[:, :1] - scores[:, 1:]))
 
@@ -81,6 +61,8 @@ class UmicTraining(RegionTraining):
     """
 
     name: ClassVar = "umic"
+    about: ClassVar = "Train UNITER to rank captions of people above negatives made of them."
+    metric: ClassVar = "umic"
     lengths: ClassVar = {
         WORDS: ("word_steps", "pretraining_rate"),
         MATCHING: ("matching_steps", "pretraining_rate"),
@@ -130,48 +112,42 @@ class Batch:
         return [image for image in images for _ in range(each)]
 
 
-class UmicObjective(Objective):
+class UmicObjective(RegionObjective):
     """UNITER with UMIC's losses."""
+
+    encoder = UniterEncoder
+    prepare, form = staticmethod(region_input), RegionInput
 
     model: Uniter
 
-    def __init__(self, training: UmicTraining, folder: WeightsFolder, data: CaptionData) -> None:
-        self.training, self.data = training, data
-        config = UniterEncoder.read_config(folder)
-        words, length = config["vocabulary"], min(config["context_length"], training.caption_length)
-        self.tokenizer = WordPiece(words, length, lowercase=config["lowercase"], split=True)
-        self.mask = mask_id(words)
-        self.model = Uniter(config["architecture"], training.dropout)
-        self.model.load_state_dict({name: tensor.float() for name, tensor in folder.tensors().items()})
+    def build(self, tensors: dict[str, Tensor]) -> Uniter:
+        model = Uniter(self.config["architecture"], self.training.dropout)
+        model.load_state_dict(tensors)
+        return model
 
     def begin(self, phase: str) -> None:
         if phase == RANKING:
             self.model.init_ranking_head()
 
     def batch(self, phase: str, number: int) -> Batch:
-        data, size = self.data, self.data.size
         if phase == WORDS:
-            share, size = self.training.masked, _WORDS_PER_GROUP * size
-            masked, regions, _ = data.masked(number, size, self.tokenizer, share, self.mask)
+            size = _WORDS_PER_GROUP * self.training.batch_size
+            masked, regions, _ = self.masked(number, size)
             return Batch(regions, masked.texts, ["words"] * size, masked)
-        chosen = data.chosen(number, size)
-        groups = [data.sampler.group(epoch, index) for epoch, index in chosen]
-        return Batch(
-            regions=data.regions([index for _, index in chosen]),
-            texts=self.tokenizer.encode([text for group in groups for text in group.captions]).ids,
-            kinds=[kind for group in groups for kind in group.kinds],
-        )
+        groups, regions = self.groups(number)
+        texts = self.tokenizer.encode([text for group in groups for text in group.captions]).ids
+        return Batch(regions, texts, [kind for group in groups for kind in group.kinds])
 
     def losses(self, phase: str, batch: Batch) -> tuple[Tensor, ReadTerms]:
         model, regions = self.model, batch.embedded(self.model)
         if batch.masked is not None:
-            states = _token_states(model, regions, batch.texts)
-            places, tokens = (
-                torch.tensor(part, device=states.device)
-                for part in (batch.masked.places, batch.masked.tokens)
-            )
-            logits = states[places] @ model.embeddings.word_embeddings.weight.T
-            loss = functional.cross_entropy(logits, tokens)
+            states = model.states(regions, batch.texts)[-1]
+            # Of each text its tokens come first, then the boxes of its image.
+            counts = [n for pair in zip(batch.texts, regions, strict=True) for n in map(len, pair)]
+            own = torch.tensor([True, False] * len(regions)).repeat_interleave(torch.tensor(counts))
+            places, tokens = (torch.tensor(part, device=states.device) for part in batch.masked[1:])
+            words = states[own.to(states.device)][places]
+            loss = functional.cross_entropy(words @ model.embeddings.word_embeddings.weight.T, tokens)
             return loss, lambda: scalar_terms({"words": loss})
         size = len(batch.texts) // len(batch.regions)
         kinds = np.array(batch.kinds).reshape(-1, size)
@@ -186,70 +162,18 @@ class UmicObjective(Objective):
     def looks(self, judgements: Judgements, store: RegionStore, images: Sequence[int]) -> Looks:
         """Looks at judgements of images with these numbers, after the phases of pretraining."""
 
+        @torch.no_grad()
         def correlation() -> float:
-            return judgements.correlation(self._ranking_logits(store, images, judgements.captions))
+            self.model.eval()
+            logits: list[float] = []
+            for start in range(0, len(images), _AT_ONCE):
+                part = slice(start, start + _AT_ONCE)
+                texts = self.tokenizer.encode(judgements.captions[part]).ids
+                batch = Batch([store[image] for image in images[part]], texts, [])
+                logits += self.model.ranking_logits(batch.embedded(self.model), texts).tolist()
+            self.model.train()
+            return judgements.correlation(logits)
 
         training = self.training
         first, every = training.word_steps + training.matching_steps, training.evaluate_every
         return Looks(first, every, every * training.patience, correlation, CORRELATION)
-
-    @torch.no_grad()
-    def _ranking_logits(
-        self, store: RegionStore, images: Sequence[int], captions: Sequence[str]
-    ) -> list[float]:
-        """The logits of captions, each with the image of its number, without dropout."""
-        self.model.eval()
-        logits: list[float] = []
-        for start in range(0, len(captions), _AT_ONCE):
-            part = slice(start, start + _AT_ONCE)
-            texts = self.tokenizer.encode(captions[part]).ids
-            batch = Batch([store[image] for image in images[part]], texts, [""] * len(texts))
-            logits += self.model.ranking_logits(batch.embedded(self.model), texts).tolist()
-        self.model.train()
-        return logits
-
-
-def _token_states(model: Uniter, regions: Sequence[Tensor], texts: Sequence[Ids]) -> Tensor:
-    """(tokens, hidden) last states of the tokens of all texts, laid end to end."""
-    states = model.states(regions, texts)[-1]
-    lengths = [(len(ids), len(boxes)) for ids, boxes in zip(texts, regions, strict=True)]
-    own = np.concatenate([[True] * tokens + [False] * boxes for tokens, boxes in lengths])
-    return states[torch.from_numpy(own).to(states.device)]
-
-
-def train_umic(
-    training: UmicTraining,
-    captioned: CaptionedImages,
-    tagger: Tagger,
-    out: Path,
-    *,
-    judged: tuple[Judgements, CaptionedImages] | None = None,
-    report: Report = lambda line: None,
-) -> Path:
-    """Train UMIC; a training that `out` holds goes on where it was stopped.
-
-    Args:
-        training: the settings.
-        captioned: captions and images.
-        tagger: as `training.tagger` names it.
-        out: folder of the training: `weights`, `log.jsonl`, `curves.png`, its state and its box features.
-        judged: human judgements, and their captions with images in the same order.
-        report: takes a line for the user now and then.
-
-    Returns:
-        The folder of weights.
-
-    Raises:
-        ValueError: weights that could not be loaded; captions without negatives; images without features;
-            the folder of another training.
-    """
-    network = Network("umic", UniterEncoder, region_input, RegionInput)
-    with opened(training, out) as accelerator:
-        run = RegionRun(training, network, captioned, tagger, out, accelerator, report)
-        run.stamp["judgements"] = judged[1].fingerprint if judged is not None else None
-        objective = UmicObjective(training, run.start, run.data())
-        looks = None
-        if judged is not None:
-            judgements, images = judged
-            looks = objective.looks(judgements, run.stored("judgements", images), images.numbers)
-        return run.train(objective, looks)

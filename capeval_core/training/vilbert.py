@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -18,26 +17,20 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from capeval_core.encoders.region_text import EPS
-from capeval_core.encoders.tokenizers import Ids, WordPiece
+from capeval_core.encoders.tokenizers import Ids
 from capeval_core.encoders.vilbert import LocatedBoxes, Vilbert, VilbertEncoder, located
 from capeval_core.models.copies import on_device
 from capeval_core.options import option
-from capeval_core.training.captioned import CaptionedImages
 from capeval_core.training.negatives import FOIL
 from capeval_core.training.regions import (
-    CaptionData,
     MaskedWords,
-    Network,
-    RegionRun,
+    RegionObjective,
+    RegionTraining,
     mask_boxes,
-    mask_id,
     matching_loss,
     terms_of,
 )
-from capeval_core.training.settings import RegionTraining
-from capeval_core.training.tags import Tagger
-from capeval_core.training.trainer import Objective, ReadTerms, Report, Terms, opened, scalar_terms
-from capeval_core.weights.folder import WeightsFolder
+from capeval_core.training.trainer import ReadTerms, scalar_terms
 
 MASKING, MATCHING = "masking", "matching"
 """Phases of a training: masked words and boxes; image-text matching as well."""
@@ -57,6 +50,10 @@ class VilbertTraining(RegionTraining):
     """How ViLBERT is pre-trained."""
 
     name: ClassVar = "vilbert"
+    about: ClassVar = (
+        "Pre-train ViLBERT on images and captions: masked words, masked boxes, image-text matching."
+    )
+    metric: ClassVar = "vilbertscore"
     lengths: ClassVar = {
         MASKING: ("masking_steps", "masking_rate"),
         MATCHING: ("steps", "learning_rate"),
@@ -82,18 +79,6 @@ class VilbertTraining(RegionTraining):
     clip: float = option(1.0, "largest norm of the gradient", minimum=1e-6)
 
 
-class Outputs(NamedTuple):
-    """Of pairs of a text and an image.
-
-    words: per text (rows, hidden) after the last co-attention block, where the metric takes them. text,
-    regions: after all layers.
-    """
-
-    words: list[Tensor]
-    text: list[Tensor]
-    regions: list[Tensor]
-
-
 class VilbertPretraining(nn.Module):
     """ViLBERT with the heads of its pre-training, which are not among the weights that the metric opens."""
 
@@ -115,8 +100,11 @@ class VilbertPretraining(nn.Module):
                     nn.init.normal_(module.weight, std=_SPREAD)
                     nn.init.zeros_(module.bias)
 
-    def forward(self, texts: Sequence[Ids], images: Sequence[LocatedBoxes]) -> Outputs:
-        """Outputs of texts; as many for each image, one image after another."""
+    def forward(
+        self, texts: Sequence[Ids], images: Sequence[LocatedBoxes]
+    ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+        """Of texts, as many for each image, one image after another: rows (tokens, hidden) after the last
+        co-attention block, where the metric takes them, and after all layers; and those of the boxes."""
         features, locations = (
             torch.from_numpy(np.concatenate(arrays)).to(self.vilbert.device)
             for arrays in ([i.features for i in images], [i.locations for i in images])
@@ -126,7 +114,7 @@ class VilbertPretraining(nn.Module):
         each = len(texts) // len(images)
         pairs = [(text, text // each) for text in range(len(texts))]
         *_, (words, _), (text, visual) = self.vilbert.states(lower, regions, pairs)
-        return Outputs(words, text, visual)
+        return words, text, visual
 
     def word_loss(self, states: Tensor, words: Tensor) -> Tensor:
         """() cross entropy of masked words (n,), predicted from their states (n, hidden)."""
@@ -139,25 +127,18 @@ class VilbertPretraining(nn.Module):
         target = functional.layer_norm(features, features.shape[1:])
         return functional.mse_loss(self.region_head(states).float(), target)
 
-    def matching_logits(self, outputs: Outputs) -> Tensor:
+    def matching_logits(self, text: list[Tensor], regions: list[Tensor]) -> Tensor:
         """(pairs, 2) no match and match, from the product of what both poolers give."""
-        text, visual = self.vilbert.pooled(outputs.text, outputs.regions)
-        logits: Tensor = self.matching_head(self.vilbert.dropout(text * visual))
+        pooled, visual = self.vilbert.pooled(text, regions)
+        logits: Tensor = self.matching_head(self.vilbert.dropout(pooled * visual))
         return logits
-
-    def word_matching_logits(self, states: Tensor) -> tuple[Tensor, Tensor]:
-        """(n, 2) and (n, 2), no and yes, read off words (n, hidden): whether the caption of each matches the
-        image, and whether the word itself does."""
-        caption, word = self.word_matching_head(states).float().split(2, dim=-1)
-        return caption, word
 
 
 def _transform(hidden: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(hidden, hidden), nn.GELU(), nn.LayerNorm(hidden, eps=EPS))
 
 
-@dataclass(frozen=True)
-class MaskedBatch:
+class MaskedBatch(NamedTuple):
     """Captions with masked words, images with hidden boxes.
 
     features: of the hidden boxes of all images. hidden: their rows in all images laid end to end.
@@ -169,8 +150,7 @@ class MaskedBatch:
     hidden: Tensor
 
 
-@dataclass(frozen=True)
-class Groups:
+class Groups(NamedTuple):
     """Captions with their negatives: those of each image together, the positive first.
 
     kinds: (images, captions). right: of each word of each text, 1 where it is right, 0 where it is the other
@@ -183,7 +163,7 @@ class Groups:
     right: list[NDArray[np.int64]]
 
 
-class VilbertObjective(Objective):
+class VilbertObjective(RegionObjective):
     """ViLBERT with the losses of its pre-training.
 
     As in the paper: masked words are predicted; hidden boxes, too, their features by regression, since not
@@ -193,52 +173,49 @@ class VilbertObjective(Objective):
     to the first token to know.
     """
 
+    encoder = VilbertEncoder
+    prepare, form = staticmethod(located), LocatedBoxes
+
     model: VilbertPretraining
 
-    def __init__(self, training: VilbertTraining, folder: WeightsFolder, data: CaptionData) -> None:
-        self.training, self.data = training, data
-        config = VilbertEncoder.read_config(folder)
-        words, length = config["vocabulary"], min(config["context_length"], training.caption_length)
-        self.tokenizer = WordPiece(words, length, lowercase=config["lowercase"], keep_end=False)
-        self.mask = mask_id(words)
-        self.tasks = int(config["task"] is not None)
-        torch.manual_seed(training.seed)  # of the heads
-        self.model = VilbertPretraining(config["architecture"], config["task"], training.dropout)
-        self.model.vilbert.load_state_dict({n: t.float() for n, t in folder.tensors().items()})
+    def build(self, tensors: dict[str, Tensor]) -> VilbertPretraining:
+        torch.manual_seed(self.training.seed)  # of the heads
+        task = self.config["task"]
+        model = VilbertPretraining(self.config["architecture"], task, self.training.dropout)
+        model.vilbert.load_state_dict(tensors)
+        self.tasks = int(task is not None)
+        return model
+
+    def weights(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """ViLBERT's own, without the heads."""
+        return {name[len(_PART) :]: tensor for name, tensor in state.items() if name.startswith(_PART)}
 
     def batch(self, phase: str, number: int) -> tuple[MaskedBatch, Groups | None]:
+        size = self.training.batch_size
         if phase == MATCHING:
-            return self._masked(number, self.data.size), self._groups(number)
-        return self._masked(number, CAPTIONS_PER_GROUP * self.data.size), None
+            return self._masked(number, size), self._groups(number)
+        return self._masked(number, CAPTIONS_PER_GROUP * size), None
 
     def _masked(self, number: int, size: int) -> MaskedBatch:
-        share = self.training.masked
-        words, images, rng = self.data.masked(number, size, self.tokenizer, share, self.mask, _SHOWN)
+        words, images, rng = self.masked(number, size, _SHOWN)
         masked = [mask_boxes(image, self.training.masked_boxes, rng) for image in images]
         hidden = torch.from_numpy(np.concatenate([rows for _, rows in masked]))
         features = torch.from_numpy(np.concatenate([image.features for image in images]))[hidden]
         return MaskedBatch(words, [image for image, _ in masked], features, hidden.nonzero()[:, 0])
 
     def _groups(self, number: int) -> Groups:
-        data, others = self.data, 2 + self.training.random_negatives
-        chosen = data.chosen(number, data.size)
-        texts, kinds = [], []
-        for epoch, index in chosen:
-            group = data.sampler.group(epoch, index)
-            kept = [*range(others), *range(len(group.kinds) - self.training.foils, len(group.kinds))]
-            texts += [group.captions[place] for place in kept]
-            kinds.append([group.kinds[place] for place in kept])
-        images = data.regions([index for _, index in chosen])
-        ids = self.tokenizer.encode(texts).ids
-        flat, size = [kind for group in kinds for kind in group], len(kinds[0])
+        others, foils = 2 + self.training.random_negatives, self.training.foils
+        groups, images = self.groups(number)
+        kept = [*range(others), *range(len(groups[0].kinds) - foils, len(groups[0].kinds))]
+        kinds = [[group.kinds[place] for place in kept] for group in groups]
+        ids = self.tokenizer.encode([group.captions[place] for group in groups for place in kept]).ids
+        words = [own[1:-1] if own[-1] == self.tokenizer.end else own[1:] for own in ids]
+        flat = [kind for group in kinds for kind in group]
         right = [
-            right_words(self._words(own), self._words(ids[place - place % size]), kind)
-            for place, (own, kind) in enumerate(zip(ids, flat, strict=True))
+            right_words(own, words[place - place % len(kept)], kind)
+            for place, (own, kind) in enumerate(zip(words, flat, strict=True))
         ]
         return Groups(ids, images, np.array(kinds), right)
-
-    def _words(self, ids: Ids) -> Ids:
-        return ids[1:-1] if ids[-1] == self.tokenizer.end else ids[1:]
 
     def losses(self, phase: str, batch: tuple[MaskedBatch, Groups | None]) -> tuple[Tensor, ReadTerms]:
         masked, groups = batch
@@ -248,46 +225,36 @@ class VilbertObjective(Objective):
             return loss, lambda: scalar_terms(terms)
         by_word, matching, right = self._matching_losses(groups)
         terms["right_words"] = right
-
-        def read() -> Terms:
-            return {**scalar_terms(terms), **terms_of(by_word, groups.kinds)}
-
-        return loss + (matching + right), read
+        kinds = groups.kinds
+        return loss + (matching + right), lambda: {**scalar_terms(terms), **terms_of(by_word, kinds)}
 
     def _masked_losses(self, batch: MaskedBatch) -> dict[str, Tensor]:
         model, device = self.model, self.model.vilbert.device
-        outputs = model(batch.words.texts, batch.images)
+        _, text, regions = model(batch.words.texts, batch.images)
         rows = torch.tensor(rows_of_words(batch.words, self.tasks), device=device)
         tokens = torch.tensor(batch.words.tokens, device=device)
-        losses = {"words": model.word_loss(torch.cat(outputs.text)[rows], tokens)}
+        losses = {"words": model.word_loss(torch.cat(text)[rows], tokens)}
         if len(batch.features):
-            states = torch.cat(outputs.regions)[on_device(batch.hidden, device)]
+            states = torch.cat(regions)[on_device(batch.hidden, device)]
             losses["boxes"] = model.region_loss(states, on_device(batch.features, device))
         return losses
 
     def _matching_losses(self, groups: Groups) -> tuple[Tensor, Tensor, Tensor]:
         """Of each caption by its words; the loss of matching; that of right and wrong words."""
-        model, size = self.model, groups.kinds.shape[1]
-        outputs = model(groups.texts, groups.images)
-        first = 1 + self.tasks
-        words = [
-            rows[first : first + len(own)] for rows, own in zip(outputs.words, groups.right, strict=True)
-        ]
-        caption, word = model.word_matching_logits(torch.cat(words))
+        model, size, first = self.model, groups.kinds.shape[1], 1 + self.tasks
+        rows, text, regions = model(groups.texts, groups.images)
+        words = [own[first : first + len(right)] for own, right in zip(rows, groups.right, strict=True)]
+        # No and yes of two questions: does the caption match the image, and does the word itself?
+        caption, word = model.word_matching_head(torch.cat(words)).float().split(2, dim=-1)
         counts = torch.tensor([len(own) for own in words])
         owner = torch.arange(len(words)).repeat_interleave(counts).to(caption.device)
         each = functional.cross_entropy(caption, (owner % size == 0).long(), reduction="none")
         sums = each.new_zeros(len(words)).index_add(0, owner, each)
         by_word = (sums / counts.clamp(min=1).to(sums.device)).view(-1, size)
-        losses = matching_loss(model.matching_logits(outputs), size) + by_word
+        losses = matching_loss(model.matching_logits(text, regions), size) + by_word
         loss = losses[:, 0].mean() + losses[:, 1:].mean()
         truth = torch.from_numpy(np.concatenate(groups.right)).to(word.device)
-        right = functional.cross_entropy(word, truth, ignore_index=UNKNOWN_TRUTH)
-        return by_word, loss, right
-
-    def weights(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """ViLBERT's own, without the heads."""
-        return {name[len(_PART) :]: tensor for name, tensor in state.items() if name.startswith(_PART)}
+        return by_word, loss, functional.cross_entropy(word, truth, ignore_index=UNKNOWN_TRUTH)
 
 
 def rows_of_words(words: MaskedWords, tasks: int) -> list[int]:
@@ -313,27 +280,8 @@ def right_words(ids: Sequence[int], positive: Sequence[int], kind: str) -> NDArr
 
 
 def changed(ids: Sequence[int], original: Sequence[int]) -> slice:
-    """The part of a text that another one has not; before it and behind it both are equal.
-
-    >>> changed([5, 6, 7, 8], [5, 9, 9, 7, 8])
-    slice(1, 2, None)
-    """
+    """The part of a text that another one has not; before it and behind it both are equal."""
     most = min(len(ids), len(original))
     start = next((i for i in range(most) if ids[i] != original[i]), most)
     behind = next((i for i in range(most - start) if ids[-1 - i] != original[-1 - i]), most - start)
     return slice(start, len(ids) - behind)
-
-
-def train_vilbert(
-    training: VilbertTraining,
-    captioned: CaptionedImages,
-    tagger: Tagger,
-    out: Path,
-    *,
-    report: Report = lambda line: None,
-) -> Path:
-    """Pre-train ViLBERT; arguments, result and errors are those of `train_umic`."""
-    network = Network("vilbertscore", VilbertEncoder, located, LocatedBoxes)
-    with opened(training, out) as accelerator:
-        run = RegionRun(training, network, captioned, tagger, out, accelerator, report)
-        return run.train(VilbertObjective(training, run.start, run.data(training.foils)))

@@ -55,9 +55,8 @@ from capeval_core.regions.suppression import Suppression, best_on_device, class_
 from capeval_core.scores.boxes import FirstBoxes
 from capeval_core.scores.eco import EcoOptions, Ranking
 from capeval_core.training import negatives, regions, tags
-from capeval_core.training import similar as similar_images
 from capeval_core.training.pacs import info_nce
-from capeval_core.training.positives import Positive, PositiveShards, Shard
+from capeval_core.training.positives import Positive, PositiveShards
 from capeval_core.training.umic import ranking_loss
 from capeval_core.weights import conversion as conversions
 from capeval_core.weights.folder import config_checksum
@@ -400,8 +399,8 @@ def negative_caption(
 def similar(images: Sequence[str], *, top: int, features: Any = None, captions: Any = None) -> dict[str, Any]:
     """By id of an image, the ids of the most similar ones, by features or by captions."""
     if features is not None:
-        return similar_images.similar_by_features(images, features, top=top)
-    return similar_images.similar_by_captions(images, captions, top=top)
+        return negatives.similar_by_features(images, features, top=top)
+    return negatives.similar_by_captions(images, captions, top=top)
 
 
 def tagger(name: str) -> Any:
@@ -427,7 +426,7 @@ def write_positives(
     for kind in ("caption", "image"):
         own = [Positive(*positive) for positive in positives if positive[0] == kind]
         if own:
-            PositiveShards(folder, kind, settings).write(number, Shard(dict(enumerate(own))))
+            PositiveShards(folder, kind).begin(settings).write(number, dict(enumerate(own)))
 
 
 # integrations

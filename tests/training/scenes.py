@@ -43,7 +43,7 @@ replace, names = Path.replace, []
 
 def replaced(path, target):
     names.append(Path(target).name)
-    if names.count("state.safetensors") == SAVES and names[-1] == "state.safetensors":
+    if names.count("state.pt") == SAVES and names[-1] == "state.pt":
         os.kill(os.getpid(), signal.SIGKILL)  # the new state is written, the old one still in its place
     return replace(path, target)
 

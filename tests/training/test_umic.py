@@ -89,21 +89,16 @@ def test_other_settings_in_the_same_folder_are_refused(
     )
 
 
-def test_a_damaged_state_or_line_of_the_log_is_named(
+def test_a_damaged_state_is_named_and_the_log_is_mended(
     scenes: Path, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = Path(shutil.copytree(trained, tmp_path / "run"))
-    shutil.rmtree(out / "weights")
-    log, state = (out / "log.jsonl").read_bytes(), (out / "state.safetensors").read_bytes()
-    (out / "state.safetensors").write_bytes(state[:500])
-    assert main(arguments(scenes, out)) == 2 and "state.safetensors" in capsys.readouterr().err
-    (out / "state.safetensors").write_bytes(state)
-    for damaged in (b"{", b"\xff", b"7", b"{}", b'{"step": "1", "phase": "words"}', b"[" * 9_999):
-        first, _, rest = log.partition(b"\n")
-        (out / "log.jsonl").write_bytes(first + b"\n" + damaged + b"\n" + rest)
-        assert main(arguments(scenes, out)) == 2 and "line 2" in capsys.readouterr().err
-        assert damaged in (out / "log.jsonl").read_bytes()
-    (out / "log.jsonl").write_bytes(log + b'{"step": 15, "ph')  # cut off by a kill
+    log, state = (out / "log.jsonl").read_bytes(), (out / "state.pt").read_bytes()
+    (out / "log.jsonl").write_bytes(log[:40] + b"{" + log[50:] + b'{"step": 15, "ph')
+    for damaged in (state[:500], state[:-90], b""):
+        (out / "state.pt").write_bytes(damaged)
+        assert main(arguments(scenes, out)) == 2 and "state.pt" in capsys.readouterr().err
+    (out / "state.pt").write_bytes(state)
     train(scenes, out)
     assert (out / "log.jsonl").read_bytes() == log
 
@@ -250,9 +245,6 @@ def test_the_ranking_loss_is_the_papers_pair_by_pair() -> None:
     scores = 1 / (1 + np.exp(-logits.numpy().reshape(4, 6)))
     expected = np.maximum(0.0, 0.3 - (scores[:, :1] - scores[:, 1:]))
     np.testing.assert_allclose(ranking_loss(logits, group_size=6, margin=0.3), expected, atol=1e-12)
-    for shape, size in (((7,), 6), ((2, 6), 6), ((6,), 1)):
-        with pytest.raises(ValueError):
-            ranking_loss(torch.zeros(shape), size)
 
 
 def test_each_phase_has_its_own_rise_and_fall_of_the_learning_rate(two: Path, tmp_path: Path) -> None:
@@ -323,7 +315,7 @@ def test_the_state_is_on_the_disk_before_it_replaces_the_last_one(
         fsync(file)
 
     def replaced(path: Path, target: Path) -> Path:
-        if Path(target).name == "state.safetensors":
+        if Path(target).name == "state.pt":
             states.append(path.stat().st_ino in synced)
             synced.clear()
         return replace(path, target)
