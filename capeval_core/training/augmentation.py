@@ -67,14 +67,6 @@ class Generator(ABC):
         """Of each source one positive, which depends on its content and its seed alone; None: none."""
 
 
-def _quiet(*libraries: str) -> None:
-    """Keep to errors what libraries print: bars beside ours, and each truncated caption."""
-    for library in libraries:
-        logging: Any = import_module(f"{library}.utils.logging")
-        logging.set_verbosity_error()
-        logging.disable_progress_bar()
-
-
 class Captioner(Generator):
     """A BLIP captioner in transformers' format."""
 
@@ -239,15 +231,19 @@ class Augmentation(Settings):
 
     def open(self, path: Path) -> Generator:
         """The model. Raises WeightsError, with what its library says in a line."""
-        libraries = sorted({"transformers", *self.libraries})
+        logs: list[Any] = [import_module(f"{library}.utils.logging") for library in self.libraries]
+        for log in logs:
+            log.disable_progress_bar()
         try:
             generator: Generator = self.generator(path, self)
         except InputError:
             raise
         except Exception as error:  # whatever a damaged file leads its reader to
-            reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-            raise WeightsError(f"{self.what} {str(self.model)!r} could not be opened ({reason})") from error
-        _quiet(*libraries)
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:150]
+            what, fix = f"{self.what} {str(self.model)!r}", f"pass another one, such as {type(self).model}"
+            raise WeightsError(f"{what} could not be opened ({reason}): {fix}") from error
+        for log in logs:
+            log.set_verbosity_error()  # not each caption that is cut off
         return generator
 
 

@@ -21,13 +21,13 @@ import torch
 from torch import Tensor, nn
 
 from capeval_core.errors import FileError, Problems, file_problem, option_problem
+from capeval_core.kept import whole_file, write_whole
 from capeval_core.models.device import resolve_device
 from capeval_core.models.model import CheckedModel
 from capeval_core.options import Settings, option
 from capeval_core.project import install_command
 from capeval_core.reports.figures import draw_curves
 from capeval_core.weights.folder import WeightsFolder
-from capeval_core.kept import whole_file, write_whole
 
 STATE, LOG, CURVES, WEIGHTS = "state.pt", "log.jsonl", "curves.png", "weights"
 REGIONS, TOWERS, TRACKED = "regions", "towers", "tracked"

@@ -168,7 +168,7 @@ def whole(given: Given, tmp_path_factory: pytest.TempPathFactory) -> Callable[[s
 def contents(folder: Path) -> dict[str, tuple[int, bytes]]:
     """Every visible file with the time of its last change."""
     files = [path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".")]
-    return {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in files}
+    return {str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.read_bytes()) for path in files}
 
 
 @EVERY

@@ -303,24 +303,3 @@ def test_gradients_are_clipped(two: Path, tmp_path: Path) -> None:
         names = [name for name in end if not name.startswith(still)]
         moved[clip] = max(float(np.abs(end[name] - start[name]).max()) for name in names)
     assert moved[0.0] > 5e-3 and moved[1e-13] < 1e-6
-
-
-def test_the_state_is_on_the_disk_before_it_replaces_the_last_one(
-    two: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fsync, replace, synced, states = os.fsync, Path.replace, set[int](), list[bool]()
-
-    def synchronised(file: int) -> None:
-        synced.add(os.fstat(file).st_ino)
-        fsync(file)
-
-    def replaced(path: Path, target: Path) -> Path:
-        if Path(target).name == "state.pt":
-            states.append(path.stat().st_ino in synced)
-            synced.clear()
-        return replace(path, target)
-
-    monkeypatch.setattr(os, "fsync", synchronised)
-    monkeypatch.setattr(Path, "replace", replaced)
-    train(two, tmp_path / "run", **{**STILL, "matching_steps": 2, "save_every": 1, "batch_size": 2})
-    assert states and all(states)
