@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import gc
-import pickle
 import threading
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import capeval_core
-from capeval_core.cache import SHARED, FeatureCache, shared_cache
+from capeval_core.cache import FeatureCache
 from capeval_core.testing import count_forwards
 from tests.support.seams import network
 from tests.support.seeded import release
@@ -116,52 +113,6 @@ def test_the_disk_keeps_every_bit_shape_and_key(tmp_path: Path) -> None:
         assert found.keys() == features.keys()
         for key, value in features.items():
             assert (found[key].tobytes(), found[key].shape) == (value.tobytes(), value.shape)
-
-
-def test_a_flipped_bit_of_a_feature_is_noticed_and_the_feature_can_be_put_again(tmp_path: Path) -> None:
-    filled(FeatureCache(folder=tmp_path), "a", "b", "c")
-    gc.collect()  # closes the database, so that all of it stands in one file
-    (file,) = tmp_path.iterdir()
-    content = bytearray(file.read_bytes())
-    content[content.index(row("b").tobytes())] ^= 1
-    file.write_bytes(content)
-    cache = FeatureCache(folder=tmp_path)
-    with pytest.warns(UserWarning, match=str(file)):
-        assert cache.get(["a", "b", "c"]).keys() == {"a", "c"}
-    filled(cache, "b")
-    assert np.array_equal(FeatureCache(folder=tmp_path).get(["b"])["b"], row("b"))
-
-
-def test_a_copy_starts_empty_and_shares_the_disk(tmp_path: Path) -> None:
-    for folder in (None, tmp_path):
-        again = pickle.loads(pickle.dumps(filled(FeatureCache(max_bytes=5000, folder=folder), "a")))
-        assert (again.max_bytes, again.nbytes) == (5000, 0)
-        assert again.get(["a"]).keys() == (set() if folder is None else {"a"})
-
-
-@pytest.mark.parametrize(("given", "kind"), [(5, TypeError), ("", ValueError), ("a\0b", ValueError)])
-def test_what_can_be_no_folder_is_refused(
-    given: Any, kind: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "file").write_text("no folder")
-    (tmp_path / "features.sqlite").write_bytes(b"not a database, but long enough to look like one" * 50)
-    for wrong, expected in (
-        (given, kind),
-        ("file", ValueError),
-        ("file/below", ValueError),
-        (".", ValueError),
-    ):
-        for door in (shared_cache, lambda folder: FeatureCache(folder=folder)):
-            with pytest.raises(expected, match="cache="):
-                door(wrong)
-    assert len(list(tmp_path.iterdir())) == 2
-
-
-def test_one_cache_per_folder_in_a_process(tmp_path: Path) -> None:
-    cache = shared_cache(tmp_path)
-    assert shared_cache(str(tmp_path)) is cache and shared_cache(cache) is cache
-    assert shared_cache(None) is SHARED and SHARED.max_bytes == 512 << 20 and SHARED.folder is None
 
 
 def test_a_changed_setting_never_meets_an_old_feature(images: list[Path], tmp_path: Path) -> None:

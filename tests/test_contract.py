@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import multiprocessing
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -118,19 +116,6 @@ def test_it_keeps_what_every_metric_promises(
     contract(name, weights, images, tmp_path).run(check)
 
 
-@SEES
-def test_broken_images_are_refused_with_all_others(
-    name: str, weights: str, images: list[Path], tmp_path: Path
-) -> None:
-    broken = tmp_path / "broken.jpg"
-    broken.write_bytes(images[0].read_bytes()[:300])
-    metric = opened(name, weights)
-    pictures = [*images[:2], broken, images[3], tmp_path / "missing.png", images[5]]
-    argument = argument_of(metric)
-    with pytest.raises(ValueError, match=rf"(?s){argument}\[2\].*{argument}\[4\]"):
-        score(metric, pictures)
-
-
 @EACH
 def test_evidence_of_samples_in_any_order_is_that_of_their_rows(
     name: str, weights: str, images: list[Path]
@@ -220,40 +205,6 @@ def test_narrow_types_run_on_the_cpu_and_agree(
     narrow = score(opened(name, weights, dtype=dtype), images)
     assert close(narrow, wide, within=0.02)
     assert f"|dtype:{dtype}|" in narrow.signature and "|dtype:float32|" in wide.signature
-
-
-@pytest.fixture(scope="module")
-def two_processes() -> Iterator[ProcessPoolExecutor]:
-    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
-        yield pool
-
-
-def rows_of(metric: CaptionMetric, images: list[Path], chosen: list[int]) -> pa.Table:
-    """The rows that one of several processes computes, with their indices in the whole input."""
-    return pa.concat_tables(metric.encode(samples(metric, images).select(chosen)))
-
-
-@pytest.mark.system
-@EACH
-def test_many_processes_give_what_one_gives(
-    name: str, weights: str, images: list[Path], two_processes: ProcessPoolExecutor
-) -> None:
-    metric = opened(name, weights, cache=None)
-    # Interleaved as a distributed sampler does, padded with rows of its beginning, gathered out of order.
-    shares = [[7, 5, 3, 1], [0, 2, 4, 6, 0, 1]]
-    running = [two_processes.submit(rows_of, metric, images, share) for share in shares]
-    gathered = metric.combine(pa.concat_tables([future.result() for future in reversed(running)]))
-    alone = score(metric, images)
-    assert close(gathered, alone)
-    assert gathered.signature == alone.signature and gathered.groups == alone.groups
-    assert gathered.counts == alone.counts
-
-
-@EVERY
-def test_an_empty_list_is_refused(name: str, weights: str) -> None:
-    with pytest.raises(ValueError, match="captions is empty"):
-        metric = opened(name, weights)
-        metric.score([], references=[] if metric.needs_references else None, **shown(metric, []))
 
 
 @EACH
@@ -460,29 +411,6 @@ def test_other_weights_of_the_same_name_have_another_signature(
 
 
 @EACH
-def test_prompts_that_differ_sign_differently(name: str, weights: str) -> None:
-    if "prompt" not in {option.name for option in describe_options(class_of(name).Options)}:
-        pytest.skip("without a prompt")
-    prompts = ["", " ", "a", "a ", "a|", "a/", "a|w:9", "'a '", "a\n", "a\\n", "a\t", "a b", "'a b'", "a’b"]
-    signatures = [opened(name, weights, prompt=prompt).signature() for prompt in prompts]
-    assert len(set(signatures)) == len(prompts)
-    assert all(s.isprintable() and s.count("|") == signatures[0].count("|") for s in signatures)
-
-
-@EACH
-def test_kept_rows_spare_the_second_run(name: str, weights: str, images: list[Path], tmp_path: Path) -> None:
-    metric = opened(name, weights)
-    first = score(metric, images, rows=tmp_path)
-    again, by_option = opened(name, weights), opened(name, weights, rows=tmp_path)  # with empty caches
-    with count_forwards() as forwards:
-        assert score(again, images, rows=tmp_path) == first
-        assert score(again, images, list(range(5)), rows=tmp_path).scores == first.scores[:5]
-        assert score(by_option, images) == first
-    assert forwards.items == 0
-    assert score(metric, images) == first
-
-
-@EACH
 def test_options_of_the_formula_need_no_new_run(
     name: str, weights: str, images: list[Path], tmp_path: Path
 ) -> None:
@@ -551,23 +479,6 @@ def test_kept_failures_are_tried_again(name: str, weights: str, images: list[Pat
     assert list(score(metric, pictures).errors) == [2]
     late.write_bytes(images[2].read_bytes())
     assert score(metric, pictures) == result
-
-
-@EACH
-def test_rows_of_other_settings_are_refused(
-    name: str, weights: str, images: list[Path], tmp_path: Path
-) -> None:
-    score(opened(name, weights), images, rows=tmp_path)
-    for spec in class_of(name).Options.taken():
-        if spec.metadata["encodes"]:
-            value = alternatives(name)[spec.name]
-            with pytest.raises(ValueError, match=f"other settings.*{spec.name}") as caught:
-                options = {**WITH.get(spec.name, {}), spec.name: value}
-                score(opened(name, weights, **options), images, rows=tmp_path)
-            assert str(value) in str(caught.value) and str(tmp_path) in str(caught.value)
-    other = next(metric for metric in METRICS if metric != class_of(name).name)
-    with pytest.raises(ValueError, match=f"metric: '{class_of(name).name}' there, '{other}' now"):
-        score(opened(other, weights), images, rows=tmp_path)
 
 
 @EACH
@@ -713,13 +624,3 @@ def test_several_systems_by_several_metrics_score_as_alone_and_share_their_image
                 )
                 assert close(result, expected) and (name == "cider" or result.groups == expected.groups)
                 assert result.signature == expected.signature
-
-
-@pytest.mark.parametrize(
-    ("name", "suggestion"),
-    [("pasc", "pacs"), ("RefPACS", "refpacs"), ("clip", "clips"), ("refclip", "refclips"), ("hice", "hices")],
-)
-def test_a_misspelt_metric_is_named(name: str, suggestion: str) -> None:
-    with pytest.raises(ValueError, match=f"unknown metric '{name}'.*did you mean '{suggestion}'") as caught:
-        capeval_core.load(name)
-    assert all(metric in str(caught.value) for metric in METRICS)

@@ -120,21 +120,7 @@ def test_entry_points_are_read_only_when_other_metrics_are_in_question(
     assert not recwarn.list
 
 
-def test_damaged_entry_points_of_any_package_break_none_of_ours(declare: Declare) -> None:
-    declare("no assignment at all")
-    with pytest.warns(UserWarning, match="entry points of installed packages could not be read"):
-        assert list_metrics() == list(METRICS)
-    assert metric_class("pacs").name == "pacs"
-
-
 # --- media
-
-
-def test_a_medium_that_a_metric_does_not_have_is_refused() -> None:
-    message = r"media='audio': umic is no metric on it \(known: image, boxes\)"
-    with pytest.raises(ValueError, match=message):
-        metric_class("umic", "audio")
-    assert metric_class("umic", "boxes") is metric_class("umic", "image") is metric_class("umic")
 
 
 # --- modules of evaluate
@@ -160,11 +146,3 @@ def test_names_of_metrics_elsewhere_are_explained(name: str, hint: str) -> None:
     with pytest.raises(ValueError, match=f"unknown metric '{name}': {hint}") as caught:
         capeval_core.load(name)
     assert "did you mean" not in str(caught.value)
-
-
-def test_other_metrics_have_no_module_here(declare: Declare) -> None:
-    with pytest.raises(ValueError, match="unknown metric 'pasc': did you mean 'pacs'"):
-        capeval_core.module_path("pasc")
-    declare("mine = someones:Whole")
-    with pytest.raises(ValueError, match=r"mine has no folder.*capeval_core\.module\('mine'\)"):
-        capeval_core.module_path("mine")

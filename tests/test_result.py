@@ -37,13 +37,6 @@ def same(a: Result, b: Result) -> bool:
     return repr(a) == repr(b)
 
 
-def test_the_mean_is_over_finite_scores() -> None:
-    assert result([0.2, NAN, 0.4]).mean == pytest.approx(0.3)
-    assert result([0.2, float("inf"), 0.4]).mean == pytest.approx(0.3)
-    assert math.isnan(result([NAN, NAN]).mean)
-    assert math.isnan(result([]).mean)
-
-
 @given(st.lists(st.one_of(st.floats(-1, 2), st.just(NAN)), max_size=20))
 @settings(max_examples=60)
 def test_comes_back_from_json_as_it_was(scores: list[float]) -> None:
@@ -55,31 +48,10 @@ def test_comes_back_from_json_as_it_was(scores: list[float]) -> None:
     assert {type(score) for score in again.scores} <= {float}
 
 
-@pytest.mark.parametrize("extent", [(0.0, 1.5), (-math.inf, 1.0), (0.0, math.inf)])
-def test_the_range_comes_back(extent: tuple[float, float]) -> None:
-    saved = json.dumps(result([0.5], range=extent).to_dict(), allow_nan=False)
-    assert Result.from_dict(json.loads(saved)).range == extent
-
-
 def test_an_interval_lies_within_the_range() -> None:
     near_0, near_1 = [0.0, 0.0, 0.0, 0.0, 0.0, 0.01], [1.0, 1.0, 1.0, 1.0, 1.0, 0.99]
     assert result(near_0).interval().low < 0 == result(near_0, range=(0.0, 1.0)).interval().low
     assert result(near_1).interval().high > 1 == result(near_1, range=(0.0, 1.0)).interval().high
-
-
-def test_parts_of_any_kind_come_back() -> None:
-    parts = {"token": ["a", "ß"], "matches": [[1, 2.5], []], "member": [3, 4], "value": [NAN, 1.0]}
-    first = result([0.5, 0.6], parts=parts)
-    assert same(Result.from_dict(json.loads(json.dumps(first.to_dict()))), first)
-
-
-def test_a_result_is_strict_json() -> None:
-    first = result([0.5, NAN], errors={1: "images[1]: cannot decode 'é.jpg' (truncated)"})
-    text = json.dumps(first.to_dict(), ensure_ascii=False, allow_nan=False)
-    assert "é.jpg" in text
-    assert same(Result.from_dict(json.loads(text)), first)
-    assert json.loads(text)["mean"] == 0.5
-    assert result([NAN]).to_dict()["mean"] is None
 
 
 def strictly(text: str) -> Any:
@@ -133,28 +105,6 @@ def test_what_to_dict_gives_is_the_callers_own() -> None:
     assert same(first, result([0.5, 0.6]))
 
 
-def test_the_evidence_stays_here() -> None:
-    first = result([0.5], evidence={0: {"caption": "a"}})
-    assert first.explain(0) == {"caption": "a"}
-    assert "evidence" not in first.to_dict()
-    with pytest.raises(ValueError, match=r"load\('pacs', ..., evidence=True\)"):
-        Result.from_dict(first.to_dict()).explain(0)
-
-
-def test_intervals_are_of_whole_images() -> None:
-    rng = np.random.default_rng(0)
-    scores = [float(s) for s in np.repeat(rng.random(25), 4)]
-    groups = [str(i // 4) for i in range(100)]
-    clustered = result(scores, groups).interval()
-    single = result(scores).interval()
-    assert clustered.images == 25 and single.images == 100
-    assert clustered.high - clustered.low == pytest.approx(2 * (single.high - single.low), rel=0.15)
-    assert clustered.low < result(scores).mean < clustered.high
-    assert result(scores, groups).interval(0.5).high < clustered.high
-    with pytest.raises(ValueError, match="at least 5 images with a score, found 4: score more images"):
-        result([0.1, 0.2, 0.3, 0.4, 0.5], [*"abcdd"]).interval()
-
-
 def test_compares_systems_of_one_signature() -> None:
     first, second = result([0.5, 0.6, 0.8, 0.7, 0.9]), result([0.4, 0.7, 0.5, 0.6, 0.7])
     comparison = first.compare(second)
@@ -199,8 +149,3 @@ def test_a_damaged_saved_result_is_refused() -> None:
         result([0.5, 0.6]).compare(saved)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="expected the number of a caption"):
         result([0.5]).explain("0")  # type: ignore[arg-type]
-
-
-def test_a_result_shows_itself_in_a_line() -> None:
-    shown = repr(result([0.5] * 5000))
-    assert "=0.5000, 5,000 captions, 0 failed" in shown and len(shown) < 300
