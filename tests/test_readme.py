@@ -32,7 +32,7 @@ from tests.golden.frcnn_vg_tiny import write_checkpoint
 from tests.hub import WRITER, Repository, log_in, serving
 from tests.inputs.video_writing import FORMS, drawn, written
 from tests.judgements.data import write_lines
-from tests.snippets import commands, run_snippets
+from tests.snippets import run_snippets
 from tests.support.seeded import CASES, uniter
 from tests.weights.conftest import umic_checkpoint, write_open_clip
 from tools.documents import CHECKOUT
@@ -284,9 +284,3 @@ def test_the_first_block_of_the_readme_runs_from_any_directory_without_a_network
     assert (done.returncode, done.stderr) == (0, "")
     good, unrelated = json.loads(done.stdout)
     assert good > 1 > unrelated
-
-
-def test_commands_without_a_test_are_refused() -> None:
-    (words,) = commands("curl -O x.pth  # somewhere\n")
-    with pytest.raises(AssertionError, match="say in NOT_RUN"):
-        run(words)

@@ -98,12 +98,6 @@ def test_what_a_notebook_shows_is_escaped_and_small() -> None:
     assert " to " not in result(SCORES)._repr_html_()  # too few images for an interval
 
 
-def test_a_relative_or_corpus_result_shows_itself() -> None:
-    assert "0.450" in result([0.3, 0.6], relative="its totals are z-scores")._repr_html_()
-    bleu = capeval_core.load("bleu").score(["a red dog runs off"], references=[["a red dog runs"]])
-    assert re.search("bleu_4 [0-9.]+, bleu_1 [0-9.]+", Parsed(bleu._repr_html_()).text)
-
-
 def test_an_explanation_shows_its_drawing() -> None:
     item = demo_set()[0]
     metric = capeval_core.load("hices", weights="tiny", evidence=True)

@@ -14,12 +14,9 @@ from capeval_core import __version__
 from capeval_core.registry import METRICS, metric_class, variant_classes
 from tools.documents import (
     CHECKOUT,
-    PARTS,
     documents,
     exactness_table,
     filled,
-    main,
-    options_table,
     own_weights,
 )
 from tools.exactness import NOT_YET, ON_CPU, exactness_rows, of_subject, read_lines
@@ -75,11 +72,6 @@ def test_every_metric_has_a_whole_card(path: Path) -> None:
     assert len(str(space["short_description"])) <= 60  # what the Hub takes
 
 
-def test_every_shared_paragraph_is_used() -> None:
-    texts = "".join(path.read_text(encoding="utf-8") for path in documents())
-    assert [path.stem for path in PARTS.glob("*.md") if f"<!-- part {path.stem} -->" not in texts] == []
-
-
 def test_every_repository_of_weights_has_a_card_and_every_card_a_repository() -> None:
     tiny = {f"{metric_class(name).tiny}-tiny" for name in METRICS if metric_class(name).tiny}
     assert HUB_CARDS.keys() == own_weights().keys() | tiny
@@ -87,32 +79,6 @@ def test_every_repository_of_weights_has_a_card_and_every_card_a_repository() ->
         card = front_matter(HUB_CARDS[name])
         licence = card["license_name" if card["license"] == "other" else "license"]
         assert licence == (entry.licence or "unknown").lower().replace(" ", "-")
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("<!-- option pacs -->\n<!-- /option pacs -->", "no table"),
-        ("<!-- options pac -->\n<!-- /options pac -->", "unknown metric"),
-        ("<!-- part nothing -->\n<!-- /part nothing -->", "no part"),
-        ("\n<!-- metrics -->\ntext", "no end"),
-        ("a\n<!-- /metrics -->", "no beginning"),
-    ],
-)
-def test_a_wrong_marker_is_an_error(text: str, reason: str) -> None:
-    with pytest.raises(ValueError, match=reason):
-        filled(text, "x.md")
-
-
-def test_the_command_fills_the_documents_in_its_arguments(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text("é\n<!-- options pacs -->\nold\n<!-- /options pacs -->\n`<!-- metrics -->`\n", "utf-8")
-    for _ in range(2):
-        main([str(page)])
-        filled_page = (
-            f"é\n<!-- options pacs -->\n{options_table('pacs')}\n<!-- /options pacs -->\n`<!-- metrics -->`\n"
-        )
-        assert page.read_text(encoding="utf-8") == filled_page
 
 
 def test_changelog_names_this_version() -> None:
