@@ -39,16 +39,7 @@ _KINDS: Mapping[str, tuple[type | tuple[type, ...], str]] = {
 
 
 def load_set(name: str, data: str | Path, **settings: Any) -> JudgedSet:
-    """A judged set from its folder or a folder of such folders, or from a data set repository on the Hub.
-
-    Args:
-        name: one of `SETS`.
-        data: a folder; where there is none, `NAME/NAME`, maybe `@revision`, of a data set on the Hub.
-        settings: of its loader, e.g. `labels="label_fleur_run"` for Pascal-50S.
-
-    Raises:
-        ValueError: there is no such set. FileError: the files are missing or damaged.
-    """
+    """A judged set of `SETS` from what `folder_of` takes, with settings of its loader."""
     entry = set_entry(name)
     folder = folder_of(entry, data)
     first = folder / entry.files[0]

@@ -6,9 +6,8 @@ import math
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -24,8 +23,7 @@ _RATING_FIELDS = ("rating", "score", "human_score", "judgement")
 _UNKNOWN = "ratings of an unknown image id"
 
 
-@dataclass(frozen=True)
-class _ScoreFile:
+class _ScoreFile(NamedTuple):
     """A metric's scores; ids: None: joined by their order. captions: None: by id alone."""
 
     label: str
@@ -108,10 +106,7 @@ def join_ratings(scores: _ScoreFile, path: Path) -> tuple[RatedSet, Scored]:
 
 
 def _places(scores: _ScoreFile, ids: Sequence[str], captions: Sequence[Any]) -> list[int | str]:
-    """The score that each rating is about, or why there is none or it is not clear which.
-
-    An id is one of the scores, or its file name without extension where that is one image's.
-    """
+    """The score that each rating is about, or why none is; an id may lack the extension of its file."""
     of_image: dict[str, list[int]] = defaultdict(list)
     for place, image in enumerate(scores.ids or []):
         of_image[image].append(place)
@@ -144,8 +139,7 @@ def _field(path: Path, rows: pd.DataFrame, names: Sequence[str], what: str) -> s
     raise FileError(file_problem(path, found, f"it has {', '.join(known)}", verb="has"))
 
 
-@dataclass(frozen=True)
-class Judgements:
+class Judgements(NamedTuple):
     """Captions of images, and the score that people gave each."""
 
     images: list[str]
@@ -153,7 +147,7 @@ class Judgements:
     scores: list[float]
 
     def correlation(self, predicted: Sequence[float]) -> float:
-        """Kendall's tau-c of predicted scores with these: from -1 to 1; 0 where either are all equal."""
+        """Kendall's tau-c of predicted scores with these; 0 where either are all equal."""
         tau = kendall_tau_c(predicted, self.scores)
         return 0.0 if tau.undefined else tau.value
 

@@ -33,15 +33,12 @@ STATISTICS = (*COEFFICIENTS, "acc_eq")
 
 @dataclass(frozen=True)
 class Items:
-    """Captions to score, with the id of each one's image and its references (None: the set has none).
-
-    names: of each caption in its file, for messages; None: the set's rows are not its captions.
-    """
+    """Captions to score."""
 
     captions: list[str]
-    images: list[str]
-    references: list[list[str]] | None = None
-    names: list[str] | None = None
+    images: list[str]  # their ids
+    references: list[list[str]] | None = None  # None: the set has none
+    names: list[str] | None = None  # in the file, for messages; None: its rows are not these captions
 
     def __len__(self) -> int:
         return len(self.captions)
@@ -49,18 +46,13 @@ class Items:
 
 @dataclass(frozen=True)
 class Scoring:
-    """One way in which a protocol has its items scored.
+    """One way in which a protocol has its items scored."""
 
-    name: e.g. `draw 1` or `4 references`. items: equal objects are scored once where that is possible.
-    chosen: positions of each item's references that count here; None: all.
-    """
-
-    name: str
-    items: Items
-    chosen: Sequence[Sequence[int]] | None = None
+    name: str  # e.g. `draw 1` or `4 references`
+    items: Items  # equal objects are scored once where that is possible
+    chosen: Sequence[Sequence[int]] | None = None  # positions of the references that count; None: all
 
     def references(self) -> list[list[str]] | None:
-        """The references of each item that count here."""
         if self.items.references is None or self.chosen is None:
             return self.items.references
         pairs = zip(self.items.references, self.chosen, strict=True)
@@ -69,30 +61,23 @@ class Scoring:
 
 @dataclass(frozen=True)
 class Scored:
-    """The scores of a scoring's items; NaN where there is none.
-
-    parts: components by name, one value per item. corpus: the value to report for all items, where that is
-    not the mean of the scores. signature: of the result that they come from; None where there is none.
-    """
+    """The scores of a scoring's items; NaN where there is none."""
 
     scores: Doubles
-    parts: Mapping[str, Doubles] = field(default_factory=dict)
-    corpus: float | None = None
-    signature: str | None = None
+    parts: Mapping[str, Doubles] = field(default_factory=dict)  # components by name, a value per item
+    corpus: float | None = None  # what to report for all items, where that is not the mean of the scores
+    signature: str | None = None  # of the result that they come from
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One number of a table: NaN where it is `undefined`, which says why; of so many ratings or pairs.
+    """One number of a table."""
 
-    draws: its value in each resample of images; None: no interval. runs: in each scoring, of a mean of these.
-    """
-
-    value: float
-    rows: int
-    draws: Doubles | None = None
-    runs: tuple[float, ...] = ()
-    undefined: str | None = None
+    value: float  # NaN where it is undefined
+    rows: int  # ratings or pairs that it is over
+    draws: Doubles | None = None  # its value in each resample of images; None: no interval
+    runs: tuple[float, ...] = ()  # its value in each scoring, where it is their mean
+    undefined: str | None = None  # why there is no value
 
     @property
     def deviation(self) -> float:
@@ -125,21 +110,16 @@ def _mean_of(values: Doubles, resamples: Resamples | None, undefined: str) -> Ce
 
 @dataclass(frozen=True)
 class JudgedSet(ABC):
-    """Human judgements and their protocol.
+    """Human judgements and their protocol."""
 
-    name: of its entry in `SETS`. scorings: what is scored; each metric gives one `Scored` for each.
-    dropped: what was left out of the files, by reason. unit: what a row of `clusters` is.
-    """
+    unit: ClassVar[str] = "ratings"  # what a row of `clusters` is
 
-    unit: ClassVar[str] = "ratings"
-
-    name: str
-    scorings: tuple[Scoring, ...]
-    dropped: Mapping[str, int] = field(default_factory=dict, kw_only=True)
+    name: str  # of its entry in `SETS`
+    scorings: tuple[Scoring, ...]  # each metric gives one `Scored` for each
+    dropped: Mapping[str, int] = field(default_factory=dict, kw_only=True)  # what was left out, by reason
 
     @property
     def items(self) -> Items:
-        """What is scored first."""
         return self.scorings[0].items
 
     @property
@@ -168,34 +148,24 @@ class JudgedSet(ABC):
 
 @dataclass(frozen=True)
 class RatingColumn:
-    """A column of a table of ratings.
+    """A column of a table of ratings."""
 
-    statistic: one of `STATISTICS`. ratings: which ratings. scoring: which scoring, None: the mean of all.
-    part: the component of a metric that is compared; None: its score. subset: its rows; None: all.
-    """
-
-    statistic: str
+    statistic: str  # one of `STATISTICS`
     ratings: str = "rating"
-    scoring: str | None = None
-    part: str | None = None
-    subset: str | None = None
+    scoring: str | None = None  # None: the mean of all
+    part: str | None = None  # the component of a metric that is compared; None: its score
+    subset: str | None = None  # of the rows; None: all
 
 
 @dataclass(frozen=True)
 class RatedSet(JudgedSet):
-    """Captions with ratings.
+    """Captions with ratings; its scorings have the same items."""
 
-    Its scorings have the same items. item: (rows,) the item that each rating is about.
-    ratings: (rows,) by name, or (rows, annotators) for `by_annotator`. table: columns by name.
-    subsets: (rows,) the subset of each row.
-    by_annotator: coefficients are means over annotators, as VATEX-EVAL defines them.
-    """
-
-    item: Integers
-    ratings: Mapping[str, Doubles]
+    item: Integers  # (rows,) that each rating is about
+    ratings: Mapping[str, Doubles]  # (rows,) by name, or (rows, annotators) for `by_annotator`
     table: Mapping[str, RatingColumn]
-    subsets: Sequence[str] | None = None
-    by_annotator: bool = False
+    subsets: Sequence[str] | None = None  # (rows,)
+    by_annotator: bool = False  # coefficients are means over annotators, as VATEX-EVAL defines them
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -266,7 +236,7 @@ class RatedSet(JudgedSet):
         return cells
 
     def _tie_calibrated(self, scores: Doubles, ratings: Doubles, item: Integers) -> Cell:
-        """Several ratings of a caption are one here: it has one score, which would tie with itself."""
+        # Several ratings of a caption are one here: it has one score, which would tie with itself.
         items, first, of_row = np.unique(item, return_index=True, return_inverse=True)
         means = np.bincount(of_row, ratings) / np.bincount(of_row)
         images = [self.items.images[one] for one in items]
@@ -292,22 +262,15 @@ def _by_rating(ratings: Doubles, scores: Doubles, most: int = 7) -> dict[str, li
 
 @dataclass(frozen=True)
 class PairedSet(JudgedSet):
-    """Pairs of captions. Items 2i and 2i + 1 are the captions a and b of pair i.
-
-    preferred: of each scoring, (pairs,) 0 where a is preferred, 1 where b is. images: of each pair.
-    categories: of each pair, columns beside their mean; None: there are none.
-    by_scoring: whether each scoring is a column of its own, else a column is the mean of all scorings.
-    paragraphs: of each pair, the paragraph that it is a sentence of: scores are averaged over sentences
-        before they are compared. None: every pair stands alone.
-    """
+    """Pairs of captions. Items 2i and 2i + 1 are the captions a and b of pair i."""
 
     unit = "pairs"
 
-    preferred: tuple[Sequence[int], ...]
-    images: list[str]
-    categories: Sequence[str] | None = None
-    by_scoring: bool = False
-    paragraphs: Sequence[str] | None = None
+    preferred: tuple[Sequence[int], ...]  # of each scoring, (pairs,) 0 where a is preferred, 1 where b is
+    images: list[str]  # of each pair
+    categories: Sequence[str] | None = None  # of each pair: columns beside their mean
+    by_scoring: bool = False  # a column for each scoring, else the mean of all scorings
+    paragraphs: Sequence[str] | None = None  # of each pair: scores are averaged before they compete
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -407,12 +370,12 @@ class SystemSet(JudgedSet):
 class PoolSet(JudgedSet):
     """Pools of candidates: how good the captions are that a metric chooses, by metrics on references.
 
-    Its one scoring has all candidates, pool after pool. evaluators: by column, what scores the chosen
-    captions as those of a system; `judge` puts the n-gram metrics here.
+    Its one scoring has all candidates, pool after pool.
     """
 
     unit = "pools"
 
+    # By column, what scores the chosen captions as those of a system; `judge` puts the n-gram metrics here.
     evaluators: Mapping[str, Callable[[Items], Scored]] = field(default_factory=dict)
 
     @property

@@ -28,10 +28,7 @@ _CELLS, _CELLS_PER_ROW = 20_000, 16
 
 
 class Resamples:
-    """Resamples of images with replacement, the same for everything that is compared on these rows.
-
-    groups: (n,) the image of each row. draws: how many resamples.
-    """
+    """Resamples of images with replacement, the same for everything that is compared on these rows."""
 
     def __init__(self, groups: Sequence[str], *, draws: int = DRAWS, seed: int = 0) -> None:
         names, self._of_row = np.unique(np.asarray(groups, dtype=object), return_inverse=True)
@@ -66,8 +63,7 @@ class Resamples:
     def interval(self, values: Doubles, *, level: float = 0.95) -> Interval | None:
         """The percentile interval of a statistic's values over the resamples.
 
-        None with fewer images than `LEAST_IMAGES`, and where the statistic is undefined in more than one
-        resample of a hundred.
+        None with too few images, and where it is undefined in more than one resample of a hundred.
         """
         check_level(level)
         finite = values[np.isfinite(values)]
@@ -102,12 +98,7 @@ class WeightedRows:
         self._cells = self._codes[self._many] * self._counts[self._few] + self._codes[self._few]
 
     def coefficients(self, weights: Integers, names: Sequence[str]) -> list[float]:
-        """These coefficients, of `COEFFICIENTS`, of rows repeated so often.
-
-        >>> rows = WeightedRows([0.1, 0.4, 0.3], [1, 2, 3])
-        >>> rows.coefficients(np.array([2, 1, 1]), ["tau_b", "tau_c"])  # as of the scores 0.1, 0.1, 0.4, 0.3
-        [0.6, 0.5625]
-        """
+        """These coefficients, of `COEFFICIENTS`, of rows repeated so often."""
         found: dict[str, float] = {}
         if "tau_b" in names or "tau_c" in names:
             found["tau_b"], found["tau_c"] = self._taus(weights)

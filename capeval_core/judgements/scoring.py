@@ -27,10 +27,7 @@ def labels_of(metric: type[CaptionMetric]) -> dict[str, str]:
 
 
 def joined_signature(runs: Iterable[Scored]) -> str | None:
-    """The signature of several scorings by one metric, with each field's values in order of first mention.
-
-    None where no scoring has one.
-    """
+    """The signature of several scorings by one metric, with all values of each field; None without any."""
     distinct = list(dict.fromkeys(run.signature for run in runs if run.signature))
     if len(distinct) < 2:
         return distinct[0] if distinct else None
@@ -47,15 +44,11 @@ _Run = tuple[Result | None, list[int]]  # of a set's items, and of which; None w
 
 @dataclass(frozen=True)
 class SetScorer:
-    """Scores a judged set with metrics.
-
-    visuals: by id, the images or videos that are there; captions of others have no score. rows: folder that
-    keeps rows, so that a run that was stopped goes on; None: nothing is kept.
-    """
+    """Scores a judged set with metrics."""
 
     judged: JudgedSet
-    visuals: Mapping[str, Any] = field(default_factory=dict)
-    rows: Path | None = None
+    visuals: Mapping[str, Any] = field(default_factory=dict)  # by id; captions of others have no score
+    rows: Path | None = None  # a folder that keeps rows, so that a run that was stopped goes on
     progress: bool = False
 
     def score(self, metric: CaptionMetric) -> dict[str, list[Scored]]:
@@ -83,8 +76,7 @@ class SetScorer:
         }
 
     def _chosen(self, metric: CaptionMetric) -> list[_Run]:
-        """Results of scorings that share their items, from one run over all references that any of them
-        takes."""
+        """Results of scorings that share their items, from one run over all references that any takes."""
         scorings, items = self.judged.scorings, self.judged.items
         references = items.references or []
         chosen = [[*map(range, map(len, references))] if s.chosen is None else s.chosen for s in scorings]
@@ -149,10 +141,7 @@ def _can_choose(metric: CaptionMetric) -> bool:
 
 
 def _with_references(rows: pa.Table, columns: Iterable[str], chosen: Sequence[Sequence[int]]) -> pa.Table:
-    """Rows that hold only some of their references, by the positions of `chosen` for each row's index.
-
-    columns: those with one entry per reference.
-    """
+    """Rows with only some of their references, by positions for each index; `columns` have one entry each."""
     places = [chosen[index] for index in rows["index"].to_pylist()]
     found: dict[str, list[Any]] = {"references": [len(own) for own in places]}
     for name in columns:

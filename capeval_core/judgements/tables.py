@@ -43,10 +43,10 @@ _LONG = (
 
 @dataclass(frozen=True)
 class PublishedCell:
-    """A published number: its value as printed, digits behind the point, and where it stands."""
+    """A published number."""
 
     value: float
-    digits: int
+    digits: int  # behind the point, as printed
     source: str
 
 
@@ -100,14 +100,11 @@ class Entry:
 
 @dataclass(frozen=True)
 class Judged:
-    """A judged set with the scores of metrics: by label, those of each of its scorings.
-
-    draws, seed: of the resamples of intervals of a `level`; 0 draws: no intervals.
-    """
+    """A judged set with the scores of metrics."""
 
     judged: JudgedSet
-    scores: Mapping[str, Sequence[Scored]]
-    draws: int
+    scores: Mapping[str, Sequence[Scored]]  # by label, those of each of its scorings
+    draws: int  # resamples of intervals; 0: no intervals
     level: float = 0.95
     seed: int = 0
 
