@@ -75,7 +75,7 @@ class Flips:
         for captions in (8, 16, 24):  # a shard each
             few = opened(cache=memory)
             few.encode_all(few.check(*(part[:captions] for part in self.given)), rows=folder / "rows")
-            few.flush()
+            few.stores.flush()
         self._rows(opened(cache=folder / "features"))
         gc.collect()  # closes the database, so that all of it stands in one file
         shutil.copytree(TINY / "pacs", folder / "weights")
@@ -105,7 +105,7 @@ class Flips:
 
     def _rows(self, metric: CaptionMetric, **keywords: Any) -> pa.Table:
         rows = metric.encode_all(metric.check(*self.given), **keywords)
-        metric.flush()
+        metric.stores.flush()
         return rows
 
     def _outcomes(self, count: int, kind: str, score: Any, **choice: Any) -> Counter[str]:
@@ -232,7 +232,7 @@ def score_all(folder: Path, captions: int) -> None:
     samples = metric.check(*inputs(captions))
     for start in range(0, captions, _BATCH):
         metric.encode_all(samples.select(range(start, min(start + _BATCH, captions))))
-        metric.flush()
+        metric.stores.flush()
 
 
 def _kept(folder: Path) -> pa.Table:

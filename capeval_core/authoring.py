@@ -17,9 +17,8 @@ from capeval_core.project import lazy_names
 from capeval_core.ragged import Ragged
 from capeval_core.result import Result, Values
 from capeval_core.rows import Texts, column, common_columns, lists, nullable, row_schema
-from capeval_core.scores.clips import ClipS, ClipsOptions, RefClipS
 from capeval_core.scores.idf import TokenIdf
-from capeval_core.scores.pac import PacOptions, PacS, RefPacS
+from capeval_core.scores.pac import ClipS, ClipsOptions, PacOptions, PacS, RefClipS, RefPacS
 from capeval_core.weights.catalogue import WeightsEntry
 
 if TYPE_CHECKING:

@@ -3,36 +3,32 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from os import PathLike
-from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from capeval_core._version import __version__
 from capeval_core.cache import shared_cache
-from capeval_core.errors import InputTypeError, Problem, at, folder_path, warn, wrong_option
-from capeval_core.inputs.samples import Pools, Samples, argument_of, check_pools, check_samples
+from capeval_core.errors import InputTypeError, Problem, at, warn
+from capeval_core.inputs.samples import Pools, Samples, argument_of, check_pools
 from capeval_core.inputs.texts import united
 from capeval_core.kept import check_folder
 from capeval_core.options import CorpusStatistics
 from capeval_core.options import Options as CommonOptions
 from capeval_core.registry import media_of, network, package_of
 from capeval_core.result import Published, Result, Values, stands_for_zero
-from capeval_core.rows import RowCollector, RowStore, canonical, kept_rows
+from capeval_core.rows import RowCollector, RowStores, canonical, progress_bar
 from capeval_core.statistics import CorpusFormula
 from capeval_core.weights.catalogue import WeightsEntry
 from capeval_core.weights.folder import WeightsFolder, open_weights
-
-Self = TypeVar("Self", bound="CaptionMetric")
 
 
 @dataclass(frozen=True)
@@ -54,7 +50,8 @@ class CaptionMetric(ABC):
 
     A subclass states the facts and implements `encode` (neural, per caption) and `aggregate` (cheap, sees all
     rows). If encoding needs statistics of the whole corpus, its options are `CorpusOptions`, `prepare` makes
-    them, and `encode` reads them from `options.statistics`.
+    them, and `encode` reads them from `options.statistics`. What input and options it takes, the class of its
+    options checks.
     """
 
     name: ClassVar[str]
@@ -100,31 +97,38 @@ class CaptionMetric(ABC):
     published: ClassVar[tuple[Published, ...]] = ()
     """Means that papers report for this metric, lowest first."""
     encoder: Any
-    folder: WeightsFolder
 
     def __init__(self, options: CommonOptions) -> None:
-        self.check_options(options)
+        options.check(type(self))
         self.package = package_of(type(self))
         self.options = options
         self.cache = shared_cache(options.cache)
+        self.run: dict[str, Any] = {"cache": self.cache, "batch_size": options.batch_size}  # for encoders
+        self.stores = RowStores()
         self.models = self.open_models()
-        self._stores: dict[tuple[Path, str], RowStore] = {}
 
-    @classmethod
-    def encoder_class(cls) -> type[Any]:
-        """The class of the encoder that the option `weights` is for, which `capeval convert` makes."""
-        if cls.network is None:
-            raise ValueError(f"{cls.name} has no weights")
-        return network(cls.network)
+    @cached_property
+    def folder(self) -> WeightsFolder:
+        """The folder that the option `weights` means, by default the metric's published weights."""
+        if self.default_weights is None or self.tiny is None:
+            raise ValueError(f"{self.name} has no weights")
+        chosen = self.options.weights
+        weights = self.default_weights.repository if chosen is None else chosen
+        folder = open_weights(weights, metric=self.name, tiny=self.tiny)
+        entry = folder.entry
+        if entry is not None and entry.metrics and self.name not in entry.metrics:
+            warn(
+                f"{entry.title} ({folder.name}) is for {' and '.join(entry.metrics)}: what {self.name} "
+                f"computes with it is not {self.title}, and its signature says so"
+            )
+        return folder
 
     def open_models(self) -> dict[str, Model]:
         """Load every model that rows depend on, by its name in the signature: here that of `weights`."""
         if self.network is None:
             return {}
-        self.folder = self.weights_folder()
-        self.encoder = self.encoder_class().open(
-            self.folder, device=self.options.device, dtype=self.options.dtype
-        )
+        opened: Any = network(self.network)
+        self.encoder = opened.open(self.folder, device=self.options.device, dtype=self.options.dtype)
         return {"weights": Model(self.folder.label(self.encoder.fingerprint), self.encoder.fingerprint)}
 
     def prepare(self, texts: Sequence[Any]) -> CorpusStatistics | None:
@@ -144,21 +148,6 @@ class CaptionMetric(ABC):
     @abstractmethod
     def aggregate(self, rows: pa.Table) -> Values:
         """Scores and parts of all rows, sorted by index: the formula of the paper."""
-
-    def weights_folder(self) -> WeightsFolder:
-        """The folder that the option `weights` means, by default the metric's published weights."""
-        if self.default_weights is None or self.tiny is None:
-            raise ValueError(f"{self.name} has no weights")
-        chosen = self.options.weights
-        weights = self.default_weights.repository if chosen is None else chosen
-        folder = open_weights(weights, metric=self.name, tiny=self.tiny)
-        entry = folder.entry
-        if entry is not None and entry.metrics and self.name not in entry.metrics:
-            warn(
-                f"{entry.title} ({folder.name}) is for {' and '.join(entry.metrics)}: what {self.name} "
-                f"computes with it is not {self.title}, and its signature says so"
-            )
-        return folder
 
     def score(
         self,
@@ -205,10 +194,9 @@ class CaptionMetric(ABC):
         if rows is not None:
             check_folder("rows", rows)
         options = self.options if rows is None else replace(self.options, rows=rows)
-        samples = self.check_input(options, captions, visuals, references, progress=progress)
-        prepared = self.prepared(samples)  # combines, too: its signature names the corpus
-        table = prepared.encode_all(samples, rows=rows, progress=progress)
-        result = prepared.combine(table, samples=samples)
+        samples = options.check_input(type(self), captions, visuals, references, progress=progress)
+        own = prepared(self, samples)  # combines, too: its signature names the corpus
+        result = own.combine(own.encode_all(samples, rows=rows, progress=progress), samples=samples)
         if message := stands_for_zero(result):
             warn(message)
         return result
@@ -234,112 +222,28 @@ class CaptionMetric(ABC):
 
     def check(self, captions: Any, images: Any, references: Any = None) -> Samples:
         """The input of `score`, checked by this metric's needs and options; `images` may be videos."""
-        return self.check_input(self.options, captions, images, references)
-
-    @classmethod
-    def check_options(cls, options: CommonOptions) -> None:
-        """Refuse options that cannot work, as far as that shows before any weights are opened."""
-        if options.weights is not None and cls.default_weights is None:
-            found = f"{cls.name} has no weights"
-            raise wrong_option("weights", str(options.weights), found, "leave the option out", verb="")
-        if options.device is not None:
-            from capeval_core.models.device import resolve_device
-
-            resolve_device(options.device)
-        if options.rows is not None:
-            check_folder("rows", options.rows)
-        options.check(cls)
-
-    @classmethod
-    def check_input(cls, options: CommonOptions, *inputs: Any, progress: bool = False) -> Samples:
-        """`check` by these options, before any weights are opened; `inputs` are the arguments of `check`."""
-        kept = kept_rows(options.rows) if options.rows is not None and options.on_error == "raise" else None
-        return check_samples(
-            *inputs,
-            needs_references=cls.needs_references,
-            on_error=options.on_error,
-            empty=options.empty,
-            media=cls.media,
-            decoders=getattr(options, "decoders", None),
-            kept=kept,
-            progress=progress,
-        )
-
-    @classmethod
-    def check_separable(cls, options: CommonOptions, *, scores: bool = True) -> None:
-        """Refuse options by which a caption's score, or already its row, depends on the other captions."""
-        if scores and cls.relative is not None:
-            raise ValueError(
-                f"{cls.name} cannot score a collection part by part: {cls.relative}; score a whole set by "
-                f"capeval_core.load({cls.name!r}, ...).score(...)"
-            )
-        if options.weighs_together if scores else options.lacks_statistics:
-            media = "" if cls.variant is None else f"media={cls.variant!r}, "
-            raise ValueError(
-                f"{cls.name} needs statistics of the whole corpus before it encodes a part: make them by "
-                f"capeval_core.load({cls.name!r}, {media}...).prepare({cls.corpus_texts}) and pass "
-                f"statistics=...{options.without_statistics}"
-            )
-
-    def prepared(self: Self, samples: Samples, *others: Samples) -> Self:
-        """This metric with statistics of a corpus, if it needs them; `others` are further systems."""
-        if not self.options.lacks_statistics:
-            return self
-        return self.with_statistics(self.prepare(united([self.corpus(own) for own in (samples, *others)])))
-
-    def with_statistics(self: Self, statistics: CorpusStatistics | None) -> Self:
-        """This metric with statistics of a corpus."""
-        prepared = object.__new__(type(self))  # the models stay open, which a new metric would open again
-        options: Any = self.options
-        vars(prepared).update(vars(self), options=replace(options, statistics=statistics))
-        return prepared
+        return self.options.check_input(type(self), captions, images, references)
 
     def encode_all(
         self, samples: Samples, *, rows: str | PathLike[str] | None = None, progress: bool = False
     ) -> pa.Table:
         """Rows of checked samples, for `combine`, in any order; `rows` and `progress` are as for `score`."""
-        self.check_separable(self.options, scores=False)
+        self.options.check_separable(type(self), scores=False)
         folder = self.options.rows if rows is None else rows
+        store = self.stores.open(folder, self.ROW, self.stamp())
+        refuse_errors = self.options.on_error == "raise"
         with (
-            self._progress_bar(len(samples), progress) as bar,
-            self.collector(samples, self.ROW, folder, self.stamp(), bar) as collector,
+            progress_bar(self.name, len(samples), progress) as bar,
+            RowCollector(samples, self.ROW, store, bar, refuse_errors=refuse_errors) as collector,
         ):
             for window in collector.windows():
                 for table in self.encode(window):
                     collector.add(table)
         return collector.table()
 
-    def _progress_bar(self, captions: int, shown: bool) -> tqdm[Any]:
-        """A bar of so many captions; it shows on a terminal only."""
-        return tqdm(total=captions, desc=self.name, unit="caption", disable=None if shown else True)
-
-    def collector(
-        self,
-        samples: Samples,
-        schema: pa.Schema,
-        folder: str | PathLike[str] | None,
-        stamp: Mapping[str, Any],
-        bar: tqdm[Any],
-    ) -> RowCollector:
-        """The collector of samples' rows; `folder` and `stamp` are of its store, if it has one."""
-        store = None if folder is None else self._store(folder, schema, stamp)
-        return RowCollector(samples, schema, store, bar, refuse_errors=self.options.on_error == "raise")
-
-    def _store(self, folder: str | PathLike[str], schema: pa.Schema, stamp: Mapping[str, Any]) -> RowStore:
-        """The rows in a folder, opened once; `flush` writes them."""
-        key = folder_path("rows", folder).resolve(), json.dumps(stamp, sort_keys=True)
-        if key not in self._stores:
-            self._stores[key] = RowStore(folder, schema, stamp)
-        return self._stores[key]
-
-    def flush(self) -> None:
-        """Write rows that are not on disk yet; `combine` does it, too."""
-        for store in self._stores.values():
-            store.flush()
-
     def combine(self, rows: pa.Table, *, samples: Samples | None = None) -> Result:
         """The result of rows from any number of processes; of several with one index the last counts."""
-        self.flush()
+        self.stores.flush()
         rows = canonical(rows)
         values = self.aggregate(rows)
         result = Result.of(
@@ -370,9 +274,8 @@ class CaptionMetric(ABC):
     def signature(self, rows: pa.Table | None = None) -> str:
         """Everything that a score depends on, in one line; `rows` add the number of references."""
         models = [f"{name}:{model.label}" for name, model in self.models.items()]
-        media = [] if self.variant is None else [f"media:{self.variant}"]
-        package = [] if self.package is None else [f"package:{self.package}"]
-        fields = [f"capeval:{self.name}", *media, *package, *models, *self.options.signed()]
+        own = [f"{name}:{value}" for name, value in self._origin().items()]
+        fields = [f"capeval:{self.name}", *own, *models, *self.options.signed()]
         if self.needs_references and rows is not None and len(rows):
             fewest, most = pc.min_max(rows["references"]).as_py().values()
             fields.append(f"refs:{fewest}" if fewest == most else f"refs:{fewest}-{most}")
@@ -381,9 +284,12 @@ class CaptionMetric(ABC):
     def stamp(self) -> dict[str, Any]:
         """Everything that rows depend on beside their content, in JSON's types."""
         models = {name: model.fingerprint for name, model in self.models.items()}
-        media = {} if self.variant is None else {"media": self.variant}
-        package = {} if self.package is None else {"package": self.package}
-        return {"metric": self.name, **media, **package, **models, **self.options.encoding()}
+        return {"metric": self.name, **self._origin(), **models, **self.options.encoding()}
+
+    def _origin(self) -> dict[str, str]:
+        """The medium and the package, where they are no matter of course."""
+        origin = {"media": self.variant, "package": self.package}
+        return {name: value for name, value in origin.items() if value is not None}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.signature()})"
@@ -391,6 +297,24 @@ class CaptionMetric(ABC):
     def __reduce__(self) -> tuple[Any, ...]:
         # Options are enough to open the metric in another process; tensors would be copied for nothing.
         return type(self), (self.options,)
+
+
+Metric = TypeVar("Metric", bound=CaptionMetric)
+
+
+def prepared(metric: Metric, samples: Samples, *others: Samples) -> Metric:
+    """A metric with statistics of a corpus, if it needs them; `others` are further systems."""
+    if not metric.options.lacks_statistics:
+        return metric
+    corpus = united([metric.corpus(own) for own in (samples, *others)])
+    return with_statistics(metric, metric.prepare(corpus))
+
+
+def with_statistics(metric: Metric, statistics: CorpusStatistics | None) -> Metric:
+    """A metric with statistics of a corpus; its models stay open."""
+    changed, options = object.__new__(type(metric)), cast(Any, metric.options)
+    vars(changed).update(vars(metric), options=replace(options, statistics=statistics))
+    return changed
 
 
 @dataclass(frozen=True)
@@ -404,6 +328,15 @@ class Choices(Values):
         return rows.take(pa.array(self.rows, pa.int64()))
 
 
+@dataclass(frozen=True, kw_only=True)
+class RerankerOptions(CommonOptions):
+    """Options of a metric that takes a pool of candidates per image."""
+
+    def check_input(self, metric: Any, captions: Any, images: Any, *others: Any, **how: Any) -> Samples:
+        taken: dict[str, Any] = {"on_error": self.on_error, "empty": self.empty, "media": metric.media}
+        return check_pools(captions, images, **taken, **how)
+
+
 class Reranker(CaptionMetric):
     """A metric that takes a pool of candidates per image, and chooses and scores one of them.
 
@@ -412,12 +345,7 @@ class Reranker(CaptionMetric):
     """
 
     crops = False
-
-    @classmethod
-    def check_input(cls, options: CommonOptions, *inputs: Any, progress: bool = False) -> Samples:
-        captions, images = inputs[:2]
-        how: Any = {"on_error": options.on_error, "empty": options.empty, "media": cls.media}
-        return check_pools(captions, images, progress=progress, **how)
+    Options: ClassVar[type[CommonOptions]] = RerankerOptions
 
     def evidence_of(
         self, samples: Samples, rows: pa.Table, parts: Mapping[str, list[Any]]

@@ -26,7 +26,10 @@ from capeval_core.errors import (
     path_problem,
     wrong_option,
 )
+from capeval_core.inputs.samples import Samples, check_samples
 from capeval_core.inputs.texts import valid_unicode
+from capeval_core.kept import check_folder
+from capeval_core.rows import kept_rows
 
 Self = TypeVar("Self", bound="Settings")
 
@@ -154,6 +157,47 @@ class Options(Settings):
 
     def check(self, metric: Any) -> None:
         """Refuse what cannot work for a class of metrics, as far as that shows before weights are opened."""
+        if self.weights is not None and metric.default_weights is None:
+            found = f"{metric.name} has no weights"
+            raise wrong_option("weights", str(self.weights), found, "leave the option out", verb="")
+        if self.device is not None:
+            from capeval_core.models.device import resolve_device  # brings torch
+
+            resolve_device(self.device)
+        if self.rows is not None:
+            check_folder("rows", self.rows)
+
+    def check_input(
+        self, metric: Any, captions: Any, images: Any, references: Any = None, *, progress: bool = False
+    ) -> Samples:
+        """What a class of metrics is to score, checked before any weights are opened."""
+        return check_samples(
+            captions,
+            images,
+            references,
+            needs_references=metric.needs_references,
+            on_error=self.on_error,
+            empty=self.empty,
+            media=metric.media,
+            decoders=getattr(self, "decoders", None),
+            kept=kept_rows(self.rows) if self.rows is not None and self.on_error == "raise" else None,
+            progress=progress,
+        )
+
+    def check_separable(self, metric: Any, *, scores: bool = True) -> None:
+        """Refuse options by which a caption's score, or already its row, depends on the other captions."""
+        if scores and metric.relative is not None:
+            raise ValueError(
+                f"{metric.name} cannot score a collection part by part: {metric.relative}; score a whole set "
+                f"by capeval_core.load({metric.name!r}, ...).score(...)"
+            )
+        if self.weighs_together if scores else self.lacks_statistics:
+            media = "" if metric.variant is None else f"media={metric.variant!r}, "
+            raise ValueError(
+                f"{metric.name} needs statistics of the whole corpus before it encodes a part: make them by "
+                f"capeval_core.load({metric.name!r}, {media}...).prepare({metric.corpus_texts}) and pass "
+                f"statistics=...{self.without_statistics}"
+            )
 
     def encoding(self) -> dict[str, Any]:
         """The options that rows depend on, and their values in JSON's types."""

@@ -18,11 +18,12 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from capeval_core.errors import Problems
+from capeval_core.errors import Problems, folder_path
 from capeval_core.inputs.images import ImageError
 from capeval_core.inputs.samples import Samples, windows
 from capeval_core.kept import DamagedError, Kept, check_folder, read_kept
 from capeval_core.limits import LIMITS
+from capeval_core.matching.cosine import grouped_cosine
 
 
 def column(name: str, type: pa.DataType, meaning: str) -> pa.Field:
@@ -85,6 +86,7 @@ class Texts:
 
     def __init__(self, samples: Samples, *, with_references: bool = True) -> None:
         references = (samples.references if with_references else None) or [[]] * len(samples)
+        self.samples = samples
         self.all = [*samples.captions, *(text for own in references for text in own)]
         self.counts = np.array([len(own) for own in references], dtype=np.int64)
         self._starts = len(samples) + np.cumsum([0, *self.counts])
@@ -93,12 +95,27 @@ class Texts:
         """Where the references of some captions stand in `all`."""
         return slice(int(self._starts[part.start]), int(self._starts[part.stop]))
 
+    def owners(self, part: slice) -> NDArray[np.int64]:
+        """Of the references of some captions, which of these captions each one belongs to."""
+        return np.repeat(np.arange(part.stop - part.start), self.counts[part])
+
     def total(self, part: slice, values: Any) -> NDArray[np.int64]:
         """Whole numbers of all texts, added up to one of each caption with its references."""
         values = np.asarray(values, dtype=np.int64)
-        owner = np.repeat(np.arange(part.stop - part.start), self.counts[part])
-        of_references = np.bincount(owner, values[self.references(part)], part.stop - part.start)
+        of_references = np.bincount(self.owners(part), values[self.references(part)], part.stop - part.start)
         return np.asarray(values[part] + of_references.astype(np.int64))
+
+    def columns(
+        self, part: slice, groups: list[str], errors: list[str | None], truncated: Any
+    ) -> dict[str, Any]:
+        """The common columns of some captions; `truncated` are the token ids cut off each of all texts."""
+        cut = self.total(part, truncated)
+        return common_columns(self.samples, part, groups=groups, errors=errors, truncated=cut)
+
+    def cosines(self, part: slice, features: NDArray[np.float32]) -> pa.ListArray:
+        """A list column: the cosine of each caption with each of its references, of features of all texts."""
+        of_references, counts = features[self.references(part)], self.counts[part]
+        return lists(grouped_cosine(features[part], of_references, counts), counts)
 
 
 def nullable(values: NDArray[np.floating[Any]]) -> pa.Array:
@@ -200,6 +217,34 @@ class RowStore(Kept):
         """Keep rows with the key of each."""
         self._rows.append(table)
         super().append(table)
+
+
+class RowStores:
+    """The folders of rows that a metric has opened, each once."""
+
+    def __init__(self) -> None:
+        self._opened: dict[tuple[Path, str], RowStore] = {}
+
+    def open(
+        self, folder: str | PathLike[str] | None, schema: pa.Schema, stamp: Mapping[str, Any]
+    ) -> RowStore | None:
+        """The rows in a folder, None without one; `flush` writes what is added to them."""
+        if folder is None:
+            return None
+        key = folder_path("rows", folder).resolve(), json.dumps(stamp, sort_keys=True)
+        if key not in self._opened:
+            self._opened[key] = RowStore(folder, schema, stamp)
+        return self._opened[key]
+
+    def flush(self) -> None:
+        """Write rows that are not on disk yet; `CaptionMetric.combine` does it, too."""
+        for store in self._opened.values():
+            store.flush()
+
+
+def progress_bar(name: str, captions: int, shown: bool) -> tqdm[Any]:
+    """A bar of so many captions; it shows on a terminal only."""
+    return tqdm(total=captions, desc=name, unit="caption", disable=None if shown else True)
 
 
 class RowCollector:

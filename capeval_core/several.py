@@ -15,9 +15,9 @@ from tqdm import tqdm
 
 from capeval_core.inputs.samples import Samples, parts, text_counts
 from capeval_core.limits import LIMITS
-from capeval_core.metric import CaptionMetric, Reranker
+from capeval_core.metric import CaptionMetric, Reranker, with_statistics
 from capeval_core.result import Result
-from capeval_core.rows import RowCollector, canonical
+from capeval_core.rows import RowCollector, canonical, progress_bar
 
 Integers = NDArray[np.int64]
 
@@ -45,10 +45,10 @@ def encode_tasks(tasks: Sequence[Task], *, progress: bool = False) -> None:
     text runs the image once. Metrics that share weights take turns, and find its features in the cache.
     """
     for task in tasks:
-        task.metric.check_separable(task.metric.options, scores=False)
+        task.metric.options.check_separable(type(task.metric), scores=False)
     order = _picture_by_picture(next((task for task in tasks if task.metric.media), tasks[0]).systems)
     names = ", ".join(task.metric.name for task in tasks)
-    bar = tqdm(total=len(order) * len(tasks), desc=names, unit="caption", disable=None if progress else True)
+    bar = progress_bar(names, len(order) * len(tasks), progress)
     with bar, ExitStack() as stack:
         turns = [_Turn(task, order, bar, stack) for task in tasks]
         texts = np.max([turn.texts for turn in turns], axis=0)
@@ -84,9 +84,10 @@ class _Turn:
         self.collectors: list[RowCollector] = []
         for start, samples, folder in zip(self.starts, task.systems, task.folders, strict=True):
             rows = order[(order >= start) & (order < start + len(samples))] - start
-            collector = self.metric.collector(
-                samples.select(rows.tolist()), self.metric.ROW, folder, self.metric.stamp(), bar
-            )
+            store = self.metric.stores.open(folder, self.metric.ROW, self.metric.stamp())
+            chosen = samples.select(rows.tolist())
+            refuse = self.metric.options.on_error == "raise"
+            collector = RowCollector(chosen, self.metric.ROW, store, bar, refuse_errors=refuse)
             self.collectors.append(stack.enter_context(collector))
             missing[start + np.asarray(collector.missing.indices, dtype=np.int64)] = True
         self.missing = missing[order]
@@ -136,7 +137,7 @@ class Evidence(Mapping[int, Mapping[str, Any]]):
     def __init__(self, metric: CaptionMetric, samples: Samples, rows: pa.Table, result: Result) -> None:
         options: Any = metric.options
         if getattr(options, "statistics", ...) is None:  # those of all captions, not of the ones explained
-            metric = metric.with_statistics(metric.prepare(metric.corpus(samples)))
+            metric = with_statistics(metric, metric.prepare(metric.corpus(samples)))
         self._metric, self._samples, self._rows, self._result = metric, samples, canonical(rows), result
         self._pools: Mapping[int, Mapping[str, Any]] | None = None
 

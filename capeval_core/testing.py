@@ -16,7 +16,7 @@ from PIL import Image
 
 from capeval_core.cache import FeatureCache
 from capeval_core.inputs.samples import Samples, argument_of
-from capeval_core.metric import CaptionMetric, Reranker
+from capeval_core.metric import CaptionMetric, Reranker, prepared
 from capeval_core.models.batching import count_forwards
 from capeval_core.options import OptionDescription, describe_options
 from capeval_core.result import Result
@@ -146,7 +146,7 @@ class Contract:
         self._kept = self.open()  # an encoder is shared as long as a metric holds it
         if getattr(self._kept.options, "statistics", ...) is None:
             try:
-                metric.check_separable(self._kept.options)
+                self._kept.options.check_separable(metric)
             except ValueError:
                 corpus = self._kept.corpus(samples(self._kept, images))
                 self.options["statistics"] = self._kept.prepare(corpus)
@@ -288,7 +288,7 @@ class Contract:
             others = [not now if isinstance(now, bool) else 2 * now + 1]
         try:
             opened = self.open(**{option.name: others[0]}) if others else None
-            return None if opened is None else opened.prepared(samples(opened, self.images))
+            return None if opened is None else prepared(opened, samples(opened, self.images))
         except ValueError:
             return None
 

@@ -29,7 +29,6 @@ MODULES = (
     "registry",
     "result",
     "rows",
-    "scores.clips",
     "scores.pac",
     "scores.umic",
     "scores.video",

@@ -36,7 +36,10 @@ def run(arguments: list[str]) -> int:
         return convert_box_features(rest)
     if name not in [*_PARTS, *list_metrics()]:
         raise ValueError(f"unknown metric {name!r}{did_you_mean(name, known)} (known: {', '.join(known)})")
-    encoder = network(_PARTS[name][0]) if name in _PARTS else metric_class(name).encoder_class()
+    kind = _PARTS[name][0] if name in _PARTS else metric_class(name).network
+    if kind is None:
+        raise ValueError(f"{name} has no weights")
+    encoder = network(kind)
     parser = Parser(f"convert {name}", f"{usage} [options]", about)
     kinds = ".pth, .pt, .bin or .safetensors" + (", or the index of shards" if name == EVA_CLIP else "")
     flag(parser, "checkpoint CHECKPOINT", kinds, type=Path)

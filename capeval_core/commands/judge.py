@@ -104,7 +104,7 @@ def _metrics(entry: SetEntry, flags: argparse.Namespace) -> _Metrics:
         keywords |= (of_set := common.options_set(flags.set, class_.name, flags.metrics))
         with naming(common.in_set(class_.name, of_set)):
             options = class_.Options.of(class_.name, keywords)
-            class_.check_options(options)
+            options.check(class_)
         metrics.append((class_, options))
     return metrics
 

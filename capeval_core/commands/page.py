@@ -39,7 +39,7 @@ def run(arguments: list[str]) -> int:
     demo = page.build(metric.name, weights, media=flags.media)
     try:
         if metric.tiny is not None:
-            load(metric.name, media=flags.media, weights=weights).weights_folder()
+            load(metric.name, media=flags.media, weights=weights)
     except ValueError as error:
         if weights is not None:
             raise

@@ -13,7 +13,7 @@ from capeval_core.commands.compare import ScoredSystem, add_report_flag, compare
 from capeval_core.commands.terminal import Parser, complain, flag, interruptible, resuming, summary
 from capeval_core.errors import Problems, beside
 from capeval_core.inputs.folder import bare, names_in, some_of
-from capeval_core.metric import CaptionMetric
+from capeval_core.metric import CaptionMetric, prepared
 from capeval_core.registry import metric_class
 from capeval_core.reports.html import check_report
 from capeval_core.result import Result, json_text
@@ -43,16 +43,16 @@ def run(arguments: list[str]) -> int:
     if flags.report is not None:
         check_report(flags.report)
     options = metric.Options.of(_METRIC, common.chosen(flags, metric.Options))
-    metric.check_options(options)
+    options.check(metric)
     problems = Problems()
     file = _read(flags, problems, absent_too=options.on_error == "nan")
     with common.naming_rows(file.ids):
         with beside(problems):
-            checked = metric.check_input(options, file.captions, file.images, progress=True)
+            checked = options.check_input(metric, file.captions, file.images, progress=True)
             samples = common.with_ids(checked, file.ids)
         opened = metric(options)
         with interruptible(resuming(options.rows)):
-            rows = opened.prepared(samples).encode_all(samples, progress=True)
+            rows = prepared(opened, samples).encode_all(samples, progress=True)
         result = opened.combine(rows, samples=samples)
     outputs = common.Outputs()
     with outputs.next():

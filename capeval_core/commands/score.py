@@ -28,7 +28,7 @@ from capeval_core.inputs.folder import bare, names_in
 from capeval_core.inputs.samples import Samples, argument_of
 from capeval_core.inputs.text_files import Joined
 from capeval_core.kept import check_folder
-from capeval_core.metric import CaptionMetric
+from capeval_core.metric import CaptionMetric, prepared
 from capeval_core.options import Options, describe_options
 from capeval_core.registry import every_class
 from capeval_core.reports.html import check_report
@@ -177,7 +177,7 @@ def _options(metrics: common.Metrics, names: Sequence[str], flags: argparse.Name
         try:
             with naming(common.in_set(metric.name, of_set)):
                 own = metric.Options.of(metric.name, keywords)
-                metric.check_options(replace(own, rows=None))
+                replace(own, rows=None).check(metric)
             for folder in _folders_of_rows(metric, own, names, several=len(metrics) > 1):
                 if folder is not None:
                     check_folder("rows", folder)
@@ -246,7 +246,7 @@ def _score_systems(
         with interruptible(resuming(options[0].rows)):
             tasks = [
                 Task(
-                    metric.prepared(*systems),
+                    prepared(metric, *systems),
                     systems,
                     _folders_of_rows(type(metric), own, names, several=len(metrics) > 1),
                 )
@@ -334,7 +334,7 @@ def _checked(
         if decodes and visuals is not None:
             own = replace(own, on_error="nan")
         images = visuals if decodes and visuals is not None else paths
-        samples = metric.check_input(own, captions, images, references, progress=True)
+        samples = own.check_input(metric, captions, images, references, progress=True)
         samples = common.with_ids(samples, ids, metric.media, entries)
         if decodes:
             visuals = list(samples.images)

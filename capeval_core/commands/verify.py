@@ -33,7 +33,7 @@ def run(arguments: list[str]) -> int:
     keywords = {"weights": flags.weights, "device": flags.device}
     chosen = {name: value for name, value in keywords.items() if value is not None}
     options = class_.Options.of(class_.name, chosen)
-    class_.check_options(options)
+    options.check(class_)
     try:
         metric = class_(options)
     except WeightsError as error:
@@ -41,7 +41,7 @@ def run(arguments: list[str]) -> int:
         return _NOT_THERE
     print(f"{class_.title}, {metric.signature()}\n", flush=True)
     # No weights, or those of the catalogue under their own name: what papers print is of these.
-    entry = metric.weights_folder().entry if class_.default_weights is not None else None
+    entry = metric.folder.entry if class_.default_weights is not None else None
     of_papers = class_.default_weights is None or (entry is not None and entry == class_.default_weights)
     checks: list[Check] = []
     for check in verify(metric, flags.data, flags.images, published_weights=of_papers):

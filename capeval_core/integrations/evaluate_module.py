@@ -19,7 +19,7 @@ from capeval_core.description import describe_metric
 from capeval_core.errors import Problems, did_you_mean, naming, warn
 from capeval_core.inputs.samples import ARGUMENTS, Samples, argument_of, medium_of
 from capeval_core.integrations.opening import has_no_rows, warn_failed, warn_ignored
-from capeval_core.metric import CaptionMetric
+from capeval_core.metric import CaptionMetric, prepared
 from capeval_core.options import describe_options
 from capeval_core.project import LICENCE, address
 from capeval_core.registry import MEDIA_VARIANTS, media_of, metric_class
@@ -168,7 +168,7 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
         if any(given.get(name) is not None for name in self.features):
             self._add(given, whole=self.writer is None and self.num_process == 1)
         self._open_writer()  # a process that never added takes part with no rows
-        self.metric.flush()
+        self.metric.stores.flush()
         try:
             output: dict[str, Any] | None = super().compute(per_caption=per_caption)
         except pa.ArrowInvalid as error:
@@ -208,8 +208,8 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
             return
         with naming({"captions": "predictions"}):
             samples = self.metric.check(given.get("predictions"), visuals, references)
-        self._prepared = opened = self.metric.prepared(samples) if whole else self.metric
-        opened.check_separable(opened.options, scores=False)
+        self._prepared = opened = prepared(self.metric, samples) if whole else self.metric
+        opened.options.check_separable(type(opened), scores=False)
         self._open_writer()  # here the processes meet, and encoding, which takes its time, comes after
         rows = opened.encode_all(self._numbered(samples))
         columns = {name: pa.nulls(len(rows)) for name in self.features}

@@ -59,7 +59,7 @@ def choose_metrics(
     problems.raise_if_any()
     for metric, own in chosen:  # statistics of references do not change with the captions
         if not (has_references and metric.corpus_texts == "references"):
-            metric.check_separable(own, scores=False)
+            own.check_separable(metric, scores=False)
     return chosen
 
 

@@ -20,6 +20,7 @@ from capeval_core.integrations.shards.readers import (
     find_columns,
 )
 from capeval_core.integrations.shards.scoring import BatchScorer
+from capeval_core.registry import network
 from capeval_core.weights.folder import open_weights
 
 Batch = Mapping[str, Any]
@@ -128,7 +129,7 @@ class ImageDecoder:
         default = class_.default_weights
         weights = options.get("weights") or ("" if default is None else default.repository)
         folder = open_weights(weights, metric=class_.name, tiny=str(class_.tiny))
-        self._preprocessing = Preprocessing(**class_.encoder_class().read_config(folder)["preprocessing"])
+        self._preprocessing = Preprocessing(**network(class_.network).read_config(folder)["preprocessing"])
         self.__name__ = type(self).__name__  # how Ray calls a function
 
     def __call__(self, batch: Batch) -> dict[str, Any]:

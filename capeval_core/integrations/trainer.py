@@ -15,7 +15,7 @@ from capeval_core.inputs.images import InputReferences, InputVisual
 from capeval_core.inputs.samples import Samples, argument_of, check_decodable, check_visuals, medium_of
 from capeval_core.inputs.texts import check_captions, check_references
 from capeval_core.integrations.opening import choose_metrics, shown, warn_failed, warn_ignored
-from capeval_core.metric import CaptionMetric
+from capeval_core.metric import CaptionMetric, prepared
 from capeval_core.result import Result
 
 
@@ -118,7 +118,7 @@ class CaptionMetrics:
         unit = self._argument or "lists of references"
         samples = self._samples(_last_evaluation(batches, self._count, size, unit))
         # Statistics of all references stay those of the first evaluation; each process has all of them.
-        self.metrics = [metric.prepared(_for(metric, samples)) for metric in self.metrics]
+        self.metrics = [prepared(metric, _for(metric, samples)) for metric in self.metrics]
         tables = _gathered(lambda: [self._encode(metric, samples) for metric in self.metrics])
         self.captions = samples.captions
         self.results = {
@@ -201,7 +201,7 @@ class CaptionMetrics:
         if not len(part):
             return metric.ROW.empty_table()
         table = metric.encode_all(part)
-        metric.flush()
+        metric.stores.flush()
         return table
 
     def _warn(self) -> None:

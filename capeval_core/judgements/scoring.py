@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from capeval_core.judgements.correlation import Doubles
 from capeval_core.judgements.protocols import Items, JudgedSet, Scored, Scoring
-from capeval_core.metric import CaptionMetric, Reranker
+from capeval_core.metric import CaptionMetric, Reranker, prepared
 from capeval_core.options import CorpusOptions
 from capeval_core.result import Result
 
@@ -97,9 +97,9 @@ class SetScorer:
         kept, samples = self._samples(metric, scoring.items, scoring.references())
         if samples is None:
             return None, []
-        prepared = metric.prepared(samples)
-        rows = prepared.encode_all(samples, rows=self._folder(metric, name), progress=self.progress)
-        result = prepared.combine(rows)
+        own = prepared(metric, samples)
+        rows = own.encode_all(samples, rows=self._folder(metric, name), progress=self.progress)
+        result = own.combine(rows)
         if isinstance(metric, Reranker):  # scores are of the chosen candidate of each pool
             choices = zip(samples.starts, result.parts["choice"], strict=True)
             kept = [kept[start + choice] for start, choice in choices]

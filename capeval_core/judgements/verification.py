@@ -51,7 +51,7 @@ def verify(
     if metric.default_weights is None:
         yield Check("weights", "not checked", f"{metric.name} has none")
     else:
-        folder = metric.weights_folder()
+        folder = metric.folder
         found = f"sha256 {folder.checksum[:16]}... of {folder.tensor_file.name}"
         if folder.tensor_file.name in folder.config.get("checksum", {}):
             yield Check("checksum", "ok", found)

@@ -273,3 +273,11 @@ def _sums(values: Tensor, lengths: Tensor) -> Tensor:
 
 def _packed(parts: list[Tensor], like: Tensor) -> Tensor:
     return torch.cat(parts) if parts else like.new_empty(0)
+
+
+def match_arrays(x: Sequence[NDArray[Any]], y: Sequence[NDArray[Any]], **settings: Any) -> GreedyMatch:
+    """`greedy_match` of sets that are arrays, with the maxima; one set alone is not copied."""
+    alone = [len(sets) == 1 and sets[0].flags.writeable for sets in (x, y)]
+    arrays = [sets[0] if one else np.concatenate(sets) for sets, one in zip((x, y), alone, strict=True)]
+    x_rows, y_rows = map(torch.from_numpy, arrays)
+    return greedy_match(x_rows, y_rows, [*map(len, x)], [*map(len, y)], return_maxima=True, **settings)

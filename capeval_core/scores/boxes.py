@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from os import PathLike
@@ -28,6 +28,7 @@ from capeval_core.regions.features import (
     boxes_kept,
     refuse_unusable,
 )
+from capeval_core.registry import network_of
 from capeval_core.weights.catalogue import FASTER_RCNN, TINY_OF, WeightsEntry
 from capeval_core.weights.folder import CONFIG, WeightsError, open_unless_on_the_hub, open_weights
 
@@ -35,7 +36,7 @@ _SUFFIXES = (".npz", ".tsv", ".mdb", ".lmdb")
 """Of files of features, which are no weights even where they are missing."""
 _EXPECTED = (
     "expected weights of a region encoder (a Hub id, a folder, 'tiny') or features made before (a folder of "
-    ".npz files, UNITER's LMDB, a bottom-up-attention .tsv)"
+    ".npz files, UNITER's LMDB, a bottom-up-attention .tsv; '.' is the current folder)"
 )
 
 
@@ -55,8 +56,14 @@ class RegionOptions(CommonOptions):
         return store_of(self.regions) is not None
 
     def check(self, metric: Any) -> None:
+        super().check(metric)
         if self.regions is not None:
             box_source_opener(self.regions)
+
+    def check_input(self, metric: Any, captions: Any, images: Any, *others: Any, **how: Any) -> Samples:
+        if (store := store_of(self.regions)) is not None:
+            images = boxes_by_id(store, images)
+        return super().check_input(metric, captions, images, *others, **how)
 
 
 class RegionMetric(CaptionMetric):
@@ -70,27 +77,25 @@ class RegionMetric(CaptionMetric):
 
     options: RegionOptions
 
-    @classmethod
-    def check_input(cls, options: Any, *inputs: Any, progress: bool = False) -> Samples:
-        captions, images, *references = inputs
-        if (store := store_of(options.regions)) is not None:
-            images = boxes_by_id(store, images)
-        return super().check_input(options, captions, images, *references, progress=progress)
-
     def open_models(self) -> dict[str, Model]:
-        models, options = super().open_models(), self.options
-        if options.regions is None:
-            named = _regions_of(self.folder.config, self.default_regions.repository)
-            self.options = options = replace(options, regions=named)
-        opened = box_source_opener(options.regions)
-        selection = getattr(options, "selection", None)
-        self.regions: BoxSource = opened(selection=selection, device=options.device, dtype=options.dtype)
+        models, regions = super().open_models(), self.options.regions
+        if regions is None:
+            constants = self.folder.config.get("constants", {})
+            regions = constants.get("regions", self.default_regions.repository)
+            if not isinstance(regions, str) or not regions or store_of(regions) is not None:
+                raise WeightsError(
+                    "in the config, constants.regions names no weights of a region encoder: convert the "
+                    "weights again, or download them again"
+                )
+            self.options = replace(self.options, regions=regions)
+        selection = getattr(self.options, "selection", None)
+        device: dict[str, Any] = {"device": self.options.device, "dtype": self.options.dtype}
+        self.regions: BoxSource = box_source_opener(regions)(selection=selection, **device)
         return {**models, "regions": Model(self.regions.label, self.regions.fingerprint)}
 
     def boxes(self, samples: Samples) -> list[BoxVisual | FirstBoxes]:
         """Box features of the samples' images."""
-        found = self.regions.boxes(samples.images, cache=self.cache, batch_size=self.options.batch_size)
-        return list(found)
+        return list(self.regions.boxes(samples.images, **self.run))
 
 
 def rows_by_image(boxes: Sequence[BoxVisual | FirstBoxes]) -> list[list[int]]:
@@ -124,9 +129,9 @@ class BoxSource:
         self, visuals: Sequence[InputVisual[Any]], *, cache: FeatureCache, batch_size: int | None = None
     ) -> Iterator[BoxVisual | FirstBoxes]:
         """Box features of any number of images and of boxes that are at hand, in order."""
-        images = (visual for visual in visuals if isinstance(visual, InputImage))
         encoded: Iterator[BoxVisual] = iter(())
         if self.encoder is not None:
+            images = (visual for visual in visuals if isinstance(visual, InputImage))
             encoded = self.encoder.encode_boxes(images, cache=cache, batch_size=batch_size)
         for visual in visuals:
             if isinstance(visual, InputImage):
@@ -135,46 +140,28 @@ class BoxSource:
                 yield FirstBoxes(visual, self.selection)
 
 
-@dataclass(frozen=True)
-class FirstBoxes:
-    """The first boxes of stored box features, as many as a rule of selection keeps: a `Visual`.
+class FirstBoxes(InputBoxes):
+    """The first boxes of stored box features, as many as a rule of selection keeps; without one 100."""
 
-    selection: None: the first 100.
-    """
-
-    visual: InputVisual[BoxFeatures]
-    selection: Selection | None
+    def __init__(self, visual: InputVisual[BoxFeatures], selection: Selection | None) -> None:
+        super().__init__(visual.where, visual.source)
+        self.selection = selection
 
     @property
     def key(self) -> str:
-        return f"{self.visual.key}:{self.selection}"
+        return f"{self.content}:{self.selection}"
 
     @property
     def content(self) -> str:
-        return self.visual.key
+        return super().key
 
     @property
     def identity(self) -> object:
-        return id(self.visual.source)
-
-    @property
-    def where(self) -> str:
-        return self.visual.where
-
-    @property
-    def name(self) -> str:
-        return self.visual.name
-
-    def check(self) -> None:
-        self.visual.check()
+        return id(self.source)
 
     def load(self) -> BoxFeatures:
-        """The boxes that are kept. Raises ImageError.
-
-        Features that come without scores are taken as they are, up to the most that the rule keeps; those
-        that a rule has chosen already, all of them.
-        """
-        boxes = self.visual.load()
+        """The boxes that are kept: all that a rule has chosen already, or that come without scores."""
+        boxes = super().load()
         if self.selection is not None and _differs(boxes.selection, self.selection):
             found, fix = _other_selection(boxes.selection)
             raise ImageError(Problem(self.where, f"has {found}", fix))
@@ -182,9 +169,9 @@ class FirstBoxes:
             return boxes
         if self.selection == "lxmert36":
             return boxes.first(FIXED)
-        if self.selection is None or boxes.scores is None:
-            return boxes.first(MOST)
-        return boxes.first(boxes_kept(boxes.scores))
+        return boxes.first(
+            MOST if self.selection is None or boxes.scores is None else boxes_kept(boxes.scores)
+        )
 
 
 def box_source_opener(spec: Any) -> Callable[..., BoxSource]:
@@ -192,13 +179,8 @@ def box_source_opener(spec: Any) -> Callable[..., BoxSource]:
 
     It takes the keywords `selection`, as `BoxSource` has it, `device` and `dtype`, as options of metrics.
 
-    Args:
-        spec: weights of a region encoder (a Hub id, a folder, `"tiny"`); features that were made before, as
-            `BoxFeatureStore.open` takes them; or a `RegionEncoder`.
-
-    Raises:
-        ValueError, TypeError: any other `spec`. When it is opened, WeightsError: the weights could not be
-            loaded.
+    spec: weights of a region encoder (a Hub id, a folder, `"tiny"`); features that were made before, as
+    `BoxFeatureStore.open` takes them; or a `RegionEncoder`.
     """
     if isinstance(spec, RegionEncoder):
         label = Model.of(type(spec).__name__, spec.fingerprint).label
@@ -209,15 +191,12 @@ def box_source_opener(spec: Any) -> Callable[..., BoxSource]:
         label = Model.of(store.name, store.fingerprint).label
         # Rows are keyed by the content of the boxes, wherever they lie.
         return lambda selection, **settings: BoxSource(label, "boxes", None, selection)
-    name = os.fspath(spec)
     with naming({"weights": "regions"}):
-        open_unless_on_the_hub(name, metric=FASTER_RCNN, tiny=TINY_OF["scene_regions"])
-    return partial(_open, name)
+        open_unless_on_the_hub(os.fspath(spec), metric=FASTER_RCNN, tiny=TINY_OF["scene_regions"])
+    return partial(_open, os.fspath(spec))
 
 
 def _open(name: str, *, selection: Selection | None, device: str | None, dtype: str) -> BoxSource:
-    from capeval_core.registry import network_of
-
     with naming({"weights": "regions"}):
         folder = open_weights(name, metric=FASTER_RCNN, tiny=TINY_OF["scene_regions"])
     network = network_of(folder)
@@ -246,36 +225,18 @@ def _other_selection(chosen: str | None) -> tuple[str, str]:
 
 
 def store_of(spec: Any) -> BoxFeatureStore | None:
-    """Features that were made before; None where `spec` names or is a region encoder.
-
-    Raises:
-        FileError: a path that holds no such features.
-    """
-    if not isinstance(spec, (str, PathLike)):
+    """Features that were made before; None where `spec` names or is a region encoder."""
+    if not isinstance(spec, (str, PathLike)) or os.fspath(spec) == "tiny":
         return None
-    name = os.fspath(spec)
-    if not name:
-        raise wrong_option("regions", spec, "empty", f"{_EXPECTED} ('.' is the current folder)")
     path = expanded_path(spec)
     try:
-        exists, is_weights = path.exists(), path.is_dir() and (path / CONFIG).exists()
+        exists, is_weights = path.exists(), (path / CONFIG).exists()
     except OSError as error:  # too long a name
-        raise wrong_option("regions", name[:200], f"no path ({error.strerror})", _EXPECTED) from None
-    if path.suffix.lower() in _SUFFIXES or (exists and not is_weights and name != "tiny"):
-        return BoxFeatureStore.open(path)
-    return None
-
-
-def _regions_of(config: Mapping[str, Any], default: str) -> str:
-    """The region encoder that the config of weights names; `default` where it names none."""
-    constants = config.get("constants", {})
-    named = constants.get("regions", default) if isinstance(constants, dict) else None
-    if not isinstance(named, str) or not named or (named != "tiny" and store_of(named) is not None):
-        raise WeightsError(
-            "in the config, constants.regions names no weights of a region encoder: convert the weights "
-            "again, or download them again"
-        )
-    return named
+        raise wrong_option("regions", str(spec)[:200], f"no path ({error.strerror})", _EXPECTED) from None
+    if not os.fspath(spec):
+        raise wrong_option("regions", spec, "empty", _EXPECTED)
+    is_store = path.suffix.lower() in _SUFFIXES or (exists and not is_weights)
+    return BoxFeatureStore.open(path) if is_store else None
 
 
 def boxes_by_id(store: BoxFeatureStore, images: Any) -> Any:

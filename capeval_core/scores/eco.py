@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from os import PathLike
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -23,27 +24,19 @@ from tqdm import tqdm
 
 from capeval_core.errors import Problems, at, warn
 from capeval_core.inputs.samples import Pools, Samples, images_in_rgb
-from capeval_core.metric import Choices, Model, Reranker, pools_of
+from capeval_core.metric import Choices, Model, Reranker, RerankerOptions, pools_of
 from capeval_core.options import Options as CommonOptions
 from capeval_core.options import option
 from capeval_core.phrases.ngrams import Documents, consensus, tfidf_consensus
 from capeval_core.phrases.ptb import ptb_tokens
-from capeval_core.rows import canonical, column, lists, row_schema
-from capeval_core.scores.eco_members import (
-    MATCHER,
-    MEMBER_ROW,
-    Matcher,
-    Member,
-    check_members,
-    open_members,
-)
+from capeval_core.rows import RowCollector, canonical, column, lists, progress_bar, row_schema
+from capeval_core.scores.eco_members import MATCHER, MEMBER_ROW, Matcher, Member, check_members, open_members
 from capeval_core.scores.facts import facts
 from capeval_core.weights.folder import WeightsError
 
 Doubles = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
-Filter = Literal["format", "itm"]
 
 ENSEMBLE_WEIGHT, CONSENSUS_WEIGHT = 3.52, 1.0
 """Table 1, row (d). One sentence of the paper has them the other way round, against its table."""
@@ -51,58 +44,29 @@ THRESHOLD = 0.39
 """Gap below which the shorter of the top two is chosen (the paper's ablation of short caption selection)."""
 
 
-def standardise(values: Doubles, counted: Integers | None = None) -> Doubles:
+def standardise(values: Doubles) -> Doubles:
     """z-scores over the first axis, with the population's deviation; zeros where all values are equal.
 
     NaN is left out of mean and deviation, and stays NaN.
 
-    Args:
-        values: (n,) or (n, members).
-        counted: (n,) per row the row that counts for it: itself, or the one of its copies that enters mean
-            and deviation, and whose z-score it gets. None: every row counts.
-
     >>> standardise(np.array([1.0, 3.0, np.nan])), standardise(np.array([2.0, 2.0]))
     (array([-1.,  1., nan]), array([0., 0.]))
-    >>> standardise(np.array([1.0, 1.0, 3.0]), np.array([1, 1, 2]))
-    array([-1., -1.,  1.])
     """
-    if counted is not None:
-        copies = counted != np.arange(len(counted))
-        values = values.copy()
-        values[copies] = np.nan
-        return standardise(values)[counted]
     finite = np.isfinite(values)
     count = np.maximum(finite.sum(axis=0), 1)
     mean = np.where(finite, values, 0).sum(axis=0) / count
     spread = np.where(finite, values - mean, 0)
     deviation = np.sqrt((spread**2).sum(axis=0) / count)
-    # A mean of equal numbers can be rounded, which is no deviation.
-    flat = is_flat(values)
+    flat = is_flat(values)  # a mean of equal numbers can be rounded, which is no deviation
     scaled: Doubles = np.where(finite, np.where(flat, 0, spread) / np.where(flat, 1, deviation), np.nan)
     return scaled
 
 
-def is_flat(values: Doubles) -> NDArray[np.bool_]:
-    """Whether all finite values along the first axis are equal (or there are none): nothing to standardise.
-
-    >>> is_flat(np.array([[1.0, 2.0], [1.0, np.nan], [1.0, 3.0]]))
-    array([ True, False])
-    """
+def is_flat(values: Doubles) -> Flags:
+    """Whether all finite values along the first axis are equal, or there are none."""
     low = np.where(np.isfinite(values), values, np.inf).min(axis=0, initial=np.inf)
     high = np.where(np.isfinite(values), values, -np.inf).max(axis=0, initial=-np.inf)
     return np.asarray(low >= high)
-
-
-def ensemble(zscores: Doubles, counted: Integers | None = None) -> Doubles:
-    """Ensembled CLIP score, eq. 3: (n,) z-scores of the sum of the members' z-scores (n, members).
-
-    Each member is standardised over all captions of all images before; negative cosines stay as they are.
-    `counted` is that of `standardise`.
-
-    >>> ensemble(standardise(np.array([[0.1, 0.4], [0.3, 0.2], [0.2, -0.3]]))).round(3)
-    array([-0.171,  1.301, -1.13 ])
-    """
-    return standardise(zscores.sum(axis=1), counted)
 
 
 def total(
@@ -136,8 +100,6 @@ def choose(captions: Sequence[str], totals: Sequence[float], threshold: float = 
     return second if close and len(captions[second].split()) < len(captions[best].split()) else best
 
 
-NO_IMAGE = "its image could not be read"
-NO_VALUE = "a member has no finite value for it"
 FAR_BELOW = 0.5
 """A choice is doubtful if its ITM is that much below the best of its pool. ITM is the probability of
 one of two answers, so with such a distance BLIP-2 answers no for the choice and yes for the other caption."""
@@ -156,19 +118,15 @@ class Rules:
     commas: int
     periods: int
     half: Literal["up", "down"]
-    order: tuple[Filter, Filter]
+    order: tuple[str, str]
 
 
 PAPER = Rules(words=5, commas=3, periods=2, half="up", order=("format", "itm"))
 RELEASED = Rules(words=6, commas=2, periods=1, half="down", order=("itm", "format"))
 
 
-def bad_format(caption: str, rules: Rules = PAPER) -> str | None:
-    """Why the format filter drops a caption, None if it does not.
-
-    >>> bad_format("a dog"), bad_format("a dog runs on the beach")
-    ('2 words, expected 5 or more', None)
-    """
+def bad_format(caption: str, rules: Rules) -> str | None:
+    """Why the format filter drops a caption, None if it does not."""
     words, commas, periods = len(caption.split()), caption.count(","), caption.count(".")
     if words < rules.words:
         return f"{words} words, expected {rules.words} or more"
@@ -186,7 +144,7 @@ def best_first(values: Any) -> list[int]:
 
 def filter_pool(
     captions: Sequence[str], itm: Sequence[float], rules: Rules = PAPER
-) -> tuple[list[str | None], Filter | Literal[""]]:
+) -> tuple[list[str | None], str]:
     """Per candidate why it is dropped, None if it is not; and a filter that was not applied, '' if both were.
 
     A filter that would leave no candidate of the pool is not applied.
@@ -195,7 +153,7 @@ def filter_pool(
     [None, 'ITM 0.100, rank 2 of 2: not in the better half']
     """
     dropped: list[str | None] = [None] * len(captions)
-    gave_way: Filter | Literal[""] = ""
+    gave_way = ""
     for rule in rules.order:
         left = [i for i, reason in enumerate(dropped) if reason is None]
         if rule == "format":
@@ -219,9 +177,10 @@ class Ranking:
     """The scores of n candidates of a set, pool after pool, and the choice of each pool.
 
     pools: per image its rows. chosen: per image the position of the choice in its pool, -1 if there is none.
-    zscores: (n, members). ensemble: (n,). consensus, agreement: (n,) consensus and its z-score, NaN where a
-    candidate was dropped, and total likewise. dropped: why, None for survivors. gave_way: per image the
-    filter that was not applied, or ''. flat: names of the values without variance.
+    rows: (images,) the chosen rows; the first of a pool that has no choice. zscores: (n, members). ensemble:
+    (n,), eq. 3. consensus, agreement: (n,) consensus and its z-score, NaN where a candidate was dropped, and
+    total likewise. dropped: why, None for survivors. gave_way: per image the filter that was not applied, or
+    ''. doubtful: (images,) whether the ITM of the choice is more than `FAR_BELOW` below the best of its pool.
 
     Args:
         pool: (n,) a number that the candidates of one image share.
@@ -238,58 +197,59 @@ class Ranking:
         failed: Flags,
         options: EcoOptions,
     ) -> None:
-        n, self.captions, self.options, self.members = len(captions), captions, options, list(cosines)
-        starts = np.flatnonzero(np.diff(pool, prepend=-1)).tolist() if n else []
-        self.pools = [range(a, b) for a, b in zip(starts, [*starts[1:], n], strict=False)]
+        self.captions, self.options, self.members = captions, options, list(cosines)
+        starts = np.flatnonzero(np.diff(pool, prepend=-1)).tolist()
+        self.pools = [range(a, b) for a, b in pairwise([*starts, len(captions)])]
+        self._texts = [*zip(pool.tolist(), captions, strict=True)]
         self.itm = np.asarray(itm, dtype=np.float64)
         values = np.stack([np.asarray(own, dtype=np.float64) for own in cosines.values()], axis=1)
         values = np.where(failed[:, None], np.nan, values)
-        self.dropped, self.gave_way = self._filtered(values, failed)
-        counted = self._counted(values)
-        self.zscores = standardise(values, counted)
-        self.ensemble = ensemble(self.zscores, counted)
+        self._filter(values, failed)
+        self.zscores = self._standardised(values)
+        together = self.zscores.sum(axis=1)
+        # Each member was standardised over all captions of all images; negative cosines stay as they are.
+        self.ensemble = self._standardised(together)
         self.consensus = self._consensus()
-        self.agreement = standardise(self.consensus, self._counted(self.consensus[:, None]))
+        self.agreement = self._standardised(self.consensus)
         self.total = total(self.ensemble, self.agreement, options.ensemble_weight, options.consensus_weight)
         self.chosen = [self._choice(rows) for rows in self.pools]
-        self.flat = [name for name, yes in zip(self.members, is_flat(values), strict=True) if yes]
-        if not self.flat and is_flat(self.zscores.sum(axis=1)[:, None])[0]:
-            self.flat.append("the ensemble")
-        self.flat += ["consensus"] if is_flat(self.consensus[:, None])[0] else []
+        rows = [rows[max(position, 0)] for rows, position in zip(self.pools, self.chosen, strict=True)]
+        self.rows: Integers = np.array(rows, dtype=np.int64)
+        matches = np.nan_to_num(self.itm, nan=-1.0)
+        self._best = [rows[int(matches[rows].argmax())] for rows in self.pools]
+        self.doubtful = np.asarray(self.itm[self._best] - self.of_chosen(self.itm) > FAR_BELOW)
+        flat = [name for name, equal in zip(self.members, is_flat(values), strict=True) if equal]
+        flat += ["the ensemble"] if not flat and is_flat(together) else []
+        self._flat = flat + ["consensus"] * bool(is_flat(self.consensus))
 
-    def _filtered(self, values: Doubles, failed: Flags) -> tuple[list[str | None], list[str]]:
-        """(n,) why each candidate is dropped, and per pool the filter that was not applied."""
+    def _filter(self, values: Doubles, failed: Flags) -> None:
+        """Say why candidates are dropped, and of each pool the filter that was not applied."""
         rules = RELEASED if self.options.compat == "released" else PAPER
         scored = np.isfinite(values).all(axis=1) & np.isfinite(self.itm)
-        dropped: list[str | None] = [
-            None if valid else NO_IMAGE if broken else NO_VALUE
-            for valid, broken in zip(scored, failed, strict=True)
-        ]
-        gave_way: list[str] = []
+        reasons = np.where(failed, "its image could not be read", "a member has no finite value for it")
+        self.dropped: list[str | None] = np.where(scored, np.array(None), reasons).tolist()
+        self.gave_way: list[str] = []
         for pool in self.pools:
-            rows = [row for row in pool if scored[row]]
-            reasons, not_applied = filter_pool(
-                [self.captions[row] for row in rows], self.itm[rows].tolist(), rules
-            )
-            gave_way.append(not_applied)
-            for row, reason in zip(rows, reasons, strict=True):
-                dropped[row] = reason
-        return dropped, gave_way
+            rows = self._left(pool)
+            found, gave_way = filter_pool([self.captions[i] for i in rows], self.itm[rows].tolist(), rules)
+            self.gave_way.append(gave_way)
+            for row, reason in zip(rows, found, strict=True):
+                self.dropped[row] = reason
 
-    def _counted(self, values: Doubles) -> Integers:
-        """(n,) the row that counts for each row in z-scores of values (n, k), see `standardise`.
+    def _standardised(self, values: Doubles) -> Doubles:
+        """z-scores of values (n,) or (n, members).
 
         The released code keeps values by text, so that of copies in a pool only the last one's value is left.
         Its filters and its consensus come before that, and take all of them.
         """
-        counted = np.arange(len(values))
+        counted = np.arange(len(values))  # the row whose value counts for each row
         if self.options.compat == "released":
-            valued = np.asarray(np.isfinite(values).all(axis=1))
-            for pool in self.pools:
-                rows = [row for row in pool if valued[row]]
-                last = {self.captions[row]: row for row in rows}
-                counted[rows] = [last[self.captions[row]] for row in rows]
-        return counted
+            valued = np.flatnonzero(np.isfinite(values.reshape(len(values), -1)).all(axis=1)).tolist()
+            last = {self._texts[row]: row for row in valued}
+            counted[valued] = [last[self._texts[row]] for row in valued]
+        once = values.copy()
+        once[counted != np.arange(len(values))] = np.nan
+        return standardise(once)[counted]
 
     def _left(self, pool: range) -> list[int]:
         return [row for row in pool if self.dropped[row] is None]
@@ -305,8 +265,8 @@ class Ranking:
             tokens = [[ptb_tokens(text) for text in pool] for pool in texts]
             scores = consensus(tokens, documents=self.options.consensus_documents, kind=formula)
         values = np.full(len(self.captions), np.nan)
-        if kept:
-            values[np.concatenate(kept)] = np.concatenate(scores)
+        for rows, own in zip(kept, scores, strict=True):
+            values[rows] = own
         return values
 
     def _choice(self, pool: range) -> int:
@@ -316,26 +276,9 @@ class Ranking:
         texts, totals = [self.captions[row] for row in kept], self.total[kept].tolist()
         return kept[choose(texts, totals, self.options.threshold)] - pool.start
 
-    @property
-    def rows(self) -> Integers:
-        """(images,) the chosen rows; the first of a pool that has no choice."""
-        rows = [pool[max(position, 0)] for pool, position in zip(self.pools, self.chosen, strict=True)]
-        return np.array(rows, dtype=np.int64)
-
     def of_chosen(self, values: Doubles) -> Doubles:
         """(images,) values of the chosen; NaN where there is no choice."""
         return np.where(np.asarray(self.chosen, dtype=np.int64) >= 0, values[self.rows], np.nan)
-
-    @property
-    def best_matches(self) -> Integers:
-        """(images,) the row with the best ITM of each pool, whether or not filters dropped it."""
-        itm = np.nan_to_num(self.itm, nan=-1.0)
-        return np.array([pool.start + itm[pool.start : pool.stop].argmax() for pool in self.pools], np.int64)
-
-    @property
-    def doubtful(self) -> Flags:
-        """(images,) whether the ITM of the choice is more than `FAR_BELOW` below the best of its pool."""
-        return np.asarray(self.itm[self.best_matches] - self.of_chosen(self.itm) > FAR_BELOW)
 
     def parts(self) -> dict[str, Any]:
         """Per image the choice and its scores; under `candidates` the scores of every candidate."""
@@ -352,7 +295,7 @@ class Ranking:
         }
 
     def _table(self, pool: range) -> list[dict[str, Any]]:
-        order = best_first(np.nan_to_num(self.total[pool.start : pool.stop], nan=-np.inf))
+        order = best_first(np.nan_to_num(self.total[pool], nan=-np.inf))
         ranks = {pool[i]: rank for rank, i in enumerate(order, 1) if self.dropped[pool[i]] is None}
         columns = {
             "ensemble": self.ensemble,
@@ -374,16 +317,16 @@ class Ranking:
 
     def warnings(self) -> Iterator[str]:
         """What the user should know: values that are all equal, and choices that may well be wrong."""
-        if self.flat and np.isfinite(self.of_chosen(self.total)).any():
+        if self._flat and np.isfinite(self.of_chosen(self.total)).any():
             yield (
-                f"{', '.join(self.flat)} cannot tell these captions apart, all values are equal: such "
+                f"{', '.join(self._flat)} cannot tell these captions apart, all values are equal: such "
                 "z-scores are 0 (within a pool, CIDEr is 0 where the filters leave two captions or fewer: "
                 "see `consensus_documents`)"
             )
         images = np.flatnonzero(self.doubtful).tolist()
         examples = []
         for image in images[:3]:
-            chosen, best, start = self.rows[image], self.best_matches[image], self.pools[image].start
+            chosen, best, start = self.rows[image], self._best[image], self.pools[image].start
             reason = self.dropped[best]
             examples.append(
                 f"{at('captions', (image, chosen - start))} is chosen with an ITM of {self.itm[chosen]:.3f}, "
@@ -400,7 +343,7 @@ class Ranking:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EcoOptions(CommonOptions):
+class EcoOptions(RerankerOptions):
     """Options of ECO. `weights` are those of BLIP-2, whose matching filters candidates."""
 
     members: str | Sequence[str] | None = option(
@@ -431,7 +374,12 @@ class EcoOptions(CommonOptions):
     )
 
     def check(self, metric: Any) -> None:
+        super().check(metric)
         check_members(self.members)
+
+    def check_input(self, metric: Any, *inputs: Any, **how: Any) -> Samples:
+        samples = super().check_input(metric, *inputs, **how)
+        return images_in_rgb(samples) if self.compat == "released" else samples
 
     @property
     def consensus_formula(self) -> Literal["cider", "cider_d", "tfidf"]:
@@ -460,17 +408,11 @@ class Eco(Reranker):
 
     options: EcoOptions
 
-    @classmethod
-    def check_input(cls, options: CommonOptions, *inputs: Any, progress: bool = False) -> Samples:
-        samples = super().check_input(options, *inputs, progress=progress)
-        return images_in_rgb(samples) if options.compat == "released" else samples
-
     def open_models(self) -> dict[str, Model]:
         # No tensors yet: members are opened one after another, when they encode.
-        problems = Problems()
-        matcher = None
+        problems, matcher = Problems(), None
         try:
-            matcher = Matcher(MATCHER, self.weights_folder())
+            matcher = Matcher(MATCHER, self.folder, "blip2")
         except WeightsError as error:
             problems.extend(error.problems)
         self.members, self.ensemble = open_members(self.options.members, matcher, problems)
@@ -488,19 +430,19 @@ class Eco(Reranker):
         With `rows` each member keeps its own in a folder of its name, so that a run goes on within a member,
         and another ensemble reuses the members that it shares.
         """
-        pools = pools_of(samples)
-        folder = self.options.rows if rows is None else rows
-        if folder is not None:
-            self._store(folder, self.ROW, {"metric": self.name})  # claims the folder; rows lie below it
+        import torch
+
+        pools, folder = pools_of(samples), self.options.rows if rows is None else rows
+        self.stores.open(folder, self.ROW, {"metric": self.name})  # claims the folder; rows lie below it
         tables = {}
         try:
-            with self._progress_bar(len(pools) * len(self.members), progress) as bar:
+            with progress_bar(self.name, len(pools) * len(self.members), progress) as bar:
                 for member in self.members:
                     bar.set_postfix_str(member.name)
                     tables[member.name] = self._member_rows(member, pools, folder, bar)
-                    _free_device_memory()
+                    torch.cuda.empty_cache()  # the next one may need it in larger pieces
         except BaseException:
-            self.flush()  # of the members that came before, too
+            self.stores.flush()  # of the members that came before, too
             raise
         return joined_rows(pools, tables, self.ensemble)
 
@@ -508,16 +450,15 @@ class Eco(Reranker):
         self, member: Member, pools: Pools, folder: str | PathLike[str] | None, bar: tqdm[Any]
     ) -> pa.Table:
         """Rows of one member; its encoder is in memory no longer than this runs."""
-        folder = None if folder is None else Path(folder) / member.name
         stamp = {"metric": self.name, "member": member.name, "weights": member.model.fingerprint}
-        stamp |= self.options.encoding()
-        run = {"cache": self.cache, "batch_size": self.options.batch_size}
-        encoder = None
-        with self.collector(pools, MEMBER_ROW, folder, stamp, bar) as collector:
+        own = None if folder is None else Path(folder) / member.name
+        store = self.stores.open(own, MEMBER_ROW, stamp | self.options.encoding())
+        refuse_errors, encoder = self.options.on_error == "raise", None
+        with RowCollector(pools, MEMBER_ROW, store, bar, refuse_errors=refuse_errors) as collector:
             for window in collector.windows():
                 if encoder is None:  # not where all rows are stored
                     encoder = member.open(self.options.device, self.options.dtype)
-                for table in member.rows(encoder, pools_of(window), run):
+                for table in member.rows(encoder, pools_of(window), self.run):
                     collector.add(table)
         return collector.table()
 
@@ -559,11 +500,3 @@ def joined_rows(pools: Pools, tables: Mapping[str, pa.Table], ensemble: Sequence
 def _plain(value: np.floating[Any]) -> float | None:
     """A number, None for NaN."""
     return None if np.isnan(value) else float(value)
-
-
-def _free_device_memory() -> None:
-    """Hand back the memory of the last member on a GPU: the next one may need it in larger pieces."""
-    import torch
-
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()

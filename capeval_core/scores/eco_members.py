@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,9 +20,6 @@ from capeval_core.rows import column, common_columns, nullable, row_schema
 from capeval_core.weights.catalogue import ECO_MEMBERS, EVA_CLIP
 from capeval_core.weights.folder import WeightsError, WeightsFolder, open_weights
 
-if TYPE_CHECKING:
-    from capeval_core.models.model import CheckedModel
-
 MATCHER = "blip2-itc"
 """The member that is the contrast of the model which also filters."""
 PRESETS: dict[str, tuple[str, ...]] = {
@@ -32,6 +29,7 @@ PRESETS: dict[str, tuple[str, ...]] = {
 }
 """`small` has the paper's five families in sizes of which each fits into 8 GB of a GPU."""
 _TINY = {"pacs-tiny": "pacs", "alpha-clip-tiny": "hices"}
+_KNOWN = [*ECO_MEMBERS, *_TINY, MATCHER]
 
 MEMBER_ROW = row_schema(
     column("value", pa.float32(), "cosine of candidate and image"),
@@ -48,16 +46,12 @@ class Member:
 
     name: str
     folder: WeightsFolder
-
-    @property
-    def network(self) -> type[CheckedModel]:
-        """The class of its encoder."""
-        return network_of(self.folder)
+    kind: str
 
     @property
     def model(self) -> Model:
         """Its label in the signature, and the fingerprint in stamps of its rows."""
-        fingerprint = self.network.fingerprint_of(self.folder)
+        fingerprint = network(self.kind).fingerprint_of(self.folder)
         return Model(self.folder.label(fingerprint), fingerprint)
 
     def open(self, device: str | None, dtype: str) -> Any:
@@ -66,7 +60,7 @@ class Member:
 
         try:
             with torch.device("cpu"):  # whatever a program that builds a model of its own has set
-                return self.network.open(self.folder, device=device, dtype=dtype)
+                return network(self.kind).open(self.folder, device=device, dtype=dtype)
         except (WeightsError, MemoryError) as error:
             kind = MemoryError if isinstance(error, MemoryError) else WeightsError
             raise kind(_not_opened(self.name, error)) from error
@@ -75,46 +69,35 @@ class Member:
         """Tables of schema `MEMBER_ROW` that cover the batch in order; `run` is for the encoder."""
         prompt = self.folder.config.get("constants", {}).get("prompt", "")
         texts = encoder.encode_texts([f"{prompt}{caption}" for caption in batch.captions], **run)
-        starts = [*batch.starts, len(batch)]
-        pool = 0
+        starts, pool = [*batch.starts, len(batch)], 0
         # One image per pool, whose features all its candidates share.
         for images in encoder.encode_images([batch.images[start] for start in starts[:-1]], **run):
             n = len(images.keys)
             part, sizes = slice(starts[pool], starts[pool + n]), np.diff(starts[pool : pool + n + 1])
-            yield _rows(
-                batch,
-                part,
-                groups=np.repeat(images.keys, sizes).tolist(),
-                errors=np.repeat(np.array(images.errors, dtype=object), sizes).tolist(),
-                truncated=np.array(texts.truncated[part]),
-                value=paired_cosine(np.repeat(images.features, sizes, axis=0), texts.features[part]),
-                itm=np.full(part.stop - part.start, np.nan, dtype=np.float32),
-            )
+            keys, errors = np.array(images.keys, dtype=object), np.array(images.errors, dtype=object)
+            common = {"groups": np.repeat(keys, sizes).tolist(), "errors": np.repeat(errors, sizes).tolist()}
+            value = paired_cosine(np.repeat(images.features, sizes, axis=0), texts.features[part])
+            yield _rows(batch, part, value, np.full_like(value, np.nan), texts.truncated[part], **common)
             pool += n
 
 
 class Matcher(Member):
     """BLIP-2: its contrast (ITC, the best query token's cosine) and its matching (ITM), in one pass."""
 
-    @property
-    def network(self) -> type[CheckedModel]:
-        return network("blip2")
-
     def rows(self, encoder: Any, batch: Pools, run: dict[str, Any]) -> Iterator[pa.Table]:
-        starts = [*batch.starts, len(batch)]
-        pools = [batch.captions[start:stop] for start, stop in pairwise(starts)]
-        images = [batch.images[start] for start in starts[:-1]]
-        for start, match in zip(starts, encoder.match(images, pools, **run), strict=False):
-            n = len(match.logits)
-            yield _rows(
-                batch,
-                slice(start, start + n),
-                groups=[match.key] * n,
-                errors=[match.error] * n,
-                truncated=np.array(match.truncated),
-                value=best_query_cosine(match.queries, match.text_features),
-                itm=match.itm,
-            )
+        parts = [slice(*ends) for ends in pairwise([*batch.starts, len(batch)])]
+        images = [batch.images[part.start] for part in parts]
+        matches = encoder.match(images, [batch.captions[part] for part in parts], **run)
+        for part, match in zip(parts, matches, strict=True):
+            n = part.stop - part.start
+            common = {"groups": [match.key] * n, "errors": [match.error] * n}
+            value = best_query_cosine(match.queries, match.text_features)
+            yield _rows(batch, part, value, match.itm, match.truncated, **common)
+
+
+def _rows(batch: Pools, part: slice, value: Any, itm: Any, truncated: Any, **common: Any) -> pa.Table:
+    columns = common_columns(batch, part, truncated=np.array(truncated), **common)
+    return pa.table({**columns, "value": nullable(value), "itm": nullable(itm)}, schema=MEMBER_ROW)
 
 
 def open_members(
@@ -122,24 +105,18 @@ def open_members(
 ) -> tuple[list[Member], tuple[str, ...]]:
     """The matcher that filters first, then the others; and the names of the ensemble, in its order.
 
-    Args:
-        matcher: None, where `problems` say why it could not be opened.
-
-    Raises:
-        ValueError: no member, one twice, or one called as the option `weights`.
-        WeightsError: all weights that could not be loaded; names the members.
+    matcher: None, where `problems` say why it could not be opened; all weights that cannot be are named.
     """
     opened: list[Member] = [] if matcher is None else [matcher]
     ensemble = []
     for name in member_names(members, tiny=matcher is not None and matcher.folder.name == "tiny"):
-        if name != MATCHER:
-            try:
+        try:
+            if name != MATCHER:
                 with naming({"weights": "members"}):
                     opened.append(_member(name))
-            except WeightsError as error:
-                problems.extend(WeightsError(_not_opened(name, error)).problems)
-                continue
-        ensemble.append(opened[-1].name if name != MATCHER else MATCHER)
+            ensemble.append(MATCHER if name == MATCHER else opened[-1].name)
+        except WeightsError as error:
+            problems.extend(WeightsError(_not_opened(name, error)).problems)
     if len(problems):
         raise WeightsError(problems)
     names = [member.name for member in opened]
@@ -154,36 +131,24 @@ def open_members(
 
 
 def member_names(members: str | Sequence[str] | None, *, tiny: bool) -> list[str]:
-    """The members that an option names.
-
-    >>> member_names("small", tiny=False)
-    ['eva02-l14', 'metaclip-l14', 'mobileclip-b', 'openclip-l14', 'blip2-itc']
-    >>> member_names("mobileclip-b, blip2-itc", tiny=False)
-    ['mobileclip-b', 'blip2-itc']
-    """
+    """The members that an option names: a preset, names parted by commas, or a list of them."""
     if members is None:
         members = "tiny" if tiny else "paper"
     if isinstance(members, str):
         members = PRESETS.get(members) or members.split(",")
     names = [str(name).strip() for name in members]
     if not names or not all(names):
-        known = ", ".join([*PRESETS, *ECO_MEMBERS, *_TINY, MATCHER])
-        fix = f"expected one or more of {known}, Hub ids or folders"
+        fix = f"expected one or more of {', '.join([*PRESETS, *_KNOWN])}, Hub ids or folders"
         raise wrong_option("members", members, "it names none", fix, verb="")
     return names
 
 
 def check_members(members: str | Sequence[str] | None) -> None:
-    """Refuse names that can be no member's, before any weights are opened.
-
-    Raises:
-        ValueError: no name at all. WeightsError: neither a known name, nor a Hub id, nor a folder.
-    """
-    known = [*ECO_MEMBERS, *_TINY, MATCHER]
+    """Refuse names that can be no member's, before any weights are opened."""
     for name in [] if members is None else member_names(members, tiny=False):
-        if name not in known and "/" not in name and not expanded_path(name).is_dir():
-            found = f"it is neither known ({', '.join(known)}), nor a Hub id (org/name), nor a folder"
-            raise WeightsError(_not_opened(name, f"{found}{did_you_mean(name, known)}"))
+        if name not in _KNOWN and "/" not in name and not expanded_path(name).is_dir():
+            found = f"it is neither known ({', '.join(_KNOWN)}), nor a Hub id (org/name), nor a folder"
+            raise WeightsError(_not_opened(name, f"{found}{did_you_mean(name, _KNOWN)}"))
 
 
 def _member(name: str) -> Member:
@@ -200,19 +165,11 @@ def _member(name: str) -> Member:
     if weights == name:  # a folder or a Hub id: its name has to fit into signatures and paths
         name = re.sub(r"[^\w.-]+", "-", folder.name.rpartition("/")[2]).lower()
     encoder = network_of(folder)
-    if encoder.kind == "blip2":
-        return Matcher(name, folder)
-    if not issubclass(encoder, ClipTowers):
-        raise WeightsError(
-            f"weights {folder.name!r} are of encoder {encoder.kind!r}, expected a CLIP or BLIP-2"
-        )
-    return Member(name, folder)
+    if encoder.kind != "blip2" and not issubclass(encoder, ClipTowers):
+        found = f"weights {folder.name!r} are of encoder {encoder.kind!r}, expected a CLIP or BLIP-2"
+        raise WeightsError(found)
+    return (Matcher if encoder.kind == "blip2" else Member)(name, folder, encoder.kind)
 
 
 def _not_opened(name: str, error: Exception | str) -> str:
     return f"members: {name!r} could not be opened: {error}\nTo do without it, name the others in `members`."
-
-
-def _rows(batch: Pools, part: slice, *, value: Any, itm: Any, **common: Any) -> pa.Table:
-    own = {"value": nullable(value), "itm": nullable(itm)}
-    return pa.table({**common_columns(batch, part, **common), **own}, schema=MEMBER_ROW)

@@ -9,11 +9,11 @@ The authors released no code. The choices that their paper leaves open are optio
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from itertools import islice, pairwise
+from dataclasses import dataclass
+from itertools import islice
+from operator import itemgetter
 from os import PathLike
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -23,35 +23,27 @@ from numpy.typing import NDArray
 from capeval_core.inputs.images import ImageError, InputImage
 from capeval_core.inputs.samples import Samples, windows
 from capeval_core.limits import LIMITS
-from capeval_core.matching.cosine import grouped_cosine, harmonic_mean, paired_cosine
+from capeval_core.matching.cosine import grouped_cosine, harmonic_mean, paired_cosine, unit
 from capeval_core.metric import CaptionMetric, Model
 from capeval_core.options import Options as CommonOptions
 from capeval_core.options import option
 from capeval_core.phrases.source import PhraseSource, phrase_opener
-from capeval_core.phrases.spans import Span
 from capeval_core.ragged import Integers, Ragged, inner, ranges, starts_of
 from capeval_core.regions.opening import region_opener
-from capeval_core.regions.regions import CachedRegions, LimitedRegions, Regions, RegionSource
-from capeval_core.reports.explained import DrawnExplanation
-from capeval_core.reports.explanations import wrong_spans
-from capeval_core.reports.overlay import outlined
+from capeval_core.regions.regions import CachedRegions, LimitedRegions, RegionSource
 from capeval_core.result import Values
-from capeval_core.rows import FLOATS, NESTED, Texts, column, common_columns, lists, row_schema
+from capeval_core.rows import FLOATS, NESTED, Texts, column, lists, row_schema
+from capeval_core.scores.explanations import HiceExplanation
 from capeval_core.scores.facts import facts
 
-if TYPE_CHECKING:
-    from PIL.Image import Image
-
+if TYPE_CHECKING:  # these bring torch
     from capeval_core.encoders.alpha_clip import RegionFeatures
-    from capeval_core.matching.greedy import GreedyMatch
 
 Doubles = NDArray[np.float64]
 Floats = NDArray[np.float32]
 IMAGES_AT_ONCE = 64
-_SOURCES = {"regions": "objects", "phrases": "factual"}
+SOURCES = {"regions": "objects", "phrases": "factual"}
 """Sources of regions and phrases where neither options nor weights name one: those of the paper."""
-WIDTH = 1280
-"""Pixels of a drawn explanation."""
 THRESHOLD = 0.2
 """The cosine below which a phrase is a mistake and a region unmentioned: with w = 2.5 the 0.5 of figure 5.
 
@@ -141,7 +133,8 @@ class HiceOptions(CommonOptions):
 
     w: float = option(
         2.5,
-        "scale of cosines between image and text; the ranking by HICE-S does not depend on it",
+        "scale of cosines between image and text; those between texts have none, so it moves the ranking by "
+        "RefHICE-S, not that by HICE-S",
         sign="w",
         minimum=0,
     )
@@ -187,12 +180,6 @@ class HiceOptions(CommonOptions):
 class RefHiceOptions(HiceOptions):
     """Options of RefHICE-S."""
 
-    w: float = option(
-        2.5,
-        "scale of cosines between image and text, those between texts have none; it moves the ranking",
-        sign="w",
-        minimum=0,
-    )
     reference_reduction: Literal["joint", "best", "mean", "pooled"] = option(
         "joint",
         "of several references: the one with the best harmonic mean of gTTC and lTTC (`joint`), the `best` "
@@ -226,63 +213,49 @@ class HiceS(CaptionMetric):
         open_regions = None if options.regions is None else region_opener(options.regions)
         open_phrases = None if options.phrases is None else phrase_opener(options.phrases)
         models = super().open_models()
-        defaults = {**_SOURCES, **self.folder.config.get("constants", {})}
-        open_regions = open_regions or region_opener(defaults["regions"])
-        open_phrases = open_phrases or phrase_opener(defaults["phrases"])
-        unset = {name: defaults[name] for name in _SOURCES if getattr(options, name) is None}
-        self.options = replace(options, **unset)
+        sources = {**SOURCES, **self.folder.config.get("constants", {})}
+        open_regions = open_regions or region_opener(sources["regions"])
+        open_phrases = open_phrases or phrase_opener(sources["phrases"])
         device: dict[str, Any] = {"device": options.device, "dtype": options.dtype}
         self.regions: RegionSource = open_regions(**device)
         if options.max_regions is not None:
             self.regions = LimitedRegions(self.regions, options.max_regions)
         if options.evidence:  # which needs the regions a second time
             self.regions = CachedRegions(self.regions)
-        self.phrases: PhraseSource = open_phrases(
-            style=options.phrase_style, batch_size=options.batch_size, **device
-        )
+        parsing = {"style": options.phrase_style, "batch_size": options.batch_size}
+        self.phrases: PhraseSource = open_phrases(**parsing, **device)
         regions, phrases = (Model.of(one.name, one.fingerprint) for one in (self.regions, self.phrases))
         return {**models, "regions": regions, "phrases": phrases}
 
     def encode(self, batch: Samples) -> Iterator[pa.Table]:
         for window in windows(batch, LIMITS.hice_texts):
-            n, texts = len(window), Texts(window, with_references=self.needs_references)
-            encoded, compared = self.encode_texts(window.captions), self.encode_texts(texts.all[n:])
-            truncated = np.concatenate([encoded.truncated, compared.truncated])
+            texts = Texts(window, with_references=self.needs_references)
+            n = len(window)
+            encoded = [*self.encode_texts(window.captions), *self.encode_texts(texts.all[n:])]
+            features = np.stack([text.feature for text in encoded])
+            truncated = [text.truncated for text in encoded]
             for part, images in self.encode_images(window):
-                captions, places = encoded.part(part), texts.references(part)
-                columns = region_columns(captions, images)
+                keys, errors = [image.key for image in images], [image.error for image in images]
+                columns = texts.columns(part, keys, errors, truncated)
+                columns |= region_columns(encoded[part], images)
                 if self.needs_references:
-                    references = compared.part(slice(places.start - n, places.stop - n))
-                    columns |= reference_columns(captions, references, texts.counts[part])
-                common = common_columns(
-                    window,
-                    part,
-                    groups=[image.key for image in images],
-                    errors=[image.error for image in images],
-                    truncated=texts.total(part, truncated),
-                )
-                yield pa.table({**common, **columns}, schema=self.ROW)
+                    references = encoded[texts.references(part)]
+                    columns["reference_cosines"] = texts.cosines(part, features)
+                    columns |= phrase_columns(encoded[part], references, texts.counts[part])
+                yield pa.table(columns, schema=self.ROW)
 
     def encode_images(self, window: Samples) -> Iterator[tuple[slice, list[RegionFeatures]]]:
         """Images with their regions, `IMAGES_AT_ONCE` at a time."""
+        transform, start = self.options.mask_transform, 0
         images = self.encoder.encode_regions(
-            window.images,
-            self.regions,
-            mask_transform=self.options.mask_transform,
-            cache=self.cache,
-            batch_size=self.options.batch_size,
+            window.images, self.regions, mask_transform=transform, **self.run
         )
-        start = 0
         while features := list(islice(images, IMAGES_AT_ONCE)):
             yield slice(start, start + len(features)), features
             start += len(features)
 
-    def encode_texts(self, texts: Sequence[str]) -> EncodedTexts:
-        """Texts and their phrases.
-
-        Raises:
-            ValueError: a `PhraseSource` of the user that does not give each text its phrases.
-        """
+    def encode_texts(self, texts: Sequence[str]) -> list[EncodedText]:
+        """Texts and their phrases; ValueError: the user's source does not give each text its phrases."""
         parsed = self.phrases.phrases(texts)
         without = sum(not of_text.phrases for of_text in parsed)
         if len(parsed) != len(texts) or without:
@@ -290,19 +263,15 @@ class HiceS(CaptionMetric):
                 f"phrases={self.phrases.name!r} gave {len(texts)} texts {len(parsed)} results, {without} of "
                 "them without a phrase: expected one for each, the text itself where no phrase is in it"
             )
-        phrases = [of_text.phrases for of_text in parsed]
-        every = [*texts, *(phrase for own in phrases for phrase in own)]
-        encoded = self.encoder.encode_texts(every, cache=self.cache, batch_size=self.options.batch_size)
-        n, truncated = len(texts), np.array(encoded.truncated, dtype=np.int64)
-        owner = np.repeat(np.arange(n), [len(own) for own in phrases])
-        sentences = np.array([of_text.truncated for of_text in parsed], dtype=np.int64)
-        return EncodedTexts(
-            phrases=phrases,
-            texts=encoded.features[:n],
-            phrase_features=encoded.features[n:],
-            truncated=truncated[:n] + np.bincount(owner, truncated[n:], n).astype(np.int64) + sentences,
-            fallback=np.array([of_text.fallback for of_text in parsed], dtype=np.int32),
-        )
+        every = [*texts, *(phrase for own in parsed for phrase in own.phrases)]
+        encoded, encoded_texts, start = self.encoder.encode_texts(every, **self.run), [], len(texts)
+        for i, own in enumerate(parsed):
+            part = slice(start, start + len(own.phrases))
+            truncated = encoded.truncated[i] + sum(encoded.truncated[part]) + own.truncated
+            features = encoded.features[i], encoded.features[part]
+            encoded_texts.append(EncodedText(own.phrases, *features, truncated, own.fallback))
+            start = part.stop
+        return encoded_texts
 
     def aggregate(self, rows: pa.Table) -> Values:
         terms = image_text_terms(rows, self.options.w, self.options.include_whole_image)
@@ -312,8 +281,57 @@ class HiceS(CaptionMetric):
     def evidence_of(
         self, samples: Samples, rows: pa.Table, parts: Mapping[str, list[Any]]
     ) -> dict[int, dict[str, Any]]:
-        scores = self.aggregate(rows).scores.tolist()
-        return {**explained(self, samples, rows, {self.key: scores, **parts})}
+        numbers = {self.key: self.aggregate(rows).scores.tolist(), **parts}
+        shown, found = super().evidence_of(samples, rows, numbers), dict[int, dict[str, Any]]()
+        for window in windows(samples, LIMITS.hice_texts):
+            texts = self.encode_texts(window.captions)
+            for part, views in self.encode_images(window):
+                for text, image, view in zip(texts[part], window.images[part], views, strict=True):
+                    row = rows.slice(len(found), 1).to_pylist()[0]
+                    found[len(found)] = self._explanation(shown[len(found)], row, text, image, view)
+        return found
+
+    def _explanation(
+        self,
+        shown: dict[str, Any],
+        row: Mapping[str, Any],
+        text: EncodedText,
+        image: InputImage,
+        view: RegionFeatures,
+    ) -> HiceExplanation:
+        """The explanation of a row, by the row's own cosines, so that the numbers add up."""
+        from capeval_core.encoders.preprocessing import central_square
+
+        w, constants = self.options.w, self.encoder.config.get("constants", {})
+        content = shown | {"threshold": w * constants.get("threshold", THRESHOLD)}
+        content |= {"phrases": [], "regions": [], "whole": None}
+        try:
+            if reason := row["error"] or view.error:
+                raise ImageError(reason)
+            regions = self.regions.find(image)
+        except ImageError as error:
+            return HiceExplanation(content | {"error": str(error)}, image, None)
+        visible, phrases = regions.select(view.kept.tolist()), text.phrases
+        with_whole = self.options.include_whole_image or not len(visible)
+        cosines = unit(text.phrase_features) @ unit(view.regions).T
+        for i, (best, whole) in enumerate(zip(row["phrase_maxima"], row["phrase_cosines"], strict=True)):
+            by_whole = with_whole and (not len(visible) or whole > best)
+            precision = w * max(whole if by_whole else best, 0.0)
+            region = None if by_whole else int(cosines[i].argmax())
+            content["phrases"].append({"phrase": phrases[i], "precision": precision, "region": region})
+        height, width = visible.size
+        boxes = zip(visible.boxes.tolist(), visible.areas.tolist(), row["region_maxima"], strict=True)
+        for i, (box, area, best) in enumerate(boxes):
+            note = {"box": box, "area": area / (height * width), "recall": w * max(best, 0.0)}
+            content["regions"].append(note | {"phrase": phrases[int(cosines[:, i].argmax())]})
+        if with_whole:
+            best, phrase = max(zip(row["phrase_cosines"], phrases, strict=True), key=itemgetter(0))
+            content["whole"] = {"recall": w * max(best, 0.0), "phrase": phrase}
+        top, left, side = central_square(*regions.size)
+        content["outside"] = len(regions) - len(visible)
+        content["square"] = [left, top, left + side, top + side]
+        content["truncated"] = row["truncated"]
+        return HiceExplanation(content, image, visible).with_threshold(content["threshold"])
 
 
 @facts("refhices")
@@ -368,95 +386,55 @@ class RefHiceS(HiceS):
         return shown
 
 
-@dataclass(frozen=True)
-class EncodedTexts:
-    """n texts and their phrases, encoded.
+class EncodedText(NamedTuple):
+    """A text and its phrases, encoded.
 
-    phrases: of each text, at least one. texts: (n, d). phrase_features: (sum of lengths, d). truncated: (n,)
-    token ids that the encoder did not read, and sentences that the parser did not read to their end.
-    fallback: (n,) sentences without a phrase.
+    feature: (d,). phrase_features: (phrases, d). truncated: token ids that the encoder did not read, and
+    sentences that the parser did not read to their end. fallback: sentences that are their own phrase.
     """
 
-    phrases: list[tuple[str, ...]]
-    texts: Floats
+    phrases: tuple[str, ...]
+    feature: Floats
     phrase_features: Floats
-    truncated: Integers
-    fallback: NDArray[np.int32]
-
-    @cached_property
-    def lengths(self) -> Integers:
-        """(n,) phrases of each text."""
-        return np.array([len(phrases) for phrases in self.phrases], dtype=np.int64)
-
-    def part(self, part: slice) -> EncodedTexts:
-        """Consecutive texts."""
-        ends = np.cumsum([0, *self.lengths])
-        return EncodedTexts(
-            self.phrases[part],
-            self.texts[part],
-            self.phrase_features[ends[part.start] : ends[part.stop]],
-            self.truncated[part],
-            self.fallback[part],
-        )
+    truncated: int
+    fallback: int
 
 
-def region_columns(captions: EncodedTexts, images: Sequence[RegionFeatures]) -> dict[str, Any]:
+def region_columns(captions: Sequence[EncodedText], images: Sequence[RegionFeatures]) -> dict[str, Any]:
     """The columns of `HiceS.ROW` for captions and their images, one each."""
-    whole = np.stack([image.whole for image in images])
-    failed = np.isnan(whole).any(axis=1)
-    phrase_cosines = paired_cosine(np.repeat(whole, captions.lengths, axis=0), captions.phrase_features)
-    matches = match_regions(captions, images)
+    from capeval_core.matching.greedy import match_arrays
+
+    whole, texts = (np.stack(own) for own in ([i.whole for i in images], [c.feature for c in captions]))
+    phrases = [caption.phrase_features for caption in captions]
+    lengths = np.array([len(own) for own in phrases])
+    phrase_cosines = grouped_cosine(whole, np.concatenate(phrases), lengths)
+    regions = {id(image.regions): image.regions for image in images}  # equal images share theirs
+    number = {key: position for position, key in enumerate(regions)}
+    matches = match_arrays(phrases, [*regions.values()], y_of_pair=[number[id(i.regions)] for i in images])
     counts = np.array([len(image.regions) for image in images])
     return {
-        "cosine": pa.array(paired_cosine(whole, captions.texts), mask=failed),
-        "phrase_cosines": lists(np.nan_to_num(phrase_cosines), captions.lengths),
-        "phrase_maxima": lists(matches.x_maxima, captions.lengths),
+        "cosine": pa.array(paired_cosine(whole, texts), mask=np.isnan(whole).any(axis=1)),
+        "phrase_cosines": lists(np.nan_to_num(phrase_cosines), lengths),
+        "phrase_maxima": lists(matches.x_maxima, lengths),
         "region_maxima": lists(matches.y_maxima, counts),
         "regions_dropped": np.array([image.dropped for image in images], dtype=np.int32),
-        "without_phrases": captions.fallback.astype(np.int32),
+        "without_phrases": np.array([caption.fallback for caption in captions], dtype=np.int32),
     }
 
 
-def match_regions(captions: EncodedTexts, images: Sequence[RegionFeatures]) -> GreedyMatch:
-    """Match the phrases of each caption with the regions of its image; equal images share their regions."""
-    import torch
-
-    from capeval_core.matching.greedy import greedy_match
-
-    number: dict[int, int] = {}
-    of_caption = [number.setdefault(id(image.regions), len(number)) for image in images]
-    distinct = list({id(image.regions): image.regions for image in images}.values())
-    return greedy_match(
-        torch.from_numpy(captions.phrase_features),
-        torch.from_numpy(np.concatenate(distinct)),
-        captions.lengths,
-        [len(regions) for regions in distinct],
-        y_of_pair=of_caption,
-        return_maxima=True,
-        return_indices=True,
-    )
-
-
-def reference_columns(captions: EncodedTexts, references: EncodedTexts, counts: Integers) -> dict[str, Any]:
-    """The columns that `RefHiceS.ROW` adds; `references` are those of all captions, `counts` of each."""
-    import torch
-
-    from capeval_core.matching.greedy import greedy_match
+def phrase_columns(
+    captions: Sequence[EncodedText], references: Sequence[EncodedText], counts: Integers
+) -> dict[str, Any]:
+    """Columns of `RefHiceS.ROW`: phrases of captions matched with those of their references, so many each."""
+    from capeval_core.matching.greedy import match_arrays
 
     owner = np.repeat(np.arange(len(counts)), counts)
-    matches = greedy_match(
-        torch.from_numpy(captions.phrase_features),
-        torch.from_numpy(references.phrase_features),
-        captions.lengths,
-        references.lengths,
-        x_of_pair=owner,
-        return_maxima=True,
-    )
-    cosines = grouped_cosine(captions.texts, references.texts, counts)
+    x, y = ([text.phrase_features for text in texts] for texts in (captions, references))
+    matches = match_arrays(x, y, x_of_pair=owner)
+    of_captions, of_references = (np.array([len(own) for own in sets], dtype=np.int64) for sets in (x, y))
     return {
-        "reference_cosines": lists(cosines, counts),
-        "caption_phrase_maxima": lists(lists(matches.x_maxima, captions.lengths[owner]), counts),
-        "reference_phrase_maxima": lists(lists(matches.y_maxima, references.lengths), counts),
+        "caption_phrase_maxima": lists(lists(matches.x_maxima, of_captions[owner]), counts),
+        "reference_phrase_maxima": lists(lists(matches.y_maxima, of_references), counts),
     }
 
 
@@ -470,203 +448,3 @@ def _counts(rows: pa.Table) -> dict[str, Doubles]:
         "without_phrases": rows["without_phrases"],
     }
     return {name: np.where(failed, np.nan, count.to_numpy()) for name, count in counts.items()}
-
-
-class HiceExplanation(DrawnExplanation):
-    """The explanation of a score, by `result.explain(i)`: numbers and texts, and `plot()`, which draws them.
-
-    Keys: `caption`, `image`; the score under its name (`hice_s`, `refhice_s`) and its terms (`gitc`, `litc`,
-    `precision`, `recall`; `gttc`, `lttc`); `threshold`; `phrases` and `regions`, see below; `whole`, the
-    recall and phrase of the whole image where it counts as a region, else None; `square`, x0, y0, x1, y1 of
-    the part that the image tower sees, and `outside`, the number of regions outside of it; `truncated`, how
-    many token ids and sentences were truncated; with references `compared`; and `error`, the reason where
-    there is no score.
-
-    A phrase has `precision`, w max(cos, 0) with the best `region` (None: the whole image); it is a `mistake`
-    where that is below the threshold, but not `judged` where it may be about a region outside of the square.
-    A region has its `box` in pixels, its `area` as a share of the image, `recall`, w max(cos, 0) with the
-    best `phrase`, and is `unmentioned` where that is below the threshold. A `reference` that is compared has
-    `gttc` (eq. 3), `lttc` (eq. 9), and is `chosen` where the score uses either.
-
-    The score clamps at 0 after the mean, these notes before it: where cosines are negative, the mean of the
-    phrases' precisions is more than `precision`.
-
-    >>> import capeval_core
-    >>> from capeval_core.demo import demo_set
-    >>> metric = capeval_core.load("hices", weights="tiny", evidence=True)
-    >>> item = demo_set()[0]
-    >>> explanation = metric.score([item.good], [item.image]).explain(0)
-    >>> [note["phrase"] for note in explanation.phrases if note["mistake"]]
-    []
-    >>> explanation.plot(width=900).size[0]
-    900
-    """
-
-    def __init__(self, content: Mapping[str, Any], image: InputImage, masks: Regions | None) -> None:
-        super().__init__(content)
-        self._image, self._masks = image, masks
-
-    @property
-    def phrases(self) -> list[dict[str, Any]]:
-        """The phrases in the caption's order."""
-        notes: list[dict[str, Any]] = self["phrases"]
-        return notes
-
-    @property
-    def regions(self) -> list[dict[str, Any]]:
-        """The regions that the image tower sees, in the source's order."""
-        notes: list[dict[str, Any]] = self["regions"]
-        return notes
-
-    @property
-    def compared(self) -> list[dict[str, Any]]:
-        """The references; empty for HICE-S."""
-        notes: list[dict[str, Any]] = self.get("compared", [])
-        return notes
-
-    def wrong_words(self) -> list[Span]:
-        """The words of the caption to mark: those of mistakes that no right phrase contains."""
-        return wrong_spans(self)
-
-    def with_threshold(self, threshold: float) -> HiceExplanation:
-        """The same explanation with another threshold for mistakes and unmentioned regions."""
-        return HiceExplanation(judged(self, threshold), self._image, self._masks)
-
-    def plot(self, width: int = WIDTH, *, threshold: float | None = None) -> Image:
-        """The explanation as one image, `width` pixels wide: the image with its regions outlined and the part
-        that the image tower does not see dimmed, the caption with its mistakes marked, and tables of
-        phrases, regions and references.
-
-        `threshold` replaces that of the explanation.
-
-        Raises:
-            ValueError: there is no score, or the width is below 320 pixels.
-            ImageError: the image can no longer be read.
-            ModuleNotFoundError: matplotlib is not installed.
-        """
-        from capeval_core.reports.figures import draw_card
-
-        shown = self._drawable(width, threshold)
-        return draw_card(shown, shown._outlined(1000), shown.wrong_words(), width)
-
-    def overlay(self, width: int = WIDTH, *, threshold: float | None = None) -> Image:
-        """The image with its regions outlined; arguments and errors are those of `plot`.
-
-        It is narrower where it would be more than twice as high as wide.
-        """
-        return self._drawable(width, threshold)._outlined(width)
-
-    def _drawable(self, width: int, threshold: float | None) -> HiceExplanation:
-        self.check_drawable(width)
-        return self if threshold is None else self.with_threshold(threshold)
-
-    def _outlined(self, width: int) -> Image:
-        image = self._image.load()
-        regions = self._masks or Regions.of([], size=(image.height, image.width))
-        unmentioned = [note["unmentioned"] for note in self.regions]
-        return outlined(image, regions, unmentioned, width, self["square"])
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return HiceExplanation, (dict(self), self._image, self._masks)
-
-
-def judged(content: Mapping[str, Any], threshold: float) -> dict[str, Any]:
-    """An explanation's content with the verdicts of its notes, by the threshold of mistakes.
-
-    Where the image tower does not see all regions, a phrase below the threshold may be about one of those.
-    """
-    phrases = [(note, note["precision"] < threshold) for note in content["phrases"]]
-    outside = bool(content["outside"])
-    return {
-        **content,
-        "threshold": threshold,
-        "phrases": [
-            {**note, "mistake": below and not outside, "judged": not (below and outside)}
-            for note, below in phrases
-        ],
-        "regions": [{**note, "unmentioned": note["recall"] < threshold} for note in content["regions"]],
-    }
-
-
-def explained(
-    metric: HiceS, samples: Samples, rows: pa.Table, values: Mapping[str, Sequence[Any]]
-) -> dict[int, HiceExplanation]:
-    """The explanation of each row with its score and parts, of the rows' cosines, so that they add up."""
-    from capeval_core.encoders.preprocessing import central_square
-
-    constants = metric.encoder.config.get("constants", {})
-    threshold = metric.options.w * constants.get("threshold", THRESHOLD)
-    regions_of: dict[str, Regions | ImageError] = {}  # by image, which its captions share
-    found: dict[int, HiceExplanation] = {}
-    for window in windows(samples, LIMITS.hice_texts):
-        encoded = metric.encode_texts(window.captions)
-        for part, features in metric.encode_images(window):
-            captions = encoded.part(part)
-            matches = match_regions(captions, features).to("cpu")
-            best_regions = _split(matches.x_indices, matches.x_offsets)
-            best_phrases = _split(matches.y_indices, matches.y_offsets)
-            own = window[part]
-            for i, (caption, image, view) in enumerate(zip(own.captions, own.images, features, strict=True)):
-                row = rows.slice(len(found), 1).to_pylist()[0]
-                content: dict[str, Any] = {"caption": caption, "image": image.label}
-                content |= {name: value[len(found)] for name, value in values.items()}
-                content["threshold"] = threshold
-                if view.error is None and view.key not in regions_of:
-                    regions_of[view.key] = _regions(metric.regions, image)
-                regions = ImageError(view.error) if view.error else regions_of[view.key]
-                if row["error"] is not None or isinstance(regions, ImageError):
-                    content |= {"phrases": [], "regions": [], "whole": None}
-                    content["error"] = row["error"] or str(regions)
-                    found[len(found)] = HiceExplanation(content, image, None)
-                    continue
-                visible = regions.select(view.kept.tolist())
-                content |= _notes(
-                    row, captions.phrases[i], best_regions[i], best_phrases[i], visible, metric.options
-                )
-                top, left, side = central_square(*regions.size)
-                content["outside"] = len(regions) - len(visible)
-                content["square"] = [left, top, left + side, top + side]
-                content["truncated"] = row["truncated"]
-                found[len(found)] = HiceExplanation(judged(content, threshold), image, visible)
-    return found
-
-
-def _regions(source: RegionSource, image: InputImage) -> Regions | ImageError:
-    try:
-        return source.find(image)
-    except ImageError as error:
-        return error
-
-
-def _notes(
-    row: Mapping[str, Any],
-    texts: Sequence[str],
-    best_regions: Sequence[int],
-    best_phrases: Sequence[int],
-    visible: Regions,
-    options: HiceOptions,
-) -> dict[str, Any]:
-    """The notes of a row without verdicts: phrases, visible regions, the whole image as a region."""
-    w = options.w
-    with_whole = options.include_whole_image or not len(visible)
-    phrases = []
-    for text, best, whole, region in zip(
-        texts, row["phrase_maxima"], row["phrase_cosines"], best_regions, strict=True
-    ):
-        by_whole = with_whole and (region < 0 or whole > best)
-        precision = w * max(whole if by_whole else best, 0.0)
-        phrases.append({"phrase": text, "precision": precision, "region": None if by_whole else region})
-    height, width = visible.size
-    boxes, areas = visible.boxes.tolist(), visible.areas.tolist()
-    regions = [
-        {"box": box, "area": area / (height * width), "recall": w * max(best, 0.0), "phrase": texts[phrase]}
-        for best, phrase, box, area in zip(row["region_maxima"], best_phrases, boxes, areas, strict=True)
-    ]
-    cosine, phrase = max(zip(row["phrase_cosines"], texts, strict=True), key=lambda pair: pair[0])
-    whole_note = {"recall": w * max(cosine, 0.0), "phrase": phrase} if with_whole else None
-    return {"phrases": phrases, "regions": regions, "whole": whole_note}
-
-
-def _split(indices: Any, offsets: Any) -> list[list[int]]:
-    flat = indices.tolist()
-    return [flat[start:stop] for start, stop in pairwise(offsets.tolist())]

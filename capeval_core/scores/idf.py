@@ -23,11 +23,7 @@ from capeval_core.ragged import Ragged, inner
 class TokenIdf(CorpusStatistics):
     """How rare each token id is.
 
-    weights: idf of token ids, 0 or more. unseen: that of every other id.
-
-    Raises:
-        ValueError: a weight is negative or no finite number, or there is none at all.
-        TypeError: an id is no whole number, or a weight no number.
+    weights: idf of token ids, finite numbers of at least 0. unseen: that of every other id.
 
     >>> TokenIdf({7: 0.5, 8: 2.0}, unseen=3.0).of((7, 7, 9))
     [0.5, 0.5, 3.0]
@@ -53,12 +49,8 @@ class TokenIdf(CorpusStatistics):
 
         As BERTScore's (Zhang et al., ICLR 2020, https://arxiv.org/abs/1904.09675), whose documents are the
         references.
-
-        >>> TokenIdf.of_documents([(1, 2), (1, 3, 3)]).of((1, 2, 4))
-        [0.0, 0.4054651081081644, 1.0986122886681098]
         """
-        counts: Counter[int] = Counter()
-        total = 0
+        counts, total = Counter[int](), 0
         for ids in documents:
             counts.update(set(ids))
             total += 1
@@ -73,20 +65,11 @@ class TokenIdf(CorpusStatistics):
     ) -> TokenIdf:
         """The idf of `of_documents` as EMScore has it: of padded documents, with a weight of their end.
 
-        EMScore (Shi et al., CVPR 2022, https://arxiv.org/abs/2111.08919) takes BERTScore's formula (Zhang et
-        al., ICLR 2020), and its released code counts in CLIP's padded ids: so the start, which all documents
-        hold, weighs 0, and so does the id of padding, unless a document fills all positions. (In CLIP's
-        vocabulary that id, 0, is also an exclamation mark inside a word.) The end, whose weight would be 0,
-        too, gets the mean of all weights, those zeros included: its feature is that of the whole text.
-
-        Args:
-            documents: token ids, start and end included. Repeated documents count each time.
-            length: positions that the text encoder has.
-            end: the id of the end. padding: the id that fills positions.
-
-        >>> table = TokenIdf.of_padded_documents([(8, 5, 9), (8, 6, 9)], length=4, end=9)
-        >>> [round(weight, 4) for weight in table.of((8, 5, 9, 7))]
-        [0.0, 0.4055, 0.1622, 1.0986]
+        EMScore (Shi et al., CVPR 2022, https://arxiv.org/abs/2111.08919) counts in CLIP's ids, padded by that
+        of `padding` to `length`: so the start, which all documents hold, weighs 0, and so does the id of
+        padding, unless a document fills all positions. (In CLIP's vocabulary that id, 0, is also an
+        exclamation mark inside a word.) The `end`, whose weight would be 0, too, gets the mean of all
+        weights, those zeros included: its feature is that of the whole text.
         """
         padded = (ids if len(ids) >= length else (*ids, padding) for ids in documents)
         table = cls.of_documents(padded)
@@ -106,14 +89,7 @@ class TokenIdf(CorpusStatistics):
 def token_weights(
     ids: pa.ListArray | pa.ChunkedArray, table: TokenIdf | None
 ) -> tuple[Ragged, NDArray[np.bool_]]:
-    """Weights of the token ids of texts, and (texts,) which of them have none.
-
-    The ids of such a text weigh alike, as do all without a table.
-
-    >>> weights, unweighted = token_weights(pa.array([[7, 8], [7]]), TokenIdf({7: 0.0, 8: 2.0}, unseen=3.0))
-    >>> weights.values, unweighted
-    (array([0., 2., 1.]), array([False,  True]))
-    """
+    """Weights of the token ids of texts, alike where all are 0 or there is no table; (texts,) which are 0."""
     flat, lengths = inner(ids)
     numbers = flat.to_numpy(zero_copy_only=False)
     if table is None:

@@ -19,21 +19,20 @@ from numpy.typing import NDArray
 from capeval_core.errors import wrong_option
 from capeval_core.inputs.images import InputImage
 from capeval_core.inputs.samples import Samples
-from capeval_core.matching.cosine import grouped_cosine, harmonic_mean, paired_cosine
+from capeval_core.matching.cosine import harmonic_mean, paired_cosine
 from capeval_core.metric import CaptionMetric, Model
 from capeval_core.options import Options as CommonOptions
 from capeval_core.options import option
 from capeval_core.ragged import Ragged
 from capeval_core.result import Values
-from capeval_core.rows import FLOATS, Texts, column, common_columns, lists, nullable, row_schema
+from capeval_core.rows import FLOATS, Texts, column, nullable, row_schema
 from capeval_core.scores.facts import facts
 from capeval_core.weights.catalogue import PROMPT
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # these bring torch
     from capeval_core.encoders.clip import ClipEncoder
     from capeval_core.encoders.engine import ImageFeatures
     from capeval_core.encoders.texts import TextFeatures
-    from capeval_core.encoders.tokenizers import ClipTokenizer
 
 Doubles = NDArray[np.float64]
 Floats = NDArray[np.float32]
@@ -78,6 +77,7 @@ class PacOptions(CommonOptions):
     )
 
     def check(self, metric: Any) -> None:
+        super().check(metric)
         if self.prompt is not None:
             from capeval_core.encoders.clip import context_length
             from capeval_core.encoders.tokenizers import ClipTokenizer
@@ -98,8 +98,6 @@ class ClipsOptions(PacOptions):
 class PacS(CaptionMetric):
     """PAC-S: w max(cos(caption, image), 0), eq. 1, without references."""
 
-    PROMPT: ClassVar[str] = PROMPT
-    """Put before captions and references where neither option nor weights state another."""
     Options: ClassVar[type[CommonOptions]] = PacOptions
     ROW = row_schema(
         column("cosine", pa.float32(), "cosine of caption and image, null where the image failed")
@@ -110,16 +108,11 @@ class PacS(CaptionMetric):
 
     def open_models(self) -> dict[str, Model]:
         models = super().open_models()
-        if self.options.prompt is None:
-            prompt = self.folder.config.get("constants", {}).get("prompt", self.PROMPT)
+        if self.options.prompt is None:  # the papers of PAC-S and CLIP-S have the same
+            prompt = self.folder.config.get("constants", {}).get("prompt", PROMPT)
             self.options = replace(self.options, prompt=prompt)
         _check_prompt(str(self.options.prompt), self.encoder.tokenizer)
         return models
-
-    @property
-    def run(self) -> dict[str, Any]:
-        """Keywords of the encoder: the cache, and the size of a batch."""
-        return {"cache": self.cache, "batch_size": self.options.batch_size}
 
     def text_features(self, texts: Sequence[str]) -> TextFeatures:
         """Features (n, d) of texts behind the prompt."""
@@ -130,28 +123,19 @@ class PacS(CaptionMetric):
         return self.encoder.encode_images(images, decoders=self.options.decoders, **self.run)
 
     def columns(self, images: Floats, captions: Floats) -> dict[str, Any]:
-        """The metric's columns of n captions (n, d) beside their images (n, ...), NaN where an image failed.
-
-        Columns of references come from `encode`.
-        """
+        """The metric's own columns of pairs of an image and a caption, without those of references."""
         return {"cosine": nullable(paired_cosine(images, captions))}
 
     def encode(self, batch: Samples) -> Iterator[pa.Table]:
         texts = Texts(batch, with_references=self.needs_references)
-        encoded = self.text_features(texts.all)
-        start = 0
+        encoded, start = self.text_features(texts.all), 0
         for images in self.image_features(batch.images):
             part = slice(start, start + len(images.keys))
-            captions, counts = encoded.features[part], texts.counts[part]
-            columns = self.columns(images.features, captions)
+            columns = texts.columns(part, images.keys, images.errors, encoded.truncated)
+            columns |= self.columns(images.features, encoded.features[part])
             if self.needs_references:
-                cosines = grouped_cosine(captions, encoded.features[texts.references(part)], counts)
-                columns["reference_cosines"] = lists(cosines, counts)
-            truncated = texts.total(part, encoded.truncated)
-            common = common_columns(
-                batch, part, groups=images.keys, errors=images.errors, truncated=truncated
-            )
-            yield pa.table({**common, **columns}, schema=self.ROW)
+                columns["reference_cosines"] = texts.cosines(part, encoded.features)
+            yield pa.table(columns, schema=self.ROW)
             start = part.stop
 
     def aggregate(self, rows: pa.Table) -> Values:
@@ -164,8 +148,7 @@ class RefPacS(PacS):
     """RefPAC-S: harmonic mean of PAC-S and the nearest reference's cosine, eq. 4."""
 
     needs_references = True
-    free_key = PacS.key
-    """Name of the reference-free score among the parts."""
+    free_key = PacS.key  # of the score without references, among the parts
     ROW = PacS.ROW.append(
         column("reference_cosines", FLOATS, "cosine of the caption with each of its references")
     )
@@ -183,9 +166,9 @@ class RefPacS(PacS):
         self, samples: Samples, rows: pa.Table, parts: Mapping[str, list[Any]]
     ) -> dict[int, dict[str, Any]]:
         shown = super().evidence_of(samples, rows, parts)
-        cosines = rows["reference_cosines"].to_pylist()
-        for row, references in enumerate(samples.references or []):
-            shown[row]["references"] = dict(zip(references, cosines[row], strict=True))
+        pairs = zip(samples.references or [], rows["reference_cosines"].to_pylist(), strict=True)
+        for row, (references, cosines) in enumerate(pairs):
+            shown[row]["references"] = dict(zip(references, cosines, strict=True))
         return shown
 
 
@@ -193,7 +176,6 @@ class RefPacS(PacS):
 class ClipS(PacS):
     """CLIP-S: w max(cos(caption, image), 0), without references."""
 
-    PROMPT = "A photo depicts "
     Options = ClipsOptions
 
 
@@ -201,14 +183,12 @@ class ClipS(PacS):
 class RefClipS(RefPacS):
     """RefCLIP-S: harmonic mean of CLIP-S and the nearest reference's cosine."""
 
-    PROMPT = ClipS.PROMPT
     free_key = ClipS.key
     Options = ClipsOptions
 
 
-def _check_prompt(prompt: str, tokenizer: ClipTokenizer) -> None:
+def _check_prompt(prompt: str, tokenizer: Any) -> None:
     if len(tokenizer.encode([prompt]).ids[0]) >= tokenizer.context_length:
-        shown = prompt if len(prompt) <= 40 else prompt[:37] + "..."
         found = f"all {tokenizer.context_length} token ids that the text encoder reads"
         fix = "it leaves no room for a caption, shorten it"
-        raise wrong_option("prompt", shown, found, fix, verb="fills")
+        raise wrong_option("prompt", prompt[:40], found, fix, verb="fills")

@@ -8,7 +8,7 @@ Embedding Matching, CVPR 2022, https://arxiv.org/abs/2111.08919
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -22,12 +22,13 @@ from capeval_core.inputs.texts import corpus_texts
 from capeval_core.inputs.videos import Sampling, check_samplings
 from capeval_core.limits import LIMITS
 from capeval_core.matching.cosine import harmonic_mean, paired_cosine, unit
-from capeval_core.metric import CaptionMetric
+from capeval_core.metric import CaptionMetric, with_statistics
 from capeval_core.options import CorpusStatistics, option
 from capeval_core.options import Options as CommonOptions
 from capeval_core.ragged import Integers, Ragged, inner
 from capeval_core.result import Values
-from capeval_core.rows import FLOATS, NESTED, Texts, column, common_columns, lists, row_schema
+from capeval_core.rows import FLOATS, NESTED, Texts, column, lists, row_schema
+from capeval_core.scores.explanations import VideoExplanation
 from capeval_core.scores.facts import facts
 from capeval_core.scores.idf import TokenIdf, token_weights
 from capeval_core.scores.pac import RefPacS
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 
 Doubles = NDArray[np.float64]
 Floats = NDArray[np.float32]
+Pair = tuple[Hashable, Floats, Hashable, Floats]
+_MATCHED = pa.schema({"x_maxima": FLOATS, "y_maxima": FLOATS, "recall": pa.float32(), "cosine": pa.float32()})
 
 
 def fine_score(precision: Doubles, recall: Doubles, *, released: bool = False) -> Doubles:
@@ -79,42 +82,28 @@ def video_ref_pac_score(score: Doubles, reference_score: Doubles) -> Doubles:
     return (score + reference_score) / 2
 
 
-@dataclass(frozen=True)
-class Components:
-    """What n pairs of a caption with a video, or with a reference, come to: (n,) each.
+Components = dict[str, Doubles]
+"""What n pairs of a caption with a video, or with a reference, come to, (n,) each: `coarse`, Score_c, is the
+cosine of both as a whole; `precision`, `recall` and `fine` are of words and frames, see `fine_score`."""
 
-    coarse: Score_c, the cosine of caption and video, or reference, as a whole. precision, recall, fine: of
-    words and frames, see `fine_score`.
-    """
 
-    coarse: Doubles
-    precision: Doubles
-    recall: Doubles
-    fine: Doubles
+def score_of(components: Components) -> Doubles:
+    """Eq. 5 of components."""
+    return video_pac_score(components["coarse"], components["fine"])
 
-    @property
-    def score(self) -> Doubles:
-        """Eq. 5."""
-        return video_pac_score(self.coarse, self.fine)
 
-    def best(self, counts: Integers) -> Components:
-        """Of `counts` consecutive references each, the one with the largest score."""
-        scores = Ragged(self.score, counts)
-        position = scores.argmax()
-        undefined = np.isnan(scores.max())  # features of a reference are no numbers
+def nearest(components: Components, counts: Integers) -> Components:
+    """Of `counts` consecutive references each, the one with the largest score."""
+    scores = Ragged(score_of(components), counts)
+    if not len(counts):
+        return components
+    chosen, undefined = scores.argmax(), np.isnan(scores.max())  # features that are no numbers
+    return {name: np.where(undefined, np.nan, values[chosen]) for name, values in components.items()}
 
-        def chosen(values: Doubles) -> Doubles:
-            return np.where(undefined, np.nan, values[position]) if len(counts) else values
 
-        return Components(*map(chosen, (self.coarse, self.precision, self.recall, self.fine)))
-
-    def largest(self, counts: Integers) -> Components:
-        """Of `counts` consecutive references each, the largest of every component by itself."""
-        values = (self.coarse, self.precision, self.recall, self.fine)
-        return Components(*(Ragged(each, counts).max() for each in values))
-
-    def parts(self, prefix: str = "") -> dict[str, Doubles]:
-        return {f"{prefix}{name}": value for name, value in vars(self).items()}
+def largest_each(components: Components, counts: Integers) -> Components:
+    """Of `counts` consecutive references each, the largest of every component by itself."""
+    return {name: Ragged(values, counts).max() for name, values in components.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,11 +139,18 @@ class VideoOptions(CommonOptions):
         return self.idf and self.statistics is None
 
     def check(self, metric: Any) -> None:
+        super().check(metric)
         Sampling(self.fps, self.max_frames)  # refuses what is no sampling
         fix = f"make them by prepare({metric.corpus_texts}), or give a TokenIdf of token ids"
         TokenIdf.check_option(self, fix)
         if self.statistics is not None and not self.idf:
             raise wrong_option("statistics", self.statistics, "given, but idf=False", "leave one of them out")
+
+    def check_input(self, metric: Any, *inputs: Any, **how: Any) -> Samples:
+        samples = super().check_input(metric, *inputs, **how)
+        if self.on_error == "raise" and self.fps is not None:
+            check_samplings(samples.images, Sampling(self.fps))
+        return samples
 
 
 @facts("pacs-video")
@@ -189,13 +185,6 @@ class VideoPacS(CaptionMetric):
     options: VideoOptions
     encoder: ClipEncoder
 
-    @classmethod
-    def check_input(cls, options: Any, *inputs: Any, progress: bool = False) -> Samples:
-        samples = super().check_input(options, *inputs, progress=progress)
-        if options.on_error == "raise" and options.fps is not None:
-            check_samplings(samples.images, Sampling(options.fps))
-        return samples
-
     def prepare(self, texts: Sequence[str | Sequence[str]]) -> TokenIdf:
         """Inverse document frequencies of the token ids of texts, each a document; repeats count.
 
@@ -210,33 +199,25 @@ class VideoPacS(CaptionMetric):
     def encode(self, batch: Samples) -> Iterator[pa.Table]:
         for window in windows(batch, LIMITS.video_texts):
             texts = Texts(window, with_references=self.needs_references)
-            tokens = self._tokens(texts.all)
+            tokens = self.encoder.encode_tokens(texts.all, **self.run)
             for part, videos in self._videos(window):
-                columns = video_columns(tokens, part, videos)
+                columns = texts.columns(part, videos.keys, videos.errors, tokens.truncated)
+                columns |= video_columns(tokens, part, videos)
                 if self.needs_references:
-                    columns |= reference_columns(tokens, part, texts.references(part), texts.counts[part])
-                truncated = texts.total(part, tokens.truncated)
-                common = common_columns(
-                    window, part, groups=videos.keys, errors=videos.errors, truncated=truncated
-                )
-                yield pa.table({**common, **columns}, schema=self.ROW)
-
-    def _tokens(self, texts: Sequence[str]) -> TokenFeatures:
-        return self.encoder.encode_tokens(texts, cache=self.cache, batch_size=self.options.batch_size)
+                    columns |= reference_columns(tokens, part, texts)
+                yield pa.table(columns, schema=self.ROW)
 
     def _videos(self, window: Samples) -> Iterator[tuple[slice, VideoFeatures]]:
         """Features of the frames of videos, in order, some at a time."""
         sampling, start = Sampling(self.options.fps, self.options.max_frames), 0
-        for videos in self.encoder.encode_videos(
-            window.images, sampling=sampling, cache=self.cache, batch_size=self.options.batch_size
-        ):
+        for videos in self.encoder.encode_videos(window.images, sampling=sampling, **self.run):
             yield slice(start, start + len(videos.keys)), videos
             start += len(videos.keys)
 
     def aggregate(self, rows: pa.Table) -> Values:
         found, unweighted = self._of_video(rows, self.idf(rows))
         _warn_of(rows, unweighted)
-        return Values(found.score, {**found.parts(), "unweighted_texts": unweighted})
+        return Values(score_of(found), {**found, "unweighted_texts": unweighted})
 
     def documents(self, rows: pa.Table) -> pa.Array:
         """Token ids of the corpus that rows are: those of captions."""
@@ -253,29 +234,27 @@ class VideoPacS(CaptionMetric):
 
     def signature(self, rows: pa.Table | None = None) -> str:
         table = None if rows is None or self.options.statistics is not None else self.idf(rows)
-        metric = self if table is None else self.with_statistics(table)
+        metric = self if table is None else with_statistics(self, table)
         return super(VideoPacS, metric).signature(rows)
 
     def evidence_of(
         self, samples: Samples, rows: pa.Table, parts: Mapping[str, list[Any]]
     ) -> dict[int, dict[str, Any]]:
-        from capeval_core.scores.video_explanation import VideoExplanation
-
         shown = super().evidence_of(samples, rows, parts)
         weights, _ = token_weights(rows["caption_ids"], self.idf(rows))
         of_row = lists(weights.values, weights.lengths).to_pylist()
         sampling = Sampling(self.options.fps, self.options.max_frames)
         explained: dict[int, dict[str, Any]] = {}
         for window in windows(samples, LIMITS.video_texts):
-            tokens = self._tokens(window.captions)
+            tokens = self.encoder.encode_tokens(window.captions, **self.run)
             for part, videos in self._videos(window):
                 for text, place in zip(range(part.start, part.stop), range(len(videos.keys)), strict=True):
                     row, error = len(explained), videos.errors[place]
                     note: dict[str, Any] = {"frame_cosines": [], "words": [], "error": error}
                     if error is None:
-                        words = self.encoder.tokenizer.pieces(tokens.ids[text])
-                        features = tokens.features[text], videos.features[place]
-                        note = best_frames_of(words, of_row[row], *features)
+                        cosines = unit(tokens.features[text]) @ unit(videos.features[place]).T
+                        pieces = self.encoder.tokenizer.pieces(tokens.ids[text])
+                        note = best_frames_of(pieces, of_row[row], np.clip(cosines, -1, 1))
                     note["incomplete"] = videos.incomplete[place]
                     explained[row] = VideoExplanation(shown[row] | note, samples.images[row], sampling)
         return explained
@@ -290,8 +269,8 @@ class VideoPacS(CaptionMetric):
         return self._components(coarse, precision, recall), unweighted.astype(np.int64)
 
     def _components(self, coarse: Doubles, precision: Doubles, recall: Doubles) -> Components:
-        released = self.options.compat == "released"
-        return Components(coarse, precision, recall, fine_score(precision, recall, released=released))
+        fine = fine_score(precision, recall, released=self.options.compat == "released")
+        return {"coarse": coarse, "precision": precision, "recall": recall, "fine": fine}
 
 
 @facts("refpacs-video")
@@ -333,21 +312,23 @@ class VideoRefPacS(VideoPacS):
         found, unweighted = self._of_video(rows, table)
         references, of_references = self.of_references(rows, table)
         counts = inner(rows["reference_ids"])[1]
-        released = self.options.compat == "released"
-        nearest = references.largest(counts) if released else references.best(counts)
+        best = largest_each if self.options.compat == "released" else nearest
+        reference = best(references, counts)
         unweighted += Ragged(of_references.astype(np.float64), counts).sum().astype(np.int64)
         _warn_of(rows, unweighted)
-        parts: dict[str, Any] = {self.free_key: found.score, **found.parts()}
-        parts |= {"reference_score": nearest.score, **nearest.parts("reference_")}
+        scores = {self.free_key: score_of(found), "reference_score": score_of(reference)}
+        parts: dict[str, Any] = {self.free_key: scores[self.free_key], **found}
+        parts["reference_score"] = scores["reference_score"]
+        parts |= {f"reference_{name}": values for name, values in reference.items()}
         parts["unweighted_texts"] = unweighted
-        return Values(video_ref_pac_score(found.score, nearest.score), parts)
+        return Values(video_ref_pac_score(*scores.values()), parts)
 
     def evidence_of(
         self, samples: Samples, rows: pa.Table, parts: Mapping[str, list[Any]]
     ) -> dict[int, dict[str, Any]]:
         explained = super().evidence_of(samples, rows, parts)
         found, _ = self.of_references(rows, self.idf(rows))
-        numbers = {"score": found.score, **found.parts()}
+        numbers = {"score": score_of(found), **found}
         position = 0
         for row, references in enumerate(samples.references or []):
             explained[row]["references"] = [
@@ -399,75 +380,56 @@ def video_feature(frames: Floats) -> Floats:
         return np.asarray(scale @ frames / np.float32(len(frames)), dtype=np.float32)
 
 
-@dataclass(frozen=True)
-class Matches:
-    """What pairs of x and y sets come to.
-
-    x_maxima: per pair, each x row's best cosine over the y rows. y_maxima: the other way round. recall: means
-    of these. cosine: of both sides as a whole.
-    """
-
-    x_maxima: pa.ListArray
-    y_maxima: pa.ListArray
-    recall: pa.Array
-    cosine: pa.Array
+def text_feature(tokens: Floats) -> Floats:
+    """(d,) the feature of a whole text: that of its end token, the last of its tokens' (tokens, d)."""
+    return np.asarray(tokens[-1])
 
 
-Pair = tuple[Hashable, Floats, Hashable, Floats]
-
-
-def matched(given: Sequence[Pair], whole: Callable[[Floats], Floats]) -> Matches:
+def matched(given: Sequence[Pair], whole: Callable[[Floats], Floats]) -> pa.Table:
     """Pairs of a caption's words with frames, or with a reference's words, matched greedily.
 
-    NaN where the features of one side are not all finite numbers.
+    The columns: each x row's best cosine over the y rows, `x_maxima`; the other way round, `y_maxima`, and
+    their mean, `recall`; and `cosine` of both sides as a whole. NaN where one side is not all finite numbers.
 
-    Args:
-        given: keys and features of both sides; equal keys are equal features, and equal pairs run once.
-        whole: the feature of a whole y set.
+    given: keys and features of both sides; equal keys are equal features, and equal pairs run once.
+    whole: the feature of a whole y set.
     """
-    import torch
-
-    from capeval_core.matching.greedy import greedy_match
+    from capeval_core.matching.greedy import match_arrays
 
     if not given:
-        none = pa.array([], FLOATS)
-        return Matches(none, none, none.flatten(), none.flatten())
-    sides = {x_key: x for x_key, x, _, _ in given}, {y_key: y for _, _, y_key, y in given}
-    numbers = [{key: number for number, key in enumerate(side)} for side in sides]
-    of_given = [(numbers[0][x_key], numbers[1][y_key]) for x_key, _, y_key, _ in given]
+        return _MATCHED.empty_table()
+    x, y = {key: rows for key, rows, _, _ in given}, {key: rows for _, _, key, rows in given}
+    x_number, y_number = ({key: number for number, key in enumerate(side)} for side in (x, y))
+    of_given = [(x_number[x_key], y_number[y_key]) for x_key, _, y_key, _ in given]
     rank = {pair: number for number, pair in enumerate(dict.fromkeys(of_given))}
-    pairs = np.array([*rank], dtype=np.int64)
-    packed, lengths, finite = [], [], np.ones(len(pairs), dtype=np.bool_)
-    for place, side in enumerate(sides):
-        usable = np.array([bool(np.isfinite(rows).all()) for rows in side.values()])
-        sets = [rows if yes else np.zeros_like(rows) for rows, yes in zip(side.values(), usable, strict=True)]
-        one = len(sets) == 1 and sets[0].flags.writeable  # is not copied
-        packed.append(torch.from_numpy(sets[0] if one else np.concatenate(sets)))
-        lengths.append(np.array([len(rows) for rows in sets], dtype=np.int64))
-        finite &= usable[pairs[:, place]]
-    (x, y), (x_lengths, y_lengths) = packed, lengths
-    of_x, of_y = pairs.T
-    found = greedy_match(x, y, x_lengths, y_lengths, x_of_pair=of_x, y_of_pair=of_y, return_maxima=True)
+    of_x, of_y = np.array([*rank], dtype=np.int64).T
+    (x_sets, x_finite), (y_sets, y_finite) = _finite(x.values()), _finite(y.values())
+    found = match_arrays(x_sets, y_sets, x_of_pair=of_x, y_of_pair=of_y)
+    finite = x_finite[of_x] & y_finite[of_y]
 
-    def defined(values: Any, counts: Integers | int = 1) -> Floats:
-        return np.where(np.repeat(finite, counts), values.numpy(), np.float32(np.nan))
+    def maxima(values: Any, sets: Sequence[Floats], of_pair: Integers) -> pa.ListArray:
+        lengths = np.array([len(rows) for rows in sets], dtype=np.int64)[of_pair]
+        return lists(np.where(np.repeat(finite, lengths), values.numpy(), np.float32(np.nan)), lengths)
 
-    ends = np.stack([text_feature(rows) for rows in sides[0].values()])
-    wholes = np.stack([whole(rows) for rows in sides[1].values()])
-    chosen = pa.array([rank[pair] for pair in of_given], pa.int64())
-    return Matches(
-        lists(defined(found.x_maxima, x_lengths[of_x]), x_lengths[of_x]).take(chosen),
-        lists(defined(found.y_maxima, y_lengths[of_y]), y_lengths[of_y]).take(chosen),
-        pa.array(defined(found.recall)).take(chosen),
-        pa.array(paired_cosine(ends[of_x], wholes[of_y])).take(chosen),
-    )
+    ends = np.stack([text_feature(rows) for rows in x.values()])
+    wholes = np.stack([whole(rows) for rows in y.values()])
+    of_pairs = {
+        "x_maxima": maxima(found.x_maxima, x_sets, of_x),
+        "y_maxima": maxima(found.y_maxima, y_sets, of_y),
+        "recall": np.where(finite, found.recall.numpy(), np.float32(np.nan)),
+        "cosine": paired_cosine(ends[of_x], wholes[of_y]),
+    }
+    return pa.table(of_pairs, schema=_MATCHED).take(pa.array([rank[pair] for pair in of_given]))
 
 
-def best_frames_of(
-    words: Sequence[str], weights: Sequence[float], tokens: Floats, frames: Floats
-) -> dict[str, Any]:
+def _finite(sets: Iterable[Floats]) -> tuple[list[Floats], NDArray[np.bool_]]:
+    """Sets of rows, zeros where one is not all finite numbers; and which are."""
+    finite = np.array([bool(np.isfinite(rows).all()) for rows in sets])
+    return [rows if yes else np.zeros_like(rows) for rows, yes in zip(sets, finite, strict=True)], finite
+
+
+def best_frames_of(words: Sequence[str], weights: Sequence[float], cosines: Floats) -> dict[str, Any]:
     """The cosine of a caption as a whole with each frame, and the best frame of each of its words."""
-    cosines = np.clip(unit(tokens) @ unit(frames).T, -1, 1)
     found = [
         {"word": word, "weight": weight, "frame": int(own.argmax()), "cosine": float(own.max())}
         for word, weight, own in zip(words, weights, cosines, strict=True)
@@ -475,39 +437,34 @@ def best_frames_of(
     return {"frame_cosines": cosines[-1].tolist(), "words": found}
 
 
-def text_feature(tokens: Floats) -> Floats:
-    """(d,) the feature of a whole text: that of its end token, the last of its tokens' (tokens, d)."""
-    return np.asarray(tokens[-1])
-
-
-def video_columns(tokens: TokenFeatures, part: slice, videos: VideoFeatures) -> dict[str, pa.Array]:
+def video_columns(tokens: TokenFeatures, part: slice, videos: VideoFeatures) -> dict[str, Any]:
     """The columns of `VideoPacS.ROW`; `part` tells which of the texts are the videos' captions."""
     there = np.array([error is None for error in videos.errors], dtype=np.bool_)
     pairs = zip(tokens.ids[part], tokens.features[part], videos.keys, videos.features, strict=True)
     found = matched([pair for pair, yes in zip(pairs, there, strict=True) if yes], video_feature)
-    rank = pa.array(np.cumsum(there) - 1, mask=~there)
+    found = found.take(pa.array(np.cumsum(there) - 1, mask=~there))
     frames = [len(own) if yes else None for own, yes in zip(videos.features, there, strict=True)]
     return {
-        "caption_ids": pa.array(tokens.ids[part], pa.list_(pa.int32())),
-        "caption_maxima": found.x_maxima.take(rank),
-        "frame_recall": found.recall.take(rank),
-        "cosine": found.cosine.take(rank),
-        "frames": pa.array(frames, pa.int32()),
-        "incomplete": pa.array(videos.incomplete, pa.string()),
+        "caption_ids": tokens.ids[part],
+        "caption_maxima": found["x_maxima"],
+        "frame_recall": found["recall"],
+        "cosine": found["cosine"],
+        "frames": frames,
+        "incomplete": videos.incomplete,
     }
 
 
-def reference_columns(
-    tokens: TokenFeatures, part: slice, references: slice, counts: Integers
-) -> dict[str, pa.Array]:
-    """The further columns of `VideoRefPacS.ROW`, of captions with so many references each."""
-    owner = np.repeat(np.arange(part.start, part.stop), counts).tolist()
-    captions = [(tokens.ids[text], tokens.features[text]) for text in owner]
+def reference_columns(tokens: TokenFeatures, part: slice, texts: Texts) -> dict[str, Any]:
+    """The further columns of `VideoRefPacS.ROW`, of captions with their references."""
+    references, counts = texts.references(part), texts.counts[part]
+    captions = [(tokens.ids[i], tokens.features[i]) for i in (part.start + texts.owners(part)).tolist()]
     others = zip(tokens.ids[references], tokens.features[references], strict=True)
-    found = matched([(*own, *other) for own, other in zip(captions, others, strict=True)], text_feature)
+    pairs = [(*own, *other) for own, other in zip(captions, others, strict=True)]
+    found = matched(pairs, text_feature).combine_chunks()
+    ids = pa.array(tokens.ids[references], pa.list_(pa.int32()))
     return {
-        "reference_ids": lists(pa.array(tokens.ids[references], pa.list_(pa.int32())), counts),
-        "reference_caption_maxima": lists(found.x_maxima, counts),
-        "reference_maxima": lists(found.y_maxima, counts),
-        "reference_cosines": lists(found.cosine, counts),
+        "reference_ids": lists(ids, counts),
+        "reference_caption_maxima": lists(found["x_maxima"].combine_chunks(), counts),
+        "reference_maxima": lists(found["y_maxima"].combine_chunks(), counts),
+        "reference_cosines": lists(found["cosine"].combine_chunks(), counts),
     }

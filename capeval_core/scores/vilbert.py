@@ -23,6 +23,7 @@ from capeval_core.metric import Model
 from capeval_core.options import CorpusOptions, option
 from capeval_core.options import Options as CommonOptions
 from capeval_core.ragged import Ragged, inner
+from capeval_core.registry import network
 from capeval_core.reports.explained import MatchExplanation, word_matches
 from capeval_core.result import Values
 from capeval_core.rows import FLOATS, NESTED, column, common_columns, lists, row_schema
@@ -141,12 +142,13 @@ class VilbertScore(RegionMetric):
     def open_models(self) -> dict[str, Model]:
         from capeval_core.encoders.vilbert import block_of
 
-        options, folder = self.options, self.weights_folder()
-        config = self.encoder_class().read_config(folder)
-        block_of(config, options.layer)
-        if options.compat is not None and config["task"] is None:
-            found = f"{folder.name} has no task token, without which the released script fails"
-            raise wrong_option("compat", options.compat, found, "leave it out for these weights", verb="")
+        config = network(str(self.network)).read_config(self.folder)
+        block_of(config, self.options.layer)
+        if self.options.compat is not None and config["task"] is None:
+            found = f"{self.folder.name} has no task token, without which the released script fails"
+            raise wrong_option(
+                "compat", self.options.compat, found, "leave it out for these weights", verb=""
+            )
         return super().open_models()
 
     def prepare(self, texts: Sequence[str | Sequence[str]]) -> TokenIdf:
@@ -162,30 +164,22 @@ class VilbertScore(RegionMetric):
             rows = self.encode_rows(window)
             encoded = [row.texts for row in rows if row.texts is not None]
             matcher = Matcher(self.encoder, encoded, statistics if isinstance(statistics, TokenIdf) else None)
-            common = common_columns(
-                window,
-                slice(None),
-                groups=[row.group for row in rows],
-                errors=[row.error for row in rows],
-                truncated=np.array([row.truncated for row in rows]),
-            )
+            groups, errors = [row.group for row in rows], [row.error for row in rows]
+            truncated = np.array([row.truncated for row in rows])
+            columns = common_columns(window, slice(None), groups=groups, errors=errors, truncated=truncated)
             there = np.array([row.texts is not None for row in rows], dtype=np.bool_)
             rank = pa.array(np.cumsum(there) - 1, mask=~there)
-            columns = {name: values.take(rank) for name, values in matcher.columns().items()}
-            yield pa.table({**common, **columns}, schema=self.ROW)
+            columns |= {name: values.take(rank) for name, values in matcher.columns().items()}
+            yield pa.table(columns, schema=self.ROW)
 
     def encode_rows(self, window: Samples) -> list[EncodedRow]:
         """Captions and references beside their images, each image once with all its texts."""
         boxes = self.boxes(window)
         texts = [[c, *r] for c, r in zip(window.captions, window.references or [], strict=True)]
         sharing = rows_by_image(boxes)
-        images = self.encoder.token_features(
-            [boxes[rows[0]] for rows in sharing],
-            [[text for row in rows for text in texts[row]] for rows in sharing],
-            layer=self.options.layer,
-            cache=self.cache,
-            batch_size=self.options.batch_size,
-        )
+        distinct = [boxes[rows[0]] for rows in sharing]
+        of_image = [[text for row in rows for text in texts[row]] for rows in sharing]
+        images = self.encoder.token_features(distinct, of_image, layer=self.options.layer, **self.run)
         found: dict[int, EncodedRow] = {}
         for rows, image in zip(sharing, images, strict=True):
             features = zip(image.features or [], image.on_device, strict=True)
@@ -214,12 +208,11 @@ class VilbertScore(RegionMetric):
             f = f_score(precision, recall)
         failed = rows["caption_maxima"].is_null().to_numpy()
         found = {"precision": precision, "recall": recall, "f": f}
-        parts: dict[str, Any] = {}
-        for name, values in found.items():
-            parts[name] = np.where(failed, np.nan, Ragged(values, counts).mean())
-        for name, values in found.items():
-            parts[f"reference_{name}"] = lists(values, counts).to_pylist()
-        return Values(parts["f"], parts)
+        means = {
+            name: np.where(failed, np.nan, Ragged(values, counts).mean()) for name, values in found.items()
+        }
+        each = {f"reference_{name}": lists(values, counts).to_pylist() for name, values in found.items()}
+        return Values(means["f"], {**means, **each})
 
     def evidence_of(
         self, samples: Samples, rows: pa.Table, parts: Mapping[str, list[Any]]
@@ -307,14 +300,12 @@ class Matcher:
         of_captions, of_references = self._weights(self.captions), self._weights(self.references)
         of_pairs = lists(words.x_maxima, of_captions.lengths[self.owner])
         of_words = lists(words.y_maxima, of_references.lengths)
-        weights, reference_weights = (
-            lists(own.values.astype(np.float32), own.lengths) for own in (of_captions, of_references)
-        )
+        weights = [lists(own.values.astype(np.float32), own.lengths) for own in (of_captions, of_references)]
         return {
             "caption_maxima": lists(of_pairs, self.counts),
             "reference_maxima": lists(of_words, self.counts),
-            "caption_weights": weights,
-            "reference_weights": lists(reference_weights, self.counts),
+            "caption_weights": weights[0],
+            "reference_weights": lists(weights[1], self.counts),
             "released_precision": lists(released.precision, self.counts),
             "released_recall": lists(released.recall, self.counts),
         }
@@ -331,7 +322,6 @@ class Matcher:
         possible are padded, and padding has similarity 0. Where there are idf weights, row i has that of
         token i, which is the next word's, and ids that the table lacks have its largest one.
         """
-        # Without a task token the script fails; whatever is matched here, no score is made of it.
         settings: dict[str, Any] = {}
         if self.idf is not None:
             idf = replace(self.idf, unseen=max(self.idf.weights.values()))

@@ -14,7 +14,7 @@ from capeval_core.demo import demo_of, demo_samples, score_kinds
 from capeval_core.inputs.samples import Samples
 from capeval_core.integrations.page.media import notes_on, options_of
 from capeval_core.integrations.page.words import capitalised, texts_of
-from capeval_core.metric import CaptionMetric, Reranker
+from capeval_core.metric import CaptionMetric, Reranker, prepared
 from capeval_core.options import CorpusOptions
 from capeval_core.registry import load, metric_class
 from capeval_core.result import Result
@@ -55,7 +55,7 @@ class Scorer:
             raise ValueError(f"{name} has no page, which scores single captions: {self.metric.relative}")
         self.medium = self.metric.media[0] if self.metric.media else None
         if weights is not None:
-            self.metric.check_options(self.metric.Options(weights=weights))
+            self.metric.Options(weights=weights).check(self.metric)
         entry, tiny = self.metric.default_weights, self.metric.tiny
         published = entry.repository if entry else NO_WEIGHTS
         self.first = published if weights is None else os.fspath(weights)
@@ -83,7 +83,7 @@ class Scorer:
         # Not the path, which tells where the server keeps uploads.
         content = None if visual is None else {"bytes": Path(visual).read_bytes(), "path": Path(visual).name}
         with texts_of(self.metric).naming():
-            samples = self.metric.check_input(self.metric.Options(), [caption], [content], compared)
+            samples = self.metric.Options().check_input(self.metric, [caption], [content], compared)
         noun = self.medium or "references"
         return replace(samples, images=[sample.at(f"the {noun}") for sample in samples.images])
 
@@ -113,7 +113,7 @@ class Scorer:
         if key not in self._opened:
             chosen = {} if weights == NO_WEIGHTS else {"weights": weights}
             metric = load(self.metric.name, media=self.metric.variant, evidence=True, **chosen, **options)
-            metric = metric.prepared(demo_samples(metric))  # one caption is no corpus
+            metric = prepared(metric, demo_samples(metric))  # one caption is no corpus
             self._opened[key] = metric, _marks_of(metric)
         return self._opened[key]
 

@@ -66,9 +66,9 @@ class BatchScorer:
         if chosen.rows is not None:
             fix = "leave it out: a shard's own output keeps its scores"
             raise wrong_option("rows", chosen.rows, "not for rows that are scored one by one", fix)
-        self.metric_class.check_separable(chosen)
+        chosen.check_separable(self.metric_class)
         self.options = replace(chosen, on_error="nan", evidence=False)
-        self.metric_class.check_options(self.options)
+        self.options.check(self.metric_class)
         argument = argument_of(self.metric_class.media)
         self._visual = [] if argument is None else [str(medium_of(argument))]
         references = ["references"] if self.metric_class.needs_references else []
@@ -173,8 +173,8 @@ class BatchScorer:
         names = {"captions": "caption", "images": "image", "videos": "video"}
         # A row's reason must not depend on where its batch begins.
         with naming(names, row=lambda argument, path: place(argument, path[1:])):
-            samples = self.metric_class.check_input(
-                self.options, chosen["caption"], visuals, chosen.get("references")
+            samples = self.options.check_input(
+                self.metric_class, chosen["caption"], visuals, chosen.get("references")
             )
         named = [image.at(self._visual[0]) if self._visual else image for image in samples.images]
         return replace(samples, images=named)

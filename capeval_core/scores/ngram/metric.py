@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from capeval_core.inputs.samples import Samples, windows
 from capeval_core.limits import LIMITS
-from capeval_core.metric import CaptionMetric, Model
+from capeval_core.metric import CaptionMetric, Model, with_statistics
 from capeval_core.options import CorpusOptions, option
 from capeval_core.options import Options as CommonOptions
 from capeval_core.phrases.ngrams import (
@@ -112,6 +112,7 @@ class NgramCorpusOptions(NgramOptions, CorpusOptions):
     """Options of metrics that weight n-grams by the documents that hold them."""
 
     def check(self, metric: Any) -> None:
+        super().check(metric)
         fix = "make them by prepare(references), or DocumentFrequencies.of_counts"
         DocumentFrequencies.check_option(self, fix)
 
@@ -172,7 +173,7 @@ def score_together(
     if lacking:
         table = document_frequencies([row[1:] for row in words])
         for i in lacking:
-            opened[i] = metrics[i].with_statistics(table)
+            opened[i] = with_statistics(metrics[i], table)
     tables: list[list[pa.Table]] = [[metric.ROW.empty_table()] for metric in metrics]
     start = 0
     for window in windows(samples, LIMITS.texts):
