@@ -27,24 +27,8 @@ from capeval_core.phrases.english import (
 )
 
 
-@dataclass(frozen=True)
-class Chunk:
-    """One phrase of a caption.
-
-    text: the phrase, without articles.
-    subject: index of the noun phrase of the caption that it is about.
-    object: index of the noun phrase that it relates the subject to, if any.
-    noun: whether it is the noun phrase itself.
-    """
-
-    text: str
-    subject: int
-    object: int | None = None
-    noun: bool = True
-
-
-def chunks(caption: str) -> list[Chunk]:
-    """The phrases of a caption in its order, without duplicates.
+def chunks(caption: str) -> list[str]:
+    """The phrases of a caption in its order, without duplicates and articles.
 
     Each noun phrase is one phrase, with its count, its adjectives and its location in the image, because one
     region can show such a phrase. Each relation is one more, "subject predicate object", spelt with
@@ -52,12 +36,8 @@ def chunks(caption: str) -> list[Chunk]:
     gives "subject predicate". Frames that name nothing visible ("a picture of", "there are", "on a plain
     background") are left out.
 
-    >>> [c.text for c in chunks("a picture of a big red circle to the left of two blue squares")]
+    >>> chunks("a picture of a big red circle to the left of two blue squares")
     ['big red circle', 'two blue squares', 'big red circle to the left of two blue squares']
-    >>> [c.text for c in chunks("On the left there are two stars and the brown dog is running.")]
-    ['two stars on the left', 'brown dog', 'brown dog running']
-    >>> chunks("...")
-    []
     """
     reader = _Reader()
     for sentence in sentences(caption):
@@ -112,14 +92,14 @@ class _Reader:
         self.complete = False  # whether the predicate can stand without an object
         self.leading_location = ""  # a location named before its noun phrase
 
-    def chunks(self) -> list[Chunk]:
-        chunks: dict[str, Chunk] = {}
+    def chunks(self) -> list[str]:
+        chunks: dict[str, str] = {}
         for subject, predicate, object in self.facts:
             text = str(self.nouns[subject])
             if predicate:
                 end = "" if object is None else self.nouns[object].words
                 text = f"{self.nouns[subject].words} {predicate} {end}".rstrip()
-            chunks.setdefault(text.casefold(), Chunk(text, subject, object, not predicate))
+            chunks.setdefault(text.casefold(), text)
         return list(chunks.values())
 
     def read(self, sentence: str) -> None:
@@ -193,13 +173,13 @@ class _Reader:
         return True
 
     def _joined_link(self) -> bool:
+        """Read a preposition of several words, such as "next to"."""
         match = _JOINED_LINK.match(self._rest())
-        if not match:
-            return False
-        words = len(match[0].split())
-        self.predicate += self.tokens[self.at : self.at + words]
-        self.at += words
-        return True
+        if match:
+            words = len(match[0].split())
+            self.predicate += self.tokens[self.at : self.at + words]
+            self.at += words
+        return match is not None
 
     def _be(self, word: str) -> None:
         self._finite()

@@ -89,11 +89,6 @@ def sentences(text: str) -> list[str]:
     A new line ends a sentence, and the mark of a list ("1.", "-", "•") is left out. A full stop ends none
     where it belongs to an abbreviation ("Dr. Who"), an initial ("J. Smith") or a number ("2.5 m"); an
     ellipsis does only before a capital letter or a digit. A text without any word gives no sentence.
-
-    >>> sentences('A dog runs. "Stop!" says Mr. Fox... and 2.5 cats wait.')
-    ['A dog runs.', '"Stop!" says Mr. Fox... and 2.5 cats wait.']
-    >>> sentences("On the street:\\n- a red car\\n- two dogs")
-    ['On the street:', 'a red car', 'two dogs']
     """
     parts: list[str] = []
     for line in _LINE.split(text):

@@ -19,12 +19,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast, get_args
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from capeval_core.errors import did_you_mean
 from capeval_core.limits import LIMITS
 from capeval_core.models.batching import BatchSize
 from capeval_core.models.device import DTYPES, exact_float32, numbered_device
@@ -61,13 +60,6 @@ def triplets(graph: str) -> list[_Triplet]:
     Facts without a closing bracket are dropped, unless there is no other: then the first field is an entity.
     A fact of two fields has no object; of more than three, the middle is the predicate; one without a
     subject or object gives the other as an entity. An entity that occurs in another fact is not repeated.
-
-    >>> [list(fact) for fact in triplets("( dog , is , brown ) , ( dog , v:run in , park ) , ( boy ) , (cat")]
-    [['dog', 'is', 'brown'], ['dog', 'run in', 'park'], ['boy', '', '']]
-    >>> triplets("wall , is")
-    [_Triplet(subject='wall', predicate='', object='')]
-    >>> triplets("( )")
-    []
     """
     closed: list[str] = re.findall(r"\(([^()]*)\)", graph)
     if not closed:
@@ -94,11 +86,6 @@ def phrases_of(graph: str, style: Style = "triplet") -> list[str]:
     `triplet`: "subject predicate object", with attributes as "dog is brown". A graph of bare entities gives
     no phrase: the caption itself says more. `soft-spice`: entities, "brown dog", and
     "dog run in park", as the Soft-SPICE of the FACTUAL package.
-
-    >>> phrases_of("( dog , is , brown ) , ( dog , run in , park )")
-    ['dog is brown', 'dog run in park']
-    >>> phrases_of("( dog , is , brown )", style="soft-spice")
-    ['brown dog', 'dog']
     """
     facts = triplets(graph)
     if style == "soft-spice":
@@ -114,11 +101,7 @@ def without_mark(field: str) -> str:
 
 
 def soft_spice_phrases(facts: Iterable[Sequence[str]]) -> dict[str, Kind]:
-    """The phrases of FACTUAL's Soft-SPICE, each with its kind, from the fields of each fact.
-
-    >>> soft_spice_phrases([["dog", "is", "brown"], ["dog", "in", "park"]])
-    {'brown dog': 'attribute', 'dog': 'entity', 'dog in park': 'relation', 'park': 'entity'}
-    """
+    """The phrases of FACTUAL's Soft-SPICE, each with its kind, from the fields of each fact."""
     phrases: dict[str, Kind] = {}
     for first, *others in facts:
         if len(others) == 1 or (len(others) > 1 and others[0] == "is"):
@@ -142,19 +125,10 @@ class _ParsedSentence(NamedTuple):
 
 
 class FactualParser:
-    """FACTUAL as a PhraseSource; a sentence without a fact is its own phrase.
+    """FACTUAL as a `PhraseSource`; a sentence without a fact is its own phrase.
 
-    Args:
-        model: Hub id (`org/name` or `org/name@revision`) or folder of a parser in transformers' format.
-        style: `triplet` or `soft-spice`, see `capeval_core.phrases.factual.phrases_of`.
-        device: torch device; None: CUDA where there is a GPU.
-        dtype: `float32`, `bfloat16` or `float16`.
-        batch_size: sentences at once; None: as many as fit into memory.
-        beams: width of the beam search; 1 is greedy.
-
-    Raises:
-        ParserError: the model could not be loaded or is not a T5-like parser.
-        ValueError: an unknown style, dtype or device.
+    model: Hub id (`org/name` or `org/name@revision`) or folder of a parser in transformers' format. style:
+    see `phrases_of`. device, dtype, batch_size: as options of metrics. beams: width of the beam search.
     """
 
     def __init__(
@@ -167,12 +141,6 @@ class FactualParser:
         batch_size: int | None = None,
         beams: int = _BEAMS,
     ) -> None:
-        if style not in get_args(Style):
-            raise ValueError(
-                f"style={style!r}: expected 'triplet' or 'soft-spice'{did_you_mean(style, get_args(Style))}"
-            )
-        if dtype not in DTYPES:
-            raise ValueError(f"dtype={dtype!r}: expected {' or '.join(map(repr, DTYPES))}")
         self.style = style
         on = numbered_device(device)
         folder, label, version = _find_parser(fspath(model))
@@ -184,10 +152,7 @@ class FactualParser:
         self._size = BatchSize(batch_size or 32, automatic=batch_size is None)
 
     def phrases(self, texts: Sequence[str]) -> list[Phrases]:
-        """The phrases of each text, sentence after sentence; equal sentences are parsed once.
-
-        A text without any word is its own phrase.
-        """
+        """The phrases of each text, sentence after sentence; equal sentences are parsed once."""
         split = {text: sentences(text) for text in dict.fromkeys(texts)}
         distinct = list(dict.fromkeys(chain.from_iterable(split.values())))
         parsed = dict(zip(distinct, self._writer.write(distinct, self._size), strict=True))
@@ -207,11 +172,7 @@ class FactualParser:
 
 
 class _GraphWriter:
-    """The model of a scene-graph parser, with an LRU cache of the graphs that it has written.
-
-    It is loaded once per process and setting while it is in use, so that `hices` and `refhices` share it.
-    Arguments and errors are those of `FactualParser`.
-    """
+    """The model of a scene-graph parser, with an LRU cache of the graphs that it has written."""
 
     def __init__(self, folder: Path, label: str, device: torch.device, dtype: str, beams: int) -> None:
         self._tokenizer, loaded = _load(folder, label, DTYPES[dtype])

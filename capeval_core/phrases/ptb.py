@@ -44,11 +44,7 @@ def ptb_tokens(text: str) -> list[str]:
 
 
 def shared_words(text: str) -> Sequence[str]:
-    """`ptb_tokens` of a text, which several metrics ask for; those of short texts are kept, the latest ones.
-
-    >>> shared_words("Two dogs.") is shared_words("Two dogs.")
-    True
-    """
+    """`ptb_tokens` of a text, which several metrics ask for; the latest ones of short texts are kept."""
     return _kept(text) if len(text) <= _SHORT else ptb_tokens(text)
 
 

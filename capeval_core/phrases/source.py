@@ -18,11 +18,7 @@ from capeval_core.phrases.spans import Phrases
 
 @runtime_checkable
 class PhraseSource(Protocol):
-    """Captions -> phrases.
-
-    name: its name in signatures and messages.
-    fingerprint: changes with everything that its phrases depend on.
-    """
+    """Captions -> phrases. Its fingerprint changes with everything that these depend on."""
 
     @property
     def name(self) -> str: ...
@@ -42,23 +38,12 @@ class ChunkPhrases:
 
     def phrases(self, texts: Sequence[str]) -> list[Phrases]:
         """The phrases of each text; a text in which the rules find nothing is its own phrase."""
-        phrases = {
-            text: _phrases_or_text([chunk.text for chunk in chunks(text)], text)
-            for text in dict.fromkeys(texts)
-        }
+        phrases = {text: _phrases_or_text(chunks(text), text) for text in dict.fromkeys(texts)}
         return [phrases[text] for text in texts]
 
 
 class PrecomputedPhrases:
-    """Phrases from a file or from Python, by caption.
-
-    Args:
-        phrases: `{caption: [phrases]}`, with the references where they are scored; a caption with an empty
-            list is its own phrase.
-
-    Raises:
-        ValueError, TypeError: phrases that are not lists of texts, or empty texts; all at once.
-    """
+    """Phrases by caption, from a file or from Python; a caption with an empty list is its own phrase."""
 
     name = "given"
 
@@ -72,11 +57,7 @@ class PrecomputedPhrases:
         self.fingerprint = f"given-{hashlib.sha256(content.encode()).hexdigest()[:16]}"
 
     def phrases(self, texts: Sequence[str]) -> list[Phrases]:
-        """The phrases of each text.
-
-        Raises:
-            ValueError: texts without an entry, each named once.
-        """
+        """The phrases of each text; texts without an entry are refused, each named once."""
         problems = Problems()
         for text in dict.fromkeys(texts):
             if text not in self._phrases:
@@ -119,19 +100,9 @@ def phrase_opener(spec: PhraseSpec) -> Callable[..., PhraseSource]:
     It takes the keywords `style`, how a parser's facts become phrases, and `device`, `dtype` and
     `batch_size`, where and how a parser runs.
 
-    Args:
-        spec: `"factual"`, the parser of the paper; a Hub id (`@revision` pins it) or folder of another parser
-            of its kind; `"chunks"`, rules without a model; a JSON file or mapping `{caption: [phrases]}`;
-            or a `PhraseSource`.
-
-    Raises:
-        ValueError, TypeError: any other `spec`, or phrases that are not lists of texts. When it is opened,
-            ParserError: a parser that cannot be loaded.
-
-    >>> phrase_opener("chunks")().phrases(["a red star above a blue heart"])[0].phrases
-    ('red star', 'blue heart', 'red star above blue heart')
-    >>> phrase_opener({"Two dogs run.": ["two dogs"]})().phrases(["Two dogs run."])
-    [Phrases(phrases=('two dogs',), truncated=0, fallback=0)]
+    spec: `"factual"`, the parser of the paper; a Hub id (`@revision` pins it) or folder of another parser of
+    its kind; `"chunks"`, rules without a model; a JSON file or mapping `{caption: [phrases]}`; or a
+    `PhraseSource`.
     """
     if isinstance(spec, PhraseSource):
         return lambda **settings: spec

@@ -39,11 +39,6 @@ def wrong_words(caption: str, wrong: Sequence[str], right: Sequence[str]) -> lis
 
     Words that a wrong phrase shares with a right one are not marked, unless it has no other word in the
     caption.
-
-    >>> text = "a red circle above two blue stars"
-    >>> spans = wrong_words(text, ["red circle above two blue stars"], ["red circle", "two blue stars"])
-    >>> [text[span.start : span.end] for span in spans]
-    ['above']
     """
     words = list(_WORD.finditer(caption))
     spelt = [word[0].casefold() for word in words]

@@ -63,7 +63,7 @@ def test_rows_and_scores_of_another_version_are_not_reused(
     with installed(tmp_path / "new", ('"1.2"', '"1.3"'), ("(216, 38, 38)", "(38, 216, 38)")):
         metric = capeval_core.load(NAME)
         package = "package: 'capeval-colours@1.2' there, 'capeval-colours@1.3' now"
-        with pytest.raises(ValueError, match=f"rows of other settings.*{package}"):
+        with pytest.raises(ValueError, match=f"of other settings.*{package}"):
             metric.score(*given, rows=tmp_path / "rows")
         with pytest.raises(ValueError, match=r"holds other scores.*signature"):
             score_shard(shard, tmp_path / "scores.parquet", NAME)

@@ -35,11 +35,9 @@ def bleu(matches: Floats, totals: Floats, length: Floats, reference_length: Floa
     The geometric mean of the precisions of 1 to n words, times exp(1 - r / c) where the length c is below the
     reference length r.
 
-    Args:
-        matches: (..., 4) n-grams that a reference has, each at most as often as one reference has it.
-        totals: (..., 4) n-grams of the captions.
-        length: (...) words of the captions.
-        reference_length: (...) words of the reference closest in length, the shorter of two equally close.
+    matches: (..., 4) n-grams that a reference has, each at most as often as one reference has it. totals:
+    (..., 4) n-grams of the captions. length: (...) words of the captions. reference_length: (...) words of
+    the reference closest in length, the shorter of two equally close.
 
     >>> bleu(np.array([3.0, 2, 1, 0]), np.array([4.0, 3, 2, 1]), np.array(4.0), np.array(4.0)).round(3)
     array([0.75 , 0.707, 0.63 , 0.   ])
@@ -54,11 +52,7 @@ def bleu(matches: Floats, totals: Floats, length: Floats, reference_length: Floa
 
 
 def bleu_of_sums(sums: Floats) -> Floats:
-    """(..., 4) BLEU-4, BLEU-1, BLEU-2 and BLEU-3 of (..., 10) sums: matches, totals and the two lengths.
-
-    >>> bleu_of_sums(np.array([3.0, 2, 1, 0, 4, 3, 2, 1, 4, 4])).round(3)
-    array([0.   , 0.75 , 0.707, 0.63 ])
-    """
+    """(..., 4) BLEU-4, BLEU-1, BLEU-2 and BLEU-3 of (..., 10) sums: matches, totals and the two lengths."""
     scores = bleu(sums[..., :LONGEST], sums[..., LONGEST : 2 * LONGEST], sums[..., -2], sums[..., -1])
     return np.roll(scores, 1, axis=-1)
 

@@ -22,7 +22,7 @@ from capeval_core.ragged import Ragged, inner
 from capeval_core.result import Values
 from capeval_core.rows import column, fixed_lists, lists, of_fixed_lists, row_schema
 from capeval_core.scores.facts import facts
-from capeval_core.scores.ngram.frequencies import DocumentFrequencies, document_frequencies
+from capeval_core.scores.ngram.frequencies import DocumentFrequencies
 from capeval_core.scores.ngram.metric import Compared, NgramCorpusOptions, NgramMetric
 
 
@@ -78,9 +78,6 @@ class Cider(NgramMetric):
     def prepare(self, texts: Sequence[Sequence[str] | str]) -> DocumentFrequencies:
         """Document frequencies of references, a list of texts (or one text) per image.
 
-        Raises:
-            ValueError, TypeError: everything that is wrong with them.
-
         >>> import capeval_core
         >>> table = capeval_core.load("ciderd").prepare([["a dog runs", "a brown dog"], ["a cat"]])
         >>> table.documents, table.counts()["dog"], table.counts()["a"]
@@ -89,15 +86,14 @@ class Cider(NgramMetric):
         problems = Problems()
         documents = check_references(texts, None, self.options.empty, problems)
         problems.raise_if_any()
-        words = {text: shared_words(text) for row in documents or [] for text in row}
-        return document_frequencies([[words[text] for text in row] for row in documents or []])
+        return DocumentFrequencies.of_documents([[*map(shared_words, row)] for row in documents or []])
 
     def corpus(self, samples: Samples) -> list[Any]:
         return samples.references or []
 
     def columns(self, compared: Compared) -> dict[str, Any]:
         statistics = self.options.statistics
-        assert isinstance(statistics, DocumentFrequencies)  # by check_options and check_prepared
+        assert isinstance(statistics, DocumentFrequencies)
         found = cosines(compared, statistics, clipped=self.clipped)
         return {"cosines": lists(fixed_lists(found), compared.block.sizes - 1)}
 

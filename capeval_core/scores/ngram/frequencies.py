@@ -21,8 +21,7 @@ from capeval_core.phrases.ngrams import LONGEST, Floats, Integers, TextBlock, To
 class DocumentFrequencies(CorpusStatistics):
     """In how many documents each n-gram of 1 to 4 words stands; a document is the references of an image.
 
-    Made by `of_documents` or `of_counts`. An n-gram is the number of its first n - 1 words among the n-grams
-    of that length, then its last word.
+    An n-gram is the number of its first n - 1 words among the n-grams of that length, then its last word.
 
     documents: how many there are. words: in order of the alphabet. keys: per n the n-grams, as
     `prefix * len(words) + word`, ascending. frequencies: per n the documents that hold each.
@@ -39,13 +38,14 @@ class DocumentFrequencies(CorpusStatistics):
 
     @classmethod
     def of_documents(cls, documents: Sequence[Sequence[Tokens]]) -> DocumentFrequencies:
-        """Counted in documents, each the tokens of its texts.
-
-        Raises:
-            ValueError: there is no document.
-        """
+        """Counted in documents, each the tokens of its texts, with a warning where there is one alone."""
         if not documents:
             raise wrong_option("references", [], "there is no text to count n-grams in", verb="")
+        if len(documents) == 1:
+            warn(
+                "document frequencies of one image's references give every n-gram the weight log(1) = 0, so "
+                "that CIDEr is 0: score more images together, or pass statistics=..."
+            )
         block = TextBlock(documents)
         order = np.argsort(np.array(block.vocabulary, dtype=object), kind="stable")
         rank = np.empty(len(order), dtype=np.int64)
@@ -69,10 +69,6 @@ class DocumentFrequencies(CorpusStatistics):
     @classmethod
     def of_counts(cls, counts: Mapping[str | tuple[str, ...], float], documents: int) -> DocumentFrequencies:
         """From counts made elsewhere: {n-gram, as "a dog" or ("a", "dog"): documents that hold it}.
-
-        Raises:
-            TypeError, ValueError: a count is not a whole number from 1 to `documents`, or an n-gram has no
-                word or more than four.
 
         >>> DocumentFrequencies.of_counts({"a": 2.0, ("a", "dog"): 1.0, "dog": 1.0}, 2).counts()
         {'a': 2, 'dog': 1, 'a dog': 1}
@@ -111,9 +107,8 @@ class DocumentFrequencies(CorpusStatistics):
             prefix, word = np.divmod(keys, max(len(self.words), 1))
             texts = zip(prefix.tolist(), word.tolist(), strict=True)
             prefixes = [f"{prefixes[p]} {self.words[w]}".lstrip(" ") for p, w in texts]
-            found |= {
-                gram: count for gram, count in zip(prefixes, frequencies.tolist(), strict=True) if count
-            }
+            counted = zip(prefixes, frequencies.tolist(), strict=True)
+            found |= {gram: count for gram, count in counted if count}
         return found
 
     def of_block(self, block: TextBlock) -> Iterator[Floats]:
@@ -165,13 +160,3 @@ def _check_count(name: str, value: Any, most: float) -> None:
     if not number or not float(value).is_integer() or not 1 <= value <= most:
         fix = f"expected a whole number from 1 to {'the number of documents' if most < math.inf else 'any'}"
         raise wrong_option(name, value, "", fix, verb="", kind=ValueError if number else TypeError)
-
-
-def document_frequencies(documents: Sequence[Sequence[Tokens]]) -> DocumentFrequencies:
-    """Counted in the tokens of each image's references, with a warning where there is one image alone."""
-    if len(documents) == 1:
-        warn(
-            "document frequencies of one image's references give every n-gram the weight log(1) = 0, so that "
-            "CIDEr is 0: score more images together, or pass statistics=..."
-        )
-    return DocumentFrequencies.of_documents(documents)

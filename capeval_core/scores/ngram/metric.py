@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from capeval_core.inputs.samples import Samples, windows
 from capeval_core.limits import LIMITS
@@ -30,15 +29,11 @@ from capeval_core.phrases.ngrams import (
 from capeval_core.phrases.ptb import REVISION, shared_words
 from capeval_core.result import Result
 from capeval_core.rows import common_columns
-from capeval_core.scores.ngram.frequencies import DocumentFrequencies, document_frequencies
+from capeval_core.scores.ngram.frequencies import DocumentFrequencies
 
 
-@dataclass(frozen=True)
-class WeightedNgrams:
-    """The n-grams of one length with their TF-IDF weights.
-
-    weight: of each n-gram of each text, as in `grams`. inverse: (texts,) 1 / norm of each text's weights.
-    """
+class WeightedNgrams(NamedTuple):
+    """The n-grams of one length, the TF-IDF weight of each of each text, and (texts,) 1 / norm of these."""
 
     grams: Ngrams
     weight: Floats
@@ -52,32 +47,19 @@ def words_of(samples: Samples, tokens: Callable[[str], Tokens] = shared_words) -
     return [[words[text] for text in row] for row in rows]
 
 
-@dataclass(frozen=True, eq=False)
 class Compared:
     """Captions with their references; what several metrics need of them is made once.
 
-    rows: what `words_of` gives.
+    rows: what `words_of` gives. block: all texts; a row is a pool whose first text is the caption. captions:
+    (rows,) which texts are captions. is_reference: (texts,) the others.
     """
 
-    rows: Sequence[Sequence[Tokens]]
-    _weighted: dict[int, tuple[DocumentFrequencies, list[WeightedNgrams]]] = field(default_factory=dict)
-
-    @cached_property
-    def block(self) -> TextBlock:
-        """All texts; a row is a pool whose first text is the caption."""
-        return TextBlock(self.rows)
-
-    @cached_property
-    def captions(self) -> Integers:
-        """(rows,) which texts of the block are captions; the others are references."""
-        return np.cumsum(self.block.sizes) - self.block.sizes
-
-    @cached_property
-    def is_reference(self) -> NDArray[np.bool_]:
-        """(texts,) whether a text of the block is a reference."""
-        mask = np.ones(len(self.block.pool), dtype=bool)
-        mask[self.captions] = False
-        return mask
+    def __init__(self, rows: Sequence[Sequence[Tokens]]) -> None:
+        self.rows, self.block = rows, TextBlock(rows)
+        self.captions: Integers = np.cumsum(self.block.sizes) - self.block.sizes
+        self.is_reference = np.ones(len(self.block.pool), dtype=bool)
+        self.is_reference[self.captions] = False
+        self._weighted: dict[DocumentFrequencies, list[WeightedNgrams]] = {}
 
     @cached_property
     def grams(self) -> list[Ngrams]:
@@ -86,15 +68,15 @@ class Compared:
 
     def weighted(self, frequencies: DocumentFrequencies) -> list[WeightedNgrams]:
         """N-grams, weighted by count times ln(documents / documents that hold them); kept for each table."""
-        if id(frequencies) not in self._weighted:
+        if frequencies not in self._weighted:
             levels = []
             for grams, held in zip(self.grams, frequencies.of_block(self.block), strict=True):
                 idf = np.log(frequencies.documents) - np.log(np.maximum(held[grams.start], 1.0))
                 weight = grams.count * idf[grams.gram]
                 norm = np.sqrt(sums_by(grams.caption, weight**2, len(self.block.pool)))
                 levels.append(WeightedNgrams(grams, weight, reciprocal(norm)))
-            self._weighted[id(frequencies)] = frequencies, levels
-        return self._weighted[id(frequencies)][1]
+            self._weighted[frequencies] = levels
+        return self._weighted[frequencies]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,49 +120,35 @@ class NgramMetric(CaptionMetric):
 
     def encode(self, batch: Samples) -> Iterator[pa.Table]:
         if len(batch):
-            yield self.table(common_of(batch), Compared(words_of(batch)))
+            yield self.table(batch, Compared(words_of(batch)))
 
-    def table(self, common: dict[str, Any], compared: Compared) -> pa.Table:
-        """Rows of common columns and the metric's own; several metrics may share what they are made of."""
+    def table(self, batch: Samples, compared: Compared) -> pa.Table:
+        """Rows of the common columns, in which no text fails and none is truncated, and the metric's own."""
+        groups, n = [visual.key for visual in batch.images], len(batch)
+        none: dict[str, Any] = {"errors": [None] * n, "truncated": np.zeros(n, dtype=np.int32)}
+        common = common_columns(batch, slice(None), groups=groups, **none)
         return pa.table({**common, **self.columns(compared)}, schema=self.ROW)
-
-
-def common_of(batch: Samples) -> dict[str, Any]:
-    """The common columns of rows: no text fails, and none is truncated."""
-    return common_columns(
-        batch,
-        slice(None),
-        groups=[visual.key for visual in batch.images],
-        errors=[None] * len(batch),
-        truncated=np.zeros(len(batch), dtype=np.int32),
-    )
 
 
 def score_together(
     metrics: Sequence[NgramMetric], samples: Samples, tokens: Callable[[str], Tokens] = shared_words
 ) -> list[Result]:
-    """The result of each metric, as its `score` gives it.
+    """The result of each metric, as its `score` gives it, of checked captions and references.
 
-    Args:
-        metrics: opened metrics of n-grams; those that need document frequencies and have none share a table.
-        samples: checked captions and references.
-        tokens: the words of a text.
+    metrics: opened; those that need document frequencies and have none share a table. tokens: the words of a
+    text.
     """
-    words = words_of(samples, tokens)
-    opened = list(metrics)
-    lacking = [i for i, m in enumerate(metrics) if isinstance(m.options, CorpusOptions)]
-    lacking = [i for i in lacking if getattr(metrics[i].options, "statistics", None) is None]
-    if lacking:
-        table = document_frequencies([row[1:] for row in words])
+    words, opened = words_of(samples, tokens), list(metrics)
+    if lacking := [i for i, metric in enumerate(metrics) if metric.options.lacks_statistics]:
+        table = DocumentFrequencies.of_documents([row[1:] for row in words])
         for i in lacking:
             opened[i] = with_statistics(metrics[i], table)
     tables: list[list[pa.Table]] = [[metric.ROW.empty_table()] for metric in metrics]
     start = 0
     for window in windows(samples, LIMITS.texts):
-        compared, common = Compared(words[start : start + len(window)]), common_of(window)
+        compared = Compared(words[start : start + len(window)])
         for metric, rows in zip(opened, tables, strict=True):
-            rows.append(metric.table(common, compared))
+            rows.append(metric.table(window, compared))
         start += len(window)
-    return [
-        m.combine(pa.concat_tables(rows), samples=samples) for m, rows in zip(opened, tables, strict=True)
-    ]
+    of_metrics = zip(opened, map(pa.concat_tables, tables), strict=True)
+    return [metric.combine(rows, samples=samples) for metric, rows in of_metrics]

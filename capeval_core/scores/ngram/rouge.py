@@ -7,8 +7,7 @@ workshop), https://aclanthology.org/W04-1013
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from functools import lru_cache
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -23,8 +22,6 @@ from capeval_core.scores.ngram.metric import Compared, NgramMetric
 
 BETA = 1.2
 """How much more recall counts than precision, as in COCO's evaluation."""
-_LONG = 1000
-"""Words of a text that is long: captions have some ten."""
 
 
 def rouge_l(precision: Floats, recall: Floats) -> Floats:
@@ -46,42 +43,17 @@ def common_lengths(caption: Sequence[str], references: Sequence[Sequence[str]]) 
     >>> common_lengths("a red dog runs".split(), ["a dog runs far".split(), "the cat".split()])
     [3, 0]
     """
-    if len(caption) <= _LONG:
-        masks = _masks(caption)
-        return [_common_length(len(caption), masks, reference) for reference in references]
-    pairs = [sorted((caption, reference), key=len) for reference in references]
-    return [_common_length(len(short), _masks(short), long) for short, long in pairs]
-
-
-def _common_length(length: int, mask: Callable[[str], int], words: Sequence[str]) -> int:
-    """Of a text of this length, whose words are at the bits of their masks, and other words."""
-    row = every = (1 << length) - 1
-    for word in words:
-        same = row & mask(word)
-        if same:
-            row = ((row + same) | (row - same)) & every
-    return length - row.bit_count()
-
-
-def _masks(words: Sequence[str]) -> Callable[[str], int]:
-    """The places of each word in a text as the bits of an integer."""
-    if len(words) <= _LONG:
-        masks: defaultdict[str, int] = defaultdict(int)
-        for place, word in enumerate(words):
-            masks[word] |= 1 << place
-        return masks.__getitem__
-    places: defaultdict[str, list[int]] = defaultdict(list)
-    for place, word in enumerate(words):
-        places[word].append(place)
-
-    @lru_cache(_LONG)  # all masks of a long text would take the square of its length
-    def mask(word: str) -> int:
-        bits = bytearray(len(words) // 8 + 1)
-        for place in places.get(word, ()):
-            bits[place >> 3] |= 1 << (place & 7)
-        return int.from_bytes(bits, "little")
-
-    return mask
+    masks: defaultdict[str, int] = defaultdict(int)  # the places of each word as bits
+    for place, word in enumerate(caption):
+        masks[word] |= 1 << place
+    lengths, every = [], (1 << len(caption)) - 1
+    for reference in references:
+        row = every
+        for word in reference:
+            if same := row & masks[word]:
+                row = ((row + same) | (row - same)) & every
+        lengths.append(len(caption) - row.bit_count())
+    return lengths
 
 
 @facts("rougel")
@@ -103,14 +75,13 @@ class RougeL(NgramMetric):
 
     def columns(self, compared: Compared) -> dict[str, Any]:
         texts = [[words or [""] for words in row] for row in compared.rows]
-        common = [common_lengths(row[0], row[1:]) for row in texts]
         counts = np.array([len(row) - 1 for row in texts])
+        common = [length for row in texts for length in common_lengths(row[0], row[1:])]
+        lengths = [len(words) for row in texts for words in row[1:]]
         return {
-            "common": lists(np.array([n for row in common for n in row], dtype=np.int32), counts),
+            "common": lists(np.array(common, dtype=np.int32), counts),
             "length": np.array([len(row[0]) for row in texts], dtype=np.int32),
-            "reference_lengths": lists(
-                np.array([len(words) for row in texts for words in row[1:]], dtype=np.int32), counts
-            ),
+            "reference_lengths": lists(np.array(lengths, dtype=np.int32), counts),
         }
 
     def aggregate(self, rows: pa.Table) -> Values:
