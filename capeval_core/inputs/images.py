@@ -18,7 +18,7 @@ import re
 import stat
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -227,26 +227,40 @@ class InputImage(InputVisual[Image.Image]):
         fix = "; this looks like an open file: pass its .read()" if hasattr(value, "read") else ""
         raise refused(f"is {described(value)}", f"expected {_ACCEPTED}{fix}", kind=TypeError)
 
+    def changed(self, how: str, change: Callable[[Image.Image], Image.Image]) -> InputImage:
+        """Another view of the image, such as a crop; `how` tells its key from those of other changes."""
+        return InputImage(self.where, _Changed(self.source, how, change))
+
 
 @dataclass(eq=False, slots=True)
-class _InRgb(Source[Image.Image]):
+class _Changed(Source[Image.Image]):
     source: Source[Image.Image]
-    name: str
+    how: str
+    change: Callable[[Image.Image], Image.Image]
+
+    @property
+    def name(self) -> str:
+        return self.source.name
 
     def compute_key(self) -> str:
-        return f"RGB-{self.source.key}"
+        return f"{self.how}-{self.source.key}"
 
     def decode(self, reduced: bool = False) -> Image.Image:
         image = self.source.decode()
         try:
-            return image.convert("RGB")
-        except ValueError as error:  # e.g. no way from the mode La
-            raise refused(f"cannot change {self.name} ({image.mode}) to RGB: {error}") from None
+            return self.change(image)
+        except ValueError as error:  # e.g. no way from the mode La to RGB
+            raise refused(f"cannot change {self.name} ({image.mode}) to {self.how}: {error}") from None
 
 
 def in_rgb(image: InputImage) -> InputImage:
     """The image, converted to RGB when it is decoded."""
-    return InputImage(image.where, _InRgb(image.source, image.name))
+    return image.changed("RGB", _to_rgb)
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    converted: Image.Image = image.convert("RGB")
+    return converted
 
 
 class InputReferences(InputVisual[Any]):
