@@ -7,8 +7,8 @@ from pathlib import Path
 from capeval_core.commands.common import check_output, write
 from capeval_core.commands.judge import add_statistics, check_statistics, status_of
 from capeval_core.commands.terminal import Parser, flag
-from capeval_core.judgements.own import join_ratings, read_score_file
 from capeval_core.judgements.protocols import STATISTICS
+from capeval_core.judgements.stored import join_ratings
 from capeval_core.judgements.tables import Judged, judged_table, long_table
 
 
@@ -29,13 +29,10 @@ def run(arguments: list[str]) -> int:
     flags = parser.read(arguments)
     check_statistics(flags)
     check_output("--csv", flags.csv, [("the scores", flags.scores), ("the ratings", flags.human)])
-    scores = read_score_file(flags.scores)
-    judged, scored = join_ratings(scores, flags.human)
+    label, judged, scored = join_ratings(flags.scores, flags.human)
     if flags.statistics is not None:
         judged = judged.with_statistics(flags.statistics)
-    result = Judged(
-        judged, {scores.label: [scored]}, draws=flags.resamples, level=flags.level, seed=flags.seed
-    )
+    result = Judged(judged, {label: [scored]}, draws=flags.resamples, level=flags.level, seed=flags.seed)
     print(judged_table(result).text(), flush=True)
     if flags.csv is not None:
         write("--csv", flags.csv, long_table(result, {}).csv())

@@ -96,7 +96,7 @@ def _pacs(
 def _on_regions(
     training: RegionTraining, captioned: CaptionedImages, store: Any, flags: argparse.Namespace
 ) -> Callable[..., Path]:
-    from capeval_core.judgements.own import read_judgements
+    from capeval_core.judgements.loaders import read_judgements
     from capeval_core.training.tags import open_tagger
 
     judged = None

@@ -9,14 +9,14 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from capeval_core.errors import FileError, Problems, described, did_you_mean, file_problem
-from capeval_core.inputs.text_files import contents, decoded, load_json
-from capeval_core.judgements.correlation import Doubles, majority
+from capeval_core.inputs.text_files import ID_FIELDS, contents, decoded, load_json
+from capeval_core.judgements.correlation import Doubles, kendall_tau_c, majority
 from capeval_core.judgements.protocols import (
     Items,
     JudgedSet,
@@ -437,3 +437,41 @@ _LOADERS: dict[str, Callable[..., JudgedSet]] = {
         *(_foil, _activitynet_foil, _pascal50s, _abstract50s, _hat, _coco_systems, _nice_pools),
     )
 }
+
+
+# rated captions to train on
+
+
+class Judgements(NamedTuple):
+    """Captions of images, and the score that people gave each."""
+
+    images: list[str]
+    captions: list[str]
+    scores: list[float]
+
+    def correlation(self, predicted: Sequence[float]) -> float:
+        """Kendall's tau-c of predicted scores with these; 0 where either are all equal."""
+        tau = kendall_tau_c(predicted, self.scores)
+        return 0.0 if tau.undefined else tau.value
+
+
+def read_judgements(path: Path) -> Judgements:
+    """The judgements of a JSON list, JSON lines, or CSV: rows with an image's id, a caption and a score."""
+    rows, problems = read_rows(path), Problems()
+    scores = numbers(rows.get("score", [None] * len(rows)), "score", Counter())
+    images, captions = [], []
+    for name, row, score in zip(rows.index, rows.to_dict("records"), scores, strict=True):
+        images.append(next((str(row[field]) for field in ID_FIELDS if row.get(field) not in (None, "")), ""))
+        captions.append(row.get("caption"))
+        lacking = "" if math.isfinite(score) else f"finite score{did_you_mean('score', row)}"
+        if not isinstance(captions[-1], str) or not captions[-1].strip():
+            lacking = "caption"
+        if not images[-1]:
+            lacking = " or ".join(ID_FIELDS)
+        if lacking:
+            problems.add(file_problem(path, f"no {lacking}", index=name, verb="has"))
+    problems.raise_if_any()
+    if len(set(scores)) < 2:
+        found = f"{len(scores)} judgements with {len(set(scores))} different scores"
+        raise FileError(file_problem(path, found, "a correlation needs at least two", verb="has"))
+    return Judgements(images, captions, scores.tolist())

@@ -1,42 +1,109 @@
-"""Scores that were computed elsewhere, of the items of a judged set: files of `.npz` or `.json`."""
+"""Scores that were computed elsewhere: of the items of a judged set, or to be joined with ratings."""
 
 from __future__ import annotations
 
 import math
 import re
+import sys
 import zipfile
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 
-from capeval_core.errors import FileError, Problems, described, file_problem
-from capeval_core.inputs.text_files import load_json
+from capeval_core.errors import FileError, Problems, described, did_you_mean, file_problem
+from capeval_core.inputs.folder import bare, some_of
+from capeval_core.inputs.text_files import ID_FIELDS, load_json
 from capeval_core.judgements.correlation import Doubles
-from capeval_core.judgements.protocols import JudgedSet, PairedSet, Scored
+from capeval_core.judgements.loaders import numbers, read_rows
+from capeval_core.judgements.protocols import (
+    STATISTICS,
+    Items,
+    JudgedSet,
+    PairedSet,
+    RatedSet,
+    RatingColumn,
+    Scored,
+    Scoring,
+)
 
 FORMS = (
     "a .npz or .json with an array of numbers per metric, one per caption in the order of the set; of pairs "
     "two columns, or NAME__a and NAME__b; NAME__refs4 is of the scoring with 4 references"
 )
 _NOT_SCORES = ("rating", "ratings", "human_score")
+_RATING_FIELDS = ("rating", "score", "human_score", "judgement")
+_UNKNOWN = "ratings of an unknown image id"
+
+
+class _File(NamedTuple):
+    """The arrays of a file by label, with the ids and captions that they are of where it has them."""
+
+    arrays: dict[str, Any]
+    ids: list[str] | None = None
+    captions: list[str] | None = None
+
+
+def _read(path: Path) -> _File:
+    """Scores of a .npz, of `capeval score --json`, {metric: [scores]}, {image id: score}, or [scores]."""
+    if path.suffix == ".npz":
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                return _File(dict(file))
+        except FileNotFoundError:
+            raise FileError(file_problem(path, "there is no such file")) from None
+        except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+            raise FileError(file_problem(path, f"cannot be read ({error})")) from error
+    content = load_json(path, "write each id once")
+    if isinstance(content, list):
+        return _File({path.stem: content})
+    if not isinstance(content, dict) or not content:
+        fix = "expected a file of `capeval score --json`, {id: score}, or a list"
+        raise FileError(file_problem(path, described(content, none="null"), fix))
+    if isinstance(content.get("systems"), list):
+        fix = "write the scores of one system by one metric: capeval score METRIC --json"
+        raise FileError(file_problem(path, "scores of several systems or metrics", fix, verb="holds"))
+    if "scores" not in content:
+        if any(isinstance(own, list) for own in content.values()):
+            return _File(content)
+        return _File({path.stem: list(content.values())}, list(content))
+    label, values = str(content.get("metric", path.stem)), content["scores"]
+    for name in ("ids", "captions"):
+        column = content.get(name)
+        if column is not None and not (isinstance(column, list) and len(column) == len(values)):
+            raise FileError(file_problem(path, f"{name} and scores are not equally many"))
+    ids = content.get("ids")
+    return _File({label: values}, None if ids is None else list(map(str, ids)), content.get("captions"))
+
+
+def _numbers(path: Path, label: str, values: Any, ids: Sequence[str] | None = None) -> Doubles:
+    """Scores of any shape, NaN for None."""
+    array, problems = np.atleast_1d(np.asarray(values, dtype=object)), Problems()
+    for place, value in np.ndenumerate(array):
+        number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+        if value is not None and not (number and not abs(value) > sys.float_info.max):
+            index = f"{label}[{place[0]}]" if ids is None else f"id {ids[place[0]]!r}"
+            fix = "scores are numbers, or null"
+            problems.add(file_problem(path, described(value), fix, index=index, verb="is"))
+    problems.raise_if_any()
+    return array.astype(np.float64)
 
 
 def read_scores(path: Path, judged: JudgedSet) -> dict[str, list[Scored]]:
     """By label, the scores of each scoring of a set; those that do not name a scoring are of all."""
-    problems = Problems()
+    file, problems = _read(path), Problems()
+    _check_captions(path, file.captions, judged)
     found: dict[str, dict[str | None, Doubles]] = {}
     names = {scoring.name for scoring in judged.scorings}
-    for name, values in _joined(_arrays(path, judged)).items():
+    for name, values in _joined(file.arrays).items():
         label, scoring = _label(name, names)
         if label in _NOT_SCORES:
             continue
         counts = {len(s.items) for s in judged.scorings if scoring in (None, s.name)}
-        array = _numbers(values)
-        if array is None:
-            problems.add(file_problem(path, "no list of numbers", "scores are numbers, or null", index=name))
-            continue
+        array = _numbers(path, name, values)
         # Pairs may have two columns; their captions are a set's items one after the other.
         of_pairs = isinstance(judged, PairedSet) and array.shape[1:] == (2,)
         if (array.ndim > 1 and not of_pairs) or counts != {array.size}:
@@ -48,7 +115,6 @@ def read_scores(path: Path, judged: JudgedSet) -> dict[str, list[Scored]]:
     problems.raise_if_any()
     if not found:
         raise FileError(file_problem(path, "holds no scores", f"expected {FORMS}"))
-
     lacking = {scoring.name: np.full(len(scoring.items), math.nan) for scoring in judged.scorings}
     return {
         label: [Scored(own.get(name, own.get(None, missing))) for name, missing in lacking.items()]
@@ -56,42 +122,15 @@ def read_scores(path: Path, judged: JudgedSet) -> dict[str, list[Scored]]:
     }
 
 
-def _arrays(path: Path, judged: JudgedSet) -> dict[str, Any]:
-    if path.suffix == ".npz":
-        try:
-            with np.load(path, allow_pickle=False) as file:
-                return dict(file)
-        except FileNotFoundError:
-            raise FileError(file_problem(path, "there is no such file")) from None
-        except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-            raise FileError(file_problem(path, f"cannot be read ({error})")) from error
-    if path.suffix != ".json":
-        found = f"extension {path.suffix!r}" if path.suffix else "no extension"
-        raise FileError(file_problem(path, found, f"expected {FORMS}"))
-    content = load_json(path)
-    if isinstance(content, dict) and isinstance(content.get("scores"), list):  # of `capeval score --json`
-        _check_captions(path, content.get("captions"), judged)
-        return {str(content.get("metric", path.stem)): content["scores"]}
-    if isinstance(content, list):
-        return {path.stem: content}
-    if not isinstance(content, dict):
-        raise FileError(file_problem(path, described(content, none="null"), f"expected {FORMS}"))
-    return content
-
-
-def _check_captions(path: Path, captions: Any, judged: JudgedSet) -> None:
+def _check_captions(path: Path, captions: list[str] | None, judged: JudgedSet) -> None:
     """Refuse as many captions as the set has that are others, or stand in another order."""
-    given = _words(captions) if isinstance(captions, list) else []
-    own = [_words(s.items.captions) for s in judged.scorings if len(s.items) == len(given)]
-    if not own or given in own:
-        return
-    row = next(row for row, pair in enumerate(zip(given, own[0], strict=True)) if pair[0] != pair[1])
-    found = f"{given[row]!r}, {judged.name} has {own[0][row]!r} there"
-    raise FileError(file_problem(path, found, "score its captions in its order", index=f"caption {row}"))
-
-
-def _words(captions: Sequence[Any]) -> list[str]:
-    return [" ".join(str(caption).split()) for caption in captions]
+    given = [str(caption).split() for caption in captions or []]
+    own = [s.items.captions for s in judged.scorings if len(s.items) == len(given)]
+    expected = [[caption.split() for caption in captions] for captions in own]
+    if expected and given not in expected:
+        row = next(row for row, words in enumerate(given) if words != expected[0][row])
+        found = f"{' '.join(given[row])!r}, {judged.name} has {' '.join(expected[0][row])!r} there"
+        raise FileError(file_problem(path, found, "score its captions in its order", index=f"caption {row}"))
 
 
 def _joined(arrays: Mapping[str, Any]) -> dict[str, Any]:
@@ -113,12 +152,78 @@ def _label(name: str, scorings: set[str]) -> tuple[str, str | None]:
     return (label, suffix) if label and suffix in scorings else (name, None)
 
 
-def _numbers(values: Any) -> Doubles | None:
-    """Numbers of any shape, NaN for None; None where there is no list, or something else in it."""
-    try:
-        array = np.asarray(values)
-        if array.dtype == object and {type(value) for value in array.flat} <= {int, float, type(None)}:
-            array = array.astype(np.float64)
-    except (ValueError, OverflowError):  # lists of different lengths, or an integer beyond all floats
-        return None
-    return array.astype(np.float64) if array.ndim and array.dtype.kind in "iuf" else None
+# ratings of one's own
+
+
+def join_ratings(scores: Path, ratings: Path) -> tuple[str, RatedSet, Scored]:
+    """A metric's label, the ratings of a file (CSV, JSON, JSON lines), each a row, and the scores of another.
+
+    A row has an image's id (`image_id`, `image`, `id` ...) and a rating (`rating`, `score`, `human_score`),
+    and a caption where an image has several. Without ids in the scores' file, rows are taken in order.
+    Ratings that are missing or no numbers, and rows whose id or caption has no score, are left out and
+    counted.
+    """
+    file = _read(scores)
+    (label, own), *more = file.arrays.items()
+    if more:
+        raise FileError(file_problem(scores, f"{len(more) + 1} arrays", "write one", verb="holds"))
+    values = _numbers(scores, label, own, file.ids).tolist()
+    rows, dropped, count, ids = read_rows(ratings), Counter[str](), len(values), file.ids
+    rated = numbers(rows[_field(ratings, rows, _RATING_FIELDS, "rating")], "rating", dropped)
+    places: Sequence[int | str] = range(count)
+    if ids is not None:
+        keys = rows[_field(ratings, rows, ID_FIELDS, "image id")].map(str).tolist()
+        places = _places(values, ids, file.captions, keys, rows.get("caption", [None] * len(rows)))
+    elif len(rows) != count:
+        found = f"{len(rows):,} rows for {count:,} scores without ids"
+        raise FileError(file_problem(ratings, found, "give as many, or scores with ids", verb="has"))
+    dropped.update(place for place in places if isinstance(place, str))
+    kept = [row for row, place in enumerate(places) if isinstance(place, int) and math.isfinite(rated[row])]
+    if not kept:
+        found = f"no rating of a scored caption, in {len(rows):,} rows"
+        if ids is not None and set(places) == {_UNKNOWN}:
+            found += f" ({some_of(keys)}; scores are of {some_of(ids)})"
+        why = ", ".join(f"{number:,} {reason}" for reason, number in dropped.items())
+        raise FileError(file_problem(ratings, found, f"left out are {why}", verb="has"))
+    item = np.array([places[row] for row in kept], dtype=np.int64)
+    dropped["scores without a rating"] = count - len(set(item.tolist()))
+    items = Items(file.captions or [""] * count, ids or [str(index) for index in range(count)])
+    table = {name: RatingColumn(name) for name in STATISTICS}
+    scoring = (Scoring("", items),)
+    judged = RatedSet("own ratings", scoring, item, {"rating": rated[kept]}, table, dropped=dropped)
+    return label, judged, Scored(np.array(values))
+
+
+def _places(
+    scores: list[float], ids: list[str], texts: list[str] | None, keys: list[str], captions: Sequence[Any]
+) -> list[int | str]:
+    """The score that each rating is about, or why none is; an id may lack the extension of its file."""
+    of_image: dict[str, list[int]] = defaultdict(list)
+    for place, image in enumerate(ids):
+        of_image[image].append(place)
+    alike = Counter(map(bare, of_image))
+    names = {bare(image): image for image in of_image if alike[bare(image)] == 1} | {i: i for i in of_image}
+
+    def place_of(key: str, caption: Any) -> int | str:
+        places = of_image.get(names.get(key) or names.get(bare(key)) or "", [])
+        if not places:
+            return _UNKNOWN
+        if not isinstance(caption, str) or texts is None:
+            several = "ratings without a caption of an image with several scores"
+            return several if places[1:] else places[0]
+        places = [place for place in places if str(texts[place]).split() == caption.split()]
+        if not places:
+            return "ratings of a caption that has no score"
+        different = len({repr(scores[place]) for place in places}) > 1
+        return "ratings of a caption that has different scores" if different else places[0]
+
+    return [place_of(key, caption) for key, caption in zip(keys, captions, strict=True)]
+
+
+def _field(path: Path, rows: pd.DataFrame, names: Sequence[str], what: str) -> str:
+    """The first of these fields that a row has."""
+    known = list(rows)
+    if (name := next((name for name in names if name in known), None)) is not None:
+        return name
+    found = f"no column of the {what} ({', '.join(names)}){did_you_mean(names[0], known)}"
+    raise FileError(file_problem(path, found, f"it has {', '.join(known)}", verb="has"))

@@ -13,7 +13,7 @@ from PIL import Image
 from scipy.stats import kendalltau
 
 from tests.cli.conftest import Capeval, write_json
-from tests.judgements.data import SHARED, needs_shared, write_foil, write_pascal
+from tests.judgements.data import SHARED, needs_shared, write_foil
 
 WORDS = ("red", "blue", "green", "yellow", "purple", "black")
 
@@ -70,19 +70,6 @@ def test_a_set_is_judged_and_every_file_is_written(capeval: Capeval, own: Path, 
     assert any((out / "rows/own/rougel").glob("*.parquet"))
     capeval("judge", "foil", "--data", write_foil(tmp_path / "foil"), "--metrics", "rougel", "--out", out)
     assert any((out / "rows/foil/rougel").glob("*.parquet"))  # rows of two sets would take each other's place
-
-
-def test_the_mean_of_categories_is_not_that_of_their_pairs(capeval: Capeval, tmp_path: Path) -> None:
-    data = write_pascal(tmp_path / "pascal")
-    pairs = [("HC", "a"), ("HC", "a"), ("HC", "a"), ("HI", "b")]
-    row = {"image": "a.png", "caption_a": "a red circle", "caption_b": "two stars"}
-    rows = [{**row, "category": name, "label": label} for name, label in pairs]
-    (data / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    (data / "draws.json").unlink()
-    run = ["judge", "pascal50s", "--data", data, "--metrics", "rougel", "--out", tmp_path / "out"]
-    assert capeval(*run, "--resamples", 0).status == 0
-    values = {cell["column"]: float(cell["value"]) for cell in cells_of(tmp_path / "out" / "pascal50s.csv")}
-    assert values == {"HC": 100.0, "HI": 0.0, "mean": 50.0}
 
 
 def test_empty_texts_are_refused_before_any_metric_is_opened(capeval: Capeval, own: Path) -> None:
