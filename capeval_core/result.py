@@ -6,7 +6,6 @@ import json
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -27,11 +26,6 @@ from capeval_core.statistics import (
 
 if TYPE_CHECKING:
     import pandas as pd
-
-_SHOWN = 3
-"""Captions at either end that notebooks show."""
-_QUICK = 100_000
-"""Captions of which notebooks show an interval, which takes a second for more."""
 
 
 @dataclass(frozen=True)
@@ -163,21 +157,9 @@ class Result:
 
     def _repr_html_(self) -> str:
         """What notebooks show: the number with its interval, counts, the worst and the best captions."""
-        from capeval_core.reports.html import result_html
+        from capeval_core.reports.html import notebook
 
-        interval = None
-        if self.relative is None and len(self) <= _QUICK:
-            with suppress(ValueError):  # too few images
-                interval = self.interval()
-        ends = min(_SHOWN, max(1, (len(self) - len(self.errors)) // 2))  # none is both, unless it is alone
-        return result_html(
-            self.numbers,
-            None if interval is None else (interval.low, interval.high, interval.level),
-            vars(self.counts),
-            {"worst": self.worst(ends), "best": self.best(ends)},
-            self.errors,
-            self.signature,
-        )
+        return notebook(self)
 
     @staticmethod
     def of(values: Values, rows: pa.Table, **about: Any) -> Result:

@@ -8,8 +8,8 @@ import json
 import os
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from math import isfinite
+from dataclasses import replace
+from math import isfinite, nan
 from pathlib import Path
 from typing import Any
 
@@ -30,29 +30,10 @@ from capeval_core.reports.systems import (
     stacked_table,
 )
 from capeval_core.result import Result, json_text, not_comparable
-from capeval_core.statistics import TEST, Comparison, Interval, NoTestError, holm
+from capeval_core.statistics import TEST, Comparison, NoTestError, holm
 
 _FORMATS = ("text", "markdown", "latex", "csv", "json")
 _LEVEL = 0.95
-_SYSTEMS = "systems"
-"""The key of a file of `capeval score --json` that holds several systems or metrics."""
-
-
-@dataclass(frozen=True)
-class ScoredSystem:
-    """A system's captions and its results, by the name of the metric.
-
-    images, references: None where they are not known. results: by the name of the metric, and so is
-    evidence, which is made when it is asked for.
-    """
-
-    name: str
-    ids: Sequence[str]
-    captions: Sequence[str]
-    images: Sequence[Any] | None
-    references: Sequence[Sequence[str]] | None
-    results: dict[str, Result]
-    evidence: Mapping[str, Mapping[int, Mapping[str, Any]]] = field(default_factory=dict)
 
 
 def run(arguments: list[str]) -> int:
@@ -69,8 +50,7 @@ def run(arguments: list[str]) -> int:
         "--images", "--videos", dest="visuals", metavar="FOLDER", type=Path, help="those that --report shows"
     )
     flags = parser.read(arguments)
-    if flags.report is not None:
-        check_report(flags.report)
+    check_report(flags.report)
     systems, one_run = _read(flags.files)
     if len(systems) == 1:
         parser.error(f"{flags.files[0]} holds one system: name the file of another one to compare with")
@@ -78,55 +58,53 @@ def run(arguments: list[str]) -> int:
     baseline = baseline_of(flags.baseline, names, flags.files if len(flags.files) == len(names) else ())
     _refuse_different(systems, next(system for system in systems if system.name == baseline), one_run)
     plain = flags.format is flags.baseline is flags.digits is None and not flags.times_100
-    alone = plain and len(systems) == 2 and all(len(system.results) == 1 for system in systems)
+    alone = plain and len(systems) == 2 and all(len(system.cells) == 1 for system in systems)
     if alone:
-        first, second = (next(iter(system.results.values())) for system in systems)
+        first, second = (cell.result for system in systems for cell in system.cells.values())
         _print_test(first, second, flags.files if len(flags.files) == 2 else names)
         if flags.report is None:
             return 0
     if flags.visuals is not None:
-        problems, there = Problems(), Folder(flags.visuals, next(iter(systems[0].results.values())).visual)
+        visual = next(iter(systems[0].cells.values())).result.visual
+        problems, there = Problems(), Folder(flags.visuals, visual)
         paths = there.match(list(dict.fromkeys(one for own in systems for one in own.ids)), problems)
         problems.raise_if_any()
         systems = [replace(own, images=[paths[one] for one in own.ids]) for own in systems]
-    compared = compare_systems(
-        systems, baseline, one_run=one_run, digits=flags.digits, times_100=flags.times_100
-    )
+    compared = compare_systems(systems, baseline, one_run=one_run, flags=flags)
     if not alone:
-        print(show(compared, flags.format or "text"))
+        print(show(compared, flags.format))
     write_page(flags, compared, ["compare", *arguments])
     return 0
 
 
-def _read(files: Sequence[Path]) -> tuple[list[ScoredSystem], bool]:
+def _read(files: Sequence[Path]) -> tuple[list[System], bool]:
     """The systems of all files, and whether one run scored them."""
     if len(files) == 2 and files[0] == files[1]:  # to see that nothing differs
         names = [files[0].stem, f"{files[0].stem} (again)"]
     else:
         names = names_of_files("FILE", files)
-    systems: list[ScoredSystem] = []
+    systems: list[System] = []
     for name, path in zip(names, files, strict=True):
-        of_file, several = _read_systems(path)
-        for system in of_file:
-            own = system.name if several else name
-            if several and own in [other.name for other in systems]:
-                own = f"{name}/{own}"
-            systems.append(replace(system, name=own))
+        for own, system in _read_systems(path).items():
+            taken = own in [other.name for other in systems]
+            systems.append(replace(system, name=name if own is None else f"{name}/{own}" if taken else own))
     return systems, len(files) == 1
 
 
-def _read_systems(path: Path) -> tuple[list[ScoredSystem], bool]:
-    """The systems in a file of `capeval score --json`, and whether it is of a run of several."""
+def _read_systems(path: Path) -> dict[str | None, System]:
+    """The systems in a file of `capeval score --json` by their names, None for one by one metric."""
     if path.exists() and not path.is_file():
         raise ValueError(f"{path} is no regular file: name a file of `capeval score --json`")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        if not (isinstance(content, Mapping) and _SYSTEMS in content):
-            return [_system(path.stem, content, [content])], False
-        found = [_system(one["system"], one, one["results"]) for one in content[_SYSTEMS]]
+        if not (isinstance(content, Mapping) and "systems" in content):
+            return {None: _system(content, [content])}
+        found: dict[str | None, System] = {
+            str(one["system"]): _system(one, one["results"]) for one in content["systems"]
+        }
         if not found:
             raise ValueError("it has no system")
-        return found, True
+        return found
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         reason = f"it has no {error}" if isinstance(error, KeyError) else error
         raise ValueError(
@@ -134,40 +112,39 @@ def _read_systems(path: Path) -> tuple[list[ScoredSystem], bool]:
         ) from error
 
 
-def _system(name: str, content: Any, results: Sequence[Any]) -> ScoredSystem:
-    read = [Result.from_dict(result) for result in results]
-    ids, captions = (
-        [str(one) for one in content.get(key) or [""] * len(read[0].scores)] for key in ("ids", "captions")
-    )
-    return ScoredSystem(str(name), ids, captions, None, None, {result.metric: result for result in read})
+def _system(content: Any, results: Sequence[Any]) -> System:
+    cells = [cell_of(Result.from_dict(result)) for result in results]
+    count = len(cells[0].result.scores)
+    ids, captions = ([str(one) for one in content.get(key) or [""] * count] for key in ("ids", "captions"))
+    return System("", ids, captions, {cell.result.metric: cell for cell in cells})
 
 
-def _refuse_different(systems: Sequence[ScoredSystem], baseline: ScoredSystem, one_run: bool) -> None:
+def _refuse_different(systems: Sequence[System], baseline: System, one_run: bool) -> None:
     """Refuse systems whose numbers are not comparable: of other metrics or other settings."""
     for system in systems:
-        if system.results.keys() != baseline.results.keys():
-            mine, others = (", ".join(one.results) for one in (system, baseline))
+        if system.cells.keys() != baseline.cells.keys():
+            mine, others = (", ".join(one.cells) for one in (system, baseline))
             raise ValueError(
                 f"{system.name} was scored by {mine} and {baseline.name} by {others}: score both by the same "
                 "metrics"
             )
-        for metric, result in system.results.items():
-            other = baseline.results[metric]
-            fields = set(result.signature.split("|")) ^ set(other.signature.split("|"))
+        for metric, cell in system.cells.items():
+            signatures = baseline.cells[metric].result.signature, cell.result.signature
+            fields = set(signatures[0].split("|")) ^ set(signatures[1].split("|"))
             if not fields or (one_run and all(field.startswith("refs:") for field in fields)):
                 continue
             fix = (
                 "each was weighed by its own texts: score both in one command, which weighs them by the "
                 f"texts of both, capeval score {metric} --candidates FILE FILE ..."
             )
-            raise not_comparable(other.signature, result.signature, fix)
+            raise not_comparable(*signatures, fix)
 
 
 def _print_test(a: Result, b: Result, names: Sequence[object]) -> None:
     """Two systems by one metric, with a test where there are images enough."""
+    test: Comparison | NoTestError
     try:
         test = a.compare(b)
-        means, images, left_out = test.means, test.images, test.left_out
         low, high = signed(test.interval.low), signed(test.interval.high)
         outcome = [
             ["interval", f"{low} to {high} ({test.interval.level:.0%})"],
@@ -175,8 +152,8 @@ def _print_test(a: Result, b: Result, names: Sequence[object]) -> None:
             ["verdict", test.verdict],
         ]
     except NoTestError as none:
-        means, images, left_out = none.means, none.images, none.left_out
-        outcome = [["test", f"none: {none}"]]
+        test, outcome = none, [["test", f"none: {none}"]]
+    means, left_out = test.means, test.left_out
     if left_out:
         have, are = ("s have", "they are") if left_out > 1 else (" has", "it is")
         complain(
@@ -188,7 +165,7 @@ def _print_test(a: Result, b: Result, names: Sequence[object]) -> None:
         ["", f"{means[1]:.4f} ({names[1]})"],
         ["difference", signed(means[0] - means[1])],
         *outcome,
-        [f"{a.visual}s", f"{images:,} ({left_out:,} left out)"],
+        [f"{a.visual}s", f"{test.images:,} ({left_out:,} left out)"],
         ["signature", a.signature],
     )
 
@@ -197,66 +174,38 @@ def _print_test(a: Result, b: Result, names: Sequence[object]) -> None:
 
 
 def names_of_files(flag: str, paths: Sequence[str | Path]) -> list[str]:
-    """The names of systems by their files: without the extension, with as many folders as tell them apart.
-
-    Raises:
-        ValueError: a file comes twice.
-    """
-    files = [Path(path) for path in paths]
-    resolved = [path if str(path) == "-" else Path(os.path.realpath(path)) for path in files]
-    for place, path in enumerate(resolved):
-        if path in resolved[:place]:
+    """The names of systems by their files: without the extension, with as many folders as tell them apart."""
+    files = [path if str(path) == "-" else Path(os.path.realpath(path)) for path in map(Path, paths)]
+    for place, path in enumerate(files):
+        if path in files[:place]:
             raise ValueError(f"{flag} {paths[place]} comes twice: name each system once")
-    names = ["stdin" if str(path) == "-" else _stem(path) for path in files]
-    for depth in range(1, max(len(path.parts) for path in resolved)):
+    stems = [Path(path.stem).stem if path.suffix == ".gz" else path.stem for path in files]
+    names = ["stdin" if str(path) == "-" else stem for path, stem in zip(files, stems, strict=True)]
+    for depth in range(1, max(len(path.parts) for path in files)):
         alike = {name for name in names if names.count(name) > 1}
-        if not alike:
-            break
         names = [
-            "/".join([*path.parts[:-1][-depth:], _stem(path)]) if name in alike else name
-            for name, path in zip(names, resolved, strict=True)
+            "/".join([*path.parts[:-1][-depth:], stem]) if name in alike else name
+            for name, path, stem in zip(names, files, stems, strict=True)
         ]
     return names if len(set(names)) == len(names) else [str(path) for path in paths]
 
 
-def _stem(path: Path) -> str:
-    return Path(path.stem).stem if path.suffix == ".gz" else path.stem
-
-
 def baseline_of(given: str | None, names: Sequence[str], paths: Sequence[str | Path]) -> str | None:
-    """The system that `--baseline` names, by its name or its file; else the first, None if it is alone.
-
-    Raises:
-        ValueError: no system has this name, or there is one system only.
-    """
+    """The system that `--baseline` names, by its name or its file; else the first, None if it is alone."""
     if given is None:
         return names[0] if len(names) > 1 else None
     if len(names) == 1:
         raise ValueError(f"--baseline {given}: there is one system only, name several")
-    for name, path in zip(names, paths, strict=False):
-        if given in (name, str(path)):
-            return name
-    if given in names:
-        return given
-    hint = did_you_mean(given, names)
-    raise ValueError(f"--baseline {given}: there is no such system{hint} (there are {', '.join(names)})")
-
-
-def interval_of(result: Result) -> Interval | str:
-    """The interval of a result's mean, or the reason why it has none, e.g. too few images."""
-    try:
-        return result.interval()
-    except ValueError as error:
-        return str(error)
+    known = dict(zip(map(str, paths), names, strict=False)) | {name: name for name in names}
+    if given not in known:
+        hint = did_you_mean(given, names)
+        raise ValueError(f"--baseline {given}: there is no such system{hint} (there are {', '.join(names)})")
+    return known[given]
 
 
 def add_comparison_flags(parser: argparse.ArgumentParser) -> None:
     """`--baseline`, `--format`, `--digits`, `--times-100` and `--report`."""
-    group = parser.add_argument_group(
-        "several systems",
-        "Each is tested against the baseline; Holm's correction adjusts the p-values of one metric for the "
-        "number of systems that it tests.",
-    )
+    group = parser.add_argument_group("several systems, each tested against the baseline")
     flag(group, "--baseline NAME", "the system to test against, by its name or file (default: the first)")
     formats = "{" + ",".join(_FORMATS) + "}"
     flag(group, "--format", "format of the printed table", choices=_FORMATS, metavar=formats, action="store")
@@ -280,13 +229,22 @@ def write_page(flags: argparse.Namespace, systems: Systems, command: Sequence[st
         say(f"report  {write_report(flags.report, shown)}")
 
 
+def cell_of(result: Result, evidence: Mapping[int, Mapping[str, Any]] | None = None) -> Cell:
+    """A result with its interval, or the reason why it has none, e.g. too few images."""
+    cell = Cell(result, result.evidence or evidence)
+    try:
+        return replace(cell, interval=result.interval())
+    except ValueError as error:
+        reason = f"no interval, as {result.relative}" if result.relative else str(error)
+        return replace(cell, no_interval=reason)
+
+
 def compare_systems(
-    systems: Sequence[ScoredSystem],
+    systems: Sequence[System],
     baseline: str | None,
     *,
-    one_run: bool = False,
-    digits: int | None = None,
-    times_100: bool = False,
+    one_run: bool = True,
+    flags: argparse.Namespace | None = None,
 ) -> Systems:
     """The table of systems by metrics, with Holm's correction over the systems that a metric tests.
 
@@ -295,82 +253,62 @@ def compare_systems(
     """
     base = next((system for system in systems if system.name == baseline), systems[0])
     cells: dict[str, dict[str, Cell]] = {system.name: {} for system in systems}
-    for metric in systems[0].results:
-        tests = {
-            own.name: _test(own.results[metric], base.results[metric], one_run)
-            for own in systems
-            if own is not base
-        }
-        made = {name: test for name, test in tests.items() if isinstance(test, Comparison)}
-        adjusted = dict(zip(made, holm([test.p_value for test in made.values()]), strict=True))
+    for metric, of_base in base.cells.items():
+        tests: dict[str, Comparison] = {}
         for own in systems:
-            cells[own.name][metric] = _cell(own, metric, tests.get(own.name, ""), adjusted.get(own.name, 1.0))
-    first, tested = next(iter(systems[0].results.values())), len(systems) - 1
+            cells[own.name][metric] = own.cells[metric]
+            if own is base:
+                continue
+            result = own.cells[metric].result
+            try:
+                test = result.compare_within_run if one_run else result.compare
+                tests[own.name] = test(of_base.result, level=_LEVEL)
+            except ValueError as error:
+                cells[own.name][metric] = replace(own.cells[metric], no_test=str(error))
+        adjusted = holm([test.p_value for test in tests.values()])
+        for (name, test), p_value in zip(tests.items(), adjusted, strict=True):
+            significant, bounds = p_value < 1 - _LEVEL, (test.interval.low, test.interval.high)
+            plain = Test(
+                test.difference, *bounds, test.p_value, p_value, significant, test.images, test.left_out
+            )
+            cells[name][metric] = replace(cells[name][metric], test=plain)
+    results, tested = [cell.result for cell in base.cells.values()], len(systems) - 1
     compared = Systems(
-        [System(s.name, s.ids, s.captions, s.images, s.references, cells[s.name]) for s in systems],
-        columns=[_column(result) for result in systems[0].results.values()],
+        [replace(system, cells=cells[system.name]) for system in systems],
+        columns=[_column(result) for result in results],
         baseline=baseline,
-        visual=first.visual,
+        visual=results[0].visual,
         level=_LEVEL,
-        test=TEST.format(first.visual),
+        test=TEST.format(results[0].visual),
         correction=f"Holm's correction for the {tested} systems that each metric tests" if tested > 1 else "",
-        digits=digits,
-        times_100=times_100,
+        digits=getattr(flags, "digits", None),
+        times_100=getattr(flags, "times_100", False),
     )
-    return replace(compared, messages=_messages(systems, base, compared))
-
-
-def _test(system: Result, baseline: Result, one_run: bool) -> Comparison | str:
-    """The test of a system's mean minus the baseline's, or why there is none."""
-    try:
-        return (system.compare_within_run if one_run else system.compare)(baseline, level=_LEVEL)
-    except ValueError as error:
-        return str(error)
-
-
-def _cell(system: ScoredSystem, metric: str, test: Comparison | str, adjusted: float) -> Cell:
-    result, interval, plain = system.results[metric], interval_of(system.results[metric]), None
-    if isinstance(test, Comparison):
-        bounds = test.interval.low, test.interval.high
-        plain = Test(test.difference, *bounds, test.p_value, adjusted, test.images, test.left_out)
-    return Cell(
-        **{
-            name: getattr(result, name) for name in ("mean", "scores", "parts", "errors", "signature", "lack")
-        },
-        interval=None if isinstance(interval, str) else (interval.low, interval.high),
-        no_interval=interval if isinstance(interval, str) else "",
-        truncated=result.counts.truncated,
-        empty=result.counts.empty,
-        evidence=result.evidence or system.evidence.get(metric),
-        test=plain,
-        no_test=test if isinstance(test, str) else "",
-    )
+    return replace(compared, messages=_messages(compared, base))
 
 
 def _column(result: Result) -> Column:
     try:
         metric = metric_of(result.signature)
     except ValueError:  # of a package that is not installed here
-        return Column(result.metric, result.metric, result.key, (float("nan"), float("nan")))
+        return Column(result.metric, result.metric, (nan, nan))
     about, facts = describe_metric(metric), ("range", "higher_is_better", "relative", "summary")
     shown = {name: getattr(metric, name) for name in facts}
-    return Column(
-        metric.name, metric.title, metric.key, **shown, citation=about.citation, address=about.address
-    )
+    return Column(metric.name, metric.title, **shown, citation=about.citation, address=about.address)
 
 
-def _messages(systems: Sequence[ScoredSystem], base: ScoredSystem, compared: Systems) -> list[str]:
+def _messages(compared: Systems, base: System) -> list[str]:
     """What failed, was truncated or left out, equal things once, each with the systems and metrics it is of.
 
     A metric is named where it is not all of them, and so are systems; what is of everything names none.
     """
     whose: dict[str, dict[str, list[str]]] = {}
-    for system, shown in zip(systems, compared.systems, strict=True):
-        for metric, cell in shown.cells.items():
-            total = len(cell.scores)
-            counts = {"failed": len(cell.errors), "truncated": cell.truncated, "empty": cell.empty}
-            counted = [f"{count:,} of {total:,} captions {name}" for name, count in counts.items() if count]
-            reasons = [*counted, cell.no_interval, cell.no_test]
+    for system in compared.systems:
+        for metric, cell in system.cells.items():
+            counts = cell.result.counts
+            special = {"failed": counts.failed, "truncated": counts.truncated, "empty": counts.empty}
+            reasons = [f"{n:,} of {counts.captions:,} captions {name}" for name, n in special.items() if n]
+            reasons += [cell.no_interval, cell.no_test]
             if cell.test is not None and cell.test.left_out:
                 difference = signed(compared.scaled(cell.test.difference), compared.decimals(4), 8)
                 reasons.append(_left_out(system, base, metric, cell.test, difference))
@@ -380,19 +318,23 @@ def _messages(systems: Sequence[ScoredSystem], base: ScoredSystem, compared: Sys
     for reason, owners in whose.items():
         every = {name: len(own) == len(compared.columns) for name, own in owners.items()}
         named = [name if every[name] else f"{name} ({', '.join(own)})" for name, own in owners.items()]
-        of_all = len(owners) == len(systems) and all(every.values())
+        of_all = len(owners) == len(compared.systems) and all(every.values())
         messages.append(reason if of_all else f"{', '.join(named)}: {reason}")
     return messages
 
 
-def _left_out(system: ScoredSystem, base: ScoredSystem, metric: str, test: Test, difference: str) -> str:
+def _left_out(system: System, base: System, metric: str, test: Test, difference: str) -> str:
     """Which visuals a test leaves out, so that its difference is not that of the means in the table."""
     scored = [
-        {name for name, score in zip(one.ids, one.results[metric].scores, strict=True) if isfinite(score)}
+        {
+            name
+            for name, score in zip(one.ids, one.cells[metric].result.scores, strict=True)
+            if isfinite(score)
+        }
         for one in (system, base)
     ]
     names = sorted(scored[0] ^ scored[1])
-    count, visual = test.left_out, system.results[metric].visual
+    count, visual = test.left_out, system.cells[metric].result.visual
     have = f"1 {visual} has" if count == 1 else f"{count:,} {visual}s have"
     listed = f" ({some_of(names)})" if len(names) == count else ""  # else ids are written several ways
     return (
@@ -401,51 +343,37 @@ def _left_out(system: ScoredSystem, base: ScoredSystem, metric: str, test: Test,
     )
 
 
-def show(systems: Systems, form: str) -> str:
+def show(systems: Systems, form: str | None) -> str:
     """The table in one of `_FORMATS`, without the last line break."""
     if form == "json":
-        return json_text(systems_content(systems)).rstrip("\n")
+        return json_text(systems_content(systems, whole=False)).rstrip("\n")
     if form == "csv":
         return long_table(systems).csv().rstrip("\n")
-    if form == "text":
+    if form in (None, "text"):
         return stacked_table(systems).text()
     table = cells_table(systems)
     return (table.markdown() if form == "markdown" else table.latex()).rstrip("\n")
 
 
-def systems_content(systems: Systems, scored: Sequence[ScoredSystem] = ()) -> dict[str, Any]:
-    """The table in JSON's types; with what it is made of, the results of every caption too."""
+def systems_content(systems: Systems, *, whole: bool = True) -> dict[str, Any]:
+    """The table in JSON's types; as a whole, or without the results of every caption."""
     content: list[dict[str, Any]] = []
-    for place, system in enumerate(systems.systems):
-        results = []
-        for column in systems.columns:
-            cell = system.cells[column.name]
-            own = result_content(scored[place].results[column.name]) if scored else _numbers(cell, column)
-            tested = cell.test and {**vars(cell.test), "significant": systems.significant(cell)}
-            results.append({**own, "test": tested})
-        texts = {"ids": list(system.ids), "captions": list(system.captions)} if scored else {}
+    for system in systems.systems:
+        results = [
+            {**cell_content(cell, whole=whole), "test": cell.test and vars(cell.test)}
+            for cell in system.cells.values()
+        ]
+        texts = {"ids": list(system.ids), "captions": list(system.captions)} if whole else {}
         content.append({"system": system.name, **texts, "results": results})
     names = ("baseline", "test", "correction", "level", "messages")
     return {**{name: getattr(systems, name) for name in names}, "systems": content}
 
 
-def result_content(result: Result) -> dict[str, Any]:
+def cell_content(cell: Cell, *, whole: bool = True) -> dict[str, Any]:
     """A result with its interval, and its evidence if it was kept, in JSON's types."""
-    interval = interval_of(result)
-    content = {**result.to_dict(), "interval": vars(interval) if isinstance(interval, Interval) else None}
-    if result.evidence is not None:
-        content["evidence"] = [result.evidence[i] for i in range(len(result.scores))]
+    content = {**cell.result.to_dict(), "interval": cell.interval and vars(cell.interval)}
+    if not whole:
+        return {name: content[name] for name in ("metric", "key", "mean", "interval", "counts", "signature")}
+    if cell.result.evidence is not None:
+        content["evidence"] = [cell.result.evidence[i] for i in range(len(cell.result.scores))]
     return content
-
-
-def _numbers(cell: Cell, column: Column) -> dict[str, Any]:
-    """A cell without what it says of single captions."""
-    counts = {"captions": len(cell.scores), "failed": len(cell.errors)}
-    return {
-        "metric": column.name,
-        "key": column.key,
-        "mean": cell.mean,
-        "interval": cell.interval and {"low": cell.interval[0], "high": cell.interval[1], "level": _LEVEL},
-        "counts": {**counts, "truncated": cell.truncated, "empty": cell.empty},
-        "signature": cell.signature,
-    }

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from capeval_core.commands import common
 from capeval_core.commands.terminal import Parser, complain, first_named, flag, interruptible
-from capeval_core.errors import FileError, Problems, did_you_mean, file_problem, naming
+from capeval_core.errors import FileError, Problems, did_you_mean, file_problem
 from capeval_core.inputs.samples import argument_of
 from capeval_core.judgements.loaders import load_set
 from capeval_core.judgements.protocols import STATISTICS, Items, JudgedSet, PoolSet, RatedSet, Scored
@@ -101,11 +102,7 @@ def _metrics(entry: SetEntry, flags: argparse.Namespace) -> _Metrics:
         keywords: dict[str, Any] = {"on_error": "nan"}  # a broken image costs its own captions
         if flags.weights is not None and class_.default_weights is not None:
             keywords["weights"] = flags.weights
-        keywords |= (of_set := common.options_set(flags.set, class_.name, flags.metrics))
-        with naming(common.in_set(class_.name, of_set)):
-            options = class_.Options.of(class_.name, keywords)
-            options.check(class_)
-        metrics.append((class_, options))
+        metrics.append((class_, common.options_of(class_, keywords, flags.set, flags.metrics)))
     return metrics
 
 
@@ -208,7 +205,7 @@ def _write(
     flags: argparse.Namespace, entry: SetEntry, result: Judged, shown: Table, signatures: Mapping[str, str]
 ) -> None:
     """Write every file into the folder of `--out`."""
-    now, outputs, contests = datetime.now(UTC), common.Outputs(), contest_table(result)
+    now, contests = datetime.now(UTC), contest_table(result)
     lines = [f"- {label}: `{signature}`" for label, signature in signatures.items()]
     sections = [shown.markdown(), contests.markdown() if contests.rows else "", "Signatures:\n", *lines]
     dated = f"`capeval judge {entry.name}`, {now:%Y-%m-%d}\n"
@@ -236,13 +233,15 @@ def _write(
         words = "".join(c if c.isalnum() else " " for c in label.lower()).split()
         name = f"eval_results/{'-'.join(words)}/.eval_results/{entry.name}.yaml"
         files[name] = eval_results(result, label, signature=signature, **about)
-    for name, content in files.items():
-        with outputs.next():
-            (flags.out / name).parent.mkdir(parents=True, exist_ok=True)
-            common.write("--out", flags.out / name, content)
     more = ", and .eval_results for the weights" if of_weights else ""
-    print(f"\n{flags.out}: {', '.join(name for name in files if '/' not in name)}{more}")
-    outputs.finish()
+    written = f"\n{flags.out}: {', '.join(name for name in files if '/' not in name)}{more}"
+    writing = [partial(_write_file, flags.out / name, own) for name, own in files.items()]
+    common.in_turn(*writing, lambda: print(written))
+
+
+def _write_file(path: Path, content: str | bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    common.write("--out", path, content)
 
 
 def _parser(entry: SetEntry) -> Parser:

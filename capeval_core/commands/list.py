@@ -12,7 +12,10 @@ from capeval_core.result import json_text
 from capeval_core.weights.catalogue import WEIGHTS
 from capeval_core.weights.folder import TINY
 
-_FACTS = ["name", "variant", "title", "key", "summary", "range", "needs_references", "media"]
+_FACTS = (
+    "name", "variant", "title", "key", "summary", "range", "needs_references", "media", "higher_is_better",
+    "paper",
+)  # fmt: skip
 
 
 def run(arguments: list[str]) -> int:
@@ -25,11 +28,10 @@ def run(arguments: list[str]) -> int:
     chosen = [name for name in ("metrics", "weights", "bibtex") if getattr(flags, name)]
     metrics = every_class()
     if flags.json:
-        content = {"metrics": list(map(_described, metrics)), "weights": [vars(entry) for entry in WEIGHTS]}
-        content["tiny"] = {m.name: m.tiny for m in metric_classes().values() if _has_tiny(m)}  # type: ignore[assignment]
-        if flags.bibtex:
-            content["bibtex"] = _bibtex_of(metrics)  # type: ignore[assignment]
-        print(json_text({name: content[name] for name in chosen or content}), end="")
+        tiny = {metric.name: metric.tiny for metric in metric_classes().values() if _has_tiny(metric)}
+        content: dict[str, Any] = {"metrics": [*map(_described, metrics)], "weights": [*map(vars, WEIGHTS)]}
+        content |= {"tiny": tiny, "bibtex": _bibtex_of(metrics)}
+        print(json_text({name: content[name] for name in chosen or ("metrics", "weights", "tiny")}), end="")
         return 0
     tables = {"metrics": _metrics_table, "weights": _weights_table, "bibtex": _bibtex_of, "papers": _papers}
     print("\n\n".join(tables[name](metrics) for name in chosen or ("metrics", "weights", "papers")))
@@ -38,30 +40,26 @@ def run(arguments: list[str]) -> int:
 
 def _bibtex_of(metrics: list[type[CaptionMetric]]) -> str:
     """The papers of metrics as entries of BibTeX, each once; as a comment one that has no entry."""
-    entries = [
-        describe_metric(metric).bibtex.strip() or f"% {metric.name}: {metric.paper}" for metric in metrics
-    ]
+    entries = [metric.bibtex.strip() or f"% {metric.name}: {metric.paper}" for metric in metrics]
     return "\n\n".join(dict.fromkeys(entries))
 
 
 def _described(metric: type[CaptionMetric]) -> dict[str, Any]:
     weights = metric.default_weights
+    facts = {name: getattr(metric, name) for name in _FACTS}
     return {
-        **{name: getattr(metric, name) for name in _FACTS},
-        "higher_is_better": metric.higher_is_better,
-        "default_weights": weights.repository if weights else None,
-        "licence": weights.licence if weights else None,
-        "paper": metric.paper,
+        **facts,
+        "default_weights": weights and weights.repository,
+        "licence": weights and weights.licence,
     }
 
 
 def _metrics_table(metrics: list[type[CaptionMetric]]) -> str:
     rows = [["METRIC", "RANGE", "WITH", "TITLE"]]
-    for m in metrics:
-        described = describe_metric(m)
-        extent = "-" if described.relative else described.range
-        needs = [*filter(None, [described.visual]), *["refs"] * m.needs_references]
-        rows.append([m.name, extent, "+".join(needs), m.title])
+    for metric in metrics:
+        about = describe_metric(metric)
+        needs = [*filter(None, [about.visual]), *["refs"] * metric.needs_references]
+        rows.append([metric.name, "-" if about.relative else about.range, "+".join(needs), metric.title])
     return table(rows)
 
 

@@ -63,8 +63,9 @@ def run(arguments: list[str]) -> int:
 def _score(arguments: list[str]) -> int:
     usage = "--input 'in/*.parquet' --output out/ [options]"
     titles = {name: metric.title for name, metric in metric_classes().items()}
-    first_named(arguments, "shards score", "METRIC", usage, _COMMANDS["score"], titles, epilog=_FILES)
-    metric, rest = common.read_metric("shards score", arguments)
+    about = _COMMANDS["score"]
+    name, rest = first_named(arguments, "shards score", "METRIC", usage, about, titles, epilog=_FILES)
+    (metric,), rest = common.read_metrics("shards score", [name], rest)
     flags = _parser(metric, usage).read(rest)
     on_ray = _needs_ray(flags)
     own = {} if metric.variant is None else {"media": metric.variant}

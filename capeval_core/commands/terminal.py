@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import shutil
 import signal
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -19,26 +19,20 @@ from capeval_core.errors import did_you_mean
 
 WHOLE_LINES = 10**6
 """A `width` that nothing reaches: for what is copied, such as a signature."""
-_GAP = "  "
 _WIDEST = 100  # lines longer than this are hard to read
 TYPES: dict[str, Callable[[str], Any]] = {"FILE": Path, "FOLDER": Path, "OUT": Path, "N": int, "X": float}
 """What a flag's value is, by the word that stands for it."""
-_IN_OUR_WORDS = [
-    (re.compile(r"^argument (\S+): invalid int value: '(.*)'$"), r"\1 \2: expected a whole number"),
-    (re.compile(r"^argument (\S+): invalid float value: '(.*)'$"), r"\1 \2: expected a number"),
-    (re.compile(r"^argument (\S+): expected one argument$"), r"\1: a value is missing"),
-]
 
 
 def complain(message: str) -> None:
     """One message to the user, on stderr."""
-    print(f"capeval: {message}", file=sys.stderr)
+    print(f"capeval: {message}", file=sys.stderr, flush=True)
 
 
 def announce(message: str) -> None:
     """What a command begins to do; like progress bars on a terminal only."""
     if sys.stderr.isatty():
-        print(f"capeval: {message}", file=sys.stderr, flush=True)
+        complain(message)
 
 
 def terminal_width() -> int:
@@ -48,15 +42,14 @@ def terminal_width() -> int:
 
 def table(rows: Sequence[Sequence[str]], *, indent: str = "", width: int | None = None) -> str:
     """Rows of cells in aligned columns; the last column is wrapped to `width` (the terminal's)."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
-    left = len(indent) + sum(widths) + len(_GAP) * len(widths)
+    widths = [max(map(len, column)) for column in list(zip(*rows, strict=True))[:-1]]
+    left = len(indent) + sum(widths) + 2 * len(widths)
     space = max((width or terminal_width()) - left, 20)
     lines = []
     for row in rows:
-        head = "".join(cell.ljust(wide) + _GAP for cell, wide in zip(row, widths, strict=False))
+        head = indent + "".join(f"{cell:<{wide}}  " for cell, wide in zip(row, widths, strict=False))
         first, *more = textwrap.wrap(row[-1], space, break_long_words=False, break_on_hyphens=False) or [""]
-        lines.append((indent + head + first).rstrip())
-        lines += [" " * left + line for line in more]
+        lines += [(head + first).rstrip(), *(" " * left + line for line in more)]
     return "\n".join(lines)
 
 
@@ -67,23 +60,8 @@ def summary(*rows: Sequence[str]) -> None:
 
 def paragraph(text: str, indent: str = "") -> str:
     """Text wrapped to the terminal; long addresses stay whole."""
-    return textwrap.fill(
-        text,
-        terminal_width(),
-        initial_indent=indent,
-        subsequent_indent=indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-
-
-class _Formatter(argparse.RawDescriptionHelpFormatter):
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=26, width=terminal_width())
-
-    def _fill_text(self, text: str, width: int, indent: str) -> str:
-        # Descriptions of groups are indented; the others come with their own line breaks.
-        return paragraph(text, indent) if indent else super()._fill_text(text, width, indent)
+    settings: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
+    return textwrap.fill(text, terminal_width(), initial_indent=indent, subsequent_indent=indent, **settings)
 
 
 class Parser(argparse.ArgumentParser):
@@ -100,32 +78,32 @@ class Parser(argparse.ArgumentParser):
         **settings: Any,
     ) -> None:
         prog = f"capeval {command}".strip()
+        formatter = argparse.RawDescriptionHelpFormatter
         super().__init__(
             prog=prog,
             usage=None if usage is None else f"{prog} {usage}",
             description="\n".join(map(paragraph, description.split("\n"))),
             epilog=raw_epilog + "\n\n".join(map(paragraph, filter(None, epilog.split("\n")))),
-            formatter_class=_Formatter,
+            formatter_class=partial(formatter, max_help_position=26, width=terminal_width()),
             allow_abbrev=False,
             **settings,
         )
 
-    def read(self, arguments: Sequence[str]) -> argparse.Namespace:
-        """The arguments; anything wrong ends the program with status 2 and a message."""
-        unknown = [a.partition("=")[0] for a in arguments if a.startswith("--") and not self.knows(a)]
-        if unknown:
-            hint = did_you_mean(unknown[0], self._option_string_actions)
-            self.error(f"unknown option {unknown[0]}{hint}")
+    def read(self, arguments: Sequence[str], elsewhere: Collection[str] = ()) -> argparse.Namespace:
+        """The arguments; anything wrong ends the program with status 2 and a message.
+
+        elsewhere: options of other metrics.
+        """
+        for name in (one.partition("=")[0] for one in arguments if one.startswith("--") and one != "--"):
+            if name not in self._option_string_actions:
+                hint = did_you_mean(name, self._option_string_actions)
+                self.error(f"unknown option {name}{': other metrics have it' if name in elsewhere else hint}")
         return self.parse_args(arguments)
 
     def error(self, message: str) -> NoReturn:
-        for theirs, ours in _IN_OUR_WORDS:
-            message = theirs.sub(ours, message)
+        message = message.removeprefix("argument ").replace("expected one argument", "a value is missing")
         complain(f"{message}\n(see {self.prog} --help)")
         self.exit(2)
-
-    def knows(self, argument: str) -> bool:
-        return argument == "--" or argument.partition("=")[0] in self._option_string_actions
 
 
 def first_named(

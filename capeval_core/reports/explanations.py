@@ -1,29 +1,28 @@
-"""Explanations as HTML, for pages and reports: a panel for each kind of evidence that metrics keep.
+"""What `result.explain(i)` gives: plain values, `plot()`, which draws them, and panels of HTML for pages.
 
-The panels are macros of `templates/explanation.html.j2`; a metric adds its own there. Evidence is what
-`Result.explain` gives, also as it comes back from a file of JSON: then there is nothing to draw, and the
-numbers are shown.
+The panels are macros of `templates/explanation.html.j2`, one for each kind of evidence; a metric adds its own
+there. Evidence that comes back from a file of JSON has nothing to draw: its numbers are shown.
 """
 
 from __future__ import annotations
 
 import base64
 import math
+from abc import abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache, partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any
+
+from PIL.Image import Image
 
 from capeval_core.errors import minus
+from capeval_core.inputs.boxes import BoxFeatures
 from capeval_core.phrases.spans import Span, wrong_words
 from capeval_core.regions.features import THRESHOLD
-from capeval_core.reports.overlay import region_colour
-
-if TYPE_CHECKING:
-    from jinja2 import Template
-    from PIL.Image import Image
+from capeval_core.reports.overlay import boxed, check_width, region_colour
 
 STYLE = Path(__file__).with_name("explanations.css")
 """Of signs and marks; the page that holds explanations defines the colours."""
@@ -34,8 +33,7 @@ TINY_KNOWS = (
 )
 TERMS = {"gitc": "gITC", "litc": "lITC", "gttc": "gTTC", "lttc": "lTTC", "itm": "ITM"}
 """The papers' names of parts that have others here."""
-_Evidence = Mapping[str, Any]
-Draw = Callable[[Callable[[int], "Image"] | None, str], str]
+Draw = Callable[[Callable[[int], Image] | None, str], str]
 """An `<img>` of a picture of at most so many pixels across, with its description; "" without a picture."""
 _OVERLAY = 1040  # pixels of an outlined image's width: twice what it has on a desk, for dense screens
 _FRAME = 320
@@ -43,11 +41,138 @@ _MOST_FRAMES = 6
 _COUNTS = {"region_count", "phrase_count", "regions_dropped", "without_phrases"}
 
 
+class DrawnExplanation(dict[str, Any]):
+    """The explanation of a score: texts and numbers, and `plot()`, which draws them."""
+
+    @abstractmethod
+    def plot(self, width: int = ...) -> Image:
+        """The explanation as an image, `width` pixels wide. Raises ValueError where there is no score."""
+
+    def check_drawable(self, width: int) -> None:
+        """Raise ValueError where there is no score, or the width is below 320 pixels."""
+        check_width(width)
+        if "error" in self:
+            raise ValueError(f"there is no score to draw: {self['error']}")
+
+    def _repr_png_(self) -> bytes | None:
+        """What notebooks show: the drawing, or None where there is none, so that they show the values."""
+        drawing = BytesIO()
+        try:
+            self.plot().save(drawing, "PNG")
+        except (ValueError, ModuleNotFoundError):  # no score, an image that is gone, no matplotlib
+            return None
+        return drawing.getvalue()
+
+
+class BoxExplanation(DrawnExplanation):
+    """The explanation of a score, by `result.explain(i)`: numbers and texts, and `plot()`, which draws them.
+
+    Keys: `caption`, `image`; the parts of the score; `boxes`, a list of `{"box": [x0, y0, x1, y1],
+    "confidence": ...}` in pixels, best first (confidence None where the features came without); and `error`,
+    the reason where there is no score.
+    """
+
+    def __init__(self, content: Mapping[str, Any], visual: Any) -> None:
+        super().__init__(content)
+        self._visual = visual
+
+    def plot(self, width: int = 880) -> Image:
+        """The image with its boxes outlined and numbered, `width` pixels wide, the most confident on top.
+
+        Raises:
+            ValueError: there is no score, there are only features and no image, or the width is below 320
+                pixels.
+            ImageError: the image can no longer be read.
+        """
+        self.check_drawable(width)
+        return boxed(self._load(), [note["box"] for note in self["boxes"]], confident(self["boxes"]), width)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height in pixels of the image."""
+        return self._load().size
+
+    def picture(self, width: int) -> Image:
+        """The image alone, at most `width` pixels wide."""
+        image = self._load().convert("RGB")
+        image.thumbnail((width, width))
+        return image
+
+    def _load(self) -> Image:
+        if self._visual.medium != "image":
+            raise ValueError(f"there are only box features of {self['image']}, and no image to draw")
+        image: Image = self._visual.load()
+        return image
+
+
+def box_notes(boxes: BoxFeatures) -> list[dict[str, Any]]:
+    """`boxes` of a `BoxExplanation`."""
+    scores = [None] * len(boxes) if boxes.scores is None else boxes.scores.tolist()
+    pairs = zip(boxes.boxes.tolist(), scores, strict=True)
+    return [{"box": box, "confidence": score} for box, score in pairs]
+
+
+class MatchExplanation(DrawnExplanation):
+    """The explanation of a score, by `result.explain(i)`: numbers and texts, and `plot()`, which draws them.
+
+    Keys: `caption`, `image`; the parts of the score; `matches`, one per reference, of words without regard to
+    their weights: `reference`, `precision`, `recall` and `f`, `words` and `reference_words` with all their
+    `cosines`, and `caption_matches` and `reference_matches`, the `match` and `cosine` of each `word`; `best`,
+    the position of the reference with the highest F; and `error`, the reason where there is no score.
+    """
+
+    def plot(self, width: int = 1440, *, reference: int | None = None) -> Image:
+        """The cosines of the caption's words with those of a reference as a heat map, `width` pixels wide.
+
+        A frame marks the word that each caption word met, a dot the one that each reference word met.
+
+        Args:
+            width: in pixels.
+            reference: position of the reference; None: the best one.
+
+        Raises:
+            ValueError: there is no score, or no word on one side, or the width is below 320 pixels.
+            IndexError: there is no such reference.
+            ModuleNotFoundError: matplotlib is not installed.
+        """
+        from capeval_core.reports.figures import draw_matches
+
+        self.check_drawable(width)
+        notes, chosen = self["matches"], self["best"] if reference is None else reference
+        if not 0 <= chosen < len(notes):
+            raise IndexError(f"reference={chosen}: there are {len(notes)} references")
+        if not notes[chosen]["words"] or not notes[chosen]["reference_words"]:
+            raise ValueError("there are no words to draw: the caption or the reference is empty")
+        return draw_matches(self["caption"], notes[chosen], width)
+
+
+def word_matches(
+    words: Sequence[str], others: Sequence[str], cosines: Sequence[Sequence[float]]
+) -> list[dict[str, Any]]:
+    """What each word met in another text, by their cosines (words, others); the first of equals."""
+    if not others:
+        return [{"word": word, "match": None, "cosine": None} for word in words]
+    best = [max(range(len(row)), key=row.__getitem__) for row in cosines]
+    return [
+        {"word": word, "match": others[place], "cosine": row[place]}
+        for word, row, place in zip(words, cosines, best, strict=True)
+    ]
+
+
+def best_frames(words: Sequence[Mapping[str, Any]]) -> dict[int, list[Mapping[str, Any]]]:
+    """The words that each frame is the best of, by frame: of the frames with most words, in time's order."""
+    of_frame: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
+    for match in words:
+        of_frame[match["frame"]].append(match)
+    kept = sorted(of_frame, key=lambda frame: (-len(of_frame[frame]), frame))[:_MOST_FRAMES]
+    return {frame: of_frame[frame] for frame in sorted(kept)}
+
+
+# in words
+
+
 def number(value: float, digits: int = DIGITS) -> str:
-    """
-    >>> number(0.81849), number(-0.5, 1), number(-0.0001), number(float("nan"))
-    ('0.818', '\u22120.5', '0.000', 'no score')
-    """
+    """A number for readers of a page: `0.818`, `−0.500`, `no score`."""
     if not math.isfinite(value):
         return "no score"
     return minus(f"{round(value, digits) + 0.0:.{digits}f}")  # + 0.0: no sign where 0 is shown
@@ -63,39 +188,41 @@ def confident(notes: Sequence[Mapping[str, Any]]) -> list[int]:
     return [i for i, note in enumerate(notes) if note["confidence"] is None or note["confidence"] > THRESHOLD]
 
 
-class FrameMatch(TypedDict):
-    """A word, its weight, and its cosine with the most similar frame, which is counted from 0."""
-
-    word: str
-    weight: float
-    frame: int
-    cosine: float
+def threshold_text(evidence: Mapping[str, Any]) -> str:
+    """The least precision of a right phrase, for a legend."""
+    return f"fits a region: precision of at least {evidence['threshold']:.4g}"
 
 
-def best_frames(words: Sequence[FrameMatch]) -> dict[int, list[FrameMatch]]:
-    """The words that each frame is the best of, by frame: of the frames with most words, in time's order.
+def outside_text(evidence: Mapping[str, Any]) -> str:
+    """How many regions the image tower does not see: `1 region outside the square was not judged`, or ""."""
+    count = evidence["outside"]
+    if not count:
+        return ""
+    return f"{count} region{'s' * (count > 1)} outside the square {'were' if count > 1 else 'was'} not judged"
 
-    >>> frames = {"a": 7, "red": 2, "star": 7}
-    >>> words = [FrameMatch(word=w, weight=1.0, frame=f, cosine=0.3) for w, f in frames.items()]
-    >>> {frame: [match["word"] for match in own] for frame, own in best_frames(words).items()}
-    {2: ['red'], 7: ['a', 'star']}
-    """
-    of_frame: dict[int, list[FrameMatch]] = defaultdict(list)
-    for match in words:
-        of_frame[match["frame"]].append(match)
-    kept = sorted(of_frame, key=lambda frame: (-len(of_frame[frame]), frame))[:_MOST_FRAMES]
-    return {frame: of_frame[frame] for frame in sorted(kept)}
+
+def wrong_spans(evidence: Mapping[str, Any]) -> list[Span]:
+    """The words of a caption to mark: those of its mistakes that no right phrase contains."""
+    judged = [note for note in evidence["phrases"] if note["judged"]]
+    wrong = [note["phrase"] for note in judged if note["mistake"]]
+    right = [note["phrase"] for note in judged if not note["mistake"]]
+    return wrong_words(evidence["caption"], wrong, right)
+
+
+# as HTML
 
 
 @cache
-def template(name: str) -> Template:
+def template(name: str) -> Any:
     """A template of this package, which escapes every text that it is given."""
     from jinja2 import Environment, PackageLoader  # not for those who want no page
 
     loader = PackageLoader("capeval_core.reports")
     environment = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.tests["readable"] = _is_word
-    environment.globals |= {"number": number, "terms": TERMS}
+    helpers = (number, best_frames, confident, threshold_text, outside_text)
+    environment.globals |= {helper.__name__: helper for helper in helpers}
+    environment.globals |= {"terms": TERMS, "threshold": THRESHOLD}
     return environment.get_template(f"{name}.html.j2")
 
 
@@ -113,22 +240,19 @@ def drawing(
     return Markup('<img src="data:image/jpeg;base64,{}" alt="{}">').format(data, text)
 
 
-def panels(evidence: _Evidence, draw: Draw = drawing) -> str:
+def panels(evidence: Mapping[str, Any], draw: Draw = drawing) -> str:
     """A panel for each kind of evidence that the metric keeps; none where there is no score to explain."""
     from markupsafe import Markup
 
-    helpers = (best_frames, confident, threshold_text, outside_text)
-    content = {
-        **{helper.__name__: helper for helper in helpers},
-        "evidence": evidence,
-        "draw": draw,
-        "marked": _marked,
-        "colour": _colour,
-        "place": _place,
-        "threshold": THRESHOLD,
-        "curve_of": _curve,
-        "frame_images": partial(_frame_images, draw),
-    }
+    def frame_images(frames: Iterable[int]) -> dict[int, str]:
+        """The best frames of a video, which is read once, and only if there is room for one of them."""
+        read = cache(lambda: evidence.frames(tuple(frames), _FRAME)) if hasattr(evidence, "frames") else None
+        return {
+            frame: draw(read and (lambda _, frame=frame: read()[frame]), f"Frame {frame}") for frame in frames
+        }
+
+    content = {"evidence": evidence, "draw": draw, "marked": _marked, "colour": _colour, "place": _place}
+    content |= {"curve_of": _curve, "frame_images": frame_images}
     return Markup(template("explanation").render(content).strip())
 
 
@@ -144,52 +268,18 @@ def parts(values: Mapping[str, Any], titles: Mapping[str, str]) -> str:
     return Markup(template("explanation").render(values=rows).strip())
 
 
-def threshold_text(evidence: _Evidence) -> str:
-    """The least precision of a right phrase, in words for a legend.
-
-    >>> threshold_text({"threshold": 0.5})
-    'fits a region: precision of at least 0.5'
-    """
-    return f"fits a region: precision of at least {evidence['threshold']:.4g}"
-
-
-def outside_text(evidence: _Evidence) -> str:
-    """The number of regions that the image tower does not see, in words; "" where it sees all.
-
-    >>> outside_text({"outside": 11}), outside_text({"outside": 1})
-    ('11 regions outside the square were not judged', '1 region outside the square was not judged')
-    """
-    count = evidence["outside"]
-    if not count:
-        return ""
-    return f"{count} region{'s' * (count > 1)} outside the square {'were' if count > 1 else 'was'} not judged"
-
-
-def wrong_spans(evidence: _Evidence) -> list[Span]:
-    """The words of a caption to mark: those of its mistakes that no right phrase contains."""
-    judged = [note for note in evidence["phrases"] if note["judged"]]
-    wrong = [note["phrase"] for note in judged if note["mistake"]]
-    right = [note["phrase"] for note in judged if not note["mistake"]]
-    return wrong_words(evidence["caption"], wrong, right)
-
-
 def _is_word(text: str) -> bool:
-    """Whether a token is a word, or a part of one, for readers: no punctuation, no marker.
-
-    >>> [text for text in ("star", ",", "<|endoftext|>", "[SEP]", "3", "\ufffd") if _is_word(text)]
-    ['star', '3']
-    """
+    """Whether a token is a word, or a part of one, for readers: no punctuation, no marker."""
     return any(map(str.isalnum, text)) and not text.startswith(("<|", "["))
 
 
-def _marked(evidence: _Evidence) -> Iterator[tuple[str, bool]]:
+def _marked(evidence: Mapping[str, Any]) -> list[tuple[str, bool]]:
     """The caption in pieces, and whether each is wrong."""
-    text, end = evidence["caption"], 0
+    text, end, pieces = evidence["caption"], 0, []
     for span in wrong_spans(evidence):
-        yield text[end : span.start], False
-        yield text[span.start : span.end], True
+        pieces += [(text[end : span.start], False), (text[span.start : span.end], True)]
         end = span.end
-    yield text[end:], False
+    return [*pieces, (text[end:], False)]
 
 
 def _colour(index: int, unmentioned: bool) -> str:
@@ -203,24 +293,15 @@ def _place(box: Sequence[float], size: tuple[int, int]) -> str:
     return ";".join(f"{name}:{100 * side:.2f}%" for name, side in sides.items())
 
 
-def _frame_images(draw: Draw, evidence: Any, frames: Iterable[int]) -> dict[int, str]:
-    """The best frames of a video, which is read once, and only if there is room for one of them."""
-    read = cache(partial(evidence.frames, tuple(frames))) if hasattr(evidence, "frames") else None
-    return {
-        frame: draw(read and (lambda _, frame=frame: read(_FRAME)[frame]), f"Frame {frame}")
-        for frame in frames
-    }
-
-
 def _curve(cosines: Sequence[float], marked: Iterable[int]) -> dict[str, Any]:
     """Where the points, levels and numbers of a curve of cosines over frames stand, in percent."""
     low, high = min(0.0, *cosines), max(0.0, *cosines)
     span, last = (high - low) or 1.0, max(len(cosines) - 1, 1)
     across = [f"{100 * frame / last:.2f}" for frame in range(len(cosines))]
     down = [f"{100 * (high - cosine) / span:.2f}" for cosine in cosines]
+    extent = f"from {number(min(cosines))} to {number(max(cosines))}"
     return {
-        "label": f"Cosines of the caption with {len(cosines)} frames, "
-        f"from {number(min(cosines))} to {number(max(cosines))}",
+        "label": f"Cosines of the caption with {len(cosines)} frames, {extent}",
         "line": " ".join(map(",".join, zip(across, down, strict=True))),
         "points": [(across[frame], down[frame]) for frame in (marked if len(cosines) > 1 else [0])],
         "levels": [(f"{100 * part / 3:.2f}", number(high - span * part / 3, 2)) for part in range(4)],

@@ -28,17 +28,14 @@ _SIGNS = {"better": "▲ ", "worse": "▼ ", "equal": ""}
 _UNFIT = dict.fromkeys((*range(9), 11, 12, *range(14, 32), *range(127, 160)), "\ufffd")
 """Control characters, which HTML cannot hold."""
 _FEWEST_BINS, _MOST_BINS = 8, 48
-_COLUMNS, _REASONS = 6, 3
-"""What a notebook shows of a table and of the captions that failed."""
+_QUICK, _ENDS, _COLUMNS = 100_000, 3, 6
+"""Of notebooks: captions with an interval, which takes a second for more; captions at either end; columns."""
 
 
 def write_report(folder: Path, systems: Systems) -> Path:
     """Write `index.html` into a folder, which is made where there is none; its path.
 
     Whatever fails, an existing report stays as it was.
-
-    Raises:
-        OSError: it cannot be written, or the folder holds another page of that name.
     """
     check_report(folder)
     content = page(systems)
@@ -47,8 +44,10 @@ def write_report(folder: Path, systems: Systems) -> Path:
     return folder / _FILE
 
 
-def check_report(folder: Path) -> None:
+def check_report(folder: Path | None) -> None:
     """Refuse a folder into which no report can be written, before anything is scored. Raises OSError."""
+    if folder is None:
+        return
     if folder.exists() and not folder.is_dir():
         raise NotADirectoryError(f"{folder} is a file: name a folder for the report")
     path = folder / _FILE
@@ -75,43 +74,33 @@ def page(systems: Systems) -> str:
             system.name: [_cell(system, column, systems) for column in systems.columns]
             for system in systems.systems
         },
-        "reasons": _reasons(systems),
         "metrics": metrics,
-        "failures": _failures(systems, pictures),
+        "failed": _failed(systems),
+        "left_out": pictures.left_out,
         "command": _without_folders(systems.command),
         "footer": f"Made by capeval {__version__}, {datetime.now(UTC).date().isoformat()}.",
         "symbols": pictures.symbols(),
         "count": "{:,}".format,
         "frames": FRAMES,
     }
-    return template("report").render(content).strip().translate(_UNFIT) + "\n"
+    html: str = template("report").render(content)
+    return html.strip().translate(_UNFIT) + "\n"
 
 
 def _cell(system: System, column: Column, systems: Systems) -> dict[str, Any]:
-    cell, shown = system.cells[column.name], {}
+    cell = system.cells[column.name]
+    best = system.name in systems.best(column, DIGITS)
+    shown = {"title": column.title, "mean": systems.for_page(cell.result.mean), "best": best}
     if cell.interval is not None:
-        shown["interval"] = " to ".join(map(systems.for_page, cell.interval))
+        shown["interval"] = f"{systems.for_page(cell.interval.low)} to {systems.for_page(cell.interval.high)}"
     if cell.test is not None:
-        verdict = systems.verdict(cell, column)
+        verdict = cell.verdict(column)
         difference = minus(signed(systems.scaled(cell.test.difference), systems.decimals(DIGITS)))
         adjusted = p_in_words(cell.test.adjusted, systems.level)
         equal = "no difference shown" if cell.test.difference else "tied"
         shown |= {"verdict": verdict, "test": f"{_SIGNS[verdict]}{difference}, {adjusted}"}
         shown["in_words"] = equal if verdict == "equal" else verdict
-    best = system.name in systems.best(column, DIGITS)
-    return {"title": column.title, "mean": systems.for_page(cell.mean), "best": best, **shown}
-
-
-def _reasons(systems: Systems) -> dict[str, list[str]]:
-    """Why there are no intervals and tests, with the metrics."""
-    reasons: dict[str, dict[str, None]] = {}
-    for system in systems.systems:
-        for column in systems.columns:
-            cell = system.cells[column.name]
-            relative = column.relative and f"no interval, as {column.relative}"
-            for reason in filter(None, [relative] if relative else [cell.no_interval, cell.no_test]):
-                reasons.setdefault(reason, {})[column.title] = None
-    return {reason: list(titles) for reason, titles in reasons.items()}
+    return shown
 
 
 def _metric(column: Column, systems: Systems, pictures: Pictures) -> dict[str, Any]:
@@ -124,7 +113,7 @@ def _metric(column: Column, systems: Systems, pictures: Pictures) -> dict[str, A
         "better": f"{'higher' if column.higher_is_better else 'lower'} is better",
         "range": [minus(f"{systems.scaled(end):.3g}") for end in column.range if math.isfinite(end)],
         "best": systems.best(column, DIGITS),
-        "signatures": dict.fromkeys(system.cells[column.name].signature for system in systems.systems),
+        "signatures": dict.fromkeys(s.cells[column.name].result.signature for s in systems.systems),
         "charts": [_means(column, systems), _distributions(column, systems)][len(systems.systems) == 1 :],
         "ends": [(s.name, _worst_and_best(s, column, systems, pictures)) for s in systems.systems],
         "differences": [
@@ -134,19 +123,16 @@ def _metric(column: Column, systems: Systems, pictures: Pictures) -> dict[str, A
     }
 
 
-def _failures(systems: Systems, pictures: Pictures) -> dict[str, Any]:
-    """What failed, was truncated, empty or left out, with reasons."""
-    rows: list[tuple[str, str, tuple[int, ...]]] = []
-    reasons: dict[str, None] = {}
-    for system in systems.systems:
-        for column in systems.columns:
-            cell = system.cells[column.name]
-            left_out = cell.test.left_out if cell.test is not None else 0
-            counts = (len(cell.errors), cell.truncated, cell.empty, left_out)
-            rows += [(system.name, column.title, counts)] if any(counts) else []
-            for index, reason in cell.errors.items():
-                reasons[f"{system.ids[index]}: {_without_folders(reason, system.images)}"] = None
-    return {"counts": rows, "reasons": list(reasons), "pictures": pictures.left_out}
+def _failed(systems: Systems) -> list[str]:
+    """Why captions have no score, each reason once."""
+    return list(
+        dict.fromkeys(
+            f"{system.ids[index]}: {_without_folders(reason, system.images)}"
+            for system in systems.systems
+            for cell in system.cells.values()
+            for index, reason in cell.result.errors.items()
+        )
+    )
 
 
 # captions: the worst and the best by a metric, and those that part two systems most
@@ -155,11 +141,15 @@ def _failures(systems: Systems, pictures: Pictures) -> dict[str, Any]:
 def _worst_and_best(
     system: System, column: Column, systems: Systems, pictures: Pictures
 ) -> list[dict[str, Any]]:
-    """The captions with the lowest and the highest scores, and how many tie with the last that is shown."""
-    scores = system.cells[column.name].scores
-    numbers = [systems.for_page(score) for score in scores]
+    """The captions with the lowest and the highest scores, none in both; how many tie with the last shown."""
+    scores = np.asarray(system.cells[column.name].result.scores)
+    finite = np.flatnonzero(np.isfinite(scores))
+    ranks = np.argsort((-1 if column.higher_is_better else 1) * scores[finite], kind="stable")
+    best, half = finite[ranks].tolist(), len(finite) // 2
+    worst = best[::-1][: min(_SHOWN, half)]
+    numbers = [systems.for_page(score) for score in scores.tolist()]
     found = []
-    for title, shown in zip(("Worst", "Best"), ends(scores, column.higher_is_better), strict=True):
+    for title, shown in (("Worst", worst), ("Best", best[: min(_SHOWN, len(best) - half)])):
         if shown:
             last = numbers[shown[-1]]
             tied, here = numbers.count(last), sum(numbers[index] == last for index in shown)
@@ -169,18 +159,11 @@ def _worst_and_best(
     return found
 
 
-def ends(scores: Sequence[float], higher_is_better: bool = True) -> tuple[list[int], list[int]]:
-    """Indices of the worst captions, worst first, and of the best, best first; none is in both."""
-    finite = [index for index, score in enumerate(scores) if math.isfinite(score)]
-    best = sorted(finite, key=lambda index: scores[index], reverse=higher_is_better)
-    return best[::-1][: min(_SHOWN, len(best) // 2)], best[: min(_SHOWN, (len(best) + 1) // 2)]
-
-
 def _most_different(
     first: System, second: System, column: Column, systems: Systems, pictures: Pictures
 ) -> dict[str, Any]:
     """The captions of the same visuals by which either system is furthest ahead of the other, and ties."""
-    numbers = [[*map(systems.for_page, one.cells[column.name].scores)] for one in (first, second)]
+    numbers = [[*map(systems.for_page, one.cells[column.name].result.scores)] for one in (first, second)]
     gains = _gains(first, second, column)
     apart = [gain for gain in gains if numbers[0][gain[0]] != numbers[1][gain[1]]]  # others tie
 
@@ -213,7 +196,7 @@ def _gains(first: System, second: System, column: Column) -> list[tuple[int, int
 
     frames = []
     for system in (first, second):
-        frame = pd.DataFrame({"id": system.ids, "score": system.cells[column.name].scores})
+        frame = pd.DataFrame({"id": system.ids, "score": system.cells[column.name].result.scores})
         frames.append(frame.assign(turn=frame.groupby("id").cumcount()).reset_index())
     both = frames[0].merge(frames[1], on=["id", "turn"])
     both["gain"] = (both.score_x - both.score_y) * (1 if column.higher_is_better else -1)
@@ -236,7 +219,7 @@ def _card(
         "caption": system.captions[index],
         "id": system.ids[index],
         "panels": panels(evidence, pictures.drawing),
-        "parts": parts({name: values[index] for name, values in cell.parts.items()}, systems.titles),
+        "parts": parts({name: own[index] for name, own in cell.result.parts.items()}, systems.titles),
         "references": [] if system.references is None or compared else system.references[index],
     }
 
@@ -251,10 +234,17 @@ def _picture(system: System, index: int, pictures: Pictures) -> str:
 
 
 class _Axis:
-    """Where numbers stand, in percent of a lane."""
+    """An axis of round numbers that holds the values, and where numbers stand on it, in percent."""
 
     def __init__(self, values: Sequence[float], systems: Systems) -> None:
-        self.low, self.high, step = _round_axis(values, parts=5)
+        low, high = min(values), max(values)
+        span = high - low
+        if span <= 1e-9 * max(abs(low), abs(high)):  # what rounding leaves of equal values
+            span = abs(high) or 1.0
+        size = 10.0 ** math.floor(math.log10(span / 5))
+        step = next(factor * size for factor in (1, 2, 2.5, 5, 10) if factor * size >= span / 5 - 1e-12)
+        self.low, last = math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step
+        self.high = last if last > self.low else self.low + step
         ticks = np.arange(self.low, self.high + step / 2, step).tolist()
         self.ticks = [(self.at(tick), minus(f"{systems.scaled(tick):.4g}")) for tick in ticks]
 
@@ -265,24 +255,26 @@ class _Axis:
 def _means(column: Column, systems: Systems) -> dict[str, Any] | None:
     """The number of each system and its interval, on an axis of what these take up."""
     cells = {system.name: system.cells[column.name] for system in systems.systems}
-    extents = [x for cell in cells.values() for x in (cell.mean, *(cell.interval or ())) if math.isfinite(x)]
+    intervals = {name: (own.interval.low, own.interval.high) for name, own in cells.items() if own.interval}
+    means = [cell.result.mean for cell in cells.values()]
+    extents = [x for x in (*means, *(end for ends in intervals.values() for end in ends)) if math.isfinite(x)]
     if not extents:
         return None
     axis, rows = _Axis(extents, systems), []
-    for name, cell in cells.items():
-        value = systems.for_page(cell.mean)
+    for name, mean in zip(cells, means, strict=True):
+        value = systems.for_page(mean)
         row: dict[str, Any] = {"name": name, "value": value, "spoken": value}
-        if cell.interval is not None:
-            row["spoken"] += f", interval {' to '.join(map(systems.for_page, cell.interval))}"
-            row["interval"] = [*map(axis.at, cell.interval)]
-        rows.append(row | ({"dot": axis.at(cell.mean)} if math.isfinite(cell.mean) else {}))
-    title = "Means" + (" with intervals" if any(cell.interval for cell in cells.values()) else "")
+        if name in intervals:
+            row["spoken"] += f", interval {' to '.join(map(systems.for_page, intervals[name]))}"
+            row["interval"] = [*map(axis.at, intervals[name])]
+        rows.append(row | ({"dot": axis.at(mean)} if math.isfinite(mean) else {}))
+    title = "Means with intervals" if intervals else "Means"
     return {"title": title, "kind": "means", "rows": rows, "ticks": axis.ticks}
 
 
 def _distributions(column: Column, systems: Systems) -> dict[str, Any] | None:
     """How many captions of each system have which score, on one axis, with the mean marked."""
-    scores = {system.name: np.array(system.cells[column.name].scores, float) for system in systems.systems}
+    scores = {s.name: np.array(s.cells[column.name].result.scores, float) for s in systems.systems}
     finite = {name: own[np.isfinite(own)] for name, own in scores.items()}
     most = max(map(len, finite.values()))
     if not most:
@@ -306,19 +298,6 @@ def _distributions(column: Column, systems: Systems) -> dict[str, Any] | None:
     return {**drawn, "width": f"{100 / bins:.2f}", "rows": rows, "ticks": axis.ticks}
 
 
-def _round_axis(values: Sequence[float], parts: int = 6) -> tuple[float, float, float]:
-    """Ends and step of an axis of round numbers that holds the values."""
-    low, high = min(values), max(values)
-    span = high - low
-    if span <= 1e-9 * max(abs(low), abs(high)):  # what rounding leaves of equal values
-        span = abs(high) or 1.0
-    rough = span / parts
-    size = 10.0 ** math.floor(math.log10(rough))
-    step = next(factor * size for factor in (1, 2, 2.5, 5, 10) if factor * size >= rough - 1e-12)
-    first, last = math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step
-    return first, last if last > first else first + step, step
-
-
 # texts
 
 
@@ -337,36 +316,16 @@ _PATH = re.compile(
 """The folders of an absolute path: of one in quotes, which may hold spaces, or of one that holds none."""
 
 
-# notebooks
-
-
-def result_html(
-    numbers: Mapping[str, float],
-    interval: tuple[float, float, float] | None,
-    counts: Mapping[str, int],
-    ends: Mapping[str, Sequence[Mapping[str, Any]]],
-    errors: Mapping[int, str],
-    signature: str,
-) -> str:
-    """A result as a small piece of HTML for notebooks, in the colours of whatever it stands in.
-
-    Args:
-        numbers: by key. interval: of the first, low, high and level.
-        counts: of captions first, then of those that failed, ...
-        ends: rows of captions, e.g. the worst and the best ones.
-        errors: index and reason of captions that failed, of which the first are shown.
-    """
-    rows = [(end, row) for end, own in ends.items() for row in own]
-    plain = [
-        name for name, value in (rows[0][1] if rows else {}).items() if isinstance(value, int | float | str)
-    ]
-    content = {
-        "numbers": numbers,
-        "interval": interval,
-        "counts": counts,
-        "rows": rows,
-        "columns": [name for name in plain if name != "group"][:_COLUMNS],
-        "errors": list(errors.items())[:_REASONS],
-        "signature": signature,
-    }
-    return template("notebook").render(content)
+def notebook(result: Any) -> str:
+    """A result as a small piece of HTML for notebooks, in the colours of whatever it stands in."""
+    interval = None
+    if result.relative is None and len(result) <= _QUICK:
+        with suppress(ValueError):  # too few images
+            interval = result.interval()
+    shown = min(_ENDS, max(1, (len(result) - len(result.errors)) // 2))  # none is both, unless it is alone
+    rows = [("worst", row) for row in result.worst(shown)] + [("best", row) for row in result.best(shown)]
+    plain = [name for _, row in rows[:1] for name, own in row.items() if isinstance(own, int | float | str)]
+    columns = [name for name in plain if name != "group"][:_COLUMNS]
+    counts = vars(result.counts)
+    content = {"result": result, "interval": interval, "rows": rows, "columns": columns, "counts": counts}
+    return str(template("notebook").render(content))

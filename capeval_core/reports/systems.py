@@ -1,10 +1,9 @@
-"""Several systems by several metrics as plain values, and their tables: stacked for a terminal, a cell each
-for papers, a line each for programs."""
+"""Several systems by several metrics, and their tables: for a terminal, for papers, and for programs."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,15 +22,10 @@ _COLUMNS = (
 
 @dataclass(frozen=True)
 class Column:
-    """A metric: `name` as `load` knows it, `title` as papers write it, `key` of its value.
-
-    range: least and greatest score at the default options. relative: why its scores have neither interval nor
-    test. summary: a sentence. citation, address: of its paper.
-    """
+    """A metric: `name` as `load` knows it, `title` as papers write it; citation and address of its paper."""
 
     name: str
     title: str
-    key: str
     range: tuple[float, float]
     higher_is_better: bool = True
     relative: str | None = None
@@ -42,10 +36,9 @@ class Column:
 
 @dataclass(frozen=True)
 class Test:
-    """A paired test of a system against the baseline, on the visuals that both have a score on.
+    """A paired test of a system against the baseline, on the `count` visuals that both have a score on.
 
-    difference: the system's mean minus the baseline's, with its own interval. adjusted: the p-value after
-    Holm's correction. count: visuals compared. left_out: those with a score in only one of the two.
+    adjusted: the p-value after Holm's correction. left_out: visuals with a score in only one of the two.
     """
 
     difference: float
@@ -53,32 +46,30 @@ class Test:
     high: float
     p_value: float
     adjusted: float
+    significant: bool
     count: int
-    left_out: int = 0
+    left_out: int
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One system's result by one metric; lists have one value per caption.
+    """One system by one metric: its `Result`, evidence by index where there is any, its interval and test.
 
-    mean, scores: NaN without a score. parts: components that the paper names. errors: of failed captions.
-    evidence: by index, where it was kept. no_interval, no_test: why there is none; the baseline has no test.
-    lack: what its captions lack to have more than 0, where the mean is nothing but rounding.
+    no_interval, no_test: why there is none; the baseline has no test.
     """
 
-    mean: float
-    interval: tuple[float, float] | None
-    scores: Sequence[float]
-    parts: Mapping[str, Sequence[Any]]
-    errors: Mapping[int, str]
-    signature: str
+    result: Any
+    evidence: Mapping[int, Mapping[str, Any]] | None = None
+    interval: Any = None
     no_interval: str = ""
-    truncated: int = 0
-    empty: int = 0
-    evidence: Mapping[int, Mapping[str, Any]] | None = field(default=None, repr=False)
     test: Test | None = None
     no_test: str = ""
-    lack: str | None = None
+
+    def verdict(self, column: Column) -> str:
+        """Whether the system is "better" or "worse" than the baseline, or "equal"; "" without a test."""
+        if self.test is None or not self.test.significant:
+            return "equal" if self.test else ""
+        return "better" if (self.test.difference > 0) == column.higher_is_better else "worse"
 
 
 @dataclass(frozen=True)
@@ -91,17 +82,16 @@ class System:
     name: str
     ids: Sequence[str]
     captions: Sequence[str]
-    images: Sequence[Any] | None
-    references: Sequence[Sequence[str]] | None
     cells: Mapping[str, Cell]
+    images: Sequence[Any] | None = None
+    references: Sequence[Sequence[str]] | None = None
 
 
 @dataclass(frozen=True)
 class Systems:
     """A comparison: systems are rows, metrics columns; one system by one metric is the smallest.
 
-    baseline: the system that the others are tested against. visual: "image" or "video". test, correction: in
-    words. messages: what failed or was left out. titles: of parts, by their names in `Cell.parts`. command:
+    test, correction: in words. messages: what failed or was left out. titles: of parts of scores. command:
     what repeats all this. digits: decimals for readers; None: as many as the place has by itself.
     """
 
@@ -136,45 +126,23 @@ class Systems:
 
     def best(self, column: Column, usual: int = 4) -> list[str]:
         """The systems with the best mean of several; more than one where they tie in the digits shown."""
-        cells = {system.name: system.cells[column.name] for system in self.systems}
-        finite = {name: cell for name, cell in cells.items() if math.isfinite(cell.mean)}
-        if len(finite) < 2:
+        results = {system.name: system.cells[column.name].result for system in self.systems}
+        means = {name: result.mean for name, result in results.items() if math.isfinite(result.mean)}
+        if len(means) < 2:
             return []
-        best = (max if column.higher_is_better else min)(cell.mean for cell in finite.values())
-        shown = self.number(best, usual)
-        return [
-            n for n, cell in finite.items() if cell.lack is None and self.number(cell.mean, usual) == shown
-        ]
-
-    def significant(self, cell: Cell) -> bool:
-        """Whether a cell differs from the baseline after the correction."""
-        return cell.test is not None and cell.test.adjusted < 1 - self.level
-
-    def verdict(self, cell: Cell, column: Column) -> str:
-        """Whether a cell is "better" or "worse" than the baseline, or "equal"; "" without a test."""
-        if cell.test is None:
-            return ""
-        if not self.significant(cell):
-            return "equal"
-        return "better" if (cell.test.difference > 0) == column.higher_is_better else "worse"
+        best = self.number((max if column.higher_is_better else min)(means.values()), usual)
+        shown = [name for name, mean in means.items() if self.number(mean, usual) == best]
+        return [name for name in shown if results[name].lack is None]
 
 
 def stacked_table(systems: Systems) -> Table:
     """A system is up to three lines: means, intervals, and p-values after the correction."""
-
-    def p_value(cell: Cell) -> str:
-        return "" if cell.test is None else p_in_words(cell.test.adjusted, systems.level)
-
-    lines: list[Callable[[Cell], str]] = [
-        lambda cell: _mean(systems, cell),
-        lambda cell: _interval(systems, cell, " to "),
-        p_value,
-    ]
     rows = []
     for system in systems.systems:
-        texts = [[text(system.cells[column.name]) for column in systems.columns] for text in lines]
-        kept = [line for place, line in enumerate(texts) if any(line) or not place]
-        rows += [["" if place else system.name, *line] for place, line in enumerate(kept)]
+        cells = [system.cells[column.name] for column in systems.columns]
+        tests = ["" if cell.test is None else p_in_words(cell.test.adjusted, systems.level) for cell in cells]
+        means, intervals = ([text(systems, cell) for cell in cells] for text in (_mean, _interval))
+        rows += [[system.name, *means], *(["", *line] for line in (intervals, tests) if any(line))]
     return Table("Systems", _header(systems), rows, _notes(systems))
 
 
@@ -183,42 +151,40 @@ def cells_table(systems: Systems) -> Table:
     rows: list[list[str]] = []
     bold: set[tuple[int, int]] = set()
     for system in systems.systems:
-        cells = []
-        for column in systems.columns:
-            interval = _interval(systems, system.cells[column.name], ", ")
-            mean = _mean(systems, system.cells[column.name])
-            cells.append(f"{mean} [{interval}]" if interval else mean)
-            if system.name in systems.best(column):
-                bold.add((len(rows), len(cells)))
-        rows.append([system.name, *cells])
+        bold |= {
+            (len(rows), place)
+            for place, column in enumerate(systems.columns, 1)
+            if system.name in systems.best(column)
+        }
+        cells = [system.cells[column.name] for column in systems.columns]
+        intervals = [_interval(systems, cell, ", ") for cell in cells]
+        texts = [
+            _mean(systems, cell) + (f" [{interval}]" if interval else "")
+            for cell, interval in zip(cells, intervals, strict=True)
+        ]
+        rows.append([system.name, *texts])
     return Table("Systems", _header(systems), rows, _notes(systems), bold)
 
 
 def long_table(systems: Systems) -> Table:
     """A line for each system and metric with every number, as many digits as it has."""
-    rows = []
+    rows: list[list[str]] = []
     for system in systems.systems:
         for name, cell in system.cells.items():
-            means = [
-                repr(x) if math.isfinite(x) else "" for x in (cell.mean, *(cell.interval or (math.nan,) * 2))
-            ]
-            counts = [len(cell.scores), len(cell.errors), cell.truncated, cell.empty]
-            tested: list[object] = [""] * 8
-            if test := cell.test:
-                numbers = [test.difference, test.low, test.high, test.p_value, test.adjusted]
-                significant = str(systems.significant(cell)).lower()
-                tested = [*map(repr, numbers), significant, test.count, test.left_out]
+            result, own = cell.result, cell.interval
+            ends = (math.nan, math.nan) if own is None else (own.low, own.high)
+            means = [repr(x) if math.isfinite(x) else "" for x in (result.mean, *ends)]
+            tested = vars(cell.test).values() if cell.test else [""] * 8
             baseline = "" if system.name == systems.baseline else systems.baseline or ""
-            row = [system.name, name, *means, systems.level, *counts, baseline, *tested, cell.signature]
-            rows.append(list(map(str, row)))
+            values = [*means, systems.level, *vars(result.counts).values(), baseline, *tested]
+            texts = [str(x).lower() if isinstance(x, bool) else str(x) for x in values]
+            rows.append([system.name, name, *texts, result.signature])
     return Table("Systems", _COLUMNS, rows)
 
 
 def _header(systems: Systems) -> list[str]:
-    titles = [
-        column.title + ("" if column.higher_is_better else " (lower is better)") for column in systems.columns
-    ]
-    return ["system", *titles]
+    lower = {True: "", False: " (lower is better)"}
+    return ["system", *(column.title + lower[column.higher_is_better] for column in systems.columns)]
 
 
 def _notes(systems: Systems) -> list[str]:
@@ -232,12 +198,13 @@ def _notes(systems: Systems) -> list[str]:
         limit = f"p < {1 - systems.level:.2g}"
         notes.append(f"{_MARK}: differs from {systems.baseline} ({limit}, {systems.test}{corrected})")
     notes += ["means and intervals times 100"] if systems.times_100 else []
-    return [*notes, *systems.messages, *dict.fromkeys(cell.signature for cell in cells)]
+    return [*notes, *systems.messages, *dict.fromkeys(cell.result.signature for cell in cells)]
 
 
 def _mean(systems: Systems, cell: Cell) -> str:
-    return f"{systems.number(cell.mean)}{_MARK if systems.significant(cell) else ''}"
+    return systems.number(cell.result.mean) + (_MARK if cell.test and cell.test.significant else "")
 
 
-def _interval(systems: Systems, cell: Cell, between: str) -> str:
-    return "" if cell.interval is None else between.join(map(systems.number, cell.interval))
+def _interval(systems: Systems, cell: Cell, between: str = " to ") -> str:
+    own = cell.interval
+    return "" if own is None else between.join(map(systems.number, (own.low, own.high)))

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from capeval_core.inputs.images import InputImage, InputVisual
 from capeval_core.inputs.videos import EVERY, Sampling
 from capeval_core.regions.regions import Regions
-from capeval_core.reports.explained import DrawnExplanation, shown_word
-from capeval_core.reports.explanations import best_frames, wrong_spans
+from capeval_core.reports.explanations import DrawnExplanation, best_frames, wrong_spans
 from capeval_core.reports.overlay import outlined
 
 if TYPE_CHECKING:
@@ -94,17 +93,15 @@ class HiceExplanation(DrawnExplanation):
         unmentioned = [note["unmentioned"] for note in self["regions"]]
         return outlined(image, regions, unmentioned, width, self["square"])
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return HiceExplanation, (dict(self), self._image, self._masks)
-
 
 class VideoExplanation(DrawnExplanation):
     """The explanation of a score, by `result.explain(i)`: plain values, and `plot()`, which draws them.
 
     Keys: `caption`; `image`, the name of the video; the parts of the score; `frame_cosines`, the cosine of
-    the caption as a whole with each frame that was compared; `words`, a `FrameMatch` of each token id; with
-    references, `references`, the score and components of each; `incomplete`, why decoding stopped early, None
-    where it did not; and `error`, the reason where there is no score.
+    the caption as a whole with each frame that was compared; `words`, of each token id its `word` and
+    `weight`, and the `frame` that it fits best with the `cosine`; with references, `references`, the score
+    and components of each; `incomplete`, why decoding stopped early, None where it did not; and `error`, the
+    reason where there is no score.
 
     >>> note = VideoExplanation({"caption": "a red circle", "frame_cosines": [0.1, 0.3], "words": []})
     >>> note.plot(720).size[0]
@@ -130,10 +127,7 @@ class VideoExplanation(DrawnExplanation):
         self.check_drawable(width)
         best = best_frames(self["words"])
         images = self._frames(best)
-        frames = {}
-        for frame, own in best.items():
-            words = [f"{shown_word(match)} {match['cosine']:.2f}" for match in own]
-            frames[frame] = images.get(frame), ", ".join(words)
+        frames = {frame: (images.get(frame), ", ".join(map(_shown, own))) for frame, own in best.items()}
         return draw_frames(self["caption"], self["frame_cosines"], frames, width)
 
     def frames(self, wanted: Collection[int], width: int) -> dict[int, Image]:
@@ -166,5 +160,9 @@ class VideoExplanation(DrawnExplanation):
                 break
         return found
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return VideoExplanation, (dict(self), self._video, self._sampling)
+
+def _shown(match: Mapping[str, Any]) -> str:
+    """A word with its cosine; the markers around a text are `start` and `end`."""
+    word = match["word"]
+    word = word[2:-2].removesuffix("oftext") if word.startswith("<|") and word.endswith("|>") else word
+    return f"{word} {match['cosine']:.2f}"

@@ -93,7 +93,7 @@ class Umic(RegionMetric):
     def evidence_of(
         self, samples: Samples, rows: pa.Table, parts: Mapping[str, list[Any]]
     ) -> dict[int, dict[str, Any]]:
-        from capeval_core.reports.explained import BoxExplanation, box_notes
+        from capeval_core.reports.explanations import BoxExplanation, box_notes
 
         explained: dict[int, dict[str, Any]] = {}
         zipped = zip(self.boxes(samples), samples.images, rows["error"].to_pylist(), strict=True)

@@ -24,7 +24,7 @@ from capeval_core.options import CorpusOptions, option
 from capeval_core.options import Options as CommonOptions
 from capeval_core.ragged import Ragged, inner
 from capeval_core.registry import network
-from capeval_core.reports.explained import MatchExplanation, word_matches
+from capeval_core.reports.explanations import MatchExplanation, word_matches
 from capeval_core.result import Values
 from capeval_core.rows import FLOATS, NESTED, column, common_columns, lists, row_schema
 from capeval_core.scores.boxes import RegionMetric, RegionOptions, error_of, rows_by_image

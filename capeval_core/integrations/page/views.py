@@ -22,7 +22,7 @@ _MOST = 5  # steps; more numbers would run into each other on a phone
 
 
 def _shown(view: str, **content: Any) -> str:
-    return template("page").render(view=view, **content).strip()
+    return str(template("page").render(view=view, **content)).strip()
 
 
 def heading(metric: type[CaptionMetric]) -> str:
