@@ -1,0 +1,135 @@
+"""The site: pages of `docs/`, and those that are made from the code while mkdocs builds it.
+
+    mkdocs build --strict
+
+A metric's page has its card, inputs, options, columns of rows, published values and exactness; the reference
+has the public modules and the help of every command.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+from typing import Any
+
+from capeval_core.cli import COMMANDS, main
+from capeval_core.description import describe_metric
+from capeval_core.options import describe_options
+from capeval_core.registry import METRICS, metric_class, variant_classes
+from tools.documents import CHECKOUT, markdown
+from tools.exactness import ON_CPU, ON_GPU, exactness_rows, has_networks, legend, read_lines
+
+MODULES = (
+    "cache", "demo", "errors", "integrations", "integrations.ray", "integrations.shards",
+    "judgements.correlation", "metric", "options", "registry", "result", "rows", "scores.pac", "scores.umic",
+    "scores.video", "scores.vilbert", "statistics",
+)  # fmt: skip
+"""The public modules: what the documents name, and what a metric of another package builds on."""
+
+
+def inputs_list(metric: str, media: str | None = None) -> str:
+    """The arguments of `compute` in a metric's `evaluate` module, or in its configuration for a medium."""
+    inputs = describe_metric(metric_class(metric, media)).inputs
+    return "\n".join(f"- `{name}`: {meaning}" for name, meaning in inputs.items())
+
+
+def options_table(metric: str, media: str | None = None) -> str:
+    """The options of a metric: type, default, meaning; for a variant those that the metric lacks."""
+    described = describe_options(metric_class(metric, media).Options)
+    summary = ""
+    if media is not None:
+        usual = describe_options(metric_class(metric).Options)
+        lost = [f"`{d.name}`" for d in usual if d.name not in {other.name for other in described}]
+        described = [option for option in described if option not in usual]
+        without = " and ".join(filter(None, [", ".join(lost[:-1]), lost[-1]]))
+        summary = f"Its own options; the others are those of images, without {without}.\n\n"
+    rows = [[f"`{d.name}`", f"`{d.type}`", f"`{d.default!r}`", d.help] for d in described]
+    return summary + markdown(["option", "type", "default", "meaning"], rows)
+
+
+def rows_table(metric: str, media: str | None = None) -> str:
+    """Every column of a metric's rows: type and meaning."""
+    columns = metric_class(metric, media).ROW
+    rows = [[f"`{c.name}`", f"`{c.type}`", c.metadata[b"meaning"].decode()] for c in columns]
+    return markdown(["column", "type", "meaning"], rows)
+
+
+def published_table(metric: str) -> str:
+    """The values that papers report for a metric; what is the same for all stands below the table."""
+    class_ = metric_class(metric)
+    values = class_.published
+    about = {
+        "images": [p.dataset for p in values],
+        "weights": [f"`{p.weights}`" for p in values],
+        "source": [p.source for p in values],
+        "settings": [p.settings or "default" for p in values],
+    }
+    differing = {name: cells for name, cells in about.items() if len(set(cells)) > 1}
+    shared = [cells[0] for name, cells in about.items() if name not in differing and cells[0] != "default"]
+    rows = [[p.captions, f"{p.value:g}"] for p in values]
+    rows = [[*row, *(cells[i] for cells in differing.values())] for i, row in enumerate(rows)]
+    table = markdown(["captions", class_.title, *differing], rows)
+    return "\n\n".join([table, *([f"All of them: {'; '.join(shared)}."] if shared else [])])
+
+
+def exactness_table(metric: str, media: str | None = None) -> str:
+    """How exact a metric is, from the measurements in `benchmarks`."""
+    on_cpu, on_gpu = read_lines(ON_CPU), read_lines(ON_GPU)
+    subject = f"{metric} {media}" if media else metric
+    rows = exactness_rows(subject, on_cpu, on_gpu)
+    table = markdown(["compared", "weights", "largest difference", "Kendall's tau-b"], rows)
+    about = next(line for line in on_cpu if "date" in line)
+    source = (
+        f"Measured on {about['date']} with torch {about['torch']}, on a CPU where nothing else is stated, "
+        "by `python -m benchmarks.exactness` (48 captions)"
+    )
+    gpu = "; `python -m benchmarks.cuda` measures it on a GPU" if has_networks(subject, on_cpu) else ""
+    meaning = legend(subject, on_cpu, describe_metric(metric_class(metric, media)).range)
+    return f"{meaning}\n\n{table}\n\n{source}{gpu}.\n"
+
+
+def metric_page(name: str) -> str:
+    """The page of a metric: its card, and what is made from its class."""
+    card = (CHECKOUT / "metrics" / name / "README.md").read_text(encoding="utf-8").split("---\n", 2)[2]
+    parts = [re.sub(r"^# Metric card for ", "# ", card.strip(), flags=re.M)]
+    for media in [None, *(medium for other, medium in variant_classes() if other == name)]:
+        of = f" for a {media}" if media else ""
+        parts += [f"## Inputs{of}", inputs_list(name, media), f"## Options{of}", options_table(name, media)]
+        parts += [f"## Columns of a row{of}", rows_table(name, media)]
+        parts += [f"## Exactness{of}", exactness_table(name, media)]
+    if metric_class(name).published:
+        parts += ["## Published means", published_table(name)]
+    return "\n\n".join(parts)
+
+
+def commands_page() -> str:
+    """The help of every command."""
+    parts = ["# Commands", "What `--help` says of each."]
+    for name in COMMANDS:
+        written = io.StringIO()
+        with contextlib.redirect_stdout(written), contextlib.suppress(SystemExit):
+            main([name, "--help"])
+        parts += [f"## capeval {name}", f"```text\n{written.getvalue().rstrip()}\n```"]
+    return "\n\n".join(parts)
+
+
+def pages() -> dict[str, str]:
+    """The text of every page that is made, by its path in `docs/`."""
+    os.environ["COLUMNS"] = "100"
+    modules = ["capeval_core", *(f"capeval_core.{name}" for name in MODULES)]
+    python = "\n\n".join(["# Python API", *(f"::: {name}" for name in modules)])
+    made = {"reference/python.md": python, "reference/commands.md": commands_page()}
+    changes = (CHECKOUT / "CHANGELOG.md").read_text(encoding="utf-8")
+    made |= {"changelog.md": changes} | {f"metrics/{name}.md": metric_page(name) for name in METRICS}
+    return made
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """mkdocs asks this for the files of the site."""
+    from mkdocs.structure.files import File
+
+    for path, text in pages().items():
+        files.append(File.generated(config, path, content=text))
+    return files
