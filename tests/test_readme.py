@@ -234,6 +234,8 @@ def names_of(page: Path) -> dict[str, Any]:
         "model": captioner(scenes.tokenizer),
         "train": scenes,
         "evaluation": scenes,
+        "images": scenes.images,
+        "references": scenes.references,
     }
 
 
