@@ -105,11 +105,7 @@ class Folder:
         absent = [image_id for image_id, entries in matches.items() if not entries]
         of_files = [one for one in absent if one in by_file]
         own = self.names.entries[:3]
-        has = (
-            f"it holds files like {', '.join(map(repr, own))}"
-            if own
-            else "it holds no files, but for folders"
-        )
+        has = f"it holds files like {', '.join(map(repr, own))}" if own else "it holds no files itself"
         nowhere: dict[str, Path] = {}
         if absent_too and (len(absent) < len(matches) or of_files):
             names = {one: file_names[one] if one in by_file else one for one in absent}

@@ -269,7 +269,8 @@ class Texts:
             lacking.append(self.chosen or " or ".join(self.fields))
             settings += [setting(self.column, name) for name in others[0 if ids else 1 :][-1:]]
         found = f"but no {', and no '.join(lacking)}"
-        return found, f"name what holds it with {' and '.join(settings)}" if settings else ""
+        them = "it" if len(settings) == 1 else "them"
+        return found, f"name {them} with {' and '.join(settings)}" if settings else ""
 
     def require_columns(self, names: Sequence[str], table: str) -> str:
         """The column of texts of a table, which has to name ids and texts, once; else raise FileError."""

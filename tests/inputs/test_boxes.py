@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import sys
 import warnings
@@ -26,7 +25,6 @@ from tests.inputs.box_writing import (
     npz_of,
     packed,
     released,
-    text_of,
     write_lmdb,
 )
 from tests.support.seams import box_store, visual
@@ -250,19 +248,6 @@ def test_a_tsv_may_have_a_header_and_no_last_newline(tmp_path: Path) -> None:
         list(box_store(tmp_path / "b.tsv"))
 
 
-def test_a_tsv_that_changes_is_noticed(tmp_path: Path) -> None:
-    path = tsv(tmp_path / "a.tsv")
-    store = box_store(path)
-    assert len(store) == 3
-    path.write_text(bottom_up_line("dog", FOUND["cat"]))
-    with pytest.raises(InputError, match="changed"):
-        loaded(store, "42")
-    assert list(box_store(path)) == ["dog"]
-    path.write_text(path.read_text().replace("dog\t", "owl\t"))  # of the same size
-    os.utime(path, ns=(0, 1))
-    assert list(box_store(path)) == ["owl"]
-
-
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = database(tmp_path / "db")
     for package in ("lmdb", "lz4", "msgpack"):
@@ -335,44 +320,3 @@ def test_a_database_that_is_cut_off_is_refused(tmp_path: Path) -> None:
             list(box_store(tmp_path / "db"))
     data.write_bytes(whole)
     assert len(box_store(tmp_path / "db")) == 3
-
-
-def test_damaged_files_of_a_folder(tmp_path: Path) -> None:
-    path = npz_folder(tmp_path / "npz")
-    (path / "cut.npz").write_bytes((path / "cat.npz").read_bytes()[:300])
-    np.savez(path / "pickle.npz", boxes=np.zeros((1, 4)), features=np.array([[Runs()]], object))
-    np.savez(path / "nan.npz", **{**FOUND["cat"], "features": np.full((12, 5), np.nan)})
-    np.savez_compressed(path / "zeros.npz", **{**FOUND["cat"], "features": np.zeros((1, 1 << 25))})
-    (path / "loop.npz").symlink_to("loop.npz")
-    store = box_store(path)
-    assert sorted(store) == sorted([*FOUND, "cut", "pickle", "nan", "zeros"])
-    for name in ("cut", "pickle", "nan", "zeros"):
-        assert refusal(store, name)
-    assert len(loaded(store, "cat")) == 12
-    (path / "dog.1.npz").unlink()
-    assert refusal(store, "dog.1")
-
-
-@pytest.mark.parametrize(
-    ("column", "value", "index"),
-    [
-        (1, "0", "size"),
-        (2, "x", "image_h"),
-        (3, "1001", "num_boxes"),
-        (3, "13", "shape"),
-        (4, text_of(FOUND["cat"]["boxes"])[:-2], "boxes"),
-        (4, "", "boxes"),
-        (5, "A!", "features"),
-        (5, text_of(np.ones(13)), "features"),
-        (5, text_of(np.full((12, 2), np.inf)), "features"),
-        (5, text_of(np.ones((12, 2))) + "\tmore", "columns"),
-    ],
-)
-def test_damaged_lines_of_a_tsv(column: int, value: str, index: str, tmp_path: Path) -> None:
-    fields = bottom_up_line("cat", FOUND["cat"]).rstrip("\n").split("\t")
-    fields[column] = value
-    around = [bottom_up_line(name, FOUND["cat"]) for name in ("dog", "eel")]
-    (tmp_path / "a.tsv").write_text(around[0] + "\t".join(fields) + "\n" + around[1])
-    store = box_store(tmp_path / "a.tsv")
-    assert index in refusal(store, "cat")
-    assert len(loaded(store, "dog")) == len(loaded(store, "eel")) == 12

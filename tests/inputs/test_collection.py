@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -83,14 +82,6 @@ def test_a_path_from_elsewhere_finds_nothing(tmp_path: Path) -> None:
     for image_id in away:
         with pytest.raises(FileError, match=r"has no image; it holds files like 'b.jpg'"):
             found(folder, image_id)
-
-
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
-def test_a_pipe_is_no_image(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path / "images", "b.jpg")
-    os.mkfifo(folder / "a.jpg")
-    with pytest.raises(FileError, match=r"1 of 1 ids \('a'\)"):
-        found(folder, "a")
 
 
 def test_the_exact_name_wins_and_what_is_ambiguous_or_missing_comes_at_once(tmp_path: Path) -> None:
@@ -353,9 +344,3 @@ def test_wide_tables_that_lose_no_caption(images: Path, content: str, places: li
 def test_standard_input_is_one_file(images: Path) -> None:
     with pytest.raises(FileError, match="standard input cannot be both"):
         read_collection(Path("-"), None, Path("-"))
-
-
-def test_a_collection_of_ids_alone(tmp_path: Path) -> None:
-    path = tmp_path / "c.json"
-    path.write_text(json.dumps({"7": ["a", "b"]}))
-    assert read_collection(path, None).images == ["7", "7"]

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 import warnings
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -95,13 +94,6 @@ def test_where_no_process_can_be_started_threads_decode(
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     with pytest.warns(UserWarning, match="nowhere"):
         assert result_of(files, 4).scores == expected
-
-
-def test_many_threads_ask(files: list[Any]) -> None:
-    expected = result_of(files, None).scores
-    with ThreadPoolExecutor(6) as pool:
-        for result in pool.map(lambda _: result_of(files, 2), range(12)):
-            assert result.scores == expected
 
 
 PROGRAM = """

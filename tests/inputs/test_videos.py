@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import struct
 import sys
@@ -30,7 +29,6 @@ from tests.inputs.video_writing import (
 )
 from tests.support.seams import LIMITS, read_video, visual
 
-EXAMPLE = Path(__file__).parents[3] / "shared/data/example_video/Bfyp0C02sko_000248_000258.mp4"
 CLIP = [photograph(seed=i) for i in range(3)]
 
 
@@ -78,16 +76,6 @@ def test_a_folder_of_frames_is_read_in_the_order_of_its_numbers(tmp_path: Path) 
     assert one.key == visual("video", [(folder / name).read_bytes() for name in ordered]).key
     again = pickle.loads(pickle.dumps(one))
     assert (again.key, again.name) == (one.key, repr(str(folder)))
-
-
-def test_frames_that_cannot_be_used_are_named_by_their_index() -> None:
-    one = visual("video", [encoded(CLIP[0]), encoded(CLIP[1])[:900]], "videos[1]")
-    frames = iter(one.load())
-    next(frames)  # the second frame is not decoded yet
-    for use in (lambda: next(frames), one.check):
-        with pytest.raises(InputError) as caught:
-            use()
-        assert [problem.where for problem in caught.value.problems] == ["videos[1][1]"]
 
 
 def test_used_frames_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,20 +213,6 @@ def test_a_frame_is_turned_as_players_turn_it() -> None:
         assert [i.tobytes() for i in images] == [i.transpose(transpose).tobytes() for i in upright]
 
 
-@pytest.mark.parametrize(
-    ("pix_fmt", "tolerance"),
-    [("gray", None), ("yuv444p10le", 3), ("bgra", 0), ("yuv410p", 160)],
-)
-def test_frames_of_any_pixel_format_are_rgb(pix_fmt: str, tolerance: int | None) -> None:
-    images, _, _ = read_video(written(drawn(3), fmt="matroska", codec="ffv1", pix_fmt=pix_fmt))
-    found = np.stack([np.asarray(image) for image in images.values()]).astype(int)
-    assert found.shape == (3, 32, 48, 3)
-    if tolerance is None:
-        assert (found == found[..., :1]).all() and found[2, 0, 0, 0] > found[0, 0, 0, 0]
-    else:
-        assert np.abs(found - drawn(3)).max() <= tolerance
-
-
 def test_the_matrix_that_a_stream_states_is_used() -> None:
     """The same numbers mean other colours by BT.709 than by BT.601, which unmarked streams have."""
 
@@ -258,19 +232,6 @@ def test_what_to_install_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     visual("video", [photograph()]).check()
     with pytest.raises(ImportError, match=r'pip install "capeval\[video\]"'):
         visual("video", video()).check()
-
-
-@pytest.mark.skipif(not EXAMPLE.is_file(), reason="needs ../shared/data/example_video")
-def test_the_example_of_emscore() -> None:
-    images, _, incomplete = read_video(EXAMPLE)
-    assert (len(images), incomplete, images[0].size) == (250, None, (640, 360))
-    assert len(read_video(EXAMPLE, fps=2)[0]) == 20
-    assert read_video(EXAMPLE, max_frames=10)[1] == [0, 27, 55, 83, 110, 138, 166, 193, 221, 249]
-    # A green and a pink egg white, yolks, and a white table; looked at by eye.
-    frame = np.asarray(images[120]).astype(int)
-    yolk, green, pink, table = frame[115, 325], frame[70, 330], frame[150, 190], frame[20, 20]
-    assert yolk[0] > yolk[1] + 30 > yolk[2] + 60
-    assert green[1] > green[0] + 10 and pink[0] > pink[1] + 10 and table.min() > 220
 
 
 # ---- damage: the frames before it are used, and the result says so
@@ -293,26 +254,6 @@ def test_frames_before_a_damaged_end_are_used(form: str, zeros: bool) -> None:
     for sampling in ({"max_frames": 5}, {"fps": 5}):
         assert read_video(cut, **sampling)[2] == why
     assert read_video(cut, max_frames=5)[1] == np.linspace(0, count - 1, 5).astype(int).tolist()
-
-
-@pytest.mark.parametrize("form", ["webm", "mkv"])
-def test_two_lost_frames_show(form: str) -> None:
-    """The file is cut between frames, so nothing in it is damaged; it states how long it is."""
-    whole = video(form, 40)
-    for kept in range(len(whole) - 1, 0, -3):
-        images, _, incomplete = read_video(whole[:kept])
-        if len(images) == 38:
-            break
-    assert incomplete
-
-
-def test_a_length_may_be_counted_from_0_or_from_the_first_frame() -> None:
-    """That of an index of fragments is the time of the end; that of tables is how long it is shown."""
-    form: dict[str, Any] = {"fmt": "mp4", "codec": "mpeg4", "pix_fmt": "yuv420p"}
-    for flags in ("frag_every_frame+delay_moov+dash+global_sidx", "faststart"):
-        whole = written(drawn(6), container={"movflags": flags}, times=list(range(5000, 11000, 1000)), **form)
-        images, _, incomplete = read_video(whole)
-        assert len(images) == 6 and incomplete is None
 
 
 def test_the_length_that_a_file_states_is_compared() -> None:
@@ -388,18 +329,6 @@ def test_playlists_open_no_other_file(text: str, tmp_path: Path) -> None:
     for name in ("list.m3u8", "list.mp4", "list.ffconcat", "list.sdp", "list.mpd"):
         (tmp_path / name).write_text(text.format(path=film))
         assert refusal(tmp_path / name).problems
-
-
-def test_names_with_patterns_and_protocols_are_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "film.mkv").write_bytes(video())
-    (tmp_path / "frame1.png").write_bytes(encoded(photograph(), "PNG"))
-    monkeypatch.chdir(tmp_path)
-    for name in ("concat:film.mkv", "file:film.mkv", "frame%d.png", "subfile,,start,0,end,0,,:film.mkv"):
-        assert refusal(name).problems
-    for name in ("file:film.mkv", os.fsdecode(b"\xff%d.mkv")):
-        Path(name).write_bytes(video("mp4"))
-        assert visual("video", name).key == visual("video", video("mp4")).key
-        assert numbers(read_video(name)[0].values()) == list(range(12))
 
 
 def test_sizes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

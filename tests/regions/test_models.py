@@ -164,12 +164,6 @@ def test_boxes_one_by_one_in_threads_and_narrow_types(
     assert (whole.masks() != single.masks()).mean() < 1e-4  # logits that are all but 0
 
 
-def test_everything_is_at_the_size_of_the_image(image: Image.Image, tmp_path: Path) -> None:
-    sure = opened(f"everything:{save_sam(tmp_path / 'sam', sure=True)}")
-    regions = sure.segment(image.resize((320, 200)))
-    assert regions.size == (200, 320) and len(regions) >= 1
-
-
 def test_releases_in_every_form_become_the_same_weights(tmp_path: Path, image: Image.Image) -> None:
     tensors = recipe.state_dict(CASES / "sam-boxes-tiny" / "manifest.json", 1)
     whole = {name: torch.from_numpy(tensor) for name, tensor in tensors.items()}
