@@ -250,6 +250,11 @@ def file_problem(
     return Problem(where, f"{verb} {found}".strip(), fix, FileError)
 
 
+def file_error(path: str | os.PathLike[str], found: str, fix: str = "") -> FileError:
+    """The error about a file or a folder, to be raised."""
+    return FileError(file_problem(path, found, fix))
+
+
 def option_problem(
     name: str, value: Any, found: str, fix: str = "", *, verb: str = "is", kind: Kind = ValueError
 ) -> Problem:

@@ -14,7 +14,7 @@ from tqdm import tqdm
 from capeval_core.commands.common import add_flags, chosen, tell_reasons, visual_of, write
 from capeval_core.commands.terminal import Parser, flag, interruptible, summary
 from capeval_core.errors import FileError, Problems, naming, wrong_option
-from capeval_core.inputs.box_stores import MANIFEST, BoxPickles, Manifest, file_of, is_whole, npz_bytes
+from capeval_core.inputs.box_stores import MANIFEST, Manifest, file_of, is_whole, npz_bytes, released_store
 from capeval_core.inputs.folder import paths_by_id
 from capeval_core.inputs.images import ImageError, InputImage
 from capeval_core.kept import PARTIAL
@@ -113,7 +113,7 @@ def convert_box_features(arguments: list[str]) -> int:
     flag(parser, "--out FOLDER", _OUT, required=True)
     flags = parser.read(arguments)
     _check_folder(flags.out)
-    released = BoxPickles(flags.released)
+    released = released_store(flags.released)
     manifest = Manifest(f"released:{released.path.name}", _ALL, "float32", released.fingerprint)
     _check_folder(flags.out, manifest)
 

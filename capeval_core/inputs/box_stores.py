@@ -17,9 +17,8 @@ import os
 import pickle
 import re
 import threading
-from abc import ABC, abstractmethod
 from bisect import bisect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property, lru_cache, partial
@@ -29,15 +28,13 @@ from io import SEEK_END, BytesIO
 from numbers import Integral
 from pathlib import Path
 from typing import Any
-from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
-from capeval_core.errors import FileError, described, file_problem, refuse_nul
+from capeval_core.errors import FileError, described, file_error, refuse_nul
 from capeval_core.inputs.boxes import (
     MOST_BOXES,
-    MOST_BYTES,
     NAMES,
     OPTIONAL,
     PER_BOX,
@@ -69,15 +66,19 @@ _EXTENSION = ".npz"
 _AGAIN = "write or download it again"
 
 
-class BoxFeatureStore(ABC, Mapping[str, Source[BoxFeatures]]):
-    """Image id -> the source of its box features. It may be pickled and used from several threads."""
+@dataclass(eq=False)
+class BoxFeatureStore(Mapping[str, Source[BoxFeatures]]):
+    """Image id -> the source of its box features. It may be pickled and used from several threads.
 
+    listed: by id, what `read` makes arrays of. digest: changes with what is stored, as far as sizes and
+    samples show. selection: the rule that chose the boxes, where that is known.
+    """
+
+    path: Path
+    listed: Callable[[], Mapping[str, Any]]
+    read: Callable[[str, Any], Mapping[str, Any]]
+    digest: Callable[[], str]
     selection: str | None = None
-    fingerprint: str
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.name = f"precomputed:{path.name}"
 
     @staticmethod
     def open(path: str | os.PathLike[str]) -> BoxFeatureStore:
@@ -86,27 +87,39 @@ class BoxFeatureStore(ABC, Mapping[str, Source[BoxFeatures]]):
         refuse_nul(path)
         with _readable(path, _FORMS):
             if found := _databases_at(path):
-                return _BoxLmdb(path, found)
+                return _lmdb_store(path, _chosen(path, found))
             if path.is_dir() and any(entry.suffix == _EXTENSION for entry in path.iterdir()):
-                return _NpzFolder(path)
+                manifest = Manifest.read(path)
+                digest, selection = partial(_digest_of_folder, path, manifest), None
+                if manifest is not None:
+                    selection = manifest.selection
+                return BoxFeatureStore(path, partial(_files_in, path), _read_npz, digest, selection)
             if path.suffix.lower() == ".tsv" and path.is_file():
-                return _BoxTsv(path)
+                return _tsv_store(path)
         fix = "pass the folder that it lies in" if path.suffix == _EXTENSION else f"expected {_FORMS}"
         known = path.is_dir() or path.is_file()  # a pipe could block for ever
-        what = "has no box features of a known form" if known else "is no regular file"
-        raise FileError(file_problem(path, what, fix))
+        raise file_error(path, "has no box features of a known form" if known else "is no regular file", fix)
 
-    @abstractmethod
-    def ids(self) -> Iterable[str]:
-        """The image ids. Raises FileError."""
+    @property
+    def name(self) -> str:
+        """In signatures."""
+        return f"precomputed:{self.path.name}"
 
-    @abstractmethod
-    def arrays(self, image_id: str) -> Mapping[str, Any]:
-        """The arrays of one of the ids, by name. Raises ImageError."""
+    @cached_property
+    def fingerprint(self) -> str:
+        return self.digest()
 
     @cached_property
     def _names(self) -> Names:
-        return Names(self.ids())
+        return Names(self._entries)
+
+    @cached_property
+    def _entries(self) -> Mapping[str, Any]:
+        return self.listed()
+
+    def arrays(self, image_id: str) -> Mapping[str, Any]:
+        """The arrays of one of the ids, by name. Raises ImageError."""
+        return self.read(image_id, self._entries[image_id])
 
     def __getitem__(self, image_id: str) -> Source[BoxFeatures]:
         if image_id not in self._names:
@@ -179,11 +192,11 @@ class _StoredEntry(Boxes):
 def _readable(path: Path, forms: str) -> Iterator[None]:
     """Let errors of the system, and a path that is not there, name the path."""
     if not path.exists():
-        raise FileError(file_problem(path, "there is no such file or folder", f"expected {forms}"))
+        raise file_error(path, "there is no such file or folder", f"expected {forms}")
     try:
         yield
     except OSError as error:
-        raise FileError(file_problem(path, f"cannot be read ({error.strerror})")) from None
+        raise file_error(path, f"cannot be read ({error.strerror})") from None
 
 
 def _digest(*parts: object) -> str:
@@ -224,28 +237,22 @@ class Manifest:
         known = isinstance(content, dict) and content.get("format") == 1
         if not known or not all(isinstance(content.get(name), str) for name in names):
             found = f"is no file of `capeval regions` of this version (format 1: {', '.join(names)})"
-            raise FileError(file_problem(path, found, "name another folder, or delete that file"))
+            raise file_error(path, found, "name another folder, or delete that file")
         return cls(*(content[name] for name in names))
 
 
-class _NpzFolder(BoxFeatureStore):
-    """A folder of `.npz` files whose names are image ids; arrays also under the names of releases."""
+def _files_in(folder: Path) -> dict[str, Path]:
+    ids = [name.removesuffix(_EXTENSION) for name in names_in(folder) if name.endswith(_EXTENSION)]
+    return {image_id: file_of(folder, image_id) for image_id in ids}
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self._manifest = Manifest.read(path)
-        self.selection = None if self._manifest is None else self._manifest.selection
 
-    def ids(self) -> Iterable[str]:
-        return [name.removesuffix(_EXTENSION) for name in names_in(self.path) if name.endswith(_EXTENSION)]
+def _read_npz(image_id: str, path: Path) -> Mapping[str, Any]:
+    return npz_arrays(read_file(str(path), "file of boxes"), "its file")
 
-    @cached_property
-    def fingerprint(self) -> str:  # type: ignore[override]
-        sizes = [(image_id, file_of(self.path, image_id).stat().st_size) for image_id in self]
-        return f"npz-{_digest(self._manifest, sizes)}"
 
-    def arrays(self, image_id: str) -> Mapping[str, Any]:
-        return npz_arrays(read_file(str(file_of(self.path, image_id)), "file of boxes"), "its file")
+def _digest_of_folder(folder: Path, manifest: Manifest | None) -> str:
+    sizes = [(image_id, path.stat().st_size) for image_id, path in sorted(_files_in(folder).items())]
+    return f"npz-{_digest(manifest, sizes)}"
 
 
 def file_of(folder: Path, image_id: str) -> Path:
@@ -280,9 +287,8 @@ _KEYS = (b"__keys__", b"keys")
 """Entries that list all keys, of UNITER and of 12-in-1."""
 _COUNTED = re.compile(r"feat_(th.+?)(?:_compressed)?")
 _FIXED = re.compile(r"feat_numbb([1-9][0-9]{0,3})(?:_compressed)?")
-_MOST_UNPACKED = 4 * MOST_BYTES
-_OPENED: WeakValueDictionary[str, Any] = WeakValueDictionary()
-"""Databases by path: LMDB opens each once per process."""
+_OPENED: dict[str, tuple[object, Any]] = {}
+"""Databases by path, each with the state of its file: LMDB opens a file once per process."""
 _OPENING = threading.Lock()
 
 
@@ -307,53 +313,59 @@ def _imported(name: str) -> Any:
         raise FileError(found) from None
 
 
-class _Database:
+def _environment(data: Path) -> Any:
     """The LMDB of a data file, read only. Raises FileError, also where it is cut off: LMDB would read behind
     its end, which kills the process."""
-
-    def __init__(self, data: Path) -> None:
-        self.data, self.lmdb, real = data, _imported("lmdb"), os.path.realpath(data)
-        settings = {"subdir": False, "readonly": True, "lock": False, "create": False, "readahead": False}
-        with _OPENING:
-            self.environment: Any = _OPENED.get(real)
-            if self.environment is None:
-                try:
-                    self.environment = self.lmdb.open(real, **settings)
-                except self.lmdb.Error as error:
-                    raise FileError(file_problem(data, f"is no LMDB, or cut off ({error})", _AGAIN)) from None
-                needed = (self.environment.info()["last_pgno"] + 1) * self.environment.stat()["psize"]
-                if (size := data.stat().st_size) < needed:
-                    found = f"is cut off: it has {size:,} of {needed:,} bytes"
-                    raise FileError(file_problem(data, found, _AGAIN))
-                _OPENED[real] = self.environment
-
-    def names(self) -> list[bytes]:
-        try:
-            with self.environment.begin() as transaction:
-                keys = transaction.cursor().iternext(values=False)
-                return [bytes(key) for key in keys if key not in _KEYS]
-        except self.lmdb.Error as error:
-            raise FileError(file_problem(self.data, f"cannot be read ({error})", _AGAIN)) from None
-
-    def digest(self, *more: object) -> str:
-        """Of the last commit, the last page and the number of entries."""
-        info, entries = self.environment.info(), self.environment.stat()["entries"]
-        return f"lmdb-{_digest(info['last_txnid'], info['last_pgno'], entries, *more)}"
-
-    def read(self, key: bytes) -> bytes:
-        """The value of a key. Raises ImageError."""
-        try:
-            with self.environment.begin() as transaction:
-                value = transaction.get(key)
-        except self.lmdb.Error as error:
-            raise refused(f"its entry cannot be read ({error})", "write the database again") from None
-        if value is None or len(value) > _MOST_UNPACKED:
-            found = "is gone" if value is None else f"has {len(value):,} bytes"
-            raise refused(f"its entry {found}", "open the database again, or write it again")
-        return bytes(value)
+    lmdb, real, status = _imported("lmdb"), os.path.realpath(data), data.stat()
+    state = status.st_ino, status.st_size, status.st_mtime_ns
+    settings = {"subdir": False, "readonly": True, "lock": False, "create": False, "readahead": False}
+    with _OPENING:
+        before, environment = _OPENED.get(real, (None, None))
+        if before != state:
+            if environment is not None:
+                del _OPENED[real]
+                environment.close()
+            try:
+                environment = lmdb.open(real, **settings)
+            except lmdb.Error as error:
+                raise file_error(data, f"is no LMDB, or cut off ({error})", _AGAIN) from None
+            needed = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
+            if status.st_size < needed:
+                environment.close()
+                raise file_error(data, f"is cut off: it has {status.st_size:,} of {needed:,} bytes", _AGAIN)
+            _OPENED[real] = state, environment
+        return environment
 
 
-class _BoxLmdb(BoxFeatureStore):
+def _keys_in(data: Path) -> list[bytes]:
+    try:
+        with _environment(data).begin() as transaction:
+            keys = transaction.cursor().iternext(values=False)
+            return [bytes(key) for key in keys if key not in _KEYS]
+    except _imported("lmdb").Error as error:
+        raise file_error(data, f"cannot be read ({error})", _AGAIN) from None
+
+
+def _digest_of_lmdb(data: Path, *more: object) -> str:
+    """Of the last commit, the last page and the number of entries."""
+    environment = _environment(data)
+    info, entries = environment.info(), environment.stat()["entries"]
+    return f"lmdb-{_digest(info['last_txnid'], info['last_pgno'], entries, *more)}"
+
+
+def _value_of(data: Path, key: bytes) -> bytes:
+    """The value of a key. Raises ImageError."""
+    try:
+        with _environment(data).begin() as transaction:
+            value = transaction.get(key)
+    except _imported("lmdb").Error as error:
+        raise refused(f"its entry cannot be read ({error})", "write the database again") from None
+    if value is None:
+        raise refused("its entry is gone", "open the database again")
+    return bytes(value)
+
+
+def _lmdb_store(path: Path, data: Path) -> BoxFeatureStore:
     """An LMDB of box features; of several in a folder that of the published rule.
 
     https://github.com/ChenRocks/UNITER: the key is the name of the image's `.npz`; the value is that file, or
@@ -362,59 +374,44 @@ class _BoxLmdb(BoxFeatureStore):
     database, or in its name, that many are read and no more chosen: scores are rounded, and could choose
     others.
     """
+    for package in ("lmdb", "lz4.frame", "msgpack"):  # now, not at the first entry that needs one
+        _imported(package)
+    rule, counts = _read_counts(data.parent)
+    listed, read = partial(_keys_by_id, data, counts), partial(_read_entry, data, rule, counts)
+    digest, selection = partial(_digest_of_lmdb, data, counts), rule if counts else None
+    return BoxFeatureStore(path, listed, read, digest, selection)
 
-    def __init__(self, path: Path, databases: list[Path]) -> None:
-        super().__init__(path)
-        for package in ("lmdb", "lz4.frame", "msgpack"):  # now, not at the first entry that needs one
-            _imported(package)
-        self.data = _chosen(path, databases)
-        self._rule, self._counts = _read_counts(self.data.parent)
-        self.selection = self._rule if self._counts else None
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_database"}
+def _keys_by_id(data: Path, counts: dict[str, int] | int) -> dict[str, bytes]:
+    keys = _keys_in(data)
+    names = [key.decode(errors="replace") for key in keys]
+    found = {name.removesuffix(_EXTENSION): key for name, key in zip(names, keys, strict=True)}
+    wrong = ""
+    if odd := [name for name in names if "\ufffd" in name]:
+        wrong = f"has the key {odd[0][:40]!r}, which is no name of an image"
+    elif isinstance(counts, dict) and counts and not counts.keys() & set(names):
+        wrong = f"the numbers of boxes beside it are of other images: {next(iter(counts))!r}"
+    elif len(found) < len(names):
+        twice = next(name for name in names if f"{name}{_EXTENSION}" in names)
+        wrong = f"the id {twice!r} comes twice"
+    if wrong:
+        raise file_error(data, wrong, "expected UNITER's image database")
+    return found
 
-    @cached_property
-    def _database(self) -> _Database:
-        return _Database(self.data)
 
-    @cached_property
-    def fingerprint(self) -> str:  # type: ignore[override]
-        return self._database.digest(self._counts)
-
-    @cached_property
-    def _keys(self) -> dict[str, bytes]:
-        """Image id -> key."""
-        keys = self._database.names()
-        names = [key.decode(errors="replace") for key in keys]
-        found = {name.removesuffix(_EXTENSION): key for name, key in zip(names, keys, strict=True)}
-        wrong = ""
-        if odd := [name for name in names if "\ufffd" in name]:
-            wrong = f"has the key {odd[0][:40]!r}, which is no name of an image"
-        elif isinstance(self._counts, dict) and self._counts and not self._counts.keys() & set(names):
-            wrong = f"the numbers of boxes beside it are of other images: {next(iter(self._counts))!r}"
-        elif len(found) < len(names):
-            twice = next(name for name in names if f"{name}{_EXTENSION}" in names)
-            wrong = f"the id {twice!r} comes twice"
-        if wrong:
-            raise FileError(file_problem(self.data, wrong, "expected UNITER's image database"))
-        return found
-
-    def ids(self) -> Iterable[str]:
-        return self._keys
-
-    def arrays(self, image_id: str) -> Mapping[str, Any]:
-        key = self._keys[image_id]
-        data = self._database.read(key)
-        if data[:1] == b"\x80" and len(data) > 1:
-            fix = "convert them once: capeval convert box-features DATABASE --out FOLDER"
-            raise refused("its entry is a pickle, as 12-in-1 releases features", fix)
-        arrays = npz_arrays(data, "its entry") if data.startswith(b"PK\x03\x04") else _unpacked(data)
-        n = self._counts if isinstance(self._counts, int) else self._counts.get(key.decode())
-        if n is None:
-            return arrays
-        cut = {name: array[:n] for name, array in arrays.items() if name in PER_BOX and array.ndim}
-        return {**arrays, **cut, "selection": np.array(self._rule)}
+def _read_entry(
+    path: Path, rule: str, counts: dict[str, int] | int, image_id: str, key: bytes
+) -> Mapping[str, Any]:
+    data = _value_of(path, key)
+    if data[:1] == b"\x80" and len(data) > 1:
+        fix = "convert them once: capeval convert box-features DATABASE --out FOLDER"
+        raise refused("its entry is a pickle, as 12-in-1 releases features", fix)
+    arrays = npz_arrays(data, "its entry") if data.startswith(b"PK\x03\x04") else _unpacked(data)
+    n = counts if isinstance(counts, int) else counts.get(key.decode())
+    if n is None:
+        return arrays
+    cut = {name: array[:n] for name, array in arrays.items() if name in PER_BOX and array.ndim}
+    return {**arrays, **cut, "selection": np.array(rule)}
 
 
 def _unpacked(data: bytes) -> dict[str, NDArray[Any]]:
@@ -422,10 +419,7 @@ def _unpacked(data: bytes) -> dict[str, NDArray[Any]]:
     index: tuple[str, ...] = ()
     try:
         if data.startswith(b"\x04\x22\x4d\x18"):
-            frame = _imported("lz4.frame").LZ4FrameDecompressor()
-            data = frame.decompress(data, max_length=_MOST_UNPACKED)
-            if not frame.eof:
-                raise ValueError(f"cut off, or more than {_MOST_UNPACKED:,} bytes")
+            data = _imported("lz4.frame").decompress(data)
         # Not `msgpack.unpackb`: `msgpack_numpy.patch()` has that decode arrays, and unpickle.
         content = _imported("msgpack.fallback").unpackb(data, raw=True)
         arrays = {}
@@ -448,7 +442,7 @@ def _chosen(path: Path, databases: list[Path]) -> Path:
         if name in by_name:
             return by_name[name]
     names = ", ".join(map(repr, sorted(by_name)))
-    raise FileError(file_problem(path, f"holds several databases ({names})", "pass the path of one of them"))
+    raise file_error(path, f"holds several databases ({names})", "pass the path of one of them")
 
 
 def _read_counts(folder: Path) -> tuple[str, dict[str, int] | int]:
@@ -463,7 +457,7 @@ def _read_counts(folder: Path) -> tuple[str, dict[str, int] | int]:
     numbers = list(counts.values()) if isinstance(counts, dict) else [None]
     if not all(type(n) is int and 1 <= n <= MOST_BOXES for n in numbers):
         fix = f"expected {{name: number of boxes}}, from 1 to {MOST_BOXES:,}"
-        raise FileError(file_problem(str(path), "holds something else than numbers of boxes", fix))
+        raise file_error(str(path), "holds something else than numbers of boxes", fix)
     return (_PUBLISHED if rule == _RULE else rule), counts
 
 
@@ -476,65 +470,52 @@ _LXMERT = (
 )
 _COLUMNS = {len(columns): columns for columns in (_BOTTOM_UP, _LXMERT)}
 _LONGEST_ID = 1_000
-_LONGEST_LINE = 2 * MOST_BYTES
 _SAMPLE = 1 << 16
 
 
-class _BoxTsv(BoxFeatureStore):
+def _tsv_store(path: Path) -> BoxFeatureStore:
     """A `.tsv` file as https://github.com/peteanderson80/bottom-up-attention writes it, or LXMERT."""
+    with path.open("rb") as file:
+        first = file.readline()
+        size = file.seek(0, SEEK_END)
+        ends = [file.seek(start) or file.read(_SAMPLE) for start in (0, max(0, size - _SAMPLE))]
+    count = first.count(b"\t") + 1
+    if count not in _COLUMNS:
+        fix = f"expected {' or '.join(', '.join(form) for form in _COLUMNS.values())}, separated by tabs"
+        raise file_error(path, f"has {count if first else 'no'} columns", fix)
+    columns = _COLUMNS[count]
+    status, digest = path.stat(), partial(str, f"tsv-{_digest(size, *ends)}")
+    listed = partial(_lines_of, path.absolute(), columns, status.st_size, status.st_mtime_ns)
+    return BoxFeatureStore(path, listed, partial(_read_line, path, columns), digest)
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
+
+def _read_line(path: Path, names: tuple[str, ...], image_id: str, place: tuple[int, int]) -> dict[str, Any]:
+    try:
         with path.open("rb") as file:
-            first = file.readline(_LONGEST_LINE)
-            size = file.seek(0, SEEK_END)
-            ends = [file.seek(start) or file.read(_SAMPLE) for start in (0, max(0, size - _SAMPLE))]
-        count = first.count(b"\t") + 1
-        if count not in _COLUMNS:
-            fix = f"expected {' or '.join(', '.join(form) for form in _COLUMNS.values())}, separated by tabs"
-            raise FileError(file_problem(path, f"has {count if first else 'no'} columns", fix))
-        self.columns = _COLUMNS[count]
-        self.fingerprint = f"tsv-{_digest(size, *ends)}"
-
-    @cached_property
-    def _lines(self) -> Mapping[str, tuple[int, int]]:
-        status = self.path.stat()
-        return _lines_of(self.path.absolute(), self.columns, status.st_size, status.st_mtime_ns)
-
-    def ids(self) -> Iterable[str]:
-        return self._lines
-
-    def arrays(self, image_id: str) -> Mapping[str, Any]:
-        offset, length = self._lines[image_id]
-        try:
-            with self.path.open("rb") as file:
-                file.seek(offset)
-                values = file.read(length).rstrip(b"\r\n").split(b"\t")
-        except OSError as error:
-            raise refused(f"it cannot be read ({error.strerror})") from None
-        if values[0].strip() != image_id.encode():
-            raise refused("its line is no longer there", "open the file again, which has changed")
-        if len(values) != len(self.columns):
-            fix = f"expected {', '.join(self.columns)}; {_AGAIN}"
-            raise refused(f"its line has {len(values)} columns", fix)
-        columns = dict(zip(self.columns, values, strict=True))
-        whole = {
-            name: _whole(columns[name], name) for name in columns if name.endswith(("_w", "_h", "_boxes"))
-        }
-        n = whole.pop("num_boxes")
-        if not 1 <= n <= MOST_BOXES:
-            raise refused(f"is {n}", f"expected 1 to {MOST_BOXES:,}", index=("num_boxes",))
-        arrays: dict[str, Any] = {"size": [whole[name] for name in sorted(whole, reverse=True)]}
-        for name in {"boxes", "features", "objects_conf"} & columns.keys():
-            with within("", name):
-                numbers = _from_base64(columns[name].strip())
-                if numbers.size % n:
-                    found = f"the array has {numbers.nbytes:,} bytes"
-                    raise refused(found, f"expected float32 of shape ({n}, d)")
-                arrays[name] = numbers.reshape(n, -1)
-        if "objects_conf" in arrays:
-            arrays["scores"] = arrays.pop("objects_conf")[:, 0]
-        return arrays
+            file.seek(place[0])
+            values = file.read(place[1]).rstrip(b"\r\n").split(b"\t")
+    except OSError as error:
+        raise refused(f"it cannot be read ({error.strerror})") from None
+    if values[0].strip() != image_id.encode():
+        raise refused("its line is no longer there", "open the file again, which has changed")
+    if len(values) != len(names):
+        raise refused(f"its line has {len(values)} columns", f"expected {', '.join(names)}; {_AGAIN}")
+    columns = dict(zip(names, values, strict=True))
+    whole = {name: _whole(columns[name], name) for name in columns if name.endswith(("_w", "_h", "_boxes"))}
+    n = whole.pop("num_boxes")
+    if not 1 <= n <= MOST_BOXES:
+        raise refused(f"is {n}", f"expected 1 to {MOST_BOXES:,}", index=("num_boxes",))
+    arrays: dict[str, Any] = {"size": [whole[name] for name in sorted(whole, reverse=True)]}
+    for name in {"boxes", "features", "objects_conf"} & columns.keys():
+        with within("", name):
+            numbers = _from_base64(columns[name].strip())
+            if numbers.size % n:
+                found = f"the array has {numbers.nbytes:,} bytes"
+                raise refused(found, f"expected float32 of shape ({n}, d)")
+            arrays[name] = numbers.reshape(n, -1)
+    if "objects_conf" in arrays:
+        arrays["scores"] = arrays.pop("objects_conf")[:, 0]
+    return arrays
 
 
 def _whole(value: bytes, name: str) -> int:
@@ -563,7 +544,7 @@ def _lines_of(path: Path, columns: tuple[str, ...], size: int, time: int) -> Map
                     wrong = f"the id {image_id!r} comes twice"
                 lines[image_id] = offset, len(line)
             if wrong:
-                raise FileError(file_problem(path, wrong, f"expected one line of {', '.join(columns)} each"))
+                raise file_error(path, wrong, f"expected one line of {', '.join(columns)} each")
             offset += len(line)
     return lines
 
@@ -618,52 +599,46 @@ def _load_plain(data: bytes) -> Any:
         raise refused(f"the pickle is damaged ({short_reason(error)})", _AGAIN) from None
 
 
-class BoxPickles(BoxFeatureStore):
+def released_store(path: Path) -> BoxFeatureStore:
     """Features that 12-in-1 released: https://github.com/facebookresearch/vilbert-multi-task, whose
     `extract_features.py` writes an `.npy` per image, which is a dict, and `convert_to_lmdb.py` an LMDB of
     pickled dicts; older ones hold base64.
     """
+    entries: dict[str, Callable[[], bytes]] = {}
+    with _readable(path, _RELEASED):
+        if databases := _databases_at(path):
+            data = _chosen(path, databases)
+            for key in _keys_in(data):
+                entries[key.decode(errors="replace")] = partial(_value_of, data, key)
+            digest = _digest_of_lmdb(data)
+        else:
+            files = sorted(path.glob("*.npy")) if path.is_dir() else [path] * (path.suffix == ".npy")
+            entries = {file.stem: partial(_pickle_in, file) for file in files}
+            digest = f"npy-{_digest([(file.name, file.stat().st_size) for file in files])}"
+    if not entries:
+        raise file_error(path, "holds no such features", f"expected {_RELEASED}")
+    return BoxFeatureStore(path, partial(dict, entries), _read_pickle, partial(str, digest))
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self._read: dict[str, Callable[[], bytes]] = {}
-        with _readable(path, _RELEASED):
-            if databases := _databases_at(path):
-                database = _Database(_chosen(path, databases))
-                for key in database.names():
-                    self._read[key.decode(errors="replace")] = partial(database.read, key)
-                self.fingerprint = database.digest()
-            else:
-                files = sorted(path.glob("*.npy")) if path.is_dir() else [path] * (path.suffix == ".npy")
-                self._read = {file.stem: partial(_pickle_in, file) for file in files}
-                self.fingerprint = f"npy-{_digest([(file.name, file.stat().st_size) for file in files])}"
-        if not self._read:
-            raise FileError(file_problem(path, "holds no such features", f"expected {_RELEASED}"))
 
-    def ids(self) -> Iterable[str]:
-        return self._read
-
-    def arrays(self, image_id: str) -> Mapping[str, Any]:
-        """All boxes, also those behind `num_boxes`: the release's networks read them too."""
-        if not image_id.isprintable() or set(image_id) & set("/\\\ufffd") or image_id[:1] in ("", "."):
-            raise refused("its id can name no file", "give the image another id")
-        content = _load_plain(self._read[image_id]())
-        if not isinstance(content, dict):
-            raise refused(f"the pickle is {described(content)}", "expected a dict of box features")
-        given = {
-            name: next((content[k] for k in keys if k in content), None) for name, keys in _ALIASES.items()
-        }
-        if missing := [" or ".join(_ALIASES[name]) for name, value in given.items() if value is None]:
-            raise refused(f"there is no {', no '.join(missing)}", f"expected {_RELEASED}")
-        boxes, features = (
-            np.asarray(_from_base64(value) if isinstance(value, (str, bytes)) else value)
-            for value in (given["boxes"], given["features"])
-        )
-        if boxes.ndim == 1 and boxes.size % 4 == 0:
-            boxes = boxes.reshape(-1, 4)
-        if features.ndim == 1 and len(boxes) and features.size % len(boxes) == 0:
-            features = features.reshape(len(boxes), -1)
-        return {"boxes": boxes, "features": features, "size": (given["width"], given["height"])}
+def _read_pickle(image_id: str, stored: Callable[[], bytes]) -> dict[str, Any]:
+    """All boxes, also those behind `num_boxes`: the release's networks read them too."""
+    if not image_id.isprintable() or set(image_id) & set("/\\\ufffd") or image_id[:1] in ("", "."):
+        raise refused("its id can name no file", "give the image another id")
+    content = _load_plain(stored())
+    if not isinstance(content, dict):
+        raise refused(f"the pickle is {described(content)}", "expected a dict of box features")
+    given = {name: next((content[k] for k in keys if k in content), None) for name, keys in _ALIASES.items()}
+    if missing := [" or ".join(_ALIASES[name]) for name, value in given.items() if value is None]:
+        raise refused(f"there is no {', no '.join(missing)}", f"expected {_RELEASED}")
+    boxes, features = (
+        np.asarray(_from_base64(value) if isinstance(value, (str, bytes)) else value)
+        for value in (given["boxes"], given["features"])
+    )
+    if boxes.ndim == 1 and boxes.size % 4 == 0:
+        boxes = boxes.reshape(-1, 4)
+    if features.ndim == 1 and len(boxes) and features.size % len(boxes) == 0:
+        features = features.reshape(len(boxes), -1)
+    return {"boxes": boxes, "features": features, "size": (given["width"], given["height"])}
 
 
 def _pickle_in(path: Path) -> bytes:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path, PurePosixPath
 
-from capeval_core.errors import FileError, Problems, file_problem, refuse_nul, warn
+from capeval_core.errors import Problems, file_error, file_problem, refuse_nul, warn
 from capeval_core.inputs.texts import valid_unicode
 
 EXTENSIONS: Mapping[str, AbstractSet[str]] = {
@@ -175,11 +175,11 @@ def names_in(folder: Path, medium: str = "image") -> list[str]:
                 entry.name for entry in entries if not entry.name.startswith(".") and _is_one(entry, medium)
             ]
     except FileNotFoundError:
-        raise FileError(file_problem(folder, "there is no such folder")) from None
+        raise file_error(folder, "there is no such folder") from None
     except NotADirectoryError:
-        raise FileError(file_problem(folder, f"is a file, expected a folder of {medium}s")) from None
+        raise file_error(folder, f"is a file, expected a folder of {medium}s") from None
     except OSError as error:
-        raise FileError(file_problem(folder, f"cannot be read ({error.strerror})")) from None
+        raise file_error(folder, f"cannot be read ({error.strerror})") from None
 
 
 def _is_one(entry: os.DirEntry[str], medium: str) -> bool:

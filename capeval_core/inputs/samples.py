@@ -13,7 +13,7 @@ from typing import Any, Literal, Self
 from PIL import Image
 from tqdm import tqdm
 
-from capeval_core.errors import Problem, Problems, at, described, wrong_option
+from capeval_core.errors import Problem, Problems, at, described
 from capeval_core.inputs.boxes import REQUIRED, InputBoxes
 from capeval_core.inputs.decoders import shared_decoders
 from capeval_core.inputs.images import (
@@ -137,7 +137,7 @@ def check_samples(
     distinct visual now; "nan" leaves them to their `load`, so that a broken file costs its own row later.
     kept: whether an earlier run has the row of a caption, its visual and references: it is not decoded again.
     """
-    problems = _check_choices(on_error, empty)
+    problems = Problems()
     texts = check_captions(captions, empty, problems)
     rows = None if texts is None else len(texts)
     fix = "pass one {} per caption; repeat it if it has several captions"
@@ -170,7 +170,7 @@ def check_pools(
     progress: bool = False,
 ) -> Pools:
     """One row per candidate of pools, checked as by `check_samples`."""
-    problems = _check_choices(on_error, empty)
+    problems = Problems()
     pools = check_candidates(captions, empty, problems)
     rows = None if pools is None else len(pools)
     fix = "give each {} one pool, a list of its candidates"
@@ -183,14 +183,6 @@ def check_pools(
     warn_of_written_lists(texts)
     shared = [visual for visual, pool in zip(visuals, pools, strict=True) for _ in pool]
     return Pools(texts, shared, None, range(len(texts)), [i for pool in pools for i in range(len(pool))])
-
-
-def _check_choices(on_error: str, empty: str) -> Problems:
-    choices = (("on_error", on_error, "raise", "nan"), ("empty", empty, "error", "score"))
-    for name, value, *known in choices:
-        if value not in known:
-            raise wrong_option(name, value, "", f'expected "{known[0]}" or "{known[1]}"', verb="")
-    return Problems()
 
 
 # ---- visuals

@@ -42,6 +42,7 @@ from capeval_core.errors import (
     Problems,
     described,
     did_you_mean,
+    file_error,
     file_problem,
     option_problem,
     refuse_nul,
@@ -107,7 +108,7 @@ def contents(path: Path) -> bytes:
         found, fix = "there is no such file" + did_you_mean(path.name, beside), ""
     except OSError as error:
         found, fix = f"cannot be read ({error.strerror})", ""
-    raise FileError(file_problem(path, found, fix))
+    raise file_error(path, found, fix)
 
 
 def decoded(path: Path, data: bytes) -> str:
@@ -119,10 +120,10 @@ def decoded(path: Path, data: bytes) -> str:
         found = f"is not UTF-{16 if wide else 8} ({error.reason} at position {error.start})"
         if data.startswith((b"\xff\xd8\xff", b"\x89PNG\r\n")):
             found = "is an image, expected a file of text, such as captions by image id"
-        raise FileError(file_problem(path, found, "convert it")) from None
+        raise file_error(path, found, "convert it") from None
     if "\0" in text[:100]:
         found = "holds NUL characters, as UTF-16 without a byte order mark does"
-        raise FileError(file_problem(path, found, "convert it to UTF-8"))
+        raise file_error(path, found, "convert it to UTF-8")
     return text
 
 
@@ -151,12 +152,12 @@ def _parsed(path: Path, text: str, first_line: int = 1, once: str = "write each 
             fix = "; the file is truncated: create it again"
         line = first_line + error.lineno - 1
         found = f"not JSON (line {line}, column {error.colno}: {error.msg}){fix}"
-        raise FileError(file_problem(path, found)) from None
+        raise file_error(path, found) from None
     except (ValueError, RecursionError) as error:  # a number of thousands of digits, thousands of brackets
-        raise FileError(file_problem(path, f"JSON that cannot be read ({error})")) from None
+        raise file_error(path, f"JSON that cannot be read ({error})") from None
     if repeated:
         keys = ", ".join(map(repr, list(dict.fromkeys(repeated))[:5]))
-        raise FileError(file_problem(path, f"the key {keys} comes twice; {once}"))
+        raise file_error(path, f"the key {keys} comes twice; {once}")
     return content
 
 
@@ -202,7 +203,7 @@ class Texts:
         self.problems.add(file_problem(self.path, found, fix, index=row))
 
     def fail(self, found: str, fix: str = "") -> NoReturn:
-        raise FileError(file_problem(self.path, found, fix))
+        raise file_error(self.path, found, fix)
 
     # which column names the image
 
@@ -682,7 +683,7 @@ def read_texts(
             with gzip.open(io.BytesIO(data)) as file:
                 data = _limited(file.read(LIMITS.file_bytes + 1), name)
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise FileError(file_problem(name, f"is damaged ({error})", "compress it again")) from None
+            raise file_error(name, f"is damaged ({error})", "compress it again") from None
     before = len(problems)
     texts = Texts(name, fields, problems, options or FileOptions(), column, wide)
     if not data.removeprefix(codecs.BOM_UTF8).strip():
@@ -714,7 +715,7 @@ def _reader_of(data: bytes) -> Callable[[bytes, Texts], None]:
 def _limited(data: bytes, name: Path) -> bytes:
     if len(data) > LIMITS.file_bytes:
         found = f"is longer than {LIMITS.file_bytes >> 30} GiB"
-        raise FileError(file_problem(name, found, "give it in parts"))
+        raise file_error(name, found, "give it in parts")
     return data
 
 
@@ -759,7 +760,7 @@ def read_collection(
     options = options or FileOptions()
     if references is not None and os.fspath(candidates) == os.fspath(references) == _STANDARD_INPUT:
         fix = "name a file for one of them"
-        raise FileError(file_problem("standard input", "cannot be both candidates and references", fix))
+        raise file_error("standard input", "cannot be both candidates and references", fix)
 
     def noting(read: Callable[..., Any], *arguments: Any, **more: Any) -> Any:
         """What is wrong with a file is noted, so that the other files are read as well."""

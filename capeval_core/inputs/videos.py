@@ -13,7 +13,7 @@ import os
 import re
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import IO, Any
 
@@ -161,29 +161,20 @@ class _FrameList(Frames):
 
 @dataclass(eq=False, slots=True)
 class _VideoFile(Frames):
-    """A video's path or bytes. One that is written to after its key was computed is refused."""
+    """A video's path or bytes."""
 
     path: str
     data: bytes | None = None
-    _state: tuple[int, int] | None = field(default=None, init=False, repr=False)
 
     @property
     def name(self) -> str:
         return quoted(self.path) if self.path else f"the bytes object of length {len(self.data or b'')}"
 
     def open(self) -> IO[bytes]:
-        if self.data is not None:
-            return io.BytesIO(self.data)
-        file = open_file(self.path, "video")
-        if self._state not in (None, _state(file)):
-            file.close()
-            raise refused(f"{self.name} was changed after it was first read", "score it again")
-        return file
+        return open_file(self.path, "video") if self.data is None else io.BytesIO(self.data)
 
     def compute_key(self) -> str:
         with self.open() as file:
-            if self.data is None:
-                self._state = _state(file)
             return file_key(file)
 
     def decode(self, reduced: bool = False) -> Frames:
@@ -229,12 +220,6 @@ class _VideoFile(Frames):
             if video.count == frames:
                 return
             frames = video.count
-
-
-def _state(file: IO[bytes]) -> tuple[int, int]:
-    """Size and time of an open file."""
-    status = os.fstat(file.fileno())
-    return status.st_size, status.st_mtime_ns
 
 
 def _refuse_count(frames: int) -> None:

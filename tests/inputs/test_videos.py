@@ -298,19 +298,6 @@ def test_damage_anywhere_is_refused_or_reported_or_harmless() -> None:
     assert min(found.values()) > 20
 
 
-def test_a_file_that_changes_between_its_key_and_its_frames_costs_its_row(tmp_path: Path) -> None:
-    path = tmp_path / "film.mkv"
-    path.write_bytes(video("mkv"))
-    one = visual("video", path)
-    before = one.key
-    assert numbers(one.load()) == list(range(12))
-    path.write_bytes(video("mp4"))
-    for use in (lambda: list(one.load()), one.check):
-        with pytest.raises(InputError, match="changed"):
-            use()
-    assert visual("video", path).key != before
-
-
 # ---- hostility: no other file is opened, and no frame beyond the bound of pixels
 
 
