@@ -31,7 +31,7 @@ import stat
 import sys
 import zlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path, PurePosixPath
@@ -115,16 +115,10 @@ def decoded(path: Path, data: bytes) -> str:
     """The text of a file in UTF-8, or in UTF-16 with a byte order mark. Raises FileError."""
     wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))  # as Excel and PowerShell write
     try:
-        text = data.decode("utf-16" if wide else "utf-8-sig")
+        return data.decode("utf-16" if wide else "utf-8-sig")
     except UnicodeDecodeError as error:
-        found = f"is not UTF-{16 if wide else 8} ({error.reason} at position {error.start})"
-        if data.startswith((b"\xff\xd8\xff", b"\x89PNG\r\n")):
-            found = "is an image, expected a file of text, such as captions by image id"
+        found = f"is not a text in UTF-{16 if wide else 8} ({error.reason} at position {error.start})"
         raise file_error(path, found, "convert it") from None
-    if "\0" in text[:100]:
-        found = "holds NUL characters, as UTF-16 without a byte order mark does"
-        raise file_error(path, found, "convert it to UTF-8")
-    return text
 
 
 def load_json(path: Path, once: str = "for several captions of an image use {image id: [captions]}") -> Any:
@@ -145,19 +139,14 @@ def _parsed(path: Path, text: str, first_line: int = 1, once: str = "write each 
     try:
         content = json.loads(text, object_pairs_hook=unique)
     except json.JSONDecodeError as error:
-        fix = ""
-        if error.msg == "Extra data" and text.lstrip().startswith("{"):
-            fix = "; if each line is an object, name it .jsonl"
-        if error.msg.startswith("Unterminated") or error.pos >= len(text.rstrip()):
-            fix = "; the file is truncated: create it again"
-        line = first_line + error.lineno - 1
-        found = f"not JSON (line {line}, column {error.colno}: {error.msg}){fix}"
-        raise file_error(path, found) from None
+        cut = error.msg.startswith("Unterminated") or error.pos >= len(text.rstrip())
+        fix = "the file is truncated: create it again" if cut else "if each line is an object, name it .jsonl"
+        found = f"not JSON (line {first_line + error.lineno - 1}, column {error.colno}: {error.msg})"
+        raise file_error(path, found, fix) from None
     except (ValueError, RecursionError) as error:  # a number of thousands of digits, thousands of brackets
         raise file_error(path, f"JSON that cannot be read ({error})") from None
     if repeated:
-        keys = ", ".join(map(repr, list(dict.fromkeys(repeated))[:5]))
-        raise file_error(path, f"the key {keys} comes twice; {once}")
+        raise file_error(path, f"the key {_quoted([*dict.fromkeys(repeated)][:5])} comes twice", once)
     return content
 
 
@@ -170,7 +159,7 @@ class Texts:
 
     fields: the names that a row's text may have, the first that is there counts. column: which of the options
     names the texts. entries: for each text, what its row calls the image, by column where it has several;
-    texts of one row share it. left_out: the part of each id that is in none to be read.
+    texts of one row share it.
     """
 
     path: Path
@@ -184,7 +173,6 @@ class Texts:
     file_names: dict[str, str] = field(default_factory=dict)
     columns: dict[str, None] = field(default_factory=dict)
     splits: Counter[str] = field(default_factory=Counter)
-    left_out: dict[str, str] = field(default_factory=dict)
     _lists: dict[str, list[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -297,7 +285,6 @@ class Texts:
         if isinstance(split := row.get(_SPLIT), str):
             self.splits[split] += 1
             if self.options.splits and split not in self.options.splits:
-                self.left_out[str(row.get(next(iter(self.id_fields(row)), "")))] = split
                 return
         # An image in a table of Hugging Face is an object, and another column has its name.
         usable = [key for key, value in row.items() if value is not None and not isinstance(value, dict)]
@@ -400,6 +387,10 @@ def refuse_unused(options: FileOptions, read: Mapping[Path, Texts], problems: Pr
     for split in options.splits:
         if split not in splits:
             problems.add(option_problem("split", split, f"no split of {files}", has))
+
+
+def _quoted(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, names))
 
 
 def _counted(splits: Counter[str]) -> str:
@@ -692,8 +683,7 @@ def read_texts(
     chosen, splits = texts.options.splits, texts.splits
     if not texts.rows and len(problems) == before:
         if splits and chosen:
-            only = f"of split {', '.join(map(repr, chosen))}, only of {_counted(splits)}"
-            texts.fail(f"holds no captions {only}", did_you_mean(chosen[0], splits).removeprefix(": "))
+            texts.fail(f"holds no captions of split {_quoted(chosen)}, only of {_counted(splits)}")
         texts.fail("holds no captions")
     if len(splits) > 1 and not chosen and not all_splits:
         first = "test" if "test" in splits else next(iter(splits))
@@ -795,8 +785,9 @@ def read_collection(
     if known is not None and references is not None:
         entries = known.by_id()
         matches = _matches(texts, known, entries)
-        lacking, advice = _lacking(known, entries, matches)
-        matched = only_matches(Path(references), matches, lacking, problems, advice)
+        part = f" in split {_quoted(options.splits)}" if options.splits else ""
+        lacking = f"no references{part}; it has ids like {_quoted([*entries][:3])}"
+        matched = only_matches(Path(references), matches, lacking, problems)
         if len({*paths.values()}) == len(paths):  # else they are refused already
             _refuse_two_ids(file, matched, problems)
         references_of = {image_id: entries[entry] for image_id, entry in matched.items()}
@@ -851,20 +842,6 @@ def _finder(texts: Texts, entries: Mapping[str, Any]) -> Callable[[str], list[st
         return exact or by_id.find(image_id) or [e for name in by_name.find(image_id) for e in named[name]]
 
     return lambda image_id: find(image_id) or find(PurePosixPath(image_id).name)
-
-
-def _lacking(known: Texts, entries: Mapping[str, Any], matches: Mapping[str, list[str]]) -> tuple[str, str]:
-    """What ids without an entry in a file of references have, and the fix."""
-    left_out, splits = Names(known.left_out), known.options.splits
-    absent = [image_id for image_id, found in matches.items() if not found]
-    elsewhere = sorted({known.left_out[entry] for image_id in absent for entry in left_out.find(image_id)})
-    if elsewhere:
-        kept = splits if any(matches.values()) else []
-        parts = " and ".join(map(repr, elsewhere))
-        found = f"no references in split {', '.join(map(repr, splits))}, but in {parts}"
-        return found, setting("split", ",".join([*kept, *elsewhere]), "pass ")
-    examples = f"; it has ids like {', '.join(map(repr, [*entries][:3]))}" if entries else ""
-    return f"no references{examples}", ""
 
 
 def _refuse_two_ids(path: Path, meant: Mapping[str, Path | str], problems: Problems) -> None:
