@@ -1,9 +1,7 @@
 """Processes that decode image files, so that decoding does not wait for Python's global lock.
 
 They are plain programs that run until their stdin is closed: nothing is imported from the user's script or
-the current folder, nothing is shared or left behind, and a process that may have no children of
-`multiprocessing` has them as well. Requests and answers are pickles over the pipes. What one of them cannot
-do, or the last one dies over, is done in the thread that asked, so that errors are those of one place.
+the current folder, and nothing is shared. What one of them cannot do is done in the thread that asked.
 """
 
 from __future__ import annotations
@@ -36,7 +34,6 @@ _PROGRAM = "import sys; sys.path[:] = sys.argv[1:]; from capeval_core.inputs.dec
 _READY = b"capeval decodes\n"
 """What stdout begins with, after what Python prints where it is set up to."""
 _MOST = 1024  # processes: more threads than that do not ask
-_ENDED = "a process that decodes images {}: the others, or this process, decode instead"
 
 
 class Decoders:
@@ -74,24 +71,24 @@ class Decoders:
             self._idle.put(None)
             return answers
         try:
-            if process is None:
-                process = self._started()
+            process = process or self._started()
             assert process.stdin is not None and process.stdout is not None
-            given = [_sent(source) for source in files.values()]
             limits = Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES
-            pickle.dump((given, square, *limits), process.stdin)
+            pickle.dump(([_sent(source) for source in files.values()], square, *limits), process.stdin)
             process.stdin.flush()
             found = pickle.load(process.stdout)
         except (OSError, ValueError, EOFError, pickle.UnpicklingError) as error:
             status = self._give_up(process)
             why = f"could not be used ({error})" if status is None else f"ended with status {status}"
-            warn(_ENDED.format(why))
+            warn(f"a process that decodes images {why}: the others, or this process, decode instead")
             return answers
         except BaseException:
             self._give_up(process)
             raise
         self._idle.put(process)
-        return [*{**dict(enumerate(answers)), **dict(zip(files, found, strict=True))}.values()]
+        for i, answer in zip(files, found, strict=True):
+            answers[i] = answer
+        return answers
 
     def _started(self) -> _Process:
         process = subprocess.Popen(

@@ -147,24 +147,26 @@ def check_references(
 
 
 def united(corpora: Sequence[Sequence[Any]]) -> Sequence[Any]:
-    """The union of corpora as multisets: a document counts as often as where it is most frequent."""
+    """The union of corpora as multisets: a document counts as often as where it is most frequent.
+
+    Documents are texts, or lists of texts and visuals, which are equal by content or, if broken, by name.
+    """
     if len(corpora) == 1:
         return corpora[0]
+
+    def key(part: Any) -> Any:
+        try:
+            return part if isinstance(part, str) else (part.key,)
+        except ValueError:
+            return (part.name,)
+
     union: Counter[Any] = Counter()
     of_key: dict[Any, Any] = {}
     for documents in corpora:
-        keys = [text if isinstance(text, str) else tuple(map(_key_of, text)) for text in documents]
+        keys = [text if isinstance(text, str) else tuple(map(key, text)) for text in documents]
         of_key |= zip(keys, documents, strict=True)
         union |= Counter(keys)
-    return [of_key[key] for key in union.elements()]
-
-
-def _key_of(part: Any) -> Any:
-    """What equal parts of a document share: a text itself, a visual's content or, if broken, its name."""
-    try:
-        return part if isinstance(part, str) else (part.key,)
-    except ValueError:
-        return (part.name,)
+    return [of_key[one] for one in union.elements()]
 
 
 def corpus_texts(texts: Any) -> list[str]:
@@ -185,14 +187,12 @@ def corpus_texts(texts: Any) -> list[str]:
 
 def other_length(argument: str, length: int, other: str, other_length: int, fix: str) -> Problem:
     """The problem of two arguments that should have as many rows."""
-    found = f"len({at(argument)})={length} but len({at(other)})={other_length}"
-    return Problem("", found, fix)
+    return Problem("", f"len({at(argument)})={length} but len({at(other)})={other_length}", fix)
 
 
 def warn_of_written_lists(captions: Sequence[str]) -> None:
     """Warn once of captions that once were lists: they are scored as they are, a captioner may write one."""
-    lists = [caption for caption in captions if is_written_list(caption)]
-    if lists:
+    if lists := [caption for caption in captions if is_written_list(caption)]:
         warn(
             f"{len(lists):,} of {len(captions):,} captions are lists written as text, such as "
             f"{lists[0][:40]!r}, and are scored as they are: pass one caption per row if they were lists"
