@@ -7,6 +7,7 @@ the current folder, and nothing is shared. What one of them cannot do is done in
 from __future__ import annotations
 
 import atexit
+import json
 import os
 import pickle
 import signal
@@ -24,13 +25,14 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageFile
 
-from capeval_core.errors import warn
+from capeval_core.errors import InputError, Problem, warn
 from capeval_core.inputs.images import File, ImageError, Source, square_pixels
+from capeval_core.limits import LIMITS
 
 _Process = subprocess.Popen[bytes]
 _PIPE = 1 << 20  # bytes that a pipe holds, where the system lets us choose: some images, so that none waits
 # Not `-m`: that looks for modules in the current folder first, which may hold what a user has downloaded.
-_PROGRAM = "import sys; sys.path[:] = sys.argv[1:]; from capeval_core.inputs.decoders import main; main()"
+_PROGRAM = "import sys; sys.path[:] = sys.argv[{}:]; from capeval_core.inputs import decoders; decoders.{}()"
 _READY = b"capeval decodes\n"
 """What stdout begins with, after what Python prints where it is set up to."""
 _MOST = 1024  # processes: more threads than that do not ask
@@ -92,7 +94,7 @@ class Decoders:
 
     def _started(self) -> _Process:
         process = subprocess.Popen(
-            [sys.executable or "python", "-c", _PROGRAM, *import_path()],
+            [sys.executable or "python", "-c", _PROGRAM.format(1, "main"), *_import_path()],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -132,7 +134,7 @@ class Decoders:
                 _ended(process)
 
 
-def import_path() -> list[str]:
+def _import_path() -> list[str]:
     """Where this process finds modules, without the current folder; first this package if it is not there."""
     folders = [folder for folder in sys.path if isinstance(folder, str) and os.path.isabs(folder)]  # noqa: PTH117
     own = str(Path(__file__).parents[2])
@@ -191,3 +193,52 @@ def _answer(given: tuple[str, bytes | None], square: tuple[int, Image.Resampling
         return source.key
     except (ImageError, ValueError, OSError, MemoryError):
         return None
+
+
+# ---- a process that reads the file of a stranger first, with bounds
+
+
+def frames_within_limits(path: Path, medium: str) -> int:
+    """The number of frames of a video, 1 of an image, read whole by another process. Raises InputError."""
+    names = ("page_seconds", "page_memory", "page_image_pixels", "page_pixels", "page_frames")
+    asked = {"path": str(path), "medium": medium, **{name: getattr(LIMITS, name) for name in names}}
+    command = [sys.executable, "-c", _PROGRAM.format(2, "measure"), json.dumps(asked), *_import_path()]
+    try:
+        answer = subprocess.run(command, capture_output=True, timeout=LIMITS.page_seconds).stdout
+    except subprocess.TimeoutExpired:
+        answer = b""
+    if not answer:  # stopped by a limit, or by a decoder that broke
+        found = f"cannot be read in {LIMITS.page_seconds:g} s and {LIMITS.page_memory >> 20:,} MB of memory"
+        raise InputError(Problem(f"the {medium}", found, "save it again, or make it smaller"))
+    frames, *problem = json.loads(answer)
+    if problem:
+        raise InputError(Problem(f"the {medium}", *problem))
+    return int(frames)
+
+
+def measure() -> None:
+    """Read a file whole, in a process of its own, and print how many frames it has, or what is wrong."""
+    asked = json.loads(sys.argv[1])
+    try:
+        import resource
+    except ImportError:  # Windows has no such limits; the other process counts the seconds
+        pass
+    else:
+        resource.setrlimit(resource.RLIMIT_AS, (asked["page_memory"], asked["page_memory"]))
+        resource.setrlimit(resource.RLIMIT_CPU, (int(asked["page_seconds"]) + 1,) * 2)
+    from capeval_core.inputs.samples import MEDIA
+
+    Image.MAX_IMAGE_PIXELS = asked["page_image_pixels"]
+    path = Path(asked["path"])
+    try:
+        visual = MEDIA[asked["medium"]].of({"bytes": path.read_bytes(), "path": path.name})
+        frames = pixels = 0
+        for image in [visual.load()] if asked["medium"] == "image" else visual.load():
+            frames, pixels = frames + 1, pixels + image.width * image.height
+            if frames > asked["page_frames"] or pixels > asked["page_pixels"]:
+                most = f"{asked['page_frames']:,} frames or {asked['page_pixels'] / 1e6:,.0f} megapixels"
+                raise InputError(Problem("", f"has more than {most}", "cut it or scale it down"))
+        print(json.dumps([frames]))
+    except InputError as error:
+        problem = next(iter(error.problems))
+        print(json.dumps([0, problem.found, problem.fix]))

@@ -16,6 +16,7 @@ from tqdm import tqdm
 from capeval_core.errors import Problem, Problems, at, described
 from capeval_core.inputs.boxes import REQUIRED, InputBoxes
 from capeval_core.inputs.decoders import shared_decoders
+from capeval_core.inputs.folder import EXTENSIONS
 from capeval_core.inputs.images import (
     ImageError,
     InputImage,
@@ -36,7 +37,6 @@ from capeval_core.inputs.texts import (
     other_length,
     warn_of_written_lists,
 )
-from capeval_core.inputs.video_file import EXTENSIONS
 from capeval_core.inputs.videos import InputFrames
 
 _CHECKED_AT_ONCE = 1024  # visuals queued for the threads; bounds what waits, not what is decoded
@@ -54,6 +54,8 @@ _MANY = {
     "boxes": "dicts of boxes",
 }
 _PATHS = (str, os.PathLike)
+_FILMS = tuple(EXTENSIONS["video"] - {".gif"})
+"""Of files that can only be videos; what a file is shows in its content."""
 
 OnError = Literal["raise", "nan"]
 Empty = Literal["error", "score"]
@@ -250,7 +252,7 @@ def _medium_of(value: Any, media: Sequence[str]) -> str:
     ):
         return "boxes"
     frames = isinstance(value, (list, tuple)) or len(shape_of(value) or ()) == 4
-    if "video" in media and (frames or path.lower().endswith(EXTENSIONS) or (path and Path(path).is_dir())):
+    if "video" in media and (frames or path.lower().endswith(_FILMS) or (path and Path(path).is_dir())):
         return "video"
     return "image" if "image" in media else media[0]
 

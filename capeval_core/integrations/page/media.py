@@ -14,9 +14,9 @@ from gradio.utils import get_upload_folder
 from PIL import ExifTags
 
 from capeval_core.demo import FOLDER
+from capeval_core.inputs.decoders import frames_within_limits
 from capeval_core.inputs.folder import EXTENSIONS
 from capeval_core.inputs.images import open_image
-from capeval_core.inputs.trial import frames_within_limits
 from capeval_core.limits import LIMITS
 from capeval_core.registry import media_of
 
