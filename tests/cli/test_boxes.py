@@ -6,9 +6,6 @@ import json
 import os
 import pickle
 import shutil
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -174,28 +171,6 @@ def test_images_that_have_their_file_are_skipped(regions: Capeval, folder: Path,
     assert counts.items <= 8  # the canary of weights
 
 
-def test_a_killed_run_leaves_whole_files_and_goes_on(regions: Capeval, folder: Path) -> None:
-    assert regions("--out", folder.parent / "whole").status == 0
-    program = (
-        "import os, sys; from capeval_core.cli import main; fsync, calls = os.fsync, []\n"
-        "def killed(file):\n"
-        "    calls.append(file)\n"
-        "    if len(calls) == 7: os.kill(os.getpid(), 9)\n"  # the manifest, two files, and their names
-        "    fsync(file)\n"
-        "os.fsync = killed; main(sys.argv[1:])"
-    )
-    out = folder.parent / "out"
-    given = ["regions", "--images", folder, "--out", out, "--weights", "tiny", "--device", "cpu"]
-    killed = subprocess.run([sys.executable, "-c", program, *given], capture_output=True)
-    assert killed.returncode == -signal.SIGKILL
-    left = sorted(path.name for path in out.iterdir() if not path.name.startswith("."))
-    assert left == ["0.npz", "1.npz", MANIFEST] and list(out.glob(".*.partial"))
-    ran = regions()
-    assert ran.status == 0 and "4 written" in ran.out and "2 found" in ran.out
-    whole = files_in(folder.parent / "whole")
-    assert {name: data for name, data in files_in(out).items() if not name.startswith(".")} == whole
-
-
 def test_a_folder_has_regions_of_one_encoder(regions: Capeval, folder: Path) -> None:
     assert regions().status == 0
     out = folder.parent / "out"
@@ -209,13 +184,3 @@ def test_a_folder_has_regions_of_one_encoder(regions: Capeval, folder: Path) -> 
     (out / MANIFEST).unlink()
     assert regions().status == 2
     assert {name: data for name, data in before.items() if name != MANIFEST} == files_in(out)
-
-
-def test_a_full_disk_leaves_whole_files(regions: Capeval, small_disk: Path) -> None:
-    (small_disk / "full").write_bytes(bytes(30_000))
-    ran = regions("--out", small_disk / "out")
-    assert ran.status == 2 and "cannot be written (No space left on device)" in ran.err
-    assert not list((small_disk / "out").glob(".*"))
-    for path in (small_disk / "out").glob("*.npz"):
-        with np.load(path) as found:
-            assert len(found["boxes"]) == len(found["features"])

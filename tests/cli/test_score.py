@@ -109,23 +109,6 @@ def test_compare_gives_the_table_that_score_gave(systems: Capeval, capeval: Cape
     assert {*other.out.splitlines()} == {*ran.out.splitlines()}  # the order of systems changes their order
 
 
-def test_rows_are_kept_by_metric_and_system_and_reused(systems: Capeval, folder: Path) -> None:
-    rows = folder / "rows"
-    first = systems("pacs,cider", "A B", "--rows", rows, "--format", "csv")
-    assert (first.status, first.err) == (0, "")
-    names = sorted(path.relative_to(rows).as_posix() for path in rows.glob("*/*"))
-    assert names == ["cider/A", "cider/B", "pacs/A", "pacs/B"]
-    opened = capeval_core.load("pacs", weights="tiny", device="cpu")
-    with count_forwards() as counts:
-        again = systems("pacs,cider", "A B", "--rows", rows, "--format", "csv")
-    assert counts.items == 0 and again.out == first.out
-    assert again.err == f"capeval: 28 of 28 rows were in {rows}\n"
-    more = systems("pacs,cider", "A C B", "--rows", rows)
-    assert more.err == f"capeval: 28 of 42 rows were in {rows}\n" and opened
-    single = systems("pacs", "A", "--rows", rows / "pacs" / "A")
-    assert single.err == f"capeval: 7 of 7 rows were in {rows / 'pacs' / 'A'}\n"
-
-
 def test_systems_of_different_images_are_weighed_by_one_table(systems: Capeval, folder: Path) -> None:
     for name, ids in (("few", IDS[:6]), ("rest", IDS[1:])):
         write_json(folder / f"{name}.json", {one: SYSTEMS["A"][one] for one in ids})
@@ -176,24 +159,6 @@ def test_each_picture_is_encoded_once_and_fails_once(systems: Capeval, folder: P
     assert ran.status == 0 and counts.items == 6 + len(texts) and opened
     found = re.findall(r"\d of \d captions of '\w' failed|\(\d captions of 'A'\)", ran.err)
     assert found == ["2 of 8 captions of 'A' failed", "(2 captions of 'A')", "1 of 7 captions of 'B' failed"]
-
-
-def test_rows_resume_and_others_are_refused(scored: Callable[..., Any], score: Capeval, files: Path) -> None:
-    first = scored("pacs", "--rows", files / "rows")
-    assert scored("pacs", "--rows", files / "rows") == first == scored("pacs")
-    assert score("pacs", "--rows", files / "rows", "--prompt", "An image of ").status == 2
-
-
-@pytest.mark.parametrize("missing", ["bird", "birds/1.jpg", "../captions", "/etc/hosts"])
-def test_with_nan_a_missing_image_costs_its_captions_alone(
-    missing: str, scored: Callable[..., Any], files: Path
-) -> None:
-    whole = scored("pacs")
-    (files / "images" / "dog.1.jpg").write_bytes(b"no image")
-    given = write_json(files / "c.json", {**CAPTIONS, missing: "a bird"})
-    content = scored("pacs", "--on-error", "nan", "--candidates", given)
-    assert content["scores"] == [None, None, *whole["scores"][2:], None]
-    assert list(content["errors"]) == ["0", "1", "4"] and missing in content["errors"]["4"]
 
 
 def test_a_mean_beyond_the_range_of_numbers_is_null_in_the_file(

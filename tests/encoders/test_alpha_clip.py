@@ -15,8 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from capeval_core.cache import FeatureCache
-from capeval_core.testing import count_forwards
 from tests.support import seams
 from tests.support.seeded import alpha_encoder, alpha_release
 
@@ -57,24 +55,6 @@ def rows_of_batches() -> Iterator[list[int]]:
         yield sizes
     finally:
         hook.remove()
-
-
-@pytest.mark.parametrize("batch_size", [None, 1, 5])
-def test_many_images_in_a_batch_are_each_alone(batch_size: int | None) -> None:
-    encoder = alpha_encoder()
-    shown = [image(seed, 40 + seed, 56 - seed) for seed in range(5)]
-    masks = [some_masks(seed, seed, 40 + seed, 56 - seed) for seed in range(5)]
-    found = regions(encoder, shown, masks, batch_size=batch_size)
-    for one, own, features in zip(shown, masks, found, strict=True):
-        (whole,) = regions(encoder, [one], [own[:0]])
-        assert agree(features["whole"], whole["whole"]) and len(whole["regions"]) == 0
-        for mask, row in zip(own, features["regions"], strict=True):
-            (alone,) = regions(encoder, [one], [mask[None]])
-            assert agree(row, alone["regions"][0])
-        assert features["kept"].tolist() == list(range(len(own)))
-        assert (features["dropped"], features["error"]) == (0, None)
-    every = np.concatenate([found[3]["whole"][None], found[3]["regions"]])
-    assert not any(agree(every[i], every[j], 1e-3) for i in range(len(every)) for j in range(i))
 
 
 @pytest.mark.parametrize("mask_transform", TRANSFORMS)
@@ -121,24 +101,6 @@ def test_regions_outside_the_crop_are_dropped_and_counted() -> None:
     assert squashed["kept"].tolist() == [0, 1, 2, 3] and squashed["dropped"] == 0
 
 
-def test_features_are_kept_by_image_regions_transform_and_type() -> None:
-    cache, encoder = FeatureCache(), alpha_encoder()
-
-    def rows(images: Any, masks: Any, of: Any = encoder, **more: Any) -> int:
-        with count_forwards() as count:
-            regions(of, images, masks, cache=cache, **more)
-        return count.items
-
-    shown, masks = [image(9)], some_masks(9, 3)
-    assert rows(shown * 4, [masks] * 4) == 4
-    assert rows(shown, [masks.copy()]) == 0
-    assert rows(shown, [masks[:2]]) <= 3  # the whole image is known
-    assert rows(shown, [masks[::-1]]) >= 3
-    assert rows(shown, [masks], mask_transform="released") == 4
-    assert rows([image(10)], [masks]) == 4
-    assert rows(shown, [masks], alpha_encoder("bfloat16")) == 4
-
-
 @given(st.sampled_from(TRANSFORMS), st.integers(0, 99))
 def test_what_a_mask_shows_is_that_of_its_box_alone(transform: str, seed: int) -> None:
     """The share of a mask is 0 exactly where the tower sees nothing of it: then it is dropped."""
@@ -157,27 +119,6 @@ def test_what_a_mask_shows_is_that_of_its_box_alone(transform: str, seed: int) -
     (found,) = regions(alpha_encoder(), [image(1, height, width)], [masks], mask_transform=transform)
     kept = np.isin(np.arange(3), found["kept"])
     assert not (kept & ~visible).any() and not (inside & ~kept).any()
-
-
-def test_masks_of_many_images_fill_a_batch_and_an_automatic_one_shrinks() -> None:
-    with rows_of_batches() as sizes:
-        regions(
-            alpha_encoder(), [image(i) for i in range(6)], [some_masks(i, 3) for i in range(6)], batch_size=8
-        )
-    assert sizes == [8, 8, 8]
-    release = alpha_release()
-    encoder = seams.network("alpha_clip", release.config, dict(release.tensors))
-
-    def refuse(module: Any, inputs: Any) -> None:
-        if len(inputs[0]) > 3:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-
-    encoder.model.visual.ln_pre.register_forward_pre_hook(refuse)
-    with pytest.raises(MemoryError, match="batch_size=5 does not fit into memory: lower it"):
-        regions(encoder, [image(12)], [some_masks(12, 9)], batch_size=5)
-    (found,) = regions(encoder, [image(12)], [some_masks(12, 9)])
-    (expected,) = regions(alpha_encoder(), [image(12)], [some_masks(12, 9)])
-    assert agree(found["regions"], expected["regions"])
 
 
 def test_five_hundred_regions_are_unpacked_and_encoded_a_few_at_a_time() -> None:
@@ -207,32 +148,6 @@ def test_five_hundred_regions_are_unpacked_and_encoded_a_few_at_a_time() -> None
     for index in (0, 250, 499):
         (alone,) = regions(alpha_encoder(), [image(13, 64, 64)], [masks[index : index + 1]])
         assert agree(found["regions"][index], alone["regions"][0])
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (np.ones((2, 40, 56), np.uint8), "images[1]: its masks are of type uint8"),
-        (None, "images[1]: its regions are a NoneType"),
-        (np.ones((2, 40, 56), np.float32), "masks > 0.5"),
-        (np.ones((2, 56, 40), np.bool_), "(2, 56, 40)"),
-        (np.ones((40, 56), np.bool_), "(n, 40, 56)"),
-        (np.ones((0, 30, 30), np.bool_), "40 pixels high and 56 wide"),
-        (np.arange(3)[:, None, None] < np.ones((3, 40, 56)), "masks[1], masks[2] of 3 have no pixel"),
-        (seams.mask_regions(np.ones((1, 20, 28), np.bool_)), "not of a copy"),
-    ],
-)  # fmt: skip
-def test_wrong_masks_cost_their_image_and_say_why(given: Any, message: str) -> None:
-    encoder, shown, cache = alpha_encoder(), [image(seed) for seed in range(3)], FeatureCache()
-    found = regions(encoder, shown, [some_masks(0, 2), given, some_masks(2, 2)], cache=cache)
-    assert message in found[1]["error"] and found[0]["error"] is found[2]["error"] is None
-    assert np.isnan(found[1]["whole"]).all() and found[1]["regions"].shape == (0, 32)
-    alone = regions(encoder, [shown[0], shown[2]], [some_masks(0, 2), some_masks(2, 2)])
-    assert agree(found[0]["regions"], alone[0]["regions"]) and agree(found[2]["regions"], alone[1]["regions"])
-    masks = some_masks(3, 4)  # equal bytes of another type or shape do not reach what is kept
-    assert regions(encoder, [image(3)], [masks], cache=cache)[0]["error"] is None
-    for wrong in (masks.view(np.uint8), masks.reshape(4, 56, 40)):
-        assert regions(encoder, [image(3)], [wrong], cache=cache)[0]["error"] is not None
 
 
 def test_masks_come_from_tensors_and_an_unknown_transform_is_refused() -> None:

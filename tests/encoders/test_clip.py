@@ -12,8 +12,6 @@ import numpy as np
 import open_clip
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 from open_clip.model import CLIP
 
@@ -113,44 +111,6 @@ def test_tokens_of_texts_of_all_lengths(case: str) -> None:
         for ids, rows, other in zip(found.ids, found.features, expected, strict=True):
             assert agree(rows, other[: len(ids)])
         assert agree([rows[-1] for rows in found.features], ours(clip, texts))
-
-
-def test_tokens_of_equal_texts_run_once_and_are_not_taken_for_sentences() -> None:
-    clip, kept = encoder(), FeatureCache()
-    texts = ["a dog", "a cat", "A  dog", "dog " * 90]
-    with count_forwards() as forwards:
-        found = clip.encode_tokens(texts, cache=kept)
-        again = clip.encode_tokens(texts[::-1], cache=kept)
-        sentences = clip.encode_texts(texts[:2], cache=kept).features
-    assert forwards.items == 3 + 2 and sentences.shape == (2, clip.dimension)
-    assert found.truncated == again.truncated[::-1] == [0, 0, 0, 15]
-    assert all(np.array_equal(*rows) for rows in zip(found.features, again.features[::-1], strict=True))
-
-
-SPECIAL = [
-    ["a dog", "a dog", "a dog"],
-    ["a dog", "a dog runs", "a dog runs on"],  # one is the beginning of the other
-    ["", "a"],
-    ["<|endoftext|>", "a dog <|endoftext|> hidden words", "a dog <|endoftext|> other words", "a dog"],
-    ["<|startoftext|>", "<|startoftext|> a dog", "<|startoftext|> a cat"],
-    ["dog " * 200, "dog " * 200 + "cat", "cat " * 76, "dog " * 75, "dog " * 74],
-    ["!", "!!", "!a", "a!b"],  # one of their ids is 0, which pads
-    ["A PHOTO", "a photo", " a  photo ", "\x00", "a\nb\tc", "&lt;b&gt;", "ﬁne", "\u200b"],
-]
-
-
-@EVERY
-@pytest.mark.parametrize("texts", SPECIAL)
-def test_special_texts(case: str, texts: list[str]) -> None:
-    clip = encoder(case)
-    for some in (texts, texts[::-1], texts[:1], [PROMPT + text for text in texts]):
-        assert agree(ours(clip, some), texts_of(theirs(case), clip, some))
-
-
-@given(st.lists(st.lists(st.sampled_from(WORDS), max_size=12).map(" ".join), min_size=1, max_size=12))
-@settings(max_examples=15)
-def test_any_texts_together(texts: list[str]) -> None:
-    assert agree(ours(encoder(), texts), texts_of(theirs("pacs-vit-tiny"), encoder(), texts))
 
 
 def test_what_does_not_reach_the_feature_is_not_encoded_again() -> None:
@@ -300,63 +260,12 @@ class OutOfMemory:
             raise self.error
 
 
-def allocation_that_fails() -> RuntimeError:
-    """What the CPU's allocator says in truth."""
-    try:
-        torch.empty(10**15)
-    except RuntimeError as error:
-        return error
-    raise AssertionError("a petabyte was allocated")
-
-
 def limited(hook: OutOfMemory) -> Any:
     """An encoder that no other test sees, whose batches of images are limited."""
     found = release()
     clip = seams.network("clip", found.config, dict(found.tensors))
     clip.model.visual.conv1.register_forward_pre_hook(hook)
     return clip
-
-
-@pytest.mark.parametrize("error", [None, allocation_that_fails()], ids=["cuda", "cpu"])
-def test_automatic_batches_shrink_until_they_fit(error: RuntimeError | None) -> None:
-    limit = OutOfMemory(3, error)
-    clip, shown = limited(limit), noise(40)
-    assert agree(images(clip, shown), images(encoder(), shown), 1e-6)
-    assert limit.refused == sorted(limit.refused, reverse=True) and 0 < len(limit.refused) < 6
-    refused = len(limit.refused)
-    images(clip, shown)  # the size that fits is remembered
-    assert len(limit.refused) == refused
-
-
-def test_a_batch_size_of_ones_own_is_kept_and_other_errors_are_the_callers() -> None:
-    clip = limited(OutOfMemory(3))
-    with pytest.raises(MemoryError, match=r"batch_size=8 does not fit into memory: lower it"):
-        images(clip, noise(9), batch_size=8)
-    assert len(images(clip, noise(9), batch_size=3)) == 9
-    with pytest.raises(MemoryError, match="single item"):
-        images(limited(OutOfMemory(0)), noise(5))
-    broken = OutOfMemory(0, RuntimeError("device-side assert"))
-    with pytest.raises(RuntimeError, match="device-side assert"):
-        images(limited(broken), noise(5))
-    assert len(broken.refused) == 1
-    assert not [one for one in threading.enumerate() if one.name.startswith("capeval-read")]
-
-
-def test_texts_that_do_not_fit_are_halved() -> None:
-    found = release()
-    clip, sizes = seams.network("clip", found.config, dict(found.tensors)), list[int]()
-
-    def refuse(module: Any, inputs: Any) -> None:
-        rows = inputs[0].shape[:-1].numel()
-        sizes.append(rows)
-        if rows > 40:
-            raise torch.OutOfMemoryError
-
-    clip.model.transformer.resblocks[0].ln_1.register_forward_pre_hook(refuse)
-    texts = [f"{letter} {word}" for letter in "abcdef" for word in WORDS[:6]]
-    assert agree(ours(clip, texts), ours(encoder(), texts), 1e-6) and max(sizes) > 40
-    with pytest.raises(MemoryError, match="batch_size=20 does not fit"):
-        ours(clip, texts, batch_size=20)
 
 
 # ---- exactness

@@ -13,10 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch.nn import functional
 
-from capeval_core.cache import FeatureCache
-from capeval_core.testing import count_forwards
 from tests.support import seams
-from tests.support.networks import arrays, distance
 from tests.support.seeded import X152_CONFIG, faster_rcnn, faster_rcnn_release, x152, x152_tensors
 from tools.scenes import Scene, SceneObject, draw, masks, sample_scene
 
@@ -90,25 +87,6 @@ def test_bua10_100_is_what_plain_loops_keep(proposals: int, sharp: float) -> Non
         assert np.array_equal(boxes.features, found.features.numpy()[order[:count]])
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_a_rule_makes_a_region_encoder_of_its_own(rule: str, tmp_path: Any) -> None:
-    network, cache = faster_rcnn(), {"cache": FeatureCache(folder=tmp_path)}
-    own, other = network.selecting(rule), RULES[rule == RULES[0]]
-    assert len({network.fingerprint, own.fingerprint, network.selecting(other).fingerprint}) == 3
-    (found,) = seams.encode(network, [image(0)], selection=rule, **cache)
-    (second,) = seams.encode(network, [image(0)], selection=other, **cache)
-    assert found["key"] != second["key"] and distance_of_counts(found, second)
-    with count_forwards() as count:
-        (again,) = seams.encode(network, [image(0)], selection=rule, cache=FeatureCache(folder=tmp_path))
-    assert count.items == 0 and distance(arrays(again), arrays(found)) == 0
-    with pytest.raises(ValueError, match="selection='bua36' is unknown: expected 'bua10_100' or 'lxmert36'"):
-        list(seams.encode(network, [image(0)], selection="bua36"))
-
-
-def distance_of_counts(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    return one["boxes"].shape != other["boxes"].shape or not np.array_equal(one["boxes"], other["boxes"])
-
-
 def test_the_full_network_has_the_tensors_of_the_release() -> None:
     config = {
         **faster_rcnn_release().config,
@@ -133,19 +111,6 @@ def test_blue_comes_first_less_its_mean_and_a_margin_would_change_features() -> 
     pixels, size = network.preprocess(image(0))
     bare, wide = network.propose(pixels), network.propose(functional.pad(pixels, (0, 40)), size)
     assert not torch.equal(bare.features[:5], wide.features[:5]) and (wide.boxes[:, 2] <= size[1]).all()
-
-
-def test_images_without_a_box_and_numbers_that_overflow_cost_their_row() -> None:
-    name = "res5.2.conv3.norm.bias"
-    broken = torch.full_like(faster_rcnn_release().tensors[name], 3e38)
-    (found,) = seams.encode(altered("detections", {name: broken}), [image(0)])
-    assert 'not finite: pass dtype="float32"' in found["error"]
-    found, _ = seams.encode(faster_rcnn(), [Image.new("RGB", (1, 1)), image(0)])
-    assert "images[0]" in found["error"] and "1x1 pixels" in found["error"]
-    for width, height in ((2, 1), (900, 1), (1, 900), (400, 3)):
-        pixels, scale = faster_rcnn().preprocess(image(0, width, height))
-        kept, _ = faster_rcnn().select(faster_rcnn().propose(pixels), scale, (width, height), RULES[0])
-        assert len(kept) >= 1 and np.isfinite(kept.features).all()
 
 
 def test_rounding_moves_no_box_out_of_the_image() -> None:

@@ -16,7 +16,7 @@ from PIL import Image
 
 from capeval_core.cache import FeatureCache
 from capeval_core.testing import count_forwards
-from tests.inputs.photographs import encoded, photograph
+from tests.inputs.photographs import photograph
 from tests.inputs.video_writing import drawn, video
 from tests.support import seams
 from tests.support.seeded import encoder
@@ -56,52 +56,6 @@ def batches() -> Iterator[list[int]]:
 # ---- images
 
 
-def test_many_images_keep_their_order_and_run_once() -> None:
-    values = np.random.default_rng(1).permutation(900) % 600  # some twice, near and far
-    with batches() as sizes:
-        found = list(encode((grey(v) for v in values), cache=FeatureCache()))
-    assert sum(sizes) == 600 and len({each["key"] for each in found}) == 600 and max(sizes) <= 32
-    alone = rows(encode([grey(v) for v in range(600)]))
-    assert np.abs(rows(found) - alone[values]).max() < 1e-5
-    with batches() as sizes:  # near ones once without a cache, too
-        list(encode(grey(i % 7) for i in range(300)))
-    assert sum(sizes) == 7
-
-
-def test_broken_images_in_between_cost_only_their_own_rows(tmp_path: Path) -> None:
-    Image.fromarray(grey(9)).resize((40, 40)).save(tmp_path / "whole.png")
-    cut = (tmp_path / "whole.png").read_bytes()[:60]
-    broken = {0: cut, 1: tmp_path / "none.png", 2: b"text"}
-    found = list(encode([broken.get(i % 10, grey(i)) for i in range(300)]))
-    alone = rows(encode([grey(i) for i in range(300)]))
-    for i, each in enumerate(found):
-        if i % 10 <= 2:
-            assert np.isnan(each["features"]).all() and each["error"].startswith(f"images[{i}]")
-        else:
-            assert each["error"] is None and np.abs(each["features"] - alone[i]).max() < 1e-5
-    assert len({found[i]["key"] for i in range(0, 300, 10)}) == 1  # broken bytes have a content, and so a key
-    assert {found[i]["key"] for i in range(1, 300, 10)} == {""}
-    with batches() as sizes:
-        assert all(each["error"] for each in encode([b"text"] * 20))
-    assert sizes == []
-
-
-def test_files_that_break_after_they_were_keyed(tmp_path: Path) -> None:
-    given: list[Any] = [grey(i) for i in range(400)]
-    late = {0: b"text", 17: b"", 310: None, 399: b"\x89PNG"}
-    for i, content in late.items():
-        path = tmp_path / f"{i}.png"
-        Image.fromarray(grey(i)).save(path)
-        given[i] = seams.visual("image", path, f"images[{i}]")
-        assert given[i].key
-        path.unlink() if content is None else path.write_bytes(content)
-    shown = [each if hasattr(each, "key") else seams.visual("image", each) for each in given]
-    parts = list(encoder().encode_images(shown, cache=FeatureCache(0)))
-    errors = [error for part in parts for error in part.errors]
-    assert {i for i, error in enumerate(errors) if error} == late.keys()
-    assert all(str(errors[i]).startswith(f"images[{i}]: ") for i in late)
-
-
 def test_a_run_that_is_given_up_stops_reading() -> None:
     taken = 0
 
@@ -133,22 +87,6 @@ def test_images_in_memory_are_bounded_where_a_batch_never_fills() -> None:
     taken = 0
     cached = encode(itertools.chain([grey(1)], mostly_cached()), cache=cache)
     assert next(cached)["error"] is None and taken <= 3 * 64  # what is there already comes out as it is read
-
-
-def test_one_image_object_may_be_shared_by_threads() -> None:
-    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (300, 300, 3), dtype=np.uint8))
-    with batches() as sizes:
-        found = rows(encode([image] * 40))
-    assert sum(sizes) == 1 and len({row.tobytes() for row in found}) == 1
-
-
-def test_forwards_are_counted() -> None:
-    with count_forwards() as outer:
-        list(encode(grey(i % 20) for i in range(30)))
-        with count_forwards() as inner:
-            list(encode(grey(i) for i in range(3)))
-    list(encode([grey(9)]))
-    assert (outer.items, outer.batches, inner.items, inner.batches) == (23, 2, 3, 1)
 
 
 # ---- videos
@@ -203,17 +141,6 @@ def test_frames_that_are_used_are_those_of_all(tmp_path: Path) -> None:
     with count_forwards() as count:
         (again,) = videos(several()[4:5], cache=FeatureCache(folder=tmp_path))
     assert count.items == 0 and again["incomplete"] == first["incomplete"]
-
-
-def test_broken_videos_cost_their_own_rows() -> None:
-    good, bad = encoded(photograph()), encoded(photograph(seed=1))[:900]
-    given: list[Any] = [b"text", [good] * 20 + [bad], video(), "no-such-file.mp4", [good, bad], [good]]
-    found = videos(given, batch_size=4)
-    assert [each["features"].shape for each in found] == [(n, 32) for n in (0, 0, 12, 0, 0, 1)]
-    errors = [each["error"] for each in found]
-    assert errors[2] is None is errors[5] and errors[0].startswith("videos[0]: ")
-    assert errors[1].startswith("videos[1][20]: ") and errors[4].startswith("videos[4][1]: ")
-    assert found[3]["key"] == "" and all(each["incomplete"] is None for each in found)
 
 
 def test_frames_in_memory_do_not_grow_with_a_video_or_their_number() -> None:

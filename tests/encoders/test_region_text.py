@@ -10,14 +10,11 @@ import torch
 from torch import Tensor
 
 from benchmarks.vilbertscore import padded_pass
-from capeval_core.cache import FeatureCache
-from capeval_core.testing import count_forwards
 from tests.support import seams
-from tests.support.seeded import LETTERS, WORDS, made_up_boxes, uniter, vilbert
+from tests.support.seeded import LETTERS, made_up_boxes, uniter, vilbert
 
 TEXTS = ["a red dog", "dog", "", "a dog on a red lawn and a red dog on it", "red red dog", "red"]
 COUNTS = [1, 7, 7, 36, 100]
-BOTH = pytest.mark.parametrize("open_network", [uniter, vilbert])
 
 
 def boxes(*counts: int) -> list[dict[str, Any]]:
@@ -76,16 +73,6 @@ def test_vilberts_sequences_without_padding_agree_with_padded_ones() -> None:
             assert np.abs(rows - padded[: len(rows)]).max() < 1e-5
 
 
-@BOTH
-def test_every_number_of_a_box_counts(open_network: Any) -> None:
-    """Features, corners and the size of the image; features and positions of UNITER's as float16."""
-    usual, run = made_up_boxes(6), ranked if open_network is uniter else features
-    (expected,) = run([usual], [["a red dog"]])
-    for name, change in (("features", 0.5), ("boxes", 3.0), ("size", None)):
-        moved = {**usual, name: (330, 240) if change is None else usual[name] + np.float32(change)}
-        assert np.abs(np.array(run([moved], [["a red dog"]])[0]) - np.array(expected)).max() > 1e-5, name
-
-
 def test_what_is_taken_of_boxes() -> None:
     given = {
         "boxes": np.float32([[10, 20, 110, 53.3]]),
@@ -114,17 +101,6 @@ def test_what_is_taken_of_boxes() -> None:
     assert "float16" in found["error"]
 
 
-def test_every_block_of_vilbert_can_be_read_and_the_last_one_is_the_default() -> None:
-    first, last, default = (features(boxes(5, 9), [TEXTS] * 2, layer=layer) for layer in (0, 1, -1))
-    assert all(
-        np.array_equal(a, b) for x, y in zip(last, default, strict=True) for a, b in zip(x, y, strict=True)
-    )
-    assert np.abs(first[0][0] - last[0][0]).max() > 0.1
-    for layer in (2, -3):
-        with pytest.raises(ValueError, match=f"layer={layer}: these weights have 2 co-attention blocks"):
-            features(boxes(3), [["dog"]], layer=layer)
-
-
 def test_nothing_runs_that_the_texts_of_vilbert_do_not_depend_on() -> None:
     model, ran = vilbert().model, []
     parts = {
@@ -141,37 +117,6 @@ def test_nothing_runs_that_the_texts_of_vilbert_do_not_depend_on() -> None:
         hook.remove()
     # The boxes' side of the last block, and the layer behind it, stay out.
     assert ran == ["text 0", "0.visual", "0.text", "text 1", "text 2", "1.text"]
-
-
-def test_texts_run_once_for_all_images_and_boxes_once_for_all_texts() -> None:
-    texts = [["dog", "red", "dog"], ["dog", "red dog"], ["dog", "red"]]
-    for run, items in (
-        (ranked, 2 + 4),
-        (features, 2 + 3 + 4),
-    ):  # images, ViLBERT's texts, pairs
-        cache = FeatureCache()
-        with count_forwards() as forwards:
-            run([*boxes(5, 9), *boxes(5)], texts, cache=cache)
-        assert forwards.items == items
-        with count_forwards() as forwards:
-            run(boxes(5, 9), [["red"], ["dog"]], cache=cache)
-        assert forwards.items == 0
-    with count_forwards() as forwards:  # another block is another feature, but the texts' layers are kept
-        features(boxes(5), [["red"]], layer=0, cache=cache)
-    assert forwards.items == 1 + 1
-
-
-@BOTH
-def test_a_long_text_loses_its_end(open_network: Any) -> None:
-    network = open_network()
-    longest = 40 if open_network is uniter else 37
-    tokens = network.tokenizer.encode([" ".join(LETTERS + LETTERS), "a b", ""])
-    assert tokens.truncated == [52 + 2 - longest, 0, 0] and len(tokens.ids[0]) == longest
-    vocabulary = [*WORDS, "cat"]
-    with pytest.raises(ValueError, match=f"{len(WORDS) + 1} words, but the model knows {len(WORDS)}"):
-        seams.network(
-            network.kind, {**network.config, "vocabulary": vocabulary}, dict(network.model.state_dict())
-        )
 
 
 def test_a_text_that_vilbert_cuts_has_no_end_mark_and_its_words_are_found() -> None:

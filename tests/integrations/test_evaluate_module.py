@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import math
-import pickle
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -93,13 +92,6 @@ def test_computing_again_starts_anew(load: Load, images: list[Path]) -> None:
     assert again == first
 
 
-def test_several_modules_of_one_metric_do_not_meet(load: Load, images: list[Path]) -> None:
-    first, second = load("pacs"), load("pacs", w=1.0)
-    first.add_batch(predictions=CAPTIONS[:2], images=images[:2])
-    second.add_batch(predictions=CAPTIONS[:2], images=images[:2])
-    assert same(first.compute()["pac_s"], 2 * second.compute()["pac_s"])
-
-
 def test_columns_of_a_dataset_are_welcome(load: Load, weights: str, images: list[Path]) -> None:
     references = [[row] if isinstance(row, str) else row for row in REFERENCES]
     table = datasets.Dataset.from_dict(
@@ -123,20 +115,6 @@ def test_columns_of_a_dataset_are_welcome(load: Load, weights: str, images: list
 # Options
 
 
-def test_rows_on_disk_are_used_again(load: Load, images: list[Path], tmp_path: Path) -> None:
-    folder = tmp_path / "kept"
-    copies = [tmp_path / path.name for path in images]
-    for path, copy in zip(images, copies, strict=True):
-        copy.write_bytes(path.read_bytes())
-    module = load("pacs", rows=folder)
-    module.add_batch(predictions=CAPTIONS[:2], images=copies[:2])
-    first = module.compute(predictions=CAPTIONS[2:], images=copies[2:], per_caption=True)
-    shards = set(folder.glob("*.parquet"))
-    second = load("pacs", rows=folder).compute(predictions=CAPTIONS, images=copies, per_caption=True)
-    assert second == first
-    assert set(folder.glob("*.parquet")) == shards
-
-
 # Wrong input
 
 
@@ -150,15 +128,6 @@ def test_a_refused_batch_leaves_the_others_as_they_are(load: Load, images: list[
     with pytest.raises(ValueError, match="no file"):
         module.add_batch(predictions=["a", "b"], images=[images[2], "no.jpg"])
     assert len(module.compute(per_caption=True)["per_caption"]["pac_s"]) == 2
-
-
-def test_after_an_empty_evaluation_the_next_one_works(load: Load, images: list[Path]) -> None:
-    for keep_in_memory in (False, True):
-        module = load("pacs", keep_in_memory=keep_in_memory)
-        for _ in range(2):
-            with pytest.raises(ValueError, match="there is nothing to score"):
-                module.compute()
-        assert module.compute(predictions=CAPTIONS, images=images)["pac_s"] > 0
 
 
 # What is kept
@@ -177,13 +146,6 @@ def test_images_are_not_kept(load: Load, tmp_path: Path) -> None:
     files = [path for path in (tmp_path / "rows").rglob("*") if path.suffix == ".arrow"]
     assert len(files) == 1
     assert files[0].stat().st_size < 10_000
-
-
-def test_an_unused_module_can_be_pickled(load: Load, images: list[Path]) -> None:
-    module = load("refpacs", w=1.0)
-    given = {"predictions": CAPTIONS, "images": images, "references": REFERENCES, "per_caption": True}
-    fresh = pickle.loads(pickle.dumps(module))
-    assert fresh.compute(**given) == module.compute(**given)
 
 
 # The folders

@@ -22,9 +22,8 @@ import pytest
 from PIL import Image
 
 import capeval_core
-from capeval_core.demo import demo_clips, demo_set
+from capeval_core.demo import demo_set
 from capeval_core.registry import METRICS
-from tests.inputs.video_writing import video
 
 pytest.importorskip("gradio", reason="needs gradio: pip install capeval[page]")
 
@@ -106,31 +105,6 @@ def test_a_visitor_scores_a_image_of_their_own(
     assert not page.locator("#signature").is_visible()
 
 
-def test_a_visitor_on_a_phone_takes_an_example(
-    visit: Callable[..., Page], served: str, screenshots: Path
-) -> None:
-    page = visit(served, NARROW, color_scheme="dark")
-    item = demo_set()[1]
-    page.locator(".example").nth(1).click()  # it scores at once
-    page.locator("#result blockquote", has_text=item.good).wait_for()
-    page.locator("#kind").get_by_text("subtly wrong").click()
-    page.locator("#result blockquote", has_text=item.subtly_wrong).wait_for()
-    assert page.locator("#caption textarea").input_value() == item.subtly_wrong
-    assert page.locator("#references textarea").input_value() == "\n".join(item.references)
-    page.locator("#answer:not(.stale)").wait_for()
-    page.wait_for_timeout(300)  # no change comes late that would make it stale
-    assert not is_stale(page)
-    page.screenshot(path=screenshots / "narrow-score.png", full_page=True)
-    assert page.evaluate("document.documentElement.scrollWidth") == NARROW[0]
-    for one in page.locator("#result *:visible, #bench button:visible").all():
-        box = one.bounding_box()
-        assert box is None or box["x"] + box["width"] <= NARROW[0] + 1, one.evaluate("e => e.outerHTML")
-    assert "Parts" in page.locator("#result table caption").last.inner_text()  # the explanation stands above
-    # The result comes right below the button, before the examples.
-    place = {name: page.locator(name).bounding_box()["y"] for name in ("#score", "#result", ".examples")}
-    assert place["#score"] < place["#result"] < place[".examples"]
-
-
 @pytest.mark.parametrize(("name", "size"), [("refhices", NARROW)])
 def test_hice_shows_the_wrong_phrase_and_the_regions(
     name: str, size: tuple[int, int], visit: Callable[..., Page], screenshots: Path
@@ -208,44 +182,6 @@ def test_a_space_starts_and_goes_on_without_its_weights(
     finally:
         server.terminate()
         server.wait(600)
-
-
-def test_a_video_is_scored_in_a_browser(visit: Callable[..., Page], tmp_path: Path) -> None:
-    (tmp_path / "a.mp4").write_bytes(video("mp4"))
-    demo = pages.build("pacs", "tiny")
-    pages.launch(demo, prevent_thread_lock=True, quiet=True, inline=False)
-    try:
-        page = visit(demo.local_url, (1280, 900))
-        page.locator("#about").get_by_text("Video", exact=True).click()
-        page.locator("h1", has_text="PAC-S for videos").wait_for()
-        assert not page.locator("#image").is_visible() and page.locator(".examples").count() == 1
-        assert "Give a video and a caption, or take an example" in page.locator("#result").inner_text()
-        page.locator("#score").click()
-        page.locator(".problem", has_text="The video is missing").wait_for()
-        page.locator("#video input[type=file]").set_input_files(tmp_path / "a.mp4")
-        # Its text is split ("a .mp4"); whole it stands there only while the file is on its way.
-        page.locator("#video a[download='a.mp4']").wait_for()
-        page.locator("#caption textarea").fill("a red field")
-        page.locator("#score").click()
-        page.locator("#result .score").wait_for()
-        assert page.locator("#result .curve polyline").is_visible()
-        assert (
-            page.locator("#result .frames img").count() == page.locator("#result .frames figure").count() > 0
-        )
-        assert "media:video" in page.locator("#signature textarea").input_value()
-        clip = demo_clips()[1]
-        page.locator(".example").nth(1).click()
-        page.locator("#result blockquote", has_text=clip.good).wait_for()
-        page.locator(f"#video a[download='{clip.image.name}']").wait_for()
-        page.locator("#result .scale", has_text="subtly wrong").wait_for()
-        page.locator("#about").get_by_text("Image", exact=True).click()
-        page.locator(".example").first.click()
-        page.locator("#result blockquote", has_text="pink hearts").wait_for()
-        assert page.locator("#image img").is_visible() and not page.locator("#video").is_visible()
-        assert "media:video" not in page.locator("#signature textarea").input_value()
-        page.close()  # before the server, or the browser complains of the lost connection
-    finally:
-        demo.close(verbose=False)
 
 
 # What they share

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import datasets
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -86,41 +85,6 @@ def cluster() -> Iterator[str]:
     )
     yield context.address_info["address"]
     ray.shutdown()
-
-
-def test_decoded_images_have_the_scores_of_their_files(expected: list[float]) -> None:
-    batch = {"png": IMAGES, "txt": CAPTIONS}
-    decoded = ImageDecoder("pacs", weights="tiny")(batch)
-    assert decoded["png"].shape == (len(IMAGES), SIZE, SIZE, 3) and decoded["png"].dtype == np.uint8
-    for given in (batch, decoded):
-        found = CaptionScorer("pacs", weights="tiny")(given)
-        assert found["score"].tolist() == pytest.approx(expected, abs=1e-6)
-        assert [parts["cosine"] * 2 for parts in found["parts"]] == pytest.approx(expected, abs=1e-6)
-
-
-def test_a_broken_image_costs_its_row_in_either_stage() -> None:
-    images = [IMAGES[0], IMAGES[1][:80], b"", None]
-    batch = {"image": images, "caption": ["one", "two", "three", "four"], "kept": [1, 2, 3, 4]}
-    alone = CaptionScorer("pacs", weights="tiny")(batch)
-    staged = CaptionScorer("pacs", weights="tiny")(ImageDecoder("pacs", weights="tiny")(batch))
-    for found in (alone, staged):
-        assert np.isnan(found["score"]).tolist() == [False, True, True, True]
-        assert np.isnan([parts["cosine"] for parts in found["parts"]]).tolist() == [False, True, True, True]
-        assert found["error"][0] == "" and "cannot decode the bytes object" in found["error"][1]
-        assert "is empty" in found["error"][2] and "is missing" in found["error"][3]
-        assert found["kept"] == [1, 2, 3, 4]
-    assert alone["score"][0] == pytest.approx(staged["score"][0], abs=1e-6)  # other texts in the batch
-
-
-def test_datasets_map_reads_images_as_stored(expected: list[float]) -> None:
-    files = datasets.Dataset.from_dict(
-        {"image": [{"bytes": data, "path": None} for data in IMAGES], "caption": CAPTIONS},
-        features=datasets.Features({"image": datasets.Image(), "caption": datasets.Value("string")}),
-    )
-    assert files[-1]["image"].size == (300, 41)  # its decoder has turned it
-    found = files.map(CaptionScorer("pacs", weights="tiny"), batched=True, with_rank=True)
-    assert found["score"][:] == expected
-    assert found.features["parts"] == {"cosine": datasets.Value("float64")}
 
 
 def test_it_is_pickled_by_its_settings() -> None:

@@ -18,7 +18,6 @@ import capeval_core
 from capeval_core.cache import FeatureCache
 from capeval_core.integrations import reward
 from capeval_core.testing import count_forwards
-from tools.captions import describe, foils
 from tools.scenes import draw, sample_scene
 
 CAPTIONS = ["a red circle", "two blue squares", "a star", "hearts"]
@@ -142,41 +141,6 @@ def test_ever_new_texts_push_no_image_out(drawn: list[Image.Image], weights: str
 
 
 # What it is for
-
-
-def test_a_policy_learns_what_the_metric_prefers() -> None:
-    """REINFORCE with the greedy caption as baseline, over one true and some false captions of each scene."""
-    rng = np.random.default_rng(11)
-    scenes = [sample_scene(rng, groups=1) for _ in range(6)]
-    images = as_tensor([draw(scene, 64) for scene in scenes])
-    choices: list[list[str]] = []
-    for scene in scenes:
-        true = describe(scene, rng)
-        false = [text for kind in ("colour", "shape") for text in foils(scene, true, kind)]
-        choices.append([*false[:5], true])
-    rewards = reward("pacs", weights="tiny")
-    logits = torch.zeros(len(scenes), 6, requires_grad=True)
-    optimiser = torch.optim.SGD([logits], lr=4.0)
-    generator = torch.Generator().manual_seed(0)
-
-    def scored(chosen: torch.Tensor) -> torch.Tensor:
-        captions = [texts[i] for texts, i in zip(choices, chosen.tolist(), strict=True)]
-        return torch.tensor(rewards(captions, images))
-
-    def expected() -> float:
-        each = torch.stack([scored(torch.full((len(scenes),), i)) for i in range(6)], dim=1)
-        return float((logits.softmax(-1).detach() * each).sum(-1).mean())
-
-    before = expected()
-    for _ in range(60):
-        policy = logits.log_softmax(-1)
-        sampled = torch.multinomial(policy.detach().exp(), 1, generator=generator)[:, 0]
-        advantage = scored(sampled) - scored(logits.argmax(-1))
-        loss = -(advantage * policy.gather(1, sampled[:, None])[:, 0]).mean()
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
-    assert expected() > before + 0.2
 
 
 def test_a_reward_takes_videos_of_any_make(weights: str, videos: Path) -> None:

@@ -4,36 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
 from capeval_core.errors import FileError
 from capeval_core.integrations.shards import BatchScorer, score_shard
 from tests.integrations.shard_files import picture, rows_of, write_parquet
-from tests.support.small_disk import fill
-
-
-def test_order_and_other_rows_move_no_score(tmp_path: Path, weights: str) -> None:
-    rows = rows_of(40)
-    rows["image"][7] = b"no picture"
-    order = np.random.default_rng(1).permutation(40).tolist()
-    shuffled = {name: [column[i] for i in order] for name, column in rows.items()}
-    scorer = BatchScorer("refpacs", weights=weights)
-    tables = []
-    for i, content in enumerate((rows, shuffled)):
-        score_shard(write_parquet(tmp_path / f"{i}.parquet", content), tmp_path / f"out/{i}.parquet", scorer)
-        tables.append(pq.read_table(tmp_path / f"out/{i}.parquet").to_pandas())
-    first, second = (table.set_index("uid").sort_index() for table in tables)
-    assert np.allclose(first["score"], second["score"], rtol=0, atol=1e-6, equal_nan=True)
-    assert first["error"].tolist() == second["error"].tolist()
-    assert first["score"].isna().tolist() == [uid == "row-000007" for uid in first.index]
 
 
 def test_a_row_that_cannot_be_scored_costs_itself(weights: str) -> None:
@@ -62,29 +41,6 @@ def test_a_row_that_cannot_be_scored_costs_itself(weights: str) -> None:
     assert found["score"][0] == pytest.approx(alone["score"][0], abs=1e-7)
 
 
-def test_a_finished_target_is_kept_and_another_refused(tmp_path: Path, weights: str) -> None:
-    rows = rows_of(6)
-    source, target = write_parquet(tmp_path / "0.parquet", rows), tmp_path / "out" / "0.parquet"
-    first = score_shard(source, target, "pacs", weights=weights)
-    content = target.read_bytes()
-    again = score_shard(source, target, "pacs", weights=weights)
-    assert again.skipped and vars(again) == {**vars(first), "skipped": True, "scored": 0}
-    os.utime(source, (1, 1))  # another time, but the same content
-    assert score_shard(source, target, "pacs", weights=weights).skipped
-    for options, differing in (
-        ({"w": 2.5}, "signature"),
-        ({"empty": "score"}, "empty"),
-        ({"columns": {"uid": "caption"}}, "columns"),
-    ):
-        with pytest.raises(FileError, match=differing):
-            score_shard(source, target, "pacs", weights=weights, **options)
-    rows["caption"][2] = "another caption"
-    write_parquet(source, rows)
-    with pytest.raises(FileError, match="checksum"):
-        score_shard(source, target, "pacs", weights=weights)
-    assert target.read_bytes() == content
-
-
 def test_failed_rows_alone_are_scored_again(tmp_path: Path) -> None:
     rows = {"uid": [f"{i}" for i in range(70)], "caption": ["a dog"] * 70, "image": ["x.png"] * 70}
     rows["image"][3] = rows["image"][64] = "late.png"
@@ -110,21 +66,6 @@ def test_failed_rows_alone_are_scored_again(tmp_path: Path) -> None:
         score_shard(source, target, scorer, retry_failed=True)
 
 
-def test_a_damaged_target_is_made_again(tmp_path: Path, weights: str) -> None:
-    source, target = write_parquet(tmp_path / "0.parquet", rows_of(30)), tmp_path / "out.parquet"
-    score_shard(source, target, "pacs", weights=weights)
-    expected = pq.read_table(target)
-    whole = target.read_bytes()
-    flipped = bytearray(whole)
-    flipped[whole.find(b"row-") + 2] ^= 1  # of a uid
-    count, key = (whole.replace(b'"failed": 0', one) for one in (b'"failed": 1', b'"fail%d": 0'))
-    for damaged in (whole[: len(whole) // 2], b"", bytes(flipped), count, key):
-        target.write_bytes(damaged)
-        with pytest.warns(UserWarning, match="damaged"):
-            assert not score_shard(source, target, "pacs", weights=weights).skipped
-        assert pq.read_table(target).equals(expected)
-
-
 def test_what_is_something_else_is_never_overwritten(tmp_path: Path, weights: str) -> None:
     source = write_parquet(tmp_path / "0.parquet", rows_of(2))
     (tmp_path / "captions.json").write_text("[1, 2]")
@@ -147,40 +88,6 @@ def test_a_source_that_changes_while_it_is_read_is_refused(tmp_path: Path) -> No
     with pytest.raises(FileError, match=r"0.parquet"):
         score_shard(source, target, "bleu", progress=replace)
     assert list(target.parent.iterdir()) == []
-
-
-_SLOWLY = """
-import sys, time
-from capeval_core.integrations.shards import score_shard
-def progress(rows):
-    print("window", flush=True)
-    time.sleep(600)
-score_shard(sys.argv[1], sys.argv[2], "bleu", window=10, progress=progress)
-"""
-
-
-def test_a_kill_leaves_no_target_and_a_rerun_finishes_equal(tmp_path: Path) -> None:
-    source = write_parquet(tmp_path / "0.parquet", rows_of(40))
-    target = tmp_path / "out" / "0.parquet"
-    process = subprocess.Popen([sys.executable, "-c", _SLOWLY, source, target], stdout=subprocess.PIPE)
-    assert process.stdout is not None and process.stdout.readline() == b"window\n"
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert not target.exists() and [path.suffix for path in target.parent.iterdir()] == [".partial"]
-    assert not score_shard(source, target, "bleu").skipped
-    score_shard(source, tmp_path / "usual.parquet", "bleu")
-    assert pq.read_table(target).equals(pq.read_table(tmp_path / "usual.parquet"))
-
-
-def test_a_full_disk_leaves_nothing(tmp_path: Path, small_disk: Path) -> None:
-    source = write_parquet(tmp_path / "0.parquet", rows_of(300))
-    target = small_disk / "0.parquet"
-    fill(small_disk)
-    with pytest.raises(OSError, match=r"disk/0.parquet.*No space left"):
-        score_shard(source, target, "rougel", window=50)
-    assert [path.name for path in small_disk.iterdir()] == ["filler"]
-    (small_disk / "filler").unlink()
-    assert score_shard(source, target, "rougel").rows == 300
 
 
 def test_interrupted_by_its_caller_it_leaves_nothing(tmp_path: Path) -> None:

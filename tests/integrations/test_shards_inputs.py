@@ -141,22 +141,6 @@ def test_lines_that_are_no_rows_cost_themselves(tmp_path: Path, weights: str) ->
     assert "line 2" in found["error"][1] and "line 3" in found["error"][2]
 
 
-def test_texts_that_are_not_unicode_cost_their_row(tmp_path: Path) -> None:
-    buffers = pa.array([b"a dog", b"caf\xe9", b"a cat"]).buffers()
-    texts = pa.Array.from_buffers(pa.string(), 3, buffers)
-    for column in ("caption", "uid"):
-        rows = {**rows_of(3), column: texts}
-        found = scored(write_parquet(tmp_path / f"{column}.parquet", rows), BatchScorer("rougel"))
-        assert [error is None for error in found["error"]] == [True, False, True]
-        assert column in found["error"][1]
-    assert found["uid"] == ["a dog", "uid/1", "a cat"]
-    line = '{"uid": "\\ud800", "\\udfff": "a", "references": ["a dog"]'
-    (tmp_path / "0.jsonl").write_text(line + ', "caption": "a dog"}\n' + line + "}\n")
-    found = scored(tmp_path / "0.jsonl", BatchScorer("rougel"))
-    assert found["uid"] == ["\\ud800"] * 2
-    assert found["error"][0] is None and "caption" in found["error"][1]
-
-
 def test_members_are_never_written_to_disk_or_followed(tmp_path: Path, weights: str) -> None:
     with tarfile.open(tmp_path / "0.tar", "w", format=tarfile.PAX_FORMAT) as tar:
         for stem, kind in (

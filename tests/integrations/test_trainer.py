@@ -12,7 +12,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import datasets
 import numpy as np
 import pytest
 import torch
@@ -193,15 +192,6 @@ def test_what_fills_up_token_ids_is_no_token(scenes: Scenes, weights: str) -> No
     assert values["refpac_s"] == pytest.approx(expected.mean, abs=1e-6)
 
 
-def test_images_may_be_the_column_of_a_dataset(scenes: Scenes, make: Callable[..., CaptionMetrics]) -> None:
-    table = {"image": scenes.images, "captions": scenes.references}
-    dataset = datasets.Dataset.from_dict(table).cast_column("image", datasets.Image())
-    metrics = make(images=dataset["image"], references=dataset["captions"])
-    assert metrics(evaluation(scenes, CAPTIONS)) == pytest.approx(
-        make()(evaluation(scenes, CAPTIONS)), abs=1e-6
-    )
-
-
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda metrics: pickle.loads(pickle.dumps(metrics))])
 def test_a_copy_keeps_images_of_its_own(
     copied: Callable[[CaptionMetrics], CaptionMetrics], scenes: Scenes, make: Callable[..., CaptionMetrics]
@@ -222,15 +212,6 @@ def test_a_copy_keeps_images_of_its_own(
 
 
 # What a Trainer hands over
-
-
-def test_batches_that_are_not_joined_are_welcome(scenes: Scenes, make: Callable[..., CaptionMetrics]) -> None:
-    whole = make()(evaluation(scenes, CAPTIONS))
-    parts = batches(scenes, CAPTIONS, 4, range(COUNT))
-    listed = EvalPrediction(
-        [part.predictions.numpy() for part in parts], [part.label_ids.numpy() for part in parts]
-    )
-    assert make()(listed) == whole
 
 
 def test_captions_that_come_again_in_one_process_are_refused(
@@ -261,31 +242,6 @@ def test_batches_give_what_the_whole_gives(
         for batch in others:
             assert metrics(batch, compute_result=False) == {}
         assert metrics(last, compute_result=True) == pytest.approx(whole, abs=1e-6)
-
-
-@pytest.mark.parametrize(("before", "after"), [(4, 4), (4, 3), (1, 4), (7, 2)])
-def test_an_interrupted_evaluation_leaves_nothing(
-    before: int, after: int, scenes: Scenes, make: Callable[..., CaptionMetrics]
-) -> None:
-    metrics = make()
-    whole = metrics(evaluation(scenes, CAPTIONS))
-    for interrupted_after in (1, 2):
-        for batch in batches(scenes, ["red"] * COUNT, before, range(COUNT))[:interrupted_after]:
-            metrics(batch, compute_result=False)
-    *others, last = batches(scenes, CAPTIONS, after, range(COUNT))
-    for batch in others:
-        metrics(batch, compute_result=False)
-    assert metrics(last, compute_result=True) == pytest.approx(whole, abs=1e-6)
-    assert metrics.captions == known(scenes, CAPTIONS)
-
-
-def test_an_interrupted_evaluation_leaves_nothing_to_one_that_comes_at_once(
-    scenes: Scenes, make: Callable[..., CaptionMetrics]
-) -> None:
-    metrics = make()
-    assert metrics(EvalPrediction(ids(scenes, ["red"] * 4), None), compute_result=False) == {}
-    metrics(EvalPrediction(ids(scenes, CAPTIONS), None))
-    assert metrics.captions == known(scenes, CAPTIONS)
 
 
 # Videos

@@ -6,11 +6,10 @@ from collections import Counter
 from math import exp, log, sqrt
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.seams import LIMITS, consensus
+from tests.support.seams import consensus
 
 NOTIONS = [
     "doc_caption_within_pool",
@@ -90,41 +89,3 @@ def test_the_plain_way_agrees(pools: Pools, notion: str, kind: str) -> None:
     for mine, theirs in zip(ours, expected, strict=True):
         np.testing.assert_allclose(mine, theirs, atol=1e-12)
         assert (mine >= 0).all() and (mine <= 10 + 1e-9).all()
-
-
-def test_leaving_one_out_within_a_pool_is_degenerate() -> None:
-    pool = [["a", "dog"], ["a", "dog"], ["a", "cat"]]
-    assert consensus([pool], documents="doc_leave_one_out_within_pool")[0].tolist() == [0.0, 0.0, 0.0]
-
-
-@pytest.mark.parametrize("kind", ["cider", "cider_d"])
-def test_pools_at_the_edges(kind: str) -> None:
-    equal = [["a", "dog"]] * 3
-    assert consensus([], kind=kind) == []
-    pools: Pools = [[], [["a", "dog"]], equal, [[], []], [["a"], ["b"]]]
-    # With equal captions every n-gram is in every document: nothing is rare, nothing agrees.
-    assert [s.tolist() for s in consensus(pools, kind=kind)] == [[], [0.0], [0.0] * 3, [0.0] * 2, [0.0] * 2]
-    assert consensus([[["a", "b", "c", "d"]] * 2 + [["e", "f", "g", "h"]]], kind=kind)[0] == pytest.approx(
-        [5, 5, 0]
-    )
-
-
-def test_a_pool_does_not_depend_on_its_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
-    rng = np.random.default_rng(0)
-    words = [f"w{i}" for i in range(40)]
-    pools = [[list(rng.choice(words, rng.integers(0, 9))) for _ in range(n)] for n in (3, 7, 1, 0, 12, 5)]
-    together = consensus(pools)
-    texts = [[" ".join(tokens) for tokens in pool] for pool in pools]
-    together_released = consensus(texts, "tfidf")
-    monkeypatch.setattr(LIMITS, "consensus_words", 10)
-    for scores, again in ((together, consensus(pools)), (together_released, consensus(texts, "tfidf"))):
-        assert [s.shape for s in scores] == [s.shape for s in again]
-        for one, other in zip(scores, again, strict=True):
-            np.testing.assert_allclose(one, other, atol=1e-15)
-
-
-def test_the_released_cosine_at_the_edges() -> None:
-    assert consensus([], "tfidf") == []
-    assert [s.tolist() for s in consensus([[], ["a dog"], ["", "!"]], "tfidf")] == [[], [0.0], [-1.0, -1.0]]
-    [scores] = consensus([["Two dogs, two", "two DOGS two", "a b c"]], "tfidf")
-    assert scores == pytest.approx([0.5, 0.5, -0.5])

@@ -87,31 +87,6 @@ def test_a_sentence_is_parsed_once_by_all_parsers_of_a_model(
     assert sum(generated) == 4
 
 
-def test_fingerprints_follow_what_phrases_depend_on(parser_folder: Path, tmp_path: Path) -> None:
-    base = opened(parser_folder)
-    copy = Path(shutil.copytree(parser_folder, tmp_path / "copy"))
-    assert opened(copy).fingerprint == base.fingerprint
-    assert opened(copy).name == f"copy@{base.name.split('@')[1]}"
-    changes: list[dict[str, Any]] = [{"style": "soft-spice"}, {"dtype": "bfloat16"}, {"beams": 2}]
-    others = [opened(parser_folder, **change).fingerprint for change in changes]
-    (copy / "generation_config.json").write_text('{"no_repeat_ngram_size": 2}')
-    assert len({base.fingerprint, *others, opened(copy).fingerprint}) == 5
-
-
-def test_parsers_that_cannot_be_loaded(parser_folder: Path, tmp_path: Path) -> None:
-    folders = {name: Path(shutil.copytree(parser_folder, tmp_path / name)) for name in ("a", "b", "c", "d")}
-    (folders["a"] / "model.safetensors").unlink()
-    (folders["b"] / "model.safetensors").write_bytes(b"not tensors")
-    for file in folders["c"].glob("token*"):
-        file.unlink()
-    tokenizer = json.loads((folders["d"] / "tokenizer.json").read_text())
-    tokenizer["model"]["vocab"]["elephant"] = len(tokenizer["model"]["vocab"])  # another model's
-    (folders["d"] / "tokenizer.json").write_text(json.dumps(tokenizer))
-    for name, folder in folders.items():
-        with pytest.raises(ValueError, match=f"'?{name}'? "):
-            opened(folder)
-
-
 @pytest.mark.system
 def test_a_parser_from_the_hub(parser_folder: Path, tmp_path: Path) -> None:
     code = f"""

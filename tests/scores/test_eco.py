@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import math
 import os
 import shutil
@@ -15,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -23,12 +21,11 @@ from PIL import Image
 
 import capeval_core
 from capeval_core.cache import FeatureCache
-from capeval_core.integrations import CaptionMetrics, reward
 from capeval_core.result import Result
 from capeval_core.rows import canonical
 from capeval_core.testing import count_forwards
 from tests.support.seams import LIMITS, consensus, network, ptb_tokens
-from tests.support.seeded import blip2_weights, encoder, eva, open_clip_repository, write_config
+from tests.support.seeded import blip2_weights, encoder, eva, open_clip_repository
 from tools.captions import describe, holds
 from tools.scenes import draw, sample_scene
 from tools.sets import RIGHT, describe_pool
@@ -166,42 +163,6 @@ def test_the_ranking_is_what_the_paper_says(matcher: str, seeded: str, scenes: A
     assert ranked.counts.captions == len(ranked.groups) == 5
 
 
-def test_the_result_has_the_scores_of_every_candidate(matcher: str, scenes: Any) -> None:
-    result = opened(matcher, evidence=True).score(*scenes)
-    tables = result.parts["candidates"]
-    for pool, table, choice, total in zip(
-        scenes[0], tables, result.parts["choice"], result.scores, strict=True
-    ):
-        assert [candidate["caption"] for candidate in table] == pool
-        kept = [candidate for candidate in table if candidate["dropped"] is None]
-        assert sorted(candidate["rank"] for candidate in kept) == list(range(1, len(kept) + 1))
-        assert all(c["total"] is None and c["rank"] is None for c in table if c["dropped"])
-        assert table[choice]["dropped"] is None and table[choice]["total"] == total
-        totals = [c["total"] for c in sorted(kept, key=lambda candidate: candidate["rank"])]
-        assert totals == sorted(totals, reverse=True)
-        assert list(table[0]["members"]) == ["pacs-tiny", "blip2-itc"]
-    assert "3 words" in tables[2][4]["dropped"] and "4 commas" in tables[2][5]["dropped"]
-    again = Result.from_dict(json.loads(json.dumps(result.to_dict())))
-    assert again.parts == result.parts and again.scores == result.scores
-    assert [result.explain(i)["candidates"] for i in range(5)] == tables
-    for ask in (result.interval, again.interval, lambda: result.compare(result)):
-        with pytest.raises(ValueError, match=r"\(\) is undefined for eco: its totals are z-scores"):
-            ask()
-    for train in (
-        lambda: reward(opened(matcher)),
-        lambda: CaptionMetrics(Words(), images=scenes[1], metrics=[opened(matcher)]),
-    ):
-        with pytest.raises(ValueError, match=r"eco .*training"):
-            train()
-
-
-class Words:
-    """A processor for a training."""
-
-    def batch_decode(self, ids: Any, skip_special_tokens: bool) -> list[str]:
-        return []
-
-
 DOG, WIDE, CAT, SUN = (
     "a dog runs on the sand",
     "a dog runs on the wide sand",
@@ -315,22 +276,6 @@ def test_the_shorter_of_the_best_two_if_they_are_near(
     assert found.parts["choice"] == [best]
 
 
-def test_a_choice_far_below_the_best_match_of_its_pool_is_warned_of() -> None:
-    pools = [["a dog", WIDE], [DOG, WIDE, CAT], ["a cat", DOG], ["dogs", DOG], ["cats", SUN], ["sun", WIDE]]
-    itm = [[0.981, 0.0], [0.9, 0.8, 0.1], [0.75, 0.25], [0.9, 0.3], [0.8, 0.1], [0.8, 0.2]]
-    with pytest.warns(UserWarning, match=r"eco: in 4 of 6 pools .*captions\[0\]\[1\].*and 1 more"):
-        result = ranked(pools, itm)
-    # A distance of exactly 0.5 may be two answers of yes, or two of no.
-    assert result.parts["doubtful"] == [True, False, False, True, True, True]
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message=".*best of its pool")
-        assert ranked(pools[1:3], itm[1:3]).parts["doubtful"] == [False, False]
-        nan = float("nan")
-        found = ranked([[DOG, WIDE], [CAT, SUN]], [[nan, nan], [0.9, 0.1]])
-        assert found.parts["doubtful"] == [False, False] and found.parts["choice"] == [-1, 0]
-        assert math.isnan(found.scores[0])
-
-
 def test_a_candidate_without_a_finite_value_is_left_out_alone() -> None:
     nan, texts = float("nan"), [DOG, WIDE, SUN]
     found = ranked([texts] * 2, [[0.3, nan, 0.1], [nan] * 3], [[0.7, 0.9, 0.8], [0.5] * 3])
@@ -338,24 +283,6 @@ def test_a_candidate_without_a_finite_value_is_left_out_alone() -> None:
     assert of_candidates(found, "dropped")[1:] == [lost, None, *[lost] * 3]
     assert found.parts["choice"] == [2, -1] and found.parts["gave_way"] == ["", ""]
     assert math.isfinite(found.scores[0]) and math.isnan(found.scores[1])
-
-
-def test_options_move_the_total_as_they_say() -> None:
-    texts = [DOG, WIDE, CAT, "two cats sleep in the warm sand", "a dog sleeps in the sun"]
-    given: Any = (
-        [texts, [*texts[:4], texts[3]]],
-        [[0.1, 0.2, 0.0, 0.1, 0.1]] * 2,
-        [[0.9, 0.8, 0.7, 0.3, 0.2]] * 2,
-    )
-    usual = ranked(*given)
-    assert usual.parts["choice"] == [1, 1]  # of the better half the best; copies in another pool are kept
-    assert ranked(*given, threshold=100.0).parts["choice"] == [0, 0]
-    for documents in ("doc_caption_all_pools", "doc_image_all_pools", "doc_leave_one_out_all_pools"):
-        other = ranked(*given, consensus_documents=documents)
-        assert of_candidates(other, "cider")[0] != of_candidates(usual, "cider")[0]
-    alone = ranked(*given, consensus_weight=0.0)
-    totals, ensemble = (of_candidates(alone, name)[:2] for name in ("total", "ensemble"))
-    assert totals == pytest.approx([3.52 * value for value in ensemble])
 
 
 def test_where_nothing_can_be_told_apart_a_warning_says_so(matcher: str, scenes: Any) -> None:
@@ -376,16 +303,6 @@ def test_where_nothing_can_be_told_apart_a_warning_says_so(matcher: str, scenes:
     with pytest.warns(UserWarning, match="consensus"):
         result = opened(matcher, empty="score").score([["", *pools[1]], pools[3]], [images[1], images[3]])
     assert "0 words" in of_candidates(result, "dropped")[0]
-
-
-def test_equal_rules_have_equal_signatures(matcher: str, scenes: Any) -> None:
-    usual = opened(matcher).signature()
-    assert "|consensus:cider|consensus_documents:doc_caption_within_pool|" in usual
-    assert opened(matcher, consensus="cider").signature() == usual
-    released = opened(matcher, compat="released")
-    assert "|compat:released|" in released.signature() and "|consensus:tfidf|v:" in released.signature()
-    documents = opened(matcher, compat="released", consensus_documents="doc_image_all_pools")
-    assert documents.signature() == released.signature()
 
 
 # Rows and members.
@@ -445,26 +362,6 @@ def test_processes_combine_to_the_same_though_pools_are_cut(matcher: str, scenes
     assert result.parts["choice"] == expected.parts["choice"] and result.signature == expected.signature
 
 
-def test_a_broken_image_costs_its_own_pool(matcher: str, scenes: Any, tmp_path: Path) -> None:
-    pools, images = scenes
-    broken = [*images[:3], tmp_path / "missing.png", images[4]]
-    with pytest.raises(ValueError, match=r"images\[3\].*missing.png"):
-        opened(matcher).score(pools, broken)
-    for compat in (None, "released"):
-        result = opened(matcher, on_error="nan", compat=compat).score(pools, broken)
-        assert math.isnan(result.scores[3]) and list(result.errors) == [3]
-        assert "images[3]" in result.errors[3] and result.counts.failed == 1
-        assert result.parts["choice"][3] == -1 and result.parts["caption"][3] == ""
-        reasons = {candidate["dropped"] for candidate in result.parts["candidates"][3]}
-        assert reasons == {"its image could not be read"}
-    metric = opened(matcher, on_error="nan")
-    rows = metric.encode_all(metric.check(pools, broken)).sort_by("index")
-    rows = rows.filter(pc.is_null(rows["error"]))
-    without = metric.encode_all(metric.check(pools[:3] + pools[4:], images[:3] + images[4:]))
-    index = pa.array(range(len(without)), pa.int64())
-    assert_same_rows(rows.set_column(0, "index", index), without)
-
-
 def test_members_run_one_after_another_and_free_their_memory(matcher: str, seeded: str, scenes: Any) -> None:
     def networks() -> int:
         gc.collect()
@@ -504,56 +401,6 @@ def test_the_value_of_a_member_is_its_own_cosine(
     assert values == pytest.approx((texts * images).sum(1) / lengths, abs=1e-5)
 
 
-def test_another_blip2_is_a_member_by_its_contrast(matcher: str, scenes: Any, tmp_path: Path) -> None:
-    (tmp_path / "Second").symlink_to(matcher)
-    both, alone, filtering = (
-        metric.encode_all(metric.check(*scenes))
-        for metric in (
-            opened("tiny", [str(tmp_path / "Second"), "blip2-itc"]),
-            opened(matcher, "blip2-itc"),
-            opened("tiny", "blip2-itc"),
-        )
-    )
-    expected = np.stack([values_of(alone)[:, 0], values_of(filtering)[:, 0]], axis=1)
-    assert values_of(both) == pytest.approx(expected, abs=1e-6)
-    assert np.allclose(both["itm"], filtering["itm"], atol=1e-6)  # `weights` filter, whoever else matches
-
-
-@pytest.mark.parametrize(
-    "members", [["pacs-tiny", "nope"], ["pacs-tin"], ["./no-folder"], ["pacs-tiny"] * 2, [], "pacs-tiny,,"]
-)
-def test_wrong_members_are_named(matcher: str, members: Any) -> None:
-    with pytest.raises(ValueError, match="members"):
-        opened(matcher, members)
-
-
-def test_a_member_that_is_no_dual_encoder_or_has_broken_tensors_is_named(
-    matcher: str, scenes: Any, tmp_path: Path, seeded: str
-) -> None:
-    config = json.loads((Path(seeded) / "config.json").read_text())
-    for name in ("other", "cut"):
-        (tmp_path / name).mkdir()
-    write_config(tmp_path / "other", {**config, "encoder": "sam"})
-    with pytest.raises(ValueError, match=r"members: '.*other' could not be opened"):
-        opened(matcher, [str(tmp_path / "other")])
-    write_config(tmp_path / "cut", {name: value for name, value in config.items() if name != "checksum"})
-    whole = (Path(seeded) / "model.safetensors").read_bytes()
-    (tmp_path / "cut" / "model.safetensors").write_bytes(whole[:-1000])
-    with pytest.raises(ValueError, match=r"members: 'cut' could not be opened"):
-        opened(matcher, [str(tmp_path / "cut"), "blip2-itc"]).score(*scenes, rows=tmp_path / "rows")
-    shards = (tmp_path / "rows" / "blip2-itc").glob("*.parquet")  # what ran before it is kept
-    assert sum(len(pq.read_table(shard)) for shard in shards) == sum(map(len, scenes[0]))
-
-
-def test_all_members_that_are_missing_are_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    members = ["pacs-tiny", "nobody/nothing", "eva02-l14"]
-    with pytest.raises(ValueError) as missing:
-        capeval_core.load("eco", weights="nobody/matcher", members=members, device="cpu")
-    for name in ("weights 'nobody/matcher'", "members: 'nobody/nothing'", "members: 'eva02-l14'"):
-        assert name in str(missing.value)
-
-
 def test_a_folder_of_a_known_name_is_that_member(
     matcher: str, seeded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -564,27 +411,6 @@ def test_a_folder_of_a_known_name_is_that_member(
     for members in (["eva-clip-18b", "./eva-clip-18b"], ["weights", "blip2-itc"]):
         with pytest.raises(ValueError, match=r"twice|cannot be told"):
             opened(matcher, members)
-
-
-@pytest.mark.parametrize(
-    ("captions", "places"),
-    [
-        (["a dog", "a cat"], ["captions[0]"]),
-        ([["a dog"], []], ["captions[1]"]),
-        ([["a dog"], None], ["captions[1]"]),
-        ([["a dog"], ["a", ""]], ["captions[1][1]"]),
-        ([["a dog"], ["a", 3]], ["captions[1][1]"]),
-        ([["a dog"]], ["captions", "images"]),
-        ([["a", ""], "b"], ["captions[0][1]", "captions[1]"]),
-        ("a dog", ["captions"]),
-        ([{"a": 1}, ["b"]], ["captions[0]"]),
-    ],
-)
-def test_wrong_pools_are_named_by_their_index(captions: Any, places: list[str], images: list[Path]) -> None:
-    metric = opened("tiny")
-    with pytest.raises((ValueError, TypeError)) as caught:
-        metric.score(captions, images[:2])
-    assert all(place in str(caught.value) for place in places)
 
 
 @pytest.mark.parametrize("compat", [None, "released"])
@@ -601,16 +427,6 @@ def test_released_images_are_in_rgb_before_any_member_sees_them(compat: str | No
     assert distance[:, 1].max() < 1e-6  # Alpha-CLIP's own preprocessing converts first
     assert distance[0, 0] < 1e-6
     assert (distance[1:, 0] < 1e-6).all() if compat else (distance[1:, 0] > 1e-3).all()
-
-
-def test_a_caption_that_one_member_alone_cuts_is_counted(matcher: str, scenes: Any) -> None:
-    """CLIP reads 77 ids, this BLIP-2 fewer: what any member does not read to its end was cut."""
-    long = " ".join(["a dog"] * 25)
-    with pytest.warns(UserWarning, match="cannot tell"):
-        assert opened(matcher, ["pacs-tiny"]).score([[long]], scenes[1][:1]).counts.truncated == 1
-    with pytest.warns(UserWarning, match="cannot tell"):
-        pacs = capeval_core.load("pacs", weights="tiny").score([long], scenes[1][:1])
-        assert opened(matcher).score([[DOG]], scenes[1][:1]).counts.truncated == pacs.counts.truncated == 0
 
 
 def test_a_right_caption_is_chosen_more_often_than_by_a_part_alone() -> None:

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 import capeval_core
 from capeval_core.cache import FeatureCache
 from capeval_core.scores.pac import pac_score, ref_pac_score
-from tests.support.seams import LIMITS
 from tests.support.seeded import write_config
 
 COSINES = st.floats(-1, 1)
@@ -49,20 +48,6 @@ def test_as_released_is_without_the_maximum() -> None:
 
 def load(name: str, weights: str, **options: Any) -> Any:
     return capeval_core.load(name, weights=weights, device="cpu", cache=FeatureCache(), **options)
-
-
-def test_clip_s_is_pac_s_with_another_w(weights: str, images: list[Path]) -> None:
-    captions, references = ["a dog", "two red circles"], [["a cat", "a dog runs"], ["circles"]]
-    pac = load("pacs", weights).score(captions, images[:2])
-    clip = load("clips", weights).score(captions, images[:2])
-    assert clip.scores == pytest.approx([score * 1.25 for score in pac.scores])
-    assert load("clips", weights, w=2.0).score(captions, images[:2]).scores == pac.scores
-    ref_pac = load("refpacs", weights).score(captions, images[:2], references)
-    ref_clip = load("refclips", weights, w=2.0).score(captions, images[:2], references)
-    assert ref_clip.scores == ref_pac.scores and ref_clip.key != ref_pac.key
-    assert list(ref_pac.parts) == ["cosine", "pac_s", "reference_cosine"]
-    assert list(ref_clip.parts) == ["cosine", "clip_s", "reference_cosine"]
-    assert ref_pac.parts["pac_s"] == pytest.approx(pac.scores, abs=1e-6)
 
 
 def test_the_nearest_reference_counts(weights: str, images: list[Path]) -> None:
@@ -113,26 +98,6 @@ def test_the_prompt_is_the_weights_own_unless_one_is_given(
     )
 
 
-def test_a_prompt_that_leaves_no_room_is_refused_before_weights_are_opened(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"format": 1, "architecture": {"text": {"context_length": 20}}}')
-    for weights, words in ((str(tmp_path), 18), ("tiny", 75)):
-        with pytest.raises(ValueError, match=f"prompt=.* fills all {words + 2} token ids"):
-            capeval_core.load("pacs", weights=weights, prompt="dog " * words)
-    assert capeval_core.load("pacs", weights="tiny", prompt="dog " * 74).options.prompt == "dog " * 74
-
-
-def test_windows_of_texts_change_nothing(
-    weights: str, images: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    captions = ["a dog", "a cat", "two circles", "a man", "shapes"]
-    references = [["one"], ["one", "two", "three", "four"], ["one"], ["a", "b"], ["c"]]
-    usual = load("refpacs", weights).score(captions, images[:5], references)
-    for texts in (1, 3, 4):
-        monkeypatch.setattr(LIMITS, "texts", texts)
-        found = load("refpacs", weights).score(captions, images[:5], references)
-        assert found.scores == pytest.approx(usual.scores, abs=1e-6) and found.groups == usual.groups
-
-
 @pytest.mark.parametrize(
     ("metric", "names", "repository"),
     [
@@ -149,10 +114,3 @@ def test_names_of_the_field_lead_to_the_weights_of_the_metric(
     for name in names:
         with pytest.raises(ValueError, match=re.escape(f"did you mean {repository!r}?")):
             capeval_core.load(metric, weights=name)
-
-
-def test_equal_tensors_with_another_activation_sign_differently(seeded_weights: Path, tmp_path: Path) -> None:
-    other = changed(seeded_weights, tmp_path, activation="gelu", canary=None)  # as made by other means
-    signatures = [load("pacs", str(path)).signature() for path in (seeded_weights, other)]
-    assert signatures[0] != signatures[1]
-    assert all(re.search(r"\|weights:weights@[0-9a-f]{8}\|", signature) for signature in signatures)

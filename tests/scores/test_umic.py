@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,9 @@ import capeval_core
 from capeval_core.cache import FeatureCache
 from capeval_core.cli import main
 from capeval_core.demo import demo_set
-from capeval_core.scores.umic import umic_score
 from capeval_core.testing import count_forwards
 from tests.support import seams
-from tests.support.seeded import made_up_boxes, uniter, write_config
+from tests.support.seeded import made_up_boxes, uniter
 from tools.scenes import draw
 from tools.sets import split_caption, split_scene
 from tools.tiny import is_true
@@ -47,14 +45,6 @@ def features(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def load(weights: str, **options: Any) -> Any:
     return capeval_core.load("umic", weights=weights, device="cpu", cache=FeatureCache(), **options)
-
-
-def test_the_score_is_the_sigmoid_of_the_logit() -> None:
-    expected = [0.5, 1 / (1 + np.exp(-2)), 1 / (1 + np.exp(2))]
-    assert umic_score(np.array([0.0, 2.0, -2.0])) == pytest.approx(expected)
-    with np.errstate(all="raise"):
-        assert umic_score(np.array([1000.0, -1000.0])).tolist() == [1.0, 0.0]
-    assert np.isnan(umic_score(np.array([np.nan]))).all()
 
 
 def test_words_are_parted_by_all_white_space_of_python(weights: str) -> None:
@@ -99,24 +89,6 @@ def test_all_that_is_missing_or_broken_is_named_and_costs_its_own_captions(
     boxes = {**made_up_boxes(3), "features": np.full((3, 64), np.nan, dtype=np.float32)}
     with pytest.raises(ValueError, match=r"images\[0\].*features"):
         load(weights).score(["a dog"], [boxes])
-
-
-@pytest.mark.parametrize("regions", ["missing.tsv", "no such thing", 7, "", "x" * 5_000])
-def test_a_wrong_source_is_refused_before_weights(regions: Any) -> None:
-    with pytest.raises((ValueError, TypeError)) as caught:
-        capeval_core.load("umic", weights="weights that are not there", regions=regions)
-    assert len(str(caught.value)) < 1_000 and "weights that are not there" not in str(caught.value)
-
-
-def test_weights_that_name_or_find_no_boxes_are_refused(weights: str, features: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="finds no boxes"):
-        load(weights, regions=weights)
-    uniter().save_pretrained(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    for constants in ({"regions": 5}, {"regions": None}, {"regions": str(features)}):
-        write_config(tmp_path, {**config, "constants": constants})
-        with pytest.raises(ValueError, match=r"constants\.regions names no weights of a region"):
-            load(str(tmp_path))
 
 
 def test_the_rule_of_selection_cuts_features_made_before(weights: str, features: Path) -> None:

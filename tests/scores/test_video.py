@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 import capeval_core
 from capeval_core.cache import FeatureCache
 from capeval_core.result import Result
-from capeval_core.testing import count_forwards
 from tests.inputs import video_writing
 from tests.support.seams import LIMITS, visual
 from tests.support.seeded import encoder
@@ -148,39 +147,6 @@ def test_scores_are_those_of_a_plain_computation(
 # What a score does not depend on.
 
 
-@NAMES
-def test_windows_and_padding_do_not_matter(
-    name: str, seeded_weights: Path, videos: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With the weights of one corpus a row alone scores as among rows with longer texts and videos."""
-    table = opened(name, seeded_weights).prepare(FLAT)
-    metric = opened(name, seeded_weights, statistics=table)
-    together = score(metric, videos)
-    for row in range(len(CAPTIONS)):
-        alone = score(opened(name, seeded_weights, statistics=table), videos, [row])
-        assert alone.scores == pytest.approx(together.scores[row : row + 1], abs=CLOSE)
-    monkeypatch.setattr(LIMITS, "video_texts", 3)
-    assert score(opened(name, seeded_weights, statistics=table), videos).scores == pytest.approx(
-        together.scores, abs=CLOSE
-    )
-
-
-@NAMES
-def test_equal_rows_score_equal_and_nothing_runs_twice(
-    name: str, seeded_weights: Path, videos: list[Any]
-) -> None:
-    metric = opened(name, seeded_weights)
-    with count_forwards() as forwards:
-        found = score(metric, videos)
-    texts = {*CAPTIONS, *(FLAT if metric.needs_references else [])}
-    assert forwards.items == sum(FRAMES) + len(texts)
-    assert found.scores[0] == found.scores[5] and found.groups[0] == found.groups[5]
-    with count_forwards() as forwards:
-        score(metric, [list(own) for own in videos])  # the same frames in another form
-        score(metric, videos)
-    assert forwards.items <= sum(FRAMES)
-
-
 # Inverse document frequencies.
 
 
@@ -225,25 +191,6 @@ def test_a_corpus_of_one_text_has_no_idf(name: str, seeded_weights: Path, videos
 
 
 @NAMES
-def test_a_video_that_fails_costs_its_row_and_its_texts_still_count(
-    name: str, seeded_weights: Path, videos: list[Any], tmp_path: Path
-) -> None:
-    broken = tmp_path / "frames"
-    broken.mkdir()
-    (broken / "0.png").write_bytes(b"nothing")
-    whole = score(opened(name, seeded_weights), videos)
-    for rows in ([1], [0, 1, 2, 3, 4]):
-        used = [broken if i in rows else own for i, own in enumerate(videos)]
-        found = score(opened(name, seeded_weights, on_error="nan"), used)
-        failed = [i for i, number in enumerate(VIDEO_OF) if number in rows]
-        assert [i for i, value in enumerate(found.scores) if math.isnan(value)] == failed
-        assert list(found.errors) == failed and f"videos[{failed[0]}]" in found.errors[failed[0]]
-        for row in set(range(len(CAPTIONS))) - set(failed):
-            assert found.scores[row] == pytest.approx(whole.scores[row], abs=CLOSE)
-        assert found.signature == whole.signature
-
-
-@NAMES
 def test_of_a_damaged_video_the_beginning_is_compared_and_it_is_said(name: str, seeded_weights: Path) -> None:
     pytest.importorskip("av")
     whole = video_writing.video("mkv")
@@ -263,29 +210,6 @@ def test_of_a_damaged_video_the_beginning_is_compared_and_it_is_said(name: str, 
         warnings.simplefilter("error")
         beginning = metric.score(captions, videos=[whole, video_writing.drawn()[:frames], whole], **given)
     assert found.scores == pytest.approx(beginning.scores, abs=CLOSE)
-
-
-def test_sampled_frames(seeded_weights: Path, videos: list[Any]) -> None:
-    for frames in (1, 3, 10):
-        metric = opened("pacs", seeded_weights, max_frames=frames)
-        chosen = [own[np.linspace(0, len(own) - 1, frames).astype(int)] for own in videos]
-        expected = score(opened("pacs", seeded_weights), chosen)
-        assert score(metric, videos).scores == pytest.approx(expected.scores, abs=CLOSE)
-    samples = metric.check(CAPTIONS[:1], videos[:1])
-    rows = metric.encode_all(samples)
-    assert rows["frames"].to_pylist() == [10] and rows["incomplete"].to_pylist() == [None]
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"statistics": "corpus"}, {"fps": 1, "max_frames": 2}, {"fps": 0}, {"max_frames": 0}, {"w": 2.0},
-        {"prompt": "A "}, {"layer": 2},
-    ],
-)  # fmt: skip
-def test_wrong_options_are_refused_before_weights_are_opened(options: dict[str, Any]) -> None:
-    with pytest.raises((ValueError, TypeError), match=next(reversed(options))):
-        capeval_core.load("pacs", media="video", weights="/nowhere", **options)
 
 
 # Explanations.
@@ -337,19 +261,3 @@ def test_explanations_belong_to_their_rows(
         best = [each["score"] for each in note.get("references", [])]
         assert [each["reference"] for each in note.get("references", [])] == (REFERENCES[row] if best else [])
         assert not best or max(best) == found.parts["reference_score"][row]
-
-
-def test_explanations_of_failures_say_why(seeded_weights: Path, videos: list[Any], tmp_path: Path) -> None:
-    metric = opened("pacs", seeded_weights, evidence=True, on_error="nan")
-    found = metric.score(["a", "b"], videos=[tmp_path / "none.mp4", videos[1]])
-    assert "none.mp4" in found.explain(0)["error"] and found.explain(0)["words"] == []
-    with pytest.raises(ValueError, match="no score to draw"):
-        found.explain(0).plot()
-    weights = [match["weight"] for match in found.explain(1)["words"]]
-    assert weights == pytest.approx([0, math.log(3 / 2), math.log(3 / 2) * 2 / 5])
-
-
-@pytest.mark.parametrize("of", [{"name": "refpacs", "media": "video"}, {"name": "vilbertscore"}])
-def test_a_corpus_may_be_lists_of_references(of: dict[str, Any]) -> None:
-    metric: Any = capeval_core.load(**of, weights="tiny")
-    assert metric.prepare([["a dog", "a hound"], ["a cat"]]) == metric.prepare(["a dog", "a hound", "a cat"])

@@ -7,15 +7,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
 import capeval_core
 from capeval_core.authoring import TokenIdf
 from capeval_core.cache import FeatureCache
 from capeval_core.testing import count_forwards
-from tests.support.seams import LIMITS, visual
-from tests.support.seeded import LETTERS, made_up_boxes, vilbert
+from tests.support.seams import visual
+from tests.support.seeded import made_up_boxes, vilbert
 
 CAPTIONS = ["a red dog", "dog", "a cat sat on a red mat"]
 REFERENCES = [["a dog", "red dogs run", "a red dog"], ["a dog"], ["a cat on a mat", "mat"]]
@@ -86,20 +85,6 @@ def test_scores_are_those_of_a_plain_computation(weights: str, idf: bool) -> Non
     assert min(found.scores) < 0.99 and "|refs:1-3|" in found.signature
 
 
-def test_a_reference_equal_to_the_caption_is_met_word_by_word(weights: str) -> None:
-    captions = ["a red dog", "dog", " ".join(LETTERS + LETTERS)]
-    for options in ({}, {"idf": "corpus"}):
-        found = opened(weights, **options).score(
-            captions, boxes(0, 1, 2), [[text, "mat"] for text in captions]
-        )
-        for name in ("precision", "recall", "f"):
-            assert [own[0] for own in found.parts[f"reference_{name}"]] == pytest.approx([1] * 3, abs=1e-6)
-            assert max(own[1] for own in found.parts[f"reference_{name}"]) < 0.999
-    assert found.counts.truncated == 1
-    alone = opened(weights, idf="corpus").score(["dog"], boxes(0), [["dog"]])  # its only word is in all texts
-    assert alone.scores == pytest.approx([1], abs=1e-6)
-
-
 def test_texts_without_words_score_nothing_on_request(weights: str) -> None:
     with pytest.raises(ValueError, match=r"captions\[0\] is empty"):
         opened(weights).score([""], boxes(0), [["a dog"]])
@@ -129,16 +114,6 @@ def test_references_run_once_for_all_candidates_of_an_image(weights: str) -> Non
     for row, caption in enumerate(captions):
         alone = opened(weights).score([caption], [image], [references])
         assert alone.scores[0] == pytest.approx(found.scores[row], abs=1e-6)
-
-
-def test_the_image_and_the_layer_matter(weights: str) -> None:
-    one, other = (opened(weights).score(CAPTIONS[:1], boxes(seed), REFERENCES[:1]) for seed in (0, 1))
-    assert abs(one.scores[0] - other.scores[0]) > 1e-4
-    first = opened(weights, layer=0).score(CAPTIONS[:1], boxes(0), REFERENCES[:1])
-    assert abs(first.scores[0] - one.scores[0]) > 1e-4 and "|layer:0|" in first.signature
-    expected = word_features([CAPTIONS[0], REFERENCES[0][0]], boxes(0)[0], layer=0)
-    precision = (expected[0] @ expected[1].T).max(axis=1).mean()
-    assert first.parts["reference_precision"][0][0] == pytest.approx(precision, abs=1e-6)
 
 
 def test_idf_is_of_references_alone_or_of_statistics(weights: str) -> None:
@@ -193,106 +168,6 @@ def test_the_released_script_gives_unseen_words_the_largest_weight(weights: str)
         assert found.parts[f"reference_{name}"][0] == pytest.approx(
             [row[column] for row in expected], abs=1e-5
         )
-
-
-def test_a_table_of_words() -> None:
-    table = TokenIdf({3: 1, 5: 0.5}, unseen=2)
-    assert table.of([5, 3, 4]) == [0.5, 1.0, 2.0]
-    assert table == TokenIdf({5: 0.5, 3: 1.0}, 2.0) != TokenIdf({5: 0.5, 3: 1.0}, 2.5)
-    assert str(table) == table.fingerprint
-    wrong: list[Any] = [{3: -1.0}, {3: math.nan}, {}, {"dog": 1.0}, {2.7: 1.0}, {3: "much"}, [0.5], None]
-    for weights, unseen in [*((each, 1.0) for each in wrong), ({3: 1.0}, math.inf)]:
-        with pytest.raises((ValueError, TypeError)):
-            TokenIdf(weights, unseen=unseen)
-
-
-def test_a_broken_image_costs_its_own_captions_each_named(weights: str) -> None:
-    wide = made_up_boxes(3, width=65)
-    images = [wide, boxes(0)[0], wide]
-    found = opened(weights, on_error="nan", evidence=True).score(CAPTIONS, images, REFERENCES)
-    assert np.isfinite(found.scores).tolist() == [False, True, False]
-    assert "images[0]" in found.errors[0] and "images[2]" in found.errors[2]
-    assert found.parts["reference_f"][0] == [] and math.isnan(found.parts["precision"][0])
-    with pytest.raises(ValueError, match="there is no score to draw"):
-        found.explain(0).plot()
-
-
-def test_what_is_cut_off_references_counts(weights: str) -> None:
-    metric = opened(weights)
-    long = " ".join(LETTERS + LETTERS)
-    rows = metric.encode_all(metric.check(["a dog"] * 2, boxes(0, 1), [["mat", long, long], ["a dog"]]))
-    assert rows["truncated"].to_pylist() == [2 * (52 + 2 - 37), 0]
-
-
-def test_the_released_formula_takes_negative_means_as_they_are(weights: str) -> None:
-    metric = opened(weights, compat="released")
-    rows = metric.encode_all(metric.check(["a dog"], boxes(0), [["a dog", "mat"]]))
-    for name, values in (("released_precision", [-0.5, 0.5]), ("released_recall", [0.75, 0.25])):
-        column = pa.array([values], rows.schema.field(name).type)
-        rows = rows.set_column(rows.schema.get_field_index(name), name, column)
-    parts = metric.aggregate(rows).parts
-    assert parts["reference_f"] == [pytest.approx([2 * -0.5 * 0.75 / 0.25, 1 / 3])]
-    assert parts["f"].tolist() == [pytest.approx((-3 + 1 / 3) / 2)]
-
-
-def test_windows_and_batches_change_nothing(weights: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    images = boxes(0, 1, 2)
-    expected = opened(weights, evidence=True).score(CAPTIONS, images, REFERENCES)
-    monkeypatch.setattr(LIMITS, "token_texts", 3)
-    for batch_size in (None, 1):
-        metric = opened(weights, evidence=True, batch_size=batch_size)
-        found = metric.score(CAPTIONS, images, REFERENCES)
-        assert found.scores == pytest.approx(expected.scores, abs=1e-6)
-        for row, caption in enumerate(CAPTIONS):
-            shown, other = found.explain(row), expected.explain(row)
-            assert [shown["best"], shown["caption"]] == [other["best"], caption]
-            pieces = "".join(shown["matches"][0]["words"]).replace("##", "")
-            assert pieces == caption.replace(" ", "")
-            assert [match["reference"] for match in shown["matches"]] == REFERENCES[row]
-
-
-def test_a_batch_size_holds(weights: str) -> None:
-    found = []
-    for batch_size in (None, 1):
-        metric = opened(weights, batch_size=batch_size)
-        with count_forwards() as forwards:
-            metric.score(CAPTIONS, boxes(0, 1, 2), REFERENCES)
-        found.append((forwards.items, forwards.batches))
-    assert found[0][1] < found[1][1] == found[1][0] == found[0][0]
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"features": np.full((7, 64), np.nan)}, "images.1..*NaN or infinity"),
-        ({"boxes": np.full((7, 4), np.inf)}, "images.1..*NaN or infinity"),
-        ({"features": np.ones((6, 64))}, "7 boxes but 6 rows"),
-        ({"features": np.ones((7, 65))}, "65 numbers"),
-        ({"size": None}, "images.1..*size"),
-        ({"size": (10**5000, 2)}, "images.1..*expected width and height"),
-        ({"features": "text"}, "images.1."),
-    ],
-)
-def test_wrong_boxes_are_refused(weights: str, change: dict[str, Any], message: str) -> None:
-    wrong = {**boxes(0)[0], **change}
-    with pytest.raises((ValueError, TypeError), match=message):
-        opened(weights).score(["a dog"] * 2, [*boxes(0), wrong], [["a dog"]] * 2)
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"layer": 2}, ValueError, "layer=2: these weights have 2 co-attention blocks: give a number from 0"),
-        ({"layer": "last"}, TypeError, "layer='last'"),
-        ({"idf": "all"}, ValueError, "idf='all': expected 'corpus'"),
-        ({"regions": 7}, TypeError, "regions=7"),
-    ],
-)
-def test_wrong_options_are_refused(
-    weights: str, options: dict[str, Any], error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        opened(weights, **options)
 
 
 def test_the_released_script_needs_a_task_token(without_task: str) -> None:

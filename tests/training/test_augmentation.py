@@ -125,25 +125,6 @@ def test_one_folder_takes_both_kinds_of_two_processes_at_once(
     assert settings_of(tmp_path, "images")["made_with"]["model"] == "pipeline"
 
 
-def test_a_shard_of_other_sources_is_made_again(
-    captioner: Path, drawn: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = generated("captions", drawn, captioner, tmp_path / "out")
-    whole = contents(folder)
-    shutil.copy(folder / "positives-captions-00000.parquet", folder / "positives-captions-00001.parquet")
-    generated("captions", drawn, captioner, folder)
-    assert contents(folder) == whole
-    assert "00001.parquet holds positives of other sources" in capsys.readouterr().err
-
-
-def test_other_settings_are_refused(
-    captioner: Path, drawn: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = generated("captions", drawn, captioner, tmp_path / "out")
-    assert main([*arguments("captions", drawn, captioner, folder), "--seed", "1"]) == 2
-    assert "holds captions by other settings (seed 42, now 1)" in capsys.readouterr().err
-
-
 def test_a_broken_image_costs_its_caption_until_it_is_repaired(
     captioner: Path, drawn: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -170,16 +151,6 @@ def test_images_that_the_safety_checker_blacks_out_are_dropped_once(
         counted = "0 generated, 0 found, 14 dropped (14 black images), 0 failed"
         assert counted in capsys.readouterr().out
     assert positives(tmp_path / "out") == []
-
-
-def test_settings_name_everything_that_positives_depend_on(
-    captioner: Path, drawn: Path, tmp_path: Path
-) -> None:
-    folder = generated("captions", drawn, captioner, tmp_path / "out", "--dtype", "bfloat16")
-    settings = settings_of(folder, "captions")
-    assert settings["dtype"] == "bfloat16" and settings["beams"] == 3 and "top_p" not in settings
-    assert settings["prompt"] == "a picture of" and "device" not in settings and "batch_size" not in settings
-    assert {"model", "transformers", "torch"} == set(settings["made_with"])
 
 
 def test_a_pinned_revision_is_fetched_without_pickles_and_code(

@@ -88,16 +88,6 @@ def test_a_group_depends_on_seed_epoch_and_index_alone() -> None:
     assert len({twins.group(0, index).captions for index in range(20)}) > 10
 
 
-def test_random_negatives_are_uniform_over_captions_of_other_images() -> None:
-    groups = named(["11", "12", "23", "31"], random_negatives=2)
-    others = ["12.0", "12.1", "12.2", "23.0", "23.1", "23.2", "23.3", "31.0", "31.1"]
-    epochs = iter(range(10**6))
-    for place in (1, 2):
-        assert_law(
-            lambda place=place: groups.group(next(epochs), 0).captions[place], dict.fromkeys(others, 1 / 9)
-        )
-
-
 def test_a_negative_is_drawn_where_nearly_all_captions_are_the_images_own() -> None:
     """The few others are found, at equal odds, and equal texts of other images are passed over."""
     groups = sampler(
@@ -106,38 +96,6 @@ def test_a_negative_is_drawn_where_nearly_all_captions_are_the_images_own() -> N
     epochs = iter(range(10**6))
     law = {"two blue stars": 0.5, "a green heart": 0.5}
     assert_law(lambda: groups.group(next(epochs), 0).captions[1], law, draws=600)
-
-
-IMAGES = ["11", "12", "13", "14", "15", "16", "17", "99"]
-
-
-def hard_law(shares: Mapping[str, float]) -> dict[str, float]:
-    """Images at their shares, then their captions at equal odds."""
-    return {
-        f"{image}.{number}": share / (int(image[-1]) + 1)
-        for image, share in shares.items()
-        for number in range(int(image[-1]) + 1)
-    }
-
-
-@pytest.mark.parametrize(
-    ("lists", "law"),
-    [
-        # Of the first list only its top three count, of the second only what is in the set.
-        (
-            [["12", "13", "14", "15"], ["600", "17", "601"]],
-            hard_law({"12": 1 / 6, "13": 1 / 6, "14": 1 / 6, "17": 1 / 2}),
-        ),
-        ([["12", "13"], ["13", "12"]], hard_law({"12": 1 / 2, "13": 1 / 2})),
-        ([["15"]], hard_law({"15": 1.0})),
-        # An image is not similar to itself.
-        ([["11", "12", "13", "14", "15"]], hard_law({"12": 1 / 3, "13": 1 / 3, "14": 1 / 3})),
-    ],
-)  # fmt: skip
-def test_hard_negatives_follow_their_law(lists: list[list[str]], law: dict[str, float]) -> None:
-    groups = named(IMAGES, similar=[{"11": each} for each in lists], random_negatives=0)
-    epochs = iter(range(10**6))
-    assert_law(lambda: groups.group(next(epochs), 1).captions[1], law)
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 
-import capeval_core
 from tests.support.seams import LIMITS, image, network
 from tests.support.seeded import encoder, write_config
 
@@ -46,26 +44,6 @@ def rewrite(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     edit(folder, lambda config: config["checksum"].pop("model.safetensors", None))
 
 
-def bare(folder: Path) -> None:
-    """Take checksums and canary out, as of a config that someone else wrote."""
-    config = json.loads((folder / "config.json").read_text())
-    for name in ("checksum", "canary"):
-        config.pop(name, None)
-    (folder / "config.json").write_text(json.dumps(config))
-
-
-def test_a_saved_encoder_comes_back(seeded_weights: Path, images: list[Path]) -> None:
-    again = loaded(seeded_weights)
-    assert loaded(seeded_weights) is again  # shared in the process while it is in use
-    texts = ["a dog"]
-    first, second = (clip.encode_texts(texts).features for clip in (encoder(), again))
-    assert first == pytest.approx(second, rel=1e-5, abs=1e-6)
-    signature = capeval_core.load("pacs", weights=seeded_weights).score(texts, images[:1]).signature
-    assert f"|weights:{seeded_weights.name}@{again.fingerprint[:8]}|" in signature
-    modes = {(seeded_weights / name).stat().st_mode for name in ("config.json", "model.safetensors")}
-    assert len(modes) == 1  # whoever can read one can read the other
-
-
 def test_float16_and_bfloat16_tensors_are_read(folder: Path) -> None:
     def narrow(tensors: dict[str, Any]) -> None:
         for name in tensors:
@@ -82,88 +60,6 @@ def test_float16_and_bfloat16_tensors_are_read(folder: Path) -> None:
     assert kinds == {"torch.float16", "torch.bfloat16"}
     with pytest.raises(ValueError):
         encoder(dtype="bfloat16").save_pretrained(folder.parent / "rounded")
-
-
-@pytest.mark.parametrize(
-    ("name", "meant"),
-    [
-        ("TINY", "'tiny'"),
-        ("pacs-clip-vit-b32", "'capeval/pacs-clip-vit-b-32'"),
-        *(
-            (name, "weights=")
-            for name in ("no such folder", "../a/b", "~/x", "", "a/b@", "https://hf.co/a/b")
-        ),
-    ],
-)
-def test_strings_that_name_no_weights(name: str, meant: str) -> None:
-    with pytest.raises(ValueError) as caught:
-        capeval_core.load("pacs", weights=name)
-    assert repr(name) in str(caught.value) and meant in str(caught.value)
-
-
-def test_folders_and_files_of_something_else(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "clip.pth").write_bytes(b"checkpoint")
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "pipe").mkdir()
-    os.mkfifo(tmp_path / "pipe" / "config.json")  # opening it would wait for ever
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "config.json").write_text('{"model_type": "clip"}')
-    (tmp_path / "bare").mkdir()
-    shutil.copy(folder / "config.json", tmp_path / "bare")
-    for name, word in (
-        ("clip.pth", "capeval convert pacs"),
-        ("empty", "config.json"),
-        ("pipe", "config.json"),
-        ("other", "other"),
-        ("bare", "model.safetensors"),
-    ):
-        with pytest.raises(ValueError, match=word):
-            loaded(tmp_path / name)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    capeval_core.load("pacs", weights="~/weights")
-
-
-CANARY: list[Callable[[Config], Any]] = [
-    lambda c: c.update(activation="gelu"),
-    lambda c: c["preprocessing"].update(mean=[0.5, 0.5, 0.5]),
-    lambda c: c["preprocessing"].update(std=[0.5, 0.5, 0.5]),
-    lambda c: c["architecture"]["vision"].update(head_width=32),
-    lambda c: c["architecture"]["text"].update(heads=4),
-]
-
-
-def test_the_canary_shows_what_tensors_cannot_and_the_fingerprint_what_it_would(folder: Path) -> None:
-    fingerprints, kept = set(), folder.parent / "kept"
-    for number, change in enumerate([lambda c: None, *CANARY]):
-        shutil.copytree(folder, kept / str(number))
-        edit(kept / str(number), change)
-        if number:
-            with pytest.raises(ValueError, match="canary"):
-                loaded(kept / str(number))
-        edit(kept / str(number), lambda config: config.pop("canary"))
-        fingerprints.add(loaded(kept / str(number)).fingerprint)
-    assert len(fingerprints) == 1 + len(CANARY)
-    edit(kept / "0", lambda config: config.update(source={"name": "other"}))
-    assert loaded(kept / "0").fingerprint in fingerprints
-
-
-def test_damaged_tensors_never_open(folder: Path) -> None:
-    tensors = folder / "model.safetensors"
-    whole = tensors.read_bytes()
-    rng = np.random.default_rng(0)
-    for at in rng.choice(len(whole), 12, replace=False):
-        content = bytearray(whole)
-        content[at] ^= 1 << int(rng.integers(8))
-        tensors.write_bytes(content)
-        with pytest.raises(ValueError, match=r"model\.safetensors"):
-            loaded(folder)
-    bare(folder)
-    for content in (whole[: len(whole) // 2], b"", b"\0" * 100, whole[:8] + b"?" * 100):
-        tensors.write_bytes(content)
-        with pytest.raises(ValueError, match=r"model\.safetensors"):
-            loaded(folder)
 
 
 def change_in_place(file: Path) -> None:
