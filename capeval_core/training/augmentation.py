@@ -119,17 +119,7 @@ class Captioner(Generator):
 
 
 class GumbelNoise:
-    """Noise under which the most probable token is a sample, from a stream of its own for each row.
-
-    argmax(logits + g), where g = -log(-log(u)) is Gumbel noise, is distributed as softmax(logits). So a
-    caption does not depend on the images beside it in the batch.
-
-    >>> noise = GumbelNoise([7])
-    >>> logits = torch.log(torch.tensor([[0.25, 0.0, 0.75]]))
-    >>> draws = torch.stack([noise(None, logits).argmax(dim=-1)[0] for _ in range(2000)])
-    >>> torch.bincount(draws, minlength=3).div(2000).tolist()
-    [0.2..., 0.0, 0.7...]
-    """
+    """Gumbel noise, -log(-log(u)), of a stream for each row: argmax(logits + noise) samples the softmax."""
 
     def __init__(self, seeds: Sequence[int]) -> None:
         self._streams = [torch.Generator().manual_seed(seed) for seed in seeds]
@@ -314,12 +304,7 @@ class ImageAugmentation(Augmentation):
 
 @dataclass
 class Counts:
-    """What became of the sources of a run.
-
-    made: positives that it generated. found: those that were there. dropped: reasons why what was generated
-    is not kept, in this run or before, and how often. failed: why sources could not be read. truncated:
-    captions of which the model read a part, in this run. total: sources of all processes.
-    """
+    """What became of the sources of a run."""
 
     made: int = 0
     found: int = 0
@@ -332,11 +317,7 @@ class Counts:
 def augment(
     settings: Augmentation, captioned: CaptionedImages, given: Any, out: Path, part: tuple[int, int]
 ) -> Counts:
-    """Generate what is missing of the positives of one kind in a folder; what became of each source.
-
-    captioned: images for captions, each once, or captions of images for images. given: their name. part:
-    which of how many processes this one is, from (1, 1): each makes shards of its own.
-    """
+    """Generate what is missing in a folder, as part I of N processes. given: what `captioned` is called."""
     sources = [Positive(CAPTION, image_id) for image_id in captioned.ids]
     if settings.kind == IMAGE:
         rows = zip(captioned.images, captioned.captions, strict=True)

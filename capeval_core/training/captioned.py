@@ -19,11 +19,7 @@ from capeval_core.scores.boxes import boxes_by_id
 
 @dataclass(frozen=True)
 class CaptionedImages:
-    """Images with their captions.
-
-    ids: of the images, each once. captions: all of them. images: the image's id of each caption.
-    visual: the image of a number, or its box features.
-    """
+    """Images with their captions."""
 
     ids: list[str]
     captions: list[str]
@@ -55,10 +51,7 @@ def read_captioned(
     store: BoxFeatureStore | None = None,
     options: FileOptions | None = None,
 ) -> CaptionedImages:
-    """The captions of a file of references or candidates, with a folder of images or with box features.
-
-    captions: None: all images of the folder, by their names. images: None: the captions alone.
-    """
+    """Captions of a file, with a folder of images or with box features; without a file: all of the folder."""
     problems, options = Problems(), options or FileOptions()
     if captions is None:
         paths = paths_by_id(images, problems) if images is not None else {}
@@ -83,10 +76,7 @@ def images_of(
     store: BoxFeatureStore | None,
     file_names: Mapping[str, str] | None = None,
 ) -> CaptionedImages:
-    """Captions with the images of a folder, or with box features.
-
-    of_caption: the image's id of each caption. file_names: the files that ids mean by an annotation.
-    """
+    """Captions of images with these ids, and the images of a folder, or box features."""
     ids = list(dict.fromkeys(of_caption))
     if store is not None:
         boxes = boxes_by_id(store, ids)
@@ -104,11 +94,7 @@ def _images(ids: list[str], found: Mapping[str, Any]) -> Callable[[int], InputVi
 def open_dataset(
     name: str, *, split: str, image_column: str | None, caption_column: str | None, id_column: str | None
 ) -> CaptionedImages:
-    """Images and captions of a dataset of Hugging Face; of either alone where the other column is None.
-
-    name: folder of `save_to_disk`, or Hub id. split: which part of it, where it has parts. caption_column:
-    texts, or lists of texts. id_column: rows with equal values there show one image; None: each its own.
-    """
+    """Images and captions of a dataset of Hugging Face; of either alone where the other column is None."""
     import datasets
 
     path = expanded_path(name)

@@ -29,72 +29,76 @@ from capeval_core.phrases.ptb import ptb_tokens
 
 FOIL = "foil"
 """The kind of the captions with one other word."""
-TOP = 3
-"""Similar images of which hard negatives are drawn."""
-CONTENT = ("V", "N", "J")
-"""How the Penn tags of verbs, nouns and adjectives begin."""
-SUBSTITUTED = 0.30
-"""Share of the verbs, nouns and adjectives that are substituted, as in the paper; its code draws 0.29."""
-TOUCHED = 0.30
-"""Share of the verbs, nouns and adjectives that are repeated or removed."""
-REPEATED = 0.5
-"""Share of those that are repeated; the others are removed."""
-SHUFFLED = 0.5
-"""Share of the captions of another word order that are shuffled; of the others words are left out."""
-KEPT = 0.7
-"""Share of the words that are kept where words are left out."""
-TRIES = 64
-"""Draws before what cannot fail is taken; its chance is below 1e-15 for every caption."""
-
-
-def is_content(tag: str) -> bool:
-    """Whether it is the tag of a verb, a noun or an adjective."""
-    return tag.startswith(CONTENT)
-
-
-def tag_word_counts(tagged: Iterable[Sequence[tuple[str, str]]]) -> dict[str, Counter[str]]:
-    """How often each verb, noun and adjective occurs, by tag, without punctuation and numbers in digits."""
-    counts: dict[str, Counter[str]] = {}
-    for caption in tagged:
-        for token, tag in caption:
-            if is_content(tag) and any(map(str.isalpha, token)):
-                counts.setdefault(tag, Counter())[token] += 1
-    return counts
+TOP = 3  # similar images of which hard negatives are drawn
+CONTENT = ("V", "N", "J")  # how the Penn tags of verbs, nouns and adjectives begin
+SUBSTITUTED = 0.30  # of these, as in the paper; its code draws 0.29
+TOUCHED = 0.30  # of these, which are repeated or removed
+REPEATED = 0.5  # of those that are touched; the others are removed
+SHUFFLED = 0.5  # of the captions of another word order; of the others words are left out
+KEPT = 0.7  # of the words, where words are left out
+TRIES = 64  # before what cannot fail is taken; its chance is below 1e-15 for every caption
+BEFORE = 2  # words before a word that tell its place; of those behind, one does
+Tagged = Iterable[Sequence[tuple[str, str]]]
 
 
 class WordTable:
-    """Words by tag with their counts, from which substitutes are drawn."""
+    """Words by key, such as a tag, with their counts, from which others are drawn."""
 
     def __init__(self, counts: Mapping[str, Mapping[str, int]]) -> None:
-        # Words that differ in case only stand side by side, so that all of them are passed over at once.
-        self._words = {
-            tag: sorted(words, key=lambda word: (word.casefold(), word)) for tag, words in counts.items()
-        }
-        self._ends = {
-            tag: list(accumulate(counts[tag][word] for word in words)) for tag, words in self._words.items()
-        }
-        self._spans: dict[str, dict[str, tuple[int, int]]] = {}
-        for tag, words in self._words.items():
-            spans = self._spans.setdefault(tag, {})
-            for word, end in zip(words, self._ends[tag], strict=True):
-                start = spans.get(word.casefold(), (end - counts[tag][word], 0))[0]
+        self._of: dict[str, tuple[list[str], list[int], dict[str, tuple[int, int]]]] = {}
+        for key, own in counts.items():
+            # Words that differ in case only stand side by side, so that all of them are passed over at once.
+            words = sorted(own, key=lambda word: (word.casefold(), word))
+            ends = list(accumulate(own[word] for word in words))
+            spans: dict[str, tuple[int, int]] = {}
+            for word, end in zip(words, ends, strict=True):
+                start = spans.get(word.casefold(), (end - own[word], 0))[0]
                 spans[word.casefold()] = start, end
+            self._of[key] = words, ends, spans
 
-    def has_other(self, tag: str, word: str) -> bool:
-        """Whether there is another word of this tag, beside other cases of the word."""
-        start, end = self._span(tag, word)
-        return tag in self._ends and end - start < self._ends[tag][-1]
+    def has_other(self, key: str, word: str) -> bool:
+        """Whether there is another word of this key, beside other cases of the word."""
+        _, ends, spans = self._of.get(key, ([], [0], {}))
+        start, end = spans.get(word.casefold(), (0, 0))
+        return end - start < ends[-1]
 
-    def draw(self, tag: str, word: str, rng: np.random.Generator) -> str:
-        """A word of this tag other than `word`, by frequency, where there is one."""
-        start, end = self._span(tag, word)
-        ends = self._ends[tag]
+    def draw(self, key: str, word: str, rng: np.random.Generator) -> str:
+        """A word of this key other than `word`, by frequency, where there is one."""
+        words, ends, spans = self._of[key]
+        start, end = spans.get(word.casefold(), (0, 0))
         # Each word is a stretch of 0 ... total, as long as its count; the original's stretch is jumped over.
         place = int(rng.integers(ends[-1] - (end - start)))
-        return self._words[tag][bisect_right(ends, place if place < start else place + end - start)]
+        return words[bisect_right(ends, place if place < start else place + end - start)]
 
-    def _span(self, tag: str, word: str) -> tuple[int, int]:
-        return self._spans.get(tag, {}).get(word.casefold(), (0, 0))
+
+def words_by_tag(tagged: Tagged) -> WordTable:
+    """Verbs, nouns and adjectives by their tag, without punctuation and numbers in digits."""
+    counts: dict[str, Counter[str]] = {}
+    for caption in tagged:
+        for token, tag in caption:
+            if tag.startswith(CONTENT) and any(map(str.isalpha, token)):
+                counts.setdefault(tag, Counter())[token] += 1
+    return WordTable(counts)
+
+
+def words_by_place(tagged: Tagged) -> WordTable:
+    """Words by place: their tag, the two words before and the one behind. Places of one word are left out."""
+    counts: dict[str, Counter[str]] = {}
+    for caption in tagged:
+        tokens, tags = [token for token, _ in caption], [tag for _, tag in caption]
+        for index, place in _places(tokens, tags).items():
+            counts.setdefault(place, Counter())[tokens[index]] += 1
+    return WordTable({place: words for place, words in counts.items() if len(words) > 1})
+
+
+def _places(tokens: Sequence[str], tags: Sequence[str]) -> dict[int, str]:
+    """The place of each verb, noun, adjective, number and preposition, by its index."""
+    places = {}
+    for index, tag in enumerate(tags):
+        if tag.startswith((*CONTENT, "CD")) or tag == "IN":
+            before, after = tokens[max(index - BEFORE, 0) : index], tokens[index + 1 : index + 2]
+            places[index] = "\t".join([tag, *map(str.casefold, before), "", *map(str.casefold, after)])
+    return places
 
 
 def substitution(
@@ -107,14 +111,12 @@ def substitution(
 ) -> list[str] | None:
     """The caption with verbs, nouns or adjectives substituted by words of exactly the same tag, by frequency.
 
-    Each word that has a substitute is substituted with the same probability, independently, given that
-    at least one is. The original word is never its own substitute, in any case of letters. None for a caption
-    of which no word can be substituted.
+    Each that has a substitute in other letters than its own is substituted independently, given that one is.
     """
     eligible = [
         index
         for index, (token, tag) in enumerate(zip(tokens, tags, strict=True))
-        if is_content(tag) and table.has_other(tag, token)
+        if tag.startswith(CONTENT) and table.has_other(tag, token)
     ]
     if not eligible:
         return None
@@ -129,10 +131,9 @@ def repetition_removal(
 ) -> list[str] | None:
     """The caption with verbs, nouns or adjectives doubled or removed, at equal odds.
 
-    Each of these words is touched with a probability of 0.30, independently, given that at least one is, that
-    the caption changes and that a word is left. None for a caption without verb, noun or adjective.
+    Each is touched independently, given that one is, that the caption changes and that a word is left.
     """
-    eligible = [index for index, tag in enumerate(tags) if is_content(tag)]
+    eligible = [index for index, tag in enumerate(tags) if tag.startswith(CONTENT)]
     if not eligible:
         return None
     original = list(tokens)
@@ -149,11 +150,9 @@ def repetition_removal(
 
 
 def word_order(tokens: Sequence[str], rng: np.random.Generator) -> list[str] | None:
-    """The caption shuffled, or, half of the times, with words left out.
+    """The caption shuffled, so that it differs, or, half of the times, with words left out.
 
-    Where words are left out, each one of any tag is kept with a probability of 0.7, independently, given that
-    at least one is left out and at least one is kept. A shuffled caption differs from the original; where all
-    words are equal, so that none can, words are always left out. None for a caption of a single word.
+    Each word is left out independently, given that one is and one stays; always where all words are equal.
     """
     if len(tokens) < 2:
         return None
@@ -171,10 +170,7 @@ def word_order(tokens: Sequence[str], rng: np.random.Generator) -> list[str] | N
 def random_subset(
     items: Sequence[int], probability: float, rng: np.random.Generator, *, most: int | None = None
 ) -> list[int]:
-    """Items, in their order, drawn independently with one probability, at least one and at most `most`.
-
-    Exact and without repeated draws: first how many, by the truncated binomial law, then which, uniformly.
-    """
+    """Items drawn independently, at least one: first how many, by the truncated binomial law, then which."""
     most = len(items) if most is None else most
     number = 1 + bisect_right(_count_law(len(items), probability, most), rng.random())
     if number == 1:
@@ -194,63 +190,28 @@ def _count_law(trials: int, probability: float, most: int) -> tuple[float, ...]:
 
 def _same(tokens: Sequence[str], others: Sequence[str]) -> bool:
     """Whether two captions have the same words, whatever their case."""
-    return len(tokens) == len(others) and all(
-        token == other or token.casefold() == other.casefold()
-        for token, other in zip(tokens, others, strict=True)
-    )
-
-
-NUMBERS, PREPOSITIONS = "CD", "IN"
-BEFORE = 2
-"""Words before a word that tell its place; of those behind, one does."""
-
-
-def place_table(tagged: Iterable[Sequence[tuple[str, str]]]) -> WordTable:
-    """Words by place: their tag, the two words before and the one behind. Places of one word are left out."""
-    counts: dict[str, Counter[str]] = {}
-    for caption in tagged:
-        tokens, tags = [token for token, _ in caption], [tag for _, tag in caption]
-        for place, token in enumerate(tokens):
-            if _replaceable(tags[place]):
-                counts.setdefault(_place(tokens, tags, place), Counter())[token] += 1
-    return WordTable({place: words for place, words in counts.items() if len(words) > 1})
+    return [*map(str.casefold, tokens)] == [*map(str.casefold, others)]
 
 
 def one_word_foil(
     tokens: Sequence[str], tags: Sequence[str], table: WordTable, rng: np.random.Generator
 ) -> list[str] | None:
-    """The caption with one verb, noun, adjective, number or preposition replaced.
+    """The caption with one word replaced by one that stands in its place elsewhere, by frequency.
 
-    The other word stands between the same words elsewhere (`place_table`), with the same tag, and is drawn by
-    frequency. It may mean the same; of many foils few are true. None where no word can be replaced.
+    It may mean the same; of many foils few are true.
     """
-    places = {
-        index: _place(tokens, tags, index)
-        for index, tag in enumerate(tags)
-        if _replaceable(tag) and table.has_other(_place(tokens, tags, index), tokens[index])
-    }
-    if not places:
+    places = _places(tokens, tags)
+    eligible = [index for index, place in places.items() if table.has_other(place, tokens[index])]
+    if not eligible:
         return None
-    index = list(places)[int(rng.integers(len(places)))]
+    index = eligible[int(rng.integers(len(eligible)))]
     foil = list(tokens)
     foil[index] = table.draw(places[index], tokens[index], rng)
     return foil
 
 
-def _replaceable(tag: str) -> bool:
-    return is_content(tag) or tag in (NUMBERS, PREPOSITIONS)
-
-
-def _place(tokens: Sequence[str], tags: Sequence[str], index: int) -> str:
-    before, after = tokens[max(index - BEFORE, 0) : index], tokens[index + 1 : index + 2]
-    return "\t".join([tags[index], *map(str.casefold, before), "", *map(str.casefold, after)])
-
-
 class Group(NamedTuple):
-    """A caption and its negatives, all for one image.
-
-    captions: the positive, then the negatives; one space between words at most. kinds: of each caption.
-    """
+    """A caption and its negatives, all for one image: the positive first. kinds: of each caption."""
 
     image: str
     captions: tuple[str, ...]
@@ -258,15 +219,11 @@ class Group(NamedTuple):
 
 
 class NegativeSampler:
-    """Draws the group of each caption of a training set.
+    """Draws the group of each caption of a training set, from seed, epoch and index alone.
 
-    A group depends on (seed, epoch, index) alone, so that a training goes on exactly where it was stopped, in
-    any number of workers. No negative equals a caption of its image, whatever the white space and case. Where
-    a caption has no negative of a kind (none of its words can be substituted, say), a caption of another
-    image takes the place, and `Group.kinds` says "random" there.
-
-    `similar` holds lists of similar images, the most similar first. For each hard negative one list is drawn
-    with equal odds, then one of its top 3 that is in the set, then one of its captions.
+    No negative equals a caption of its image, whatever the white space and case. Where a caption has none
+    of a kind, one of another image takes the place, and its kind is "random". For a hard negative one of the
+    lists of similar images is drawn, then one of its top 3 that is in the set, then one of its captions.
     """
 
     def __init__(
@@ -288,9 +245,9 @@ class NegativeSampler:
             self._of[image].append(index)
         self._text = numbered(map(_key, captions))[1]
         self._check_others()
-        self._table = WordTable(tag_word_counts(tagged))
-        self._places = place_table(tagged) if foils else WordTable({})
-        # Flat arrays: lists of millions of tuples would be copied into every worker.
+        self._table = words_by_tag(tagged)
+        self._places = words_by_place(tagged) if foils else WordTable({})
+        # Flat arrays: millions of tuples would take much memory.
         self._words, self._tokens = numbered(token for caption in tagged for token, _ in caption)
         self._tag_names, self._tags = numbered(tag for caption in tagged for _, tag in caption)
         self._offsets = np.cumsum([0, *map(len, tagged)])
@@ -301,14 +258,10 @@ class NegativeSampler:
             self._similar.append([[number[other] for other in top if other in number] for top in tops])
 
     def __len__(self) -> int:
-        """Number of captions: each is the positive of one group per epoch."""
         return len(self._captions)
 
     def group(self, epoch: int, index: int) -> Group:
-        """The group of caption `index` in an epoch, both from 0.
-
-        Order: the positive, random negatives, hard, substitution, word order, repetition or removal, foils.
-        """
+        """The positive, random negatives, hard, substitution, word order, repetition or removal, foils."""
         rng = np.random.default_rng([self.seed, epoch, index])
         image = int(self._image[index])
         own = {int(self._text[other]) for other in self._of[image]}
@@ -411,11 +364,7 @@ class _Spelling:
 def similar_by_features(
     images: Sequence[str], features: ArrayLike, *, top: int = TOP
 ) -> dict[str, list[str]]:
-    """Of each image the `top` ones of the highest cosine of features (n, d), the most similar first.
-
-    Of equal cosines (but for rounding) the earlier image comes first. An image with exactly the same features
-    is not similar but the same, and left out.
-    """
+    """Of each image the `top` ones of the highest cosine of features (n, d), but for equal features."""
     vectors = np.asarray(features, dtype=np.float32)
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
     unit = np.divide(vectors, norms, out=np.zeros_like(vectors), where=norms > 0)
@@ -426,12 +375,9 @@ def similar_by_features(
 def similar_by_captions(
     images: Sequence[str], captions: Sequence[str], *, top: int = TOP
 ) -> dict[str, list[str]]:
-    """Of each image the `top` ones whose captions have the highest CIDEr with its own.
+    """Of each image the `top` ones of the highest mean CIDEr of its captions with theirs, if not the same.
 
-    The similarity of two images is the mean CIDEr (from 0 to 10) of each caption of one with each caption of
-    the other; how rare an n-gram is, is measured by the images whose captions hold it. Of equal similarities
-    (but for rounding) the earlier image comes first. An image with exactly the same captions is left out, and
-    so are images without any n-gram in common.
+    How rare an n-gram is, is measured by the images whose captions hold it.
     """
     pools: dict[str, list[tuple[str, ...]]] = {}
     for image, caption in zip(images, captions, strict=True):
@@ -459,11 +405,7 @@ def _lists(
     similarity: Callable[[slice], NDArray[np.float32]],
     top: int,
 ) -> dict[str, list[str]]:
-    """The most similar images of each image, block by block.
-
-    equal: a number per image, which only equal images share.
-    similarity: of the images of a slice to all, (m, n); -inf where there is none.
-    """
+    """The most similar images of each; of equals the earlier. equal: a number that the same images share."""
     size = max(1, LIMITS.similarities // max(1, len(images)))
     lists = {}
     for start in range(0, len(images), size):

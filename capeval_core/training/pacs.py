@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain
@@ -35,11 +35,12 @@ from capeval_core.training.positives import Positives
 from capeval_core.training.towers import (
     SCALE,
     AdaptedClip,
+    Inputs,
     Numbers,
-    PixelsAndIds,
     Projections,
     TowerEncoder,
-    TowerOutputs,
+    pixels_and_ids,
+    tower_outputs,
 )
 from capeval_core.training.trainer import (
     TOWERS,
@@ -56,23 +57,17 @@ from capeval_core.training.trainer import (
 from capeval_core.weights.catalogue import PROMPT
 from capeval_core.weights.folder import WeightsError, open_weights
 
-CONTRAST = "contrast"
-"""The only phase of the training."""
+CONTRAST = "contrast"  # the only phase of the training
 REAL, GENERATED_IMAGES, GENERATED_CAPTIONS = "real pairs", "generated images", "generated captions"
 """The terms of eq. 3: L(V, T), L(V', T), L(V, T')."""
-LAMBDA_V, LAMBDA_T = 0.05, 0.1
-"""Weights of L(V', T) and L(V, T')."""
-ABSENT = -1
-"""Stands where a pair has no generated image or no generated caption."""
+LAMBDA_V, LAMBDA_T = 0.05, 0.1  # weights of L(V', T) and L(V, T')
+ABSENT = -1  # stands where a pair has no generated image or no generated caption
 
 
 def info_nce(images: Tensor, texts: Tensor, scale: Tensor | float) -> Tensor:
     """Eq. 2: each image finds its text among all texts, each text its image; the sum of both means.
 
     images, texts: (n, d), of any length; row i of one belongs to row i of the other. scale: 1 / temperature.
-
-    >>> float(info_nce(torch.ones(2, 4), torch.ones(2, 4), scale=1.0).round(decimals=4))  # 2 log 2
-    1.3863
     """
     logits = scale * functional.normalize(images, dim=-1) @ functional.normalize(texts, dim=-1).T
     own = torch.arange(len(logits), device=logits.device)
@@ -161,10 +156,7 @@ class PacsTraining(Training):
 
 
 class Pairs(NamedTuple):
-    """Some pairs: of each the numbers of image, caption, generated image and generated caption, (n,) each.
-
-    Images and generated images are numbered together, and so are captions and generated captions.
-    """
+    """Numbers of images and captions, generated ones behind the others, (n,) each."""
 
     images: Numbers
     captions: Numbers
@@ -175,9 +167,10 @@ class Pairs(NamedTuple):
 class _Lists:
     """A list of numbers for each of n things: those of thing i are `values[starts[i]:starts[i + 1]]`."""
 
-    def __init__(self, lists: Sequence[Sequence[int]]) -> None:
-        self.values = np.fromiter(chain.from_iterable(lists), dtype=np.int64)
-        self.starts = np.cumsum([0, *map(len, lists)], dtype=np.int64)
+    def __init__(self, things: int, owners: Sequence[int], values: Iterable[int]) -> None:
+        own = np.array(owners, dtype=np.int64)
+        self.values = np.fromiter(values, dtype=np.int64)[np.argsort(own, kind="stable")]
+        self.starts = np.concatenate([[0], np.cumsum(np.bincount(own, minlength=things))])
 
     def drawn(self, things: Numbers, lots: NDArray[np.float64]) -> Numbers:
         """One of each thing's numbers, by a lot in [0, 1); `ABSENT` where it has none."""
@@ -189,10 +182,7 @@ class _Lists:
 
 
 class PairData:
-    """Everything that a training of PAC-S learns from, checked; no weights are opened.
-
-    texts: all captions, then the generated ones. trained, held_out: numbers of images.
-    """
+    """Everything that a training of PAC-S learns from, checked; no weights are opened."""
 
     def __init__(
         self,
@@ -203,21 +193,15 @@ class PairData:
     ) -> None:
         self.positives, self.validation = positives, validation
         count = len(captioned.ids)
-        self.captioned = captioned = captioned if validation is None else _joined(captioned, validation)
-        self.texts = list(captioned.captions)
-        captions: list[list[int]] = [[] for _ in captioned.ids]
-        for caption, image in enumerate(captioned.numbers):
-            captions[image].append(caption)
-        self.captions = _Lists(captions)
-        self._add_positives(positives)
-        self._check_positives(training)
+        self.captioned = captioned if validation is None else _joined(captioned, validation)
+        self._number(training)
         if validation is None:
             share = training.validation
             most = min(count, max(2, round(share * count))) if share else 0
             order = np.random.default_rng([training.seed, 2]).permutation(count)
             self.trained, self.held_out = np.sort(order[most:]), np.sort(order[:most])
         else:
-            self.trained, self.held_out = np.arange(count), np.arange(count, len(captioned.ids))
+            self.trained, self.held_out = np.arange(count), np.arange(count, len(self.captioned.ids))
         if training.batch_size > len(self.trained):
             found = f"more than the {len(self.trained):,} images to train on"
             raise wrong_option("batch_size", training.batch_size, found, "pass a smaller one")
@@ -226,42 +210,35 @@ class PairData:
                 "one image is held out for validation, but its loss needs two: give more captions"
             )
 
-    def _add_positives(self, positives: Positives | None) -> None:
-        """Number generated captions behind the captions, and generated images behind the images."""
-        captioned, unused = self.captioned, 0
-        captions: list[list[int]] = [[] for _ in captioned.ids]
-        images: list[list[int]] = [[] for _ in captioned.captions]
+    def _number(self, training: PacsTraining) -> None:
+        """Number captions, then generated ones, and images, then generated ones; see what belongs to what."""
+        captioned, positives, problems = self.captioned, self.positives, Problems()
+        ids, texts = captioned.ids, list(captioned.captions)
+        number = {image_id: index for index, image_id in enumerate(ids)}
+        self.captions = _Lists(len(ids), captioned.numbers, range(len(texts)))
+        generated = [] if positives is None else [row for row in positives.captions if row[0] in number]
+        owners = [number[image_id] for image_id, _ in generated]
+        self.generated_captions = _Lists(len(ids), owners, range(len(texts), len(texts) + len(owners)))
+        self.texts = texts + [text for _, text in generated]
+        sources: dict[tuple[str, str], list[int]] = {}
+        for caption, source in enumerate(zip(captioned.images, texts, strict=True)):
+            sources.setdefault(source, []).append(caption)
+        origins = [] if positives is None else positives.sources
+        rows = [(c, i) for i, origin in enumerate(origins, len(ids)) for c in sources.get(origin, ())]
+        self.generated_images = _Lists(len(texts), [c for c, _ in rows], [i for _, i in rows])
+        self.generated = len(rows), len(generated)
         if positives is not None:
-            number = {image_id: index for index, image_id in enumerate(captioned.ids)}
-            for image_id, generated in positives.captions.items():
-                if image_id not in number:
-                    unused += len(generated)
-                    continue
-                captions[number[image_id]] += range(len(self.texts), len(self.texts) + len(generated))
-                self.texts += generated
-            sources: dict[tuple[str, str], list[int]] = {}
-            for caption, source in enumerate(zip(captioned.images, captioned.captions, strict=True)):
-                sources.setdefault(source, []).append(caption)
-            for image, origin in enumerate(positives.sources, len(captioned.ids)):
-                unused += origin not in sources
-                for caption in sources.get(origin, ()):
-                    images[caption].append(image)
-        if unused:
-            warn(f"{unused:,} positives belong to no image or caption here")
-        self.generated_captions, self.generated_images = _Lists(captions), _Lists(images)
-        self.generated = len(self.generated_images.values), len(self.generated_captions.values)
-
-    def _check_positives(self, training: PacsTraining) -> None:
-        """Refuse losses that are switched on without their positives."""
-        problems = Problems()
+            unused = len(positives.captions) - len(generated) + sum(own not in sources for own in origins)
+            if unused:
+                warn(f"{unused:,} positives belong to no image or caption here")
         kinds = (("lambda_v", "images"), ("lambda_t", "captions"))
         for (name, what), count in zip(kinds, self.generated, strict=True):
             if (weight := getattr(training, name)) and not count:
-                there = "is no folder of positives"
-                if self.positives is not None:
-                    there = f"are no generated {what} of these captions"
-                found = f"a weight of generated {what}, but there {there}"
+                found = f"are no generated {what} of these captions"
+                if positives is None:
+                    found = "is no folder of positives"
                 fix = "pass a folder that `capeval augment` made as `--positives`, or 0 to train without them"
+                found = f"a weight of generated {what}, but there {found}"
                 problems.add(option_problem(name, weight, found, fix))
         problems.raise_if_any()
 
@@ -297,11 +274,7 @@ def _joined(captioned: CaptionedImages, validation: CaptionedImages) -> Captione
 
 
 class PairBatch(NamedTuple):
-    """What the model takes of n pairs.
-
-    generated: for each loss of generated positives, what the model takes of n of them, and (n,) which pairs
-    have one; the others have their own image or caption there, which the loss leaves out.
-    """
+    """What the model takes of n pairs; for each loss of positives what it takes of n, and which are there."""
 
     images: Tensor
     texts: Any
@@ -312,8 +285,7 @@ class PacsObjective(Objective):
     """Projections, or adapters, of a CLIP with the losses of PAC-S.
 
     In an epoch each image comes at most once, with one of its captions and one positive of each kind, by lot.
-    So no batch has two captions of one image, which would be each other's negatives. What is left of an
-    epoch after its last whole batch is not used.
+    So no batch has two captions of one image, which would be each other's negatives.
     """
 
     model: Projections | AdaptedClip
@@ -323,7 +295,7 @@ class PacsObjective(Objective):
         training: PacsTraining,
         data: PairData,
         model: Projections | AdaptedClip,
-        inputs: TowerOutputs | PixelsAndIds,
+        inputs: Inputs,
         world: int,
     ) -> None:
         self.training, self.data, self.model, self.inputs, self.world = training, data, model, inputs, world
@@ -377,10 +349,9 @@ class PacsObjective(Objective):
         return terms
 
     def _gathered(self, rows: Tensor) -> Tensor:
-        """(n * processes, ...) the rows of all processes in their order; each process has n of them.
+        """The rows of all processes, in their order.
 
-        Every process computes the same loss from them, and gradients are then averaged over processes. As a
-        process's rows get as many equal parts as there are processes, that is the gradient of the loss.
+        Every process computes the same loss; the mean of the gradients of all is the gradient of the loss.
         """
         if self.world == 1:
             return rows
@@ -447,17 +418,16 @@ def train_pacs(training: PacsTraining, data: PairData, out: Path, *, report: Rep
         if cut_off is not None and accelerator.is_main_process:
             report(cut_off)
         folder, device = Path(training.towers or out / TOWERS), str(accelerator.device)
-        inputs: TowerOutputs | PixelsAndIds
         model: Projections | AdaptedClip
         with accelerator.main_process_first():
             counts = f"{len(data.captioned.ids):,} images and {len(captions):,} captions"
             if training.lora:
                 report(f"pixels and token ids of {counts}")
                 clip = ClipEncoder.open(start, device=device)
-                inputs = PixelsAndIds(clip, folder, data.visuals(), captions)
+                inputs = pixels_and_ids(clip, folder, data.visuals(), captions)
             else:
                 report(f"outputs of the frozen towers for {counts}")
-                inputs = TowerOutputs(TowerEncoder.of(start, device), folder, data.visuals(), captions)
+                inputs = tower_outputs(TowerEncoder.of(start, device), folder, data.visuals(), captions)
         fixed = training.temperature
         if training.lora:
             model = AdaptedClip(config, tensors, training.lora, fixed, training.seed, accelerator.device)

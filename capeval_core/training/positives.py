@@ -38,10 +38,7 @@ _AT_ONCE = 64
 
 
 class Positive(NamedTuple):
-    """A generated caption of an image, or a generated image, a PNG's bytes, of a caption of an image.
-
-    Without either it is the source that one is generated from.
-    """
+    """A generated caption of an image, or image (a PNG) of a caption; without either, the source of one."""
 
     kind: str
     id: str
@@ -61,11 +58,7 @@ Outcomes = dict[int, Positive | str]
 
 
 class Positives:
-    """The positives in a folder that `capeval augment` made; images are read when they are asked for.
-
-    settings: what made each kind. captions: generated captions by image id. sources: image id and caption of
-    each generated image, in the order of `images`. fingerprint: digest of everything.
-    """
+    """The positives in a folder that `capeval augment` made; images are read when they are asked for."""
 
     def __init__(self, folder: Path) -> None:
         self._shards = sorted(folder.glob("positives-*.parquet"))
@@ -75,7 +68,7 @@ class Positives:
                 found = "holds no positives (positives-captions-00000.parquet ...)"
             raise FileError(file_problem(folder, found, "pass a folder that `capeval augment` made"))
         self.settings: dict[str, Any] = {}
-        self.captions: dict[str, list[str]] = {}
+        self.captions: list[tuple[str, str]] = []
         self.sources: list[tuple[str, str]] = []
         digest = hashlib.blake2b(digest_size=16)
         for path in self._shards:
@@ -85,7 +78,7 @@ class Positives:
             for row in rows:
                 self.settings.setdefault(f"{row['kind']}s", note["settings"])
                 if row["kind"] == CAPTION:
-                    self.captions.setdefault(row["id"], []).append(row["caption"])
+                    self.captions.append((row["id"], row["caption"]))
                 else:
                     self.sources.append((row["id"], row["source_caption"]))
         self.fingerprint = digest.hexdigest()

@@ -65,11 +65,7 @@ class RegionTraining(Training):
 
 
 class RegionStore:
-    """What a network takes of the boxes of images, on the disk; features in float16, enough to train on.
-
-    name: of what boxes depend on, beside the images. size: numbers of a feature. boxes: those of images.
-    Raises ImageError, which names the images that cannot be used.
-    """
+    """What a network takes of the boxes of images, on the disk; features in float16, enough to train on."""
 
     def __init__(
         self,
@@ -81,29 +77,29 @@ class RegionStore:
         boxes: Callable[[Iterable[Any]], Iterable[Any]],
     ) -> None:
         self.ids, self.form, self.size, problems = images.ids, kind.form, size, Problems()
-        self.features = StoredArrays(folder, f"{name} {images.fingerprint} features", np.float16)
-        self.positions = StoredArrays(folder, f"{name} {images.fingerprint} positions", np.float32)
-        there = self.features.get(self.ids).keys() & self.positions.get(self.ids).keys()
+        types = np.float16, np.float32  # of features, and of positions
+        self._stores = [StoredArrays(folder, f"{name} {images.fingerprint}", dtype) for dtype in types]
+        there = set(self.ids).intersection(*(store.get(self.ids) for store in self._stores))
         missing = [image for image, image_id in enumerate(self.ids) if image_id not in there]
         for image, found in zip(missing, boxes(map(images.visual, missing)), strict=True):
             try:
                 loaded = found.load()
                 loaded.check_width(size)
-                features, positions = vars(kind.prepare(loaded)).values()
-                self.features.put({self.ids[image]: features})
-                self.positions.put({self.ids[image]: positions})
+                for store, array in zip(self._stores, vars(kind.prepare(loaded)).values(), strict=True):
+                    store.put({self.ids[image]: array})
             except ImageError as error:
                 problems.extend(error.problems)
             except ValueError as error:
                 problems.add(Problem(found.where, str(error), kind=ImageError))
-        self.features.flush()
-        self.positions.flush()
+        for store in self._stores:
+            store.flush()
         problems.raise_if_any()
 
     def __getitem__(self, image: int) -> Any:
         """Of image number `image`."""
-        features = self.features[self.ids[image]].astype(np.float32).reshape(-1, self.size)
-        return self.form(features, self.positions[self.ids[image]].reshape(len(features), -1).copy())
+        features, positions = (store[self.ids[image]].astype(np.float32) for store in self._stores)
+        rows = features.reshape(-1, self.size)
+        return self.form(rows, positions.reshape(len(rows), -1))
 
     def means(self) -> NDArray[np.float32]:
         """(n, region_size) mean features of the boxes of each image."""
@@ -111,10 +107,7 @@ class RegionStore:
 
 
 class RegionObjective(Objective):
-    """A network over captions and boxes, and its data: captions by number, with negatives and boxes.
-
-    Every process knows the order of captions from the seed alone.
-    """
+    """A network over captions and boxes, and its data: captions by number, with negatives and boxes."""
 
     encoder: ClassVar[type[RegionTextEncoder]]
     prepare: ClassVar[Any]
@@ -127,7 +120,7 @@ class RegionObjective(Objective):
         start: WeightsFolder,
         captioned: CaptionedImages,
         store: RegionStore,
-        sampler: Any,
+        sampler: NegativeSampler,
     ) -> None:
         self.training, self.store, self.sampler = training, store, sampler
         self.captions, self.images = captioned.captions, captioned.numbers
@@ -181,13 +174,7 @@ class MaskedWords(NamedTuple):
 def mask_words(
     texts: Sequence[Ids], share: float, mask: int, rng: np.random.Generator, *, shown: float = 0.0
 ) -> MaskedWords:
-    """Mask a share of the tokens of each text, at least one, its marks left out.
-
-    shown: share of the chosen tokens that stay as they are, and are predicted all the same.
-
-    >>> mask_words([(2, 7, 8, 9, 3)], 0.3, 4, np.random.default_rng(0))
-    MaskedWords(texts=[(2, 7, 4, 4, 3)], places=[2, 3], tokens=[8, 9])
-    """
+    """Mask a share of each text, at least one token, not its marks; of these, a share is still `shown`."""
     rows = [list(ids) for ids in texts]
     places, tokens, start = [], [], 0
     for row in rows:
@@ -206,11 +193,7 @@ def mask_words(
 def mask_boxes(
     boxes: LocatedBoxes, share: float, rng: np.random.Generator
 ) -> tuple[LocatedBoxes, NDArray[np.bool_]]:
-    """Boxes of which a share is hidden, with all that overlap them; and which rows are.
-
-    A hidden box keeps its location and has zeros for features; the mean of all, the first row, is that of the
-    boxes that are left.
-    """
+    """Hide a share of the boxes, with all that overlap them, also from the mean (row 0); which rows are."""
     x0, y0, x1, y1, area = boxes.locations[1:].T
     lots = rng.random(len(area)) < share
     width = np.minimum(x1[:, None], x1) - np.maximum(x0[:, None], x0)
@@ -226,10 +209,7 @@ def mask_boxes(
 
 
 def matching_loss(logits: Tensor, group_size: int) -> Tensor:
-    """(n / group_size, group_size) cross entropies: the positive of each group matches, the others do not.
-
-    logits: (n, 2) no match and match, group after group, the positive of each group first.
-    """
+    """(groups, size) cross entropies of (n, 2) no match and match: the first of each group matches."""
     truth = torch.zeros(len(logits), dtype=torch.long, device=logits.device)
     truth[::group_size] = 1
     return functional.cross_entropy(logits, truth, reduction="none").view(-1, group_size)
@@ -252,10 +232,7 @@ def train_on_regions(
     judged: tuple[Judgements, CaptionedImages] | None = None,
     report: Report,
 ) -> Path:
-    """Train a network; a training that `out` holds goes on where it was stopped. The folder of weights.
-
-    judged: human judgements that end it early, and their captions with images in the same order.
-    """
+    """Train a network, or go on where `out` stands; the folder of weights. judged: what ends it early."""
     with opened(training, out) as accelerator:
         tagged = tagger.tags(captioned.captions)
         start = open_weights(training.start, metric=training.metric, tiny=training.metric)

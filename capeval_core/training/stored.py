@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,11 @@ from capeval_core.cache import FeatureCache
 from capeval_core.kept import Kept
 from capeval_core.limits import LIMITS
 
+_TOGETHER = 64
+
 
 class StoredArrays(FeatureCache):
-    """Flat arrays by key. To the streaming engine it is a cache that says only what is there.
-
-    folder: of several such stores. name: what the arrays depend on, beside their keys.
-    """
+    """Flat arrays by key, in a folder by name; to the streaming engine a cache that says what is there."""
 
     def __init__(self, folder: Path, name: str, dtype: DTypeLike) -> None:
         super().__init__(max_bytes=0)
@@ -32,12 +31,12 @@ class StoredArrays(FeatureCache):
         seconds = LIMITS.training_seconds
         self._kept = Kept(own, stamp, folder.name, most_seconds=seconds, mapped=True, required=True)
         self._places: dict[str, tuple[int, int]] = {}
-        self._tables: list[tuple[NDArray[np.int64], NDArray[Any]]] = []
-        self._waiting: set[str] = set()
+        self._waiting: dict[str, bytes] = {}
         self._read()
 
     def _read(self) -> None:
-        self._tables, self._waiting = [], set()
+        self._tables: list[tuple[NDArray[np.int64], NDArray[Any]]] = []
+        self._new: set[str] = set()
         for table in self._kept.tables():
             _, starts, values = table["array"].chunk(0).buffers()
             ends = np.frombuffer(starts, np.int64)[: len(table) + 1] // self.dtype.itemsize
@@ -49,23 +48,32 @@ class StoredArrays(FeatureCache):
     def get(self, keys: Iterable[str]) -> dict[str, NDArray[Any]]:
         """The keys that have an array, without it."""
         empty = np.empty(0, dtype=self.dtype)
-        return {key: empty for key in keys if key in self._places or key in self._waiting}
+        return {key: empty for key in keys if key in self._places or key in self._new}
 
     def put(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Keep arrays. Raises ValueError where one exceeds the range of the store's type."""
-        with np.errstate(over="ignore"):
-            own = [array.astype(self.dtype).reshape(-1) for array in arrays.values()]
-        if not all(np.isfinite(array).all() for array in own):
-            found = f"a feature exceeds the range of {self.dtype.name}"
-            raise ValueError(f"{found}, in which it is kept for training")
-        values = pa.array([array.tobytes() for array in own], pa.large_binary())
-        self._kept.append(pa.table({"key": list(arrays), "array": values}))
-        self._waiting |= arrays.keys()
+        for key, array in arrays.items():
+            with np.errstate(over="ignore"):
+                own = array.astype(self.dtype)
+            if not np.isfinite(own).all():
+                found = f"a feature exceeds the range of {self.dtype.name}"
+                raise ValueError(f"{found}, in which it is kept for training")
+            self._waiting[key] = own.tobytes()
+        self._new |= arrays.keys()
+        if len(self._waiting) >= _TOGETHER:
+            self._append()
+
+    def _append(self) -> None:
+        if self._waiting:
+            values = pa.array(self._waiting.values(), pa.large_binary())
+            self._kept.append(pa.table({"key": list(self._waiting), "array": values}))
+            self._waiting = {}
 
     def flush(self) -> None:
         """Put all on the disk, where `places` and `rows` find it."""
-        self._kept.flush()
-        if self._waiting:
+        if self._new:
+            self._append()
+            self._kept.flush()
             self._read()
 
     def __getitem__(self, key: str) -> NDArray[Any]:
@@ -74,19 +82,18 @@ class StoredArrays(FeatureCache):
         ends, values = self._tables[table]
         return values[ends[row] : ends[row + 1]]
 
-    def places(self, keys: Sequence[str]) -> NDArray[np.int64]:
-        """(n, 2) where arrays are on the disk, for `rows`."""
-        return np.array([self._places[key] for key in keys], dtype=np.int64).reshape(-1, 2)
+    def reader(self, keys: Sequence[str], shape: tuple[int, ...]) -> Callable[[NDArray[np.int64]], Tensor]:
+        """What gives (n, *shape) float32 of n of these keys, by their numbers; all arrays have one shape."""
+        places = np.array([self._places[key] for key in keys], dtype=np.int64).reshape(-1, 2)
 
-    def rows(self, places: NDArray[np.int64], shape: tuple[int, ...]) -> Tensor:
-        """(n, *shape) float32 of arrays that all have one shape.
+        def rows(numbers: NDArray[np.int64]) -> Tensor:
+            tables, own = places[numbers].T
+            # In PyTorch's own memory: a killed training goes on with the same bits.
+            result = torch.empty(len(numbers), *shape)
+            gathered = result.flatten(1).numpy()
+            for table in np.unique(tables):
+                ends, values = self._tables[table]
+                gathered[tables == table] = values.reshape(len(ends) - 1, -1)[own[tables == table]]
+            return result
 
-        In PyTorch's own memory: a killed training goes on with the same bits.
-        """
-        result = torch.empty(len(places), *shape)
-        gathered = result.flatten(1).numpy()
-        for table in np.unique(places[:, 0]):
-            here = places[:, 0] == table
-            ends, values = self._tables[table]
-            gathered[here] = values.reshape(len(ends) - 1, -1)[places[here, 1]]
-        return result
+        return rows

@@ -16,17 +16,14 @@ from typing import Any
 from capeval_core.errors import Problem, Problems, at, did_you_mean, wrong_option
 from capeval_core.project import install_command
 
-TaggedCaption = list[tuple[str, str]]
-"""The (token, tag) of a caption, in order."""
-SPACY_MODEL = "en_core_web_sm"
-NLTK_DATA = "averaged_perceptron_tagger_eng"
+TaggedCaption = list[tuple[str, str]]  # tokens with their tags, in order
+SPACY_MODEL, NLTK_DATA = "en_core_web_sm", "averaged_perceptron_tagger_eng"
 
 
 class Tagger(ABC):
-    """What gives captions their tags."""
+    """What gives captions their tags. fingerprint: all that these depend on."""
 
     fingerprint: str
-    """Everything that tags depend on: name, versions, a digest of the model."""
 
     @abstractmethod
     def tags(self, captions: Sequence[str]) -> list[TaggedCaption]:
@@ -34,11 +31,7 @@ class Tagger(ABC):
 
 
 def open_tagger(name: str) -> Tagger:
-    """Open a tagger: `spacy`, `spacy:PIPELINE` (a package or a folder), `nltk`, or `scenes`.
-
-    >>> open_tagger("scenes").tags(["two red stars"])
-    [[('two', 'CD'), ('red', 'JJ'), ('stars', 'NNS')]]
-    """
+    """Open a tagger: `spacy`, `spacy:PIPELINE` (a package or a folder), `nltk`, or `scenes`."""
     kind, colon, model = name.partition(":")
     if kind not in _TAGGERS or (colon and (not model or kind != "spacy")):
         known = ", ".join(map(repr, _TAGGERS))
@@ -92,26 +85,23 @@ class NltkTagger(Tagger):
 
         self._tagger: Any = PerceptronTagger()
         self._tokenizer: Any = NLTKWordTokenizer()
-        weights = sorted(
-            (feature, sorted(row.items())) for feature, row in self._tagger.model.weights.items()
-        )
-        known = sorted(self._tagger.tagdict.items())
-        self.fingerprint = f"nltk {version('nltk')} {NLTK_DATA} {_digest(repr((weights, known)).encode())}"
+        weights = sorted((name, sorted(row.items())) for name, row in self._tagger.model.weights.items())
+        known = repr((weights, sorted(self._tagger.tagdict.items())))
+        self.fingerprint = f"nltk {version('nltk')} {NLTK_DATA} {_digest(known.encode())}"
 
     def tags(self, captions: Sequence[str]) -> list[TaggedCaption]:
-        return [self._caption(caption) for caption in captions]
-
-    def _caption(self, caption: str) -> TaggedCaption:
-        spans = list(self._tokenizer.span_tokenize(caption))
-        tagged = self._tagger.tag([caption[start:end] for start, end in spans])
-        return _spelt(caption, [(*span, tag) for span, (_, tag) in zip(spans, tagged, strict=True)])
+        spelt = []
+        for caption in captions:
+            spans = list(self._tokenizer.span_tokenize(caption))
+            tagged = self._tagger.tag([caption[start:end] for start, end in spans])
+            spelt.append(
+                _spelt(caption, [(*span, tag) for span, (_, tag) in zip(spans, tagged, strict=True)])
+            )
+        return spelt
 
 
 class SceneTagger(Tagger):
-    """Tags of the words of drawn scenes: "two small red stars on the left and a blue circle above ...".
-
-    Raises, from `tags`, ValueError: words that no caption of a drawn scene has.
-    """
+    """Tags of the words of drawn scenes: "two small red stars on the left and a blue circle above ..."."""
 
     fingerprint = "scenes 1"
 
@@ -166,11 +156,7 @@ def _scene_tag(word: str, following: str) -> str:
 def _spelt(caption: str, spans: Iterable[tuple[int, int, str]]) -> TaggedCaption:
     """Tokens with tags from (start, end, tag); a word that was split between letters is whole again.
 
-    `don't` is `do` and `n't` to taggers, but `don`, `'` and `t` to BERT, so that tokens with a space between
-    would show that a caption was made of them. It keeps the tag of its first part.
-
-    >>> _spelt("don't run", [(0, 2, "VBP"), (2, 5, "RB"), (6, 9, "VB")])
-    [("don't", 'VBP'), ('run', 'VB')]
+    `don't` is `do` and `n't` to taggers, not to BERT: a space between would show that tokens were joined.
     """
     tagged: list[tuple[int, int, str]] = []
     for start, end, tag in spans:

@@ -6,7 +6,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,19 +25,13 @@ from capeval_core.weights.adapters import ALPHA, low_rank_update
 from capeval_core.weights.folder import WeightsFolder
 
 Numbers = NDArray[np.int64]
-SCALE = "logit_scale"
-"""The tensor of weights that holds log(1 / temperature)."""
-MOST_SCALE = 100.0
-"""The largest 1 / temperature of CLIP."""
+SCALE = "logit_scale"  # the tensor of weights that holds log(1 / temperature)
+MOST_SCALE = 100.0  # the largest 1 / temperature of CLIP
 _TEXTS_AT_ONCE = 16_384
 
 
 class TowerEncoder(ClipEncoder):
-    """A CLIP whose projections are left out: its features are what goes into them.
-
-    (width,) of a ViT's class token and of a text's end token, both after their last norm; the feature map
-    (channels, h, w) before a ResNet's attention pool.
-    """
+    """A CLIP without projections: (width,) of a tower, or (channels, h, w) before an attention pool."""
 
     @classmethod
     def of(cls, folder: WeightsFolder, device: str | None) -> TowerEncoder:
@@ -65,69 +59,50 @@ class TowerEncoder(ClipEncoder):
         self.dimension = self.text_shape[0]
 
 
-class TowerOutputs:
-    """Outputs of frozen towers for images and texts, computed once and kept in a folder."""
+class Inputs(NamedTuple):
+    """What the trained part of a CLIP takes of images and of texts, by their numbers, (n, ...)."""
 
-    def __init__(
-        self, encoder: TowerEncoder, folder: Path, images: Iterable[InputImage], texts: Sequence[str]
-    ) -> None:
-        name = encoder.fingerprint
-        self.image_shape, self.text_shape = encoder.image_shape, encoder.text_shape
-        # Feature maps are large.
-        kind = np.float16 if len(self.image_shape) == 3 else np.float32
-        self._images = StoredArrays(folder, f"{name} image", kind)
-        self._texts = StoredArrays(folder, f"{name} text", np.float32)
-        self._image_places = _stored_images(encoder, self._images, images, encoder.run_images)
-        keys = [hashlib.blake2b(text.encode(), digest_size=16).hexdigest() for text in texts]
-        by_key = dict(zip(keys, texts, strict=True))
-        there = self._texts.get(keys)
-        missing = [key for key in by_key if key not in there]
-        for start in range(0, len(missing), _TEXTS_AT_ONCE):
-            part = missing[start : start + _TEXTS_AT_ONCE]
-            encoded = encoder.encode_texts([by_key[key] for key in part], cache=FeatureCache(0))
-            self._texts.put(dict(zip(part, encoded.features, strict=True)))
-        self._texts.flush()
-        self._text_places = self._texts.places(keys)
-
-    def images(self, numbers: Numbers) -> Tensor:
-        """Of images, (n, ...), on the CPU."""
-        return self._images.rows(self._image_places[numbers], self.image_shape)
-
-    def texts(self, numbers: Numbers) -> Tensor:
-        """Of texts, (n, width), on the CPU."""
-        return self._texts.rows(self._text_places[numbers], self.text_shape)
+    images: Callable[[Numbers], Tensor]
+    texts: Callable[[Numbers], Any]
 
 
-class PixelsAndIds:
-    """Preprocessed images, kept in a folder, and token ids: what both towers take; see `TowerOutputs`."""
+def tower_outputs(
+    encoder: TowerEncoder, folder: Path, images: Iterable[InputImage], texts: Sequence[str]
+) -> Inputs:
+    """Outputs of frozen towers, computed once and kept in a folder."""
+    name, shape = encoder.fingerprint, encoder.image_shape
+    store = StoredArrays(folder, f"{name} text", np.float32)
+    keys = [hashlib.blake2b(text.encode(), digest_size=16).hexdigest() for text in texts]
+    by_key, there = dict(zip(keys, texts, strict=True)), store.get(keys)
+    missing = [key for key in by_key if key not in there]
+    for start in range(0, len(missing), _TEXTS_AT_ONCE):
+        part = missing[start : start + _TEXTS_AT_ONCE]
+        encoded = encoder.encode_texts([by_key[key] for key in part], cache=FeatureCache(0))
+        store.put(dict(zip(part, encoded.features, strict=True)))
+    store.flush()
+    # Feature maps are large.
+    outputs = StoredArrays(folder, f"{name} image", np.float16 if len(shape) == 3 else np.float32)
+    image_keys = _stored_images(encoder, outputs, images, encoder.run_images)
+    return Inputs(outputs.reader(image_keys, shape), store.reader(keys, encoder.text_shape))
 
-    def __init__(
-        self, encoder: ClipEncoder, folder: Path, images: Iterable[InputImage], texts: Sequence[str]
-    ) -> None:
-        self._encoder = encoder
-        size = encoder.preprocessing.image_size
-        self._shape = (3, size, size)
-        self._pixels = StoredArrays(folder, f"{encoder.preprocessing!r} pixels", np.uint8)
-        self._places = _stored_images(encoder, self._pixels, images, list)
-        self._ids = encoder.tokenizer.encode(texts).ids
 
-    def images(self, numbers: Numbers) -> Tensor:
-        """Normalised pixels of images, (n, 3, size, size)."""
-        pixels = self._pixels.rows(self._places[numbers], self._shape)
-        return self._encoder.normalised((pixels / 255).to(self._encoder.device))
-
-    def texts(self, numbers: Numbers) -> list[Ids]:
-        """Token ids of texts."""
-        return [self._ids[number] for number in numbers]
+def pixels_and_ids(
+    encoder: ClipEncoder, folder: Path, images: Iterable[InputImage], texts: Sequence[str]
+) -> Inputs:
+    """Preprocessed images, kept in a folder, and token ids: what both towers take."""
+    size, ids = encoder.preprocessing.image_size, encoder.tokenizer.encode(texts).ids
+    store = StoredArrays(folder, f"{encoder.preprocessing!r} pixels", np.uint8)
+    pixels = store.reader(_stored_images(encoder, store, images, list), (3, size, size))
+    return Inputs(
+        lambda numbers: encoder.normalised((pixels(numbers) / 255).to(encoder.device)),
+        lambda numbers: [ids[number] for number in numbers],
+    )
 
 
 def _stored_images(
     encoder: ClipEncoder, store: StoredArrays, images: Iterable[InputImage], forward: Callable[[Any], Any]
-) -> Numbers:
-    """Keep what `forward` makes of preprocessed images, unless the store has it; their places, in order.
-
-    Raises ImageError, which names the images that cannot be read.
-    """
+) -> list[str]:
+    """Keep what `forward` makes of preprocessed images that the store lacks; the keys of all."""
     encoding = Encoding(
         size=encoder.images_per_batch(None),
         keys=lambda content, _: (content,),
@@ -143,15 +118,11 @@ def _stored_images(
                 problems.add(item.error, kind=ImageError)
     store.flush()
     problems.raise_if_any()
-    return store.places(keys)
+    return keys
 
 
 class _Trained(nn.Module):
-    """The part of a CLIP that is trained, with the temperature of the losses.
-
-    As in CLIP the parameter of the temperature is log(1 / temperature); it starts at that of the weights.
-    fixed: a temperature that is not trained; None: it is, and stays at 0.01 or above.
-    """
+    """The trained part of a CLIP, with log(1 / temperature). fixed: a temperature that is not trained."""
 
     def __init__(self, tensors: dict[str, Tensor], fixed: float | None) -> None:
         super().__init__()
@@ -166,10 +137,7 @@ class _Trained(nn.Module):
 
 
 class Projections(_Trained):
-    """The two projections of a CLIP, or a ResNet's attention pool and the projection of texts.
-
-    They take outputs of the frozen towers. Its state has the names of a CLIP's tensors.
-    """
+    """The projections of a CLIP, or of its texts and a ResNet's attention pool, on outputs of the towers."""
 
     def __init__(self, config: dict[str, Any], tensors: dict[str, Tensor], fixed: float | None) -> None:
         super().__init__(tensors, fixed)
@@ -197,7 +165,7 @@ class Projections(_Trained):
 
 
 class _LowRank(nn.Module):
-    """A frozen linear layer with a trained update of low rank, as in PAC-S++: W x + c + B A x * alpha / rank.
+    """A frozen linear layer with a trained update of low rank: W x + c + B A x * alpha / rank.
 
     Hu et al.: LoRA, ICLR 2022, https://arxiv.org/abs/2106.09685. A begins at random, B with zeros.
     """
@@ -235,10 +203,7 @@ class _AdaptedAttention(nn.Module):
 
 
 class AdaptedClip(_Trained):
-    """A CLIP of which only low-rank adapters of the attention, and the temperature, are trained.
-
-    They take pixels and token ids. Its state holds the adapters alone. seed: of their random halves.
-    """
+    """A CLIP with trained adapters of the attention, and temperature; it takes pixels and token ids."""
 
     def __init__(
         self,

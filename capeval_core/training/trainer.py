@@ -29,11 +29,9 @@ from capeval_core.project import install_command
 from capeval_core.reports.figures import draw_curves
 from capeval_core.weights.folder import WeightsFolder
 
-STATE, LOG, CURVES, WEIGHTS = "state.pt", "log.jsonl", "curves.png", "weights"
+STATE, LOG, CURVES, WEIGHTS = "state.pt", "log.jsonl", "curves.png", "weights"  # in a training's folder
 REGIONS, TOWERS, TRACKED = "regions", "towers", "tracked"
-"""Names in a training's folder."""
-CORRELATION, VALIDATION = "correlation", "validation_loss"
-"""What trainings are judged by."""
+CORRELATION, VALIDATION = "correlation", "validation_loss"  # what trainings are judged by
 _JUDGED = {
     CORRELATION: "correlation with human judgements (Kendall's tau-c)",
     VALIDATION: "loss on images that are held out",
@@ -58,18 +56,13 @@ class Phase(NamedTuple):
 class Training(Settings):
     """How a network is trained."""
 
-    name: ClassVar[str]
-    """Of the training in `capeval train`."""
-    about: ClassVar[str]
-    """What it does, for `--help`."""
-    metric: ClassVar[str]
-    """The metric of the weights."""
+    name: ClassVar[str]  # of the training in `capeval train`
+    about: ClassVar[str]  # for `--help`
+    metric: ClassVar[str]  # of the weights
     lengths: ClassVar[dict[str, tuple[str, str]]]
     """Of each phase, in order: the options that are its steps and its highest learning rate."""
-    betas: ClassVar[tuple[float, float]] = (0.9, 0.98)
-    """Of AdamW."""
-    shares: ClassVar[tuple[str, ...]] = ()
-    """Options that are shares of a whole."""
+    betas: ClassVar[tuple[float, float]] = (0.9, 0.98)  # of AdamW
+    shares: ClassVar[tuple[str, ...]] = ()  # options that are less than 1
     free: ClassVar[tuple[str, ...]] = ("save_every", "log_every", "tracker", "device", "start")
     """Options that the weights do not depend on, or whose fingerprints stamps have instead."""
 
@@ -149,7 +142,7 @@ class Objective(ABC):
     model: nn.Module
     """With heads that only the training needs."""
 
-    def begin(self, phase: str) -> None:  # noqa: B027 (most have nothing to do)
+    def begin(self, phase: str) -> None:  # noqa: B027
         """Get the model ready for a phase that begins."""
 
     @abstractmethod
@@ -170,17 +163,13 @@ class Objective(ABC):
 
 @dataclass(frozen=True)
 class Looks:
-    """Looks at what a training is judged by, which choose the weights and end it early.
+    """Looks at what a training is judged by, which choose the weights and end it early."""
 
-    first: steps before them. every: steps between two. patience: steps without a better value that end the
-    training; 0: none. measure: the value of the model as it is. name: of the value in the log.
-    """
-
-    first: int
-    every: int
-    patience: int
-    measure: Callable[[], float]
-    name: str
+    first: int  # steps before them
+    every: int  # steps between two
+    patience: int  # steps without a better value that end the training; 0: none
+    measure: Callable[[], float]  # the value of the model as it is
+    name: str  # of the value in the log
 
     def due(self, step: int, last: int) -> bool:
         """Whether there is a look after a step."""
@@ -193,30 +182,13 @@ class Looks:
 
 @dataclass
 class Progress:
-    """A training between two steps.
+    """A training between two steps."""
 
-    step: steps done. window: sums and counts of the losses since the last line of the log. lines: of the log.
-    best: the best value that chooses the weights, and its step. finished: whether looks have ended it.
-    """
-
-    step: int = 0
-    window: dict[str, list[float]] = field(default_factory=dict)
-    lines: list[dict[str, Any]] = field(default_factory=list)
-    best: list[float] | None = None
-    finished: bool = False
-
-    def add(self, terms: Terms) -> None:
-        """Note sums and counts of losses."""
-        for name, (total, count) in terms.items():
-            sums = self.window.setdefault(name, [0.0, 0.0])
-            sums[0] += total
-            sums[1] += count
-
-    def take(self) -> dict[str, float]:
-        """The means of the window, which begins anew."""
-        means = {name: total / count for name, (total, count) in sorted(self.window.items()) if count}
-        self.window = {}
-        return means
+    step: int = 0  # steps done
+    window: dict[str, list[float]] = field(default_factory=dict)  # sums and counts since the last line
+    lines: list[dict[str, Any]] = field(default_factory=list)  # of the log
+    best: list[float] | None = None  # the value that chooses the weights, and its step
+    finished: bool = False  # by looks
 
 
 def scalar_terms(losses: Mapping[str, Tensor]) -> Terms:
@@ -326,9 +298,13 @@ class Trainer:
             terms = read_terms()
             if not all(math.isfinite(total) for total, _ in terms.values()):
                 raise self._diverged("the loss")
-            progress.add(terms)
+            for name, (total, count) in terms.items():
+                before = progress.window.get(name, [0.0, 0.0])
+                progress.window[name] = [before[0] + total, before[1] + count]
         if self.world > 1:
-            self._average_gradients()
+            for own in self.model.parameters():
+                if own.grad is not None:
+                    own.grad = self.accelerator.reduce(own.grad, "mean")
         if training.clip:
             nn.utils.clip_grad_norm_(self.model.parameters(), training.clip)
         self.optimiser.step()
@@ -336,19 +312,16 @@ class Trainer:
         progress.step += 1
         self._look_and_keep(phase, rate)
 
-    def _average_gradients(self) -> None:
-        """Give every process the mean gradient of all."""
-        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-        mean = self.accelerator.reduce(torch.cat([gradient.flatten() for gradient in gradients]), "mean")
-        for gradient, part in zip(gradients, mean.split([g.numel() for g in gradients]), strict=True):
-            gradient.copy_(part.view_as(gradient))
-
     def _look_and_keep(self, phase: Phase, rate: float) -> None:
         """What comes after a step: a look at what judges it, a line of the log, the state."""
         training, progress = self.training, self.progress
         line: dict[str, Any] = {"step": progress.step, "phase": phase.name}
         if progress.step % training.log_every == 0 or progress.step == phase.start + phase.steps:
-            line |= {"learning_rate": rate, "losses": progress.take()}
+            sums, progress.window = sorted(progress.window.items()), {}
+            line |= {
+                "learning_rate": rate,
+                "losses": {n: total / count for n, (total, count) in sums if count},
+            }
         if self.looks is not None and self.looks.due(progress.step, self.last):
             line[self.looks.name] = self._look(self.looks)
         if self.main and len(line) > 2:
@@ -359,10 +332,9 @@ class Trainer:
     def _look(self, looks: Looks) -> float:
         """The value by which weights are chosen; notes the best ones, and whether to go on."""
         progress = self.progress
+        # Processes round differently on some devices, but must decide alike.
         measured = torch.tensor(looks.measure(), device=self.accelerator.device)
-        if self.world > 1:  # processes round differently on some devices, but must decide alike
-            measured = self.accelerator.reduce(measured, "mean")
-        value = float(measured)
+        value = float(self.accelerator.reduce(measured, "mean"))
         if looks.name == VALIDATION and not math.isfinite(value):  # a correlation may be undefined
             raise self._diverged("the validation loss")
         if progress.best is None or looks.better(value, progress.best[0]):
@@ -408,18 +380,16 @@ class Trainer:
             state = {"model": self.model.state_dict(), "best": self.best}
             state |= {"optimiser": self.optimiser.state_dict(), "progress": asdict(self.progress)}
             torch.save({"stamp": self.stamp, **state}, partial)
+        points = [
+            (f"loss, {line['phase']}", name.replace("_", " "), line["step"], value)
+            for line in self.progress.lines
+            for name, value in line.get("losses", {}).items()
+        ]
+        for name, title in {"learning_rate": "learning rate", **_JUDGED}.items():
+            points += [(title, "", own["step"], own[name]) for own in self.progress.lines if name in own]
         panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
-
-        def add(panel: str, curve: str, step: int, value: float) -> None:
-            panels.setdefault(panel, {}).setdefault(curve, []).append((float(step), value))
-
-        for line in self.progress.lines:
-            for name, value in line.get("losses", {}).items():
-                add(f"loss, {line['phase']}", name.replace("_", " "), line["step"], value)
-        for line in self.progress.lines:
-            for name, title in {"learning_rate": "learning rate", **_JUDGED}.items():
-                if name in line:
-                    add(title, "", line["step"], line[name])
+        for panel, curve, step, value in points:
+            panels.setdefault(panel, {}).setdefault(curve, []).append((step, value))
         with suppress(ModuleNotFoundError), whole_file(self.out / CURVES) as partial:
             draw_curves(panels).save(partial, format="PNG")  # without matplotlib: log.jsonl has the numbers
 
@@ -452,11 +422,7 @@ class Trainer:
         constants: Mapping[str, Any],
         card: str | None = None,
     ) -> Path:
-        """Write trained weights as a folder that is opened like any other; where it is.
-
-        weights: the tensors that the training has changed. constants: what the metric takes from the config.
-        card: README.md; None: the general one.
-        """
+        """Write what `run` gave as a folder of weights, with constants of the metric; where it is."""
         folder = self.out / WEIGHTS
         if self.main:
             tensors = start.tensors()
@@ -478,5 +444,4 @@ class Trainer:
 
 
 def _seed(seed: int, number: int) -> int:
-    digest = hashlib.blake2b(f"{seed} {number}".encode(), digest_size=7).digest()
-    return int.from_bytes(digest, "little")
+    return int.from_bytes(hashlib.blake2b(f"{seed} {number}".encode(), digest_size=7).digest(), "little")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -33,20 +33,14 @@ from capeval_core.training.trainer import CORRELATION, Looks, ReadTerms, scalar_
 MARGIN = 0.2
 WORDS, MATCHING, RANKING = "words", "matching", "ranking"
 """Phases of a training: masked words, image-text matching, ranking."""
-_WORDS_PER_GROUP = 4
-"""Captions that are read with masked words in the place of a group of a caption and its negatives."""
-_AT_ONCE = 64
-"""Judged captions per forward pass."""
+_WORDS_PER_GROUP = 4  # captions with masked words, in the place of a group of a caption and its negatives
+_AT_ONCE = 64  # judged captions per forward pass
 
 
 def ranking_loss(logits: Tensor, group_size: int, margin: float = MARGIN) -> Tensor:
     """max(0, margin - (s - s')) of each negative, s and s' being the sigmoids of positive and negative.
 
-    logits: (n,) of the ranking head, group after group, the positive of each first.
-    Returns (n / group_size, group_size - 1), not reduced.
-
-    >>> ranking_loss(torch.tensor([0.0, -5.0, 0.0, 1.0]), group_size=4).round(decimals=3)
-    tensor([[0.0000, 0.2000, 0.4310]])
+    logits: (n,), group after group, the positive of each first. Returns (n / group_size, group_size - 1).
     """
     scores = torch.sigmoid(logits).view(-1, group_size)
     return functional.relu(margin - (scores[:, :1] - scores[:, 1:]))
@@ -54,11 +48,7 @@ def ranking_loss(logits: Tensor, group_size: int, margin: float = MARGIN) -> Ten
 
 @dataclass(frozen=True, kw_only=True)
 class UmicTraining(RegionTraining):
-    """How UMIC is trained. The defaults are those of the released training code, but for those noted.
-
-    The run that gave the released weights used settings that are not known; the poster's UMIC learnt from
-    COCO, its variant UMIC_c from other captions. `data` records which ones these are.
-    """
+    """How UMIC is trained; the defaults are those of the released code. `data` records the captions."""
 
     name: ClassVar = "umic"
     about: ClassVar = "Train UNITER to rank captions of people above negatives made of them."
@@ -86,13 +76,8 @@ class UmicTraining(RegionTraining):
     patience: int = option(5, "looks without a better correlation that end the training; 0: none", minimum=0)
 
 
-@dataclass(frozen=True)
-class Batch:
-    """Texts of images: group after group, the positive of each first; or captions alone.
-
-    regions: per image. texts: token ids, equally many for each image. kinds: of each text. masked: where
-    tokens are.
-    """
+class Batch(NamedTuple):
+    """Texts, as many for each image: group after group, the positive of each first, or captions alone."""
 
     regions: list[RegionInput]
     texts: list[Ids]

@@ -34,14 +34,10 @@ from capeval_core.training.trainer import ReadTerms, scalar_terms
 
 MASKING, MATCHING = "masking", "matching"
 """Phases of a training: masked words and boxes; image-text matching as well."""
-CAPTIONS_PER_GROUP = 4
-"""Captions that are read with masked words before the matching, for each that is read during it."""
-UNKNOWN_TRUTH = -1
-"""Of a word in a caption of another image: it may be right or wrong."""
-_SPREAD = 0.02
-"""Deviation of the heads' first weights."""
-_SHOWN = 0.1
-"""Share of the masked words that stay as they are."""
+CAPTIONS_PER_GROUP = 4  # with masked words before the matching, for each during it
+UNKNOWN_TRUTH = -1  # of a word in a caption of another image: it may be right or wrong
+_SPREAD = 0.02  # deviation of the heads' first weights
+_SHOWN = 0.1  # share of the masked words that stay as they are
 _PART = "vilbert."
 
 
@@ -89,22 +85,20 @@ class VilbertPretraining(nn.Module):
         hidden, wide = (architecture[stream]["hidden_size"] for stream in ("text", "visual"))
         self.word_head = _transform(hidden)
         self.word_bias = nn.Parameter(torch.zeros(architecture["text"]["vocab_size"]))
-        self.region_head = nn.Sequential(
-            *_transform(wide), nn.Linear(wide, architecture["visual"]["region_size"])
-        )
+        region_size = architecture["visual"]["region_size"]
+        self.region_head = nn.Sequential(*_transform(wide), nn.Linear(wide, region_size))
         self.matching_head = nn.Linear(architecture["co_attention"]["hidden_size"], 2)
         self.word_matching_head = nn.Linear(hidden, 4)  # two questions with two answers
-        for head in (self.word_head, self.region_head, self.matching_head, self.word_matching_head):
-            for module in head.modules():
-                if isinstance(module, nn.Linear):
-                    nn.init.normal_(module.weight, std=_SPREAD)
-                    nn.init.zeros_(module.bias)
+        heads = nn.ModuleList([self.word_head, self.region_head, self.matching_head, self.word_matching_head])
+        for module in heads.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, std=_SPREAD)
+                nn.init.zeros_(module.bias)
 
     def forward(
         self, texts: Sequence[Ids], images: Sequence[LocatedBoxes]
     ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-        """Of texts, as many for each image, one image after another: rows (tokens, hidden) after the last
-        co-attention block, where the metric takes them, and after all layers; and those of the boxes."""
+        """Tokens after the last co-attention, where the metric takes them; tokens and boxes at the end."""
         features, locations = (
             torch.from_numpy(np.concatenate(arrays)).to(self.vilbert.device)
             for arrays in ([i.features for i in images], [i.locations for i in images])
@@ -116,33 +110,13 @@ class VilbertPretraining(nn.Module):
         *_, (words, _), (text, visual) = self.vilbert.states(lower, regions, pairs)
         return words, text, visual
 
-    def word_loss(self, states: Tensor, words: Tensor) -> Tensor:
-        """() cross entropy of masked words (n,), predicted from their states (n, hidden)."""
-        table = self.vilbert.embeddings.word_embeddings.weight
-        return functional.cross_entropy(self.word_head(states) @ table.T + self.word_bias, words)
-
-    def region_loss(self, states: Tensor, features: Tensor) -> Tensor:
-        """() mean squared error of the features of hidden boxes (n, region_size), each at mean 0 and
-        deviation 1, predicted from their states (n, hidden)."""
-        target = functional.layer_norm(features, features.shape[1:])
-        return functional.mse_loss(self.region_head(states).float(), target)
-
-    def matching_logits(self, text: list[Tensor], regions: list[Tensor]) -> Tensor:
-        """(pairs, 2) no match and match, from the product of what both poolers give."""
-        pooled, visual = self.vilbert.pooled(text, regions)
-        logits: Tensor = self.matching_head(self.vilbert.dropout(pooled * visual))
-        return logits
-
 
 def _transform(hidden: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(hidden, hidden), nn.GELU(), nn.LayerNorm(hidden, eps=EPS))
 
 
 class MaskedBatch(NamedTuple):
-    """Captions with masked words, images with hidden boxes.
-
-    features: of the hidden boxes of all images. hidden: their rows in all images laid end to end.
-    """
+    """Captions with masked words; images with hidden boxes, and their features and rows in all images."""
 
     words: MaskedWords
     images: list[LocatedBoxes]
@@ -151,11 +125,7 @@ class MaskedBatch(NamedTuple):
 
 
 class Groups(NamedTuple):
-    """Captions with their negatives: those of each image together, the positive first.
-
-    kinds: (images, captions). right: of each word of each text, 1 where it is right, 0 where it is the other
-    word of a foil, else `UNKNOWN_TRUTH`.
-    """
+    """Captions with negatives, the positive first; their kinds (images, captions); see `right_words`."""
 
     texts: list[Ids]
     images: list[LocatedBoxes]
@@ -164,13 +134,10 @@ class Groups(NamedTuple):
 
 
 class VilbertObjective(RegionObjective):
-    """ViLBERT with the losses of its pre-training.
+    """ViLBERT with the losses of its pre-training: masked words, features of hidden boxes, matching.
 
-    As in the paper: masked words are predicted; hidden boxes, too, their features by regression, since not
-    all region encoders have classes; image-text matching is read off the pooled streams. Beyond the paper,
-    matching is also read off every word, where the metric takes its features: whether the caption matches,
-    and, of right captions and foils, whether the word itself does. The paper's matching alone would leave it
-    to the first token to know.
+    Beyond the paper, matching is also read off every word, where the metric takes its features: whether the
+    caption matches, and, of right captions and foils, whether the word itself does.
     """
 
     encoder = VilbertEncoder
@@ -231,12 +198,18 @@ class VilbertObjective(RegionObjective):
     def _masked_losses(self, batch: MaskedBatch) -> dict[str, Tensor]:
         model, device = self.model, self.model.vilbert.device
         _, text, regions = model(batch.words.texts, batch.images)
-        rows = torch.tensor(rows_of_words(batch.words, self.tasks), device=device)
+        # Each text has as many more rows, of task tokens behind its first token.
+        own = np.searchsorted(np.cumsum(list(map(len, batch.words.texts))), batch.words.places, side="right")
+        rows = torch.from_numpy(np.array(batch.words.places) + self.tasks * (own + 1)).to(device)
         tokens = torch.tensor(batch.words.tokens, device=device)
-        losses = {"words": model.word_loss(torch.cat(text)[rows], tokens)}
+        table = model.vilbert.embeddings.word_embeddings.weight
+        words = model.word_head(torch.cat(text)[rows]) @ table.T + model.word_bias
+        losses = {"words": functional.cross_entropy(words, tokens)}
         if len(batch.features):
             states = torch.cat(regions)[on_device(batch.hidden, device)]
-            losses["boxes"] = model.region_loss(states, on_device(batch.features, device))
+            features = on_device(batch.features, device)  # predicted at mean 0 and deviation 1
+            target = functional.layer_norm(features, features.shape[1:])
+            losses["boxes"] = functional.mse_loss(model.region_head(states).float(), target)
         return losses
 
     def _matching_losses(self, groups: Groups) -> tuple[Tensor, Tensor, Tensor]:
@@ -251,26 +224,16 @@ class VilbertObjective(RegionObjective):
         each = functional.cross_entropy(caption, (owner % size == 0).long(), reduction="none")
         sums = each.new_zeros(len(words)).index_add(0, owner, each)
         by_word = (sums / counts.clamp(min=1).to(sums.device)).view(-1, size)
-        losses = matching_loss(model.matching_logits(text, regions), size) + by_word
+        pooled, visual = model.vilbert.pooled(text, regions)
+        logits = model.matching_head(model.vilbert.dropout(pooled * visual))
+        losses = matching_loss(logits, size) + by_word
         loss = losses[:, 0].mean() + losses[:, 1:].mean()
         truth = torch.from_numpy(np.concatenate(groups.right)).to(word.device)
         return by_word, loss, functional.cross_entropy(word, truth, ignore_index=UNKNOWN_TRUTH)
 
 
-def rows_of_words(words: MaskedWords, tasks: int) -> list[int]:
-    """The rows of masked words among those of all texts, each with `tasks` task tokens behind its first."""
-    ends = np.cumsum([len(ids) for ids in words.texts])
-    texts = np.searchsorted(ends, words.places, side="right")
-    rows: list[int] = (np.array(words.places) + tasks * (texts + 1)).tolist()
-    return rows
-
-
 def right_words(ids: Sequence[int], positive: Sequence[int], kind: str) -> NDArray[np.int64]:
-    """Of each token of a caption, whether it is right, as in `Groups`; positive: tokens of the right caption.
-
-    >>> right_words([5, 6, 7, 8], [5, 9, 9, 7, 8], FOIL), right_words([5, 6], [7], "random")
-    (array([1, 0, 1, 1]), array([-1, -1]))
-    """
+    """Of each token 1 where it is right, 0 where it is the other word of a foil, else `UNKNOWN_TRUTH`."""
     if kind not in ("positive", FOIL):
         return np.full(len(ids), UNKNOWN_TRUTH)
     right = np.ones(len(ids), dtype=np.int64)
