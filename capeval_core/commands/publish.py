@@ -47,10 +47,9 @@ def run(arguments: list[str]) -> int:
         print("nothing was sent: this is what goes out without --dry-run")
         return 0
     sent = publishing.publish(publications, branch=flags.branch, private=flags.private, message=flags.message)
-    for pushed in sent:
-        commit = f"{'commit' if pushed.changed else 'unchanged, at'} {pushed.commit}"
-        lines = [f"{pushed.publication.address}: {commit}", *_not_sent(pushed.publication)]
-        print("\n".join(lines), flush=True)
+    for publication, commit, changed in sent:
+        lines = [f"{publication.address}: {'commit' if changed else 'unchanged, at'} {commit}"]
+        print("\n".join([*lines, *_not_sent(publication)]), flush=True)
     return 0
 
 
@@ -94,7 +93,10 @@ _OF_KIND: dict[str, tuple[str, Callable[[Parser], _Collect]]] = {
 
 
 def _planned(publication: Publication) -> str:
-    rows = [[path, f"{size:,} bytes"] for path, size in sorted(publication.sizes().items())]
+    rows = []
+    for path, content in sorted(publication.files.items()):
+        size = len(content) if isinstance(content, bytes) else content.stat().st_size
+        rows.append([path, f"{size:,} bytes"])
     files = table(rows, indent="  ", width=WHOLE_LINES)
     return "\n".join([publication.address, files, *_not_sent(publication)])
 

@@ -14,33 +14,25 @@ if TYPE_CHECKING:
     from capeval_core.result import Result
 
 FOLDER = Path(__file__).parent
-"""Where the packaged images and `demo.json` lie."""
 KINDS = {"good": "good", "subtly wrong": "subtly_wrong", "unrelated": "unrelated"}
 """The kinds of captions, best first, and the field of `DemoItem` that holds each."""
 
 
 @dataclass(frozen=True)
 class DemoItem:
-    """A PNG, or the GIF of a clip, with captions: true, false by one word, of another image; and references.
-
-    changed: what was changed in `subtly_wrong`: a colour, a shape, a count or a position.
-    """
+    """A PNG, or the GIF of a clip, with captions: true, false by one word, of another image."""
 
     id: str
     image: Path
     good: str
     subtly_wrong: str
-    changed: str
+    changed: str  # in the one before: a colour, a shape, a count or a position
     unrelated: str
     references: tuple[str, ...]
 
 
 def demo_clips() -> list[DemoItem]:
-    """The packaged clips, for metrics of videos.
-
-    >>> [clip.image.name for clip in demo_clips()]
-    ['clip0.gif', 'clip1.gif', 'clip2.gif', 'clip3.gif']
-    """
+    """The packaged clips, for metrics of videos."""
     return _items("clips.json")
 
 

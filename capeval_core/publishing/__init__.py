@@ -10,13 +10,14 @@ at what it points to, for ever. Versions are those of the Python package, and co
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from os import PathLike
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any, Literal
 
 from capeval_core._version import __version__
 from capeval_core.errors import did_you_mean, expanded_path
-from capeval_core.publishing.sending import Publication, PublishError, Pushed, checked, publish
 from capeval_core.registry import METRICS, metric_class, module_path, network_of, shipped
 from capeval_core.weights.catalogue import LICENCE_NOT_STATED, WeightsEntry, entry_known_as, restriction_of
 from capeval_core.weights.folder import (
@@ -29,8 +30,7 @@ from capeval_core.weights.folder import (
     WeightsFolder,
     open_weights,
 )
-
-__all__ = ["PYPI", "Publication", "PublishError", "Pushed", "card", "cards", "module", "publish", "weights"]
+from capeval_core.weights.hub import failures, patiently, reason, status_of
 
 CARD, PYPI = "README.md", "pypi"
 _IN_A_CHECKOUT = re.compile(r"`metrics/\.\.\.` is [^`]*`capeval`[^`]*`pip install \.` in a checkout\.")
@@ -41,36 +41,52 @@ _PUBLIC = re.compile(
 """Addresses that pip installs from: nothing in them can be a password, a token or a query."""
 _SENT = (CONFIG, OPEN_CLIP_CONFIG, TENSORS, OPEN_CLIP_TENSORS, VOCABULARY, TOKENIZER)
 """Files of a weights folder that may go out, beside the card: those that encoders read."""
+_NAME, _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*"), re.compile(r"v?\d+\.\d+(\.\d+)?")
+
+
+class PublishError(ValueError):
+    """Something that is not published; the message says what, why, and what to do."""
+
+
+@dataclass(frozen=True)
+class Publication:
+    """The files of one repository: paths in it, and their content or the file that has it."""
+
+    repository: str
+    kind: Literal["space", "model"]  # a Space is a module, a model is weights
+    files: Mapping[str, bytes | Path]
+    message: str
+    create: bool = True  # whether the repository is made where it does not exist
+    not_sent: list[str] = field(default_factory=list)  # other files in the folder
+
+    @property
+    def address(self) -> str:
+        """Where it is on the Hub, after the endpoint."""
+        return f"spaces/{self.repository}" if self.kind == "space" else self.repository
 
 
 def module(name: str, namespace: str, install_from: str) -> Publication:
     """The Space of a metric: the folder that `evaluate.load` reads the module from, with its page and card.
 
-    Args:
-        name: of the metric.
-        namespace: user or organisation on the Hub.
-        install_from: where the Space, and users who lack the package, install it from: `"pypi"` (the Space
-            takes this very version, which must be there), or an address that pip takes, e.g.
-            `git+https://host/org/capeval@<commit>`. One with a password, a token or a query is refused.
+    install_from: where the Space, and users who lack the package, install it from: `"pypi"` (this version,
+    which must be there), or an address that pip takes, e.g. `git+https://host/org/capeval@<commit>`.
     """
     folder = Path(module_path(name))
-    loading = (
-        f"The package must be installed: `pip install {'capeval' if install_from == PYPI else install_from}`."
-    )
+    package = "capeval" if install_from == PYPI else install_from
+    loading = f"The package must be installed: `pip install {package}`."
     files: dict[str, bytes | Path] = {}
     for file in (CARD, "app.py", f"{name}.py", "requirements.txt"):
         if path := _own_file(folder, file):
             text = installing(path.read_text(encoding="utf-8"), install_from)
-            if file == CARD:
-                text = _IN_A_CHECKOUT.sub(lambda _: loading, text)
+            text = _IN_A_CHECKOUT.sub(lambda _: loading, text)
             files[file] = in_namespace(text, namespace, METRICS).encode()
     message = f"{metric_class(name).title}, capeval {__version__}"
-    repository = f"{checked(namespace)}/{name}"
-    return Publication(repository, "space", files, message, not_sent=_others(folder, files))
+    others = _others(folder, files)
+    return Publication(f"{_checked(namespace)}/{name}", "space", files, message, not_sent=others)
 
 
 def weights(
-    folder: str | PathLike[str],
+    folder: Any,
     namespace: str,
     *,
     name: str | None = None,
@@ -80,20 +96,7 @@ def weights(
     """The repository of a weights folder, opened as users open it: checksum, strict tensors, canary.
 
     Of the folder go config, tensors, a tokenizer's words and, where the weights have no listed card,
-    README.md; nothing else.
-
-    Args:
-        folder: made by `capeval convert`, or in open_clip's format; its config names the network.
-        namespace: user or organisation on the Hub.
-        name: of the repository; None: the folder's.
-        permission: who allows to publish weights whose authors state no licence or restrict their use, and
-            where; quoted in the commit and on the card.
-        private: the repository will be private, which needs no permission.
-
-    Raises:
-        WeightsError: the weights cannot be read or trusted.
-        PublishError: their authors state no licence or restrict their use, they are another model than their
-            name says, there is no card for them, or one of their files is a link.
+    README.md; nothing else. A private repository needs no permission, which is quoted on the card.
     """
     path = expanded_path(folder)
     if not path.is_dir():
@@ -102,7 +105,7 @@ def weights(
     own = {file: found for file in _SENT if (found := _own_file(path, file))}
     opened = open_weights(path, metric="METRIC", tiny="")
     network = network_of(opened).open(opened, device="cpu")
-    name = checked(name or opened.name)
+    name = _checked(name or opened.name)
     entry = entry_known_as(name, opened.original)
     if not permission and not private and (refusal := _refusal(name, entry, opened)):
         raise PublishError(refusal)
@@ -120,8 +123,8 @@ def weights(
     read += [TOKENIZER] if isinstance(words, dict) and words.get("file") == TOKENIZER else []
     files: dict[str, bytes | Path] = {CARD: _card_text(shown, name, namespace, permission)}
     files |= {file: own[file] for file in own if file in read}
-    sent = [file for file in files if file != CARD or not listed]
-    return Publication(f"{checked(namespace)}/{name}", "model", files, message, not_sent=_others(path, sent))
+    others = _others(path, [file for file in files if file != CARD or not listed])
+    return Publication(f"{_checked(namespace)}/{name}", "model", files, message, not_sent=others)
 
 
 def card(name: str, namespace: str) -> Publication:
@@ -130,10 +133,8 @@ def card(name: str, namespace: str) -> Publication:
     if path is None:
         names = cards()
         raise PublishError(f"no card {name!r}{did_you_mean(name, names)} (known: {', '.join(names)})")
-    files = {CARD: _card_text(path, name, namespace)}
-    return Publication(
-        f"{checked(namespace)}/{name}", "model", files, f"Card, capeval {__version__}", create=False
-    )
+    files, message = {CARD: _card_text(path, name, namespace)}, f"Card, capeval {__version__}"
+    return Publication(f"{_checked(namespace)}/{name}", "model", files, message, create=False)
 
 
 def cards() -> list[str]:
@@ -158,33 +159,34 @@ def installing(text: str, source: str) -> str:
 
     >>> installing("capeval[page]", "git+https://host/org/capeval@1f3c9a2b")
     'capeval[page] @ git+https://host/org/capeval@1f3c9a2b'
-    >>> installing("from capeval_core import x  # From: capeval", "git+https://host/org/capeval")
-    'from capeval_core import x  # From: git+https://host/org/capeval'
     """
     if source != PYPI and not _PUBLIC.fullmatch(source):
         raise PublishError(
-            f"install from: expected {PYPI!r}, or a public address that pip installs from (git+https://..., "
-            "git+ssh://git@..., or https://... of a wheel) without a password, a token or a query, since "
-            "everyone would read it on the Space (so it is not repeated here)"
+            f"install from: expected {PYPI!r}, or a public address for pip (git+https://..., or "
+            "https://... of a wheel) without a password, a token or a query, which everyone would read"
         )
     version = f"=={__version__}" if source == PYPI else f" @ {source}"
     text = re.sub(r"^(capeval(\[.*?\])?)[ \t]*$", rf"\1{version}", text, flags=re.MULTILINE)
     return text if source == PYPI else re.sub(r"# From: capeval\b", f"# From: {source}", text)
 
 
-def _refusal(name: str, entry: WeightsEntry | None, folder: WeightsFolder) -> str | None:
-    """Why weights are not hosted again for everyone; None: they may be.
+def _checked(name: str) -> str:
+    """A namespace or a name that the Hub can have."""
+    if not _NAME.fullmatch(name):
+        raise PublishError(f"{name!r} is no name on the Hub: letters, digits, '-', '_' and '.'")
+    return name
 
-    What the catalogue states of their licence comes before the option of `convert`.
-    """
+
+def _refusal(name: str, entry: WeightsEntry | None, folder: WeightsFolder) -> str | None:
+    """Why weights are not hosted again for everyone: by the catalogue before what `convert` was told."""
     source = folder.config.get("source")
     stated = source.get("licence") if isinstance(source, dict) else None
     licence = entry.licence if entry else stated
-    original = f"the original ({entry.original})" if entry else "the original"
+    why = f"the authors of the original{f' ({entry.original})' if entry else ''}"
     if not isinstance(licence, str) or licence in ("", LICENCE_NOT_STATED):
-        why = f"the authors of {original} state no licence, so it may not be hosted again"
+        why += " state no licence, so it may not be hosted again"
     elif restriction := restriction_of(licence):
-        why = f'the authors of {original} restrict its use ({licence}: "{restriction}")'
+        why += f' restrict its use ({licence}: "{restriction}")'
     else:
         return None
     return (
@@ -199,27 +201,94 @@ def _card_text(path: Path, name: str, namespace: str, permission: str | None = N
 
 
 def _listed_card(name: str) -> Path | None:
-    return _own_file(shipped("hub_cards", "hub_cards"), f"{checked(name)}.md")
+    return _own_file(shipped("hub_cards", "hub_cards"), f"{_checked(name)}.md")
 
 
 def _own_file(folder: Path, name: str) -> Path | None:
     """A regular file of a folder, no link, which may go out; None: there is none."""
     path = folder / name
-    if not path.is_symlink() and not path.exists():
-        return None
-    if path.is_symlink() or not path.is_file():
-        raise PublishError(
-            f"{path} is {'a link' if path.is_symlink() else 'no regular file'}: only files that lie in the "
-            "folder itself are sent, so that no other one is by mistake: copy it there"
-        )
-    return path
+    if (path.is_symlink() or path.exists()) and (path.is_symlink() or not path.is_file()):
+        raise PublishError(f"{path} is no regular file of the folder, but a link or a pipe: copy it there")
+    return path if path.exists() else None
 
 
 def _others(folder: Path, sent: Iterable[str]) -> list[str]:
     """Names in a folder that are not sent, without Python's bytecode; folders end with a slash."""
-    names = {path.name: path for path in folder.iterdir() if path.name != "__pycache__"}
-    return [
-        name + ("/" if path.is_dir() and not path.is_symlink() else "")
-        for name, path in sorted(names.items())
-        if name not in sent
-    ]
+    paths = [path for path in sorted(folder.iterdir()) if path.name not in {*sent, "__pycache__"}]
+    return [path.name + "/" * (path.is_dir() and not path.is_symlink()) for path in paths]
+
+
+def publish(
+    publications: Iterable[Publication],
+    *,
+    branch: str = "main",
+    private: bool = False,
+    message: str | None = None,
+) -> Iterator[tuple[Publication, str, bool]]:
+    """Send publications; yields each when it is sent, with its commit, and whether that is a new one.
+
+    Files that are only on the Hub stay. What the Hub has already is not sent again, so a run that was
+    interrupted can be repeated. Public repositories that exist are refused where they shall be private.
+    """
+    from huggingface_hub import HfApi
+
+    if _VERSION.fullmatch(branch):
+        raise PublishError(
+            f"branch {branch!r} reads like a version: evaluate would take it for its own, choose another name"
+        )
+    api = HfApi()
+    expected: tuple[type[Exception], ...] = (*failures(), ValueError)
+    sent: list[str] = []
+    for publication in publications:
+        try:
+            commit, changed = patiently(partial(_push, api, publication, branch, private, message))
+        except expected as error:
+            problem = f"{publication.address}: {_fix(error, publication)}"
+            if sent:
+                problem += f"\nsent before that: {', '.join(sent)}; a second run sends only the rest"
+            raise PublishError(problem) from None
+        sent.append(publication.address)
+        yield publication, commit, changed
+
+
+def _push(
+    api: Any, publication: Publication, branch: str, private: bool, message: str | None
+) -> tuple[str, bool]:
+    from huggingface_hub import CommitOperationAdd
+
+    repository, kind = publication.repository, publication.kind
+    if publication.create:
+        sdk = "gradio" if kind == "space" else None
+        api.create_repo(repository, repo_type=kind, space_sdk=sdk, private=private or None, exist_ok=True)
+    before = api.repo_info(repository, repo_type=kind)
+    if private and not before.private:
+        raise PublishError("the repository exists and is public: make it private at its page on the Hub")
+    if branch != "main":
+        api.create_branch(repository, branch=branch, repo_type=kind, exist_ok=True)
+        before = api.repo_info(repository, repo_type=kind, revision=branch)
+    title, _, description = (message or publication.message).partition("\n\n")
+    files = [CommitOperationAdd(path, content) for path, content in publication.files.items()]
+    texts = {"commit_message": title, "commit_description": description}
+    commit = api.create_commit(repository, files, **texts, repo_type=kind, revision=branch)
+    return commit.oid, commit.oid != before.sha
+
+
+def _fix(error: Exception, publication: Publication) -> str:
+    """What went wrong, and what to do."""
+    from huggingface_hub.errors import OfflineModeIsEnabled
+
+    status, login = (
+        status_of(error),
+        "log in with `hf auth login` and a token that may write, or set HF_TOKEN",
+    )
+    if isinstance(error, OfflineModeIsEnabled):
+        return "HF_HUB_OFFLINE is set: unset it to publish"
+    if status == 401:
+        return f"the Hub knows no token, or not this one: {login}"
+    if status == 403:
+        return f"the token may not write to {publication.repository}: {login}, or pass another --namespace"
+    if status == 404 and not publication.create:
+        return "there is no such repository: publish the weights first (`capeval publish weights`)"
+    if isinstance(error, ValueError) and status in (None, 400):
+        return str(error)
+    return f"{reason(error)}: try again later"

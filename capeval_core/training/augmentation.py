@@ -12,9 +12,8 @@ import hashlib
 import io
 import json
 import time
-from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.metadata import version
@@ -56,18 +55,7 @@ _TENSORS = ["*model.safetensors", "*-of-*.safetensors"]
 """Patterns of the files of a model: no pickles, no code, no variants in other numeric types."""
 
 
-class Generator(ABC):
-    """A generative model that is open."""
-
-    truncated = 0
-    """Sources of which it did not read all, so far."""
-
-    @abstractmethod
-    def generate(self, contents: Sequence[Any], seeds: Sequence[int]) -> list[str | bytes | None]:
-        """Of each source one positive, which depends on its content and its seed alone; None: none."""
-
-
-class Captioner(Generator):
+class Captioner:
     """A BLIP captioner in transformers' format."""
 
     def __init__(self, path: Path, settings: CaptionAugmentation) -> None:
@@ -130,8 +118,10 @@ class GumbelNoise:
         return scores.float() - torch.log(-torch.log(draws)).to(scores.device, torch.float32)
 
 
-class TextToImage(Generator):
+class TextToImage:
     """A text-to-image pipeline of diffusers."""
+
+    truncated = 0  # captions of which it did not read all
 
     def __init__(self, path: Path, settings: ImageAugmentation) -> None:
         from diffusers import AutoPipelineForText2Image
@@ -173,16 +163,11 @@ class Augmentation(Settings):
     """How positives are generated."""
 
     kind: ClassVar[str]
-    what: ClassVar[str]
-    """The model in messages."""
-    generator: ClassVar[Any]
-    """The class of the model that makes them."""
-    dropped: ClassVar[str]
-    """Why there is no positive where the model gives none."""
-    libraries: ClassVar[tuple[str, ...]]
-    """Packages whose versions are recorded."""
-    batch: ClassVar[int]
-    """Sources per forward pass, where the user does not say."""
+    what: ClassVar[str]  # the model in messages
+    generator: ClassVar[Any]  # its class
+    dropped: ClassVar[str]  # what it makes where there is no positive
+    libraries: ClassVar[tuple[str, ...]]  # whose versions are recorded
+    batch: ClassVar[int]  # sources per forward pass, where the user does not say
 
     model: str | PathLike[str] = option("", "Hub repository id, or folder, with safetensors")
     revision: str | None = option(
@@ -219,13 +204,13 @@ class Augmentation(Settings):
         digest = hashlib.sha256(sums.encode()).hexdigest()[:32]
         return path, f"{name}@{commit}" if commit else name, digest
 
-    def open(self, path: Path) -> Generator:
-        """The model. Raises WeightsError, with what its library says in a line."""
+    def open(self, path: Path) -> Any:
+        """The model, whose `generate` gives positives of contents by their seeds, or None."""
         logs: list[Any] = [import_module(f"{library}.utils.logging") for library in self.libraries]
         for log in logs:
             log.disable_progress_bar()
         try:
-            generator: Generator = self.generator(path, self)
+            generator = self.generator(path, self)
         except InputError:
             raise
         except Exception as error:  # whatever a damaged file leads its reader to
@@ -306,12 +291,12 @@ class ImageAugmentation(Augmentation):
 class Counts:
     """What became of the sources of a run."""
 
-    made: int = 0
-    found: int = 0
-    dropped: Counter[str] = field(default_factory=Counter)
-    failed: list[str] = field(default_factory=list)
-    truncated: int = 0
-    total: int = 0
+    made: int = 0  # positives, in this run
+    found: int = 0  # those that were there
+    dropped: Counter[str] = field(default_factory=Counter)  # why, in this run or before
+    failed: list[str] = field(default_factory=list)  # why sources could not be read
+    truncated: int = 0  # captions of which the model read a part
+    total: int = 0  # sources of all processes
 
 
 def augment(
@@ -333,38 +318,35 @@ def augment(
     software = {name: version(name) for name in (*settings.libraries, "torch")}
     of = {"weights": weights, "sources": f"{len(sources)} {digest.hexdigest()}"}
     shards.begin({**of, **own, MADE_WITH: {"model": name, **software}})
-    return _Run(settings, captioned, sources, path, shards).run(part)
+    size = BatchSize(settings.batch_size or settings.batch, automatic=settings.batch_size is None)
+    counts = Counts(total=len(sources))
+    return _Run(settings, captioned.visual, sources, path, shards, size, counts).run(part)
 
 
+@dataclass
 class _Run:
     """Generation of positives; the model is opened when the first source needs it."""
 
-    def __init__(
-        self,
-        settings: Augmentation,
-        captioned: CaptionedImages,
-        sources: list[Positive],
-        path: Path,
-        shards: PositiveShards,
-    ) -> None:
-        self.settings, self.sources, self.path, self.shards = settings, sources, path, shards
-        self.visual, self.counts = captioned.visual, Counts(total=len(sources))
-        self._generator: Generator | None = None
-        size = settings.batch_size
-        self._size = BatchSize(size or settings.batch, automatic=size is None)
+    settings: Augmentation
+    visual: Callable[[int], Any]
+    sources: list[Positive]
+    path: Path
+    shards: PositiveShards
+    size: BatchSize
+    counts: Counts
+    generator: Any = None
 
     def run(self, part: tuple[int, int]) -> Counts:
         """Complete every shard of a part: number I of N has every N-th one."""
         size, total = LIMITS.augmented[self.settings.kind], len(self.sources)
         numbers = range(part[0] - 1, -(-total // size), part[1])
-        stretches = [range(number * size, min((number + 1) * size, total)) for number in numbers]
+        stretches = {number: range(number * size, min((number + 1) * size, total)) for number in numbers}
         unit = "image" if self.settings.kind == CAPTION else "caption"
-        count = sum(map(len, stretches))
+        count = sum(map(len, stretches.values()))
         with tqdm(total=count, desc=f"{self.settings.kind}s", unit=unit, disable=None) as bar:
-            for number, stretch in zip(numbers, stretches, strict=True):
+            for number, stretch in stretches.items():
                 self._complete(number, stretch, bar)
-        if self._generator is not None:
-            self.counts.truncated = self._generator.truncated
+        self.counts.truncated = getattr(self.generator, "truncated", 0)
         return self.counts
 
     def _complete(self, number: int, stretch: range, bar: Any) -> None:
@@ -375,12 +357,10 @@ class _Run:
         self.counts.dropped.update(reasons)
         bar.update(len(shard))
         unwritten, written_at = False, time.monotonic()
-        # Of fixed pieces, so that a run that goes on makes the same batches.
         size = self.settings.batch_size or self.settings.batch
-        pieces = [range(start, min(start + size, len(stretch))) for start in range(0, len(stretch), size)]
         try:
-            for piece in pieces:
-                batch = [i for i in piece if i not in shard]
+            for start in range(0, len(stretch), size):  # so a run that goes on makes the same batches
+                batch = [i for i in range(start, min(start + size, len(stretch))) if i not in shard]
                 unwritten = self._make(batch, stretch, shard) or unwritten
                 bar.update(len(batch))
                 if unwritten and time.monotonic() - written_at > LIMITS.training_seconds:
@@ -391,38 +371,32 @@ class _Run:
             if unwritten:
                 self.shards.write(number, shard)
 
-    def _load(self, number: int) -> Any:
-        """The content of a source, an RGB image or a caption; raises ImageError or InputTypeError."""
-        image: Any = self.visual
-        text = self.sources[number].source_caption
-        return in_rgb(image(number)).load() if text is None else text
-
     def _make(self, batch: list[int], stretch: range, shard: Outcomes) -> bool:
         """Generate the positives of some sources; whether any is new."""
         contents: list[tuple[int, Any]] = []
         for i in batch:
+            text = self.sources[stretch[i]].source_caption
             try:
-                contents.append((i, self._load(stretch[i])))
+                contents.append((i, in_rgb(self.visual(stretch[i])).load() if text is None else text))
             except ProblemsError as error:
                 self.counts.failed.append(str(error))
-        if not contents:
-            return False
-        generator = self._generator = self._generator or self.settings.open(self.path)
+        if contents and self.generator is None:
+            self.generator = self.settings.open(self.path)
 
         def forward(part: list[tuple[int, Any]]) -> list[Any]:
             seeds = [_seed_of(self.settings.seed, self.sources[stretch[i]]) for i, _ in part]
-            return generator.generate([content for _, content in part], seeds)
+            made: list[Any] = self.generator.generate([content for _, content in part], seeds)
+            return made
 
-        for piece, outputs in self._size.run(contents, forward):
+        for piece, outputs in self.size.run(contents, forward):
             for (i, _), output in zip(contents[piece], outputs, strict=True):
-                source = self.sources[stretch[i]]
                 if output is None:
                     shard[i] = self.settings.dropped
                     self.counts.dropped[self.settings.dropped] += 1
-                    continue
-                shard[i] = source._replace(**{self.settings.kind: output})
-                self.counts.made += 1
-        return True
+                else:
+                    shard[i] = self.sources[stretch[i]]._replace(**{self.settings.kind: output})
+                    self.counts.made += 1
+        return bool(contents)
 
 
 def _seed_of(seed: int, source: Positive) -> int:

@@ -274,9 +274,9 @@ def test_an_address_without_a_secret_is_published(address: str, capeval: Capeval
     ("token", "namespace", "message"),
     [
         ("", "capeval", "hf auth login"),
-        ("hf_old", "capeval", "the Hub refuses the token"),
-        (READER, "capeval", "may only read"),
-        (WRITER, "stranger", "'someone', who may not write to 'stranger'"),
+        ("hf_old", "capeval", "the Hub knows no token, or not this one"),
+        (READER, "capeval", "the token may not write to capeval/pacs"),
+        (WRITER, "stranger", "the token may not write to stranger/pacs"),
         (WRITER, "a/b", "'a/b' is no name on the Hub"),
     ],
 )
