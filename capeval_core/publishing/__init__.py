@@ -178,7 +178,7 @@ def _checked(name: str) -> str:
 
 
 def _refusal(name: str, entry: WeightsEntry | None, folder: WeightsFolder) -> str | None:
-    """Why weights are not hosted again for everyone: by the catalogue before what `convert` was told."""
+    """Why weights are not hosted again for everyone, by the catalogue before what their config states."""
     source = folder.config.get("source")
     stated = source.get("licence") if isinstance(source, dict) else None
     licence = entry.licence if entry else stated
