@@ -231,8 +231,14 @@ class Result:
             raise TypeError(f"compare: expected another Result, found a {type(other).__name__}")
         self._refuse_relative("compare()")
         if self.signature != other.signature:
-            fix = "score both with the same statistics=metric.prepare(texts) of one corpus"
-            raise not_comparable(self.signature, other.signature, fix)
+            fix = "score both systems with the same settings"
+            fields = set(self.signature.split("|")) ^ set(other.signature.split("|"))
+            if all(field.startswith("statistics:") for field in fields):
+                fix = "each was weighed by its own texts: score both in one command, or with the same statistics"
+            signatures = f"    {self.signature}\n    {other.signature}"
+            raise ValueError(
+                f"these results are not comparable, their signatures differ:\n{signatures}\n{fix}"
+            )
         return self.compare_within_run(other, level)
 
     def compare_within_run(self, other: Result, level: float = 0.95) -> Comparison:
@@ -334,16 +340,6 @@ def stands_for_zero(result: Result) -> str | None:
     return (
         f"{result.metric}: {result.lack}, so {result.key}={result.mean:.2g} stands for 0, and has neither "
         "interval nor test"
-    )
-
-
-def not_comparable(first: str, second: str, fix_of_statistics: str) -> ValueError:
-    """The error of results whose signatures differ, with a fix where each was weighed by its own texts."""
-    fields = set(first.split("|")) ^ set(second.split("|"))
-    own_texts = all(field.startswith("statistics:") for field in fields)
-    fix = fix_of_statistics if own_texts else "score both systems with the same settings"
-    return ValueError(
-        f"these results are not comparable, their signatures differ:\n    {first}\n    {second}\n{fix}"
     )
 
 

@@ -230,10 +230,9 @@ def check_output(name: str, out: Path | None, read: Sequence[tuple[str, object]]
         return
     if str(out) == "-":
         raise ValueError(f"{name} - : name a file, standard output shows the summary")
-    if not out.parent.is_dir():
-        raise FileNotFoundError(f"{name} {out}: there is no folder {out.parent}")
-    if out.is_dir():
-        raise IsADirectoryError(f"{name} {out} is a folder: name a file")
+    if out.is_dir() or not out.parent.is_dir():
+        found = "is a folder" if out.is_dir() else f"there is no folder {out.parent}"
+        raise ValueError(f"{name} {out}: {found}, name a file to write")
     for whose, source in read:
         if source is not None and out.resolve() == Path(str(source)).resolve():
             raise ValueError(f"{name} {out} is the file of {whose}, which it would overwrite: name another")

@@ -29,7 +29,7 @@ from capeval_core.reports.systems import (
     long_table,
     stacked_table,
 )
-from capeval_core.result import Result, json_text, not_comparable
+from capeval_core.result import Result, json_text
 from capeval_core.statistics import TEST, Comparison, NoTestError, holm
 
 _FORMATS = ("text", "markdown", "latex", "csv", "json")
@@ -56,7 +56,11 @@ def run(arguments: list[str]) -> int:
         parser.error(f"{flags.files[0]} holds one system: name the file of another one to compare with")
     names = [system.name for system in systems]
     baseline = baseline_of(flags.baseline, names, flags.files if len(flags.files) == len(names) else ())
-    _refuse_different(systems, next(system for system in systems if system.name == baseline), one_run)
+    for system in systems[1:]:
+        if system.cells.keys() != systems[0].cells.keys():
+            mine, others = (", ".join(one.cells) for one in (system, systems[0]))
+            fault = f"{system.name} was scored by {mine} and {names[0]} by {others}"
+            raise ValueError(f"{fault}: score both by the same metrics")
     plain = flags.format is flags.baseline is flags.digits is None and not flags.times_100
     alone = plain and len(systems) == 2 and all(len(system.cells) == 1 for system in systems)
     if alone:
@@ -119,27 +123,6 @@ def _system(content: Any, results: Sequence[Any]) -> System:
     return System("", ids, captions, {cell.result.metric: cell for cell in cells})
 
 
-def _refuse_different(systems: Sequence[System], baseline: System, one_run: bool) -> None:
-    """Refuse systems whose numbers are not comparable: of other metrics or other settings."""
-    for system in systems:
-        if system.cells.keys() != baseline.cells.keys():
-            mine, others = (", ".join(one.cells) for one in (system, baseline))
-            raise ValueError(
-                f"{system.name} was scored by {mine} and {baseline.name} by {others}: score both by the same "
-                "metrics"
-            )
-        for metric, cell in system.cells.items():
-            signatures = baseline.cells[metric].result.signature, cell.result.signature
-            fields = set(signatures[0].split("|")) ^ set(signatures[1].split("|"))
-            if not fields or (one_run and all(field.startswith("refs:") for field in fields)):
-                continue
-            fix = (
-                "each was weighed by its own texts: score both in one command, which weighs them by the "
-                f"texts of both, capeval score {metric} --candidates FILE FILE ..."
-            )
-            raise not_comparable(*signatures, fix)
-
-
 def _print_test(a: Result, b: Result, names: Sequence[object]) -> None:
     """Two systems by one metric, with a test where there are images enough."""
     test: Comparison | NoTestError
@@ -153,19 +136,16 @@ def _print_test(a: Result, b: Result, names: Sequence[object]) -> None:
         ]
     except NoTestError as none:
         test, outcome = none, [["test", f"none: {none}"]]
-    means, left_out = test.means, test.left_out
-    if left_out:
-        have, are = ("s have", "they are") if left_out > 1 else (" has", "it is")
-        complain(
-            f"warning: {left_out:,} {a.visual}{have} a score in only one of the files: {are} left out, of "
-            "the means too"
-        )
+    if test.left_out:
+        visuals = f"{a.visual} has" if test.left_out == 1 else f"{a.visual}s have"
+        reason = "a score in only one of the files: left out, of the means too"
+        complain(f"warning: {test.left_out:,} {visuals} {reason}")
     summary(
-        [_column(a).title, f"{means[0]:.4f} ({names[0]})"],
-        ["", f"{means[1]:.4f} ({names[1]})"],
-        ["difference", signed(means[0] - means[1])],
+        [_column(a).title, f"{test.means[0]:.4f} ({names[0]})"],
+        ["", f"{test.means[1]:.4f} ({names[1]})"],
+        ["difference", signed(test.means[0] - test.means[1])],
         *outcome,
-        [f"{a.visual}s", f"{test.images:,} ({left_out:,} left out)"],
+        [f"{a.visual}s", f"{test.images:,} ({test.left_out:,} left out)"],
         ["signature", a.signature],
     )
 
@@ -174,19 +154,14 @@ def _print_test(a: Result, b: Result, names: Sequence[object]) -> None:
 
 
 def names_of_files(flag: str, paths: Sequence[str | Path]) -> list[str]:
-    """The names of systems by their files: without the extension, with as many folders as tell them apart."""
+    """The names of systems by their files: without folders and extension, where these tell them apart."""
     files = [path if str(path) == "-" else Path(os.path.realpath(path)) for path in map(Path, paths)]
     for place, path in enumerate(files):
         if path in files[:place]:
             raise ValueError(f"{flag} {paths[place]} comes twice: name each system once")
     stems = [Path(path.stem).stem if path.suffix == ".gz" else path.stem for path in files]
-    names = ["stdin" if str(path) == "-" else stem for path, stem in zip(files, stems, strict=True)]
-    for depth in range(1, max(len(path.parts) for path in files)):
-        alike = {name for name in names if names.count(name) > 1}
-        names = [
-            "/".join([*path.parts[:-1][-depth:], stem]) if name in alike else name
-            for name, path, stem in zip(names, files, stems, strict=True)
-        ]
+    names = ["stdin" if stem == "-" else stem for stem in stems]
+    names = [str(path) if names.count(name) > 1 else name for name, path in zip(names, paths, strict=True)]
     return names if len(set(names)) == len(names) else [str(path) for path in paths]
 
 
@@ -253,6 +228,7 @@ def compare_systems(
     """
     base = next((system for system in systems if system.name == baseline), systems[0])
     cells: dict[str, dict[str, Cell]] = {system.name: {} for system in systems}
+    caught = ValueError if one_run else NoTestError  # others refuse results of other settings
     for metric, of_base in base.cells.items():
         tests: dict[str, Comparison] = {}
         for own in systems:
@@ -263,7 +239,7 @@ def compare_systems(
             try:
                 test = result.compare_within_run if one_run else result.compare
                 tests[own.name] = test(of_base.result, level=_LEVEL)
-            except ValueError as error:
+            except caught as error:
                 cells[own.name][metric] = replace(own.cells[metric], no_test=str(error))
         adjusted = holm([test.p_value for test in tests.values()])
         for (name, test), p_value in zip(tests.items(), adjusted, strict=True):
@@ -310,8 +286,7 @@ def _messages(compared: Systems, base: System) -> list[str]:
             reasons = [f"{n:,} of {counts.captions:,} captions {name}" for name, n in special.items() if n]
             reasons += [cell.no_interval, cell.no_test]
             if cell.test is not None and cell.test.left_out:
-                difference = signed(compared.scaled(cell.test.difference), compared.decimals(4), 8)
-                reasons.append(_left_out(system, base, metric, cell.test, difference))
+                reasons.append(_left_out(system, base, metric, compared))
             for reason in filter(None, reasons):
                 whose.setdefault(reason, {}).setdefault(system.name, []).append(metric)
     messages = []
@@ -323,20 +298,18 @@ def _messages(compared: Systems, base: System) -> list[str]:
     return messages
 
 
-def _left_out(system: System, base: System, metric: str, test: Test, difference: str) -> str:
+def _left_out(system: System, base: System, metric: str, compared: Systems) -> str:
     """Which visuals a test leaves out, so that its difference is not that of the means in the table."""
+    results, test = [one.cells[metric].result for one in (system, base)], system.cells[metric].test
     scored = [
-        {
-            name
-            for name, score in zip(one.ids, one.cells[metric].result.scores, strict=True)
-            if isfinite(score)
-        }
-        for one in (system, base)
+        {name for name, score in zip(one.ids, result.scores, strict=True) if isfinite(score)}
+        for one, result in zip((system, base), results, strict=True)
     ]
     names = sorted(scored[0] ^ scored[1])
-    count, visual = test.left_out, system.cells[metric].result.visual
-    have = f"1 {visual} has" if count == 1 else f"{count:,} {visual}s have"
-    listed = f" ({some_of(names)})" if len(names) == count else ""  # else ids are written several ways
+    assert test is not None
+    have = f"1 {compared.visual} has" if test.left_out == 1 else f"{test.left_out:,} {compared.visual}s have"
+    listed = f" ({some_of(names)})" if len(names) == test.left_out else ""  # else ids differ by their form
+    difference = signed(compared.scaled(test.difference), compared.decimals(4), 8)
     return (
         f"{have} a score in only one of system and baseline{listed}: the test is over the {test.count:,} "
         f"that both have, where the difference is {difference}; the means are over all"

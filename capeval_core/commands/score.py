@@ -25,7 +25,7 @@ from capeval_core.commands.terminal import (
 )
 from capeval_core.description import describe_metric
 from capeval_core.errors import Problems, ProblemsError, beside, naming
-from capeval_core.inputs.folder import bare, names_in
+from capeval_core.inputs.folder import bare, names_in, some_of
 from capeval_core.inputs.samples import ARGUMENTS, Samples, argument_of, medium_of
 from capeval_core.inputs.text_files import Joined
 from capeval_core.metric import CaptionMetric, prepared
@@ -285,23 +285,14 @@ def _read(
     if len(collections) < len(flags.candidates):
         problems.raise_if_any()
     if folder is not None and not len(problems):
-        _tell_without_caption(folder, media[0], collections)
+        captioned = {Path(image).name for one in collections for image in one.images}
+        there = {name for name in names_in(Path(folder), media[0]) if bare(name, media[0]) != name}
+        if without := sorted(bare(name, media[0]) for name in there - captioned):
+            listed = f" ({some_of(without)})" if len(without) < len(captioned) else ""
+            complain(
+                f"note: {len(without):,} of {len(there):,} {media[0]}s of the folder have no caption{listed}"
+            )
     return collections
-
-
-def _tell_without_caption(folder: str, medium: str, collections: Sequence[Joined]) -> None:
-    """Say how many images of a folder no system has a caption of, and which, unless they are most of it."""
-    captioned = {Path(image).name for one in collections for image in one.images}
-    there = {name for name in names_in(Path(folder), medium) if bare(name, medium) != name}
-    if without := sorted(there - captioned):
-        have = (
-            f"1 {medium} of the folder has"
-            if len(without) == 1
-            else f"{len(without):,} {medium}s of the folder have"
-        )
-        listed = ", ".join(repr(bare(name, medium)) for name in without[:3])
-        shown = f" ({listed}{', ...' if len(without) > 3 else ''})" if len(without) < len(captioned) else ""
-        complain(f"note: {have} no caption{shown}")
 
 
 def _checked(
@@ -359,8 +350,6 @@ def _make_folder(folder: Path, metric: type[CaptionMetric], options: Options) ->
         raise ValueError(
             f"--explain: no explanation of {_command_of(metric)} can be drawn, only of {able}; {instead}"
         )
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"--explain {folder} is a file: name a folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         filled = any(folder.iterdir())
