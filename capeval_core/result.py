@@ -234,7 +234,7 @@ class Result:
             fix = "score both systems with the same settings"
             fields = set(self.signature.split("|")) ^ set(other.signature.split("|"))
             if all(field.startswith("statistics:") for field in fields):
-                fix = "each was weighed by its own texts: score both in one command, or with the same statistics"
+                fix = "each was weighed by its own texts: score both in one command, or with equal statistics"
             signatures = f"    {self.signature}\n    {other.signature}"
             raise ValueError(
                 f"these results are not comparable, their signatures differ:\n{signatures}\n{fix}"

@@ -220,7 +220,7 @@ def template(name: str) -> Any:
     loader = PackageLoader("capeval_core.reports")
     environment = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.tests["readable"] = _is_word
-    helpers = (number, best_frames, confident, threshold_text, outside_text)
+    helpers = (number, best_frames, confident, threshold_text, outside_text, marked, colour)
     environment.globals |= {helper.__name__: helper for helper in helpers}
     environment.globals |= {"terms": TERMS, "threshold": THRESHOLD}
     return environment.get_template(f"{name}.html.j2")
@@ -251,8 +251,7 @@ def panels(evidence: Mapping[str, Any], draw: Draw = drawing) -> str:
             frame: draw(read and (lambda _, frame=frame: read()[frame]), f"Frame {frame}") for frame in frames
         }
 
-    content = {"evidence": evidence, "draw": draw, "marked": _marked, "colour": _colour, "place": _place}
-    content |= {"curve_of": _curve, "frame_images": frame_images}
+    content = {"evidence": evidence, "draw": draw, "frame_images": frame_images}
     return Markup(template("explanation").render(content).strip())
 
 
@@ -273,7 +272,7 @@ def _is_word(text: str) -> bool:
     return any(map(str.isalnum, text)) and not text.startswith(("<|", "["))
 
 
-def _marked(evidence: Mapping[str, Any]) -> list[tuple[str, bool]]:
+def marked(evidence: Mapping[str, Any]) -> list[tuple[str, bool]]:
     """The caption in pieces, and whether each is wrong."""
     text, end, pieces = evidence["caption"], 0, []
     for span in wrong_spans(evidence):
@@ -282,28 +281,6 @@ def _marked(evidence: Mapping[str, Any]) -> list[tuple[str, bool]]:
     return [*pieces, (text[end:], False)]
 
 
-def _colour(index: int, unmentioned: bool) -> str:
+def colour(index: int, unmentioned: bool = False) -> str:
+    """The colour of a region, for CSS."""
     return "--region:rgb({} {} {})".format(*region_colour(index, unmentioned))
-
-
-def _place(box: Sequence[float], size: tuple[int, int]) -> str:
-    """Where a box in pixels stands in an image of this size, as CSS."""
-    (x0, y0, x1, y1), (width, height) = box, size
-    sides = {"left": x0 / width, "top": y0 / height, "width": (x1 - x0) / width, "height": (y1 - y0) / height}
-    return ";".join(f"{name}:{100 * side:.2f}%" for name, side in sides.items())
-
-
-def _curve(cosines: Sequence[float], marked: Iterable[int]) -> dict[str, Any]:
-    """Where the points, levels and numbers of a curve of cosines over frames stand, in percent."""
-    low, high = min(0.0, *cosines), max(0.0, *cosines)
-    span, last = (high - low) or 1.0, max(len(cosines) - 1, 1)
-    across = [f"{100 * frame / last:.2f}" for frame in range(len(cosines))]
-    down = [f"{100 * (high - cosine) / span:.2f}" for cosine in cosines]
-    extent = f"from {number(min(cosines))} to {number(max(cosines))}"
-    return {
-        "label": f"Cosines of the caption with {len(cosines)} frames, {extent}",
-        "line": " ".join(map(",".join, zip(across, down, strict=True))),
-        "points": [(across[frame], down[frame]) for frame in (marked if len(cosines) > 1 else [0])],
-        "levels": [(f"{100 * part / 3:.2f}", number(high - span * part / 3, 2)) for part in range(4)],
-        "numbers": [(across[frame], frame) for frame in range(0, len(cosines), math.ceil(last / 5))],
-    }

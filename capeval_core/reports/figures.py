@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from capeval_core.project import needs
 from capeval_core.reports.explanations import TERMS, outside_text, threshold_text
 from capeval_core.reports.overlay import FAINT, INK, REGIONS, Rgb, region_colour
 
+_STYLE = Path(__file__).with_name("figures.mplstyle")
 _WIDTH = 960
 _LINE: Rgb = (228, 231, 237)
 _RIGHT: Rgb = (30, 138, 96)
@@ -38,34 +40,14 @@ def _drawn(
 ) -> Image.Image:
     """What `draw` draws onto a figure of this size, as an image `final` pixels wide."""
     with needs("matplotlib", "plot"):
-        import matplotlib
-        from cycler import cycler
+        import matplotlib.style
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
         from matplotlib.font_manager import get_font_names
-    style: Any = {
-        "font.family": [name for name in _FONTS if name in get_font_names()],
-        "font.size": 8.5,
-        "text.color": _colour(INK),
-        "text.parse_math": False,  # a caption may hold a dollar
-        "axes.edgecolor": _colour(_LINE),
-        "axes.grid": True,
-        "axes.axisbelow": True,
-        "axes.titlesize": 10,
-        "axes.titleweight": "bold",
-        "axes.titlelocation": "left",
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.spines.left": False,
-        "axes.prop_cycle": cycler(color=[_colour(rgb) for rgb in REGIONS]),
-        "grid.color": _colour(_LINE),
-        **dict.fromkeys(("xtick.labelcolor", "ytick.labelcolor", "axes.labelcolor"), _colour(FAINT)),
-        **{f"{axis}tick.{part}size": 0 for axis in "xy" for part in ("major.", "minor.")},
-    }
-    with matplotlib.rc_context(style), warnings.catch_warnings():
+    fonts: Any = {"font.family": [name for name in _FONTS if name in get_font_names()]}
+    with matplotlib.style.context([_STYLE, fonts]), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")
-        figure = Figure((width / _DPI, height / _DPI), dpi=_DPI)
-        figure.set_layout_engine("constrained", w_pad=0.14, h_pad=0.12)
+        figure = Figure((width / _DPI, height / _DPI))
         FigureCanvasAgg(figure)
         draw(figure)
         file = BytesIO()

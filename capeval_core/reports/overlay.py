@@ -21,18 +21,10 @@ _PAPER: Rgb = (255, 255, 255)
 INK: Rgb = (28, 32, 44)
 FAINT: Rgb = (104, 112, 130)
 _UNMENTIONED: Rgb = (112, 120, 136)
-REGIONS: tuple[Rgb, ...] = (
-    (38, 98, 217),
-    (217, 119, 6),
-    (13, 148, 136),
-    (134, 72, 214),
-    (190, 60, 140),
-    (76, 130, 40),
-    (2, 132, 199),
-    (146, 94, 46),
-    (79, 70, 229),
-    (160, 110, 10),
-)
+_SHADES = "2662d9 d97706 0d9488 8648d6 be3c8c 4c822a 0284c7 925e2e 4f46e5 a06e0a"
+REGIONS = [
+    (code >> 16, code >> 8 & 255, code & 255) for code in (int(shade, 16) for shade in _SHADES.split())
+]
 """Colours of regions, repeated after the last. No red, which marks mistakes."""
 _NARROWEST = 320
 _DESIGNED = 440
