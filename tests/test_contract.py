@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -18,7 +17,6 @@ from safetensors.torch import load_file
 
 import capeval_core
 from capeval_core.cache import FeatureCache
-from capeval_core.cli import main
 from capeval_core.integrations import reward
 from capeval_core.metric import CaptionMetric, Reranker
 from capeval_core.options import describe_options
@@ -585,42 +583,3 @@ def test_statistics_are_those_of_the_corpus_or_made_before(
         score(metric, images, rows=tmp_path)
         with pytest.raises(ValueError, match=r"other settings.*statistics"):
             score(metric, images, [0, 1], rows=tmp_path)
-
-
-def test_several_systems_by_several_metrics_score_as_alone_and_share_their_images(
-    images: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`capeval score` of two files; a run that stopped goes on, and computes nothing twice."""
-    ids = [image.stem for image in images[:4]]
-    systems = {"A": CAPTIONS[:4], "B": CAPTIONS[3::-1]}
-    references = [[text] if isinstance(text, str) else text for text in REFERENCES[:4]]
-    for file, content in {**systems, "references": references}.items():
-        (tmp_path / f"{file}.json").write_text(json.dumps(dict(zip(ids, content, strict=True))))
-    metrics = ["pacs", "refpacs", "umic", "cider"]
-    words: list[Any] = ["score", ",".join(metrics), "--images", images[0].parent, "--weights", "tiny"]
-    words += ["--references", tmp_path / "references.json", "--json", tmp_path / "out.json"]
-    words += ["--device", "cpu", "--candidates", tmp_path / "A.json", tmp_path / "B.json"]
-
-    def run(number: int, *more: Any) -> int:
-        given = [*words, *more, "--cache", tmp_path / f"cache{number}"]
-        with count_forwards() as forwards:
-            assert main(list(map(str, given))) == 0
-        return forwards.items
-
-    opened = {name: load(name, **({} if name == "cider" else {"weights": "tiny"})) for name in metrics}
-    items = run(0, "--rows", tmp_path / "rows")
-    assert run(1, "--rows", tmp_path / "rows") == 0 < items == run(2)
-    for number, at_once in enumerate((8192, 3), start=3):
-        monkeypatch.setattr(LIMITS, "texts_together", at_once)
-        run(number)
-        written = json.loads((tmp_path / "out.json").read_text())["systems"]
-        for system, found in zip(systems.values(), written, strict=True):
-            for name, result in zip(metrics, map(Result.from_dict, found["results"]), strict=True):
-                metric = opened[name]
-                expected = metric.score(
-                    system,
-                    references=references if metric.needs_references else None,
-                    **shown(metric, images[:4]),
-                )
-                assert close(result, expected) and (name == "cider" or result.groups == expected.groups)
-                assert result.signature == expected.signature

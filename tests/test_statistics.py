@@ -405,31 +405,3 @@ def test_a_comparison_of_few_images_has_their_means() -> None:
     ) as few:
         paired_comparison(a, b, level=0.95)
     assert (few.value.means, few.value.images, few.value.left_out) == ((2.0, 2.0), 2, 1)
-
-
-@pytest.mark.parametrize("most", [1.0, 40.0])
-def test_a_formula_is_bent_by_one_standard_error_and_never_below_half_of_its_sums(most: float) -> None:
-    """`most`: of one image, of which the first sum consists, so that there is no room for a whole step."""
-    asked: list[Any] = []
-
-    def ratio(sums: Any) -> Any:
-        asked.append(np.array(sums))
-        return sums[..., :1] ** 2 / sums[..., 1:] ** 2
-
-    formula = CorpusFormula(("x",), ("a", "b"), ratio)
-    added = np.array([[most, 1.0], [0.1, 1.0], [0.2, 2.0], [0.0, 1.0], [0.3, 1.0], [0.1, 3.0]])
-    groups = list("abcdef")
-    mean_interval(Clusters.of([0.0] * 6, groups, formula, added), level=0.95)
-    total, n = added.sum(axis=0), len(added)
-    assert all((sums >= 0).all() for sums in asked)
-    plus, minus = [sums for sums in asked if sums.shape == (2,) and not np.allclose(sums, total)][-2:]
-    assert plus + minus == pytest.approx(2 * total)
-    # The step in units of the standard error of the sums, by the influences that central differences give.
-    own = added - total / n
-    influence = n * (ratio(total + own) - ratio(total - own))[..., 0] / 2
-    z = influence / np.sqrt(np.mean(influence**2))
-    direction = np.mean(z[:, None] * own, axis=0)
-    room = np.min(total[direction != 0] / np.abs(direction[direction != 0])) / 2
-    step = (plus - minus) / 2 / direction
-    assert step == pytest.approx([min(np.sqrt(n), room)] * 2)
-    assert (room < np.sqrt(n)) == (most > 1)

@@ -26,8 +26,7 @@ import pytest
 from PIL import Image
 
 from tests.cli.conftest import CAPTIONS, Capeval, write_json
-from tests.support.seams import LIMITS
-from tests.support.small_disk import fill, largest_file
+from tests.support.small_disk import largest_file
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "capeval_core"]
@@ -185,27 +184,6 @@ def test_a_killed_run_resumes_to_the_same_numbers(
 
 def indices(shards: Iterable[Path]) -> list[int]:
     return [index for shard in shards for index in pq.read_table(shard)["index"].to_pylist()]
-
-
-@pytest.mark.parametrize("what", ["full", "read-only"])
-def test_a_disk_that_takes_no_rows_costs_a_warning(
-    what: str, score: Capeval, files: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    usual = score("pacs", "--json", files / "usual.json")
-    kept = small_disk / "rows"
-    write_json(files / "captions.json", {"42": CAPTIONS["42"]})
-    assert score("pacs", "--rows", kept).status == 0
-    write_json(files / "captions.json", CAPTIONS)
-    if what == "full":
-        fill(small_disk)
-    else:
-        subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
-    monkeypatch.setattr(LIMITS, "shard_rows", 1)  # several writings
-    ran = score("pacs", "--rows", kept, "--json", files / "found.json")
-    assert (ran.status, ran.out) == (0, usual.out) and ran.err.count("warning:") == 1
-    assert (files / "found.json").read_text() == (files / "usual.json").read_text()
-    assert sum(len(pq.read_table(shard)) for shard in kept.glob("*.parquet")) == 1
-    assert not list(kept.glob("*.partial"))
 
 
 def test_a_full_disk_costs_neither_the_score_nor_the_other_file(

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import constants
-from safetensors.torch import load_file, save_file
 
 from capeval_core.registry import list_metrics, metric_class
 from tests.cli.conftest import Capeval, write_json
@@ -55,24 +54,6 @@ def files(hub: Hub, repository: str) -> dict[str, bytes]:
     revision = hub.repositories[repository].find("main")
     assert revision is not None
     return {path: content for path, content in revision[1].items() if path != ".gitattributes"}
-
-
-def plain_open_clip(folder: Path, weights: Path) -> Path:
-    """The seeded small CLIP in open_clip's format, which has no place for a licence."""
-    config = json.loads((weights / "config.json").read_text())
-    shape, pixels = config["architecture"], config["preprocessing"]
-    model = {"embed_dim": shape["embed_dim"], "vision_cfg": shape["vision"], "text_cfg": shape["text"]}
-    folder.mkdir()
-    write_json(
-        folder / "open_clip_config.json",
-        {
-            "model_cfg": model | {"quick_gelu": config["activation"] == "quick_gelu"},
-            "preprocess_cfg": {name: pixels[name] for name in ("mean", "std", "interpolation")},
-        },
-    )
-    save_file(load_file(weights / "model.safetensors"), folder / "open_clip_model.safetensors")
-    (folder / "README.md").write_text("---\nlicense: mit\n---\nof open_clip\n")
-    return folder
 
 
 def test_modules_become_spaces(capeval: Capeval, hub: Hub) -> None:
@@ -163,26 +144,6 @@ def test_weights_are_not_hosted_again_without_permission(
     assert files(hub, f"capeval/{name}")["README.md"].endswith(b"## Permission\n\nthe authors, by letter\n")
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("CLIP-ViT-B-32-laion2B-s34B-b79K", None),  # MIT
-        ("vit_large_patch14_clip_224.metaclip_2pt5b", 'CC-BY-NC-4.0: "'),
-        ("MobileCLIP-B-LT-OpenCLIP", 'apple-amlr: "'),
-        ("of-mine", "state no licence"),
-    ],
-)
-def test_copies_of_listed_repositories_go_by_their_licence(
-    name: str, message: str | None, capeval: Capeval, hub: Hub, tmp_path: Path, seeded_weights: Path
-) -> None:
-    ran = capeval("publish", "weights", plain_open_clip(tmp_path / name, seeded_weights))
-    if message is None:
-        names = {"README.md", "open_clip_config.json", "open_clip_model.safetensors"}
-        assert ran.status == 0 and files(hub, f"capeval/{name}").keys() == names, ran.err
-    else:
-        assert ran.status == 2 and message in ran.err and not hub.requests
-
-
 def test_a_private_copy_stays_private(capeval: Capeval, hub: Hub, folder: Path) -> None:
     state(folder, None)
     assert capeval("publish", "weights", folder, "--private", "--namespace", "someone").status == 0
@@ -262,12 +223,6 @@ def test_an_address_with_a_secret_is_not_published(address: str, capeval: Capeva
         ran = capeval("publish", "modules", "pacs", "--install-from", address, *more)
         assert ran.status == 2 and not hub.requests
         assert "secret" not in ran.err + ran.out  # nor does it land in a log
-
-
-@pytest.mark.parametrize("address", [SOURCE, "git+ssh://git@host/org/capeval@1f3c9a2b", "https://host/c.whl"])
-def test_an_address_without_a_secret_is_published(address: str, capeval: Capeval, hub: Hub) -> None:
-    assert capeval("publish", "modules", "pacs", "--install-from", address).status == 0
-    assert f" @ {address}\n" in files(hub, "spaces/capeval/pacs")["requirements.txt"].decode()
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from capeval_core.cache import FeatureCache
 from tests.golden import blip2_itm
 from tests.golden.case import Case, words
 from tests.support import seams
@@ -47,26 +45,6 @@ def captions(count: int, seed: int = 0) -> list[str]:
 
 def match(encoder: Any, images: Any, texts: Any, **more: Any) -> list[dict[str, Any]]:
     return list(seams.encode(encoder, images, texts, **more))
-
-
-@contextmanager
-def towers(encoder: Any) -> Iterator[dict[str, int]]:
-    """Rows that run through the vision tower, and through the Q-Former."""
-    count = {"vision": 0, "qformer": 0}
-
-    def hook(name: str) -> Callable[..., None]:
-        def add(module: Any, inputs: Any, output: Any) -> None:
-            count[name] += len(output)
-
-        return add
-
-    parts = {"vision": encoder.model.vision_model.embeddings, "qformer": encoder.model.qformer.layernorm}
-    hooks = [part.register_forward_hook(hook(name)) for name, part in parts.items()]
-    try:
-        yield count
-    finally:
-        for handle in hooks:
-            handle.remove()
 
 
 def itc(found: dict[str, Any]) -> NDArray[np.float32]:
@@ -104,27 +82,6 @@ def test_it_is_transformers_own_forward(encoder: Any, batch_size: int | None) ->
     assert found[4]["logits"].shape == (0, 2) and found[4]["text_features"].shape[0] == 0
 
 
-def test_an_image_runs_once_for_sixty_captions(encoder: Any) -> None:
-    cache, texts = FeatureCache(), captions(60)
-    with towers(encoder) as count:
-        (first,) = match(encoder, [image(0)], [texts], cache=cache)
-    assert count == {"vision": 1, "qformer": 1 + 60 + 60}  # alone; with each caption; each caption alone
-    with towers(encoder) as count:
-        (again,) = match(encoder, [image(0)], [texts[::-1]], cache=cache)
-        (features,) = seams.encode(encoder, [image(0)], cache=cache)
-        text_features = encoder.encode_texts(texts, cache=cache).features
-    assert count == {"vision": 0, "qformer": 0}
-    assert np.array_equal(again["logits"], first["logits"][::-1])
-    assert np.array_equal(features["features"], first["queries"])
-    assert np.array_equal(text_features, first["text_features"])
-    with towers(encoder) as count:  # states are not kept, so a further caption costs the image again
-        match(encoder, [image(0)], [[*texts, "w5 w4 w3"]], cache=cache)
-    assert count == {"vision": 1, "qformer": 3}
-    with towers(encoder) as count:
-        match(encoder, [image(1), image(2), image(1)], [texts[:3], texts[:3], [texts[0], *texts[:3]]])
-    assert count == {"vision": 2, "qformer": 2 + 6 + 3}
-
-
 @pytest.mark.parametrize(("size", "first"), [((60, 62), "width"), ((60, 70), "height"), ((80, 40), "width")])
 def test_the_order_of_the_two_resizes(encoder: Any, size: tuple[int, int], first: str) -> None:
     """Rounding between them makes pixels depend on it: tall images are made lower first."""
@@ -137,26 +94,6 @@ def test_the_order_of_the_two_resizes(encoder: Any, size: tuple[int, int], first
         made[name] = encoder.preprocess(shown)  # which resizes no more
     assert not np.array_equal(made["width"], made["height"])
     assert np.array_equal(encoder.preprocess(Image.fromarray(pixels)), made[first])
-
-
-WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "dog", "##s", "run", "##ning", "cafe", ",", ".",
-         "'", "[", "]", "sep", "犬", "!", "s"]  # fmt: skip
-
-
-def test_ids_are_those_of_berts_tokenizer(encoder: Any, tmp_path: Path) -> None:
-    from transformers import BertTokenizer
-
-    words = [*WORDS, *(f"w{i}" for i in range(120 - len(WORDS)))]
-    (tmp_path / "vocab.txt").write_text("\n".join(words), encoding="utf-8")
-    original = BertTokenizer(str(tmp_path / "vocab.txt"))
-    texts = ["A dog's running, DOGS run.", "Café\t a\x00\u200b dog!", "犬a", "", "x" * 101 + " dog"]
-    tensors = dict(encoder.model.state_dict())
-    config = {key: value for key, value in encoder.config.items() if key != "canary"}
-    ours = seams.network("blip2", {**config, "vocabulary": words}, tensors).tokenizer
-    found = ours.encode([*texts, "a  dog " * 20, "a [SEP] dog", "<image>"])
-    expected = [tuple(original(text, truncation=True, max_length=32)["input_ids"]) for text in texts]
-    assert found.ids[:5] == expected and found.truncated == [0, 0, 0, 0, 0, 10, 0, 0]
-    assert found.ids[6] == (2, 5, 14, 16, 15, 6, 3) and set(found.ids[7][1:-1]) == {1}  # marks are words
 
 
 def edit(folder: Path, change: Callable[[Any], Any], file: str = "config.json") -> None:

@@ -113,42 +113,6 @@ def test_a_collection_scores_once_for_metrics_with_equal_rows(images: list[Path]
     assert values["pacs"] == pytest.approx(2 * values["w1"])
 
 
-def test_rows_of_processes_are_concatenated(images: list[Path]) -> None:
-    """As torchmetrics gathers: the tensors of all processes, of which one may have no row."""
-    states: dict[str, list[torch.Tensor]] = {}
-
-    def process(*rows: int) -> Any:
-        def gather(state: torch.Tensor, group: Any = None) -> list[torch.Tensor]:
-            states.setdefault("sent", []).append(state)
-            return [state, *states["others"]]
-
-        made = CaptionScore(
-            "pacs",
-            weights="tiny",
-            sync={"dist_sync_fn": gather, "distributed_available_fn": lambda: True},
-        )
-        if rows:
-            made.update(**batch({"captions": CAPTIONS, "images": images}, *rows))
-        return made
-
-    def sent(score: Any) -> list[torch.Tensor]:
-        states.update(sent=[], others=[])
-        try:
-            score.compute()
-        except ValueError as error:
-            assert "nothing to score" in str(error)
-        return states["sent"]
-
-    second, idle = sent(process(4, 5)), sent(process())
-    assert all(state.dtype == torch.uint8 for state in [*second, *idle])
-    first = process(0, 1, 2, 3)
-    states["others"] = [*second, *idle]
-    expected = capeval_core.load("pacs", weights="tiny", empty="score").score(CAPTIONS, images)
-    assert float(first.compute()) == pytest.approx(expected.mean, abs=1e-6)
-    assert first.result.scores == pytest.approx(expected.scores, abs=1e-5)
-    assert len(first.rows) == 1  # of the others nothing stays
-
-
 def test_tensors_of_a_loader_are_images(weights: str) -> None:
     pixels = np.random.default_rng(3).integers(0, 256, (2, 40, 50, 3), dtype=np.uint8)
     score = CaptionScore("pacs", weights=weights)

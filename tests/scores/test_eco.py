@@ -7,7 +7,6 @@ import math
 import os
 import shutil
 import warnings
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -77,90 +76,6 @@ def assert_same_rows(rows: pa.Table, expected: pa.Table) -> None:
 
 
 # The ranking.
-
-
-def plainly(rows: pa.Table, options: Any) -> list[tuple[int, float]]:
-    """ECO of rows as the paper words it: the choice of each pool and its total."""
-    released = options.compat == "released"
-    assert not released and options.consensus_documents == "doc_caption_within_pool"
-    table = rows.sort_by("index").to_pylist()
-    pools: dict[int, list[dict[str, Any]]] = {}
-    for row in table:
-        pools.setdefault(row["index"] - row["candidate"], []).append(row)
-
-    def z(values: list[float]) -> list[float]:
-        mean = sum(values) / len(values)
-        deviation = math.sqrt(sum((v - mean) ** 2 for v in values) / len(values))
-        return [(v - mean) / deviation if deviation > 1e-12 else 0.0 for v in values]
-
-    members = [z([row["values"][m] for row in table]) for m in range(len(table[0]["values"]))]
-    for row, value in zip(table, z([sum(zscores) for zscores in zip(*members, strict=True)]), strict=True):
-        row["ensemble"] = value
-    kept = []
-    for pool in pools.values():
-        formed = [
-            r
-            for r in pool
-            if len(r["caption"].split()) >= 5
-            and r["caption"].count(",") <= 3
-            and r["caption"].count(".") <= 2
-        ] or pool
-        best = sorted(formed, key=lambda r: -r["itm"])[: math.ceil(len(formed) / 2)]
-        kept.append([r for r in pool if r in best])
-    survivors = [row for pool in kept for row in pool]
-    for pool in kept:
-        for row, value in zip(pool, cider([ptb_tokens(r["caption"]) for r in pool]), strict=True):
-            row["cider"] = value
-    for row, value in zip(survivors, z([row["cider"] for row in survivors]), strict=True):
-        row["total"] = options.ensemble_weight * row["ensemble"] + options.consensus_weight * value
-    chosen = []
-    for pool in kept:
-        order = sorted(pool, key=lambda r: -r["total"])
-        second = next((r for r in order if r["caption"] != order[0]["caption"]), order[0])
-        near = order[0]["total"] - second["total"] < options.threshold
-        short = len(second["caption"].split()) < len(order[0]["caption"].split())
-        choice = second if near and short else order[0]
-        chosen.append((choice["candidate"], choice["total"]))
-    return chosen
-
-
-def cider(pool: list[list[str]]) -> list[float]:
-    """CIDEr of each caption against the others, each caption a document."""
-
-    def grams(tokens: list[str], n: int) -> Counter[tuple[str, ...]]:
-        return Counter(tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1))
-
-    values = []
-    for i, one in enumerate(pool):
-        total = 0.0
-        for n in range(1, 5):
-            held = [grams(tokens, n) for tokens in pool]
-            idf = {g: math.log(len(pool) / sum(g in h for h in held)) for h in held for g in h}
-            weights = [{g: count * idf[g] for g, count in h.items()} for h in held]
-            norms = [math.sqrt(sum(w * w for w in vector.values())) for vector in weights]
-            for j in range(len(pool)):
-                if i != j and norms[i] and norms[j]:
-                    dot = sum(w * weights[j].get(g, 0.0) for g, w in weights[i].items())
-                    total += dot / norms[i] / norms[j]
-        values.append(10 * total / 4 / max(len(pool) - 1, 1) if one else 0.0)
-    return values
-
-
-def test_the_ranking_is_what_the_paper_says(matcher: str, seeded: str, scenes: Any) -> None:
-    members = ["pacs-tiny", seeded, "blip2-itc"]
-    metric = opened(matcher, members)
-    rows = metric.encode_all(metric.check(*scenes))
-    assert rows.schema == metric.ROW and len(rows) == sum(map(len, scenes[0]))
-    for options in ({}, {"threshold": 3.0}, {"ensemble_weight": 0.5, "threshold": 0.0}):
-        other = opened(matcher, members, **options)
-        ranked, expected = other.combine(rows), plainly(rows, other.options)
-        choices = [choice for choice, _ in expected]
-        assert ranked.parts["choice"] == choices
-        assert ranked.scores == pytest.approx([total for _, total in expected], abs=1e-9)
-        chosen = [pool[choice] for pool, choice in zip(scenes[0], choices, strict=True)]
-        assert ranked.parts["caption"] == chosen
-    assert "|weights:blip2@" in ranked.signature and "|seeded:Seeded@" in ranked.signature
-    assert ranked.counts.captions == len(ranked.groups) == 5
 
 
 DOG, WIDE, CAT, SUN = (

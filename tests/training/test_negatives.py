@@ -39,13 +39,6 @@ def sampler(captions: Mapping[str, Sequence[str]], **options: Any) -> Any:
     return negative_groups(images, texts, tagger("scenes").tags(texts), **options)
 
 
-def named(images: Sequence[str], **options: Any) -> Any:
-    """A set whose captions `11.0`, `11.1` name their image; how many an image has is its last digit + 1."""
-    captions = [f"{image}.{number}" for image in images for number in range(int(image[-1]) + 1)]
-    tagged = [[(caption, "CD")] for caption in captions]
-    return negative_groups([caption.split(".")[0] for caption in captions], captions, tagged, **options)
-
-
 def drawn_scenes(count: int, seed: int = 5) -> dict[str, list[str]]:
     rng = np.random.default_rng(seed)
     scenes = [sample_scene(rng) for _ in range(count)]
@@ -96,52 +89,6 @@ def test_a_negative_is_drawn_where_nearly_all_captions_are_the_images_own() -> N
     epochs = iter(range(10**6))
     law = {"two blue stars": 0.5, "a green heart": 0.5}
     assert_law(lambda: groups.group(next(epochs), 0).captions[1], law, draws=600)
-
-
-@pytest.mark.parametrize(
-    "similar", [(), [{}, {}], [{"11": ["500", "501"]}, {"12": ["13"]}], [{"11": ["500", "501", "502", "12"]}]]
-)
-def test_without_a_similar_image_a_hard_negative_is_of_any_other_image(
-    similar: Sequence[Mapping[str, Sequence[str]]],
-) -> None:
-    groups = named(["11", "12", "13"], similar=similar, random_negatives=0)
-    epochs = iter(range(10**6))
-    others = ["12.0", "12.1", "12.2", "13.0", "13.1", "13.2", "13.3"]
-    assert_law(lambda: groups.group(next(epochs), 0).captions[1], dict.fromkeys(others, 1 / 7), draws=4000)
-
-
-def test_a_similar_image_with_the_same_captions_gives_no_hard_negative() -> None:
-    captions = {
-        "a": ["a red star"],
-        "b": ["a Red  star"],
-        "c": ["two blue stars", "a red star"],
-        "d": ["a heart"],
-    }
-    groups = sampler(captions, similar=[{"a": ["b", "c"]}])
-    assert {groups.group(epoch, 0).captions[2] for epoch in range(50)} == {"two blue stars"}
-
-
-def test_a_caption_without_a_negative_of_a_kind_has_a_random_one_there() -> None:
-    """No word to substitute, no word to repeat, and a caption of one word, which has no other order."""
-    texts = ["over there", "up", "dogs", "cats run", "runs"]
-    tags = ["IN RB", "RB", "NNS", "NNS VBP", "VBZ"]
-    tagged = [
-        list(zip(text.split(), tag.split(), strict=True)) for text, tag in zip(texts, tags, strict=True)
-    ]
-    groups = negative_groups(["0", "1", "2", "3", "4"], texts, tagged)
-    kinds = [groups.group(0, index).kinds[3:] for index in range(5)]
-    assert kinds == [
-        ("random", "word_order", "random"),
-        ("random", "random", "random"),
-        ("substitution", "random", "repetition_removal"),
-        ("substitution", "word_order", "repetition_removal"),
-        ("random", "random", "repetition_removal"),  # no other VBZ
-    ]
-    for epoch in range(20):
-        for index, text in enumerate(texts):
-            group = groups.group(epoch, index)
-            for kind, negative in zip(group.kinds[1:], group.captions[1:], strict=True):
-                assert negative != text and (kind != "random" or negative in texts)
 
 
 @pytest.mark.parametrize(

@@ -14,14 +14,12 @@ from typing import Any
 import datasets
 import numpy as np
 import pytest
-import torch
 from filelock import FileLock
-from safetensors.numpy import load_file
 from scipy.stats import kendalltau
 
 import capeval_core
 from capeval_core.cli import main
-from tests.support.seams import image, network, ranking_loss
+from tests.support.seams import image, network
 from tests.training.scenes import arguments, log_of, run_until_killed, tensors_of, train, write_set
 
 STILL: dict[str, Any] = {"word_steps": 0, "pretraining_rate": 0.0, "learning_rate": 0.0, "warmup": 0}
@@ -91,13 +89,6 @@ def test_a_folder_that_another_training_writes_into_is_left_alone(
         assert main(arguments(scenes, out)) == 2
     assert f"{out}: another training is writing into it" in " ".join(capsys.readouterr().err.split())
     assert {path.name for path in out.iterdir()} <= {".lock"}
-
-
-def test_ranking_starts_from_the_matching_heads_row_for_a_match(scenes: Path, tmp_path: Path) -> None:
-    settings = {"word_steps": 0, "learning_rate": 0.0, "stored": "float32"}
-    tensors = tensors_of(train(scenes, tmp_path / "run", **settings))
-    np.testing.assert_array_equal(tensors["ranking_head.weight"], tensors["matching_head.weight"][1:])
-    np.testing.assert_array_equal(tensors["ranking_head.bias"], tensors["matching_head.bias"][1:])
 
 
 def test_two_batches_of_a_step_are_one_of_twice_the_size(scenes: Path, tmp_path: Path) -> None:
@@ -213,13 +204,6 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_ranking_loss_is_the_papers_pair_by_pair() -> None:
-    logits = torch.randn(24, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 3
-    scores = 1 / (1 + np.exp(-logits.numpy().reshape(4, 6)))
-    expected = np.maximum(0.0, 0.3 - (scores[:, :1] - scores[:, 1:]))
-    np.testing.assert_allclose(ranking_loss(logits, group_size=6, margin=0.3), expected, atol=1e-12)
-
-
 def test_each_phase_has_its_own_rise_and_fall_of_the_learning_rate(two: Path, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"word_steps": 10, "matching_steps": 12, "steps": 14, "warmup": 4}
     settings |= {"pretraining_rate": 1e-3, "learning_rate": 2e-3, "log_every": 1, "batch_size": 2}
@@ -228,51 +212,3 @@ def test_each_phase_has_its_own_rise_and_fall_of_the_learning_rate(two: Path, tm
         rates = [line["learning_rate"] for line in log if line["phase"] == phase]
         expected = [min((step + 1) / 4, (steps - step) / (steps - 4)) * peak for step in range(steps)]
         assert rates == pytest.approx(expected, rel=1e-6)
-
-
-def positive_losses(folder: Path, out: Path, **settings: Any) -> list[float]:
-    lines = log_of(train(folder, out, **{**STILL, **settings}))
-    return [line["losses"]["positive"] for line in lines if line["phase"] == "matching"]
-
-
-def test_every_batch_has_a_dropout_of_its_own(two: Path, tmp_path: Path) -> None:
-    settings = {"matching_steps": 8, "batch_size": 2}
-    without = positive_losses(two, tmp_path / "without", dropout=0.0, **settings)
-    assert without == pytest.approx([without[0]] * 8, abs=1e-6)
-    losses = positive_losses(two, tmp_path / "with", dropout=0.3, **settings)
-    assert min(abs(a - b) for i, a in enumerate(losses) for b in losses[:i]) > 1e-5
-
-
-def test_every_epoch_has_an_order_of_its_own(tmp_path: Path) -> None:
-    folder = write_set(tmp_path / "set", scenes=5)
-    losses = positive_losses(folder, tmp_path / "run", dropout=0.0, matching_steps=30, batch_size=1)
-    epochs = np.array(losses).reshape(3, 10)
-    np.testing.assert_allclose(np.sort(epochs), np.sort(epochs[:1]).repeat(3, axis=0), atol=1e-6)
-    orders = {tuple(np.argsort(epoch)) for epoch in epochs}
-    assert len(orders) == 3
-
-
-def test_a_match_weighs_as_much_as_all_negatives_together(two: Path, tmp_path: Path) -> None:
-    """Of a head that gives every caption a chance of 1/3: the mean of all captions would lower it."""
-    encoder = network("uniter", two / "start")
-    tensors = encoder.model.state_dict()
-    tensors["matching_head.weight"].zero_()
-    tensors["matching_head.bias"].copy_(tensors["matching_head.bias"].new_tensor([np.log(2.0), 0.0]))
-    network("uniter", encoder.config, tensors).save_pretrained(tmp_path / "start")
-    settings = {"start": tmp_path / "start", "matching_steps": 1, "pretraining_rate": 1e-3, "batch_size": 2}
-    out = train(two, tmp_path / "run", **{**STILL, "stored": "float32", **settings})
-    other, match = tensors_of(out)["matching_head.bias"]
-    assert match == pytest.approx(1e-3, rel=1e-2) and other == pytest.approx(np.log(2) - 1e-3, rel=1e-4)
-
-
-def test_gradients_are_clipped(two: Path, tmp_path: Path) -> None:
-    """Adam undoes a factor of all gradients, but not one that leaves them far below its epsilon."""
-    start = load_file(two / "start" / "model.safetensors")
-    moved = {}
-    for clip in (0.0, 1e-13):
-        settings = {**STILL, "matching_steps": 0, "learning_rate": 1e-2, "stored": "float32", "clip": clip}
-        end = tensors_of(train(two, tmp_path / str(clip), batch_size=2, **settings))
-        still = "matching_head", "ranking_head"
-        names = [name for name in end if not name.startswith(still)]
-        moved[clip] = max(float(np.abs(end[name] - start[name]).max()) for name in names)
-    assert moved[0.0] > 5e-3 and moved[1e-13] < 1e-6
