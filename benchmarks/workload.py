@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import resource
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -127,25 +123,3 @@ def _draw(path: Path, rng: np.random.Generator) -> Path:
     noisy = np.clip(np.asarray(image).astype(int) + noise, 0, 255).astype(np.uint8)
     Image.fromarray(noisy).save(path, quality=90)
     return path
-
-
-def peak_memory() -> float:
-    """Peak resident memory of this process so far, in MB."""
-    status = Path("/proc/self/status")
-    if status.exists():  # getrusage would count what the process was before it ran its own program
-        peak = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM:"))
-        return int(peak.split()[1]) / 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20)  # macOS: bytes
-
-
-def in_own_process(module: str, *arguments: str) -> str:
-    """Standard output of one side of a comparison, which runs alone so that its peak memory is its own."""
-    environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
-    done = subprocess.run(
-        [sys.executable, "-m", module, *arguments],
-        check=True,
-        capture_output=True,
-        text=True,
-        env=environment,
-    )
-    return done.stdout

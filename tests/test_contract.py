@@ -114,16 +114,6 @@ def test_it_keeps_what_every_metric_promises(
     contract(name, weights, images, tmp_path).run(check)
 
 
-@EACH
-def test_evidence_of_samples_in_any_order_is_that_of_their_rows(
-    name: str, weights: str, images: list[Path]
-) -> None:
-    metric = opened(name, weights, evidence=True)
-    mixed = samples(metric, images).select([7, 3, 5, 1, 0, 2, 6, 4])
-    result = metric.combine(metric.encode_all(mixed), samples=mixed)
-    assert [result.explain(i)["caption"] for i in range(len(CAPTIONS))] == CAPTIONS
-
-
 def test_names_and_keys_are_different() -> None:
     classes = list(metric_classes().values())
     for attribute in ("key", "title", "summary"):
@@ -190,19 +180,6 @@ def test_an_unneeded_reference_is_ignored_with_a_warning(name: str, weights: str
         result = metric.score(["a dog"], references=[["a cat"]], **shown(metric, images[:1]))
     assert caught[0].filename == __file__
     assert result == metric.score(["a dog"], **shown(metric, images[:1]))
-
-
-@EACH
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_narrow_types_run_on_the_cpu_and_agree(
-    name: str, dtype: str, weights: str, images: list[Path]
-) -> None:
-    if not {spec.name: spec.metadata["sign"] for spec in class_of(name).Options.taken()}.get("dtype"):
-        pytest.skip("without a numeric type of its own")
-    wide = score(opened(name, weights), images)
-    narrow = score(opened(name, weights, dtype=dtype), images)
-    assert close(narrow, wide, within=0.02)
-    assert f"|dtype:{dtype}|" in narrow.signature and "|dtype:float32|" in wide.signature
 
 
 @EACH
@@ -276,19 +253,6 @@ def test_the_range_is_never_left(name: str, weights: str, images: list[Path]) ->
     every = shown(metric, [images[i] for i in IMAGE_OF])
     own = metric.score(CAPTIONS, references=CAPTIONS if metric.needs_references else None, **every)
     assert all(low <= value <= high for value in [*own.scores, *score(metric, images).scores])
-
-
-@SEES
-def test_an_image_that_breaks_after_the_check_is_an_error(
-    name: str, weights: str, images: list[Path], tmp_path: Path
-) -> None:
-    late = tmp_path / "late.png"
-    late.write_bytes(images[2].read_bytes())
-    metric = opened(name, weights)
-    checked = samples(metric, [late if i == 2 else image for i, image in enumerate(images)])
-    late.unlink()
-    with pytest.raises(ValueError, match=r"(images\[2\]|videos\[2\]\[0\]): there is no file"):
-        metric.encode_all(checked)
 
 
 @EACH

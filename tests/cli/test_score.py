@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from PIL import Image
 
@@ -118,27 +117,6 @@ def test_systems_of_different_images_are_weighed_by_one_table(systems: Capeval, 
         found.append({system: result for (system, _), result in results(folder / "out.json").items()})
     assert len({result.signature for run in found for result in run.values()}) == 1
     assert all(found[0][name].scores == found[1][name].scores for name in ("few", "rest"))
-
-
-def test_systems_of_images_with_other_numbers_of_references_are_tested(
-    systems: Capeval, folder: Path
-) -> None:
-    write_json(folder / "refs.json", WALLS | {"p0": ["a wall"]})
-    write_json(folder / "rest.json", {one: SYSTEMS["B"][one] for one in IDS[1:]})
-    assert systems("refpacs", "A rest", "--json", folder / "out.json").status == 0
-    first, second = results(folder / "out.json").values()
-    assert "|refs:1-2|" in first.signature and "|refs:2|" in second.signature
-    content = read_json(folder / "out.json")
-    test = content["systems"][1]["results"][0]["test"]
-    assert (test["count"], test["left_out"]) == (6, 1) and "('p0')" in content["messages"][0]
-    common = np.subtract(second.scores, first.scores[1:])
-    assert test["difference"] == pytest.approx(common.mean(), abs=1e-6)
-
-
-def test_equal_references_of_two_images_are_two_images(systems: Capeval, folder: Path) -> None:
-    write_json(folder / "refs.json", {name: ["a wall"] for name in IDS})
-    ran = systems("cider,rougel", "A B")
-    assert "an interval needs" not in ran.out and "a comparison needs" not in ran.out
 
 
 def test_each_picture_is_encoded_once_and_fails_once(systems: Capeval, folder: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 import subprocess
 import sys
@@ -102,26 +101,6 @@ def scores_in(folder: Path) -> list[float | None]:
     tables = [pq.read_table(path) for path in sorted(folder.glob("*.parquet"))]
     scores: list[float | None] = pa.concat_tables(tables)["score"].to_pylist()
     return scores
-
-
-def test_another_folder_of_images_is_another_setting(shards: Capeval, pictures: Path) -> None:
-    given = ("--input", "lines/*.jsonl", "--images")
-    assert shards(*given, "a").status == 0
-    first = scores_in(pictures / "out")
-    ran = shards(*given, "b")
-    assert ran.status == 2 and str(pictures / "a") in ran.err and str(pictures / "b") in ran.err
-    assert scores_in(pictures / "out") == first
-    (pictures / "link").symlink_to("a")
-    for same in ("a/", "b/../a", pictures / "a", "link"):
-        assert "(2 finished before)" in shards(*given, same).out
-    assert shards(*given, "b", "--output", "other").status == 0 and scores_in(pictures / "other") != first
-    # Where none is named, it is that of the shards; rows with the bytes of their images have none.
-    for name in "ab":
-        shutil.copy(pictures / "lines" / "0.jsonl", pictures / name / "0.jsonl")
-    assert shards("--input", "a/0.jsonl", "--output", "beside").status == 0
-    assert shards("--input", "b/0.jsonl", "--output", "beside").status == 2
-    assert shards("--output", "bytes").status == 0
-    assert "(3 finished before)" in shards("--output", "bytes", "--images", "b").out
 
 
 def test_rows_without_their_image_are_scored_again_when_it_is_there(shards: Capeval, pictures: Path) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -88,19 +87,6 @@ def test_masks_lie_where_their_image_does() -> None:
     assert np.abs(encoder.preprocess_masks(half)).max() <= 0.5 / 0.26 + 1e-6
 
 
-def test_regions_outside_the_crop_are_dropped_and_counted() -> None:
-    masks = some_masks(6, 4, 40, 80)
-    masks[1] = masks[3] = False
-    masks[1, :, :20] = masks[3, :, 60:] = True  # what the central 40 columns do not reach
-    encoder = alpha_encoder()
-    (found,) = regions(encoder, [image(6, 40, 80)], [masks])
-    assert found["kept"].tolist() == [0, 2] and found["dropped"] == 2
-    (alone,) = regions(encoder, [image(6, 40, 80)], [masks[[0, 2]]])
-    assert agree(found["regions"], alone["regions"])
-    (squashed,) = regions(encoder, [image(6, 40, 80)], [masks], mask_transform="released")
-    assert squashed["kept"].tolist() == [0, 1, 2, 3] and squashed["dropped"] == 0
-
-
 @given(st.sampled_from(TRANSFORMS), st.integers(0, 99))
 def test_what_a_mask_shows_is_that_of_its_box_alone(transform: str, seed: int) -> None:
     """The share of a mask is 0 exactly where the tower sees nothing of it: then it is dropped."""
@@ -148,12 +134,3 @@ def test_five_hundred_regions_are_unpacked_and_encoded_a_few_at_a_time() -> None
     for index in (0, 250, 499):
         (alone,) = regions(alpha_encoder(), [image(13, 64, 64)], [masks[index : index + 1]])
         assert agree(found["regions"][index], alone["regions"][0])
-
-
-def test_masks_come_from_tensors_and_an_unknown_transform_is_refused() -> None:
-    masks = some_masks(1, 4)
-    (first,) = regions(alpha_encoder(), [image(1)], [masks])
-    for same in (torch.from_numpy(masks), seams.mask_regions(masks)):
-        assert np.array_equal(regions(alpha_encoder(), [image(1)], [same])[0]["regions"], first["regions"])
-    with pytest.raises(ValueError, match="mask_transform='squre': expected one of 'square_crop'"):
-        regions(alpha_encoder(), [image(0)], [masks], mask_transform="squre")

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
-import re
-import warnings
 from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
@@ -126,30 +122,6 @@ def test_a_captioner_learns_until_the_score_rises(
     assert value == pytest.approx(max(history), abs=1e-6)
 
 
-def test_labels_are_the_references_where_none_are_given(
-    scenes: Scenes, make: Callable[..., CaptionMetrics]
-) -> None:
-    from_labels = make(references=None)(evaluation(scenes, CAPTIONS))
-    assert from_labels == make(references=scenes.captions)(evaluation(scenes, CAPTIONS))
-    assert from_labels != make()(evaluation(scenes, CAPTIONS))
-    unreadable = EvalPrediction(ids(scenes, CAPTIONS), np.zeros((COUNT, 2)))
-    with pytest.raises(ValueError, match=re.escape("pass CaptionMetrics(..., references=[[...], ...])")):
-        make(references=None)(unreadable)
-    assert make(metrics="pacs", references=None)(unreadable)["pac_s"] > 0
-
-
-def test_a_captioner_that_says_nothing_is_warned_of(
-    scenes: Scenes, make: Callable[..., CaptionMetrics]
-) -> None:
-    metrics = make()
-    with pytest.warns(UserWarning, match=f"{COUNT} of {COUNT} captions are empty: .* untrained") as caught:
-        metrics(evaluation(scenes, [""] * COUNT))
-    assert len(caught) == 1 and caught[0].filename == __file__
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        metrics(evaluation(scenes, [""] * 5 + CAPTIONS[5:]))
-
-
 # What is kept
 
 
@@ -192,56 +164,13 @@ def test_what_fills_up_token_ids_is_no_token(scenes: Scenes, weights: str) -> No
     assert values["refpac_s"] == pytest.approx(expected.mean, abs=1e-6)
 
 
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda metrics: pickle.loads(pickle.dumps(metrics))])
-def test_a_copy_keeps_images_of_its_own(
-    copied: Callable[[CaptionMetrics], CaptionMetrics], scenes: Scenes, make: Callable[..., CaptionMetrics]
-) -> None:
-    metrics = make()
-    values = metrics(evaluation(scenes, CAPTIONS))
-    copy_of = copied(metrics)
-    assert copy_of.cache is not metrics.cache
-    found = []
-    for _ in range(2):
-        with count_forwards() as forwards:
-            assert copy_of(evaluation(scenes, CAPTIONS)) == pytest.approx(values, abs=1e-6)
-        found.append(forwards.items)
-    assert found[0] > COUNT and found[1] == 0  # its own cache starts empty, and all its metrics share it
-
-
 # Which metrics
 
 
 # What a Trainer hands over
 
 
-def test_captions_that_come_again_in_one_process_are_refused(
-    scenes: Scenes, make: Callable[..., CaptionMetrics]
-) -> None:
-    again = [*range(COUNT), 0, 1]
-    captions, labels = ([texts[row] for row in again] for texts in (CAPTIONS, scenes.captions))
-    with pytest.raises(ValueError, match=f"gave {COUNT + 2} captions, but there are {COUNT} images"):
-        make()(evaluation(scenes, captions, labels))
-
-
-def test_images_in_another_order_are_refused(scenes: Scenes, make: Callable[..., CaptionMetrics]) -> None:
-    with pytest.raises(ValueError, match="must be in the order of the evaluation set"):
-        make()(evaluation(scenes, CAPTIONS, labels=scenes.captions[::-1]))
-
-
 # Batch by batch
-
-
-@pytest.mark.parametrize("size", [1, 3, 4, COUNT])
-def test_batches_give_what_the_whole_gives(
-    size: int, scenes: Scenes, make: Callable[..., CaptionMetrics]
-) -> None:
-    whole = make()(evaluation(scenes, CAPTIONS))
-    metrics = make()
-    for _ in range(2):
-        *others, last = batches(scenes, CAPTIONS, size, range(COUNT))
-        for batch in others:
-            assert metrics(batch, compute_result=False) == {}
-        assert metrics(last, compute_result=True) == pytest.approx(whole, abs=1e-6)
 
 
 # Videos

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -185,32 +184,6 @@ def test_other_types(path: str, device: str, dtype: torch.dtype) -> None:
 
 @on_every_path
 @few
-@given(cases(), st.randoms(use_true_random=False))
-def test_order_copies_and_sides(path: str, device: str, case: Case, random: Any) -> None:
-    found = case.match(path, device)
-    swapped = Case(case.y, case.x, [(j, i) for i, j in case.pairs]).match(path, device)
-    close(swapped.precision, found.recall.cpu())
-    close(swapped.recall, found.precision.cpu())
-    close(swapped.f, found.f.cpu())
-
-    order = random.sample(range(len(case.pairs)), len(case.pairs))
-    shuffled = [rows[random.sample(range(len(rows)), len(rows))] for rows in case.x]
-    other = Case(shuffled, case.y, [case.pairs[p] for p in order]).match(path, device)
-    for name in ("precision", "recall", "f"):
-        close(getattr(other, name), getattr(found, name).cpu()[order])
-
-    if case.pairs:
-        copied = Case([case.x[i] for i, _ in case.pairs], [case.y[j] for _, j in case.pairs], [])
-        alone = copied.match(path, device, x_of_pair=None, y_of_pair=None)
-        close(alone.f, found.f.cpu())
-        # A set with every row twice has the same means, and matches the other set as well.
-        twice = Case([np.repeat(rows, 2, axis=0) for rows in case.x], case.y, case.pairs).match(path, device)
-        close(twice.precision, found.precision.cpu())
-        close(twice.recall, found.recall.cpu())
-
-
-@on_every_path
-@few
 @given(cases(), st.booleans(), st.integers(0, 1000))
 def test_weights_and_padding_as_in_the_scripts(
     path: str, device: str, case: Case, inside: bool, seed: int
@@ -244,38 +217,6 @@ def test_weights_and_padding_as_in_the_scripts(
 
 
 @on_every_path
-def test_where_padding_wins_there_is_no_index(path: str, device: str) -> None:
-    """As a script's padding of similarity 0 does where all cosines of a row are below it."""
-    e = np.eye(4)
-    case = Case([-e[:1]], [e[:1]], [(0, 0)])
-    for padded, index, maximum in ((False, 0, -1), (True, -1, 0)):
-        options: dict[str, Any] = {"x_padded": padded, "y_padded": padded}
-        found = case.match(path, device, return_indices=True, return_maxima=True, **options)
-        for side in ("x", "y"):
-            assert getattr(found, f"{side}_indices").tolist() == [index]
-            assert getattr(found, f"{side}_maxima").tolist() == [maximum]
-
-
-@on_every_path
-def test_definitions(path: str, device: str) -> None:
-    e = np.eye(4)
-    none, zero = np.zeros((0, 4)), np.zeros((1, 4))
-    case = Case([none, e[:1], -e[:1], np.concatenate([zero, e[:1]])], [none, e[:2], e[:1]], [])
-    pairs = [(0, 0), (0, 1), (1, 0), (2, 2), (3, 2), (1, 1), (2, 1)]
-    found = Case(case.x, case.y, pairs).match(path, device, return_maxima=True, return_indices=True)
-    assert found.precision.tolist() == [0, 0, 0, -1, 0.5, 1, 0]
-    assert found.recall.tolist() == [0, 0, 0, -1, 1, 0.5, -0.5]
-    close(found.f, [0, 0, 0, 0, 2 / 3, 2 / 3, 0])
-    assert found.x_weightless.tolist() == [True, True] + [False] * 5
-    assert found.y_weightless.tolist() == [True, False, True] + [False] * 4
-    assert found.x_offsets is not None and found.x_offsets.tolist() == [0, 0, 0, 1, 2, 4, 5, 6]
-    assert found.x_indices is not None and found.x_indices.tolist() == [-1, 0, 0, 0, 0, 1]
-    assert found.y_indices is not None and found.y_indices.tolist() == [-1, -1, 0, 1, 0, 0, 0, 0]
-    bare = Case(case.x, case.y, pairs).match(path, device)
-    assert bare.x_offsets is bare.x_maxima is bare.x_indices is bare.y_indices is None
-
-
-@on_every_path
 def test_of_equal_rows_the_first_is_taken(path: str, device: str) -> None:
     rng = np.random.default_rng(5)
     # Signs: products are whole numbers, so that equal cosines are equal on every path.
@@ -286,19 +227,6 @@ def test_of_equal_rows_the_first_is_taken(path: str, device: str) -> None:
     assert found.x_indices is not None and found.y_indices is not None
     assert found.x_indices.tolist() == np.concatenate([t.argmax(1) for t in tables]).tolist()
     assert found.y_indices.tolist() == np.concatenate([t.argmax(0) for t in tables]).tolist()
-
-
-@on_every_path
-def test_rows_of_any_length_keep_their_direction(path: str, device: str) -> None:
-    rng = np.random.default_rng(8)
-    case = Case([rng.normal(size=(6, 24))], [rng.normal(size=(9, 24))], [(0, 0)])
-    plain = case.match(path, device)
-    sizes = np.array([1e30, 1e-30, 1, 1e18, 1e-18, 3])[:, None]
-    scaled = Case([case.x[0] * sizes], [case.y[0] * 1e-25], [(0, 0)]).match(path, device)
-    close(scaled.f, plain.f.cpu())
-    equal = Case([case.x[0] * 7], [case.x[0]], [(0, 0)]).match(path, device)
-    close(equal.f, [1.0])
-    assert equal.f <= 1 and equal.precision <= 1
 
 
 @on_every_path
@@ -324,15 +252,6 @@ def test_long_and_short_rows_of_16_bits_lose_nothing(path: str, device: str) -> 
     table = cosines(*(rounded(side, torch.bfloat16)[0] for side in (case.x, case.y)))
     close(found.x_maxima, table.max(1))  # type: ignore[arg-type]
     close(found.y_maxima, table.max(0))  # type: ignore[arg-type]
-
-
-@on_every_path
-def test_no_pairs_no_sets_no_numbers(path: str, device: str) -> None:
-    nothing = torch.zeros(0, 8, device=device)
-    found = greedy_match(nothing, nothing, [], [], return_indices=True, return_maxima=True, path=named(path))
-    assert found.f.shape == (0,) and found.x_maxima is not None and found.x_maxima.shape == (0,)
-    assert found.x_offsets is not None and found.x_offsets.tolist() == [0]
-    assert greedy_match(nothing, nothing, [0, 0], [0, 0], path=named(path)).f.tolist() == [0, 0]
 
 
 @pytest.fixture
@@ -387,38 +306,6 @@ def test_threads_change_nothing(path: str) -> None:
     assert torch.equal(one.x_indices, two.x_indices)
 
 
-@pytest.mark.parametrize("path", ["reference", "slices", "buckets"])
-def test_what_a_program_has_set_changes_nothing(path: Any) -> None:
-    rng = np.random.default_rng(14)
-    case = Case([rng.normal(size=(30, 64))], [rng.normal(size=(40, 64))], [(0, 0)])
-    plain = case.match(path, "cpu", return_maxima=True)
-    with torch.autocast("cpu", dtype=torch.bfloat16), torch.device("meta"), np.errstate(all="raise"):
-        x, y = (packed(side).float() for side in (case.x, case.y))
-        other = greedy_match(x, y, [30], [40], return_maxima=True, path=path)
-    for name in ("precision", "recall", "f", "x_maxima", "y_maxima"):
-        assert torch.equal(getattr(plain, name), getattr(other, name))
-
-
-def test_inputs_are_read_only_and_rows_need_no_gradient() -> None:
-    x = torch.ones(3, 4, requires_grad=True)
-    y = torch.full((2, 8), 2.0)[:, ::2]  # not contiguous
-    kept = y.clone()
-    found = greedy_match(x, y, np.array([1, 2]), torch.tensor([2, 0]))
-    assert not found.f.requires_grad and found.f.tolist() == [1, 0]
-    assert torch.equal(y, kept)
-    assert found.to("cpu").f.tolist() == [1, 0]
-
-
-@on_every_path
-def test_rows_that_are_no_numbers_are_named(path: str, device: str) -> None:
-    x, y = torch.ones(5, 4, device=device), torch.ones(3, 4, device=device)
-    x[3, 1], y[0, 0] = float("nan"), float("inf")
-    with pytest.raises(ValueError, match="2 problems") as error:
-        greedy_match(x, y, [2, 0, 3], [1, 1, 1], path=named(path))
-    assert "x[3], row 1 of set 2, holds NaN or infinity" in str(error.value)
-    assert "y[0], row 0 of set 0, holds NaN or infinity" in str(error.value)
-
-
 @pytest.mark.parametrize("place", [(0, 0), (29, 3)])
 def test_rows_that_are_no_numbers_are_named_beside_the_products(
     place: tuple[int, int], monkeypatch: pytest.MonkeyPatch
@@ -435,47 +322,3 @@ def test_rows_that_are_no_numbers_are_named_beside_the_products(
         greedy_match(x[:3], y, [3, 0], [10, 20], path="slices")
     with pytest.raises(ValueError, match=r"y\[7\], row 7 of set 0"):
         greedy_match(x, y, [30], [10, 20], x_of_pair=[0], y_of_pair=[1], path="slices")
-
-
-ROWS = torch.ones(3, 4)
-SETS = (ROWS, ROWS, [3], [3])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "options", "named"),
-    [
-        ((ROWS.numpy(), ROWS, [3], [3]), {}, "x is a ndarray"),
-        ((ROWS, ROWS[0], [3], [3]), {}, "y has shape (4,)"),
-        ((ROWS.long(), ROWS.long(), [3], [3]), {}, "x is torch.int64"),
-        ((ROWS, ROWS[:, :2], [3], [3]), {}, "x has rows of 4 numbers, y of 2"),
-        ((ROWS, ROWS.half(), [3], [3]), {}, "y is torch.float16"),
-        ((ROWS, ROWS, [2], [3]), {}, "x_lengths add up to 2"),
-        ((ROWS, ROWS, [3], [4, -1]), {}, "y_lengths[1] is -1"),
-        ((ROWS, ROWS, [1.5, 1.5], [3]), {}, "x_lengths has shape (2,)"),
-        ((ROWS, ROWS, [1, 2], [3]), {}, "2 x sets but 1 y sets"),
-        (SETS, {"x_of_pair": [0, 1], "y_of_pair": [0, 0]}, "x_of_pair[1] is 1"),
-        (SETS, {"x_weights": [1, 2]}, "x_weights has shape (2,)"),
-        (SETS, {"y_weights": [1, -1, float("nan")]}, "y_weights[1] is -1.0"),
-        (SETS, {"x_padded": [True, False]}, "x_padded has shape (2,)"),
-        (SETS, {"weighted_similarity": True}, "x_weights, y_weights or both"),
-        (SETS, {"path": "tritn"}, "path='tritn'"),
-    ],
-)  # fmt: skip
-def test_wrong_arguments_are_named(arguments: Any, options: dict[str, Any], named: str) -> None:
-    with pytest.raises((ValueError, TypeError), match=re.escape(named)):
-        greedy_match(*arguments, **options)
-
-
-def test_all_problems_come_at_once() -> None:
-    with pytest.raises(ValueError, match="5 problems"):
-        greedy_match(ROWS, ROWS[:2, :3], [2, -1], [2, 1], x_weights=[1.0], x_of_pair=[7], y_of_pair=[0])
-
-
-@no_triton
-@pytest.mark.parametrize("version", ["3.0.0", "3.3.0+git1234", "2.3.1"])
-def test_a_triton_older_than_the_tested_one_is_refused(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    import triton
-
-    monkeypatch.setattr(triton, "__version__", version)
-    with pytest.raises(ValueError, match=rf"path='triton', but Triton {version[:3]}"):
-        greedy_match(*SETS, path="triton")

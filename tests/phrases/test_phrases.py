@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.seams import graph_phrases, open_phrases, wrong_words
+from tests.support.seams import graph_phrases, open_phrases
 from tools.captions import describe, foils, read
 from tools.scenes import SHAPES, sample_scene
 
@@ -109,44 +109,6 @@ def test_precomputed_phrases(tmp_path: Path) -> None:
 # ---- of graphs
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("( dog , run in , park ) , ( dog , is , brown )", ["dog run in park", "dog is brown"]),
-        ("(dog,is,brown),(dog,is,brown)", ["dog is brown"]),
-        ("( people , is , 2 )", ["people is 2"]),
-        ("( man , ride , horse ) ( horse , is , brown )", ["man ride horse", "horse is brown"]),
-        ("( ( man , ride , horse ) )", ["man ride horse"]),
-        ("( man , ride , horse ) , ( horse , is", ["man ride horse"]),
-        ("( dog , run )", ["dog run"]),
-        ("( a , b , c , d )", ["a b c d"]),
-        ("( boy ) , ( dog , run in , park )", ["boy", "dog run in park"]),
-        ("( dog ) , ( dog , run in , park )", ["dog run in park"]),
-        ("( cup , on , ) , ( cup , is , red )", ["cup is red"]),
-        ("( , on , table ) , ( cup , is , red )", ["table", "cup is red"]),
-        ("( car , pv:park on , ground:1 )", ["car park on ground"]),
-        ("( tv:1 , v:show , man )", ["tv show man"]),
-        ("( clock , show , 10:30 )", ["clock show 10:30"]),
-        ("( birds )", []),
-        ("wall , is", []),
-        ("( , , )", []),
-        (") ( , ,", []),
-        ("", []),
-    ],
-)
-def test_phrases_of_a_graph(text: str, expected: list[str]) -> None:
-    assert graph_phrases(text) == expected
-
-
-def test_soft_spice_names_entities_too() -> None:
-    expected = ["brown dog", "dog", "dog run in park", "park", "boy"]
-    assert (
-        graph_phrases("( dog , is , brown ) , ( dog , v:run in , park ) , ( boy )", "soft-spice") == expected
-    )
-    found = [graph_phrases(text, "soft-spice") for text in ("( birds )", "( , on , table )", "")]
-    assert found == [["birds"], ["table"], []]
-
-
 @given(st.text(alphabet="ab ,()v:1", max_size=40))
 def test_any_string_can_be_read(text: str) -> None:
     for style in ("triplet", "soft-spice"):
@@ -156,28 +118,3 @@ def test_any_string_can_be_read(text: str) -> None:
 
 
 # ---- wrong words
-
-
-@pytest.mark.parametrize(
-    ("caption", "wrong", "right", "expected"),
-    [
-        ("a red circle and a blue star", ["red circle"], ["blue star"], ["red circle"]),
-        # articles between
-        ("a dog next to the old tree", ["dog next to old tree"], [], ["dog next to the old tree"]),
-        # only what no right phrase says; all of it, where nothing would be left
-        ("a red circle above two blue stars", ["red circle above two blue stars"],
-         ["red circle", "two blue stars"], ["above"]),
-        ("a tall man", ["man is tall"], ["tall man"], ["tall man"]),
-        # other forms
-        ("Two dogs are running.", ["dog run"], [], ["dogs are running"]),
-        # the nearest words, in another order, none
-        ("a red car and a red bus", ["red bus"], ["red car"], ["red bus"]),
-        ("a cup full of tea", ["tea in cup"], [], ["cup", "tea"]),
-        ("a cup", ["tower"], [], []),
-        ("a red cup", ["ring"], [], []),  # with one letter and two endings
-        ("a cup", [], ["cup"], []),
-        ("der süße Hund schläft", ["süße Hund"], [], ["süße Hund"]),
-    ],
-)  # fmt: skip
-def test_wrong_words(caption: str, wrong: list[str], right: list[str], expected: list[str]) -> None:
-    assert [caption[span.start : span.end] for span in wrong_words(caption, wrong, right)] == expected

@@ -23,7 +23,7 @@ from capeval_core.cache import FeatureCache
 from capeval_core.result import Result
 from capeval_core.rows import canonical
 from capeval_core.testing import count_forwards
-from tests.support.seams import LIMITS, consensus, network, ptb_tokens
+from tests.support.seams import LIMITS, network
 from tests.support.seeded import blip2_weights, encoder, eva, open_clip_repository
 from tools.captions import describe, holds
 from tools.scenes import draw, sample_scene
@@ -111,55 +111,6 @@ def ranked(
 
 def of_candidates(result: Result, name: str) -> list[Any]:
     return [candidate[name] for pool in result.parts["candidates"] for candidate in pool]
-
-
-def z_scores(values: Sequence[float]) -> Any:
-    return (np.array(values) - np.nanmean(values)) / np.nanstd(values)
-
-
-@pytest.mark.parametrize(
-    ("options", "kind"),
-    [({"consensus": "tfidf"}, "tfidf"), ({"compat": "released"}, "tfidf"), ({}, "cider")]
-    + [({"compat": "released", "consensus": kind}, kind) for kind in ("cider", "cider_d")],
-)
-def test_the_consensus_is_the_one_that_the_options_mean(
-    options: dict[str, Any], kind: str, matcher: str, scenes: Any
-) -> None:
-    metric = opened(matcher)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        result = opened(matcher, **options).combine(metric.encode_all(metric.check(*scenes)))
-    assert f"|consensus:{kind}|" in result.signature
-    for pool in result.parts["candidates"]:
-        kept = [candidate for candidate in pool if candidate["dropped"] is None]
-        texts = [candidate["caption"] for candidate in kept]
-        (expected,) = consensus([texts if kind == "tfidf" else [*map(ptb_tokens, texts)]], kind)
-        assert [candidate["cider"] for candidate in kept] == pytest.approx(expected.tolist(), abs=1e-12)
-
-
-def test_released_z_scores_count_copies_of_a_pool_once() -> None:
-    """The released code keeps values by text, after its filters and its consensus, which see every copy."""
-    pools = [[DOG, WIDE, DOG, DOG, CAT, SUN], [DOG, CAT, WIDE, SUN]]
-    values = [[0.9, 0.8, 0.9, 0.9, 0.1, 0.2], [0.4, 0.7, 0.6, 0.3]]
-    once = [0.8, 0.9, 0.1, 0.2, 0.4, 0.7, 0.6, 0.3]
-    plain = np.concatenate(values)
-    found = ranked(pools, values, compat="released")
-    expected = (plain - np.mean(once)) / np.std(once)
-    assert of_candidates(found, "ensemble") == pytest.approx(expected, abs=1e-6)
-    # The better three of six are all copies: the filters count them, and each agrees with the others.
-    dropped = of_candidates(found, "dropped")
-    assert [row for row, reason in enumerate(dropped) if reason is None] == [0, 2, 3, 7, 8]
-    raw = np.array(of_candidates(found, "cider"))[[0, 7, 8]].astype(float)
-    z = (raw - raw.mean()) / raw.std()
-    agreement = np.array(of_candidates(found, "consensus"))[[0, 2, 3, 7, 8]].astype(float)
-    assert raw[0] == pytest.approx(1) and agreement == pytest.approx([z[0]] * 3 + [z[1], z[2]], abs=1e-12)
-    # The paper does not mention copies: all count.
-    assert of_candidates(ranked(pools, values), "ensemble") == pytest.approx(z_scores(plain), abs=1e-6)
-    nan = float("nan")
-    last = ranked([[DOG, DOG, DOG, CAT, SUN]], [[0.1, 0.3, nan, 0.5, 0.9]], compat="released")
-    dog, cat, sun = z_scores([0.3, 0.5, 0.9])
-    kept = [value for value in of_candidates(last, "ensemble") if value is not None]
-    assert kept == pytest.approx([dog, dog, cat, sun], abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -314,18 +265,6 @@ def test_the_value_of_a_member_is_its_own_cosine(
     images = np.concatenate([part.features for part in clip.encode_images(samples.images)])
     lengths = np.linalg.norm(texts, axis=1) * np.linalg.norm(images, axis=1)
     assert values == pytest.approx((texts * images).sum(1) / lengths, abs=1e-5)
-
-
-def test_a_folder_of_a_known_name_is_that_member(
-    matcher: str, seeded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "eva-clip-18b").symlink_to(seeded)
-    shutil.copytree(seeded, tmp_path / "weights")
-    monkeypatch.chdir(tmp_path)
-    assert "|seeded:Seeded@" in opened(matcher, ["eva-clip-18b", "blip2-itc"]).signature()
-    for members in (["eva-clip-18b", "./eva-clip-18b"], ["weights", "blip2-itc"]):
-        with pytest.raises(ValueError, match=r"twice|cannot be told"):
-            opened(matcher, members)
 
 
 @pytest.mark.parametrize("compat", [None, "released"])
