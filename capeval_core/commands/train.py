@@ -24,8 +24,6 @@ _TRAINED: dict[str, Any] = {"pacs": PacsTraining, "umic": UmicTraining, "vilbert
 
 
 def run(arguments: list[str]) -> int:
-    from accelerate import PartialState
-
     from capeval_core.registry import metric_class
     from capeval_core.scores.boxes import box_source_opener, store_of
     from capeval_core.weights.folder import open_unless_on_the_hub
@@ -52,6 +50,8 @@ def run(arguments: list[str]) -> int:
     out.mkdir(parents=True, exist_ok=True)
     with interruptible(f"the training is kept in {out}: run the same command again to go on"):
         weights = train(out, report=complain)
+    from accelerate import PartialState
+
     if PartialState().is_main_process:
         counts = f"{len(captioned.captions):,} captions of {len(captioned.ids):,} images"
         judged_by = "validation loss" if name == "pacs" else "correlations where there are judgements"

@@ -92,7 +92,6 @@ __all__ = [
     "letterbox",
     "mask_boxes",
     "mask_regions",
-    "mask_words",
     "needs_triton",
     "negative_caption",
     "negative_groups",
@@ -406,11 +405,6 @@ def similar(images: Sequence[str], *, top: int, features: Any = None, captions: 
 def tagger(name: str) -> Any:
     """`tags(captions)` gives pairs of token and tag; `fingerprint`."""
     return tags.open_tagger(name)
-
-
-def mask_words(texts: Any, share: float, mask: int, rng: np.random.Generator, **options: Any) -> Any:
-    """`texts` with masks, the `places` of the masked tokens in all of them, and those `tokens`."""
-    return regions.mask_words(texts, share, mask, rng, **options)
 
 
 def mask_boxes(features: Any, locations: Any, share: float, rng: np.random.Generator) -> tuple[Any, Any, Any]:

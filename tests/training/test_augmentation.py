@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import multiprocessing
 import shutil
 from pathlib import Path
 from typing import Any
@@ -110,19 +109,6 @@ def test_processes_share_the_work(
     assert contents(tmp_path / "shared") == contents(whole)
     generated("captions", drawn, captioner, tmp_path / "new", "--shard", "9/9")  # of three shards
     assert "captions (part 9/9)  0 generated, 0 found, 0 dropped, 0 failed" in capsys.readouterr().out
-
-
-def test_one_folder_takes_both_kinds_of_two_processes_at_once(
-    captioner: Path, pipeline: Path, drawn: Path, tmp_path: Path
-) -> None:
-    runs = [arguments("captions", drawn, captioner, tmp_path), arguments("images", drawn, pipeline, tmp_path)]
-    processes = [multiprocessing.get_context("fork").Process(target=main, args=(run,)) for run in runs]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-    assert len(captions(tmp_path)) == 7 and len(positives(tmp_path)) == 21
-    assert settings_of(tmp_path, "images")["made_with"]["model"] == "pipeline"
 
 
 def test_a_broken_image_costs_its_caption_until_it_is_repaired(

@@ -160,24 +160,6 @@ def test_generated_positives_stand_beside_what_they_were_made_from(single: Path,
     assert other["losses"].keys() == {"all", "real pairs", "generated captions"}
 
 
-def test_an_epoch_has_each_image_once_with_one_of_its_captions_by_lot(single: Path, tmp_path: Path) -> None:
-    """No step moves a weight, so losses show which pairs are in a batch."""
-    still: dict[str, Any] = {**ALL, "learning_rate": 0.0, "weight_decay": 0, "steps": 24, "batch_size": 2}
-    still["temperature"] = 1.0
-    losses = [line["losses"]["all"] for line in log_of(train(single, tmp_path / "run", **still))]
-    images, texts = features("tiny", single)
-    every = {
-        (i, j): float(contrastive_loss(images[[i, j]], texts[[i, j]], 1.0))
-        for i in range(8)
-        for j in range(i)
-    }
-    pairs = [min(every, key=lambda pair: abs(every[pair] - loss)) for loss in losses]
-    assert all(every[pair] == pytest.approx(loss, abs=1e-4) for pair, loss in zip(pairs, losses, strict=True))
-    epochs = [pairs[start : start + 4] for start in range(0, 24, 4)]
-    assert all(sorted(i for pair in epoch for i in pair) == list(range(8)) for epoch in epochs)
-    assert len({tuple(epoch) for epoch in epochs}) == 6
-
-
 def test_a_killed_training_goes_on_as_if_nothing_had_been(pairs: Path, trained: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     run_until_killed(arguments(pairs, out), saves=3)

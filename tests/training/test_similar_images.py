@@ -104,8 +104,3 @@ def test_captions_are_compared_by_their_mean_cider(blocks: None) -> None:
     order = rng.permutation(len(texts))
     shuffled = similar([images[k] for k in order], captions=[texts[k] for k in order], top=1)
     assert {image: set(shuffled[image]) for image in captions} == {i: set(expected[i][:1]) for i in captions}
-
-
-def test_captions_without_words_are_similar_to_nothing() -> None:
-    assert similar("aab", captions=["", "...", "!"], top=3) == {"a": [], "b": []}
-    assert similar([], captions=[], top=3) == {}

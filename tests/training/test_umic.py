@@ -22,10 +22,6 @@ from capeval_core.cli import main
 from tests.support.seams import image, network
 from tests.training.scenes import arguments, log_of, run_until_killed, tensors_of, train, write_set
 
-STILL: dict[str, Any] = {"word_steps": 0, "pretraining_rate": 0.0, "learning_rate": 0.0, "warmup": 0}
-STILL |= {"steps": 1, "accumulation": 1, "log_every": 1}
-"""No step moves a weight, so losses show what they are made of."""
-
 
 @pytest.fixture(scope="module")
 def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -89,14 +85,6 @@ def test_a_folder_that_another_training_writes_into_is_left_alone(
         assert main(arguments(scenes, out)) == 2
     assert f"{out}: another training is writing into it" in " ".join(capsys.readouterr().err.split())
     assert {path.name for path in out.iterdir()} <= {".lock"}
-
-
-def test_two_batches_of_a_step_are_one_of_twice_the_size(scenes: Path, tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"dropout": 0.0, "word_steps": 0, "log_every": 1}
-    twice = train(scenes, tmp_path / "a", batch_size=3, accumulation=2, **settings)
-    once = train(scenes, tmp_path / "b", batch_size=6, accumulation=1, **settings)
-    for line, other in zip(log_of(twice), log_of(once), strict=True):
-        assert line["losses"] == pytest.approx(other["losses"], rel=1e-3), line["step"]
 
 
 @pytest.mark.system
@@ -190,25 +178,3 @@ def test_a_dataset_trains_the_same_weights(scenes: Path, trained: Path, tmp_path
     settings = {"captions": None, "images": None, "dataset": tmp_path / "set"}
     out = train(scenes, tmp_path / "run", caption_column="sentences", **settings)
     assert_trained_alike(out, trained)
-
-
-# Steps
-
-
-@pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two scenes with a caption of one word each: every batch of two holds the same texts."""
-    folder = write_set(tmp_path_factory.mktemp("two"), scenes=2)
-    rows = [{"image_id": str(i), "caption": caption} for i, caption in enumerate(("star", "heart"))]
-    (folder / "captions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return folder
-
-
-def test_each_phase_has_its_own_rise_and_fall_of_the_learning_rate(two: Path, tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"word_steps": 10, "matching_steps": 12, "steps": 14, "warmup": 4}
-    settings |= {"pretraining_rate": 1e-3, "learning_rate": 2e-3, "log_every": 1, "batch_size": 2}
-    log = log_of(train(two, tmp_path / "run", **settings))
-    for phase, peak, steps in (("words", 1e-3, 10), ("matching", 1e-3, 12), ("ranking", 2e-3, 14)):
-        rates = [line["learning_rate"] for line in log if line["phase"] == phase]
-        expected = [min((step + 1) / 4, (steps - step) / (steps - 4)) * peak for step in range(steps)]
-        assert rates == pytest.approx(expected, rel=1e-6)

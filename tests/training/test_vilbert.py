@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 
 import capeval_core
 from capeval_core.cli import main
-from tests.support.seams import mask_boxes, mask_words
+from tests.support.seams import mask_boxes
 from tests.training.scenes import arguments_of, log_of, run_until_killed, tensors_of
 from tools.tiny import write_scenes, write_start
 
@@ -86,24 +86,6 @@ def test_every_tensor_learns_but_those_that_change_nothing(scenes: Path, trained
     start, end = tensors_of_start(scenes), tensors_of(trained)
     still = {name for name, tensor in end.items() if np.allclose(tensor, start[name], atol=1e-4)}
     assert all(name.endswith("key.bias") for name in still), still  # softmax takes them out again
-
-
-def test_without_matching_steps_of_foils_none_are_drawn(scenes: Path, tmp_path: Path) -> None:
-    out = train(scenes, tmp_path / "run", masking_steps=0, steps=3, foils=0, hard="none")
-    assert "foil" not in log_of(out)[-1]["losses"]
-
-
-def test_masked_words_are_what_was_there() -> None:
-    rng = np.random.default_rng(4)
-    texts = [(2, *rng.integers(10, 90, int(length)).tolist(), 3) for length in rng.integers(1, 20, 60)]
-    masked = mask_words(texts, 0.3, 4, rng, shown=0.5)
-    flat = np.array([i for ids in texts for i in ids])
-    after = np.array([i for ids in masked.texts for i in ids])
-    np.testing.assert_array_equal(flat[masked.places], masked.tokens)
-    shown = after[masked.places] != 4
-    assert 0.3 < shown.mean() < 0.7 and not set(masked.tokens) & {2, 3}
-    np.testing.assert_array_equal(after[masked.places][shown], flat[masked.places][shown])
-    assert (after != flat).sum() == (~shown).sum()
 
 
 def test_a_hidden_box_leaves_nothing_of_its_features() -> None:
