@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import pickle
 import shutil
 from pathlib import Path
@@ -15,10 +13,8 @@ import pytest
 
 from capeval_core import load
 from capeval_core.cache import FeatureCache
-from capeval_core.testing import count_forwards
 from tests.cli.conftest import Capeval, Ran, write_json
 
-MANIFEST = "regions.json"
 SIZE = (64, 48)
 
 
@@ -86,38 +82,6 @@ def test_a_released_lmdb_becomes_a_folder_and_goes_on(capeval: Capeval, tmp_path
     check(tmp_path / "one", 1)
 
 
-class Touch:
-    """A pickle that makes a file."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> Any:
-        return os.system, (f"touch {self.path}",)
-
-
-def test_what_is_wrong_with_an_image_costs_that_image(capeval: Capeval, tmp_path: Path) -> None:
-    good = entry_of(detected(1))
-    entries = {
-        "COCO_1": good,
-        "digits": {**good, "image_h": 10**5000},
-        "attack": {**good, "features": Touch(tmp_path / "was-here")},
-        "no-boxes": {name: value for name, value in good.items() if name != "boxes"},
-        "list": [1, 2],
-        "text": {**good, "features": "no base64!"},
-        "short": {**good, "features": good["features"][:3]},
-        "outside": {**good, "image_w": 20},
-        "a/b": good,
-        "..": good,
-    }
-    path = write_lmdb(tmp_path / "x", {name: pickle.dumps(entry) for name, entry in entries.items()})
-    ran = capeval("convert", "box-features", path, "--out", tmp_path / "out")
-    assert ran.status == 0 and "1 written, 0 found, 9 failed" in ran.out
-    assert not (tmp_path / "was-here").exists()
-    assert sorted(entry.name for entry in (tmp_path / "out").iterdir()) == ["COCO_1.npz", MANIFEST]
-    assert all(f"'{name}'" in ran.err for name in entries if name != "COCO_1")
-
-
 @pytest.fixture
 def folder(tmp_path: Path, images: list[Path]) -> Path:
     """Six images, and a text."""
@@ -138,10 +102,6 @@ def regions(capeval: Capeval, folder: Path) -> Capeval:
     return run
 
 
-def files_in(out: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in out.iterdir()}
-
-
 def test_the_folder_scores_as_its_images(regions: Capeval, folder: Path) -> None:
     assert regions().status == 0
     ids = sorted(path.stem for path in (folder.parent / "out").glob("*.npz"))
@@ -150,37 +110,3 @@ def test_the_folder_scores_as_its_images(regions: Capeval, folder: Path) -> None
     expected = load("umic", **settings).score(captions, paths)
     found = load("umic", **settings, regions=str(folder.parent / "out"))
     assert found.score(captions, paths).scores == found.score(captions, ids).scores == expected.scores
-
-
-def test_images_that_have_their_file_are_skipped(regions: Capeval, folder: Path, images: list[Path]) -> None:
-    assert regions().status == 0
-    out = folder.parent / "out"
-    before, times = files_in(out), {path.name: path.stat().st_mtime_ns for path in out.iterdir()}
-    (out / "1.npz").write_bytes(before["1.npz"][:500])  # damaged
-    (out / "2.npz").unlink()
-    shutil.copy(images[5], folder / "3.png")  # another image
-    shutil.copy(images[1], folder / "new.png")
-    ran = regions()
-    assert ran.status == 0 and "4 written" in ran.out and "3 found, 0 failed" in ran.out
-    after = files_in(out)
-    assert {name for name in after if after[name] != before.get(name)} == {"3.npz", "new.npz"}
-    kept = {name for name, time in times.items() if (out / name).stat().st_mtime_ns == time}
-    assert kept == {"0.npz", "4.npz", "5.npz", MANIFEST}
-    with count_forwards() as counts:
-        assert "0 written, 7 found, 0 failed" in regions().out
-    assert counts.items <= 8  # the canary of weights
-
-
-def test_a_folder_has_regions_of_one_encoder(regions: Capeval, folder: Path) -> None:
-    assert regions().status == 0
-    out = folder.parent / "out"
-    before = files_in(out)
-    assert regions("--selection", "lxmert36", "--dtype", "float16").status == 2
-    manifest = json.loads(before[MANIFEST])
-    write_json(out / MANIFEST, {**manifest, "encoder": "./folder@1234", "fingerprint": "1234"})
-    assert regions().status == 2
-    write_json(out / MANIFEST, {**manifest, "encoder": "./folder@1234"})  # the same, elsewhere
-    assert regions().status == 0
-    (out / MANIFEST).unlink()
-    assert regions().status == 2
-    assert {name: data for name, data in before.items() if name != MANIFEST} == files_in(out)

@@ -10,11 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from huggingface_hub import constants
 
 from capeval_core.registry import list_metrics, metric_class
 from tests.cli.conftest import Capeval, write_json
-from tests.hub import READER, WRITER, Fault, Hub, Repository, log_in, serving
+from tests.hub import READER, WRITER, Hub, Repository, log_in, serving
 from tests.support.seams import LIMITS, config_checksum
 
 SOURCE = "git+https://example.org/someone/capeval@1f3c9a2b"
@@ -96,16 +95,6 @@ def test_what_is_there_already_makes_no_commit(capeval: Capeval, hub: Hub, folde
     assert capeval(*weights, "--branch", "v0.4.6").status == 2  # reads like a version
     assert list(hub.repositories["other/mine"].names) == ["main", "trial"]
     assert not any("/tag/" in request for request in hub.requests)
-
-
-def test_a_listed_card_wins_and_goes_alone(capeval: Capeval, hub: Hub, folder: Path) -> None:
-    assert capeval("publish", "cards", "pacs-tiny").status == 2 and hub.repositories == {}
-    assert capeval("publish", "weights", folder, "--name", "pacs-tiny").status == 0
-    card = files(hub, "capeval/pacs-tiny")["README.md"]
-    assert b"capeval tiny" in card
-    hub.repositories["capeval/pacs-tiny"].add("main", {"README.md": b"old"}, "changed by hand")
-    assert capeval("publish", "cards", "pacs-tiny").status == 0
-    assert files(hub, "capeval/pacs-tiny")["README.md"] == card
 
 
 RESTRICTED = [
@@ -236,26 +225,3 @@ def test_who_may_not(
     monkeypatch.setenv("HF_TOKEN", token)
     ran = capeval("publish", "modules", "pacs", "--install-from", "pypi", "--namespace", namespace)
     assert ran.status == 2 and message in ran.err and hub.repositories == {}
-
-
-@pytest.mark.parametrize(
-    ("fault", "message"),
-    [
-        (Fault("POST .*clips/commit", status=503), "HTTP status 503"),
-        (Fault("POST /api/spaces/capeval/clips/", status=403), "may not write to capeval/clips"),
-    ],
-)
-def test_what_went_well_before_an_error_is_reported(
-    fault: Fault, message: str, capeval: Capeval, hub: Hub, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hub.faults.append(fault)
-    publish = ["publish", "modules", "pacs", "clips", "--install-from", "pypi"]
-    ran = capeval(*publish)
-    assert ran.status == 2 and ran.out.startswith("spaces/capeval/pacs: commit ")
-    assert message in ran.err and "sent before that: spaces/capeval/pacs" in ran.err
-    hub.faults.clear()
-    hub.faults.append(Fault("POST .*commit/main", status=503, times=2))  # a busy Hub is asked again
-    assert [line.split()[1] for line in capeval(*publish).out.splitlines()] == ["unchanged,", "commit"]
-    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    ran = capeval(*publish)
-    assert ran.status == 2 and "http://127.0.0.1:9 cannot be reached" in ran.err

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -123,14 +122,6 @@ def test_leaving_out_better_boxes_is_warned_of() -> None:
         of(scores=[0.2, 0.9, 0.5]).first(3)
 
 
-def test_what_is_just_within_the_bounds() -> None:
-    of(boxes=[[-1, -1, 41, 21]] * 3, relative_boxes=None)
-    of(scores=[1, 0, 1 + 1e-7])
-    of(size=(40.0, 20.0), boxes=[[0, 0, 0, 0]] * 3, relative_boxes=None)
-    of(boxes=[[0, 0, 1, 1]] * 3, size=(2, 2), relative_boxes=None)
-    of(relative_boxes=RELATIVE + np.float32([0, 0, 0.005, 0.005, 0, 0]))
-
-
 # ---- of many images, on the disk
 
 
@@ -206,33 +197,10 @@ def test_the_counts_beside_a_database_choose_its_boxes(tmp_path: Path) -> None:
     assert len(fixed) == 7 and fixed.selection == "first 7"
 
 
-@pytest.mark.parametrize("write", [npz_folder, database, tsv])
-def test_stores_survive_pickling_and_know_what_they_hold(
-    write: Callable[[Path], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = write(tmp_path / "features.tsv")
-    store = box_store(path)
-    assert len(loaded(store, "cat")) == 12
-    for again in (pickle.loads(pickle.dumps(store)), box_store(path), box_store(write(tmp_path / "2.tsv"))):
-        assert (again.fingerprint, list(again)) == (store.fingerprint, list(store))
-        assert again["cat"].key == store["cat"].key
-    monkeypatch.setitem(FOUND, "one more", detected(7))
-    assert box_store(write(tmp_path / "3.tsv")).fingerprint != store.fingerprint
-
-
 def test_an_image_of_two_entries_is_refused(tmp_path: Path) -> None:
     entry = npz_of(released(FOUND["cat"]))
     with pytest.raises(FileError, match="'a' comes twice"):
         list(box_store(write_lmdb(tmp_path / "db", {"a": entry, "a.npz": entry})))
-
-
-def test_ids_are_matched_as_among_images(tmp_path: Path) -> None:
-    store = box_store(npz_folder(tmp_path / "npz"))
-    names = ["42", f"{COCO}.jpg", "x/y/000000000042", "images/cat.png", "dog.1", "images/dog.1.jpg"]
-    assert [len(loaded(store, name)) for name in names] == [30, 30, 30, 12, 1, 1]
-    entries = {"coco_val2014_000000000042.npz": npz_of(released(FOUND["cat"]))}  # as UNITER writes it
-    store = box_store(write_lmdb(tmp_path / "db", entries))
-    assert len(loaded(store, "42")) == len(loaded(store, f"{COCO}.jpg")) == 12
 
 
 def test_a_tsv_may_have_a_header_and_no_last_newline(tmp_path: Path) -> None:
@@ -246,16 +214,6 @@ def test_a_tsv_may_have_a_header_and_no_last_newline(tmp_path: Path) -> None:
     (tmp_path / "b.tsv").write_text(swapped + "\n" + bottom_up_line("cat", FOUND["cat"]))
     with pytest.raises(FileError):  # else width and height would change places
         list(box_store(tmp_path / "b.tsv"))
-
-
-def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = database(tmp_path / "db")
-    for package in ("lmdb", "lz4", "msgpack"):
-        with monkeypatch.context() as patch:
-            patch.setitem(sys.modules, package, None)
-            patch.delitem(sys.modules, "lz4.frame", raising=False)
-            with pytest.raises(FileError, match=rf'{package}: pip install "capeval\[lmdb\]"'):
-                box_store(path)
 
 
 # ---- damage, which costs its own entry, and hostility: nothing is unpickled

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import pickle
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -152,19 +151,6 @@ def test_tensors_of_every_dtype(dtype: str, layout: str) -> None:
     assert np.abs(difference).max() <= (1 if dtype == "bfloat16" else 0)
 
 
-def test_grey_arrays_and_tensors() -> None:
-    grey = np.asarray(photograph().convert("L"))
-    tensor = torch.tensor(grey)
-    for value in (grey, grey[:, :, None], tensor, tensor[None], tensor[:, :, None]):
-        loaded = image(value).load()
-        assert loaded.mode == "L" and (np.asarray(loaded) == grey).all()
-
-
-def test_floats_are_rounded_and_tiny_overshoot_is_forgiven() -> None:
-    array = np.array([[0.0, 0.5, 1.0], [0.4999 / 255, 0.5001 / 255, 1.000001]])
-    assert np.asarray(image(array).load()).tolist() == [[0, 128, 255], [0, 1, 255]]
-
-
 def test_tensors_that_numpy_cannot_view_are_read() -> None:
     """Negation that is still to be done, and floats of 8 bits."""
     negative = torch.view_as_complex(torch.full((4, 5, 3, 2), -0.5)).conj().imag
@@ -172,22 +158,6 @@ def test_tensors_that_numpy_cannot_view_are_read() -> None:
     assert image(negative).key == image(torch.full((4, 5, 3), 0.5)).key
     small = torch.full((3, 4, 5), 0.5).to(torch.float8_e4m3fn)
     assert image(small).key == image(np.full((4, 5, 3), 0.5)).key
-
-
-def test_what_is_loaded_is_ones_own() -> None:
-    decoded = photograph()
-    given, key = image(decoded), image(decoded).key
-    given.load().paste((0, 0, 0), (0, 0, 96, 64))
-    assert given.key == key
-
-
-def test_images_can_be_pickled(tmp_path: Path, jpeg: bytes) -> None:
-    batch = torch.zeros(50, 3, 40, 40)
-    for value in (written(tmp_path, jpeg), jpeg, photograph(), np.zeros((5, 6, 3), "uint8"), batch[7]):
-        given = image(value, "images[3]")
-        again = pickle.loads(pickle.dumps(given))
-        assert (again.key, again.where, again.name) == (given.key, "images[3]", given.name)
-    assert len(pickle.dumps(image(batch[7]))) < 2 * batch[7].nbytes
 
 
 # ---- what is no image

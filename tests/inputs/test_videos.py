@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import struct
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -158,16 +157,6 @@ def test_the_number_of_frames_is_that_which_is_there() -> None:
         assert numbers(images.values()) == list(images)
 
 
-def test_frames_without_times_have_no_rate() -> None:
-    assert refusal(CLIP, fps=1).problems
-    metric = capeval_core.load("pacs", media="video", weights="tiny", device="cpu", fps=2)
-    with pytest.raises(InputError) as caught:
-        metric.score(["a", "b"], videos=[video(), CLIP])
-    assert [problem.where for problem in caught.value.problems] == ["videos[1]"]
-    with pytest.raises(InputError):  # which of the two is meant?
-        capeval_core.load("pacs", media="video", weights="tiny", fps=2, max_frames=8)
-
-
 # ---- files
 
 
@@ -225,13 +214,6 @@ def test_the_matrix_that_a_stream_states_is_used() -> None:
     y, u, v = to_yuv @ [20, 200, 20]
     by_709 = [1.164 * y + 1.793 * v, 1.164 * y - 0.213 * u - 0.533 * v, 1.164 * y + 2.112 * u]
     assert np.abs(green(colorspace="bt709") - np.clip(by_709, 0, 255)).max() <= 6
-
-
-def test_what_to_install_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "av", None)
-    visual("video", [photograph()]).check()
-    with pytest.raises(ImportError, match=r'pip install "capeval\[video\]"'):
-        visual("video", video()).check()
 
 
 # ---- damage: the frames before it are used, and the result says so

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import pickle
 import signal
 import threading
 import time
@@ -17,12 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-import capeval_core
-from capeval_core.cache import FeatureCache
 from capeval_core.cli import main
-from capeval_core.integrations.ray import CaptionScorer, ImageDecoder
 from capeval_core.integrations.shards import BatchScorer, ShardResult
-from capeval_core.metric import CaptionMetric
 from tests.integrations.breaking import BREAKS, BreakingPacS
 from tests.integrations.shard_inputs import workers, write_shards
 from tests.support.seams import score_shards
@@ -48,27 +43,6 @@ def turned() -> bytes:
     return picture(1, form="JPEG", exif=exif)
 
 
-IMAGES = [
-    *(picture(number) for number in range(4)),
-    *(picture(number, mode) for number, mode in enumerate(["RGBA", "P", "L", "LA"])),
-    turned(),
-]
-CAPTIONS = [f"a {('red', 'green', 'blue')[i % 3]} square" for i in range(len(IMAGES))]
-
-
-def fresh_metric() -> CaptionMetric:
-    """A metric that shares no features with other tests: their last bits depend on the batch they were in."""
-    return capeval_core.load("pacs", weights="tiny", cache=FeatureCache(1 << 24))
-
-
-@pytest.fixture(scope="module")
-def expected() -> list[float]:
-    """Scores of the images, none of which is 0."""
-    scores = fresh_metric().score(CAPTIONS, IMAGES).scores
-    assert min(scores) > 0 and len(set(scores)) == len(scores)
-    return scores
-
-
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[str]:
     """Ray on this machine, for the tests of this module."""
@@ -85,45 +59,6 @@ def cluster() -> Iterator[str]:
     )
     yield context.address_info["address"]
     ray.shutdown()
-
-
-def test_it_is_pickled_by_its_settings() -> None:
-    scorer = CaptionScorer("pacs", weights="tiny", w=2.5)
-    batch = {"image": IMAGES[:1], "caption": CAPTIONS[:1]}
-    before = scorer(batch)["score"]
-    content = pickle.dumps(scorer)
-    assert len(content) < 10_000
-    assert pickle.loads(content)(batch)["score"] == before
-    assert "|w:2.5|" in pickle.loads(content).signature
-
-
-def test_a_ray_pipeline_decodes_on_cpus_and_scores_in_actors(cluster: str, expected: list[float]) -> None:
-    import ray.data
-
-    rows = [
-        {"image": image, "caption": text, "n": n}
-        for n, (image, text) in enumerate(zip(IMAGES, CAPTIONS, strict=True))
-    ]
-    rows.append({"image": b"no image", "caption": "none", "n": len(rows)})
-    ray.data.DataContext.get_current().enable_progress_bars = False
-    scored = (
-        ray.data.from_items(rows, override_num_blocks=3)
-        .map_batches(ImageDecoder("pacs", weights="tiny"), batch_size=4)
-        .map_batches(
-            CaptionScorer,
-            fn_constructor_kwargs={"metric": "pacs", "weights": "tiny"},
-            compute=ray.data.ActorPoolStrategy(size=1),
-            batch_size=2,
-        )
-        .drop_columns(["image"])
-    )
-    found = {row["n"]: row for row in scored.iter_rows()}
-    assert sorted(found) == list(range(len(rows)))
-    for n, score in enumerate(expected):
-        assert found[n]["score"] == pytest.approx(score, abs=1e-6)
-        assert found[n]["error"] == "" and found[n]["parts"]["cosine"] == found[n]["score"] / 2
-    last = found[len(expected)]
-    assert np.isnan(last["score"]) and "not an image" in last["error"]
 
 
 def test_a_killed_worker_costs_no_row(cluster: str, tmp_path: Path) -> None:

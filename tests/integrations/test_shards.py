@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -13,32 +11,6 @@ import pytest
 from capeval_core.errors import FileError
 from capeval_core.integrations.shards import BatchScorer, score_shard
 from tests.integrations.shard_files import picture, rows_of, write_parquet
-
-
-def test_a_row_that_cannot_be_scored_costs_itself(weights: str) -> None:
-    batch: dict[str, list[Any]] = {
-        "caption": ["a dog", "", None, "a dog", "a dog", 5, " ", "a dog", "a dog", "\ud800"],
-        "image": [picture(0), picture(0), picture(0), b"GIF89a", None, picture(1), picture(1),
-                  "https://example.org/x.png", {"bytes": None, "path": "gone.png"}, picture(1)],
-    }  # fmt: skip
-    found = BatchScorer("pacs", weights=weights)(batch)
-    reasons = [
-        None,
-        "caption",
-        "caption",
-        "image",
-        "image",
-        "caption",
-        "caption",
-        "image",
-        "image",
-        "caption",
-    ]
-    assert [error and re.split(r"[ :]", error)[0] for error in found["error"]] == reasons
-    for column in ("score", "parts"):
-        assert [value is None for value in found[column]] == [reason is not None for reason in reasons]
-    alone = BatchScorer("pacs", weights=weights)({name: column[:1] for name, column in batch.items()})
-    assert found["score"][0] == pytest.approx(alone["score"][0], abs=1e-7)
 
 
 def test_failed_rows_alone_are_scored_again(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from capeval_core.errors import FileError
 from capeval_core.integrations.shards import (
     BatchScorer,
     check_shards,
@@ -77,25 +76,3 @@ def test_a_collection_in_a_store(store: Any, tmp_path: Path, weights: str) -> No
         local.threshold,
         local.kept,
     )
-
-
-def test_a_finished_target_in_a_store_is_kept(store: Any, tmp_path: Path) -> None:
-    rows = rows_of(5)
-    store.put_file(str(write_parquet(tmp_path / "0.parquet", rows)), f"{BUCKET}/kept/0.parquet")
-    source, target = f"{BUCKET}/kept/0.parquet", f"{BUCKET}/kept/out/0.parquet"
-    first = score_shard(source, target, "bleu")
-    assert score_shard(source, target, "bleu").skipped
-    with pytest.raises(FileError, match=r"s3://pairs/kept/out/0.parquet.*signature"):
-        score_shard(source, target, "rougel")
-    store.pipe_file(target, store.cat_file(target)[:-300])
-    with pytest.warns(UserWarning, match="s3://pairs/kept/out/0.parquet.*damaged"):
-        assert score_shard(source, target, "bleu") == first
-
-
-def test_what_is_not_there_is_named(store: Any, tmp_path: Path) -> None:
-    source = write_parquet(tmp_path / "0.parquet", rows_of(5))
-    with pytest.raises(OSError, match=r"s3://nowhere/0.parquet"):
-        score_shard(source, "s3://nowhere/0.parquet", "bleu")
-    for missing in (f"{BUCKET}/none.parquet", "s3://nowhere/0.parquet"):
-        with pytest.raises(FileError, match=missing):
-            score_shard(missing, tmp_path / "out.parquet", "bleu")
