@@ -31,7 +31,6 @@ DOCUMENTS = (
     "CONTRIBUTING.md",
     "metrics/*/README.md",
     "hub_cards/*.md",
-    "docs/*.md",
     "setup.cfg",
     "capeval_core/integrations/lmms_tasks/captions",
 )

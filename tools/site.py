@@ -18,7 +18,7 @@ from capeval_core.cli import COMMANDS, main
 from capeval_core.description import describe_metric
 from capeval_core.options import describe_options
 from capeval_core.registry import METRICS, metric_class, variant_classes
-from tools.documents import CHECKOUT, markdown
+from tools.documents import CHECKOUT, filled, markdown
 from tools.exactness import ON_CPU, ON_GPU, exactness_rows, has_networks, legend, read_lines
 
 MODULES = (
@@ -133,3 +133,8 @@ def on_files(files: Any, config: Any) -> Any:
     for path, text in pages().items():
         files.append(File.generated(config, path, content=text))
     return files
+
+
+def on_page_markdown(text: str, **_: Any) -> str:
+    """mkdocs asks this for a page's text: generated parts are filled in."""
+    return filled(text)
