@@ -99,22 +99,6 @@ def test_a_collection_joins_ids_written_in_several_ways(tmp_path: Path) -> None:
     assert read_collection(candidates, folder).references is None
 
 
-def test_everything_that_does_not_match_is_reported_at_once(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path / "images", "a.jpg", "c.jpg", "c.png")
-    candidates = written(tmp_path, {"a": "x", "b": "y", "c": "z"})
-    references = written(tmp_path, {"a": ["r"], "c": ["s"], "c.jpg": ["t"]}, "r.json")
-    with pytest.raises(FileError) as caught:
-        read_collection(candidates, folder, references)
-    _, ambiguous, missing, unknown = str(caught.value).split("\n  ")
-    assert f"{folder}: the id 'c' is ambiguous" in ambiguous
-    assert f"{folder}: 1 of 3 ids ('b') has no image" in missing
-    assert f"{references}: 1 of 3 ids ('b') has no references" in unknown
-    with pytest.raises(FileError) as caught:
-        read_collection(tmp_path / "no.json", tmp_path / "no", written(tmp_path, b"[", "r.json"))
-    places = [Path(problem.where).name for problem in caught.value.problems]
-    assert places == ["no.json", "no", "r.json"]
-
-
 @pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("other", ["0042", "42.png", "images/42", "COCO_val2014_000000000042.jpg"])
 def test_an_image_and_its_references_have_one_id(tmp_path: Path, wide: bool, other: str) -> None:
@@ -194,40 +178,6 @@ def test_columns_by_name(tmp_path: Path) -> None:
     gold = "image_id,generated\n7,r\n8,s\n"
     both = joined(tmp_path, one, gold, id_column="img", caption_column="generated")
     assert both.references == [["r"], ["s"]]
-
-
-@pytest.mark.parametrize(
-    ("candidates", "references", "options", "message"),
-    [
-        ("photo,title\n7,x\n", "", {}, r"c\.csv: .* id_column=\"photo\" and caption_column=\"title\""),
-        ("id,title\n7,x\n", "", {}, r"c\.csv: .* caption_column=\"title\""),
-        ("id,text,comment\n7,x,y\n", "", {}, r"c\.csv: .*'text' or 'comment' .* caption_column=\"text\""),
-        (
-            "id,title\n7,x\n", "id,title,caption\n7,x,y\n", {"caption_column": "title"},
-            r"r\.csv: .* of which 'title' or 'caption' may be the text: name it with reference_column=",
-        ),
-        ("id,caption\n7,x\n", "", {"caption_column": "titel"}, r"c\.csv: .* but no titel"),
-        ("id,caption\n7,x\n", "", {"id_column": "img"}, r"id_column='img' is no column of .*c\.csv or .*r"),
-        ("id,caption\n7,x\n", "", {"split": "test"}, r"split='test' is no split of .*: rows there have no"),
-        (
-            "id,caption,split\n7,x,test\n8,y,val\n9,z,val\n", "", {},
-            r"c\.csv holds the splits 'test' \(1\), 'val' \(2\): choose with split=\"test\"",
-        ),
-        (
-            "id,caption,split\n7,x,test\n8,y,val\n", "", {"split": "tests"},
-            r"c\.csv holds no captions of split 'tests', only of 'test' \(1\), 'val' \(1\)",
-        ),
-        (
-            "id,caption,split\n7,x,test\n8,y,val\n", "", {"split": "test,vall"},
-            r"split='vall' is no split of .*: the splits are 'test' \(1\), 'val' \(1\)",
-        ),
-    ],
-)  # fmt: skip
-def test_files_that_do_not_say_what_to_read(
-    tmp_path: Path, candidates: str, references: str, options: dict[str, str], message: str
-) -> None:
-    with pytest.raises(InputError, match=message):
-        joined(tmp_path, candidates, references or "id,caption\n7,x\n", **options)
 
 
 def test_splits(tmp_path: Path) -> None:

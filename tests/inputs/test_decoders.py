@@ -58,18 +58,6 @@ def test_scores_and_errors_are_the_same(files: list[Any], tmp_path: Path) -> Non
     assert found[0] == found[1] and len(found[0][1]) == len(wrong)
 
 
-def test_paths_are_those_of_the_folder_at_hand_which_may_be_gone(
-    files: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expected = result_of(files[:2], None).scores
-    monkeypatch.chdir(files[0].parent)
-    assert result_of([path.name for path in files[:2]], 2).scores == expected
-    (tmp_path / "gone").mkdir()
-    monkeypatch.chdir(tmp_path / "gone")
-    (tmp_path / "gone").rmdir()
-    assert result_of(files[:2], 2).scores == expected
-
-
 def test_work_of_processes_that_are_killed_is_done_here(files: list[Any]) -> None:
     expected, before = result_of(files, None).scores, children()
     assert result_of(files, 3).scores == expected

@@ -312,18 +312,3 @@ def test_a_small_file_does_not_become_any_size(tmp_path: Path, monkeypatch: pyte
         monkeypatch.setattr(sys, "stdin", endless)
         with pytest.raises(FileError, match="standard input is longer than"):
             read_texts("-")
-
-
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("c.json", '{{"a": "x", {odd}: "y"}}'),
-        ("d.json", '[{{"image_id": {odd}, "caption": "y"}}]'),
-        ("c.jsonl", '{{"id": {odd}, "caption": "y"}}'),
-    ],
-)
-def test_ids_that_are_not_utf8_are_refused(tmp_path: Path, name: str, content: str) -> None:
-    """They would fail when results are written, after all work."""
-    path = written(tmp_path, content.format(odd=json.dumps("caf\udce9.jpg")), name)
-    with pytest.raises(FileError, match=rf"{name}: .*'caf\\udce9\.jpg', which is not UTF-8"):
-        read_texts(path)

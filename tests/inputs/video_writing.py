@@ -100,18 +100,6 @@ def damaged_frame(data: bytes, number: int) -> bytes:
     return data[:middle] + bytes(end - middle) + data[end:]
 
 
-def growing(second: tuple[int, int] = (64, 48)) -> bytes:
-    """An AVI of two frames, 32x32 as its header says, and larger."""
-    sizes = ((32, 32), second)
-    first, other = (written(drawn(2, *size), fmt="avi", codec="mjpeg", pix_fmt="yuvj420p") for size in sizes)
-    (start, end, own), (_, _, large) = chunk(first, 1), chunk(other, 1)
-    data = first[:start] + large + first[end:]
-    data = data[: data.find(b"idx1")]  # without the index frames are found by walking over them
-    movi = data.index(b"movi") - 4
-    size = int.from_bytes(data[movi : movi + 4], "little") + len(large) - len(own)
-    return data[:movi] + size.to_bytes(4, "little") + data[movi + 4 :]
-
-
 def of_many_samples(count: int = 100_000_000) -> bytes:
     """An MP4 of few bytes that states so many samples, all of one size."""
     data = video("mp4")

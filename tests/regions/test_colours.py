@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,6 @@ import pytest
 from PIL import Image
 from scipy import ndimage
 
-from capeval_core.demo import demo_set
 from tests.inputs.photographs import encoded
 from tests.support.seams import open_regions
 from tools.scenes import Scene, SceneObject, draw, masks, sample_scene
@@ -44,13 +42,6 @@ def test_order_is_that_of_reading_and_quality_the_share() -> None:
         assert len(segment(form)) == 3
 
 
-def test_touching_objects_of_one_colour_merge() -> None:
-    two = [SceneObject("circle", "green", "large", (x, 0.5), 0.3) for x in (0.4, 0.6)]
-    assert len(segment(draw(Scene(tuple(two), "white")))) == 1
-    other = SceneObject("circle", "brown", "large", (0.6, 0.5), 0.3)
-    assert len(segment(draw(Scene((two[0], other), "white")))) == 2
-
-
 @pytest.mark.parametrize("scale", [8, 25])
 def test_patches_are_scipys_components(scale: int) -> None:
     grid = np.pad(np.random.default_rng(scale).random((9, 12)) < 0.5, 1)
@@ -60,17 +51,3 @@ def test_patches_are_scipys_components(scale: int) -> None:
     expected = {(labels == i).tobytes() for i in range(1, count + 1)}
     enclosed = {mask.tobytes() for mask in found} - expected  # background that a patch surrounds is another
     assert not enclosed and len(found) == count
-
-
-def test_large_images_have_the_same_regions_in_bounded_memory() -> None:
-    image = Image.open(demo_set()[1].image).convert("RGB")
-    small = segment(image)
-    large = image.resize((16 * 192, 16 * 192), Image.Resampling.NEAREST)  # 9.4 megapixels
-    tracemalloc.start()
-    regions = segment(large)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert regions.size == (large.height, large.width) and len(regions) == len(small)
-    assert np.abs(regions.boxes - 16 * small.boxes).max() <= 16
-    assert peak < 40 * large.width * large.height
-    assert segment(large.crop((0, 0, 3071, 3001))).size == (3001, 3071)  # no multiple of the step

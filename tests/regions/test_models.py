@@ -15,7 +15,7 @@ from capeval_core import load
 from capeval_core.cache import FeatureCache
 from capeval_core.cli import main
 from tests.golden import recipe
-from tests.hub import Repository, ask, commit, serving
+from tests.hub import commit
 from tests.regions.conftest import save_owlv2, save_sam
 from tests.support.seams import LIMITS, convert, open_regions, shapes
 
@@ -212,36 +212,3 @@ def test_the_config_of_the_default_on_the_hub() -> None:
     assert theirs["vision_encoder.layers.11.mlp.lin1.weight"] == (696, 168)
     ours = shapes("sam", {"architecture": {"transformers": config}})
     assert {name: x.shape for name, x in ours.items()} == theirs
-
-
-OPEN = """
-import json
-from PIL import Image
-from tests.support.seams import open_regions
-
-results = []
-for spec in ("objects", "objects:org/sam@v1", "rectangles:org/owl", "objects:org/none", "rectangles:org/sam"):
-    try:
-        source = open_regions(spec, device="cpu")
-        regions = source.segment(Image.new("RGB", (60, 40), "red"))
-        results.append([source.name, source.fingerprint, list(regions.size), len(regions) + regions.dropped])
-    except ValueError as error:
-        results.append(str(error))
-print(json.dumps(results))
-"""
-
-
-@pytest.mark.system
-def test_models_from_the_hub(sam_folder: Path, owlv2_folder: Path, tmp_path: Path) -> None:
-    sam, owl = (Repository.of({"main": folder, "v1": folder}) for folder in (sam_folder, owlv2_folder))
-    with serving({SEGMENTER: sam, DETECTOR: owl, "org/sam": sam, "org/owl": owl}) as hub:
-        default, named, rectangles, none, another = ask(OPEN, hub.address, tmp_path)
-    main_, v1 = commit("main")[:8], commit("v1")[:8]
-    assert default[0] == f"objects:{SEGMENTER}@{main_}+{DETECTOR}@{main_}"
-    assert named[0] == f"objects:org/sam@{v1}+{DETECTOR}@{main_}"
-    assert rectangles[0] == f"rectangles:org/owl@{main_}"
-    assert default[1] == named[1]  # the same weights under another name
-    assert default[2] == [40, 60] and default[3] > 0
-    assert "'org/none'" in none and "'org/sam'" in another and "owlv2" in another
-    files = {request.rsplit("/", 1)[-1] for request in hub.requests if "/resolve/" in request}
-    assert files == {"config.json", "preprocessor_config.json", "model.safetensors"}
