@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import re
-import shlex
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from capeval_core.commands.common import FILES, add_flags, chosen, tell_reasons
 from capeval_core.commands.terminal import Parser, complain, first_named, flag, interruptible, summary
 from capeval_core.errors import did_you_mean
-from capeval_core.inputs.text_files import FileOptions
-
-if TYPE_CHECKING:
-    from capeval_core.training.captioned import CaptionedImages
 
 CAPTIONS, IMAGES = "captions", "images"
 _ABOUT = {
@@ -32,20 +26,29 @@ def run(arguments: list[str]) -> int:
             f"{what!r} cannot be generated{did_you_mean(what, _ABOUT)} (known: {', '.join(_ABOUT)})"
         )
     from capeval_core.training.augmentation import CaptionAugmentation, ImageAugmentation, augment
+    from capeval_core.training.captioned import CaptionSource
 
     settings: Any = CaptionAugmentation if what == CAPTIONS else ImageAugmentation
-    flags = _parser(what, settings).read(rest)
+    flags = _parser(what, settings, CaptionSource).read(rest)
     part = re.fullmatch("([0-9]+)/([0-9]+)", flags.shard)
     if part is None or not 1 <= int(part[1]) <= int(part[2]):
         raise ValueError(f"--shard {flags.shard}: expected I/N with I from 1 to N, e.g. 1/4")
     augmentation = settings.of(f"capeval augment {what}", chosen(flags, settings))
-    captioned, given = _captioned(what, flags)
+    source = CaptionSource(**chosen(flags, CaptionSource))
+    given = flags.images if what == CAPTIONS else flags.captions
+    if (given is None) == (source.dataset is None):
+        raise ValueError(f"pass either {_NEEDED[what]} or --dataset DATASET")
+    if source.dataset is not None and flags.captions is not None:
+        raise ValueError("--captions FILE goes with --images FOLDER: a dataset has ids of its own")
+    if source.dataset is None:
+        captioned = source.read(flags.captions, flags.images)
+    else:
+        captioned = source.read_dataset("images" if what == CAPTIONS else "captions")
     with interruptible(f"what was generated is kept in {flags.out}: run the same command again to go on"):
-        counts = augment(augmentation, captioned, given, flags.out, (int(part[1]), int(part[2])))
-    dropped = f"{counts.dropped.total():,} dropped"
-    if counts.dropped:
-        reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(counts.dropped.items()))
-        dropped += f" ({reasons})"
+        shares = int(part[1]), int(part[2])
+        counts = augment(augmentation, captioned, given or source.dataset, flags.out, shares)
+    reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(counts.dropped.items()))
+    dropped = f"{counts.dropped.total():,} dropped{f' ({reasons})' if reasons else ''}"
     of = f" (part {flags.shard})" if int(part[2]) > 1 else ""
     found = f"{counts.made:,} generated, {counts.found:,} found, {dropped}, {len(counts.failed):,} failed"
     summary([what + of, found], ["folder", str(flags.out)])
@@ -57,58 +60,11 @@ def run(arguments: list[str]) -> int:
     tell_reasons(counts.failed, counts.total, IMAGES)
     if not counts.made and not counts.found and (counts.failed or counts.dropped):
         return 1
-    data = ["--captions", str(flags.captions or "captions.json"), "--images", str(flags.images or "images")]
-    if flags.dataset is not None:
-        data = ["--dataset", flags.dataset]
-        data += ["--id-column", flags.id_column] if flags.id_column is not None else []
-    more = [*data, "--positives", str(flags.out), "--start", "WEIGHTS", "--out", "FOLDER"]
-    command = shlex.join(["capeval", "train", "pacs", *more])
-    print(f"train with them, when there are captions and images:\n  {command}")
+    print(f"train with them, their captions and images: `capeval train pacs ... --positives {flags.out}`")
     return 0
 
 
-def _captioned(what: str, flags: argparse.Namespace) -> tuple[CaptionedImages, Any]:
-    """What positives are generated of, and its name."""
-    from capeval_core.training.captioned import read_captioned
-
-    given = flags.images if what == CAPTIONS else flags.captions
-    if (given is None) == (flags.dataset is None):
-        raise ValueError(f"pass either {_NEEDED[what]} or --dataset DATASET")
-    if flags.dataset is None:
-        columns = {"id_column": flags.id_column, "caption_column": flags.caption_column}
-        options = FileOptions(**columns, split=flags.split)
-        return read_captioned(flags.captions, flags.images, None, options), given
-    if flags.captions is not None:
-        raise ValueError("--captions FILE goes with --images FOLDER: a dataset has ids of its own")
-    return dataset_of(flags, "image" if what == CAPTIONS else "caption"), flags.dataset
-
-
-def dataset_of(flags: argparse.Namespace, *columns: str) -> CaptionedImages:
-    """What `image` and `caption` of a dataset hold."""
-    from capeval_core.training.captioned import open_dataset
-
-    return open_dataset(
-        flags.dataset,
-        split=flags.split or "train",
-        image_column=(flags.image_column or "image") if "image" in columns else None,
-        caption_column=(flags.caption_column or "caption") if "caption" in columns else None,
-        id_column=flags.id_column,
-    )
-
-
-def add_source_flags(group: Any, *columns: str) -> None:
-    """Flags of a dataset of Hugging Face, and of the columns of it or of a file."""
-    flag(group, "--dataset NAME", "or: a dataset's folder (`save_to_disk`) or Hub id")
-    text = "part of it (default: train), or of a file whose rows name theirs, e.g. train,restval"
-    flag(group, "--split NAME", text)
-    if "image" in columns:
-        flag(group, "--image-column NAME", "of the dataset's images (default: image)")
-    flag(group, "--caption-column NAME", "of captions, in a file or dataset (default: caption)")
-    text = "of image ids in a file; rows of a dataset with equal ids show one image (default: row numbers)"
-    flag(group, "--id-column NAME", text)
-
-
-def _parser(what: str, settings: Any) -> Parser:
+def _parser(what: str, settings: Any, source: Any) -> Parser:
     parser = Parser(
         f"augment {what}",
         f"{_NEEDED[what]}{' [--captions FILE]' if what == CAPTIONS else ''} --out FOLDER [options]",
@@ -125,7 +81,7 @@ def _parser(what: str, settings: Any) -> Parser:
     flag(files, "--captions FILE", text)
     flag(files, "--out FOLDER", "folder to write, or to continue", required=True)
     flag(files, "--shard I/N", "share of the work of this process, e.g. 1/4 (default: 1/1)", default="1/1")
-    add_source_flags(parser.add_argument_group("dataset and columns"), *["image"] * (what == CAPTIONS))
+    add_flags(parser, source, title="dataset, and columns and splits")
     add_flags(parser, settings, title="options of the generation")
     if what == IMAGES:
         parser.set_defaults(images=None)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from capeval_core.commands.augment import add_source_flags, dataset_of
 from capeval_core.commands.common import FILES, add_flags, chosen
 from capeval_core.commands.terminal import Parser, complain, first_named, flag, interruptible
 from capeval_core.errors import FileError, file_problem, naming
-from capeval_core.inputs.text_files import FileOptions
-from capeval_core.training.captioned import CaptionedImages, images_of, read_captioned
+from capeval_core.training.captioned import CaptionedImages, CaptionSource, images_of
 from capeval_core.training.pacs import PacsTraining, PairData, train_pacs
 from capeval_core.training.regions import RegionTraining, train_on_regions
 from capeval_core.training.trainer import CURVES, LOG, REGIONS, STATE, TOWERS, TRACKED, WEIGHTS
@@ -44,9 +43,19 @@ def run(arguments: list[str]) -> int:
     if regions is not None:
         box_source_opener(regions)
     store = store_of(regions)
-    captioned = _captioned(flags, store)
-    prepare = _pacs if name == "pacs" else _on_regions
-    train = prepare(training, captioned, store, flags)
+    source = CaptionSource(**chosen(flags, CaptionSource))
+    if (flags.captions is None) == (source.dataset is None):
+        raise ValueError("pass either --captions FILE or --dataset NAME")
+    if flags.captions is not None and flags.images is None and store is None:
+        raise ValueError("--images is missing: pass the folder of the images that --captions is about")
+    if source.dataset is None:
+        captioned = source.read(flags.captions, flags.images, store)
+    else:
+        captioned = source.read_dataset("images", "captions")
+    if name == "pacs":
+        train = _pacs(training, captioned, source, flags)
+    else:
+        train = _on_regions(training, captioned, store, flags)
     out.mkdir(parents=True, exist_ok=True)
     with interruptible(f"the training is kept in {out}: run the same command again to go on"):
         weights = train(out, report=complain)
@@ -63,22 +72,8 @@ def run(arguments: list[str]) -> int:
     return 0
 
 
-def _captioned(flags: argparse.Namespace, store: Any) -> CaptionedImages:
-    if (flags.captions is None) == (flags.dataset is None):
-        raise ValueError("pass either --captions FILE or --dataset NAME")
-    if flags.dataset is not None:
-        return dataset_of(flags, "image", "caption")
-    if flags.images is None and store is None:
-        raise ValueError("--images is missing: pass the folder of the images that --captions is about")
-    return read_captioned(flags.captions, flags.images, store, _columns(flags, flags.split))
-
-
-def _columns(flags: argparse.Namespace, split: str | None) -> FileOptions:
-    return FileOptions(id_column=flags.id_column, caption_column=flags.caption_column, split=split)
-
-
 def _pacs(
-    training: PacsTraining, captioned: CaptionedImages, _: Any, flags: argparse.Namespace
+    training: PacsTraining, captioned: CaptionedImages, source: CaptionSource, flags: argparse.Namespace
 ) -> Callable[..., Path]:
     from capeval_core.training.positives import Positives
 
@@ -89,7 +84,7 @@ def _pacs(
             raise ValueError(
                 "--validation-images is missing: pass the folder of the images that are held out"
             )
-        validation = read_captioned(file, folder, None, _columns(flags, flags.validation_split))
+        validation = replace(source, split=flags.validation_split).read(file, folder)
     return partial(train_pacs, training, PairData(training, captioned, positives, validation))
 
 
@@ -135,7 +130,6 @@ def _parser(settings: Any) -> Parser:
     files = parser.add_argument_group("captions and images")
     flag(files, "--captions FILE", "captions by image id")
     flag(files, "--images FOLDER", "the images that they describe")
-    add_source_flags(files, "image")
     if name == "umic":
         text = "human judgements that end the training early: JSON, JSON lines or CSV with image_id, caption "
         flag(files, "--judgements FILE", text + "and score")
@@ -148,5 +142,6 @@ def _parser(settings: Any) -> Parser:
         flag(files, "--validation-images FOLDER", "their images (default: --images)")
     text = "folder of the training: weights, log.jsonl, curves.png, and its state"
     flag(files, "--out FOLDER", text, required=True)
+    add_flags(parser, CaptionSource, title="dataset, and columns and splits")
     add_flags(parser, settings, title="options of the training")
     return parser

@@ -55,6 +55,16 @@ _TENSORS = ["*model.safetensors", "*-of-*.safetensors"]
 """Patterns of the files of a model: no pickles, no code, no variants in other numeric types."""
 
 
+def _whole(class_: Any, path: Path, dtype: torch.dtype) -> Any:
+    """A model with all of its tensors, where libraries would draw missing ones at random."""
+    model, loaded = class_.from_pretrained(
+        path, dtype=dtype, use_safetensors=True, local_files_only=True, output_loading_info=True
+    )
+    if missing := sorted(map(str, loaded["missing_keys"])):
+        raise WeightsError(f"{path.name}: {len(missing):,} tensors are missing, such as {missing[0]}")
+    return model
+
+
 class Captioner:
     """A BLIP captioner in transformers' format."""
 
@@ -64,12 +74,7 @@ class Captioner:
         self._settings, self._device = settings, resolve_device(settings.device)
         self._dtype = DTYPES[settings.dtype]
         self._processor: Any = BlipProcessor.from_pretrained(path, local_files_only=True)
-        class_: Any = BlipForConditionalGeneration
-        model, loaded = class_.from_pretrained(
-            path, dtype=self._dtype, use_safetensors=True, local_files_only=True, output_loading_info=True
-        )
-        if missing := sorted(loaded["missing_keys"]):
-            raise WeightsError(f"it lacks tensors of a BLIP captioner, such as {missing[0]}")
+        model = _whole(BlipForConditionalGeneration, path, self._dtype)
         prompt = len(self._processor.tokenizer(settings.prompt)["input_ids"]) - 1
         positions = model.config.text_config.max_position_embeddings
         if not prompt < settings.max_length <= positions:
@@ -128,7 +133,11 @@ class TextToImage:
 
         pipelines: Any = AutoPipelineForText2Image
         safely = {"use_safetensors": True, "trust_remote_code": False, "local_files_only": True}
-        pipeline = pipelines.from_pretrained(path, dtype=DTYPES[settings.dtype], **safely)
+        dtype = DTYPES[settings.dtype]
+        pipeline = pipelines.from_pretrained(path, dtype=dtype, **safely)
+        for name, module in pipeline.components.items():
+            if isinstance(module, torch.nn.Module):
+                pipeline.register_modules(**{name: _whole(type(module), path / name, dtype)})
         self._pipeline: Any = pipeline.to(resolve_device(settings.device))
         self._pipeline.set_progress_bar_config(disable=True)
         self._settings = settings

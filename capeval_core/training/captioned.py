@@ -6,14 +6,14 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import NoneType
-from typing import Any
+from typing import Any, ClassVar
 
 from capeval_core.errors import Problems, did_you_mean, expanded_path, file_problem, shown, warn, wrong_option
 from capeval_core.inputs.box_stores import BoxFeatureStore
 from capeval_core.inputs.folder import Folder, paths_by_id
 from capeval_core.inputs.images import InputImage, InputVisual
 from capeval_core.inputs.text_files import REFERENCE_FIELDS, FileOptions, read_texts, refuse_unused
+from capeval_core.options import option
 from capeval_core.scores.boxes import boxes_by_id
 
 
@@ -45,28 +45,94 @@ class CaptionedImages:
         return map(self.visual, range(len(self.ids)))
 
 
-def read_captioned(
-    captions: Path | None,
-    images: Path | None,
-    store: BoxFeatureStore | None = None,
-    options: FileOptions | None = None,
-) -> CaptionedImages:
-    """Captions of a file, with a folder of images or with box features; without a file: all of the folder."""
-    problems, options = Problems(), options or FileOptions()
-    if captions is None:
-        paths = paths_by_id(images, problems) if images is not None else {}
+@dataclass(frozen=True, kw_only=True)
+class CaptionSource(FileOptions):
+    """How captions and images are read, of files or of a dataset of Hugging Face."""
+
+    without: ClassVar[tuple[str, ...]] = ("reference_column",)
+
+    dataset: str | None = option(
+        None, "instead of files: a dataset's folder (`save_to_disk`) or Hub id; --split is train by default"
+    )
+    image_column: str = option("image", "column of a dataset's images")
+
+    def read(
+        self, captions: Path | None, images: Path | None, store: BoxFeatureStore | None = None
+    ) -> CaptionedImages:
+        """Captions of a file, with a folder of images or box features; without a file all of the folder."""
+        problems = Problems()
+        if captions is None:
+            paths = paths_by_id(images, problems) if images is not None else {}
+            problems.raise_if_any()
+            return CaptionedImages(list(paths), [], [], _images(list(paths), paths))
+        texts = read_texts(captions, REFERENCE_FIELDS, problems, self)
+        refuse_unused(self, {captions: texts}, problems)
+        if images is not None and store is None:
+            texts.use_id_column(Folder(images).find)
         problems.raise_if_any()
-        return CaptionedImages(list(paths), [], [], _images(list(paths), paths))
-    texts = read_texts(captions, REFERENCE_FIELDS, problems, options)
-    refuse_unused(options, {captions: texts}, problems)
-    if images is not None and store is None:
-        texts.use_id_column(Folder(images).find)
-    problems.raise_if_any()
-    rows = [(image_id, text) for image_id, text in texts.rows if text.strip()]
-    if empty := len(texts.rows) - len(rows):
-        warn(f"{captions}: {empty:,} captions are empty and left out")
-    ids, own = [image_id for image_id, _ in rows], [text for _, text in rows]
-    return images_of(ids, own, images, store, texts.file_names)
+        rows = [(image_id, text) for image_id, text in texts.rows if text.strip()]
+        if empty := len(texts.rows) - len(rows):
+            warn(f"{captions}: {empty:,} captions are empty and left out")
+        ids, own = [image_id for image_id, _ in rows], [text for _, text in rows]
+        return images_of(ids, own, images, store, texts.file_names)
+
+    def read_dataset(self, *kinds: str) -> CaptionedImages:
+        """The `images` and `captions` of the dataset; rows of one `id_column` show one image."""
+        import datasets
+
+        name, split, problems = str(self.dataset), self.split or "train", Problems()
+        path = expanded_path(name)
+        try:
+            loaded: Any = None
+            if path.exists():
+                loaded = datasets.load_from_disk(str(path))
+            else:
+                loaded = datasets.load_dataset(name, split=split)
+        except Exception as error:  # whatever the Hub, its client or the files raise
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            fix = "pass the folder of `save_to_disk`, or the id of a dataset on the Hub"
+            found = f"a dataset ({reason})"
+            raise wrong_option("dataset", name, found, fix, verb="could not be loaded as") from None
+        if isinstance(loaded, datasets.DatasetDict):
+            if split not in loaded:
+                raise wrong_option("split", split, f"not in {name} ({', '.join(loaded)})", "")
+            loaded = loaded[split]
+        caption = self.caption_column or "caption"
+        needed = {"image_column": self.image_column} if "images" in kinds else {}
+        needed |= {"caption_column": caption} if "captions" in kinds else {}
+        needed |= {"id_column": self.id_column} if self.id_column is not None else {}
+        for flag, column in needed.items():
+            if column not in (known := loaded.column_names):
+                found = f"no column of {name}{did_you_mean(column, known)} ({', '.join(known)})"
+                raise wrong_option(flag, column, found, "")
+        names = list(map(str, loaded[self.id_column] if self.id_column is not None else range(len(loaded))))
+        rows: dict[str, int] = {}  # of each image the first
+        captions, images = [], []
+        for row, texts in enumerate(loaded[caption] if "captions" in kinds else [()] * len(names)):
+            if "captions" not in kinds:
+                rows.setdefault(names[row], row)
+            for text in texts if isinstance(texts, (list, tuple)) else [texts]:
+                if isinstance(text, str) and text.strip():
+                    rows.setdefault(names[row], row)
+                    captions.append(text)
+                    images.append(names[row])
+                else:
+                    fix = "leave it out, or pass a column of texts"
+                    problems.add(
+                        file_problem(name, shown(text), fix, index=f"row {row}: {caption}", verb="is")
+                    )
+        problems.raise_if_any()
+        ids, pictures = list(rows), None
+        if "images" in kinds:
+            if isinstance(loaded.features[self.image_column], datasets.Image):
+                loaded = loaded.cast_column(self.image_column, datasets.Image(decode=False))
+            pictures = loaded.select_columns([self.image_column])
+
+        def visual(i: int) -> InputImage:
+            picture = None if pictures is None else pictures[rows[ids[i]]][self.image_column]
+            return InputImage.of(picture, f"image of {ids[i]!r}")
+
+        return CaptionedImages(ids, captions, images, visual)
 
 
 def images_of(
@@ -89,58 +155,3 @@ def images_of(
 
 def _images(ids: list[str], found: Mapping[str, Any]) -> Callable[[int], InputVisual[Any]]:
     return lambda i: InputImage.of(found[ids[i]], f"image of {ids[i]!r}")
-
-
-def open_dataset(
-    name: str, *, split: str, image_column: str | None, caption_column: str | None, id_column: str | None
-) -> CaptionedImages:
-    """Images and captions of a dataset of Hugging Face; of either alone where the other column is None."""
-    import datasets
-
-    path = expanded_path(name)
-    try:
-        loaded: Any = (
-            datasets.load_from_disk(str(path)) if path.exists() else datasets.load_dataset(name, split=split)
-        )
-    except Exception as error:  # whatever the Hub, its client or the files raise
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        fix = "pass the folder of `save_to_disk`, or the id of a dataset on the Hub"
-        found = f"a dataset ({reason})"
-        raise wrong_option("dataset", name, found, fix, verb="could not be loaded as") from None
-    if isinstance(loaded, datasets.DatasetDict):
-        if split not in loaded:
-            raise wrong_option("split", split, f"not in {name} ({', '.join(loaded)})", "")
-        loaded = loaded[split]
-    columns = {"image_column": image_column, "caption_column": caption_column, "id_column": id_column}
-    for option, column in columns.items():
-        if column is not None and column not in (known := loaded.column_names):
-            found = f"no column of {name}{did_you_mean(column, known)} ({', '.join(known)})"
-            raise wrong_option(option, column, found, "")
-    names = list(map(str, loaded[id_column] if id_column is not None else range(len(loaded))))
-    problems = Problems()
-    rows: dict[str, int] = {}  # of each image the first
-    captions, images = [], []
-    for row, texts in enumerate(loaded[caption_column] if caption_column is not None else [()] * len(names)):
-        if caption_column is None:
-            rows.setdefault(names[row], row)
-        for text in texts if isinstance(texts, (list, tuple)) else [texts]:
-            if not isinstance(text, str) or not text.strip():
-                fix = "leave it out" if isinstance(text, (str, NoneType)) else "pass a column of texts"
-                where = f"row {row}: {caption_column}"
-                problems.add(file_problem(name, shown(text), fix, index=where, verb="is"))
-                continue
-            rows.setdefault(names[row], row)
-            captions.append(text)
-            images.append(names[row])
-    problems.raise_if_any()
-    ids, pictures = list(rows), None
-    if image_column is not None:
-        if isinstance(loaded.features[image_column], datasets.Image):
-            loaded = loaded.cast_column(image_column, datasets.Image(decode=False))
-        pictures = loaded.select_columns([image_column])
-
-    def visual(i: int) -> InputImage:
-        picture = None if pictures is None else pictures[rows[ids[i]]][image_column]
-        return InputImage.of(picture, f"image of {ids[i]!r}")
-
-    return CaptionedImages(ids, captions, images, visual)

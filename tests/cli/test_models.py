@@ -87,7 +87,7 @@ def test_models_are_whole_and_safetensors(
     assert augment(capeval, what, given).status == 2
     path.rename(path.with_suffix(".bin"))
     ran = augment(capeval, what, given)
-    assert ran.status == 2 and "pickled weights are not opened" in ran.err and not Path("out").exists()
+    assert ran.status == 2 and "safetensors" in ran.err and not Path("out").exists()
 
 
 @pytest.mark.usefixtures("place")
