@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,8 +17,6 @@ from tests.hub import Repository, ask, serving
 from tests.judgements.conftest import Judge
 from tests.judgements.data import (
     REFERENCES,
-    SHARED,
-    needs_shared,
     write_expert,
     write_foil,
     write_json,
@@ -362,28 +359,3 @@ print(json.dumps([main([*given, name]) for name in names]))
     repositories = {"datasets/org/judged": Repository.of({"main": folder, "v1": folder})}
     with serving(repositories) as hub:
         assert ask(code, hub.address, tmp_path / "home") == [0, 0, 2]
-
-
-@needs_shared
-@pytest.mark.parametrize(
-    ("name", "folder", "labels"),
-    [
-        ("flickr8k_expert", "flickr8k_expert", ("BLEU-1", "BLEU-4", "ROUGE-L", "CIDEr", "METEOR", "FLEUR")),
-        ("flickr8k_cf", "flickr8k_cf", ("BLEU-1", "CIDEr", "METEOR")),
-        ("composite", "composite", ("BLEU-1", "BLEU-4", "ROUGE-L", "CIDEr", "METEOR", "FLEUR")),
-        ("nebula", "nebula_test", ("BLEU-4", "CIDEr", "METEOR")),
-        ("capeval1k", "capeval1k", ("BLEU-1", "CIDEr", "METEOR")),
-    ],
-)
-def test_stored_scores_of_the_sets_give_the_expected_taus(
-    name: str, folder: str, labels: tuple[str, ...], judge: Judge
-) -> None:
-    expected = json.loads((SHARED / folder / "expected.json").read_text())["recomputed"]
-    found = judge(name, SHARED, None, "--scores", SHARED / folder / "scores.npz")
-    for label in labels:
-        for column, value in found.values(label).items():
-            assert value == pytest.approx(expected[label][f"kendall_{column}"], abs=1e-6)
-            cell: Any = found.cells[label, column]
-            if name == "flickr8k_expert" and cell["published"]:
-                digits = len(cell["published"].rpartition(".")[2])
-                assert round(value, digits) == float(cell["published"])

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-from tests.hub import Repository, ask, commit, serving
 from tests.phrases.tiny_parser import GRAPHS
 from tests.support.seams import LIMITS, open_phrases
 
@@ -85,30 +84,6 @@ def test_a_sentence_is_parsed_once_by_all_parsers_of_a_model(
     for apart in (opened(parser_folder, beams=2), opened(copy, beams=3)):
         apart.phrases(["two men"])
     assert sum(generated) == 4
-
-
-@pytest.mark.system
-def test_a_parser_from_the_hub(parser_folder: Path, tmp_path: Path) -> None:
-    code = f"""
-import json, warnings
-from tests.support.seams import open_phrases
-answers = []
-with warnings.catch_warnings(record=True) as warned:
-    warnings.simplefilter("always")
-    for name in ("org/parser", "org/parser@v1", "org/parser@{commit("v1")[:9]}", "org/none", "org/parser@v9"):
-        try:
-            parser = open_phrases(name, device="cpu", beams=1)
-            answers.append([parser.name, parser.phrases(["two men"])[0].phrases, len(warned)])
-        except ValueError as error:
-            answers.append(str(error))
-print(json.dumps(answers))
-"""
-    repositories = {"org/parser": Repository.of({"main": parser_folder, "v1": parser_folder})}
-    with serving(repositories) as hub:
-        newest, tagged, pinned, missing, unknown = ask(code, hub.address, tmp_path)
-    assert newest == [f"parser@{commit('main')[:8]}", ["men is 2"], 0]
-    assert tagged == pinned == [f"parser@{commit('v1')[:8]}", ["men is 2"], 0]
-    assert "'org/none'" in missing and "'org/parser@v9'" in unknown
 
 
 # ---- sentences end where a reader would say so, and no word is lost

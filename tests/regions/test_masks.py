@@ -70,18 +70,6 @@ def test_runs_are_cocos(mask: NDArray[np.bool_]) -> None:
     assert [own.tolist() for own in found.runs] == [plain_runs(mask)] * 3
 
 
-@given(st.data())
-def test_rectangles(data: st.DataObject) -> None:
-    height, width = data.draw(st.tuples(st.integers(2, 7), st.integers(2, 7)))
-    x0, y0 = data.draw(st.tuples(st.floats(-3, 9), st.floats(-3, 9)))
-    w, h = data.draw(st.tuples(st.floats(0, 9), st.floats(0, 9)))
-    x, y = np.meshgrid(np.arange(width) + 0.5, np.arange(height) + 0.5)
-    expected = (x >= x0) & (x < x0 + w) & (y >= y0) & (y < y0 + h)
-    found = regions_of({"bbox": [x0, y0, w, h]}, np.ones((height, width), bool), size=(height, width))
-    assert len(found) == 1 + expected.any()
-    assert (found.masks()[0] == (expected if expected.any() else True)).all()
-
-
 def test_compressed_runs_of_pycocotools() -> None:
     """`counts` that pycocotools 2.0 writes."""
     found = regions_of({"size": [44, 28], "counts": r"\975mk0?"}, size=(44, 28))
@@ -128,15 +116,6 @@ def test_empty_masks_are_dropped_and_counted() -> None:
     assert len(none) == 0 and none.masks().shape == (0, 6, 8) and none.boxes.shape == (0, 4)
 
 
-@pytest.mark.parametrize("name", ["42", "COCO_val2014_000000000042", "COCO_val2014_000000000042.png"])
-def test_ids_are_those_of_captions(name: str, tmp_path: Path) -> None:
-    path = tmp_path / "COCO_val2014_000000000042.png"
-    blank(6, 8).save(path)
-    source = open_regions({name: [RUNS], "7": []})
-    for image in (path, {"bytes": path.read_bytes(), "path": str(path)}, blank(6, 8, str(path))):
-        assert len(source.segment(image)) == 1
-
-
 def test_files_are_those_of_coco(tmp_path: Path) -> None:
     annotation = {"image_id": 42, "segmentation": RUNS, "score": 0.75}
     coco = {"images": [{"id": 5, "file_name": "42.png"}], "annotations": [annotation | {"image_id": 5}]}
@@ -177,15 +156,3 @@ def test_fingerprints_cover_the_masks() -> None:
     prints = [open_regions(masks).fingerprint for masks in [*written, {"a": [RUNS | {"score": 1}]}]]
     assert len(set(prints)) == 6
     assert open_regions({"a": [MASK.copy()]}).fingerprint == prints[0]
-
-
-def test_images_without_names_have_regions_by_content() -> None:
-    red, blue = np.full((6, 8, 3), 200, np.uint8), np.full((6, 8, 3), 20, np.uint8)
-    of_images = type(open_regions({})).of  # type: ignore[attr-defined]
-    source = of_images([red, blue, red], [[MASK], [], [MASK]])
-    assert (len(source.segment(red.copy())), len(source.segment(blue))) == (1, 0)
-    for images, masks in (([red, blue, red], [[MASK], [], [~MASK]]), ([red, blue], [[]])):
-        with pytest.raises(ValueError):
-            of_images(images, masks)
-    with pytest.raises(InputError):
-        open_regions({"42": [RUNS]}).segment(red)
