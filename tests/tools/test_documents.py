@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -95,3 +96,19 @@ def test_every_metric_was_measured_and_stays_near(subject: str) -> None:
         case for case, of in ORIGINALS.items() if name in of
     } or medium
     assert (exactness_rows(name, LINES, [])[-1][2] == NOT_YET) == bool(network)  # on a GPU
+
+
+def sentences(text: str) -> Iterator[str]:
+    """The sentences of a page, without code, tables and headings."""
+    text = re.sub(r"^---\n.*?\n---\n|```.*?```|<!--.*?-->", "", text, flags=re.DOTALL)
+    lines = [line if not re.match(r"\s*(\||#|    )", line) else "" for line in text.splitlines()]
+    for item in re.split(r"\n\s*\n|^\s*(?:[-*]|\d+\.)\s+", "\n".join(lines), flags=re.MULTILINE):
+        plain = " ".join(re.sub(r"`[^`]*`", "x", re.sub(r"\]\([^)]*\)|[\[*]", "", item)).split())
+        yield from (one for one in re.split(r"(?<=[.!?:;])\s+(?=[A-Zx])", plain) if one.count(" ") > 1)
+
+
+def test_sentences_are_short() -> None:
+    pages = [*documents(), *sorted(CHECKOUT.glob("docs/**/*.md"))]
+    lengths = {one: len(one.split()) for page in pages for one in sentences(page.read_text("utf-8"))}
+    assert [one for one, length in lengths.items() if length > 35] == []
+    assert sum(lengths.values()) / len(lengths) <= 18
