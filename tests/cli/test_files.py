@@ -60,4 +60,4 @@ def test_every_command_has_columns_and_splits(
     assert "name them with --id-column photo and --" in capeval(*command, "c.json").err
     columns = ["--id-column", "photo", "--caption-column", "words"]
     assert "choose with --split test" in capeval(*command, "c.json", *columns).err
-    assert "did you mean 'test'?" in capeval(*command, "c.json", *columns, "--split", "tset").err
+    assert "only of 'test' (2)" in capeval(*command, "c.json", *columns, "--split", "tset").err
