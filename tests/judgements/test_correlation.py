@@ -183,25 +183,6 @@ def test_ties_are_calibrated_by_the_best_threshold_of_all(judge: Judge, tmp_path
     assert found.values("tied")["acc_eq"] == pytest.approx(100 * tied, abs=1e-5)
 
 
-def test_metrics_are_told_apart_on_the_same_resamples(judge: Judge, tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    truth = np.repeat(rng.normal(size=60), 3)
-    ratings = np.round(2 * truth + 0.5 * rng.normal(size=180))
-    good, bad = truth + 0.3 * rng.normal(size=180), truth + 3 * rng.normal(size=180)
-    bad[0] = math.nan  # a caption that failed costs its own row
-    folder = own(tmp_path / "set", ratings, np.repeat(np.arange(60), 3))
-    found = judge("own", folder, {"good": good, "bad": bad}, draws=300)
-    assert found.rows("good") == [180, 180] and found.rows("bad") == [179, 179]
-    with (found.out / "own-differences.csv").open(newline="") as file:
-        contests = {row["column"]: row for row in csv.DictReader(file)}
-    assert contests.keys() == {"tau_b", "tau_c"}
-    for column, contest in contests.items():
-        gap = found.values("good")[column] - found.values("bad")[column]
-        assert float(contest["difference"]) == pytest.approx(gap, abs=0.01)
-        assert float(contest["p, bootstrap"]) == pytest.approx(2 / 301, abs=6e-4)  # as low as it can be
-        assert contest["p, Williams"] == "< 0.001"
-
-
 def test_williams_is_the_test_of_the_literature(judge: Judge, tmp_path: Path) -> None:
     rng = np.random.default_rng(4)
     ratings, n = rng.normal(size=8), 8

@@ -15,8 +15,6 @@ import capeval_core
 from capeval_core.cache import FeatureCache
 from capeval_core.result import Result
 from tests.inputs import video_writing
-from tests.support.seams import LIMITS
-from tests.support.seeded import encoder
 from tools.scenes import Scene, SceneObject, draw
 
 CLOSE = 1e-6
@@ -142,24 +140,3 @@ def test_explanations_show_frames_and_words(name: str, weights: str) -> None:
         assert [each["reference"] for each in note["references"]] == references[0]
         assert note["references"][0]["score"] == pytest.approx(1, abs=CLOSE)
         assert found.parts["reference_score"][0] == note["references"][0]["score"]
-
-
-@NAMES
-def test_explanations_belong_to_their_rows(
-    name: str, seeded_weights: Path, videos: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Over several windows, and of rows with different numbers of references."""
-    whole = score(opened(name, seeded_weights, evidence=True), videos)
-    monkeypatch.setattr(LIMITS, "video_texts", 7)  # windows of two rows and of one
-    found = score(opened(name, seeded_weights, evidence=True), videos)
-    for row, number in enumerate(VIDEO_OF):
-        note, expected = found.explain(row), whole.explain(row)
-        assert note["caption"] == CAPTIONS[row] and len(note["frame_cosines"]) == FRAMES[number]
-        assert len(note["words"]) == len(encoder().tokenizer.encode(CAPTIONS[row : row + 1]).ids[0])
-        cosines, weights = ([match[key] for match in note["words"]] for key in ("cosine", "weight"))
-        assert found.parts["precision"][row] == pytest.approx(np.average(cosines, weights=weights), abs=1e-5)
-        assert note["frame_cosines"] == pytest.approx(expected["frame_cosines"], abs=CLOSE)
-        assert max(note["frame_cosines"]) == cosines[-1]  # of the end token, which is the whole caption
-        best = [each["score"] for each in note.get("references", [])]
-        assert [each["reference"] for each in note.get("references", [])] == (REFERENCES[row] if best else [])
-        assert not best or max(best) == found.parts["reference_score"][row]

@@ -97,24 +97,3 @@ def test_the_released_script_needs_a_task_token(without_task: str) -> None:
         opened(without_task, compat="released")
     found = opened(without_task).score(["a dog"], boxes(0), [["a dog", "mat"]])
     assert found.parts["reference_f"][0][0] == pytest.approx(1, abs=1e-6)
-
-
-def test_an_explanation_says_which_word_met_which(weights: str) -> None:
-    found = opened(weights, evidence=True).score(CAPTIONS, boxes(0, 1, 2), REFERENCES)
-    shown = found.explain(0)
-    assert shown["best"] == 2  # the caption itself
-    note = shown["matches"][2]
-    assert [match["match"] for match in note["caption_matches"]] == note["words"] == ["a", "red", "dog"]
-    first = shown["matches"][0]
-    precision = np.mean([match["cosine"] for match in first["caption_matches"]])
-    recall = np.mean([match["cosine"] for match in first["reference_matches"]])
-    assert (first["precision"], first["recall"]) == pytest.approx((precision, recall), abs=1e-6)
-    drawn = shown.plot(640)
-    assert drawn.size[0] == 640
-    other = shown.plot(640, reference=1)
-    assert other.size[1] != drawn.size[1] or (np.asarray(other) != np.asarray(drawn)).any()
-    with pytest.raises(IndexError, match="reference=3: there are 3 references"):
-        shown.plot(reference=3)
-    with pytest.raises(ValueError, match="no words to draw"):
-        metric = opened(weights, evidence=True, empty="score")
-        metric.score([""], boxes(0), [["a dog"]]).explain(0).plot()

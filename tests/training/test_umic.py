@@ -46,22 +46,6 @@ def test_a_killed_training_goes_on_as_if_nothing_had_been(
         assert (out / name).read_bytes() == (trained / name).read_bytes(), name
 
 
-def test_the_folder_records_losses_curves_data_and_settings(scenes: Path, trained: Path) -> None:
-    lines = log_of(trained)
-    assert [(line["step"], line["phase"]) for line in lines] == [
-        (3, "words"), (4, "words"), (6, "matching"), (8, "matching"),
-        (9, "ranking"), (12, "ranking"), (14, "ranking"),
-    ]  # fmt: skip
-    kinds = {"random", "hard", "substitution", "word_order", "repetition_removal"}
-    assert lines[-1]["losses"].keys() == kinds
-    assert lines[0]["losses"].keys() == {"words"} and lines[2]["losses"].keys() == kinds | {"positive"}
-    assert lines[-1]["learning_rate"] == pytest.approx(3e-3 / 4)
-    assert (trained / "curves.png").stat().st_size > 1000
-    config = json.loads((trained / "weights" / "config.json").read_text())
-    assert config["constants"] == {"regions": "tiny"}
-    assert config["training"]["steps"] == 6 and config["training"]["tagger"] == "scenes 1"
-
-
 def test_a_damaged_state_is_named_and_the_log_is_mended(
     scenes: Path, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
