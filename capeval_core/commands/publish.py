@@ -73,9 +73,8 @@ def _weights(parser: Parser) -> _Collect:
         "quoted in the commit and on the card"
     )
     flag(parser, "--permission TEXT", text)
-    names = ("name", "permission", "private")
     return lambda flags: [
-        publishing.weights(flags.folder, flags.namespace, **{name: getattr(flags, name) for name in names})
+        publishing.weights(flags.folder, flags.namespace, flags.name, flags.permission, flags.private)
     ]
 
 

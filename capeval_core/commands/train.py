@@ -75,7 +75,7 @@ def run(arguments: list[str]) -> int:
 def _pacs(
     training: PacsTraining, captioned: CaptionedImages, source: CaptionSource, flags: argparse.Namespace
 ) -> Callable[..., Path]:
-    from capeval_core.training.positives import Positives
+    from capeval_core.training.augmentation import Positives
 
     positives = None if flags.positives is None else Positives(flags.positives)
     file, folder, validation = flags.validation_captions, flags.validation_images or flags.images, None

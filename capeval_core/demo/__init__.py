@@ -37,12 +37,7 @@ def demo_clips() -> list[DemoItem]:
 
 
 def demo_set() -> list[DemoItem]:
-    """The packaged demo, read from disk.
-
-    >>> first = demo_set()[0]
-    >>> first.image.name, len(first.references)
-    ('0.png', 2)
-    """
+    """The packaged scenes."""
     return _items("demo.json")
 
 

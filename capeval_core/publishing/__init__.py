@@ -1,10 +1,7 @@
 """What this project puts on the Hub: modules (Spaces), weights (models) and their cards.
 
-`module`, `weights` and `card` collect the files of a repository as plain values; `publish` sends them.
-
 Nothing here ever makes a tag, or a branch named like a version: `evaluate.load("org/name")` asks a Space for
-the revision `v<version of evaluate>` before `main`, so a tag `v0.4.6` would hold every user of evaluate 0.4.6
-at what it points to, for ever. Versions are those of the Python package, and commits.
+`v<version of evaluate>` before `main`, so a tag would hold users of that version at what it points to.
 """
 
 from __future__ import annotations
@@ -34,7 +31,6 @@ from capeval_core.weights.hub import failures, patiently, reason, status_of
 
 CARD, PYPI = "README.md", "pypi"
 _IN_A_CHECKOUT = re.compile(r"`metrics/\.\.\.` is [^`]*`capeval`[^`]*`pip install \.` in a checkout\.")
-"""What a module's card says about loading it from a checkout."""
 _PUBLIC = re.compile(
     r"((git\+)?https://|git\+ssh://[\w.-]+@)[\w.-]+(:\d+)?/[\w./~+%-]*(@[\w./-]+)?", re.ASCII
 )
@@ -66,11 +62,7 @@ class Publication:
 
 
 def module(name: str, namespace: str, install_from: str) -> Publication:
-    """The Space of a metric: the folder that `evaluate.load` reads the module from, with its page and card.
-
-    install_from: where the Space, and users who lack the package, install it from: `"pypi"` (this version,
-    which must be there), or an address that pip takes, e.g. `git+https://host/org/capeval@<commit>`.
-    """
+    """The Space of a metric: the folder that `evaluate.load` reads, with its page and card."""
     folder = Path(module_path(name))
     package = "capeval" if install_from == PYPI else install_from
     loading = f"The package must be installed: `pip install {package}`."
@@ -86,18 +78,9 @@ def module(name: str, namespace: str, install_from: str) -> Publication:
 
 
 def weights(
-    folder: Any,
-    namespace: str,
-    *,
-    name: str | None = None,
-    permission: str | None = None,
-    private: bool = False,
+    folder: Any, namespace: str, name: str | None, permission: str | None, private: bool
 ) -> Publication:
-    """The repository of a weights folder, opened as users open it: checksum, strict tensors, canary.
-
-    Of the folder go config, tensors, a tokenizer's words and, where the weights have no listed card,
-    README.md; nothing else. A private repository needs no permission, which is quoted on the card.
-    """
+    """The repository of a weights folder, opened as users open it; a private one needs no permission."""
     path = expanded_path(folder)
     if not path.is_dir():
         raise PublishError(f"{path} is not a folder: pass one that `capeval convert` has made")
@@ -111,7 +94,7 @@ def weights(
         raise PublishError(refusal)
     if entry is not None and (difference := entry.is_another(network.describe(network.config))):
         raise PublishError(f"{path}: {difference}: convert the file that the authors released")
-    listed = _listed_card(name)
+    listed = _own_file(shipped("hub_cards", "hub_cards"), f"{name}.md")
     shown = listed or _own_file(path, CARD)
     if shown is None:
         raise PublishError(f"there is no card for {name!r}: put a {CARD} into {path}, or name listed weights")
@@ -129,7 +112,7 @@ def weights(
 
 def card(name: str, namespace: str) -> Publication:
     """The card alone of weights that are published already."""
-    path = _listed_card(name)
+    path = _own_file(shipped("hub_cards", "hub_cards"), f"{_checked(name)}.md")
     if path is None:
         names = cards()
         raise PublishError(f"no card {name!r}{did_you_mean(name, names)} (known: {', '.join(names)})")
@@ -143,9 +126,7 @@ def cards() -> list[str]:
 
 
 def in_namespace(text: str, namespace: str, names: Iterable[str]) -> str:
-    """The text with `capeval/name` and `metrics/name` moved to a namespace, for what is published there.
-
-    Default weights stay: which ones those are is up to the package, wherever a module is published.
+    """The text with `capeval/name` and `metrics/name` moved to a namespace, but for default weights.
 
     >>> in_namespace('evaluate.load("metrics/pacs"), weights of capeval/pacs-clip-vit-b-32', "me", ["pacs"])
     'evaluate.load("me/pacs"), weights of capeval/pacs-clip-vit-b-32'
@@ -155,11 +136,7 @@ def in_namespace(text: str, namespace: str, names: Iterable[str]) -> str:
 
 
 def installing(text: str, source: str) -> str:
-    """A requirement or a module's import comment that installs the package from `source`.
-
-    >>> installing("capeval[page]", "git+https://host/org/capeval@1f3c9a2b")
-    'capeval[page] @ git+https://host/org/capeval@1f3c9a2b'
-    """
+    """A requirement or a module's import comment that installs the package from `source`."""
     if source != PYPI and not _PUBLIC.fullmatch(source):
         raise PublishError(
             f"install from: expected {PYPI!r}, or a public address for pip (git+https://..., or "
@@ -200,10 +177,6 @@ def _card_text(path: Path, name: str, namespace: str, permission: str | None = N
     return (f"{text.rstrip()}\n\n## Permission\n\n{permission}\n" if permission else text).encode()
 
 
-def _listed_card(name: str) -> Path | None:
-    return _own_file(shipped("hub_cards", "hub_cards"), f"{_checked(name)}.md")
-
-
 def _own_file(folder: Path, name: str) -> Path | None:
     """A regular file of a folder, no link, which may go out; None: there is none."""
     path = folder / name
@@ -225,17 +198,11 @@ def publish(
     private: bool = False,
     message: str | None = None,
 ) -> Iterator[tuple[Publication, str, bool]]:
-    """Send publications; yields each when it is sent, with its commit, and whether that is a new one.
-
-    Files that are only on the Hub stay. What the Hub has already is not sent again, so a run that was
-    interrupted can be repeated. Public repositories that exist are refused where they shall be private.
-    """
+    """Send publications; yields each when it is sent, with its commit, and whether that is a new one."""
     from huggingface_hub import HfApi
 
     if _VERSION.fullmatch(branch):
-        raise PublishError(
-            f"branch {branch!r} reads like a version: evaluate would take it for its own, choose another name"
-        )
+        raise PublishError(f"branch {branch!r} reads like a version, which evaluate would take for its own")
     api = HfApi()
     expected: tuple[type[Exception], ...] = (*failures(), ValueError)
     sent: list[str] = []
@@ -277,12 +244,10 @@ def _fix(error: Exception, publication: Publication) -> str:
     """What went wrong, and what to do."""
     from huggingface_hub.errors import OfflineModeIsEnabled
 
-    status, login = (
-        status_of(error),
-        "log in with `hf auth login` and a token that may write, or set HF_TOKEN",
-    )
     if isinstance(error, OfflineModeIsEnabled):
         return "HF_HUB_OFFLINE is set: unset it to publish"
+    status = status_of(error)
+    login = "log in with `hf auth login` and a token that may write, or set HF_TOKEN"
     if status == 401:
         return f"the Hub knows no token, or not this one: {login}"
     if status == 403:

@@ -30,8 +30,8 @@ from capeval_core.inputs.images import InputImage
 from capeval_core.models.copies import on_device
 from capeval_core.options import option
 from capeval_core.registry import network_of
+from capeval_core.training.augmentation import Positives
 from capeval_core.training.captioned import CaptionedImages
-from capeval_core.training.positives import Positives
 from capeval_core.training.towers import (
     SCALE,
     AdaptedClip,
@@ -39,6 +39,7 @@ from capeval_core.training.towers import (
     Numbers,
     Projections,
     TowerEncoder,
+    TunedClip,
     pixels_and_ids,
     tower_outputs,
 )
@@ -288,15 +289,10 @@ class PacsObjective(Objective):
     So no batch has two captions of one image, which would be each other's negatives.
     """
 
-    model: Projections | AdaptedClip
+    model: TunedClip
 
     def __init__(
-        self,
-        training: PacsTraining,
-        data: PairData,
-        model: Projections | AdaptedClip,
-        inputs: Inputs,
-        world: int,
+        self, training: PacsTraining, data: PairData, model: TunedClip, inputs: Inputs, world: int
     ) -> None:
         self.training, self.data, self.model, self.inputs, self.world = training, data, model, inputs, world
         self._epoch = lru_cache(maxsize=2)(
@@ -366,7 +362,7 @@ class PacsObjective(Objective):
     def weights(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         return self.model.tuned(state)
 
-    def looks(self) -> Looks:
+    def held_out(self) -> Looks:
         """Looks at the loss of eq. 3 on images held out, always with the same captions and positives."""
         training, images = self.training, self.data.held_out
         pairs = self.data.drawn(images, np.random.default_rng([training.seed, 3]))
@@ -418,7 +414,6 @@ def train_pacs(training: PacsTraining, data: PairData, out: Path, *, report: Rep
         if cut_off is not None and accelerator.is_main_process:
             report(cut_off)
         folder, device = Path(training.towers or out / TOWERS), str(accelerator.device)
-        model: Projections | AdaptedClip
         with accelerator.main_process_first():
             counts = f"{len(data.captioned.ids):,} images and {len(captions):,} captions"
             if training.lora:
@@ -428,14 +423,13 @@ def train_pacs(training: PacsTraining, data: PairData, out: Path, *, report: Rep
             else:
                 report(f"outputs of the frozen towers for {counts}")
                 inputs = tower_outputs(TowerEncoder.of(start, device), folder, data.visuals(), captions)
-        fixed = training.temperature
+        model: TunedClip = Projections(config, tensors, training.temperature)
         if training.lora:
-            model = AdaptedClip(config, tensors, training.lora, fixed, training.seed, accelerator.device)
-        else:
-            model = Projections(config, tensors, fixed)
+            model = AdaptedClip(config, tensors, training, accelerator.device)
         objective = PacsObjective(training, data, model, inputs, world)
-        looks = objective.looks() if len(data.held_out) else None
-        trainer = Trainer(training, objective, looks, out, stamp, accelerator, report)
+        if len(data.held_out):
+            objective.looks = objective.held_out()
+        trainer = Trainer(objective, out, stamp, accelerator, report)
         weights = trainer.run()
         card = _card(
             training,

@@ -277,10 +277,9 @@ def train_on_regions(
             seed=training.seed,
         )
         objective: Any = kind(training, start, captioned, store, sampler)
-        looks = None
         if judged is not None:
-            looks = objective.looks(judged[0], stored(judged[1]), judged[1].numbers)
-        trainer = Trainer(training, objective, looks, out, stamp, accelerator, report)
+            objective.looks = objective.judged(judged[0], stored(judged[1]), judged[1].numbers)
+        trainer = Trainer(objective, out, stamp, accelerator, report)
         weights = trainer.run()
         here = made_before is not None or Path(regions).exists()
         return trainer.write(kind.encoder, start, weights, {} if here else {"regions": str(regions)})

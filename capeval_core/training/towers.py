@@ -206,25 +206,19 @@ class AdaptedClip(_Trained):
     """A CLIP with trained adapters of the attention, and temperature; it takes pixels and token ids."""
 
     def __init__(
-        self,
-        config: dict[str, Any],
-        tensors: dict[str, Tensor],
-        rank: int,
-        fixed: float | None,
-        seed: int,
-        device: torch.device,
+        self, config: dict[str, Any], tensors: dict[str, Tensor], training: Any, device: torch.device
     ) -> None:
-        super().__init__(tensors, fixed)
+        super().__init__(tensors, training.temperature)
         clip = frozen_clip(config, tensors)
         if not isinstance(clip.visual, VisionTransformer):
-            raise wrong_option("lora", rank, "only for ViTs: these weights are a ResNet's", "pass 0")
+            raise wrong_option("lora", training.lora, "only for ViTs: these weights are a ResNet's", "pass 0")
         self._targets: dict[str, Tensor] = {}
         adapters: list[nn.Parameter] = []
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+            torch.manual_seed(training.seed)
             for name, block in [*clip.named_modules()]:
                 if isinstance(attention := getattr(block, "attn", None), nn.MultiheadAttention):
-                    block.attn = _AdaptedAttention(attention, rank)
+                    block.attn = _AdaptedAttention(attention, training.lora)
                     for part, layer in (("in_proj_", block.attn.in_proj), ("out_proj.", block.attn.out_proj)):
                         target = f"{name}.attn.{part}weight"
                         self._targets[target] = tensors[target]
@@ -259,3 +253,6 @@ class AdaptedClip(_Trained):
             a, b = (state[f"adapters.{2 * index + half}"].cpu() for half in (0, 1))
             merged[target] = (before.double() + low_rank_update(before, a, b)).float()
         return merged
+
+
+TunedClip = Projections | AdaptedClip

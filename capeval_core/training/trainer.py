@@ -136,11 +136,31 @@ class Training(Settings):
         return {name: value for name, value in vars(self).items() if name not in self.free}
 
 
+@dataclass(frozen=True)
+class Looks:
+    """Looks at what a training is judged by, which choose the weights and end it early."""
+
+    first: int  # steps before them
+    every: int  # steps between two
+    patience: int  # steps without a better value that end the training; 0: none
+    measure: Callable[[], float]  # the value of the model as it is
+    name: str  # of the value in the log
+
+    def due(self, step: int, last: int) -> bool:
+        """Whether there is a look after a step."""
+        return step > self.first and ((step - self.first) % self.every == 0 or step == last)
+
+    def better(self, value: float, best: float) -> bool:
+        """Whether a value is better than the best one so far."""
+        return value < best if self.name == VALIDATION else value > best
+
+
 class Objective(ABC):
     """What is trained, and on what: phases go by name, batches by number."""
 
-    model: nn.Module
-    """With heads that only the training needs."""
+    training: Any
+    model: nn.Module  # with heads that only the training needs
+    looks: Looks | None = None
 
     def begin(self, phase: str) -> None:  # noqa: B027
         """Get the model ready for a phase that begins."""
@@ -159,25 +179,6 @@ class Objective(ABC):
     def weights(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """The tensors that the training has changed, as they are written at the end."""
         return state
-
-
-@dataclass(frozen=True)
-class Looks:
-    """Looks at what a training is judged by, which choose the weights and end it early."""
-
-    first: int  # steps before them
-    every: int  # steps between two
-    patience: int  # steps without a better value that end the training; 0: none
-    measure: Callable[[], float]  # the value of the model as it is
-    name: str  # of the value in the log
-
-    def due(self, step: int, last: int) -> bool:
-        """Whether there is a look after a step."""
-        return step > self.first and ((step - self.first) % self.every == 0 or step == last)
-
-    def better(self, value: float, best: float) -> bool:
-        """Whether a value is better than the best one so far."""
-        return value < best if self.name == VALIDATION else value > best
 
 
 @dataclass
@@ -228,25 +229,18 @@ class Trainer:
     """One training on one or several processes; it goes on where its folder's state stands."""
 
     def __init__(
-        self,
-        training: Training,
-        objective: Objective,
-        looks: Looks | None,
-        out: Path,
-        stamp: dict[str, Any],
-        accelerator: Any,
-        report: Report,
+        self, objective: Objective, out: Path, stamp: dict[str, Any], accelerator: Any, report: Report
     ) -> None:
-        self.training, self.out, self.stamp, self.accelerator = training, out, stamp, accelerator
-        self.objective, self.model, self.looks, self.report = objective, objective.model, looks, report
+        self.objective, self.model, self.out, self.stamp = objective, objective.model, out, stamp
+        self.training, self.accelerator, self.report = objective.training, accelerator, report
         self.main, self.world = bool(accelerator.is_main_process), int(accelerator.num_processes)
         self.progress, self.best = Progress(), dict[str, Tensor]()
         moments = self._restore()
         self.model.to(accelerator.device).train()
         self.optimiser = self._optimiser()
-        if moments and self.progress.step != training.phase_at(self.progress.step).start:
+        if moments and self.progress.step != self.training.phase_at(self.progress.step).start:
             self.optimiser.load_state_dict(moments)
-        self.last = sum(phase.steps for phase in training.phases())
+        self.last = sum(phase.steps for phase in self.training.phases())
 
     def run(self) -> dict[str, Tensor]:
         """Train to the end; what it changed: the best where it is judged, else the last."""
@@ -294,7 +288,7 @@ class Trainer:
             # accelerate keeps one precision for a whole process, so the autocast is torch's own.
             with torch.autocast(device.type, torch.bfloat16, training.precision == "bfloat16"):
                 loss, read_terms = self.objective.losses(phase.name, batch)
-            (loss / training.accumulation).backward()  # type: ignore[no-untyped-call]
+            (loss / training.accumulation).backward()
             terms = read_terms()
             if not all(math.isfinite(total) for total, _ in terms.values()):
                 raise self._diverged("the loss")
@@ -322,8 +316,9 @@ class Trainer:
                 "learning_rate": rate,
                 "losses": {n: total / count for n, (total, count) in sums if count},
             }
-        if self.looks is not None and self.looks.due(progress.step, self.last):
-            line[self.looks.name] = self._look(self.looks)
+        looks = self.objective.looks
+        if looks is not None and looks.due(progress.step, self.last):
+            line[looks.name] = self._look(looks)
         if self.main and len(line) > 2:
             self._log(line)
         if progress.step % training.save_every == 0 or progress.finished:

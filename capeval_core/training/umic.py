@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -23,7 +23,6 @@ from capeval_core.options import option
 from capeval_core.training.regions import (
     MaskedWords,
     RegionObjective,
-    RegionStore,
     RegionTraining,
     matching_loss,
     terms_of,
@@ -144,7 +143,7 @@ class UmicObjective(RegionObjective):
             loss = losses[:, 0].mean() + losses[:, 1:].mean()
         return loss, lambda: terms_of(losses, kinds)
 
-    def looks(self, judgements: Judgements, store: RegionStore, images: Sequence[int]) -> Looks:
+    def judged(self, judgements: Judgements, store: Any, images: Sequence[int]) -> Looks:
         """Looks at judgements of images with these numbers, after the phases of pretraining."""
 
         @torch.no_grad()

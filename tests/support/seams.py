@@ -55,8 +55,8 @@ from capeval_core.regions.suppression import Suppression, best_on_device, class_
 from capeval_core.scores.boxes import FirstBoxes
 from capeval_core.scores.eco import EcoOptions, Ranking
 from capeval_core.training import negatives, regions, tags
+from capeval_core.training.augmentation import Positive, PositiveShards
 from capeval_core.training.pacs import info_nce
-from capeval_core.training.positives import Positive, PositiveShards
 from capeval_core.training.umic import ranking_loss
 from capeval_core.weights import conversion as conversions
 from capeval_core.weights.folder import config_checksum
