@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from pathlib import Path
 
 from capeval_core.commands.terminal import INTERRUPTED, leave
 
@@ -14,8 +13,6 @@ def run() -> int:
     """Run the command of the process's arguments; Ctrl-C ends it before and after the command, too."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a job in the background ignores it
         signal.signal(signal.SIGINT, leave)
-    if sys.stderr is None:  # closed, `2>&-`: messages and bars go nowhere, scores are printed
-        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
     from capeval_core.cli import main  # now, as Ctrl-C may come while it is imported
 
     status = main()

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import math
 import re
-from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 
-import capeval_core
-from capeval_core.demo import demo_set
 from tests.reports.test_report import Parsed
 from tests.test_result import NAN, result
 
@@ -96,11 +91,3 @@ def test_what_a_notebook_shows_is_escaped_and_small() -> None:
     assert len(shown) < 20_000 and "script" not in {tag for tag, _ in Parsed(shown).tags}
     assert "no score" in result([NAN])._repr_html_() and result([])._repr_html_()
     assert " to " not in result(SCORES)._repr_html_()  # too few images for an interval
-
-
-def test_an_explanation_shows_its_drawing() -> None:
-    item = demo_set()[0]
-    metric = capeval_core.load("hices", weights="tiny", evidence=True)
-    explanation: Any = metric.score([item.good], [item.image]).explain(0)
-    data = explanation._repr_png_()
-    assert Image.open(io.BytesIO(data)).size == explanation.plot().size

@@ -7,21 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 
-from tests.cli.conftest import REFERENCES, Capeval, write_json
+from tests.cli.conftest import Capeval, write_json
 
 Scored = Callable[..., dict[str, Any]]
 ORDER = {"2": "a dog", "3": "a cat on a mat", "1": "rain"}
 """Captions by the number in an image's name, in the order of their rows, which are numbered from 1."""
-
-
-def test_references_that_pandas_wrote_are_lists(scored: Scored, files: Path) -> None:
-    expected = scored("refpacs", "--references", files / "references.json")
-    table = pd.DataFrame({"image_id": [*REFERENCES], "references": [*REFERENCES.values()]})
-    table.to_csv(files / "references.csv")
-    assert scored("refpacs", "--references", files / "references.csv")["scores"] == expected["scores"]
 
 
 @pytest.fixture

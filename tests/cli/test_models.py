@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 import shutil
 from pathlib import Path
 from typing import Any
@@ -37,12 +36,6 @@ def test_what_tensors_do_not_show_is_recorded(capeval: Capeval, checkpoint: Path
     assert config["activation"] == "gelu"
     assert [config["source"][key] for key in ("name", "licence", "url")] == ["Tiny", "CC0", given[-1]]
     assert (out / "model.safetensors").stat().st_mode == (out / "config.json").stat().st_mode
-
-
-def test_a_pickle_that_is_no_checkpoint_is_one_line(capeval: Capeval, tmp_path: Path) -> None:
-    (tmp_path / "x.pth").write_bytes(pickle.dumps({"a": [1, 2]}))
-    ran = capeval("convert", "pacs", tmp_path / "x.pth", "--out", tmp_path / "w")
-    assert ran.status == 2 and ran.err.startswith(f"capeval: {tmp_path / 'x.pth'} ")
 
 
 @pytest.fixture

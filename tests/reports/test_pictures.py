@@ -91,15 +91,6 @@ def test_a_heat_map_is_dark_where_cosines_are_high() -> None:
         found.plot(720, reference=99)
 
 
-def test_without_a_score_there_is_nothing_to_draw(tmp_path: Path) -> None:
-    metric = capeval_core.load("hices", weights="tiny", evidence=True, on_error="nan", device="cpu")
-    (tmp_path / "x.png").write_bytes(b"no image")
-    found = metric.score(["a dog"], [tmp_path / "x.png"]).explain(0)
-    with pytest.raises(ValueError, match="no score to draw"):
-        found.plot()  # type: ignore[attr-defined]
-    assert found._repr_png_() is None  # type: ignore[attr-defined]
-
-
 def test_without_matplotlib_its_extra_is_named_and_pages_need_none() -> None:
     code = """
 import sys
