@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,6 @@ from capeval_core.reports.html import check_report
 from capeval_core.reports.systems import Cell, System, Systems
 from capeval_core.result import json_text
 from capeval_core.several import Evidence, Task, encode_tasks
-from capeval_core.weights.folder import WeightsError
 
 _Metrics = Sequence[type[CaptionMetric]]
 
@@ -116,19 +116,15 @@ def _tell(metrics: _Metrics, systems: Sequence[System]) -> None:
         items = "captions" if len(systems) == 1 else f"captions of {system.name!r}"
         common.tell_reasons(list(errors.values()), len(system.ids), items)
     metric, ids = _about(metrics), systems[0].ids
-    first: dict[str, str] = {}
-    equal: dict[str, str] = {}
-    groups = systems[0].cells[metric.name].result.groups
-    for image_id, group in zip(ids, groups if metric.media else (), strict=bool(metric.media)):
-        if group and first.setdefault(group, image_id) != image_id:  # no group: it could not be read
-            equal[image_id] = first[group]
+    groups, first = systems[0].cells[metric.name].result.groups, dict[str, str]()
+    pairs = [(one, first.setdefault(group, one)) for one, group in zip(ids, groups, strict=True) if group]
+    equal = dict(pair for pair in pairs if metric.media and pair[0] != pair[1])
     if equal:
-        image_id, other = next(iter(equal.items()))
         are = "is equal to another" if len(equal) == 1 else "are equal to others"
-        complain(
-            f"warning: {len(equal):,} of {len(set(ids)):,} {argument_of(metric.media)} {are}, e.g. "
-            f"{image_id!r} to {other!r}: equal ones count as one image in intervals and tests"
-        )
+        example = " to ".join(map(repr, next(iter(equal.items()))))
+        count = f"{len(equal):,} of {len(set(ids)):,} {argument_of(metric.media)}"
+        effect = "equal ones count as one image in intervals and tests"
+        complain(f"warning: {count} {are}, e.g. {example}: {effect}")
 
 
 # metrics, options and folders
@@ -169,41 +165,46 @@ def _about(metrics: _Metrics) -> type[CaptionMetric]:
 
 def _options(metrics: _Metrics, flags: argparse.Namespace) -> list[Options]:
     """The checked options of each metric, by the flags."""
-    problems, options = Problems(), []
+    names, steps = [metric.name for metric in metrics], []
     for metric in metrics:
         keywords = common.chosen(flags, metric.Options)
         if len(metrics) > 1 and metric.default_weights is None:
             keywords.pop("weights", None)
         if flags.explain is not None:
             keywords["evidence"] = True
+        steps.append(partial(common.options_of, metric, keywords, getattr(flags, "set", ()), names))
+    return _each(steps)
+
+
+def _each(steps: Sequence[Callable[[], Any]]) -> list[Any]:
+    """What every step gives, or one error with the problems of all."""
+    problems, found = Problems(), []
+    for step in steps:
         try:
-            names = [each.name for each in metrics]
-            options.append(common.options_of(metric, keywords, getattr(flags, "set", ()), names))
+            found.append(step())
         except ProblemsError as error:
             problems.extend(error.problems)
     problems.raise_if_any()
-    return options
+    return found
 
 
 def _folder(metrics: _Metrics, options: Sequence[Options], flags: argparse.Namespace) -> str | None:
     """The folder of images or videos, None where no metric opens any; it drops references that none needs."""
-    title, verb = _title_of(metrics), "{}" if len(metrics) > 1 else "{}s"
+    title, s = _title_of(metrics), "" if len(metrics) > 1 else "s"
     if flags.references is not None and not any(metric.needs_references for metric in metrics):
-        complain(f"warning: {title} {verb.format('need')} no references: --references is ignored")
+        complain(f"warning: {title} need{s} no references: --references is ignored")
         flags.references = None
     about = _about(metrics)
     own = argument_of(about.media)
     for argument in ARGUMENTS:
         if argument == own or getattr(flags, argument) is None:
             continue
-        name = common.flag_of(argument)
-        if own is None:
-            complain(f"warning: {title} {verb.format('compare')} texts alone: {name} is ignored")
-            continue
-        medium = medium_of(argument)
-        choices = [f"--media {medium}"] if medium in media_of(about.name) else []
-        fix = " or ".join([f"pass {common.flag_of(own)} FOLDER", *choices])
-        raise ValueError(f"{name}: {_command_of(about)} is about {own}, {fix}")
+        if own is not None:
+            medium = medium_of(argument)
+            other = f" or --media {medium}" if medium in media_of(about.name) else ""
+            fault = f"--{argument}: {_command_of(about)} is about {own}"
+            raise ValueError(f"{fault}, pass --{own} FOLDER{other}")
+        complain(f"warning: {title} compare{s} texts alone: --{argument} is ignored")
     folder: str | None = None if own is None else getattr(flags, own)
     for metric, chosen in zip(metrics, options, strict=True):
         if folder is None and metric.media and not chosen.images_are_ids:
@@ -228,11 +229,13 @@ def _score(
     absent_too = all(own.on_error == "nan" for own in options)
     collections = _read(flags, folder, _about(metrics).media or ("image",), problems, absent_too)
     ids = [image_id for collection in collections for image_id in collection.ids]
-    pairs = zip(names if len(names) > 1 else [""], collections, strict=True)
-    with common.naming_rows(ids, [name for name, collection in pairs for _ in collection.ids]):
+    named = zip(names if len(names) > 1 else [""], collections, strict=True)
+    with common.naming_rows(ids, [name for name, collection in named for _ in collection.ids]):
         with beside(problems):
             checked = _checked(metrics, options, collections, ids) if ids else []
-        opened = _opened(metrics, options)
+        several = len(metrics) > 1
+        pairs = zip(metrics, options, strict=True)
+        opened = _each([partial(_opened, *pair, several) for pair in pairs])
         with interruptible(resuming(options[0].rows)):
             tasks = [
                 Task(prepared(metric, *samples), samples, _folders_of_rows(metric, names, len(metrics)))
@@ -322,19 +325,10 @@ def _checked(
     return checked
 
 
-def _opened(metrics: _Metrics, options: Sequence[Options]) -> list[CaptionMetric]:
-    """The metrics with their weights; one error names all weights that are missing."""
-    problems, opened = Problems(), []
-    for metric, own in zip(metrics, options, strict=True):
-        announce(f"opening {metric.name} ...")
-        try:
-            with naming({"weights": f"--set {metric.name}.weights="} if len(metrics) > 1 else {}):
-                opened.append(metric(own))
-        except WeightsError as error:
-            problems.extend(error.problems)
-    if len(problems):
-        raise WeightsError(problems)
-    return opened
+def _opened(metric: type[CaptionMetric], options: Options, several: bool) -> CaptionMetric:
+    announce(f"opening {metric.name} ...")
+    with naming({"weights": f"--set {metric.name}.weights="} if several else {}):
+        return metric(options)
 
 
 # --explain

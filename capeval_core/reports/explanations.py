@@ -234,10 +234,15 @@ def drawing(
 
     if not picture:
         return ""
-    written = BytesIO()
-    picture(width).save(written, "JPEG", quality=quality, subsampling=0)
-    data = base64.b64encode(written.getvalue()).decode()
+    data = jpeg(picture(width), quality=quality, subsampling=0)
     return Markup('<img src="data:image/jpeg;base64,{}" alt="{}">').format(data, text)
+
+
+def jpeg(image: Image, **settings: int) -> str:
+    """An image as a JPEG, in base64."""
+    written = BytesIO()
+    image.save(written, "JPEG", **settings)
+    return base64.b64encode(written.getvalue()).decode()
 
 
 def panels(evidence: Mapping[str, Any], draw: Draw = drawing) -> str:

@@ -373,17 +373,14 @@ def _region(note: Mapping[str, Any], region: int | None) -> tuple[str, Rgb, floa
 
 
 def _legend(note: Mapping[str, Any]) -> str:
-    texts = [f"✓ {threshold_text(note)}"]
-    if any(own["unmentioned"] for own in note["regions"]):
-        texts.insert(0, "dashed: region that no phrase mentions")
+    texts = ["dashed: region that no phrase mentions", f"✓ {threshold_text(note)}"]
     if not note["regions"]:
         where = "inside the square" if note["outside"] else "found"
-        texts.insert(0, f"No region was {where}: the whole image stands for them.")
+        texts[0] = f"No region was {where}: the whole image stands for them."
     if outside := outside_text(note):
         texts.append(f"– {outside}; phrases may be about them")
     if note["truncated"]:
-        text = "The caption or a reference" if "compared" in note else "The caption"
-        texts.append(f"{text} is longer than the text encoder reads: its end was cut off.")
+        texts.append("The caption or a reference is longer than the text encoder reads: its end was cut off.")
     return "; ".join(texts)
 
 

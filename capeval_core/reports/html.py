@@ -5,19 +5,31 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
+from PIL import Image, ImageOps
 
 from capeval_core._version import __version__
 from capeval_core.errors import minus, p_in_words, signed
+from capeval_core.inputs.images import ImageError, InputImage
+from capeval_core.inputs.videos import InputFrames, Sampling
 from capeval_core.kept import try_writing, write_whole
-from capeval_core.reports.explanations import DIGITS, STYLE, TINY_KNOWS, panels, parts, template
-from capeval_core.reports.pictures import FRAMES, Pictures
+from capeval_core.reports.explanations import (
+    DIGITS,
+    STYLE,
+    TINY_KNOWS,
+    drawing,
+    jpeg,
+    panels,
+    parts,
+    template,
+)
 from capeval_core.reports.systems import Column, System, Systems
 
 _FILE = "index.html"
@@ -28,6 +40,10 @@ _SIGNS = {"better": "▲ ", "worse": "▼ ", "equal": ""}
 _UNFIT = dict.fromkeys((*range(9), 11, 12, *range(14, 32), *range(127, 160)), "\ufffd")
 """Control characters, which HTML cannot hold."""
 _FEWEST_BINS, _MOST_BINS = 8, 48
+_FRAMES = 4
+"""Frames of a video, side by side."""
+_SIDE, _FRAME_HEIGHT, _DRAWN = 320, 130, 640  # pixels: of a picture, a frame and a drawn explanation
+_SLIMMEST, _WIDEST = 0.4, 3.2  # width through height of what is shown; a panorama is cut no further
 _QUICK, _ENDS, _COLUMNS = 100_000, 3, 6
 """Of notebooks: captions with an interval, which takes a second for more; captions at either end; columns."""
 
@@ -38,7 +54,7 @@ def write_report(folder: Path, systems: Systems) -> Path:
     Whatever fails, an existing report stays as it was.
     """
     check_report(folder)
-    content = page(systems)
+    content = _Page(systems).html()
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / _FILE, content.encode("utf-8", "replace"))
     return folder / _FILE
@@ -56,135 +72,175 @@ def check_report(folder: Path | None) -> None:
     try_writing(folder)
 
 
-def page(systems: Systems) -> str:
-    """The whole page."""
-    from markupsafe import Markup
+class _Page:
+    """A page of systems; its pictures are stored once, up to a size in all, so that it stays small."""
 
-    pictures = Pictures(systems.visual)
-    styles = (STYLE.with_name("report.css"), STYLE)
-    metrics = [_metric(column, systems, pictures) for column in systems.columns]
-    content = {
-        "systems": systems,
-        "generator": Markup(_GENERATOR),
-        "style": Markup("".join(path.read_text(encoding="utf-8") for path in styles)),
-        "captions": sorted({len(system.captions) for system in systems.systems}),
-        "visuals": len({name for system in systems.systems for name in system.ids}),
-        "tiny": TINY_KNOWS,
-        "rows": {
-            system.name: [_cell(system, column, systems) for column in systems.columns]
-            for system in systems.systems
-        },
-        "metrics": metrics,
-        "failed": _failed(systems),
-        "left_out": pictures.left_out,
-        "command": _without_folders(systems.command),
-        "footer": f"Made by capeval {__version__}, {datetime.now(UTC).date().isoformat()}.",
-        "symbols": pictures.symbols(),
-        "count": "{:,}".format,
-        "frames": FRAMES,
-    }
-    html: str = template("report").render(content)
-    return html.strip().translate(_UNFIT) + "\n"
+    def __init__(self, systems: Systems) -> None:
+        self.systems = systems
+        self.left_out = 0
+        self.pictures: dict[str, dict[str, Any] | None] = {}
+        """By path, the name, size and JPEG of a picture; None where it cannot be shown."""
+        self._room = {"thumbnails": 3_000_000, "drawings": 1_500_000}  # characters of each kind
 
+    def html(self) -> str:
+        from markupsafe import Markup
 
-def _cell(system: System, column: Column, systems: Systems) -> dict[str, Any]:
-    cell = system.cells[column.name]
-    best = system.name in systems.best(column, DIGITS)
-    shown = {"title": column.title, "mean": systems.for_page(cell.result.mean), "best": best}
-    if cell.interval is not None:
-        shown["interval"] = f"{systems.for_page(cell.interval.low)} to {systems.for_page(cell.interval.high)}"
-    if cell.test is not None:
-        verdict = cell.verdict(column)
-        difference = minus(signed(systems.scaled(cell.test.difference), systems.decimals(DIGITS)))
-        adjusted = p_in_words(cell.test.adjusted, systems.level)
-        equal = "no difference shown" if cell.test.difference else "tied"
-        shown |= {"verdict": verdict, "test": f"{_SIGNS[verdict]}{difference}, {adjusted}"}
-        shown["in_words"] = equal if verdict == "equal" else verdict
-    return shown
+        systems = self.systems
+        styles = (STYLE.with_name("report.css"), STYLE)
+        metrics = [self._metric(column) for column in systems.columns]
+        content = {
+            "systems": systems,
+            "generator": Markup(_GENERATOR),
+            "style": Markup("".join(path.read_text(encoding="utf-8") for path in styles)),
+            "captions": sorted({len(system.captions) for system in systems.systems}),
+            "visuals": len({name for system in systems.systems for name in system.ids}),
+            "tiny": TINY_KNOWS,
+            "rows": {s.name: [self._cell(s, column) for column in systems.columns] for s in systems.systems},
+            "metrics": metrics,
+            "failed": self._failed(),
+            "left_out": self.left_out,
+            "command": _without_folders(systems.command),
+            "footer": f"Made by capeval {__version__}, {datetime.now(UTC).date().isoformat()}.",
+            "stored": self.pictures,
+            "count": "{:,}".format,
+            "frames": _FRAMES,
+        }
+        html: str = template("report").render(content)
+        return html.strip().translate(_UNFIT) + "\n"
 
+    def _cell(self, system: System, column: Column) -> dict[str, Any]:
+        cell, number = system.cells[column.name], self.systems.for_page
+        best = system.name in self.systems.best(column, DIGITS)
+        shown = {"title": column.title, "mean": number(cell.result.mean), "best": best}
+        if cell.interval is not None:
+            shown["interval"] = f"{number(cell.interval.low)} to {number(cell.interval.high)}"
+        if cell.test is not None:
+            verdict = cell.verdict(column)
+            difference = signed(self.systems.scaled(cell.test.difference), self.systems.decimals(DIGITS))
+            adjusted = p_in_words(cell.test.adjusted, self.systems.level)
+            equal = "no difference shown" if cell.test.difference else "tied"
+            shown |= {"verdict": verdict, "test": f"{_SIGNS[verdict]}{minus(difference)}, {adjusted}"}
+            shown["in_words"] = equal if verdict == "equal" else verdict
+        return shown
 
-def _metric(column: Column, systems: Systems, pictures: Pictures) -> dict[str, Any]:
-    """A metric: charts, worst and best captions, differences, and where its numbers come from."""
-    first = next((s for s in systems.systems if s.name == systems.baseline), systems.systems[0])
-    others = [] if column.relative is not None else [s for s in systems.systems if s is not first]
-    return {
-        "about": column,
-        "anchor": "metric-" + re.sub(r"[^a-z0-9]+", "-", column.name.lower()),
-        "better": f"{'higher' if column.higher_is_better else 'lower'} is better",
-        "range": [minus(f"{systems.scaled(end):.3g}") for end in column.range if math.isfinite(end)],
-        "best": systems.best(column, DIGITS),
-        "signatures": dict.fromkeys(s.cells[column.name].result.signature for s in systems.systems),
-        "charts": [_means(column, systems), _distributions(column, systems)][len(systems.systems) == 1 :],
-        "ends": [(s.name, _worst_and_best(s, column, systems, pictures)) for s in systems.systems],
-        "differences": [
-            (f"{other.name} and {first.name}", _most_different(other, first, column, systems, pictures))
-            for other in others
-        ],
-    }
+    def _metric(self, column: Column) -> dict[str, Any]:
+        """A metric: charts, worst and best captions, differences, and where its numbers come from."""
+        all_of_them, systems = self.systems.systems, self.systems
+        first = next((s for s in all_of_them if s.name == systems.baseline), all_of_them[0])
+        others = [] if column.relative is not None else [s for s in all_of_them if s is not first]
+        return {
+            "about": column,
+            "anchor": "metric-" + re.sub(r"[^a-z0-9]+", "-", column.name.lower()),
+            "better": f"{'higher' if column.higher_is_better else 'lower'} is better",
+            "range": [minus(f"{systems.scaled(end):.3g}") for end in column.range if math.isfinite(end)],
+            "best": systems.best(column, DIGITS),
+            "signatures": dict.fromkeys(s.cells[column.name].result.signature for s in all_of_them),
+            "charts": [_means(column, systems), _distributions(column, systems)][len(all_of_them) == 1 :],
+            "ends": [(s.name, self._worst_and_best(s, column)) for s in all_of_them],
+            "differences": [
+                (f"{other.name} and {first.name}", self._most_different(other, first, column))
+                for other in others
+            ],
+        }
 
-
-def _failed(systems: Systems) -> list[str]:
-    """Why captions have no score, each reason once."""
-    return list(
-        dict.fromkeys(
+    def _failed(self) -> list[str]:
+        """Why captions have no score, each reason once."""
+        reasons = [
             f"{system.ids[index]}: {_without_folders(reason, system.images)}"
-            for system in systems.systems
+            for system in self.systems.systems
             for cell in system.cells.values()
             for index, reason in cell.result.errors.items()
-        )
-    )
-
-
-# captions: the worst and the best by a metric, and those that part two systems most
-
-
-def _worst_and_best(
-    system: System, column: Column, systems: Systems, pictures: Pictures
-) -> list[dict[str, Any]]:
-    """The captions with the lowest and the highest scores, none in both; how many tie with the last shown."""
-    scores = np.asarray(system.cells[column.name].result.scores)
-    finite = np.flatnonzero(np.isfinite(scores))
-    ranks = np.argsort((-1 if column.higher_is_better else 1) * scores[finite], kind="stable")
-    best, half = finite[ranks].tolist(), len(finite) // 2
-    worst = best[::-1][: min(_SHOWN, half)]
-    numbers = [systems.for_page(score) for score in scores.tolist()]
-    found = []
-    for title, shown in (("Worst", worst), ("Best", best[: min(_SHOWN, len(best) - half)])):
-        if shown:
-            last = numbers[shown[-1]]
-            tied, here = numbers.count(last), sum(numbers[index] == last for index in shown)
-            note = f"{tied:,} captions tie at {last}; {here} of them are shown." if tied > here else ""
-            cards = [_card(system, column, index, numbers[index], systems, pictures) for index in shown]
-            found.append({"title": title, "cards": cards, "tied": note})
-    return found
-
-
-def _most_different(
-    first: System, second: System, column: Column, systems: Systems, pictures: Pictures
-) -> dict[str, Any]:
-    """The captions of the same visuals by which either system is furthest ahead of the other, and ties."""
-    numbers = [[*map(systems.for_page, one.cells[column.name].result.scores)] for one in (first, second)]
-    gains = _gains(first, second, column)
-    apart = [gain for gain in gains if numbers[0][gain[0]] != numbers[1][gain[1]]]  # others tie
-
-    def pair(index: int, other: int, _: float) -> dict[str, Any]:
-        sides = [
-            {"name": one.name, "score": scores[own], "caption": one.captions[own]}
-            for one, scores, own in zip((first, second), numbers, (index, other), strict=True)
         ]
-        shown = _picture(first, index, pictures) or _picture(second, other, pictures)
-        return {"picture": shown, "sides": sides, "id": first.ids[index]}
+        return list(dict.fromkeys(reasons))
 
-    ahead, behind = [gain for gain in apart if gain[2] > 0][::-1], [gain for gain in apart if gain[2] < 0]
-    return {
-        "word": "higher" if column.higher_is_better else "better",
-        "compared": len(gains),
-        "ties": len(gains) - len(apart),
-        "sides": [
-            {"name": name, "ahead": len(chosen), "pairs": [pair(*gain) for gain in chosen[:_SHOWN]]}
-            for name, chosen in ((first.name, ahead), (second.name, behind))
-        ],
-    }
+    def _worst_and_best(self, system: System, column: Column) -> list[dict[str, Any]]:
+        """The captions with the lowest and the highest scores, none in both; how many tie with the last."""
+        scores = np.asarray(system.cells[column.name].result.scores)
+        finite = np.flatnonzero(np.isfinite(scores))
+        ranks = np.argsort((-1 if column.higher_is_better else 1) * scores[finite], kind="stable")
+        best, half = finite[ranks].tolist(), len(finite) // 2
+        numbers = [self.systems.for_page(score) for score in scores.tolist()]
+        found = []
+        for title, order in (("Worst", best[::-1][:half]), ("Best", best[: len(best) - half])):
+            if shown := order[:_SHOWN]:
+                last = numbers[shown[-1]]
+                tied, here = numbers.count(last), sum(numbers[index] == last for index in shown)
+                note = f"{tied:,} captions tie at {last}; {here} of them are shown." if tied > here else ""
+                cards = [self._card(system, column, index, numbers[index]) for index in shown]
+                found.append({"title": title, "cards": cards, "tied": note})
+        return found
+
+    def _most_different(self, first: System, second: System, column: Column) -> dict[str, Any]:
+        """The captions of the same visuals by which either system is furthest ahead, and ties."""
+        both = (first, second)
+        numbers = [[*map(self.systems.for_page, one.cells[column.name].result.scores)] for one in both]
+        gains = _gains(first, second, column)
+        apart = [gain for gain in gains if numbers[0][gain[0]] != numbers[1][gain[1]]]  # others tie
+
+        def pair(index: int, other: int, _: float) -> dict[str, Any]:
+            sides = [
+                {"name": one.name, "score": scores[own], "caption": one.captions[own]}
+                for one, scores, own in zip(both, numbers, (index, other), strict=True)
+            ]
+            shown = self._picture(first, index) or self._picture(second, other)
+            return {"picture": shown, "sides": sides, "id": first.ids[index]}
+
+        ahead, behind = [gain for gain in apart if gain[2] > 0][::-1], [gain for gain in apart if gain[2] < 0]
+        return {
+            "word": "higher" if column.higher_is_better else "better",
+            "compared": len(gains),
+            "ties": len(gains) - len(apart),
+            "sides": [
+                {"name": one.name, "ahead": len(own), "pairs": [pair(*gain) for gain in own[:_SHOWN]]}
+                for one, own in zip(both, (ahead, behind), strict=True)
+            ],
+        }
+
+    def _card(self, system: System, column: Column, index: int, score: str) -> dict[str, Any]:
+        """A caption with its evidence, its parts and its references."""
+        cell = system.cells[column.name]
+        evidence: Mapping[str, Any] = {}
+        with suppress(OSError, ValueError):  # an image that is no longer there costs its explanation alone
+            evidence = {} if cell.evidence is None else cell.evidence.get(index, {})
+        compared = "references" in evidence or "compared" in evidence
+        values = {name: own[index] for name, own in cell.result.parts.items()}
+        return {
+            "picture": self._picture(system, index),
+            "score": score,
+            "caption": system.captions[index],
+            "id": system.ids[index],
+            "panels": panels(evidence, self._drawing),
+            "parts": parts(values, self.systems.titles),
+            "references": [] if system.references is None or compared else system.references[index],
+        }
+
+    def _picture(self, system: System, index: int) -> dict[str, Any] | None:
+        """The picture of a caption; None if it cannot be read or there is no room."""
+        if system.images is None:
+            return None
+        path = str(system.images[index])
+        if path not in self.pictures:
+            self.pictures[path] = None
+            with suppress(ImageError, TypeError, ValueError):
+                image = _thumbnail(path, self.systems.visual) if self._fits("thumbnails") else None
+                data = image and jpeg(image, quality=78)
+                if image and data and self._fits("thumbnails", len(data)):
+                    stored = {"width": image.width, "height": image.height, "data": data}
+                    self.pictures[path] = {"name": f"picture-{len(self.pictures)}", **stored}
+        found = self.pictures[path]
+        return found and {**found, "label": f"{self.systems.visual} {system.ids[index]}"}
+
+    def _drawing(self, picture: Callable[[int], Image.Image] | None, text: str) -> str:
+        """A picture of an explanation; "" if there is none, or no room."""
+        shown = ""
+        with suppress(ImageError, ValueError):  # an image that is no longer there, boxes without an image
+            shown = drawing(picture, text, _DRAWN, quality=80) if picture and self._fits("drawings") else ""
+        return shown if shown and self._fits("drawings", len(shown)) else ""
+
+    def _fits(self, kind: str, size: int = 0) -> bool:
+        self._room[kind] -= size
+        self.left_out += self._room[kind] < 0
+        return self._room[kind] >= 0
 
 
 def _gains(first: System, second: System, column: Column) -> list[tuple[int, int, float]]:
@@ -204,30 +260,28 @@ def _gains(first: System, second: System, column: Column) -> list[tuple[int, int
     return list(zip(both.index_x.tolist(), both.index_y.tolist(), both.gain.tolist(), strict=True))
 
 
-def _card(
-    system: System, column: Column, index: int, score: str, systems: Systems, pictures: Pictures
-) -> dict[str, Any]:
-    """A caption with its evidence, its parts and its references."""
-    cell = system.cells[column.name]
-    evidence: Mapping[str, Any] = {}
-    with suppress(OSError, ValueError):  # an image that is no longer there costs its explanation alone
-        evidence = {} if cell.evidence is None else cell.evidence.get(index, {})
-    compared = "references" in evidence or "compared" in evidence
-    return {
-        "picture": _picture(system, index, pictures),
-        "score": score,
-        "caption": system.captions[index],
-        "id": system.ids[index],
-        "panels": panels(evidence, pictures.drawing),
-        "parts": parts({name: own[index] for name, own in cell.result.parts.items()}, systems.titles),
-        "references": [] if system.references is None or compared else system.references[index],
-    }
+def _thumbnail(path: str, visual: str) -> Image.Image:
+    """An image as metrics see it, small and without metadata; or frames of a video side by side."""
+    if visual == "image":
+        image = InputImage.of(path).load()
+        return _bare(image, min(_SIDE, image.width), min(_SIDE, image.height))
+    reading = InputFrames.of(path).load().read(Sampling(max_frames=_FRAMES))
+    frames = [_bare(frame, 4 * _FRAME_HEIGHT, _FRAME_HEIGHT) for _, frame in islice(reading, _FRAMES)]
+    strip = Image.new("RGB", (sum(frame.width + 4 for frame in frames) - 4, _FRAME_HEIGHT), "white")
+    for place, frame in enumerate(frames):
+        strip.paste(frame, (sum(before.width + 4 for before in frames[:place]), 0))
+    return strip
 
 
-def _picture(system: System, index: int, pictures: Pictures) -> str:
-    if system.images is None:
-        return ""
-    return pictures.of(system.images[index], f"{pictures.visual} {system.ids[index]}")
+def _bare(image: Image.Image, width: int, height: int) -> Image.Image:
+    """The pixels alone, on white, as large as they fit into a box; slim ones keep their middle."""
+    shape = min(max(image.width / image.height, _SLIMMEST), _WIDEST)
+    size = min(width, height * shape), min(height, width / shape)
+    pixels = image.convert("RGBA" if image.has_transparency_data else "RGB")
+    pixels = ImageOps.fit(pixels, (max(1, round(size[0])), max(1, round(size[1]))), Image.Resampling.LANCZOS)
+    bare = Image.new("RGB", pixels.size, "white")
+    bare.paste(pixels, mask=pixels if pixels.mode == "RGBA" else None)
+    return bare
 
 
 # charts

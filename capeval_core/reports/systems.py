@@ -140,8 +140,8 @@ def stacked_table(systems: Systems) -> Table:
     rows = []
     for system in systems.systems:
         cells = [system.cells[column.name] for column in systems.columns]
-        tests = ["" if cell.test is None else p_in_words(cell.test.adjusted, systems.level) for cell in cells]
         means, intervals = ([text(systems, cell) for cell in cells] for text in (_mean, _interval))
+        tests = ["" if cell.test is None else p_in_words(cell.test.adjusted, systems.level) for cell in cells]
         rows += [[system.name, *means], *(["", *line] for line in (intervals, tests) if any(line))]
     return Table("Systems", _header(systems), rows, _notes(systems))
 
@@ -151,18 +151,14 @@ def cells_table(systems: Systems) -> Table:
     rows: list[list[str]] = []
     bold: set[tuple[int, int]] = set()
     for system in systems.systems:
-        bold |= {
-            (len(rows), place)
-            for place, column in enumerate(systems.columns, 1)
-            if system.name in systems.best(column)
-        }
-        cells = [system.cells[column.name] for column in systems.columns]
-        intervals = [_interval(systems, cell, ", ") for cell in cells]
-        texts = [
-            _mean(systems, cell) + (f" [{interval}]" if interval else "")
-            for cell, interval in zip(cells, intervals, strict=True)
-        ]
-        rows.append([system.name, *texts])
+        row = [system.name]
+        for column in systems.columns:
+            cell = system.cells[column.name]
+            interval = _interval(systems, cell, ", ")
+            if system.name in systems.best(column):
+                bold.add((len(rows), len(row)))
+            row.append(_mean(systems, cell) + (f" [{interval}]" if interval else ""))
+        rows.append(row)
     return Table("Systems", _header(systems), rows, _notes(systems), bold)
 
 
