@@ -35,14 +35,14 @@ from torch import Tensor
 
 from capeval_core.cache import Feature, FeatureCache
 from capeval_core.errors import Problem, Problems
-from capeval_core.inputs.images import ImageError, InputImage, Visual
+from capeval_core.inputs.images import ImageError, InputImage
 from capeval_core.limits import LIMITS
 from capeval_core.models.batching import BatchSize
 from capeval_core.models.copies import Arriving, arriving
 from capeval_core.regions.features import BoxVisual, refuse_unusable
 
 Floats = NDArray[np.float32]
-Item = tuple[Visual[Any], Any]
+Item = tuple[Any, Any]
 V = TypeVar("V")
 T = TypeVar("T")
 
@@ -380,7 +380,7 @@ def _ahead(groups: Iterator[T], threads: ThreadPoolExecutor) -> Iterator[T]:
 
 
 @contextmanager
-def preparing(visual: Visual[Any], loaded: Any) -> Iterator[None]:
+def preparing(visual: Any, loaded: Any) -> Iterator[None]:
     """Let what fails be an ImageError about this visual."""
     try:
         yield

@@ -17,7 +17,6 @@ from torch import Tensor
 from capeval_core.cache import FeatureCache
 from capeval_core.encoders.engine import Encoded, Encoding, Item, Units, chunks, encode_stream, with_extras
 from capeval_core.encoders.tokenizers import Ids, Tokens, WordPiece
-from capeval_core.inputs.images import Visual
 from capeval_core.models.batching import BatchSize
 from capeval_core.models.config import Switch, Width, Words
 from capeval_core.models.copies import Arriving, arriving, made_of
@@ -136,7 +135,7 @@ class PairEncoder(CheckedModel):
 
     def encode_pairs(
         self,
-        visuals: Iterable[Visual[Any]],
+        visuals: Iterable[Any],
         captions: Iterable[Sequence[str]],
         run: Run,
         kind: str,

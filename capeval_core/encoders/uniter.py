@@ -35,7 +35,6 @@ from capeval_core.encoders.region_text import (
 )
 from capeval_core.encoders.tokenizers import Ids
 from capeval_core.inputs.boxes import BoxFeatures
-from capeval_core.inputs.images import Visual
 from capeval_core.models.canary import TEXTS
 from capeval_core.models.config import Switch, Width, read
 from capeval_core.models.copies import indices_on_device, rows_on_device
@@ -242,7 +241,7 @@ class UniterEncoder(RegionTextEncoder, tags=["image-captioning", "uniter"]):
 
     def rank(
         self,
-        boxes: Iterable[Visual[BoxFeatures]],
+        boxes: Iterable[Any],
         captions: Iterable[Sequence[str]],
         *,
         cache: FeatureCache = SHARED,

@@ -46,7 +46,6 @@ from capeval_core.encoders.region_text import (
 from capeval_core.encoders.texts import encode_distinct
 from capeval_core.encoders.tokenizers import Ids, Tokens
 from capeval_core.inputs.boxes import BoxFeatures
-from capeval_core.inputs.images import Visual
 from capeval_core.models.batching import BatchSize
 from capeval_core.models.canary import TEXTS, cosines
 from capeval_core.models.config import Few, Places, Switch, Width, read
@@ -461,7 +460,7 @@ class VilbertEncoder(RegionTextEncoder, tags=["image-captioning", "vilbert"]):
 
     def token_features(
         self,
-        boxes: Iterable[Visual[BoxFeatures]],
+        boxes: Iterable[Any],
         captions: Iterable[Sequence[str]],
         *,
         layer: int = -1,

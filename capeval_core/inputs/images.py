@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, ClassVar, Generic, Protocol, Self, TypeVar
+from typing import IO, Any, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -122,19 +122,6 @@ class Source(ABC, Generic[Loaded]):
         return hasattr(self, "path") and getattr(self, "data", None) is None
 
 
-class Visual(Protocol[Loaded]):
-    """What an encoder sees of an image, a video or boxes; all but the names raise ImageError."""
-
-    @property
-    def key(self) -> str: ...
-    @property
-    def where(self) -> str: ...
-    @property
-    def name(self) -> str: ...
-    def load(self) -> Loaded: ...
-    def check(self) -> None: ...
-
-
 class InputVisual(ABC, Generic[Loaded]):
     """A source and its place in the input, such as `images[17]`; what uses the content raises ImageError."""
 
@@ -164,11 +151,7 @@ class InputVisual(ABC, Generic[Loaded]):
 
     @classmethod
     def of(cls, value: Any, where: str = "") -> Self:
-        """Wrap a value without reading or decoding it.
-
-        Raises InputTypeError for what can never be such a visual and ImageError for what could but is not
-        (None, an empty path, a URL, an unfit shape). `check` and `load` tell whether files exist and decode.
-        """
+        """Wrap a value without reading or decoding it; InputTypeError for what can never be such a visual."""
         where = where or cls.medium
         try:
             return cls(where, cls.source_of(value))

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from PIL import Image
 from tqdm import tqdm
@@ -57,8 +57,6 @@ _PATHS = (str, os.PathLike)
 _FILMS = tuple(EXTENSIONS["video"] - {".gif"})
 """Of files that can only be videos; what a file is shows in its content."""
 
-OnError = Literal["raise", "nan"]
-Empty = Literal["error", "score"]
 _Rows = list[InputVisual[Any] | None]
 
 
@@ -126,8 +124,8 @@ def check_samples(
     references: Any = None,
     *,
     needs_references: bool,
-    on_error: OnError = "raise",
-    empty: Empty = "error",
+    on_error: str = "raise",
+    empty: str = "error",
     media: Sequence[str] = ("image",),
     decoders: int | None = None,
     kept: Callable[[str, Any, Sequence[str]], bool] | None = None,
@@ -166,8 +164,8 @@ def check_pools(
     captions: Any,
     images: Any,
     *,
-    on_error: OnError = "raise",
-    empty: Empty = "error",
+    on_error: str = "raise",
+    empty: str = "error",
     media: Sequence[str] = ("image",),
     progress: bool = False,
 ) -> Pools:

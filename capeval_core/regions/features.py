@@ -31,7 +31,7 @@ def boxes_kept(confidences: NDArray[np.floating]) -> int:
 
 @dataclass(frozen=True)
 class BoxVisual:
-    """Box features that a region encoder made of an image: a `Visual`, unless there is an error."""
+    """Box features that a region encoder made of an image, unless there is an error."""
 
     where: str
     name: str
