@@ -13,7 +13,6 @@ import pickle
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
@@ -26,7 +25,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageFile
 
 from capeval_core.errors import InputError, Problem, warn
-from capeval_core.inputs.images import File, ImageError, Source, square_pixels
+from capeval_core.inputs.images import File, ImageError, Source, short_reason, square_pixels
 from capeval_core.limits import LIMITS
 
 _Process = subprocess.Popen[bytes]
@@ -43,11 +42,9 @@ class Decoders:
 
     def __init__(self, number: int) -> None:
         self._idle: LifoQueue[_Process | None] = LifoQueue()
-        self._left, self._lock = min(number, _MOST), threading.Lock()
-        for _ in range(self._left):
+        for _ in range(min(number, _MOST)):
             self._idle.put(None)  # not started
         self._owner = os.getpid()
-        self.processes: list[_Process] = []
 
     def pixels(
         self, sources: Sequence[Source[Any]], size: int, method: Image.Resampling
@@ -66,72 +63,57 @@ class Decoders:
         """The key, or the pixels, of each image that is a file; None where there is no answer."""
         answers: list[Any] = [None] * len(sources)
         files = {i: source for i, source in enumerate(sources) if isinstance(source, File)}
-        if not files or not self._left or os.getpid() != self._owner:  # a fork would share the pipes
+        if not files or os.getpid() != self._owner:  # a fork would share the pipes
             return answers
-        process = self._idle.get()
-        if self._left <= 0:
-            self._idle.put(None)
-            return answers
+        process, sound = self._idle.get(), False
         try:
-            process = process or self._started()
+            process = process or _started()
             assert process.stdin is not None and process.stdout is not None
             limits = Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES
             pickle.dump(([_sent(source) for source in files.values()], square, *limits), process.stdin)
             process.stdin.flush()
-            found = pickle.load(process.stdout)
+            for i, answer in zip(files, pickle.load(process.stdout), strict=True):
+                answers[i] = answer
+            sound = True
         except (OSError, ValueError, EOFError, pickle.UnpicklingError) as error:
-            status = self._give_up(process)
-            why = f"could not be used ({error})" if status is None else f"ended with status {status}"
-            warn(f"a process that decodes images {why}: the others, or this process, decode instead")
-            return answers
-        except BaseException:
-            self._give_up(process)
-            raise
-        self._idle.put(process)
-        for i, answer in zip(files, found, strict=True):
-            answers[i] = answer
+            warn(
+                f"a process that decodes images could not be used ({short_reason(error)}): this one decodes "
+                "what was asked of it"
+            )
+        finally:  # instead of one that was stopped within an answer, another is started for the next request
+            if not sound:
+                _end(process)
+            self._idle.put(process if sound else None)
         return answers
-
-    def _started(self) -> _Process:
-        process = subprocess.Popen(
-            [sys.executable or "python", "-c", _PROGRAM.format(1, "main"), *_import_path()],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is for the process that asks
-        )
-        self.processes.append(process)
-        assert process.stdout is not None
-        if sys.platform == "linux":
-            import fcntl
-
-            with suppress(OSError):  # more than the system lets a user have
-                for pipe in (process.stdin, process.stdout):
-                    fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE)  # type: ignore[arg-type]
-        start = b""
-        while not start.endswith(_READY):
-            if not (byte := process.stdout.read(1)):
-                raise EOFError("no answer")
-            start += byte
-        return process
-
-    def _give_up(self, process: _Process | None) -> int | None:
-        """Go on without a process; its status."""
-        with self._lock:
-            self._left -= 1
-        if self._left <= 0:
-            self._idle.put(None)  # for a thread that waits already, and does so for the next one
-        if process is None:
-            return None
-        self.processes.remove(process)
-        return _ended(process)
 
     def close(self) -> None:
         """End all processes; nothing may be asked any more."""
-        if os.getpid() == self._owner:
-            self._left = 0
-            for process in self.processes:
-                _ended(process)
+        while os.getpid() == self._owner and not self._idle.empty():
+            _end(self._idle.get())
+
+
+def _started() -> _Process:
+    process = subprocess.Popen(
+        [sys.executable or "python", "-c", _PROGRAM.format(1, "main"), *_import_path()],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # Ctrl-C is for the process that asks
+    )
+    assert process.stdout is not None
+    if sys.platform == "linux":
+        import fcntl
+
+        with suppress(OSError):  # more than the system lets a user have
+            for pipe in (process.stdin, process.stdout):
+                fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE)  # type: ignore[arg-type]
+    start = b""
+    while not start.endswith(_READY):
+        if not (byte := process.stdout.read(1)):
+            _end(process)
+            raise EOFError("no answer")
+        start += byte
+    return process
 
 
 def _import_path() -> list[str]:
@@ -147,17 +129,10 @@ def _sent(source: File) -> tuple[str, bytes | None]:
     return path if source.data is not None or os.path.isabs(path) else str(Path.cwd() / path), source.data  # noqa: PTH117
 
 
-def _ended(process: _Process) -> int:
-    """End a process; its status."""
-    for pipe in (process.stdin, process.stdout):
-        with suppress(OSError):  # what was not sent any more
-            if pipe is not None:
-                pipe.close()
-    try:
-        return process.wait(1)
-    except subprocess.TimeoutExpired:
+def _end(process: _Process | None) -> None:
+    if process is not None:
         process.kill()
-        return process.wait()
+        process.communicate()
 
 
 @cache
