@@ -6,14 +6,14 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
 
 from capeval_core.errors import FileError, Problem, Problems
 from capeval_core.inputs.folder import Names
-from capeval_core.inputs.images import File, InputImage
+from capeval_core.inputs.images import InputImage
 from capeval_core.inputs.text_files import load_json
 from capeval_core.regions import rle
 from capeval_core.regions.regions import Regions, RegionsError, RegionSource
@@ -103,19 +103,14 @@ class PrecomputedRegions(RegionSource):
 
     def _entries(self, image: InputImage) -> list[Any]:
         source = image.source
-        path = (
-            source.path
-            if isinstance(source, File)
-            else getattr(getattr(source, "value", None), "filename", "")
-        )
+        path = getattr(source, "path", "") or getattr(getattr(source, "value", None), "filename", "")
         path = os.fsdecode(path)
-        for name in [path, os.path.basename(path)] if path else []:  # noqa: PTH119  (ids are no paths)
-            matches = self._names.find(name)
-            if len(matches) > 1:
-                found = f"{image.name} may mean any of the masks of {', '.join(matches[:3])}"
-                raise RegionsError(Problem(image.where, found, "name them as the file is named"))
-            if matches:
-                return self._masks[matches[0]]
+        matches = self._names.find(path) or self._names.find(PurePath(path).name)
+        if len(matches) > 1:
+            found = f"{image.name} may mean any of the masks of {', '.join(matches[:3])}"
+            raise RegionsError(Problem(image.where, found, "name them as the file is named"))
+        if path and matches:
+            return self._masks[matches[0]]
         if any(key.startswith(("file:", "pixels:")) for key in self._masks) and image.key in self._masks:
             return self._masks[image.key]
         ids = ", ".join(list(self._masks)[:3]) + (", ..." if len(self._masks) > 3 else "")
@@ -142,46 +137,40 @@ def _problem(entry: Any) -> str | None:
 
 def _read(entry: Any, size: tuple[int, int]) -> tuple[rle.Runs, float, Sequence[float]]:
     """Runs, quality and box of one region; ValueError where they do not fit the image."""
+    quality, box = 1.0, None
+    own: tuple[int, ...] = size
     if isinstance(entry, np.ndarray):
-        _check_size(entry.shape, size)
-        runs = rle.encode(entry)
-        return runs, 1.0, rle.bounding_box(runs, size)
-    score = next((key for key in _SCORES if entry.get(key) is not None), None)
-    quality = _numbers(score, [entry[score]], "a number")[0] if score else 1.0
-    box: Sequence[float] | None = None
-    if entry.get("bbox") is not None:
-        x, y, width, height = _numbers("bbox", entry["bbox"], "[x, y, width, height]", 4)
-        if min(width, height) < 0:
-            raise ValueError(f"has the bbox {entry['bbox']}: expected [x, y, width, height]")
-        box = (x, y, x + width, y + height)
-    written = entry.get("segmentation", entry)
-    if "counts" not in written:
-        assert box is not None
-        return rle.of_box(box, size), quality, box
-    _check_size(tuple(map(int, _numbers("size", written["size"], "[height, width]", 2))), size)
-    counts = written["counts"].decode("ascii") if isinstance(written["counts"], bytes) else written["counts"]
-    try:
-        runs = _filling(counts, size)
-    except ValueError as error:
-        raise ValueError(f"has damaged counts: {error}") from error
-    return runs, quality, box or rle.bounding_box(runs, size)
-
-
-def _filling(counts: Any, size: tuple[int, int]) -> rle.Runs:
-    """Run lengths, or their compact text, that fill an image."""
-    lengths = rle.decompress(counts) if isinstance(counts, str) else _numbers("counts", counts, "run lengths")
-    runs = np.array(lengths, dtype=np.int64)
-    if (runs < 0).any() or runs.sum() != size[0] * size[1]:
-        raise ValueError(f"they cover {runs.sum()} pixels, expected {size[0]} * {size[1]}")
-    return runs.astype(np.uint32)
-
-
-def _check_size(own: tuple[int, ...], size: tuple[int, int]) -> None:
+        written, own = {}, entry.shape
+    else:
+        if score := next((key for key in _SCORES if entry.get(key) is not None), None):
+            (quality,) = _numbers(score, [entry[score]], "a number")
+        if entry.get("bbox") is not None:
+            x, y, width, height = _numbers("bbox", entry["bbox"], "[x, y, width, height]", 4)
+            if min(width, height) < 0:
+                raise ValueError(f"has the bbox {entry['bbox']}: expected [x, y, width, height]")
+            box = (x, y, x + width, y + height)
+        written = entry.get("segmentation", entry)
+        if "counts" in written:
+            own = tuple(map(int, _numbers("size", written["size"], "[height, width]", 2)))
     if own != size:
         raise ValueError(
             f"is {own[0]} high and {own[1]} wide, but the image is {size[0]} high and {size[1]} wide: make "
             "it at the size of the image as it is stored, without its EXIF orientation"
         )
+    if isinstance(entry, np.ndarray):
+        runs = rle.encode(entry)
+    elif "counts" not in written:
+        assert box is not None
+        runs = rle.of_box(box, size)
+    else:
+        counts = written["counts"]
+        text = counts.decode("ascii") if isinstance(counts, bytes) else counts
+        lengths = rle.decompress(text) if isinstance(text, str) else _numbers("counts", text, "run lengths")
+        wide = np.array(lengths, dtype=np.int64)
+        if (wide < 0).any() or wide.sum() != size[0] * size[1]:
+            raise ValueError(f"has counts of {wide.sum()} pixels, expected {size[0]} * {size[1]}")
+        runs = wide.astype(np.uint32)
+    return runs, quality, box or rle.bounding_box(runs, size)
 
 
 def _numbers(key: str, values: Any, expected: str, count: int | None = None) -> list[float]:
