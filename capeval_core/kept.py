@@ -69,6 +69,7 @@ class Kept:
         self._most = most_rows, most_seconds
         self._suffix = "arrow" if mapped else "parquet"
         self._waiting: list[pa.Table] = []
+        self._count = self._size = 0  # that wait
         self._written_at = time.monotonic()
         self._writable = True
         with contextlib.suppress(OSError):  # `flush` says what is wrong
@@ -100,8 +101,9 @@ class Kept:
     def append(self, table: pa.Table) -> None:
         """Keep a table, which is on the disk after `flush`, or when enough rows or seconds have come."""
         self._waiting.append(table)
+        self._count, self._size = self._count + len(table), self._size + table.nbytes
         rows, seconds = self._most
-        full = sum(map(len, self._waiting)) >= rows or sum(own.nbytes for own in self._waiting) >= _MOST_BYTES
+        full = self._count >= rows or self._size >= _MOST_BYTES
         if full or time.monotonic() - self._written_at > seconds:
             self.flush()
 
@@ -117,7 +119,7 @@ class Kept:
                 self._writable = False
                 warn(f"{found}: what is not there yet is kept in memory only, and a later run makes it again")
             self._written_at = time.monotonic()
-        self._waiting = []
+        self._waiting, self._count, self._size = [], 0, 0
 
     def _write(self, table: pa.Table) -> None:
         table = table.replace_schema_metadata({_STAMP: json.dumps(self.stamp)}).combine_chunks()

@@ -53,9 +53,9 @@ def run(arguments: list[str]) -> int:
     else:
         captioned = source.read_dataset("images", "captions")
     if name == "pacs":
-        train = _pacs(training, captioned, source, flags)
+        train = _pacs(training, captioned, flags, source)
     else:
-        train = _on_regions(training, captioned, store, flags)
+        train = _on_regions(training, captioned, flags, store)
     out.mkdir(parents=True, exist_ok=True)
     with interruptible(f"the training is kept in {out}: run the same command again to go on"):
         weights = train(out, report=complain)
@@ -63,33 +63,29 @@ def run(arguments: list[str]) -> int:
 
     if PartialState().is_main_process:
         counts = f"{len(captioned.captions):,} captions of {len(captioned.ids):,} images"
-        judged_by = "validation loss" if name == "pacs" else "correlations where there are judgements"
-        references = " --references references.json" if metric.needs_references else ""
-        files = f"--candidates captions.json{references} --images images"
+        files = f"--candidates captions.json{' --references references.json' * metric.needs_references}"
         print(f"{weights}: weights of {metric.title}, made of {counts}, those held out among them")
-        print(f"{out / CURVES}: losses and learning rate, and {judged_by}")
-        print(f"score with it:\n  capeval score {metric.name} {files} --weights {weights}")
+        print(f"{out / CURVES}: losses, learning rate, and what it is judged by")
+        print(f"score with it:\n  capeval score {metric.name} {files} --images images --weights {weights}")
     return 0
 
 
 def _pacs(
-    training: PacsTraining, captioned: CaptionedImages, source: CaptionSource, flags: argparse.Namespace
+    training: PacsTraining, captioned: CaptionedImages, flags: argparse.Namespace, source: CaptionSource
 ) -> Callable[..., Path]:
     from capeval_core.training.augmentation import Positives
 
     positives = None if flags.positives is None else Positives(flags.positives)
     file, folder, validation = flags.validation_captions, flags.validation_images or flags.images, None
+    if file is not None and folder is None:
+        raise ValueError("--validation-images is missing: pass the folder of the images that are held out")
     if file is not None:
-        if folder is None:
-            raise ValueError(
-                "--validation-images is missing: pass the folder of the images that are held out"
-            )
         validation = replace(source, split=flags.validation_split).read(file, folder)
     return partial(train_pacs, training, PairData(training, captioned, positives, validation))
 
 
 def _on_regions(
-    training: RegionTraining, captioned: CaptionedImages, store: Any, flags: argparse.Namespace
+    training: RegionTraining, captioned: CaptionedImages, flags: argparse.Namespace, store: Any
 ) -> Callable[..., Path]:
     from capeval_core.judgements.loaders import read_judgements
     from capeval_core.training.tags import open_tagger

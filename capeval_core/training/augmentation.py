@@ -100,9 +100,7 @@ class Positives:
     def __init__(self, folder: Path) -> None:
         self._shards = sorted(folder.glob("positives-*.parquet"))
         if not self._shards:
-            found = "is a file" if folder.exists() else "does not exist"
-            if folder.is_dir():
-                found = "holds no positives (positives-captions-00000.parquet ...)"
+            found = "holds no positives (positives-captions-00000.parquet ...)"
             raise FileError(file_problem(folder, found, "pass a folder that `capeval augment` made"))
         self.settings: dict[str, Any] = {}
         self.captions: list[tuple[str, str]] = []
@@ -135,8 +133,6 @@ def _opened(path: Path) -> Iterator[tuple[pq.ParquetFile, dict[str, Any]]]:
     """A shard and its note. Raises FileError, of the block as well, where it is damaged."""
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
-            if file.schema_arrow.names != _SCHEMA.names:
-                raise ValueError(f"its columns are {', '.join(file.schema_arrow.names)}")
             note = json.loads(file.schema_arrow.metadata[_NOTE])
             yield file, {name: note[name] for name in ("settings", "dropped", "digest")}
     except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -39,10 +39,6 @@ class CaptionedImages:
         """Of each caption the number of its image."""
         number = {image_id: index for index, image_id in enumerate(self.ids)}
         return [number[image_id] for image_id in self.images]
-
-    def visuals(self) -> Iterable[InputVisual[Any]]:
-        """Of all images, in order, one at a time."""
-        return map(self.visual, range(len(self.ids)))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -246,7 +246,7 @@ class PairData:
     def visuals(self) -> Iterator[InputImage]:
         """All images, then the generated ones."""
         generated = self.positives.images() if self.positives is not None else iter(())
-        images = (visual for visual in self.captioned.visuals() if isinstance(visual, InputImage))
+        images: Any = map(self.captioned.visual, range(len(self.captioned.ids)))
         return chain(images, generated)
 
     def drawn(self, images: Numbers, rng: np.random.Generator) -> Pairs:

@@ -101,10 +101,6 @@ class RegionStore:
         rows = features.reshape(-1, self.size)
         return self.form(rows, positions.reshape(len(rows), -1))
 
-    def means(self) -> NDArray[np.float32]:
-        """(n, region_size) mean features of the boxes of each image."""
-        return np.stack([self[image].features.mean(axis=0) for image in range(len(self.ids))])
-
 
 class RegionObjective(Objective):
     """A network over captions and boxes, and its data: captions by number, with negatives and boxes."""
@@ -264,7 +260,8 @@ def train_on_regions(
 
         store, similar = stored(captioned), []
         if training.hard in ("both", "features"):
-            similar.append(similar_by_features(captioned.ids, store.means()))
+            means = np.stack([store[image].features.mean(axis=0) for image in range(len(captioned.ids))])
+            similar.append(similar_by_features(captioned.ids, means))
         if training.hard in ("both", "captions"):
             similar.append(similar_by_captions(captioned.images, captioned.captions))
         sampler = NegativeSampler(

@@ -17,8 +17,6 @@ from capeval_core.cache import FeatureCache
 from capeval_core.kept import Kept
 from capeval_core.limits import LIMITS
 
-_TOGETHER = 64
-
 
 class StoredArrays(FeatureCache):
     """Flat arrays by key, in a folder by name; to the streaming engine a cache that says what is there."""
@@ -31,7 +29,6 @@ class StoredArrays(FeatureCache):
         seconds = LIMITS.training_seconds
         self._kept = Kept(own, stamp, folder.name, most_seconds=seconds, mapped=True, required=True)
         self._places: dict[str, tuple[int, int]] = {}
-        self._waiting: dict[str, bytes] = {}
         self._read()
 
     def _read(self) -> None:
@@ -52,27 +49,18 @@ class StoredArrays(FeatureCache):
 
     def put(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Keep arrays. Raises ValueError where one exceeds the range of the store's type."""
-        for key, array in arrays.items():
-            with np.errstate(over="ignore"):
-                own = array.astype(self.dtype)
-            if not np.isfinite(own).all():
-                found = f"a feature exceeds the range of {self.dtype.name}"
-                raise ValueError(f"{found}, in which it is kept for training")
-            self._waiting[key] = own.tobytes()
+        with np.errstate(over="ignore"):
+            own = [array.astype(self.dtype) for array in arrays.values()]
+        if not all(np.isfinite(array).all() for array in own):
+            found = f"a feature exceeds the range of {self.dtype.name}"
+            raise ValueError(f"{found}, in which it is kept for training")
+        values = pa.array([array.tobytes() for array in own], pa.large_binary())
+        self._kept.append(pa.table({"key": list(arrays), "array": values}))
         self._new |= arrays.keys()
-        if len(self._waiting) >= _TOGETHER:
-            self._append()
-
-    def _append(self) -> None:
-        if self._waiting:
-            values = pa.array(self._waiting.values(), pa.large_binary())
-            self._kept.append(pa.table({"key": list(self._waiting), "array": values}))
-            self._waiting = {}
 
     def flush(self) -> None:
         """Put all on the disk, where `places` and `rows` find it."""
         if self._new:
-            self._append()
             self._kept.flush()
             self._read()
 

@@ -63,8 +63,8 @@ class SpacyTagger(Tagger):
         self._pipeline: Any = spacy.load(model, exclude=unneeded)
         if not any(token.tag_ for token in self._pipeline("A dog runs.")):
             raise ValueError("the pipeline has no tagger")
-        meta = self._pipeline.meta
-        digest = _digest(self._pipeline.to_bytes(exclude=["vocab"]))
+        meta, content = self._pipeline.meta, self._pipeline.to_bytes(exclude=["vocab"])
+        digest = hashlib.sha256(content).hexdigest()[:16]
         self.fingerprint = (
             f"spacy {version('spacy')} {meta['lang']}_{meta['name']} {meta['version']} {digest}"
         )
@@ -87,7 +87,8 @@ class NltkTagger(Tagger):
         self._tokenizer: Any = NLTKWordTokenizer()
         weights = sorted((name, sorted(row.items())) for name, row in self._tagger.model.weights.items())
         known = repr((weights, sorted(self._tagger.tagdict.items())))
-        self.fingerprint = f"nltk {version('nltk')} {NLTK_DATA} {_digest(known.encode())}"
+        digest = hashlib.sha256(known.encode()).hexdigest()[:16]
+        self.fingerprint = f"nltk {version('nltk')} {NLTK_DATA} {digest}"
 
     def tags(self, captions: Sequence[str]) -> list[TaggedCaption]:
         spelt = []
@@ -168,7 +169,3 @@ def _spelt(caption: str, spans: Iterable[tuple[int, int, str]]) -> TaggedCaption
         else:
             tagged.append((start, end, tag))
     return [(caption[start:end], tag) for start, end, tag in tagged]
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()[:16]
