@@ -7,7 +7,6 @@ from typing import Any
 
 from capeval_core.commands.common import FILES, add_flags, chosen, tell_reasons
 from capeval_core.commands.terminal import Parser, complain, first_named, flag, interruptible, summary
-from capeval_core.errors import did_you_mean
 
 CAPTIONS, IMAGES = "captions", "images"
 _ABOUT = {
@@ -20,11 +19,7 @@ _NEEDED = {CAPTIONS: "--images FOLDER", IMAGES: "--captions FILE"}
 
 def run(arguments: list[str]) -> int:
     about = "Generate additional positives for `capeval train pacs`: captions of images, images of captions."
-    what, rest = first_named(arguments, "augment", "WHAT", "--out FOLDER [options]", about, _ABOUT)
-    if what not in _ABOUT:
-        raise ValueError(
-            f"{what!r} cannot be generated{did_you_mean(what, _ABOUT)} (known: {', '.join(_ABOUT)})"
-        )
+    what, rest = first_named(arguments, "augment", "KIND", "--out FOLDER [options]", about, _ABOUT)
     from capeval_core.training.augmentation import CaptionAugmentation, ImageAugmentation, augment
     from capeval_core.training.captioned import CaptionSource
 

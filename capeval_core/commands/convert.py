@@ -9,8 +9,7 @@ from capeval_core.commands.common import add_flags, chosen
 from capeval_core.commands.regions import BOX_FEATURES, convert_box_features
 from capeval_core.commands.terminal import Parser, complain, first_named, flag, table
 from capeval_core.description import describe_metric
-from capeval_core.errors import did_you_mean
-from capeval_core.registry import METRICS, list_metrics, metric_class, network
+from capeval_core.registry import metric_class, metric_classes, network
 from capeval_core.weights.catalogue import EVA_CLIP, FASTER_RCNN, X152, entry_known_as
 from capeval_core.weights.folder import CONFIG, TENSORS, TOKENIZER, VOCABULARY
 
@@ -29,17 +28,12 @@ def run(arguments: list[str]) -> int:
     usage = "CHECKPOINT --out FOLDER"
     about = "Make a folder of weights of an original checkpoint. Nothing in it is run."
     released = {BOX_FEATURES: "features that 12-in-1 released, for ViLBERTScore"}
-    known = {name: f"weights of {name}" for name in METRICS if metric_class(name).default_weights}
+    known = {name: f"weights of {name}" for name, own in metric_classes().items() if own.default_weights}
     known |= _PURPOSES | released
     name, rest = first_named(arguments, "convert", "METRIC", f"{usage} [options]", about, known)
     if name == BOX_FEATURES:
         return convert_box_features(rest)
-    if name not in [*_PARTS, *list_metrics()]:
-        raise ValueError(f"unknown metric {name!r}{did_you_mean(name, known)} (known: {', '.join(known)})")
-    kind = _PARTS[name][0] if name in _PARTS else metric_class(name).network
-    if kind is None:
-        raise ValueError(f"{name} has no weights")
-    encoder = network(kind)
+    encoder = network(_PARTS[name][0] if name in _PARTS else str(metric_class(name).network))
     parser = Parser(f"convert {name}", f"{usage} [options]", about)
     kinds = ".pth, .pt, .bin or .safetensors" + (", or the index of shards" if name == EVA_CLIP else "")
     flag(parser, "checkpoint CHECKPOINT", kinds, type=Path)

@@ -46,7 +46,7 @@ def run(arguments: list[str]) -> int:
     about = "Agreement of metrics with people, beside what the papers print."
     usage = "--data FOLDER --metrics NAME,NAME [options]"
     summaries = {name: entry.summary for name, entry in SETS.items()}
-    name, rest = first_named(arguments, "judge", "SET", usage, about, summaries)
+    name, rest = first_named(arguments, "judge", "SET", usage, about, summaries, others=True)
     entry = set_entry(name)
     flags = _parser(entry).read(rest)
     check_statistics(flags)

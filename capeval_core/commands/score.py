@@ -47,7 +47,9 @@ def run(arguments: list[str]) -> int:
         "or compare several files, one for each system."
     )
     usage = "--candidates FILE [FILE] --images FOLDER"
-    given, rest = first_named(arguments, "score", "METRIC", usage, about, known, epilog=common.FILES)
+    given, rest = first_named(
+        arguments, "score", "METRIC", usage, about, known, epilog=common.FILES, others=True
+    )
     metrics, rest = _metrics(given, rest)
     elsewhere = {
         common.flag_of(one.name) for metric in every_class() for one in describe_options(metric.Options)

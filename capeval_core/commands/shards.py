@@ -23,7 +23,6 @@ from capeval_core.commands.terminal import (
     summary,
     terminal_width,
 )
-from capeval_core.errors import did_you_mean
 from capeval_core.integrations.shards import folder as outputs
 from capeval_core.integrations.shards.places import Place
 from capeval_core.integrations.shards.readers import check_columns
@@ -55,8 +54,6 @@ _FILES = (
 def run(arguments: list[str]) -> int:
     about = "Score collections that one machine, or one run, is too small for."
     name, rest = first_named(arguments, "shards", "COMMAND", "...", about, _COMMANDS, epilog=_FILES)
-    if name not in _COMMANDS:
-        raise ValueError(f"unknown {name!r}{did_you_mean(name, _COMMANDS)} (known: {', '.join(_COMMANDS)})")
     return {"score": _score, "merge": _merge, "check": _check, "histogram": _histogram}[name](rest)
 
 
@@ -64,7 +61,9 @@ def _score(arguments: list[str]) -> int:
     usage = "--input 'in/*.parquet' --output out/ [options]"
     titles = {name: metric.title for name, metric in metric_classes().items()}
     about = _COMMANDS["score"]
-    name, rest = first_named(arguments, "shards score", "METRIC", usage, about, titles, epilog=_FILES)
+    name, rest = first_named(
+        arguments, "shards score", "METRIC", usage, about, titles, epilog=_FILES, others=True
+    )
     (metric,), rest = common.read_metrics("shards score", [name], rest)
     flags = _parser(metric, usage).read(rest)
     on_ray = _needs_ray(flags)

@@ -115,13 +115,18 @@ def first_named(
     known: Mapping[str, str],
     *,
     epilog: str = "",
+    others: bool = False,
 ) -> tuple[str, list[str]]:
     """The first argument, which names what a command is about, and the others; else its help, or an error.
 
-    known: what can be named, with a line on each.
+    known: what can be named, with a line on each. others: more can be, which the command looks at itself.
     """
     if arguments and not arguments[0].startswith("-"):
-        return arguments[0], arguments[1:]
+        name = arguments[0]
+        if name not in known and not others:
+            hint = did_you_mean(name, known)
+            raise ValueError(f"unknown {what.lower()} {name!r}{hint} (known: {', '.join(known)})")
+        return name, arguments[1:]
     listed = table([[name, text] for name, text in known.items()], indent="  ")
     hint = f"{what}:\n{listed}\n\n`capeval {command} {what} --help` shows all options.\n\n"
     parser = Parser(command, f"{what} {usage}", about, epilog, raw_epilog=hint)

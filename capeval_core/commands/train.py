@@ -30,8 +30,6 @@ def run(arguments: list[str]) -> int:
     kinds = {name: settings.about for name, settings in _TRAINED.items()}
     about = "Train a metric on captions and images."
     name, rest = first_named(arguments, "train", "METRIC", "[options]", about, kinds)
-    if name not in _TRAINED:
-        raise ValueError(f"{name!r} cannot be trained here (known: {', '.join(_TRAINED)})")
     settings = _TRAINED[name]
     flags = _parser(settings).read(rest)
     training = settings.of(f"capeval train {name}", chosen(flags, settings))

@@ -14,7 +14,7 @@ _NOT_THERE, _NOTHING_CHECKED = 1, 2
 
 def run(arguments: list[str]) -> int:
     titles = {name: metric.title for name, metric in metric_classes().items()}
-    name, rest = first_named(arguments, "verify", "METRIC", "[options]", _ABOUT, titles)
+    name, rest = first_named(arguments, "verify", "METRIC", "[options]", _ABOUT, titles, others=True)
     class_ = metric_class(name)
     parser = Parser(
         f"verify {class_.name}",
