@@ -13,7 +13,7 @@ def _lower_bounds() -> dict[str, str]:
     """Each requirement of setup.cfg with its lower bound; '' where it has none."""
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg")
-    extras = [text for name, text in config["options.extras_require"].items() if name != "dev"]
+    extras = [text for name, text in config["options.extras_require"].items() if name not in ("dev", "docs")]
     lines = "\n".join([config["options"]["install_requires"], *extras]).split()
     bounds: dict[str, str] = {}
     for line in lines:
