@@ -17,12 +17,19 @@ from gradio.utils import get_upload_folder
 
 from capeval_core.demo import KINDS, DemoItem, demo_of
 from capeval_core.description import describe_metric
-from capeval_core.errors import described, wrong_option
+from capeval_core.errors import described, minus, wrong_option
 from capeval_core.integrations.page import views
 from capeval_core.integrations.page.media import LABELS, component, media_on_page, uploaded
-from capeval_core.integrations.page.scorer import NO_WEIGHTS, Scorer, published_marks
-from capeval_core.integrations.page.words import capitalised, lines_of, texts_of
+from capeval_core.integrations.page.scorer import (
+    NO_WEIGHTS,
+    Scorer,
+    capitalised,
+    chooses,
+    lines_of,
+    published_marks,
+)
 from capeval_core.limits import LIMITS
+from capeval_core.project import address
 from capeval_core.registry import metric_class
 from capeval_core.reports.explanations import STYLE
 from capeval_core.weights.folder import WeightsError
@@ -98,9 +105,9 @@ class _Page:
         self.scorers = scorers
         self.scorer = next(iter(scorers.values()))  # of what the page is about at first
         self.metric = self.scorer.metric
-        self.words = texts_of(self.metric)
+        self.chooses = chooses(self.metric)
         self.media = [scorer.medium for scorer in scorers.values() if scorer.medium is not None]
-        self.heading = _html(views.heading(self.metric))
+        self.heading = _html(_heading(self.scorer))
         with gr.Row(elem_id="bench"):
             with gr.Column(elem_id="left"):
                 with gr.Column(elem_id="inputs"):
@@ -121,24 +128,25 @@ class _Page:
             elem_id="about",
         )
         self.visuals = [component(medium, visible=medium == self.scorer.medium) for medium in self.media]
-        lines, max_lines = self.words.lines
         self.caption = gr.Textbox(
-            label=self.words.label,
-            lines=lines,
-            max_lines=max_lines,
+            label="Captions to choose from, one per line" if self.chooses else "Caption",
+            lines=6 if self.chooses else 1,  # in one Enter scores
+            max_lines=20 if self.chooses else 6,
             placeholder=_placeholder(self.scorer),
             elem_id="caption",
         )
+        references = self.metric.needs_references
         self.references = gr.Textbox(
             label="References, one per line",
             lines=3,
             max_lines=10,
-            placeholder=f"What people wrote of the same {describe_metric(self.metric).visual or 'image'}",
-            visible=self.metric.needs_references,
+            placeholder=f"What people wrote of the same {self.scorer.medium or 'image'}",
+            visible=references,
             elem_id="references",
         )
         self.press = gr.Button("Score", variant="primary", elem_id="score")
-        _html(views.keys(self.metric), elem_id="keys")
+        pressed = "Shift + Enter" if self.chooses else "Enter"
+        _html(views.shown("keys", pressed=pressed, references=references), elem_id="keys")
 
     def _outputs(self) -> None:
         self.shown = _html(_empty(self.scorer), elem_id="result")
@@ -159,7 +167,7 @@ class _Page:
             list(KINDS),
             value=next(iter(KINDS)),
             label="Example captions",
-            visible=not self.words.pool,
+            visible=not self.chooses,
             elem_id="kind",
         )
         self.examples, self.shelves = [], []
@@ -226,7 +234,7 @@ class _Page:
             weights = inputs[-1]
             if not scorer.is_open(weights):
                 scorer.check(*inputs)
-                yield views.opening(weights), hidden, hidden
+                yield views.shown("opening", weights=weights), hidden, hidden
             scored = scorer.score(*inputs)
         except (ValueError, TypeError, MemoryError) as error:
             way_out = isinstance(error, WeightsError) and weights != "tiny" and "tiny" in self.scorer.offered
@@ -269,7 +277,7 @@ class _Page:
         scorer = self._scorer_of(about)
         return [
             *(gr.update(visible=medium == about) for medium in self.media),
-            views.heading(scorer.metric),
+            _heading(scorer),
             gr.update(placeholder=_placeholder(scorer)),
             *(gr.update(visible=medium == about) for medium in self.media),
             _empty(scorer),
@@ -286,7 +294,9 @@ class _Page:
             for medium in self.media
         ]
         references = ["\n".join(item.references)] if self.metric.needs_references else []
-        return [*copies, self.words.example(item, kind), *references, index or 0]
+        captions = {name: str(getattr(item, field)) for name, field in KINDS.items()}
+        caption = "\n".join([*item.references, *captions.values()]) if self.chooses else captions[kind]
+        return [*copies, caption, *references, index or 0]
 
     def _scorer_of(self, about: Any) -> Scorer:
         if not isinstance(about, str) or about not in self.scorers:
@@ -306,12 +316,19 @@ class _Page:
                 raise ValueError(f"{name}: expected a text, found {described(value)}")
             texts[name] = value or ""
         visual = None if scorer.medium is None else uploaded(given.get(scorer.medium), scorer.medium)
-        caption, references = self.words.captions(texts["caption"]), lines_of(texts["references"])
-        return scorer, (visual, caption, references, texts["weights"])
+        caption = lines_of(texts["caption"]) if self.chooses else texts["caption"]
+        return scorer, (visual, caption, lines_of(texts["references"]), texts["weights"])
 
 
 def _html(content: str, **settings: Any) -> gr.HTML:
     return gr.HTML(content, apply_default_css=False, **settings)
+
+
+def _heading(scorer: Scorer) -> str:
+    """The metric's name, and in a sentence what its number means."""
+    described = describe_metric(scorer.metric)
+    links = {"the paper": described.address, "the project": address()}
+    return views.shown("heading", about=described, range=minus(described.range), links=links)
 
 
 def _empty(scorer: Scorer) -> str:

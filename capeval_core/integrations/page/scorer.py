@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from capeval_core.demo import demo_of, demo_samples, score_kinds
+from capeval_core.errors import naming, place
 from capeval_core.inputs.samples import Samples
 from capeval_core.integrations.page.media import notes_on, options_of
-from capeval_core.integrations.page.words import capitalised, texts_of
 from capeval_core.metric import CaptionMetric, Reranker, prepared
 from capeval_core.options import CorpusOptions
 from capeval_core.registry import load, metric_class
@@ -23,15 +25,12 @@ from capeval_core.weights.folder import TINY, open_weights
 NO_WEIGHTS = "none"
 """The only choice of weights where a metric has none."""
 _LONGEST_TEXT = 20_000  # characters of a request: strangers use a page, and encoding takes its time
+_LIST_MARK = re.compile(r"^(?:[-*•–—]|\d{1,3}[.)])(?:\s+|$)")
 _RARE = "Word weights (idf) come from the packaged examples: one caption is too few."
 
 
-@dataclass(frozen=True)
-class Marks:
-    """What typical captions get, best first, and a sentence that says whose means these are."""
-
-    values: Sequence[tuple[str, float]] = ()
-    source: str = ""
+Marks = tuple[Sequence[tuple[str, float]], str]
+"""What typical captions get, best first, and a sentence that says whose means these are."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +41,42 @@ class Scored:
     result: Result
     marks: Marks
     notes: Sequence[str]
+
+
+def chooses(metric: type[CaptionMetric]) -> bool:
+    """Whether a metric chooses from captions, one per line; an example then shows all of its captions."""
+    return issubclass(metric, Reranker)
+
+
+def lines_of(text: str) -> list[str]:
+    """The lines that say something, without the bullets and numbers of a list that was pasted."""
+    lines = [_LIST_MARK.sub("", line.strip(), count=1) for line in text.splitlines()]
+    return list(filter(None, lines))
+
+
+def capitalised(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _naming(metric: type[CaptionMetric]) -> AbstractContextManager[None]:
+    """Let problems be those of the page's boxes."""
+    names = {"captions": "the list of captions" if chooses(metric) else "the caption"}
+    names |= {"references": "the list of references", "images": "the image", "videos": "the video"}
+
+    def row(argument: str, path: Sequence[int | str]) -> str:
+        if len(path) > 1 and isinstance(path[1], int) and argument in ("captions", "references"):
+            return f"{'line' if argument == 'captions' else 'reference'} {path[1] + 1}"
+        return place(argument, path[1:])
+
+    def advice(name: str, value: Any) -> str:
+        """How an option is set; the page has none but the weights."""
+        if name != "weights" or value == "tiny":
+            return "choose tiny" if name == "weights" else ""
+        if "SPACE_ID" in os.environ:  # on the Hub, where nobody types commands
+            return f"start this page with CAPEVAL_WEIGHTS={value}"
+        return f"start `capeval page` with --weights {value}"
+
+    return naming(names, row=row, advice=advice)
 
 
 class Scorer:
@@ -82,7 +117,7 @@ class Scorer:
         compared = [list(references)] if self.metric.needs_references else None
         # Not the path, which tells where the server keeps uploads.
         content = None if visual is None else {"bytes": Path(visual).read_bytes(), "path": Path(visual).name}
-        with texts_of(self.metric).naming():
+        with _naming(self.metric):
             samples = self.metric.Options().check_input(self.metric, [caption], [content], compared)
         noun = self.medium or "references"
         return replace(samples, images=[sample.at(f"the {noun}") for sample in samples.images])
@@ -96,17 +131,15 @@ class Scorer:
         if visual is not None and self.medium is not None:
             options = options_of(Path(visual), self.medium)
             notes = notes_on(Path(visual), self.medium, crops=self.metric.crops, options=options)
-        named = texts_of(self.metric).naming()
-        with self._busy, named, warnings.catch_warnings(record=True) as caught:
+        with self._busy, _naming(self.metric), warnings.catch_warnings(record=True) as caught:
             metric, marks = self._open(weights, options)
             result = metric.combine(metric.encode_all(samples), samples=samples)
         messages = [str(one.message) for one in caught if issubclass(one.category, UserWarning)]
         notes += dict.fromkeys(map(capitalised, messages))
         if isinstance(metric.options, CorpusOptions) and metric.options.statistics is not None:
             notes.append(_RARE)
-        return Scored(
-            caption if isinstance(caption, str) else result.parts["caption"][0], result, marks, notes
-        )
+        chosen = caption if isinstance(caption, str) else result.parts["caption"][0]
+        return Scored(chosen, result, marks, notes)
 
     def _open(self, weights: str, options: Mapping[str, Any]) -> tuple[CaptionMetric, Marks]:
         key = (weights, *sorted(options.items()))
@@ -121,13 +154,13 @@ class Scorer:
 def _marks_of(metric: CaptionMetric) -> Marks:
     """Published means where the metric's weights are those of a paper, else those of the demo's captions."""
     if metric.relative:
-        return Marks()
+        return (), ""
     names = [model.label for model in metric.models.values()]
     if metric.options.weights is not None and metric.default_weights:  # whatever their folder is called
         entry = open_weights(metric.options.weights, metric=metric.name, tiny=metric.tiny or "").entry
         names += [entry.repository] if entry else []
     published = published_marks(type(metric), names)
-    if published.values:
+    if published[0]:
         return published
     items = demo_of(type(metric))
     with warnings.catch_warnings():
@@ -148,7 +181,7 @@ def published_marks(metric: type[CaptionMetric], weights: Sequence[str]) -> Mark
     used = {name.partition("@")[0].lower() for name in weights}
     found = [v for v in metric.published if used & {v.weights.lower(), v.weights.lower().rpartition("/")[2]}]
     if not found:
-        return Marks()
+        return (), ""
     origins = ["; ".join(filter(None, [value.source, value.settings])) for value in found]
     sources = dict.fromkeys(f"{v.dataset} ({origin})" for v, origin in zip(found, origins, strict=True))
     text = f"Means over {' and '.join(sources)}. Single captions vary far more than these means."
@@ -156,4 +189,4 @@ def published_marks(metric: type[CaptionMetric], weights: Sequence[str]) -> Mark
 
 
 def _sorted(metric: type[CaptionMetric], values: Iterable[tuple[str, float]], source: str) -> Marks:
-    return Marks(sorted(values, key=lambda mark: mark[1], reverse=metric.higher_is_better), source)
+    return sorted(values, key=lambda mark: mark[1], reverse=metric.higher_is_better), source

@@ -10,10 +10,8 @@ from markupsafe import Markup
 
 from capeval_core.description import describe_metric
 from capeval_core.errors import minus
-from capeval_core.integrations.page.scorer import Marks, Scored
-from capeval_core.integrations.page.words import capitalised, needs_of, texts_of
+from capeval_core.integrations.page.scorer import Marks, Scored, capitalised, chooses
 from capeval_core.metric import CaptionMetric
-from capeval_core.project import address
 from capeval_core.registry import titles_of_parts
 from capeval_core.reports.explanations import TINY_KNOWS, number, panels, parts, template
 
@@ -21,41 +19,28 @@ _STEPS = (0.05, 0.1, 0.2, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0)
 _MOST = 5  # steps; more numbers would run into each other on a phone
 
 
-def _shown(view: str, **content: Any) -> str:
-    return str(template("page").render(view=view, **content)).strip()
-
-
-def heading(metric: type[CaptionMetric]) -> str:
-    """The metric's name, and in a sentence what its number means."""
-    described = describe_metric(metric)
-    links = {"the paper": described.address, "the project": address()}
-    return _shown("heading", about=described, range=minus(described.range), links=links)
+def shown(view: str, **content: Any) -> str:
+    return template("page").render(view=view, **content).strip()
 
 
 def empty(metric: type[CaptionMetric], marks: Marks) -> str:
     """Before the first score: the scale, with what is known of it already."""
-    scale = _scale(metric, marks.values)
-    return _shown("empty", title=metric.title, needs=needs_of(metric), scale=scale, notes=[marks.source])
-
-
-def keys(metric: type[CaptionMetric]) -> str:
-    """The keys that score, below the button."""
-    pressed = "Enter" if texts_of(metric).lines[0] == 1 else "Shift + Enter"
-    return _shown("keys", pressed=pressed, references=metric.needs_references)
-
-
-def opening(weights: str) -> str:
-    """While weights are opened for the first time."""
-    return _shown("opening", weights=weights)
+    visual = describe_metric(metric).visual
+    needed = [] if visual is None else [f"a{'n' * (visual[0] in 'aeiou')} {visual}"]
+    needed += ["captions to choose from" if chooses(metric) else "a caption"]
+    needed += ["references"] if metric.needs_references else []
+    needs = " and ".join(filter(None, [", ".join(needed[:-1]), needed[-1]]))
+    return shown("empty", title=metric.title, needs=needs, scale=_scale(metric, marks[0]), notes=[marks[1]])
 
 
 def problem(message: str) -> str:
     """What is wrong, line by line; indented lines stay so where they are wrapped."""
-    first, *others = message.splitlines() or [""]
-    several = first.endswith("problems with the input:")  # others are addresses and commands
-    texts = [capitalised(first), *(f"  {capitalised(line.strip())}" if several else line for line in others)]
-    lines = [(len(line) - len(line.lstrip()), line.strip()) for line in texts]
-    return _shown("problem", lines=lines)
+    lines = [(len(line) - len(line.lstrip()), line.strip()) for line in message.splitlines() or [""]]
+    several = lines[0][1].endswith("problems with the input:")  # others are addresses and commands
+    texts = [
+        (indent, line if i and not several else capitalised(line)) for i, (indent, line) in enumerate(lines)
+    ]
+    return shown("problem", lines=texts)
 
 
 def score(metric: type[CaptionMetric], scored: Scored, weights: str) -> str:
@@ -65,26 +50,22 @@ def score(metric: type[CaptionMetric], scored: Scored, weights: str) -> str:
         return problem(result.errors[0])
     relative = f"Compare totals of these captions only: {metric.relative}." if metric.relative else ""
     values = {name: values[0] for name, values in result.parts.items()}
-    return _shown(
+    return shown(
         "score",
         metric=metric,
-        words=texts_of(metric),
+        chooses=chooses(metric),
         caption=scored.caption,
         truncated=result.counts.truncated,
         value=result.scores[0],
         warning=TINY_KNOWS if weights == "tiny" else "",
-        scale=_scale(metric, scored.marks.values, result.scores[0]),
-        notes=[scored.marks.source, relative, *scored.notes],
+        scale=_scale(metric, scored.marks[0], result.scores[0]),
+        notes=[scored.marks[1], relative, *scored.notes],
         evidence=Markup(panels(result.explain(0)) + parts(values, titles_of_parts())),
     )
 
 
-def ticks(low: float, high: float) -> list[float]:
-    """Round numbers along a scale, with its two ends.
-
-    >>> ticks(0, 2), ticks(0, 4 / 3)
-    ([0, 0.5, 1.0, 1.5, 2], [0, 0.5, 1.0, 1.3333333333333333])
-    """
+def _ticks(low: float, high: float) -> list[float]:
+    """Round numbers along a scale, with its two ends."""
     step = next((step for step in _STEPS if (high - low) / step <= _MOST), (high - low) / 4)
     first = math.floor(low / step) + 1
     inner = [i * step for i in range(first, math.ceil(high / step))]
@@ -118,5 +99,5 @@ def _scale(
         "here": None if score is None else at(score),
         "spoken": f"{own}The scale goes from {minus(described.range)}, {described.better}.{typical}",
         "rows": rows,
-        "axis": {at(tick): minus(f"{tick:.3g}") for tick in ticks(low, high)},
+        "axis": {at(tick): minus(f"{tick:.3g}") for tick in _ticks(low, high)},
     }
