@@ -20,7 +20,7 @@ _MOST = 5  # steps; more numbers would run into each other on a phone
 
 
 def shown(view: str, **content: Any) -> str:
-    return template("page").render(view=view, **content).strip()
+    return str(template("page").render(view=view, **content)).strip()
 
 
 def empty(metric: type[CaptionMetric], marks: Marks) -> str:
@@ -37,10 +37,8 @@ def problem(message: str) -> str:
     """What is wrong, line by line; indented lines stay so where they are wrapped."""
     lines = [(len(line) - len(line.lstrip()), line.strip()) for line in message.splitlines() or [""]]
     several = lines[0][1].endswith("problems with the input:")  # others are addresses and commands
-    texts = [
-        (indent, line if i and not several else capitalised(line)) for i, (indent, line) in enumerate(lines)
-    ]
-    return shown("problem", lines=texts)
+    lines = [(indent, capitalised(line) if several else line) for indent, line in lines]
+    return shown("problem", lines=[(lines[0][0], capitalised(lines[0][1])), *lines[1:]])
 
 
 def score(metric: type[CaptionMetric], scored: Scored, weights: str) -> str:
