@@ -6,7 +6,6 @@ import logging
 import math
 import os
 import shutil
-import sys
 import tempfile
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -138,7 +137,6 @@ class _ShardWorker:
 def _connected(workers: int, gpus: float | None, address: str | None) -> Iterator[float]:
     """A connection to Ray, one that is there already or a new one; gives the GPUs of a worker."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     import ray
 
     folder, mine = None, not ray.is_initialized()
@@ -153,8 +151,7 @@ def _connected(workers: int, gpus: float | None, address: str | None) -> Iterato
                 "object_store_memory": _STORE_BYTES,
                 "_temp_dir": folder,
             }
-        with _silent():
-            ray.init(logging_level=logging.ERROR, log_to_driver=False, **settings)
+        ray.init(logging_level=logging.ERROR, log_to_driver=False, **settings)
     try:
         resources: Any = ray.cluster_resources  # which has no types
         there = int(resources().get("GPU", 0))
@@ -172,17 +169,3 @@ def _connected(workers: int, gpus: float | None, address: str | None) -> Iterato
             ray.shutdown()
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextmanager
-def _silent() -> Iterator[None]:
-    """Nothing on stderr, to which Ray's C++ writes that it took its level of logging from the environment."""
-    sys.stderr.flush()
-    kept = os.dup(2)
-    with open(os.devnull, "wb") as nothing:  # noqa: PTH123
-        os.dup2(nothing.fileno(), 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
