@@ -69,9 +69,9 @@ def module(name: str, namespace: str, install_from: str) -> Publication:
     files: dict[str, bytes | Path] = {}
     for file in (CARD, "app.py", f"{name}.py", "requirements.txt"):
         if path := _own_file(folder, file):
-            text = installing(path.read_text(encoding="utf-8"), install_from)
+            text = _installing(path.read_text(encoding="utf-8"), install_from)
             text = _IN_A_CHECKOUT.sub(lambda _: loading, text)
-            files[file] = in_namespace(text, namespace, METRICS).encode()
+            files[file] = _in_namespace(text, namespace, METRICS).encode()
     message = f"{metric_class(name).title}, capeval {__version__}"
     others = _others(folder, files)
     return Publication(f"{_checked(namespace)}/{name}", "space", files, message, not_sent=others)
@@ -125,17 +125,17 @@ def cards() -> list[str]:
     return sorted(path.stem for path in shipped("hub_cards", "hub_cards").glob("*.md"))
 
 
-def in_namespace(text: str, namespace: str, names: Iterable[str]) -> str:
+def _in_namespace(text: str, namespace: str, names: Iterable[str]) -> str:
     """The text with `capeval/name` and `metrics/name` moved to a namespace, but for default weights.
 
-    >>> in_namespace('evaluate.load("metrics/pacs"), weights of capeval/pacs-clip-vit-b-32', "me", ["pacs"])
+    >>> _in_namespace('evaluate.load("metrics/pacs"), weights of capeval/pacs-clip-vit-b-32', "me", ["pacs"])
     'evaluate.load("me/pacs"), weights of capeval/pacs-clip-vit-b-32'
     """
     ids = "|".join(map(re.escape, names))
     return re.sub(rf"(?<![\w.-])(?:capeval|metrics)/({ids})(?![\w-]|\.\w)", rf"{namespace}/\1", text)
 
 
-def installing(text: str, source: str) -> str:
+def _installing(text: str, source: str) -> str:
     """A requirement or a module's import comment that installs the package from `source`."""
     if source != PYPI and not _PUBLIC.fullmatch(source):
         raise PublishError(
@@ -173,7 +173,7 @@ def _refusal(name: str, entry: WeightsEntry | None, folder: WeightsFolder) -> st
 
 
 def _card_text(path: Path, name: str, namespace: str, permission: str | None = None) -> bytes:
-    text = in_namespace(path.read_text(encoding="utf-8"), namespace, [name, *METRICS])
+    text = _in_namespace(path.read_text(encoding="utf-8"), namespace, [name, *METRICS])
     return (f"{text.rstrip()}\n\n## Permission\n\n{permission}\n" if permission else text).encode()
 
 

@@ -236,7 +236,7 @@ def _whole(class_: Any, path: Path, dtype: torch.dtype) -> Any:
     return model
 
 
-class Captioner:
+class _Captioner:
     """A BLIP captioner in transformers' format."""
 
     def __init__(self, path: Path, settings: CaptionAugmentation) -> None:
@@ -264,7 +264,7 @@ class Captioner:
             from transformers import LogitsProcessorList, TopPLogitsWarper
 
             # Nucleus sampling (Holtzman et al., 2020) by logits of which the highest one is the sample.
-            processors = LogitsProcessorList([TopPLogitsWarper(settings.top_p), GumbelNoise(seeds)])
+            processors = LogitsProcessorList([TopPLogitsWarper(settings.top_p), _GumbelNoise(seeds)])
             search = {"num_beams": 1, "logits_processor": processors}
         with torch.inference_mode():
             tokens = self._model.generate(
@@ -282,7 +282,7 @@ class Captioner:
         return [" ".join(text.split()) or None for text in texts]
 
 
-class GumbelNoise:
+class _GumbelNoise:
     """Gumbel noise, -log(-log(u)), of a stream for each row: argmax(logits + noise) samples the softmax."""
 
     def __init__(self, seeds: Sequence[int]) -> None:
@@ -294,7 +294,7 @@ class GumbelNoise:
         return scores.float() - torch.log(-torch.log(draws)).to(scores.device, torch.float32)
 
 
-class TextToImage:
+class _TextToImage:
     """A text-to-image pipeline of diffusers."""
 
     truncated = 0  # captions of which it did not read all
@@ -408,7 +408,7 @@ class CaptionAugmentation(Augmentation):
 
     kind: ClassVar = CAPTION
     what: ClassVar = "captioner"
-    generator: ClassVar = Captioner
+    generator: ClassVar = _Captioner
     dropped: ClassVar = "empty captions"
     libraries: ClassVar = ("transformers",)
     batch: ClassVar = 16
@@ -446,7 +446,7 @@ class ImageAugmentation(Augmentation):
 
     kind: ClassVar = IMAGE
     what: ClassVar = "text-to-image model"
-    generator: ClassVar = TextToImage
+    generator: ClassVar = _TextToImage
     dropped: ClassVar = "black images"
     libraries: ClassVar = ("diffusers", "transformers")
     batch: ClassVar = 4
@@ -468,7 +468,7 @@ class ImageAugmentation(Augmentation):
 
 
 @dataclass
-class Counts:
+class _Counts:
     """What became of the sources of a run."""
 
     made: int = 0  # positives, in this run
@@ -481,7 +481,7 @@ class Counts:
 
 def augment(
     settings: Augmentation, captioned: CaptionedImages, given: Any, out: Path, part: tuple[int, int]
-) -> Counts:
+) -> _Counts:
     """Generate what is missing in a folder, as part I of N processes. given: what `captioned` is called."""
     sources = [Positive(CAPTION, image_id) for image_id in captioned.ids]
     if settings.kind == IMAGE:
@@ -499,7 +499,7 @@ def augment(
     of = {"weights": weights, "sources": f"{len(sources)} {digest.hexdigest()}"}
     shards.begin({**of, **own, MADE_WITH: {"model": name, **software}})
     size = BatchSize(settings.batch_size or settings.batch, automatic=settings.batch_size is None)
-    counts = Counts(total=len(sources))
+    counts = _Counts(total=len(sources))
     return _Run(settings, captioned.visual, sources, path, shards, size, counts).run(part)
 
 
@@ -513,10 +513,10 @@ class _Run:
     path: Path
     shards: PositiveShards
     size: BatchSize
-    counts: Counts
+    counts: _Counts
     generator: Any = None
 
-    def run(self, part: tuple[int, int]) -> Counts:
+    def run(self, part: tuple[int, int]) -> _Counts:
         """Complete every shard of a part: number I of N has every N-th one."""
         size, total = LIMITS.augmented[self.settings.kind], len(self.sources)
         numbers = range(part[0] - 1, -(-total // size), part[1])

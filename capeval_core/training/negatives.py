@@ -71,7 +71,7 @@ class WordTable:
         return words[bisect_right(ends, place if place < start else place + end - start)]
 
 
-def words_by_tag(tagged: Tagged) -> WordTable:
+def _words_by_tag(tagged: Tagged) -> WordTable:
     """Verbs, nouns and adjectives by their tag, without punctuation and numbers in digits."""
     counts: dict[str, Counter[str]] = {}
     for caption in tagged:
@@ -81,7 +81,7 @@ def words_by_tag(tagged: Tagged) -> WordTable:
     return WordTable(counts)
 
 
-def words_by_place(tagged: Tagged) -> WordTable:
+def _words_by_place(tagged: Tagged) -> WordTable:
     """Words by place: their tag, the two words before and the one behind. Places of one word are left out."""
     counts: dict[str, Counter[str]] = {}
     for caption in tagged:
@@ -121,7 +121,7 @@ def substitution(
     if not eligible:
         return None
     negative = list(tokens)
-    for index in random_subset(eligible, probability, rng):
+    for index in _random_subset(eligible, probability, rng):
         negative[index] = table.draw(tags[index], tokens[index], rng)
     return negative
 
@@ -138,7 +138,7 @@ def repetition_removal(
         return None
     original = list(tokens)
     for _ in range(TRIES):
-        touched = random_subset(eligible, TOUCHED, rng)
+        touched = _random_subset(eligible, TOUCHED, rng)
         copies = {
             index: 2 if draw < REPEATED else 0
             for index, draw in zip(touched, rng.random(len(touched)).tolist(), strict=True)
@@ -163,11 +163,11 @@ def word_order(tokens: Sequence[str], rng: np.random.Generator) -> list[str] | N
             if not _same(negative, original):
                 return negative
         return [*original[1:], original[0]]
-    lost = set(random_subset(range(len(original)), 1 - KEPT, rng, most=len(original) - 1))
+    lost = set(_random_subset(range(len(original)), 1 - KEPT, rng, most=len(original) - 1))
     return [token for index, token in enumerate(original) if index not in lost]
 
 
-def random_subset(
+def _random_subset(
     items: Sequence[int], probability: float, rng: np.random.Generator, *, most: int | None = None
 ) -> list[int]:
     """Items drawn independently, at least one: first how many, by the truncated binomial law, then which."""
@@ -239,17 +239,17 @@ class NegativeSampler:
     ) -> None:
         self.random_negatives, self.foils, self.seed = random_negatives, foils, seed
         self._captions = [" ".join(caption.split()) for caption in captions]
-        self._ids, self._image = numbered(images)
+        self._ids, self._image = _numbered(images)
         self._of: list[list[int]] = [[] for _ in self._ids]  # the captions of each image
         for index, image in enumerate(self._image.tolist()):
             self._of[image].append(index)
-        self._text = numbered(map(_key, captions))[1]
+        self._text = _numbered(map(_key, captions))[1]
         self._check_others()
-        self._table = words_by_tag(tagged)
-        self._places = words_by_place(tagged) if foils else WordTable({})
+        self._table = _words_by_tag(tagged)
+        self._places = _words_by_place(tagged) if foils else WordTable({})
         # Flat arrays: millions of tuples would take much memory.
-        self._words, self._tokens = numbered(token for caption in tagged for token, _ in caption)
-        self._tag_names, self._tags = numbered(tag for caption in tagged for _, tag in caption)
+        self._words, self._tokens = _numbered(token for caption in tagged for token, _ in caption)
+        self._tag_names, self._tags = _numbered(tag for caption in tagged for _, tag in caption)
         self._offsets = np.cumsum([0, *map(len, tagged)])
         number = {image: index for index, image in enumerate(self._ids)}
         self._similar: list[list[list[int]]] = []
@@ -368,7 +368,7 @@ def similar_by_features(
     vectors = np.asarray(features, dtype=np.float32)
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
     unit = np.divide(vectors, norms, out=np.zeros_like(vectors), where=norms > 0)
-    equal = numbered(row.tobytes() for row in vectors)[1].astype(np.int64)
+    equal = _numbered(row.tobytes() for row in vectors)[1].astype(np.int64)
     return _lists(list(images), equal, lambda rows: unit[rows] @ unit.T, top)
 
 
@@ -395,7 +395,7 @@ def similar_by_captions(
         products[products <= 0] = -np.inf
         return products
 
-    equal = numbered(tuple(sorted(pool)) for pool in pools.values())[1].astype(np.int64)
+    equal = _numbered(tuple(sorted(pool)) for pool in pools.values())[1].astype(np.int64)
     return _lists(list(pools), equal, similarity, top)
 
 
@@ -421,7 +421,7 @@ def _lists(
     return lists
 
 
-def numbered(items: Iterable[Hashable]) -> tuple[list[Any], NDArray[np.int32]]:
+def _numbered(items: Iterable[Hashable]) -> tuple[list[Any], NDArray[np.int32]]:
     """Different items, and the number of each item."""
     numbers: dict[Hashable, int] = {}
     flat = np.fromiter((numbers.setdefault(item, len(numbers)) for item in items), dtype=np.int32)

@@ -75,7 +75,7 @@ def info_nce(images: Tensor, texts: Tensor, scale: Tensor | float) -> Tensor:
     return functional.cross_entropy(logits, own) + functional.cross_entropy(logits.T, own)
 
 
-def positive_augmented_loss(terms: Mapping[str, Tensor], weights: Mapping[str, float]) -> Tensor:
+def _positive_augmented_loss(terms: Mapping[str, Tensor], weights: Mapping[str, float]) -> Tensor:
     """Eq. 3: the weighted sum of the terms."""
     return torch.stack([weights[name] * term for name, term in terms.items()]).sum()
 
@@ -156,7 +156,7 @@ class PacsTraining(Training):
         return {name: weight for name, weight in weights.items() if weight}
 
 
-class Pairs(NamedTuple):
+class _Pairs(NamedTuple):
     """Numbers of images and captions, generated ones behind the others, (n,) each."""
 
     images: Numbers
@@ -249,13 +249,13 @@ class PairData:
         images: Any = map(self.captioned.visual, range(len(self.captioned.ids)))
         return chain(images, generated)
 
-    def drawn(self, images: Numbers, rng: np.random.Generator) -> Pairs:
+    def drawn(self, images: Numbers, rng: np.random.Generator) -> _Pairs:
         """All of these images in random order, each with a caption and positives by lot."""
         order = images[rng.permutation(len(images))]
         lots = rng.random((3, len(order)))
         captions = self.captions.drawn(order, lots[0])
         generated = self.generated_images.drawn(captions, lots[1])
-        return Pairs(order, captions, generated, self.generated_captions.drawn(order, lots[2]))
+        return _Pairs(order, captions, generated, self.generated_captions.drawn(order, lots[2]))
 
 
 def _joined(captioned: CaptionedImages, validation: CaptionedImages) -> CaptionedImages:
@@ -274,7 +274,7 @@ def _joined(captioned: CaptionedImages, validation: CaptionedImages) -> Captione
     )
 
 
-class PairBatch(NamedTuple):
+class _PairBatch(NamedTuple):
     """What the model takes of n pairs; for each loss of positives what it takes of n, and which are there."""
 
     images: Tensor
@@ -299,16 +299,16 @@ class PacsObjective(Objective):
             lambda epoch: data.drawn(data.trained, np.random.default_rng([training.seed, 1, epoch]))
         )
 
-    def batch(self, phase: str, number: int) -> PairBatch:
+    def batch(self, phase: str, number: int) -> _PairBatch:
         """The part of a process: number `batch * processes + process`."""
         size = self.training.batch_size
         batch, process = divmod(number, self.world)
         epoch, place = divmod(batch, len(self.data.trained) // size)
         each = size // self.world
         start = place * size + process * each
-        return self._batch(Pairs(*(numbers[start : start + each] for numbers in self._epoch(epoch))))
+        return self._batch(_Pairs(*(numbers[start : start + each] for numbers in self._epoch(epoch))))
 
-    def _batch(self, pairs: Pairs) -> PairBatch:
+    def _batch(self, pairs: _Pairs) -> _PairBatch:
         inputs, generated = self.inputs, {}
         for name, made, own, take in (
             (GENERATED_IMAGES, pairs.generated_images, pairs.images, inputs.images),
@@ -317,14 +317,14 @@ class PacsObjective(Objective):
             if name in self.training.weights:
                 there = made != ABSENT
                 generated[name] = take(np.where(there, made, own)), torch.from_numpy(there)
-        return PairBatch(inputs.images(pairs.images), inputs.texts(pairs.captions), generated)
+        return _PairBatch(inputs.images(pairs.images), inputs.texts(pairs.captions), generated)
 
-    def losses(self, phase: str, batch: PairBatch) -> tuple[Tensor, ReadTerms]:
+    def losses(self, phase: str, batch: _PairBatch) -> tuple[Tensor, ReadTerms]:
         terms = self._terms(batch, self._gathered)
-        loss = positive_augmented_loss(terms, self.training.weights)
+        loss = _positive_augmented_loss(terms, self.training.weights)
         return loss, lambda: scalar_terms({**terms, "all": loss})
 
-    def _terms(self, batch: PairBatch, gathered: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+    def _terms(self, batch: _PairBatch, gathered: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
         """The terms of eq. 3 that are switched on and have pairs, over the rows that `gathered` gives."""
         model = self.model
         device, scale = model.logit_scale.device, model.logit_scale.exp()
@@ -367,7 +367,7 @@ class PacsObjective(Objective):
         training, images = self.training, self.data.held_out
         pairs = self.data.drawn(images, np.random.default_rng([training.seed, 3]))
         count = -(-len(images) // training.batch_size)
-        parts = [Pairs(*part) for part in zip(*(np.array_split(own, count) for own in pairs), strict=True)]
+        parts = [_Pairs(*part) for part in zip(*(np.array_split(own, count) for own in pairs), strict=True)]
 
         @torch.no_grad()
         def loss() -> float:
@@ -375,7 +375,7 @@ class PacsObjective(Objective):
             losses = []
             for part in parts:
                 terms = self._terms(self._batch(part), lambda rows: rows)
-                losses.append(float(positive_augmented_loss(terms, training.weights)))
+                losses.append(float(_positive_augmented_loss(terms, training.weights)))
             self.model.train()
             return float(np.mean(losses))
 

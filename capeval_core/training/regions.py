@@ -64,7 +64,7 @@ class RegionTraining(Training):
     caption_length: int = option(60, "tokens that are read of a caption", minimum=3)
 
 
-class RegionStore:
+class _RegionStore:
     """What a network takes of the boxes of images, on the disk; features in float16, enough to train on."""
 
     def __init__(
@@ -72,9 +72,9 @@ class RegionStore:
         folder: Path,
         name: str,
         images: CaptionedImages,
-        kind: type[RegionObjective],
+        kind: Any,
         size: int,
-        boxes: Callable[[Iterable[Any]], Iterable[Any]],
+        boxes: Callable[..., Any],
     ) -> None:
         self.ids, self.form, self.size, problems = images.ids, kind.form, size, Problems()
         types = np.float16, np.float32  # of features, and of positions
@@ -111,15 +111,10 @@ class RegionObjective(Objective):
     form: ClassVar[Any]
 
     def __init__(
-        self,
-        training: Any,
-        start: WeightsFolder,
-        captioned: CaptionedImages,
-        store: RegionStore,
-        sampler: NegativeSampler,
+        self, training: Any, start: WeightsFolder, data: CaptionedImages, store: Any, sampler: NegativeSampler
     ) -> None:
         self.training, self.store, self.sampler = training, store, sampler
-        self.captions, self.images = captioned.captions, captioned.numbers
+        self.captions, self.images = data.captions, data.numbers
         self.config = self.encoder.read_config(start)
         words, length = self.config["vocabulary"], min(self.config["context_length"], training.caption_length)
         ways = {"split": self.encoder.splits, "keep_end": self.encoder.keeps_end}
@@ -148,9 +143,7 @@ class RegionObjective(Objective):
         groups = [self.sampler.group(epoch, index) for epoch, index in chosen]
         return groups, [self.store[self.images[index]] for _, index in chosen]
 
-    def masked(
-        self, number: int, size: int, shown: float = 0.0
-    ) -> tuple[MaskedWords, list[Any], np.random.Generator]:
+    def masked(self, number: int, size: int, shown: float = 0.0) -> tuple[MaskedWords, list[Any], Any]:
         """A batch of captions with masked words, the boxes of each, and the stream of further draws."""
         chosen = [index for _, index in self.chosen(number, size)]
         rng = np.random.default_rng([self.training.seed, 2, number])
@@ -252,11 +245,11 @@ def train_on_regions(
                 return (FirstBoxes(visual, selection) for visual in visuals)
             return source.encoder.encode_boxes(visuals, cache=FeatureCache(0))
 
-        def stored(images: CaptionedImages) -> RegionStore:
+        def stored(images: CaptionedImages) -> _RegionStore:
             size = kind.encoder.region_size_of(kind.encoder.read_config(start))
             with accelerator.main_process_first():
                 report(f"box features of {len(images.ids):,} images")
-                return RegionStore(out / REGIONS, stamp["regions"], images, kind, size, boxes)
+                return _RegionStore(out / REGIONS, stamp["regions"], images, kind, size, boxes)
 
         store, similar = stored(captioned), []
         if training.hard in ("both", "features"):
@@ -264,15 +257,9 @@ def train_on_regions(
             similar.append(similar_by_features(captioned.ids, means))
         if training.hard in ("both", "captions"):
             similar.append(similar_by_captions(captioned.images, captioned.captions))
-        sampler = NegativeSampler(
-            captioned.images,
-            captioned.captions,
-            tagged,
-            similar=similar,
-            random_negatives=training.random_negatives,
-            foils=getattr(training, "foils", 0),
-            seed=training.seed,
-        )
+        names = ("random_negatives", "foils", "seed")
+        own = {name: getattr(training, name) for name in names if hasattr(training, name)}
+        sampler = NegativeSampler(captioned.images, captioned.captions, tagged, similar=similar, **own)
         objective: Any = kind(training, start, captioned, store, sampler)
         if judged is not None:
             objective.looks = objective.judged(judged[0], stored(judged[1]), judged[1].numbers)

@@ -52,7 +52,7 @@ def open_tagger(name: str) -> Tagger:
         raise wrong_option("tagger", name, found, fix, verb="needs") from error
 
 
-class SpacyTagger(Tagger):
+class _SpacyTagger(Tagger):
     """Tags by a pipeline of spaCy: an installed package, or a folder."""
 
     def __init__(self, model: str = SPACY_MODEL) -> None:
@@ -76,7 +76,7 @@ class SpacyTagger(Tagger):
         ]
 
 
-class NltkTagger(Tagger):
+class _NltkTagger(Tagger):
     """Tags by NLTK's averaged perceptron, of tokens by its Treebank rules, which need no data."""
 
     def __init__(self) -> None:
@@ -101,7 +101,7 @@ class NltkTagger(Tagger):
         return spelt
 
 
-class SceneTagger(Tagger):
+class _SceneTagger(Tagger):
     """Tags of the words of drawn scenes: "two small red stars on the left and a blue circle above ..."."""
 
     fingerprint = "scenes 1"
@@ -123,7 +123,7 @@ class SceneTagger(Tagger):
         return tagged
 
 
-_TAGGERS: dict[str, Any] = {"spacy": SpacyTagger, "nltk": NltkTagger, "scenes": SceneTagger}
+_TAGGERS: dict[str, Any] = {"spacy": _SpacyTagger, "nltk": _NltkTagger, "scenes": _SceneTagger}
 _WORD = re.compile(r"\w+|[^\w\s]")
 _SCENE_TAGS = {
     word: tag

@@ -43,7 +43,7 @@ ReadTerms = Callable[[], Terms]
 Report = Callable[[str], None]
 
 
-class Phase(NamedTuple):
+class _Phase(NamedTuple):
     """A phase of a training: its name, its first step, its steps, its highest learning rate."""
 
     name: str
@@ -111,15 +111,15 @@ class Training(Settings):
                 wrong("tracker", found, f"install it, or pass one of these: {', '.join(known) or 'none'}")
         problems.raise_if_any()
 
-    def phases(self) -> list[Phase]:
+    def phases(self) -> list[_Phase]:
         """Those that have steps, in order."""
         phases, start = [], 0
         for name, (steps, rate) in self.lengths.items():
-            phases.append(Phase(name, start, getattr(self, steps), getattr(self, rate)))
+            phases.append(_Phase(name, start, getattr(self, steps), getattr(self, rate)))
             start += phases[-1].steps
         return [phase for phase in phases if phase.steps]
 
-    def phase_at(self, step: int) -> Phase:
+    def phase_at(self, step: int) -> _Phase:
         """The phase of a step, from 0; the last one ever after."""
         return [phase for phase in self.phases() if phase.start <= step][-1]
 
@@ -182,7 +182,7 @@ class Objective(ABC):
 
 
 @dataclass
-class Progress:
+class _Progress:
     """A training between two steps."""
 
     step: int = 0  # steps done
@@ -234,7 +234,7 @@ class Trainer:
         self.objective, self.model, self.out, self.stamp = objective, objective.model, out, stamp
         self.training, self.accelerator, self.report = objective.training, accelerator, report
         self.main, self.world = bool(accelerator.is_main_process), int(accelerator.num_processes)
-        self.progress, self.best = Progress(), dict[str, Tensor]()
+        self.progress, self.best = _Progress(), dict[str, Tensor]()
         moments = self._restore()
         self.model.to(accelerator.device).train()
         self.optimiser = self._optimiser()
@@ -306,7 +306,7 @@ class Trainer:
         progress.step += 1
         self._look_and_keep(phase, rate)
 
-    def _look_and_keep(self, phase: Phase, rate: float) -> None:
+    def _look_and_keep(self, phase: _Phase, rate: float) -> None:
         """What comes after a step: a look at what judges it, a line of the log, the state."""
         training, progress = self.training, self.progress
         line: dict[str, Any] = {"step": progress.step, "phase": phase.name}
@@ -395,7 +395,7 @@ class Trainer:
             return {}
         try:
             state = torch.load(path, map_location="cpu", weights_only=True)
-            stamp, progress = dict(state["stamp"]), Progress(**state["progress"])
+            stamp, progress = dict(state["stamp"]), _Progress(**state["progress"])
             model, self.best, moments = state["model"], state["best"], dict(state["optimiser"])
         except Exception as error:  # whatever damage leads torch to
             found = f"is no state of a training ({' '.join(str(error).split())[:200]})"

@@ -75,7 +75,7 @@ class UmicTraining(RegionTraining):
     patience: int = option(5, "looks without a better correlation that end the training; 0: none", minimum=0)
 
 
-class Batch(NamedTuple):
+class _Batch(NamedTuple):
     """Texts, as many for each image: group after group, the positive of each first, or captions alone."""
 
     regions: list[RegionInput]
@@ -113,16 +113,16 @@ class UmicObjective(RegionObjective):
         if phase == RANKING:
             self.model.init_ranking_head()
 
-    def batch(self, phase: str, number: int) -> Batch:
+    def batch(self, phase: str, number: int) -> _Batch:
         if phase == WORDS:
             size = _WORDS_PER_GROUP * self.training.batch_size
             masked, regions, _ = self.masked(number, size)
-            return Batch(regions, masked.texts, ["words"] * size, masked)
+            return _Batch(regions, masked.texts, ["words"] * size, masked)
         groups, regions = self.groups(number)
         texts = self.tokenizer.encode([text for group in groups for text in group.captions]).ids
-        return Batch(regions, texts, [kind for group in groups for kind in group.kinds])
+        return _Batch(regions, texts, [kind for group in groups for kind in group.kinds])
 
-    def losses(self, phase: str, batch: Batch) -> tuple[Tensor, ReadTerms]:
+    def losses(self, phase: str, batch: _Batch) -> tuple[Tensor, ReadTerms]:
         model, regions = self.model, batch.embedded(self.model)
         if batch.masked is not None:
             states = model.states(regions, batch.texts)[-1]
@@ -153,7 +153,7 @@ class UmicObjective(RegionObjective):
             for start in range(0, len(images), _AT_ONCE):
                 part = slice(start, start + _AT_ONCE)
                 texts = self.tokenizer.encode(judgements.captions[part]).ids
-                batch = Batch([store[image] for image in images[part]], texts, [])
+                batch = _Batch([store[image] for image in images[part]], texts, [])
                 logits += self.model.ranking_logits(batch.embedded(self.model), texts).tolist()
             self.model.train()
             return judgements.correlation(logits)

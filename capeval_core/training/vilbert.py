@@ -75,7 +75,7 @@ class VilbertTraining(RegionTraining):
     clip: float = option(1.0, "largest norm of the gradient", minimum=1e-6)
 
 
-class VilbertPretraining(nn.Module):
+class _VilbertPretraining(nn.Module):
     """ViLBERT with the heads of its pre-training, which are not among the weights that the metric opens."""
 
     def __init__(self, architecture: dict[str, Any], task: int | None, dropout: float) -> None:
@@ -115,7 +115,7 @@ def _transform(hidden: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(hidden, hidden), nn.GELU(), nn.LayerNorm(hidden, eps=EPS))
 
 
-class MaskedBatch(NamedTuple):
+class _MaskedBatch(NamedTuple):
     """Captions with masked words; images with hidden boxes, and their features and rows in all images."""
 
     words: MaskedWords
@@ -124,8 +124,8 @@ class MaskedBatch(NamedTuple):
     hidden: Tensor
 
 
-class Groups(NamedTuple):
-    """Captions with negatives, the positive first; their kinds (images, captions); see `right_words`."""
+class _Groups(NamedTuple):
+    """Captions with negatives, the positive first; their kinds (images, captions); see `_right_words`."""
 
     texts: list[Ids]
     images: list[LocatedBoxes]
@@ -143,12 +143,12 @@ class VilbertObjective(RegionObjective):
     encoder = VilbertEncoder
     prepare, form = staticmethod(located), LocatedBoxes
 
-    model: VilbertPretraining
+    model: _VilbertPretraining
 
-    def build(self, tensors: dict[str, Tensor]) -> VilbertPretraining:
+    def build(self, tensors: dict[str, Tensor]) -> _VilbertPretraining:
         torch.manual_seed(self.training.seed)  # of the heads
         task = self.config["task"]
-        model = VilbertPretraining(self.config["architecture"], task, self.training.dropout)
+        model = _VilbertPretraining(self.config["architecture"], task, self.training.dropout)
         model.vilbert.load_state_dict(tensors)
         self.tasks = int(task is not None)
         return model
@@ -157,20 +157,20 @@ class VilbertObjective(RegionObjective):
         """ViLBERT's own, without the heads."""
         return {name[len(_PART) :]: tensor for name, tensor in state.items() if name.startswith(_PART)}
 
-    def batch(self, phase: str, number: int) -> tuple[MaskedBatch, Groups | None]:
+    def batch(self, phase: str, number: int) -> tuple[_MaskedBatch, _Groups | None]:
         size = self.training.batch_size
         if phase == MATCHING:
             return self._masked(number, size), self._groups(number)
         return self._masked(number, CAPTIONS_PER_GROUP * size), None
 
-    def _masked(self, number: int, size: int) -> MaskedBatch:
+    def _masked(self, number: int, size: int) -> _MaskedBatch:
         words, images, rng = self.masked(number, size, _SHOWN)
         masked = [mask_boxes(image, self.training.masked_boxes, rng) for image in images]
         hidden = torch.from_numpy(np.concatenate([rows for _, rows in masked]))
         features = torch.from_numpy(np.concatenate([image.features for image in images]))[hidden]
-        return MaskedBatch(words, [image for image, _ in masked], features, hidden.nonzero()[:, 0])
+        return _MaskedBatch(words, [image for image, _ in masked], features, hidden.nonzero()[:, 0])
 
-    def _groups(self, number: int) -> Groups:
+    def _groups(self, number: int) -> _Groups:
         others, foils = 2 + self.training.random_negatives, self.training.foils
         groups, images = self.groups(number)
         kept = [*range(others), *range(len(groups[0].kinds) - foils, len(groups[0].kinds))]
@@ -179,12 +179,12 @@ class VilbertObjective(RegionObjective):
         words = [own[1:-1] if own[-1] == self.tokenizer.end else own[1:] for own in ids]
         flat = [kind for group in kinds for kind in group]
         right = [
-            right_words(own, words[place - place % len(kept)], kind)
+            _right_words(own, words[place - place % len(kept)], kind)
             for place, (own, kind) in enumerate(zip(words, flat, strict=True))
         ]
-        return Groups(ids, images, np.array(kinds), right)
+        return _Groups(ids, images, np.array(kinds), right)
 
-    def losses(self, phase: str, batch: tuple[MaskedBatch, Groups | None]) -> tuple[Tensor, ReadTerms]:
+    def losses(self, phase: str, batch: tuple[_MaskedBatch, _Groups | None]) -> tuple[Tensor, ReadTerms]:
         masked, groups = batch
         terms = self._masked_losses(masked)
         loss = torch.stack([*terms.values()]).sum()
@@ -195,7 +195,7 @@ class VilbertObjective(RegionObjective):
         kinds = groups.kinds
         return loss + (matching + right), lambda: {**scalar_terms(terms), **terms_of(by_word, kinds)}
 
-    def _masked_losses(self, batch: MaskedBatch) -> dict[str, Tensor]:
+    def _masked_losses(self, batch: _MaskedBatch) -> dict[str, Tensor]:
         model, device = self.model, self.model.vilbert.device
         _, text, regions = model(batch.words.texts, batch.images)
         # Each text has as many more rows, of task tokens behind its first token.
@@ -212,7 +212,7 @@ class VilbertObjective(RegionObjective):
             losses["boxes"] = functional.mse_loss(model.region_head(states).float(), target)
         return losses
 
-    def _matching_losses(self, groups: Groups) -> tuple[Tensor, Tensor, Tensor]:
+    def _matching_losses(self, groups: _Groups) -> tuple[Tensor, Tensor, Tensor]:
         """Of each caption by its words; the loss of matching; that of right and wrong words."""
         model, size, first = self.model, groups.kinds.shape[1], 1 + self.tasks
         rows, text, regions = model(groups.texts, groups.images)
@@ -232,17 +232,17 @@ class VilbertObjective(RegionObjective):
         return by_word, loss, functional.cross_entropy(word, truth, ignore_index=UNKNOWN_TRUTH)
 
 
-def right_words(ids: Sequence[int], positive: Sequence[int], kind: str) -> NDArray[np.int64]:
+def _right_words(ids: Sequence[int], positive: Sequence[int], kind: str) -> NDArray[np.int64]:
     """Of each token 1 where it is right, 0 where it is the other word of a foil, else `UNKNOWN_TRUTH`."""
     if kind not in ("positive", FOIL):
         return np.full(len(ids), UNKNOWN_TRUTH)
     right = np.ones(len(ids), dtype=np.int64)
     if kind == FOIL:
-        right[changed(ids, positive)] = 0
+        right[_changed(ids, positive)] = 0
     return right
 
 
-def changed(ids: Sequence[int], original: Sequence[int]) -> slice:
+def _changed(ids: Sequence[int], original: Sequence[int]) -> slice:
     """The part of a text that another one has not; before it and behind it both are equal."""
     most = min(len(ids), len(original))
     start = next((i for i in range(most) if ids[i] != original[i]), most)
