@@ -52,10 +52,8 @@ from capeval_core.project import install_command
 from capeval_core.training.captioned import CaptionedImages
 from capeval_core.weights.folder import WeightsError, file_checksum, open_foreign
 
-CAPTION, IMAGE = "caption", "image"
-"""Kinds of positive."""
-MADE_WITH = "made_with"
-"""Of the settings: what is recorded, and may differ between the runs that fill a folder."""
+CAPTION, IMAGE = "caption", "image"  # kinds of positive
+MADE_WITH = "made_with"  # of the settings what may differ between the runs that fill a folder
 _FORM: dict[str, Any] = {
     "compression": {"image": "none"},  # a PNG is compressed already
     "use_dictionary": False,  # pages without dictionaries have checksums
@@ -63,12 +61,9 @@ _FORM: dict[str, Any] = {
     "write_page_checksum": True,
 }
 _NOTE = b"capeval_positives"
-_AT_ONCE = 64
-"""Generated images in memory at once."""
-BLIP = "Salesforce/blip-image-captioning-large"
-"""BLIP with ViT-L, pre-trained on 129M pairs and tuned on COCO's captions, as PAC-S's paper uses it."""
-STABLE_DIFFUSION = "CompVis/stable-diffusion-v1-4"
-"""Stable Diffusion, tuned at 512x512 on LAION-Aesthetics. PAC-S's paper names this model, not its version."""
+_AT_ONCE = 64  # generated images in memory
+BLIP = "Salesforce/blip-image-captioning-large"  # with ViT-L, as PAC-S's paper uses it
+STABLE_DIFFUSION = "CompVis/stable-diffusion-v1-4"  # the paper names this model, not its version
 _CONFIGS = ["*.json", "*.txt", "*.model"]
 _TENSORS = ["*model.safetensors", "*-of-*.safetensors"]
 """Patterns of the files of a model: no pickles, no code, no variants in other numeric types."""

@@ -39,6 +39,8 @@ KEPT = 0.7  # of the words, where words are left out
 TRIES = 64  # before what cannot fail is taken; its chance is below 1e-15 for every caption
 BEFORE = 2  # words before a word that tell its place; of those behind, one does
 Tagged = Iterable[Sequence[tuple[str, str]]]
+Similar = dict[str, list[str]]  # of each image the most similar ones, in order
+Negative = list[str] | None  # None where a caption has none
 
 
 class WordTable:
@@ -108,7 +110,7 @@ def substitution(
     rng: np.random.Generator,
     *,
     probability: float = SUBSTITUTED,
-) -> list[str] | None:
+) -> Negative:
     """The caption with verbs, nouns or adjectives substituted by words of exactly the same tag, by frequency.
 
     Each that has a substitute in other letters than its own is substituted independently, given that one is.
@@ -126,9 +128,7 @@ def substitution(
     return negative
 
 
-def repetition_removal(
-    tokens: Sequence[str], tags: Sequence[str], rng: np.random.Generator
-) -> list[str] | None:
+def repetition_removal(tokens: Sequence[str], tags: Sequence[str], rng: np.random.Generator) -> Negative:
     """The caption with verbs, nouns or adjectives doubled or removed, at equal odds.
 
     Each is touched independently, given that one is, that the caption changes and that a word is left.
@@ -149,7 +149,7 @@ def repetition_removal(
     return [*original[: touched[0] + 1], *original[touched[0] :]]
 
 
-def word_order(tokens: Sequence[str], rng: np.random.Generator) -> list[str] | None:
+def word_order(tokens: Sequence[str], rng: np.random.Generator) -> Negative:
     """The caption shuffled, so that it differs, or, half of the times, with words left out.
 
     Each word is left out independently, given that one is and one stays; always where all words are equal.
@@ -195,7 +195,7 @@ def _same(tokens: Sequence[str], others: Sequence[str]) -> bool:
 
 def one_word_foil(
     tokens: Sequence[str], tags: Sequence[str], table: WordTable, rng: np.random.Generator
-) -> list[str] | None:
+) -> Negative:
     """The caption with one word replaced by one that stands in its place elsewhere, by frequency.
 
     It may mean the same; of many foils few are true.
@@ -275,7 +275,7 @@ class NegativeSampler:
         kinds = ["positive", *["random"] * self.random_negatives, "hard"]
         captions += [self._captions[self._random(own, rng)] for _ in range(self.random_negatives)]
         captions.append(self._captions[self._hard(image, own, rng)])
-        changes: list[tuple[str, Callable[[], list[str] | None]]] = [
+        changes: list[tuple[str, Callable[[], Negative]]] = [
             ("substitution", lambda: substitution(tokens, tags, self._table, rng)),
             ("word_order", lambda: word_order(tokens, rng)),
             ("repetition_removal", lambda: repetition_removal(tokens, tags, rng)),
@@ -287,9 +287,7 @@ class NegativeSampler:
             kinds.append("random" if negative is None else kind)
         return Group(self._ids[image], tuple(captions), tuple(kinds))
 
-    def _changed(
-        self, change: Callable[[], list[str] | None], spelling: _Spelling, own: set[str]
-    ) -> str | None:
+    def _changed(self, change: Callable[[], Negative], spelling: _Spelling, own: set[str]) -> str | None:
         """A changed caption that is no caption of the image, if there is one."""
         for _ in range(TRIES):
             tokens = change()
@@ -361,9 +359,7 @@ class _Spelling:
         return text
 
 
-def similar_by_features(
-    images: Sequence[str], features: ArrayLike, *, top: int = TOP
-) -> dict[str, list[str]]:
+def similar_by_features(images: Sequence[str], features: ArrayLike, *, top: int = TOP) -> Similar:
     """Of each image the `top` ones of the highest cosine of features (n, d), but for equal features."""
     vectors = np.asarray(features, dtype=np.float32)
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
@@ -372,9 +368,7 @@ def similar_by_features(
     return _lists(list(images), equal, lambda rows: unit[rows] @ unit.T, top)
 
 
-def similar_by_captions(
-    images: Sequence[str], captions: Sequence[str], *, top: int = TOP
-) -> dict[str, list[str]]:
+def similar_by_captions(images: Sequence[str], captions: Sequence[str], *, top: int = TOP) -> Similar:
     """Of each image the `top` ones of the highest mean CIDEr of its captions with theirs, if not the same.
 
     How rare an n-gram is, is measured by the images whose captions hold it.
@@ -400,11 +394,8 @@ def similar_by_captions(
 
 
 def _lists(
-    images: list[str],
-    equal: NDArray[np.int64],
-    similarity: Callable[[slice], NDArray[np.float32]],
-    top: int,
-) -> dict[str, list[str]]:
+    images: list[str], equal: NDArray[np.int64], similarity: Callable[[slice], NDArray[np.float32]], top: int
+) -> Similar:
     """The most similar images of each; of equals the earlier. equal: a number that the same images share."""
     size = max(1, LIMITS.similarities // max(1, len(images)))
     lists = {}

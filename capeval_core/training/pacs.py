@@ -422,7 +422,9 @@ def train_pacs(training: PacsTraining, data: PairData, out: Path, *, report: Rep
                 inputs = pixels_and_ids(clip, folder, data.visuals(), captions)
             else:
                 report(f"outputs of the frozen towers for {counts}")
-                inputs = tower_outputs(TowerEncoder.of(start, device), folder, data.visuals(), captions)
+                own = {name: value for name, value in config.items() if name != "canary"}
+                towers = TowerEncoder(own, dict(tensors), checksum=start.checksum, device=device)
+                inputs = tower_outputs(towers, folder, data.visuals(), captions)
         model: TunedClip = Projections(config, tensors, training.temperature)
         if training.lora:
             model = AdaptedClip(config, tensors, training, accelerator.device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from os import PathLike
@@ -68,13 +68,7 @@ class _RegionStore:
     """What a network takes of the boxes of images, on the disk; features in float16, enough to train on."""
 
     def __init__(
-        self,
-        folder: Path,
-        name: str,
-        images: CaptionedImages,
-        kind: Any,
-        size: int,
-        boxes: Callable[..., Any],
+        self, folder: Path, name: str, images: CaptionedImages, kind: Any, size: int, boxes: Any
     ) -> None:
         self.ids, self.form, self.size, problems = images.ids, kind.form, size, Problems()
         types = np.float16, np.float32  # of features, and of positions

@@ -22,7 +22,6 @@ from capeval_core.errors import Problems, wrong_option
 from capeval_core.inputs.images import ImageError, InputImage
 from capeval_core.training.stored import StoredArrays
 from capeval_core.weights.adapters import ALPHA, low_rank_update
-from capeval_core.weights.folder import WeightsFolder
 
 Numbers = NDArray[np.int64]
 SCALE = "logit_scale"  # the tensor of weights that holds log(1 / temperature)
@@ -32,12 +31,6 @@ _TEXTS_AT_ONCE = 16_384
 
 class TowerEncoder(ClipEncoder):
     """A CLIP without projections: (width,) of a tower, or (channels, h, w) before an attention pool."""
-
-    @classmethod
-    def of(cls, folder: WeightsFolder, device: str | None) -> TowerEncoder:
-        """The towers of a weights folder."""
-        config = {name: value for name, value in cls.read_config(folder).items() if name != "canary"}
-        return cls(config, folder.tensors(), checksum=folder.checksum, device=device)
 
     def build(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> Clip:
         model = super().build(config, tensors)

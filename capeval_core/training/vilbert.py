@@ -238,13 +238,8 @@ def _right_words(ids: Sequence[int], positive: Sequence[int], kind: str) -> NDAr
         return np.full(len(ids), UNKNOWN_TRUTH)
     right = np.ones(len(ids), dtype=np.int64)
     if kind == FOIL:
-        right[_changed(ids, positive)] = 0
+        most = min(len(ids), len(positive))
+        start = next((i for i in range(most) if ids[i] != positive[i]), most)
+        behind = next((i for i in range(most - start) if ids[-1 - i] != positive[-1 - i]), most - start)
+        right[start : len(ids) - behind] = 0
     return right
-
-
-def _changed(ids: Sequence[int], original: Sequence[int]) -> slice:
-    """The part of a text that another one has not; before it and behind it both are equal."""
-    most = min(len(ids), len(original))
-    start = next((i for i in range(most) if ids[i] != original[i]), most)
-    behind = next((i for i in range(most - start) if ids[-1 - i] != original[-1 - i]), most - start)
-    return slice(start, len(ids) - behind)
