@@ -19,7 +19,7 @@ from capeval_core.registry import metric_class
 from capeval_core.result import Result
 from capeval_core.statistics import holm
 from capeval_core.testing import count_forwards
-from tests.cli.conftest import CAPTIONS, REFERENCES, Capeval, Ran, read_json, write_json
+from tests.cli.conftest import REFERENCES, Capeval, Ran, read_json, write_json
 
 IDS = [f"p{i}" for i in range(7)]
 COLOURS = ["red", "green", "blue", "yellow", "grey", "white", "black"]
@@ -174,18 +174,6 @@ def test_each_caption_is_drawn_with_its_numbers(score: Capeval, files: Path) -> 
         assert {key: one[key] for key in own} == own
     assert [note["reference"] for note in found[0]["compared"]] == REFERENCES["dog.1"]
     assert "cannot" in found[2]["error"] or "is not an image" in found[2]["error"]
-
-
-def test_a_page_holds_the_captions_and_no_folder_of_ours(score: Capeval, files: Path) -> None:
-    ran = score("refpacs,hices", "--references", files / "references.json", "--report", files / "report")
-    assert ran.status == 0 and ran.out.endswith(f"report  {files / 'report' / 'index.html'}\n")
-    html = (files / "report" / "index.html").read_text(encoding="utf-8")
-    assert all(f">{text}</blockquote>" in html for texts in CAPTIONS.values() for text in texts)
-    assert "--candidates captions.json --images images" in html and str(files) not in html
-    assert "gITC: global image-text compatibility" in html and html.count("data:image/") >= 3
-    (files / "index.html").write_text("my own page")
-    assert score("pacs", "--report", files, "--weights", files / "none").status == 2
-    assert (files / "index.html").read_text() == "my own page"
 
 
 def test_videos_are_drawn_and_named_by_their_ids(capeval: Capeval, tmp_path: Path, videos: Path) -> None:

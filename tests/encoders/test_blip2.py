@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +12,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from tests.golden import blip2_itm
-from tests.golden.case import Case, words
+from tests.golden.case import Case
 from tests.support import seams
-from tests.support.seeded import CASES, blip2_weights, kept, write_config
+from tests.support.seeded import CASES, blip2_weights, kept
 
 CASE = Case(CASES / "blip2-itm")
 
@@ -80,45 +78,6 @@ def test_it_is_transformers_own_forward(encoder: Any, batch_size: int | None) ->
         assert np.allclose(itc(each), contrast, atol=2e-6) and np.allclose(each["logits"], logits, atol=1e-5)
         assert (each["error"], each["truncated"]) == (None, [0] * len(texts))
     assert found[4]["logits"].shape == (0, 2) and found[4]["text_features"].shape[0] == 0
-
-
-@pytest.mark.parametrize(("size", "first"), [((60, 62), "width"), ((60, 70), "height"), ((80, 40), "width")])
-def test_the_order_of_the_two_resizes(encoder: Any, size: tuple[int, int], first: str) -> None:
-    """Rounding between them makes pixels depend on it: tall images are made lower first."""
-    pixels = np.random.default_rng(5).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
-    made = {}
-    for name, middle in (("width", (56, size[1])), ("height", (size[0], 56))):
-        shown = Image.fromarray(pixels)
-        for sides in (middle, (56, 56)):
-            shown = shown.resize(sides, Image.Resampling.BICUBIC)
-        made[name] = encoder.preprocess(shown)  # which resizes no more
-    assert not np.array_equal(made["width"], made["height"])
-    assert np.array_equal(encoder.preprocess(Image.fromarray(pixels)), made[first])
-
-
-def edit(folder: Path, change: Callable[[Any], Any], file: str = "config.json") -> None:
-    config = json.loads((folder / file).read_text())
-    change(config)
-    write_config(folder, config, file)
-
-
-def test_a_repository_of_transformers_itself(encoder: Any, tmp_path: Path) -> None:
-    """Saved by transformers' own code, the words in tokenizer.json alone, marks added for images."""
-    from transformers import BertTokenizerFast
-
-    place = blip2_itm.transformers(CASE, tmp_path)
-    encoder.model.save_pretrained(place)
-    (tmp_path / "words.txt").write_text("\n".join(words(CASE.config["qformer_config"]["vocab_size"])))
-    tokenizer = BertTokenizerFast(str(tmp_path / "words.txt"))
-    tokenizer.add_tokens(["[DEC]", "<image>"], special_tokens=True)
-    tokenizer.save_pretrained(place)
-    (place / "vocab.txt").unlink(missing_ok=True)
-    edit(place, lambda config: config.update(image_token_index=119))
-    (ours,), (found,) = (
-        match(e, [image(7)], [captions(4)]) for e in (encoder, seams.network("blip2", place))
-    )
-    assert np.allclose(found["logits"], ours["logits"], atol=1e-5)
-    assert np.allclose(itc(found), itc(ours), atol=2e-6)
 
 
 # ---- the original's checkpoint

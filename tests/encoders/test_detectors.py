@@ -10,20 +10,12 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from torch.nn import functional
 
 from tests.support import seams
 from tests.support.seeded import X152_CONFIG, faster_rcnn, faster_rcnn_release, x152
-from tools.scenes import Scene, SceneObject, draw, masks, sample_scene
+from tools.scenes import draw, sample_scene
 
 RULES = ("bua10_100", "lxmert36")
-SCENE = Scene(
-    (
-        SceneObject("star", "red", "large", (0.25, 0.3), 0.3),
-        SceneObject("circle", "blue", "small", (0.75, 0.6), 0.18),
-    ),
-    "cream",
-)
 
 
 def image(seed: int, width: int = 96, height: int = 64) -> Image.Image:
@@ -86,17 +78,6 @@ def test_bua10_100_is_what_plain_loops_keep(proposals: int, sharp: float) -> Non
         assert np.array_equal(boxes.features, found.features.numpy()[order[:count]])
 
 
-def test_blue_comes_first_less_its_mean_and_a_margin_would_change_features() -> None:
-    network = faster_rcnn()
-    pixels, _ = network.preprocess(Image.new("RGB", (20, 10), (10, 20, 30)))
-    mean = torch.tensor(network.config["preprocessing"]["mean"])
-    assert torch.allclose(pixels[:, 0, 0], torch.tensor([30.0, 20.0, 10.0]) - mean)
-    assert pixels.shape == (3, 104, 208)  # the longer side is bounded
-    pixels, size = network.preprocess(image(0))
-    bare, wide = network.propose(pixels), network.propose(functional.pad(pixels, (0, 40)), size)
-    assert not torch.equal(bare.features[:5], wide.features[:5]) and (wide.boxes[:, 2] <= size[1]).all()
-
-
 def test_rounding_moves_no_box_out_of_the_image() -> None:
     wide = next(w for w in range(300, 900) if np.float32(w) / np.float32(208) * np.float32(208) > w)
     for rule in RULES:
@@ -152,17 +133,6 @@ def test_x152_keeps_the_most_confident_proposals() -> None:
 
 
 # ---- of drawn scenes
-
-
-def test_objects_of_scenes_come_first_with_their_boxes() -> None:
-    network = seams.network("scene_regions", "tiny")
-    (found,) = seams.encode(network, [draw(SCENE, 192)])
-    assert found["features"].shape == (10, network.region_size)
-    assert (found["scores"][:2] > 0.9).all() and (found["scores"][2:] < 0.2).all()
-    for mask in masks(SCENE, 192):
-        rows, columns = np.nonzero(mask)
-        expected = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
-        assert min(np.abs(box - expected).max() for box in found["boxes"][:2]) <= 4
 
 
 def test_boxes_of_scenes_are_10_to_36() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from benchmarks.vilbertscore import padded_pass
 from tests.support import seams
-from tests.support.seeded import LETTERS, made_up_boxes, uniter, vilbert
+from tests.support.seeded import made_up_boxes, uniter, vilbert
 
 TEXTS = ["a red dog", "dog", "", "a dog on a red lawn and a red dog on it", "red red dog", "red"]
 COUNTS = [1, 7, 7, 36, 100]
@@ -117,23 +117,3 @@ def test_nothing_runs_that_the_texts_of_vilbert_do_not_depend_on() -> None:
         hook.remove()
     # The boxes' side of the last block, and the layer behind it, stay out.
     assert ran == ["text 0", "0.visual", "0.text", "text 1", "text 2", "1.text"]
-
-
-def test_a_text_that_vilbert_cuts_has_no_end_mark_and_its_words_are_found() -> None:
-    network, texts = vilbert(), [" ".join(LETTERS + LETTERS), "a b", ""]
-    tokens = network.tokenizer.encode(texts)
-    assert [ids[-1] == network.tokenizer.end for ids in tokens.ids] == [False, True, True]
-    assert [network.words(ids) for ids in tokens.ids] == [slice(2, 38), slice(2, 4), slice(2, 2)]
-    assert vilbert(None).words(tokens.ids[1]) == slice(1, 3)
-    (found,) = features(boxes(3), [texts])
-    assert [len(rows) for rows in found] == [38, 5, 3]
-    assert len(features(boxes(3), [["a b"]], vilbert(None))[0][0]) == 4  # no token of a task
-
-
-def test_words_of_uniter_are_those_of_transformers(tmp_path: Any) -> None:
-    from transformers import PreTrainedTokenizerFast
-
-    uniter().save_pretrained(tmp_path / "saved")
-    theirs = PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "saved" / "tokenizer.json"))
-    ids = theirs("a red dog", add_special_tokens=False).input_ids
-    assert ids == list(uniter().tokenizer.encode(["a red dog"]).ids[0][1:-1])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import importlib
-import re
 import subprocess
 import sys
 from collections.abc import Coroutine, Iterator
@@ -172,25 +171,6 @@ def test_a_data_url_is_the_image_in_it(caption_score: Any, images: list[Path]) -
     urls = [f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}" for path in images[:4]]
     score = caption_score("pacs", weights="tiny")
     assert scores(score, urls) == scores(score, [str(path) for path in images[:4]])
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        (
-            "bleu",
-            {},
-            "metric='bleu': bleu is a number of all captions, and no mean: score its log by `score`",
-        ),
-        ("pacs", {"media": "video", "weights": "tiny", "idf": False}, "pacs is about videos"),
-        ("cider", {}, "cider needs statistics of the whole corpus"),
-    ],
-)
-def test_other_metrics_are_refused(
-    name: str, options: dict[str, Any], message: str, caption_score: Any
-) -> None:
-    with pytest.raises(ValueError, match=re.escape(message)):
-        caption_score(name, **options)
 
 
 def test_a_missing_package_is_an_error_that_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import gc
-import math
 import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import datasets
 import evaluate
 import numpy as np
 import pytest
@@ -49,10 +47,6 @@ def weights_of(name: str, weights: str) -> dict[str, str]:
     return {} if metric_class(name).default_weights is None else {"weights": weights}
 
 
-def same(first: Any, second: Any) -> bool:
-    return bool(np.allclose(first, second, rtol=0, atol=1e-12, equal_nan=True))
-
-
 # What it computes
 
 
@@ -81,32 +75,6 @@ def test_rows_may_come_in_any_portions(keep_in_memory: bool, load: Load, images:
         if part != "errors":
             assert np.allclose(parted["per_caption"][part], values, rtol=0, atol=1e-6), part
     assert len(module) == 0
-
-
-def test_computing_again_starts_anew(load: Load, images: list[Path]) -> None:
-    module = load("pacs")
-    first = module.compute(predictions=CAPTIONS[:2], images=images[:2], per_caption=True)
-    second = module.compute(predictions=CAPTIONS[2:5], images=images[2:5], per_caption=True)
-    assert len(second["per_caption"]["pac_s"]) == 3
-    again = module.compute(predictions=CAPTIONS[:2], images=images[:2], per_caption=True)
-    assert again == first
-
-
-def test_columns_of_a_dataset_are_welcome(load: Load, weights: str, images: list[Path]) -> None:
-    references = [[row] if isinstance(row, str) else row for row in REFERENCES]
-    table = datasets.Dataset.from_dict(
-        {"image": [str(path) for path in images], "caption": CAPTIONS, "references": references}
-    ).cast_column("image", datasets.Image())
-    output = load("refpacs").compute(
-        predictions=table["caption"], images=table["image"], references=table["references"], per_caption=True
-    )
-    expected = capeval_core.load("refpacs", weights=weights).score(CAPTIONS, images, references)
-    assert same(output["per_caption"]["refpac_s"], expected.scores)
-    module = load("refpacs")
-    for start in range(0, len(table), 4):
-        batch = table[start : start + 4]  # images as PIL now, decoded by datasets
-        module.add_batch(predictions=batch["caption"], images=batch["image"], references=batch["references"])
-    assert math.isclose(module.compute()["refpac_s"], expected.mean, abs_tol=1e-6)
 
 
 # Several processes and several metrics

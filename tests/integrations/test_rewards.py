@@ -6,7 +6,6 @@ import pickle
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -141,22 +140,3 @@ def test_ever_new_texts_push_no_image_out(drawn: list[Image.Image], weights: str
 
 
 # What it is for
-
-
-def test_a_reward_takes_videos_of_any_make(weights: str, videos: Path) -> None:
-    table = capeval_core.load("pacs", media="video", weights=weights, device="cpu").prepare(CAPTIONS)
-    rewards = reward("pacs", media="video", weights=weights, device="cpu", statistics=table)
-    frames = [np.stack([np.asarray(Image.open(path)) for path in sorted((videos / "clip3").iterdir())])] * 2
-    metric = capeval_core.load("pacs", media="video", weights=weights, device="cpu", statistics=table)
-    expected = metric.score(CAPTIONS[:2], videos=frames).scores
-    tensor = torch.tensor(np.stack(frames)).permute(0, 1, 4, 2, 3)
-    for given in (frames, tensor, list(tensor), [list(one) for one in tensor], [videos / "clip3"] * 2):
-        assert rewards(CAPTIONS[:2], videos=given) == pytest.approx(expected, abs=1e-6)
-        assert rewards(CAPTIONS[:2], video=given, images=None) == pytest.approx(expected, abs=1e-6)
-    assert pickle.loads(pickle.dumps(rewards))(CAPTIONS[:2], videos=frames) == pytest.approx(
-        expected, abs=1e-6
-    )
-    with pytest.raises(TypeError, match="videos or video"):
-        rewards(CAPTIONS[:2], videos=frames, video=frames)
-    with pytest.raises(ValueError, match="videos"):
-        rewards(CAPTIONS[:2], images=frames)

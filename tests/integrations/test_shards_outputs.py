@@ -73,15 +73,6 @@ def test_what_cannot_be_merged_is_refused(outputs: Path, tmp_path: Path) -> None
     assert not target.exists() and not list(tmp_path.glob(".*"))
 
 
-def test_outputs_without_some_rows_or_columns_are_damaged(outputs: Path) -> None:
-    about = pq.read_metadata(outputs / "2.parquet").metadata
-    kept = {key: value for key, value in about.items() if key.startswith(b"capeval")}
-    table = pq.read_table(outputs / "2.parquet").replace_schema_metadata(kept)
-    pq.write_table(table[:12], outputs / "1.parquet")
-    pq.write_table(table.drop_columns(["error"]), outputs / "2.parquet")
-    assert check_shards(outputs).damaged.keys() == {"1.parquet", "2.parquet"}
-
-
 def test_uids_that_come_twice_are_named_with_their_shards(tmp_path: Path) -> None:
     uids = [f"u{i}" for i in range(300)]
     write_output(tmp_path / "out/a.parquet", [*uids[:100], "u7"])

@@ -18,7 +18,6 @@ from PIL import Image
 
 import capeval_core
 from capeval_core import authoring
-from capeval_core.cli import main
 from capeval_core.demo import demo_set
 from capeval_core.integrations.shards import score_shard
 from capeval_core.registry import METRICS, list_metrics, metric_class, metric_classes
@@ -71,40 +70,6 @@ def test_rows_and_scores_of_another_version_are_not_reused(
         assert result.scores != first.scores and "|package:capeval-colours@1.3|" in result.signature
         with pytest.raises(ValueError, match="signature"):
             result.compare(first)
-
-
-def test_the_command_line_knows_it(outside: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    items = demo_set()
-    (tmp_path / "captions.json").write_text(json.dumps({item.image.stem: item.good for item in items}))
-    files = ["--candidates", str(tmp_path / "captions.json"), "--images", str(items[0].image.parent)]
-    assert main(["score", NAME, *files, "--json", str(tmp_path / "out.json")]) == 0
-    expected = capeval_core.load(NAME).score([i.good for i in items], [i.image for i in items])
-    assert json.loads((tmp_path / "out.json").read_text())["scores"] == expected.scores
-    capsys.readouterr()
-    assert main(["list", "--json"]) == 0
-    (listed,) = [row for row in json.loads(capsys.readouterr().out)["metrics"] if row["name"] == NAME]
-    assert listed["default_weights"] is None and listed["licence"] is None
-    assert main(["score", NAME, "--help"]) == 0
-    shown = capsys.readouterr().out
-    assert "Colour-S" in shown and "--rows" in shown and "--weights" not in shown
-    assert main(["convert", NAME, "x.pth", "--out", str(tmp_path / "w")]) == 2
-    pytest.importorskip("gradio")
-    monkeypatch = pytest.MonkeyPatch()
-    with monkeypatch.context() as patch:
-        patch.setattr(metric_class(NAME), "relative", "its scores are ranks within one set")
-        assert main(["page", NAME]) == 2
-    assert "its scores are ranks within one set" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(("name", "options"), [(NAME, {}), ("twocrops", {"weights": "tiny"})])
-def test_evaluate_has_its_module(outside: Path, name: str, options: dict[str, Any]) -> None:
-    items = demo_set()
-    captions, images = [item.good for item in items], [item.image for item in items]
-    module, metric = capeval_core.module(name, **options), capeval_core.load(name, **options)
-    expected = metric.score(captions, images)
-    module.add_batch(predictions=captions[:1], images=images[:1])
-    assert module.compute(predictions=captions[1:], images=images[1:]) == {metric.key: expected.mean}
-    assert f"capeval_core.module({name!r}".replace("'", '"') in module.inputs_description
 
 
 def test_check_metric_passes_what_keeps_its_promises(outside: Path) -> None:

@@ -99,18 +99,6 @@ def test_a_caption_from_the_nucleus_depends_on_its_own_image_alone(
     assert alone == together and sum(alone[name] != other[name] for name in alone) > 3
 
 
-def test_processes_share_the_work(
-    captioner: Path, drawn: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    whole = generated("captions", drawn, captioner, tmp_path / "whole")
-    for part, made in (("2/2", 3), ("1/2", 4)):
-        generated("captions", drawn, captioner, tmp_path / "shared", "--shard", part)
-        assert f"captions (part {part})  {made} generated" in capsys.readouterr().out
-    assert contents(tmp_path / "shared") == contents(whole)
-    generated("captions", drawn, captioner, tmp_path / "new", "--shard", "9/9")  # of three shards
-    assert "captions (part 9/9)  0 generated, 0 found, 0 dropped, 0 failed" in capsys.readouterr().out
-
-
 def test_a_broken_image_costs_its_caption_until_it_is_repaired(
     captioner: Path, drawn: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import datasets
 import numpy as np
 import pytest
 from filelock import FileLock
@@ -19,7 +18,6 @@ from scipy.stats import kendalltau
 
 import capeval_core
 from capeval_core.cli import main
-from tests.support.seams import image, network
 from tests.training.scenes import arguments, log_of, run_until_killed, tensors_of, train, write_set
 
 
@@ -129,36 +127,3 @@ def test_judgements_choose_the_weights_and_end_the_training(scenes: Path, tmp_pa
     images = [scenes / "images" / f"{row['image_id']}.png" for row in rows for _ in row["captions"]]
     tau = kendalltau(metric.score(captions, images).scores, [row["score"] for row in judged], variant="c")
     assert tau.statistic == pytest.approx(best, abs=0.02)  # other batches may change the order of near ones
-
-
-def assert_trained_alike(one: Path, other: Path) -> None:
-    """Losses agree. Weights need not: Adam makes whole steps of gradients that are rounding alone."""
-    for line, same in zip(log_of(one), log_of(other), strict=True):
-        assert line["losses"] == pytest.approx(same["losses"], rel=1e-5), line["step"]
-
-
-def test_features_made_before_train_the_same_weights(scenes: Path, trained: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "features"
-    folder.mkdir()
-    paths = sorted((scenes / "images").iterdir())
-    boxes = network("scene_regions", "tiny").encode_boxes(map(image, paths))
-    for path, visual in zip(paths, boxes, strict=True):
-        found = visual.load()
-        arrays = {"boxes": found.boxes, "features": found.features, "scores": found.scores}
-        np.savez(folder / f"{path.stem}.npz", **arrays, size=np.array(found.size))
-    assert_trained_alike(train(scenes, tmp_path / "run", regions=folder, images=None), trained)
-
-
-def test_a_dataset_trains_the_same_weights(scenes: Path, trained: Path, tmp_path: Path) -> None:
-    rows = [json.loads(line) for line in (scenes / "captions.jsonl").read_text().splitlines()]
-    columns = {
-        "image": [str(scenes / "images" / f"{row['image_id']}.png") for row in rows],
-        "sentences": [row["captions"] for row in rows],
-    }
-    features = datasets.Features(
-        {"image": datasets.Image(), "sentences": datasets.List(datasets.Value("string"))}
-    )
-    datasets.Dataset.from_dict(columns, features=features).save_to_disk(tmp_path / "set")
-    settings = {"captions": None, "images": None, "dataset": tmp_path / "set"}
-    out = train(scenes, tmp_path / "run", caption_column="sentences", **settings)
-    assert_trained_alike(out, trained)
