@@ -244,6 +244,8 @@ def _medium_of(value: Any, media: Sequence[str]) -> str:
     """What a value is, as far as that shows without reading it."""
     if isinstance(value, InputVisual):
         return value.medium
+    if len(media) == 1:
+        return media[0]
     path = os.fsdecode(value) if isinstance(value, _PATHS) else ""
     if "boxes" in media and (
         path.endswith(".npz") or (isinstance(value, Mapping) and not value.keys() & {"bytes", "path"})

@@ -65,7 +65,10 @@ class _Texts:
         return rows
 
     def listed(self, row: Any, index: int, needed: str, expected: str, fix: str) -> list[str]:
-        """Those texts of a row of several that are usable."""
+        """Those texts of a row of several, or of one string, that are usable."""
+        if isinstance(row, str):
+            text = self.text(row, index, fix)
+            return [] if text is None else [text]
         values = None if row is None else as_list(row)
         if row is None or values == []:
             self.wrong(index, "missing" if row is None else "empty", needed)
@@ -122,13 +125,10 @@ def check_references(
     needed, expected = "every caption needs at least one reference", "a list of strings or one string"
 
     def of_caption(row: Any, index: int) -> list[str]:
-        if not isinstance(row, str):
+        if not isinstance(row, str) or not is_written_list(row):
             return texts.listed(row, index, needed, expected, "write the reference or leave it out")
-        if is_written_list(row):
-            texts.wrong(index, "a list written as text", "pass the list, ast.literal_eval(references[...])")
-            return []
-        text = texts.text(row, index, "write the reference")
-        return [] if text is None else [text]
+        texts.wrong(index, "a list written as text", "pass the list, ast.literal_eval(references[...])")
+        return []
 
     if references is None:
         fix = 'this metric compares each caption with its references, pass references=[["...", "..."], ...]'
@@ -174,13 +174,9 @@ def corpus_texts(texts: Any) -> list[str]:
     problems = Problems()
     checked = _Texts("texts", "score", problems)
     listed: list[str] = []
+    expected = "a string or a list of strings"
     for i, row in enumerate(checked.rows(texts, "strings") or []):
-        if row is None or isinstance(row, str):
-            text = checked.text(row, i, "leave it out")
-            listed += [] if text is None else [text]
-        else:
-            expected = "a string or a list of strings"
-            listed += checked.listed(row, i, "leave it out", expected, "leave it out")
+        listed += checked.listed(row, i, "leave it out", expected, "leave it out")
     problems.raise_if_any()
     return listed
 
