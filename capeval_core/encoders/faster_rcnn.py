@@ -38,9 +38,14 @@ from capeval_core.encoders.detector import (
 from capeval_core.inputs.boxes import BoxFeatures
 from capeval_core.inputs.images import InputImage
 from capeval_core.models.config import Closed, Count, Deviations, Layers, Share, Width
-from capeval_core.regions.boxes import clipped
 from capeval_core.regions.features import BoxVisual, Selection, boxes_kept
-from capeval_core.regions.suppression import Suppression, best_on_device, class_confidences, enough_boxes
+from capeval_core.regions.suppression import (
+    Suppression,
+    best_on_device,
+    class_confidences,
+    clipped,
+    enough_boxes,
+)
 from capeval_core.weights.faster_rcnn import STAGES, STRIDE, FasterRcnnConversion
 
 _POOLED = 14

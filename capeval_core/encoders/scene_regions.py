@@ -21,9 +21,9 @@ from capeval_core.models.canary import canary_images
 from capeval_core.models.config import Width, read
 from capeval_core.models.copies import on_device, on_host
 from capeval_core.models.device import DTYPES, exact
-from capeval_core.regions.boxes import clipped
 from capeval_core.regions.colours import ColourRegions
 from capeval_core.regions.features import boxes_kept
+from capeval_core.regions.suppression import clipped
 from capeval_core.weights.conversion import Conversion
 
 Floats = NDArray[np.float32]

@@ -18,7 +18,8 @@ from PIL import Image
 from torch import Tensor
 
 from capeval_core.models.device import exact_float32, numbered_device
-from capeval_core.regions.boxes import Boxes, BoxSource, clipped, suppress_overlaps
+from capeval_core.regions.boxes import Boxes, BoxSource, suppress_overlaps
+from capeval_core.regions.suppression import clipped
 from capeval_core.weights.folder import WeightsError, file_checksum
 
 Floats = NDArray[np.float32]

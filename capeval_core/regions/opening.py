@@ -80,8 +80,7 @@ def _split_threshold(name: str, kind: str, weights: str) -> tuple[str, float | N
 def _open(
     kind: str, weights: str, threshold: float | None, device: str | None = None, dtype: str = "float32"
 ) -> RegionSource:
-    from capeval_core.regions.boxes import RectangleRegions
-    from capeval_core.regions.owlv2 import DETECTOR, THRESHOLD, Owlv2Boxes
+    from capeval_core.regions.boxes import DETECTOR, THRESHOLD, Owlv2Boxes, RectangleRegions
     from capeval_core.regions.sam import SEGMENTER, EverythingRegions, ObjectRegions, open_sam
 
     def boxes(detector: str) -> Owlv2Boxes:

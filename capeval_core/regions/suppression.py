@@ -86,6 +86,12 @@ class Suppression:
         return survives
 
 
+def clipped(corners: Floats, size: tuple[int, int]) -> Floats:
+    """Boxes (n, 4) clipped to an image of (height, width)."""
+    height, width = size
+    return np.clip(corners, 0, np.array([width, height, width, height], dtype=np.float32))
+
+
 def class_confidences(boxes: Floats, scores: Floats, rule: Suppression, threshold: float = 0.0) -> Floats:
     """(n,) the largest score of each box among the classes whose non-maximum suppression it survives, or 0.
 
