@@ -168,7 +168,7 @@ def _read(entry: Any, size: tuple[int, int]) -> tuple[rle.Runs, float, Sequence[
         lengths = rle.decompress(text) if isinstance(text, str) else _numbers("counts", text, "run lengths")
         wide = np.array(lengths, dtype=np.int64)
         if (wide < 0).any() or wide.sum() != size[0] * size[1]:
-            raise ValueError(f"has counts of {wide.sum()} pixels, expected {size[0]} * {size[1]}")
+            raise ValueError(f"has damaged counts, of {wide.sum()} pixels, expected {size[0]} * {size[1]}")
         runs = wide.astype(np.uint32)
     return runs, quality, box or rle.bounding_box(runs, size)
 

@@ -79,7 +79,7 @@ def decompress(text: str) -> list[int]:
     for index, character in enumerate(text):
         bits = ord(character) - 48
         if not 0 <= bits < 64:
-            raise ValueError(f"has counts with {character!r} at {index}, which is none of COCO's characters")
+            raise ValueError(f"has damaged counts: {character!r} at {index} is none of COCO's characters")
         value |= (bits & 0x1F) << shift
         shift += 5
         if bits & 0x20:
@@ -89,5 +89,5 @@ def decompress(text: str) -> list[int]:
         runs.append(value + (runs[-2] if len(runs) > 2 else 0))
         value = shift = 0
     if shift:
-        raise ValueError("has counts that end inside a number")
+        raise ValueError("has damaged counts, which end inside a number")
     return runs
