@@ -7,7 +7,7 @@ import io
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +18,7 @@ from PIL.Image import Image
 from capeval_core.commands.terminal import TYPES, Parser, complain, flag
 from capeval_core.errors import did_you_mean, naming, place
 from capeval_core.inputs import text_files
+from capeval_core.inputs.folder import bare, names_in, some_of
 from capeval_core.inputs.images import Texts
 from capeval_core.inputs.samples import ARGUMENTS, Samples, argument_of, medium_of
 from capeval_core.inputs.text_files import FileOptions
@@ -266,6 +267,15 @@ def in_turn(*steps: Callable[[], object]) -> None:
             failures.append(error)
     if failures:
         raise failures[0]
+
+
+def tell_without_caption(folder: Path, images: Iterable[Path], medium: str = "image") -> None:
+    """Say how many images of a folder no file has a caption of, and which, unless they are most of it."""
+    captioned = {Path(image).name for image in images}
+    there = {name for name in names_in(folder, medium) if bare(name, medium) != name}
+    if without := sorted(bare(name, medium) for name in there - captioned):
+        listed = f" ({some_of(without)})" if len(without) < len(captioned) else ""
+        complain(f"note: {len(without):,} of {len(there):,} {medium}s of the folder have no caption{listed}")
 
 
 def tell_reasons(reasons: Sequence[str], total: int, items: str) -> None:

@@ -97,8 +97,6 @@ def _read(files: Sequence[Path]) -> tuple[list[System], bool]:
 
 def _read_systems(path: Path) -> dict[str | None, System]:
     """The systems in a file of `capeval score --json` by their names, None for one by one metric."""
-    if path.exists() and not path.is_file():
-        raise ValueError(f"{path} is no regular file: name a file of `capeval score --json`")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         if not (isinstance(content, Mapping) and "systems" in content):

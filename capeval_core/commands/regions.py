@@ -193,19 +193,14 @@ def _check_folder(out: Path, manifest: Manifest | None = None) -> None:
     if kept is None and out.exists() and any(not entry.name.endswith(PARTIAL) for entry in out.iterdir()):
         found = f"--out {out} is not empty, and `capeval regions` did not fill it (there is no {MANIFEST})"
         raise FileError(f"{found}: choose another folder")
-    if manifest is None:
-        return
-    if kept is None:
-        try:
-            out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise OSError(f"--out {out} cannot be made ({error.strerror})") from error
+    if manifest is not None and kept is None:
+        out.mkdir(parents=True, exist_ok=True)
         write("--out", out / MANIFEST, manifest.text())
-        return
-    old, new = vars(kept), vars(manifest)
-    other = [f"{name} {old[name]}" for name in ("selection", "dtype") if old[name] != new[name]]
-    if kept.fingerprint != manifest.fingerprint:  # its name may have changed, as that of a folder does
-        other.insert(0, f"encoder {kept.encoder}")
-    if other:
-        found = f"--out {out} has regions of {', '.join(other)}"
-        raise FileError(f"{found}: choose another folder, or pass the settings that it was made with")
+    elif manifest is not None:
+        old, new = vars(kept), vars(manifest)
+        other = [f"{name} {old[name]}" for name in ("selection", "dtype") if old[name] != new[name]]
+        if old["fingerprint"] != new["fingerprint"]:  # its name may have changed, as that of a folder does
+            other.insert(0, f"encoder {old['encoder']}")
+        if other:
+            found = f"--out {out} has regions of {', '.join(other)}"
+            raise FileError(f"{found}: choose another folder, or pass the settings that it was made with")

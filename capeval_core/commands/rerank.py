@@ -8,9 +8,9 @@ from pathlib import Path
 
 from capeval_core.commands import common
 from capeval_core.commands.compare import add_report_flag, cell_of, compare_systems, write_page
-from capeval_core.commands.terminal import Parser, complain, flag, interruptible, resuming, summary
+from capeval_core.commands.terminal import Parser, flag, interruptible, resuming, summary
 from capeval_core.errors import Problems, beside
-from capeval_core.inputs.folder import bare, names_in, some_of
+from capeval_core.inputs.folder import some_of
 from capeval_core.metric import prepared
 from capeval_core.registry import metric_class
 from capeval_core.reports.html import check_report
@@ -59,8 +59,12 @@ def run(arguments: list[str]) -> int:
     for image_id, caption in zip(file.ids, file.captions, strict=True):
         pools.setdefault(image_id, []).append(caption)
     ids, images = list(pools), list(dict(zip(file.ids, file.images, strict=True)).values())
-    if not len(problems):
-        _check_pools(flags.candidates, flags.images, pools, images)
+    if not problems:
+        common.tell_without_caption(flags.images, images)
+        if all(len(pool) == 1 for pool in pools.values()):
+            fault = "every image has one candidate, so there is nothing to choose"
+            fix = "give {image id: [captions]}, or score them with `capeval score`"
+            raise ValueError(f"--candidates {flags.candidates}: {fault}: {fix}")
     with common.naming_rows(ids):
         with beside(problems):
             checked = options.check_input(metric, list(pools.values()), images, progress=True)
@@ -80,20 +84,6 @@ def run(arguments: list[str]) -> int:
         lambda: write_page(flags, compare_systems([system], None), ["rerank", *arguments]),
     )
     return 0 if result.counts.failed < result.counts.captions else 1
-
-
-def _check_pools(candidates: Path, folder: Path, pools: dict[str, list[str]], images: list[Path]) -> None:
-    """Say which images have no candidates, and refuse a file of one candidate each."""
-    used = {image.name for image in images if image.parent == folder}
-    unused = sum(bare(name) != name and name not in used for name in names_in(folder))
-    if unused > 0:
-        subject = f"{unused:,} images of {folder} have" if unused > 1 else f"one image of {folder} has"
-        complain(f"warning: {subject} no candidates in {candidates}")
-    if all(len(pool) == 1 for pool in pools.values()):
-        raise ValueError(
-            f"--candidates {candidates}: every image has one candidate, so there is nothing to choose: "
-            "give {image id: [captions]}, or score them with `capeval score`"
-        )
 
 
 def _submission(images: list[Path], result: Result) -> str:

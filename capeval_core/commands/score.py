@@ -26,7 +26,6 @@ from capeval_core.commands.terminal import (
 )
 from capeval_core.description import describe_metric
 from capeval_core.errors import Problems, ProblemsError, beside, naming
-from capeval_core.inputs.folder import bare, names_in, some_of
 from capeval_core.inputs.samples import ARGUMENTS, Samples, argument_of, medium_of
 from capeval_core.inputs.text_files import Joined
 from capeval_core.metric import CaptionMetric, prepared
@@ -289,14 +288,9 @@ def _read(
             problems.add(str(error))
     if len(collections) < len(flags.candidates):
         problems.raise_if_any()
-    if folder is not None and not len(problems):
-        captioned = {Path(image).name for one in collections for image in one.images}
-        there = {name for name in names_in(Path(folder), media[0]) if bare(name, media[0]) != name}
-        if without := sorted(bare(name, media[0]) for name in there - captioned):
-            listed = f" ({some_of(without)})" if len(without) < len(captioned) else ""
-            complain(
-                f"note: {len(without):,} of {len(there):,} {media[0]}s of the folder have no caption{listed}"
-            )
+    if folder is not None and not problems:
+        images = [image for one in collections for image in one.images]
+        common.tell_without_caption(Path(folder), images, media[0])
     return collections
 
 

@@ -163,12 +163,11 @@ def draw_histogram(
             ax.bar(bins[:-1], counts, np.diff(bins), align="edge", color=shade, edgecolor="white")
         ax.yaxis.set_major_formatter("{x:,.0f}")
         ax.set_xlim(low, high)
-        free = [-math.inf] * 3  # where each of three lines of labels is free again
+        free, within = [-math.inf] * 3, ax.get_xaxis_transform()  # where each of three lines is free again
         for name, value in marks.items():
             half = 0.005 * (high - low) * (len(name) + 2)
             line = next((i for i, end in enumerate(free) if end <= value - half), 0)
-            free[line] = value + half
-            up, within = 1.02 + 0.055 * line, ax.get_xaxis_transform()
+            free[line], up = value + half, 1.02 + 0.055 * line
             ax.plot([value] * 2, [0, up], color=_colour(INK), linewidth=0.8, clip_on=False, transform=within)
             ax.text(value, up + 0.01, name, transform=within, ha="center", size=7.5)
         _note(figure, note)
