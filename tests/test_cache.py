@@ -63,15 +63,6 @@ def test_the_bound_holds_and_the_least_recently_used_leave(
     assert cache.get(f"{number:02}" for number in range(31)).keys() == model.keys()
 
 
-def test_a_row_longer_than_the_bound_is_not_held_and_no_bound_is_below_zero() -> None:
-    cache = FeatureCache(max_bytes=2000)
-    cache.put({"a": row("a"), "long": row("long", 10_000), "b": row("b")})
-    assert cache.nbytes <= 2000 and "long" not in cache.get(["a", "long", "b"])
-    assert filled(FeatureCache(max_bytes=0), "a").get(["a"]) == {}
-    with pytest.raises(ValueError, match="max_bytes=-1"):
-        FeatureCache(max_bytes=-1)
-
-
 def test_what_is_held_can_not_be_changed_from_outside() -> None:
     cache = FeatureCache()
     batch = np.ones((3, 4), np.float32)

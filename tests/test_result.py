@@ -95,16 +95,6 @@ def test_numpys_values_are_written_as_jsons() -> None:
     }
 
 
-def test_what_to_dict_gives_is_the_callers_own() -> None:
-    first = result([0.5, 0.6])
-    given = first.to_dict()
-    given["counts"]["failed"] = 9
-    given["scores"][0] = given["parts"]["cosine"][0] = 9.0
-    given["groups"][0] = "other"
-    given["errors"]["0"] = "other"
-    assert same(first, result([0.5, 0.6]))
-
-
 def test_compares_systems_of_one_signature() -> None:
     first, second = result([0.5, 0.6, 0.8, 0.7, 0.9]), result([0.4, 0.7, 0.5, 0.6, 0.7])
     comparison = first.compare(second)

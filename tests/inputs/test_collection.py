@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 
-from capeval_core.errors import FileError, InputError
+from capeval_core.errors import FileError
 from tests.inputs.test_text_files import written
 from tests.support.seams import read_collection
 
@@ -178,19 +177,6 @@ def test_columns_by_name(tmp_path: Path) -> None:
     gold = "image_id,generated\n7,r\n8,s\n"
     both = joined(tmp_path, one, gold, id_column="img", caption_column="generated")
     assert both.references == [["r"], ["s"]]
-
-
-def test_splits(tmp_path: Path) -> None:
-    table = "id,caption,split\n7,x,test\n8,y,val\n9,z,train\n"
-    references = "id,caption,split\n7,r,test\n8,s,val\n9,t,train\n"
-    assert joined(tmp_path, table, references, split="test").ids == ["7"]
-    assert joined(tmp_path, table, references, split="val, train").ids == ["8", "9"]
-    pd.read_csv(tmp_path / "c.csv", dtype=str).to_parquet(tmp_path / "c.parquet")
-    assert read_collection(tmp_path / "c.parquet", None, tmp_path / "r.csv", split="test").ids == ["7"]
-    # References of other splits are left out by their ids anyway.
-    assert joined(tmp_path, "id,caption\n8,y\n", references).references == [["s"]]
-    with pytest.raises(InputError, match=r"'8', '9'\) have no references in split 'test'"):
-        joined(tmp_path, "id,caption\n7,x\n8,y\n9,z\n", references, split="test")
 
 
 # ---- warnings

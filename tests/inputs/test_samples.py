@@ -22,7 +22,6 @@ from PIL import Image
 from capeval_core.authoring import windows
 from capeval_core.errors import InputError, ProblemsError
 from tests.inputs.photographs import encoded, photograph, turned
-from tests.inputs.video_writing import video
 from tests.support.seams import check, visual
 
 image = partial(visual, "image")
@@ -115,24 +114,6 @@ def test_windows_keep_their_place() -> None:
 
 
 # ---- everything that is wrong, at once
-
-
-def test_all_problems_come_at_once(tmp_path: Path, jpeg: bytes) -> None:
-    assert problems(["a", "", 5], [GREY, "no.jpg"], [["x"], [], ["x", None]]) == [
-        ("captions", 1),
-        ("captions", 2),
-        ("", None),  # len(captions)=3 but len(images)=2
-        ("references", 1),
-        ("references", (2, 1)),
-        ("images", 1),
-    ]
-    bad = tmp_path / "bad.jpg"
-    bad.write_bytes(jpeg[:900])
-    images = [GREY, bad, str(bad), GREY, bad, bad, bad, jpeg[:900]]
-    assert [index for _, index in problems(["a"] * 8, images)] == [1, 2, 4, 5, 6, 7]
-    with pytest.raises(InputError, match=r"images\[1\], images\[2\], images\[4\] and 2 more: ") as caught:
-        check(["a"] * 8, images)
-    assert len(str(caught.value).splitlines()) == 3
 
 
 # ---- images
@@ -244,20 +225,6 @@ def test_a_sequence_that_loads_on_demand_is_never_held_whole(jpeg: bytes) -> Non
 def arrays(path: Path) -> Path:
     np.savez(path, **{name: np.asarray(value) for name, value in FOUND.items()})
     return path
-
-
-def test_a_metric_may_take_several_media(tmp_path: Path) -> None:
-    clip, path, film = tmp_path / "clip", arrays(tmp_path / "a.npz"), tmp_path / "film.MP4"
-    clip.mkdir()
-    (clip / "0.png").write_bytes(encoded(photograph(), "PNG"))
-    film.write_bytes(video())
-    values = [GREY, [GREY], clip, path, FOUND, clip / "0.png", np.zeros((2, 4, 6, 3), "uint8"), film]
-    visuals = check(["a"] * 8, values, media=["image", "video", "boxes"]).images
-    kinds = ["image", "video", "video", "boxes", "boxes", "image", "video", "video"]
-    assert [visual.medium for visual in visuals] == kinds
-    assert [visual.where for visual in visuals] == [f"images[{i}]" for i in range(8)]
-    assert visuals[3].key == visuals[4].key
-    assert problems(["a"], [FOUND], media=["image", "video"]) == [("images", 0)]
 
 
 def test_a_visual_that_repeats_is_read_once(tmp_path: Path, jpeg: bytes) -> None:

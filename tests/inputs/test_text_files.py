@@ -156,16 +156,6 @@ def written(folder: Path, content: Any, name: str = "c.json") -> Path:
     return path
 
 
-def test_one_caption_per_image_and_numbers_as_ids(tmp_path: Path) -> None:
-    several = written(tmp_path, {"7": "a", "b": ["c", "d"]})
-    assert read_texts(several) == [("7", "a"), ("b", "c"), ("b", "d")]
-    assert read_texts(written(tmp_path, [{"image_id": 42, "caption": "a", "id": 1}])) == [("42", "a")]
-    pq.write_table(pa.table({"image_id": [42.0, 7.0], "caption": ["a", "b"]}), tmp_path / "c.parquet")
-    assert read_texts(tmp_path / "c.parquet") == [("42", "a"), ("7", "b")]
-    an_image = written(tmp_path, {"annotations": ["x"]})  # may be called so
-    assert read_texts(an_image, references=True) == [("annotations", "x")]
-
-
 def test_one_file_can_hold_captions_and_references(tmp_path: Path) -> None:
     line = '{"id": "a", "caption": "%s", "references": %s}\n'
     both = line % ("x", '["r", "s"]') + "\n" + line % ("y", '["r", "s"]')

@@ -50,14 +50,6 @@ def weights_of(name: str, weights: str) -> dict[str, str]:
 # What it computes
 
 
-def test_it_loads_by_the_path_in_a_checkout(
-    monkeypatch: pytest.MonkeyPatch, weights: str, images: list[Path], tmp_path: Path
-) -> None:
-    monkeypatch.chdir(ROOT)
-    module = evaluate.load("metrics/pacs", weights=weights, cache_dir=str(tmp_path))
-    assert module.compute(predictions=CAPTIONS, images=images)["pac_s"] > 0
-
-
 @pytest.mark.parametrize("keep_in_memory", [False, True])
 def test_rows_may_come_in_any_portions(keep_in_memory: bool, load: Load, images: list[Path]) -> None:
     module = load("refpacs", keep_in_memory=keep_in_memory)
@@ -88,14 +80,6 @@ def test_rows_may_come_in_any_portions(keep_in_memory: bool, load: Load, images:
 
 def image() -> np.ndarray[Any, Any]:
     return np.full((8, 8, 3), 99, dtype=np.uint8)
-
-
-def test_a_refused_batch_leaves_the_others_as_they_are(load: Load, images: list[Path]) -> None:
-    module = load("pacs")
-    module.add_batch(predictions=CAPTIONS[:2], images=images[:2])
-    with pytest.raises(ValueError, match="no file"):
-        module.add_batch(predictions=["a", "b"], images=[images[2], "no.jpg"])
-    assert len(module.compute(per_caption=True)["per_caption"]["pac_s"]) == 2
 
 
 # What is kept

@@ -102,20 +102,6 @@ def test_reasoning_is_no_part_of_a_caption(drawn: list[Image.Image], weights: st
     assert expected[4] and rewards(reasoned, images) == pytest.approx(expected, abs=1e-6)
 
 
-def test_a_row_without_an_image_has_no_reward(drawn: list[Image.Image], weights: str) -> None:
-    rewards = reward("refpacs", weights=weights)
-    references = [["a circle"], ["squares"], ["a star"], ["one"]]
-    whole = rewards(CAPTIONS, drawn, references)
-    for absent in (None, []):
-        images = [absent, drawn[1], absent, [drawn[3]]]
-        scores = rewards(CAPTIONS, images=images, references=references)
-        assert scores == [None, pytest.approx(whole[1], abs=1e-6), None, pytest.approx(whole[3], abs=1e-6)]
-        assert rewards(CAPTIONS, images=[absent] * 4, references=references) == [None] * 4
-    assert reward("rougel")(CAPTIONS, image=[None] * 4, references=references) == (
-        capeval_core.load("rougel").score(CAPTIONS, references=references).scores
-    )
-
-
 def test_nothing_touches_the_disk(drawn: list[Image.Image], weights: str) -> None:
     rewards = reward("pacs", weights=weights)
     rewards(CAPTIONS, as_tensor(drawn))  # what is imported late is imported now

@@ -122,25 +122,6 @@ def test_members_without_their_pair_cost_their_row(tmp_path: Path, weights: str)
     assert found["score"][0] == found["score"][6] is not None
 
 
-def test_lines_that_are_no_rows_cost_themselves(tmp_path: Path, weights: str) -> None:
-    (tmp_path / "x.png").write_bytes(picture(0))
-    lines = [
-        '{"id": 7, "text": "a dog", "file_name": "x.png"}',
-        "not JSON",
-        "[1]",
-        "",
-        '{"id": 8, "text": "a dog"}',
-        '{"text": "a dog", "file_name": "../x.png"}',
-        '{"id": 9, "text": ["a dog"], "file_name": "x.png"}',
-        '{"id": 10, "text": "a dog", "file_name": "http://127.0.0.1/x.png"}',
-    ]
-    (tmp_path / "0.jsonl").write_text("\n".join(lines) + "\n")
-    found = scored(tmp_path / "0.jsonl", BatchScorer("pacs", weights=weights))
-    assert found["uid"] == ["7", "0/1", "0/2", "8", "0/4", "9", "10"]
-    assert [error is None for error in found["error"]] == [True, *[False] * 6]
-    assert "line 2" in found["error"][1] and "line 3" in found["error"][2]
-
-
 def test_members_are_never_written_to_disk_or_followed(tmp_path: Path, weights: str) -> None:
     with tarfile.open(tmp_path / "0.tar", "w", format=tarfile.PAX_FORMAT) as tar:
         for stem, kind in (

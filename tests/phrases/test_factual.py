@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.phrases.tiny_parser import GRAPHS
-from tests.support.seams import LIMITS, open_phrases
+from tests.support.seams import open_phrases
 
 
 @pytest.fixture
@@ -52,16 +51,6 @@ def test_phrases_of_captions(parser_folder: Path) -> None:
     assert long == (("men is 2", "ball is red", "nonsense"), 1)  # each sentence on its own
     assert opened(parser_folder, style="soft-spice").phrases(["two men"])[0].phrases == ("2 men", "men")
     assert parser.phrases([]) == []
-
-
-def test_phrases_do_not_depend_on_their_batch(parser_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LIMITS, "graphs", 0)  # every graph is written anew
-    texts = [*GRAPHS, "a red dog", "a boy near a dog", "park", "a ball in the park near two men " * 3]
-    for beams in (5, 1):
-        together = opened(parser_folder, beams=beams).phrases(texts)
-        single = opened(parser_folder, beams=beams, batch_size=1)
-        assert [single.phrases([text])[0] for text in texts] == together
-        assert opened(parser_folder, beams=beams, batch_size=3).phrases(texts[::-1]) == together[::-1]
 
 
 def test_sentences_that_the_parser_cannot_read_to_their_end(parser_folder: Path) -> None:

@@ -14,7 +14,6 @@ from hypothesis.extra import numpy as arrays
 from numpy.typing import NDArray
 from PIL import Image
 
-from capeval_core.errors import InputError
 from tests.support.seams import open_regions
 
 MASKS = arrays.arrays(np.bool_, st.tuples(st.integers(2, 9), st.integers(2, 9)))
@@ -127,26 +126,6 @@ def test_files_are_those_of_coco(tmp_path: Path) -> None:
             assert source.name == "precomputed:masks.json"
             regions = source.segment(blank(6, 8, "42.png"))
             assert regions.quality.tolist() == [0.75] and (regions.masks() == MASK).all()
-
-
-def test_masks_that_do_not_fit_are_named_all_at_once() -> None:
-    wrong: list[Any] = [
-        {"size": [8, 6], "counts": [48]},
-        {"size": [6, 8], "counts": [40]},
-        {"size": [6, 8], "counts": [-5, 53]},
-        {"size": [6, 8], "counts": [1, None]},
-        {"size": 30, "counts": [48]},
-        {"size": [6, 8], "counts": "61X\x07"},
-        MASK.T,
-        {"bbox": [1, 2, -3, 4]},
-        {"bbox": ["a", 2, 3, 4]},
-        {"bbox": [1, 2, 3, 4], "score": "x"},
-    ]
-    with pytest.raises(InputError) as caught:
-        regions_of(RUNS, *wrong, size=(6, 8))
-    messages = [str(InputError(problem)) for problem in caught.value.problems]
-    assert len(messages) == len(wrong) and all("a.png" in message for message in messages)
-    assert all(f"mask {i + 1} " in message for i, message in enumerate(messages))
 
 
 def test_fingerprints_cover_the_masks() -> None:

@@ -12,11 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from PIL import Image
 
 from capeval_core.cli import main
 from capeval_core.demo import demo_clips, demo_set
-from tests.support.small_disk import fill
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -178,31 +176,6 @@ def test_every_metric_says_where_its_scores_come_from(metric: str, tmp_path: Pat
     assert len(pictures) >= DRAWN.get(metric, 0) and all(one["alt"] for one in pictures)
     if metric in ("hices", "refhices"):
         assert "<mark>" in html and 'class="badge"' in html
-
-
-def test_it_is_written_as_a_whole_or_not_at_all(tmp_path: Path, small_disk: Path) -> None:
-    flags = write_set(tmp_path, {"a": [item.good for item in demo_set()]})
-    report = small_disk / "report"
-    flags[flags.index("--report") + 1] = str(report)
-    report.mkdir()
-    (report / "index.html").write_text('<!DOCTYPE html><meta name="generator" content="capeval">before')
-    fill(small_disk)
-    assert main(["score", "pacs", *flags]) != 0
-    assert (report / "index.html").read_text().endswith("before")
-
-
-def test_many_captions_of_large_images_make_a_small_page(tmp_path: Path) -> None:
-    texts = [f"a dog number {i} runs" for i in range(3000)]
-    (tmp_path / "images").mkdir()
-    Image.effect_noise((2000, 1500), 90).save(tmp_path / "images" / "0.jpg")
-    for i in range(1, 3000):
-        (tmp_path / "images" / f"{i}.jpg").hardlink_to(tmp_path / "images" / "0.jpg")
-    (tmp_path / "c.json").write_text(json.dumps({str(i): text for i, text in enumerate(texts)}))
-    (tmp_path / "r.json").write_text(json.dumps({str(i): ["a dog"] for i in range(3000)}))
-    files = ["--candidates", tmp_path / "c.json", "--references", tmp_path / "r.json"]
-    line = ["score", "rougel", *files, "--report", tmp_path / "report"]
-    assert main([str(part) for part in line]) == 0
-    assert (tmp_path / "report" / "index.html").stat().st_size < 200_000
 
 
 @pytest.mark.system
