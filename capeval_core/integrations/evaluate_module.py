@@ -36,14 +36,10 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
     """A caption metric as `evaluate.load` gives it; a module file subclasses it and names its metric.
 
     Args:
-        config_name: the medium, for metrics that exist for several: `evaluate.load("metrics/pacs", "video")`;
-            None or "default": the metric's first.
+        config_name: the medium, as in `evaluate.load("metrics/pacs", "video")`; None: the metric's first.
         timeout: seconds that the processes of a distributed evaluation wait for each other.
         **keywords: evaluate's own (`num_process`, `experiment_id`, ...) and the metric's options (`weights`,
             `device`, ...). The weights are opened now.
-
-    Raises:
-        TypeError, ValueError: an unknown configuration or keyword, or a wrong value of an option.
     """
 
     metric_name: ClassVar[str]
@@ -68,7 +64,7 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
 
     @property
     def inputs(self) -> dict[str, str]:
-        """What a user passes to `compute` and `add_batch`; `features` are the rows that evaluate keeps."""
+        """What a user passes to `compute` and `add_batch`."""
         return dict(describe_metric(self.metric_type).inputs)
 
     def _info(self) -> evaluate.EvaluationModuleInfo:
@@ -88,7 +84,7 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
         ]
         usage = {"Result:": result, **example, "Options, keywords of `evaluate.load`:": options}
         # evaluate wants a column for each input by its name: the metric's row under the first, nulls else.
-        columns = {name: Value("null") for name in about.inputs if name in _INPUTS}
+        columns = {name: Value("null") for name in _inputs_of(metric)}
         columns["predictions"] = dict(Features.from_arrow_schema(metric.ROW))
         info = evaluate.EvaluationModuleInfo(
             description=f"{about}\n\n{_sections({**inputs, **example})}",
@@ -279,23 +275,24 @@ def _example(metric: type[CaptionMetric]) -> list[str]:
         "references": "item.references",
     }
     of_package = metric.__module__.startswith("capeval_core.")
-    path = f'evaluate.load(capeval_core.module_path("{metric.name}")'
-    path = path if of_package else f'capeval_core.module("{metric.name}"'
-    configuration = "" if metric.variant is None else f', "{metric.variant}"'
-    weights = "" if metric.tiny is None else ', weights="tiny"'
-    inputs = [name for name in describe_metric(metric).inputs if name in values]
+    opening = "evaluate.load(capeval_core.module_path({!r})" if of_package else "capeval_core.module({!r}"
+    options = "" if metric.variant is None else f', "{metric.variant}"'
+    options += "" if metric.tiny is None else ', weights="tiny"'
     return [
         ">>> import capeval_core, capeval_core.demo, evaluate",
         ">>> items = capeval_core.demo.demo_set()",
-        f">>> metric = {path}{configuration}{weights})",
+        f">>> metric = {opening.format(metric.name)}{options})".replace("'", '"'),
         ">>> metric.compute(",
-        *(f"...     {name}=[{values[name]} for item in items]," for name in inputs),
+        *(f"...     {name}=[{values[name]} for item in items]," for name in _inputs_of(metric)),
         "... )",
         f"{{{metric.key!r}: ...}}",
     ]
 
 
+def _inputs_of(metric: type[CaptionMetric]) -> list[str]:
+    return [name for name in describe_metric(metric).inputs if name in _INPUTS]
+
+
 def _sections(sections: Mapping[str, Sequence[str]]) -> str:
-    return "\n\n".join(
-        "\n".join([title, *(f"    {line}" for line in lines)]) for title, lines in sections.items()
-    )
+    texts = ["\n    ".join([title, *lines]) for title, lines in sections.items()]
+    return "\n\n".join(texts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -33,8 +34,8 @@ class CaptionMetrics:
 
     Args:
         processor: a tokenizer, or anything else with `batch_decode(ids, skip_special_tokens=True)`.
-        images: images of the evaluation set, one for each of its rows and in its order: whatever
-            `CaptionMetric.score` takes, such as paths or a `datasets` column.
+        images: of the evaluation set, one for each of its rows and in its order, as `CaptionMetric.score`
+            takes them.
         videos: videos of the evaluation set instead of images; names then mean metrics on videos.
         references: per row a list of texts, or one text; None: the row's labels, decoded, are its only
             reference (metrics on texts alone need them given).
@@ -119,7 +120,8 @@ class CaptionMetrics:
         samples = self._samples(_last_evaluation(batches, self._count, size, unit))
         # Statistics of all references stay those of the first evaluation; each process has all of them.
         self.metrics = [prepared(metric, _for(metric, samples)) for metric in self.metrics]
-        tables = _gathered(lambda: [self._encode(metric, samples) for metric in self.metrics])
+        part = range(len(samples) * rank // size, len(samples) * (rank + 1) // size)
+        tables = _gathered(lambda: [self._encode(metric, samples, part) for metric in self.metrics])
         self.captions = samples.captions
         self.results = {
             metric.name: metric.combine(table, samples=_for(metric, samples))
@@ -195,12 +197,11 @@ class CaptionMetrics:
                 "its captions are scored against the wrong images; make one CaptionMetrics for each set"
             )
 
-    def _encode(self, metric: CaptionMetric, samples: Samples) -> pa.Table:
-        """Rows of this process's share of the captions."""
-        part = _for(metric, samples).select(_share(len(samples)))
-        if not len(part):
+    def _encode(self, metric: CaptionMetric, samples: Samples, part: range) -> pa.Table:
+        """Rows of a part of the captions, this process's."""
+        if not part:
             return metric.ROW.empty_table()
-        table = metric.encode_all(part)
+        table = metric.encode_all(_for(metric, samples).select(part))
         metric.stores.flush()
         return table
 
@@ -264,6 +265,10 @@ class _Row(NamedTuple):
     caption: str
     label: str | None
 
+    def same(self, other: _Row) -> bool:
+        place = 0 if self.label is None or other.label is None else 1
+        return self[place] == other[place]
+
 
 def _rows_of(evaluation: Any, processor: Any) -> list[_Row]:
     """The rows of an `EvalPrediction` (or of anything with `predictions` and `label_ids`)."""
@@ -271,13 +276,10 @@ def _rows_of(evaluation: Any, processor: Any) -> list[_Row]:
         value = "predictions=None" if hasattr(evaluation, "predictions") else described(evaluation)
         raise TypeError(f"there are no predictions to score: expected an EvalPrediction, found {value}")
     captions = _decoded(evaluation.predictions, processor)
-    try:
-        labels: Sequence[str | None] = _decoded(getattr(evaluation, "label_ids", None), processor)
-    except (TypeError, ValueError):  # labels of another task: no score depends on them
-        labels = []
-    if len(labels) != len(captions):
-        labels = [None] * len(captions)
-    return list(map(_Row, captions, labels))
+    labels: Sequence[str | None] = []
+    with suppress(TypeError, ValueError):  # labels of another task: no score depends on them
+        labels = _decoded(getattr(evaluation, "label_ids", None), processor)
+    return list(map(_Row, captions, labels if len(labels) == len(captions) else [None] * len(captions)))
 
 
 def _decoded(ids: Any, processor: Any) -> list[str]:
@@ -331,17 +333,11 @@ def _repeats(rows: list[_Row], own: list[_Row]) -> bool:
     """Whether rows are the first rows of `own`, once or several times."""
     place = 0
     for row in rows:
-        same = [index for index in (place, 0) if index < len(own) and _equal(row, own[index])]
+        same = [index for index in (place, 0) if index < len(own) and row.same(own[index])]
         if not same:
             return False
         place = same[0] + 1
     return True
-
-
-def _equal(first: _Row, second: _Row) -> bool:
-    if first.label is None or second.label is None:
-        return first.caption == second.caption
-    return first.label == second.label
 
 
 # processes
@@ -354,12 +350,6 @@ def _processes() -> tuple[int, int]:
     if not (distributed.is_available() and distributed.is_initialized()):
         return 0, 1
     return distributed.get_rank(), distributed.get_world_size()
-
-
-def _share(count: int) -> range:
-    """This process's part of `count` rows: neighbours, since captions of one image often are."""
-    rank, size = _processes()
-    return range(count * rank // size, count * (rank + 1) // size)
 
 
 def _gathered(work: Callable[[], list[pa.Table]]) -> list[pa.Table]:

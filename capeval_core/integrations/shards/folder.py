@@ -8,7 +8,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from os import PathLike
 from pathlib import Path
@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from capeval_core._version import __version__
@@ -26,12 +25,12 @@ from capeval_core.integrations.shards.readers import stem_of
 from capeval_core.integrations.shards.shard import (
     DamagedError,
     ShardResult,
-    check_whole,
     found_in,
     is_same,
     opened,
     read_batches,
     read_note,
+    written,
 )
 from capeval_core.kept import PARTIAL
 
@@ -176,8 +175,12 @@ def merge_shards(folder: str | PathLike[str], target: str | PathLike[str]) -> in
         raise wrong_option("target", end.address, found, "name a file elsewhere")
     if not end.name.endswith(".parquet"):
         raise wrong_option("target", end.address, "no table by its name", "end it in .parquet")
-    if end.filesystem.exists(end.path) and not _is_merged(end):
-        raise wrong_option("target", end.address, "there, and no merged table", "name another file")
+    if end.filesystem.exists(end.path):
+        try:
+            read_note(end, _MERGED)
+        except FileError as error:
+            found = "there, and no merged table"
+            raise wrong_option("target", end.address, found, "name another file") from error
     problems = Problems()
     signatures: list[str] = []
     for output in outputs:
@@ -193,20 +196,12 @@ def merge_shards(folder: str | PathLike[str], target: str | PathLike[str]) -> in
     with opened(outputs[0]) as parquet:
         schema = parquet.schema_arrow.remove_metadata()
     rows = 0
-    with end.whole() as partial, pq.ParquetWriter(partial, schema, write_page_checksum=True) as merged:
+    with written(end, schema, {"signature": signatures[0], "shards": len(outputs)}, _MERGED) as merged:
         for output in outputs:
             for batch in read_batches(output):
                 merged.write_table(pa.Table.from_batches([batch]).cast(schema))
                 rows += len(batch)
-        about = {"signature": signatures[0], "shards": len(outputs)}
-        merged.add_key_value_metadata({_MERGED: json.dumps(about)})
     return rows
-
-
-def _is_merged(place: Place) -> bool:
-    with suppress(FileError), opened(place) as parquet:
-        return _MERGED in (parquet.metadata.metadata or {})
-    return False
 
 
 @dataclass(frozen=True)
@@ -248,7 +243,7 @@ def check_shards(folder: str | PathLike[str]) -> ShardCheck:
     notes: dict[Place, dict[str, Any]] = {}
     for output in outputs:
         try:
-            note = notes[output] = check_whole(output)
+            note = notes[output] = read_note(output, whole=True)
         except FileError as error:
             found.damaged[output.name] = found_in(error)
             continue
@@ -270,8 +265,7 @@ def check_shards(folder: str | PathLike[str]) -> ShardCheck:
 
 def _duplicates(outputs: Sequence[Place]) -> tuple[dict[str, dict[str, int]], int]:
     """Uids that come more than once, in which shards how often, and the rows beyond the first of each."""
-    suspects: set[int] = set()  # hashes that come twice
-    repeated = 0
+    suspects, repeated = set[int](), 0  # hashes that come twice, and how often
     with _on_disk(outputs, "uid", lambda uids: [hash(uid) for uid in uids.to_pylist()], np.int64) as hashes:
         hashes.sort()
         for start in range(0, len(hashes), _ROWS):

@@ -34,6 +34,7 @@ NOTE = b"capeval_scores"
 """Key of an output's metadata: what its scores depend on, how many there are, and a digest of both."""
 _COLUMNS = ["uid", "score", "parts", "truncated", "error"]
 _MAGIC = b"PAR1"
+_FIX = "delete it and score its shard again"
 _AT_ONCE = 65_536  # rows of an output that are read together
 
 
@@ -139,7 +140,8 @@ def score_shard(
     if stored and read_before and is_kept(stored["checksum"]) and not retry:
         return result(stored, skipped=True)
     with begin.local_copy() as path:
-        checksum = _checksum(path)
+        with path.open("rb") as file:
+            checksum = hashlib.file_digest(file, "sha256").hexdigest()
         if stored is not None and is_kept(checksum):
             if not retry:
                 return result(stored, skipped=True)
@@ -151,7 +153,7 @@ def score_shard(
         note |= {"rows": 0, "failed": 0, "truncated": 0, "error": None}
         scorer.forget()  # so that a rerun, by whichever worker, writes the very same file
         schema = pa.schema([pa.field("uid", pa.string(), nullable=False), *scorer.schema()])
-        with end.whole() as partial, pq.ParquetWriter(partial, schema, write_page_checksum=True) as parquet:
+        with written(end, schema, note) as parquet:
             for rows in windows:
                 size = len(rows["uid"])
                 before = None if kept is None else kept.slice(note["rows"], size).to_pydict()
@@ -170,7 +172,6 @@ def score_shard(
                 raise FileError(file_problem(begin.address, "changed while it was read", "score it again"))
             note |= {"read": {role: list(names) for role, names in shard.used.items()}}
             note |= {"looked_up": shard.looked_up}
-            parquet.add_key_value_metadata({NOTE: json.dumps({**note, "digest": _digest(note)})})
     if not note["rows"]:
         warn(f"{begin.address} has no rows: its output has none either")
     return result(note, skipped=False, scored=scored)
@@ -223,15 +224,10 @@ def _finished(target: Place) -> dict[str, Any] | None:
     with target.reading():
         there = target.filesystem.exists(target.path)
     try:
-        return check_whole(target) if there else None
+        return read_note(target, whole=True) if there else None
     except DamagedError as error:
         warn(f"{target.address} {found_in(error)}: it is made again")
         return None
-
-
-def _checksum(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 # outputs
@@ -241,22 +237,29 @@ class DamagedError(FileError):
     """An output is not as it was written."""
 
 
-def _damaged(place: Place, found: str) -> DamagedError:
-    return DamagedError(file_problem(place.address, found, "delete it and score its shard again"))
-
-
 def found_in(error: FileError) -> str:
     """What is wrong with a file, without its path and the fix."""
     return str(next(iter(error.problems)).found)
 
 
 @contextmanager
-def opened(place: Place) -> Iterator[pq.ParquetFile]:
-    """An open output, or merged table, which the block does nothing but read.
+def written(
+    place: Place, schema: pa.Schema, note: dict[str, Any], key: bytes = NOTE
+) -> Iterator[pq.ParquetWriter]:
+    """A table that appears as a whole or not at all; its footer holds what the note is in the end."""
+    with place.whole() as partial, pq.ParquetWriter(partial, schema, write_page_checksum=True) as parquet:
+        yield parquet
+        parquet.add_key_value_metadata({key: json.dumps({**note, "digest": _digest(note)})})
 
-    Raises:
-        DamagedError: it is not as it was written. FileError: it is no Parquet, or not there.
-    """
+
+def _digest(note: Mapping[str, Any]) -> str:
+    """A digest of a note: Parquet has none of its metadata."""
+    return hashlib.blake2b(json.dumps(note, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+@contextmanager
+def opened(place: Place) -> Iterator[pq.ParquetFile]:
+    """An open table, which the block does nothing but read. DamagedError: it is not as it was written."""
     place.version()  # refuses pipes and devices: opening one could block for ever
     with place.reading(), place.filesystem.open(place.path, "rb") as file:
         begin = file.read(len(_MAGIC))
@@ -267,25 +270,29 @@ def opened(place: Place) -> Iterator[pq.ParquetFile]:
         except MemoryError:
             raise
         except (pa.ArrowException, OSError) as error:
-            raise _damaged(place, f"is cut off or damaged ({reason_of(error)})") from error
+            found = f"is cut off or damaged ({reason_of(error)})"
+            raise DamagedError(file_problem(place.address, found, _FIX)) from error
 
 
-def _digest(note: Mapping[str, Any]) -> str:
-    """A digest of a note: Parquet has none of its metadata."""
-    return hashlib.blake2b(json.dumps(note, sort_keys=True).encode(), digest_size=16).hexdigest()
+def read_note(place: Place, key: bytes = NOTE, *, whole: bool = False) -> dict[str, Any]:
+    """What an output says of itself: signature, checksum of the source, rows, failed, truncated, ...
 
-
-def read_note(place: Place) -> dict[str, Any]:
-    """What an output says of itself: signature, checksum of the source, rows, failed, truncated, ..."""
+    whole: every page is read, and DamagedError raised unless it has its columns and as many rows.
+    """
     with opened(place) as parquet:
-        metadata = parquet.metadata.metadata or {}
+        metadata, names = parquet.metadata.metadata or {}, parquet.schema_arrow.names
+        rows = sum(map(len, parquet.iter_batches(_AT_ONCE))) if whole else 0
     try:
-        note: dict[str, Any] = json.loads(metadata[NOTE])
+        note: dict[str, Any] = json.loads(metadata[key])
     except (KeyError, ValueError) as error:
         found = "is Parquet of something else, not the scores of a shard"
         raise FileError(file_problem(place.address, found, "choose another file")) from error
-    if note.pop("digest", None) != _digest(note):
-        raise _damaged(place, "has a damaged note")
+    found = "" if note.pop("digest", None) == _digest(note) else "has a damaged note"
+    if whole and not found and (names != _COLUMNS or rows != note["rows"]):
+        found = f"has {rows:,} rows of {', '.join(names)}, and should have {note['rows']:,} of "
+        found += ", ".join(_COLUMNS)
+    if found:
+        raise DamagedError(file_problem(place.address, found, _FIX))
     return note
 
 
@@ -293,14 +300,3 @@ def read_batches(place: Place, columns: Sequence[str] | None = None) -> Iterator
     """The rows of an output in order, some at a time."""
     with opened(place) as parquet:
         yield from parquet.iter_batches(_AT_ONCE, columns=columns)
-
-
-def check_whole(place: Place) -> dict[str, Any]:
-    """The note of an output, every page of which is read."""
-    note = read_note(place)
-    with opened(place) as parquet:
-        names, rows = parquet.schema_arrow.names, sum(map(len, parquet.iter_batches(_AT_ONCE)))
-    if names != _COLUMNS or rows != note["rows"]:
-        found = f"has {rows:,} rows of {', '.join(names)}, and should have {note['rows']:,} of "
-        raise _damaged(place, found + ", ".join(_COLUMNS))
-    return note
