@@ -46,9 +46,6 @@ class CaptionScorer:
         columns: names of columns where they are not found by themselves: {"caption": "alt_text"}.
         **options: of the metric: `weights`, `batch_size`, `statistics`, ...; `media="video"`.
 
-    Raises:
-        TypeError, ValueError: as `BatchScorer`.
-
     >>> scorer = CaptionScorer("pacs", weights="tiny")
     >>> grey = np.full((2, 48, 48, 3), 128, dtype="uint8")
     >>> found = scorer({"image": grey, "caption": np.array(["a grey wall", ""])})
@@ -67,7 +64,7 @@ class CaptionScorer:
         return self._scorer.signature
 
     def __call__(self, batch: Batch, *rank: int | None) -> dict[str, Any]:
-        """The columns that come out. `rank` is the number of this process, as `with_rank=True` passes it."""
+        """The columns that come out; `rank`: of this process, as `with_rank=True` passes it."""
         if rank and rank[0] not in (None, self._rank) and "device" not in self._options:
             self._rank = rank[0]
             if torch.cuda.is_available():  # a GPU of its own for each process
@@ -105,13 +102,11 @@ class ImageDecoder:
 
     The column of images holds uint8 (n, size, size, 3), and the scores are those without this stage. An image
     that cannot be read is black and has a reason in the column `error`, by which the scorer leaves it out.
-    Only the config of the weights is used.
 
     Args:
-        metric: the name of one that sees the central square of an image at one size: pacs, refpacs, clips,
-            refclips. Others take the image itself, which their encoders cut up in several ways.
+        metric: one that sees the central square of an image at one size: pacs, refpacs, clips, refclips.
         columns: `{"image": name}` where the column is not found by itself.
-        **options: of the metric, as for `CaptionScorer`; only `weights` matters.
+        **options: of the metric; only `weights` matters, whose config alone is read.
 
     >>> decoder = ImageDecoder("pacs", weights="tiny")
     >>> found = decoder({"image": [np.full((90, 120, 3), 128, dtype="uint8"), b"no image"]})

@@ -64,13 +64,9 @@ class Reward:
                 in [0, 1] before normalisation, or whatever `CaptionMetric.score` takes; a list of one image
                 is that image, None or an empty list none.
             references: n lists of texts, for metrics that compare with references.
-            videos: n videos, for a metric on videos: tensors (frames, 3, height, width) or one (n, frames, 3,
-                height, width), lists of frames, paths.
+            videos: n videos: tensors (frames, 3, height, width) or one of all, lists of frames, paths.
             image, video: TRL's other names for `images` and `videos`.
             columns: everything else that TRL passes is ignored, as is what the metric is not about.
-
-        Raises:
-            TypeError, ValueError: everything that is wrong with the input, all of it at once.
         """
         given = {"images": images, "image": image, "videos": videos, "video": video}
         argument = argument_of(self.metric.media)

@@ -35,9 +35,6 @@ class CaptionScore(torchmetrics.Metric):
         **options: of a metric given by name: `weights`, `device`, ..., `media="video"`; `empty` is "score"
             by default. Without `device` the network follows `.to(device)`.
 
-    Raises:
-        TypeError, ValueError: as `capeval_core.load`; no `statistics` for a metric that needs them.
-
     >>> score = CaptionScore("rougel")
     >>> score.update(["a red circle"], references=[["a red disc", "a circle"]])
     >>> round(float(score.compute()), 4)

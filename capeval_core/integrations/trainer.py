@@ -105,10 +105,6 @@ class CaptionMetrics:
             evaluation: an `EvalPrediction`, or what `trainer.predict` returns.
             compute_result: with `batch_eval_metrics=True`, whether this batch is the last one; the others are
                 kept and give `{}`. A Trainer passes it.
-
-        Raises:
-            TypeError, ValueError: logits where token ids are expected, a number of captions that is not the
-                number of images, labels that belong to other images. The batches before are then forgotten.
         """
         batches, self._batches = self._batches if compute_result is not None else [], []
         batches.append(_rows_of(evaluation, self.processor))

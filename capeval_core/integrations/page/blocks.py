@@ -60,9 +60,6 @@ def build(name: str, weights: str | os.PathLike[str] | None = None, *, media: st
         weights: those that are chosen at first, as `load` takes them; None: the environment variable
             `CAPEVAL_WEIGHTS`, else the metric's published weights. `tiny` can always be chosen too.
         media: what captions are about at first; None: the metric's first medium.
-
-    Raises:
-        ValueError: unknown metric; a medium that the metric is not about, or that its page does not take.
     """
     chosen = weights or os.environ.get("CAPEVAL_WEIGHTS") or None
     offered = media_on_page(name)
@@ -259,17 +256,10 @@ class _Page:
                 raise gr.Error(reason, print_exception=False) from error
 
         given = {"weights": self.scorer.first, "about": self.about.value}
-        needed = self.names.index("weights")
-        answer.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-            [
-                inspect.Parameter(
-                    name,
-                    inspect.Parameter.POSITIONAL_OR_KEYWORD,
-                    default=given.get(name) if i >= needed else inspect.Parameter.empty,
-                )
-                for i, name in enumerate(self.names)
-            ]
-        )
+        needed, kind = self.names.index("weights"), inspect.Parameter.POSITIONAL_OR_KEYWORD
+        inputs = [inspect.Parameter(name, kind) for name in self.names[:needed]]
+        inputs += [inspect.Parameter(one, kind, default=given.get(one)) for one in self.names[needed:]]
+        answer.__signature__ = inspect.Signature(inputs)  # type: ignore[attr-defined]
         return answer
 
     def turn(self, about: Any) -> list[Any]:
@@ -285,7 +275,7 @@ class _Page:
         ]
 
     def fill(self, index: int | None, about: Any, kind: str) -> list[Any]:
-        """An example in the boxes, the first where none was chosen: what a press of its button does."""
+        """An example in the boxes, the first where none was chosen."""
         scorer = self._scorer_of(about)
         item = demo_of(scorer.metric)[index or 0]
         # A copy among the uploads, again if that was deleted: Gradio tells a browser the path.

@@ -41,11 +41,7 @@ _SPREAD = "The metric sees {} frames, spread evenly over the video."
 
 
 def media_on_page(name: str) -> list[str]:
-    """The media that a page of a metric offers; none for a metric on texts alone.
-
-    >>> media_on_page("refpacs"), media_on_page("cider")
-    (['image', 'video'], [])
-    """
+    """The media that a page of a metric offers; none for a metric on texts alone."""
     readable = [medium for medium in LABELS if medium == "image" or find_spec("av") is not None]
     return [medium for medium in media_of(name) if medium in readable]
 

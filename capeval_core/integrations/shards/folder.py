@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -52,9 +52,8 @@ Planned = tuple[str, str]
 def plan_shards(inputs: Sequence[str], output: str) -> list[Planned]:
     """The shards that patterns (with `*`, `?`, `[...]`, `**`) match, by name, each with its target.
 
-    Raises:
-        ValueError: a pattern matches no file; two shards would have one target; the output folder is that of
-            a shard, or a file.
+    ValueError: a pattern matches no file, two shards would have one target, or the output folder is that of
+    a shard, or a file.
     """
     folder, problems = _output_folder(output), Problems()
     if folder.is_local and Path(folder.path).is_file():
@@ -160,14 +159,8 @@ def merge_shards(folder: str | PathLike[str], target: str | PathLike[str]) -> in
 
     Shards come in the order of their names. Uids that come twice stay twice: `check_shards` names them.
 
-    Args:
-        folder: outputs of `score_shard`, a path or an address of fsspec.
-        target: the Parquet file to write, outside of the folder; a merged table that is there is replaced.
-
-    Raises:
-        ValueError: no outputs, one that is damaged or of another signature than the first, or a target that
-            is something else or no `.parquet` file by its name.
-        OSError: the target cannot be written.
+    target: the Parquet file to write, outside of the folder; a merged table that is there is replaced.
+    ValueError: no outputs, one that is damaged or of another signature, or a target that is something else.
     """
     outputs, end = _outputs_in(folder), Place.of("target", target)
     if end.identity.rpartition("/")[0] == outputs[0].parent.identity:
@@ -204,7 +197,7 @@ def merge_shards(folder: str | PathLike[str], target: str | PathLike[str]) -> in
     return rows
 
 
-@dataclass(frozen=True)
+@dataclass
 class ShardCheck:
     """What is wrong with a folder of outputs; nothing if `ok`.
 
@@ -240,27 +233,23 @@ def check_shards(folder: str | PathLike[str]) -> ShardCheck:
     """
     outputs = _outputs_in(folder)
     found = ShardCheck(len(outputs))
-    notes: dict[Place, dict[str, Any]] = {}
+    whole: list[Place] = []
     for output in outputs:
         try:
-            note = notes[output] = read_note(output, whole=True)
+            note = read_note(output, whole=True)
         except FileError as error:
             found.damaged[output.name] = found_in(error)
             continue
+        whole.append(output)
         found.signatures.setdefault(note["signature"], []).append(output.name)
         if note["failed"]:
             found.failed[output.name] = note["failed"]
             if note["failed"] == note["rows"]:
                 found.without_scores.append(output.name)
-    duplicates, repeated = _duplicates(list(notes))
-    names = Place.of("folder", folder).names()
-    return replace(
-        found,
-        rows=sum(note["rows"] for note in notes.values()),
-        duplicates=duplicates,
-        repeated=repeated,
-        unfinished=[name for name in names if name.endswith(PARTIAL)],
-    )
+        found.rows += note["rows"]
+    found.duplicates, found.repeated = _duplicates(whole)
+    found.unfinished = [name for name in Place.of("folder", folder).names() if name.endswith(PARTIAL)]
+    return found
 
 
 def _duplicates(outputs: Sequence[Place]) -> tuple[dict[str, dict[str, int]], int]:
@@ -324,12 +313,7 @@ class ScoreHistogram:
 def score_histogram(folder: str | PathLike[str], *, keep: float | None = None) -> ScoreHistogram:
     """The distribution of the scores of all shards in a folder, partitioned on disk (8 bytes each).
 
-    Args:
-        folder: outputs of `score_shard`, a path or an address of fsspec.
-        keep: a share between 0 and 1, such as 0.3: rows with `score >= threshold` are the best 30%.
-
-    Raises:
-        ValueError: no outputs in the folder, one that is damaged, or a share out of its range.
+    keep: a share between 0 and 1, such as 0.3: rows with `score >= threshold` are the best 30%.
     """
     if keep is not None and not (isinstance(keep, (int, float)) and 0 < keep <= 1):
         raise wrong_option("keep", keep, "", "expected a share above 0, at most 1, such as 0.3", verb="")
@@ -338,9 +322,9 @@ def score_histogram(folder: str | PathLike[str], *, keep: float | None = None) -
     with _on_disk(outputs, "score", lambda column: column.drop_null(), np.float64) as scores:
         scored = len(scores)
         if not scored:
-            nan, none = math.nan, np.zeros(_BINS, np.int64)
-            quantiles, edges = dict.fromkeys(_QUANTILES, nan), np.linspace(0, 1, _BINS + 1)
-            return ScoreHistogram(0, failed, nan, nan, nan, quantiles, edges, none, keep)
+            counts, edges = np.histogram([], _BINS)
+            nan, none = math.nan, dict.fromkeys(_QUANTILES, math.nan)
+            return ScoreHistogram(0, failed, nan, nan, nan, none, edges, counts, keep)
         ranks = {share: max(1, math.ceil(share * scored)) - 1 for share in _QUANTILES}
         best = scored - max(1, round((keep or 1) * scored))
         scores.partition(sorted({0, *ranks.values(), best, scored - 1}))

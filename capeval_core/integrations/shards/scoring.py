@@ -25,9 +25,8 @@ CACHE_BYTES, TEXT_BYTES = 32 << 20, 8 << 20
 class BatchScorer:
     """A metric that scores batches of plain rows, columns in and columns out.
 
-    A batch's other rows move a row's score by rounding only. The metric is opened when the first score or
-    the signature is asked for, so that wrong input is refused before. It can be pickled, and is then opened
-    anew.
+    The metric is opened when the first score or the signature is asked for. It can be pickled, and is then
+    opened anew.
 
     Args:
         metric: a name, or a metric of `capeval_core.load`, whose models are shared.
@@ -85,16 +84,13 @@ class BatchScorer:
         return self._opened
 
     def forget(self) -> None:
-        """Forget features in memory: the next scores are those of a process that has just begun.
-
-        Features of one image differ in their last bits by the batch that it was in.
-        """
+        """Forget features in memory, whose last bits depend on the batch that they were made in."""
         if self._opened is not None and self.options.cache is None:
             self._opened.cache = FeatureCache(CACHE_BYTES, text_bytes=TEXT_BYTES)
 
     @property
     def signature(self) -> str:
-        """Everything that a score depends on beside its row: that of `Result` without the references."""
+        """Everything that a score depends on beside its row."""
         return self.metric.signature()
 
     def schema(self) -> pa.Schema:
