@@ -14,13 +14,11 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
@@ -120,37 +118,6 @@ def test_ctrl_c_ends_a_run_at_every_moment_of_its_start(long_run: list[str], tmp
             continue  # Python itself was still starting, and ended as it does
         assert (process.returncode, out) == (130, ""), (moment, err)
         assert err.startswith("capeval: interrupted") and err.count("\n") == 1, (moment, err)
-
-
-@pytest.mark.system
-def test_a_killed_run_resumes_to_the_same_numbers(
-    long_run: list[str], tmp_path: Path, capeval: Capeval
-) -> None:
-    rows = tmp_path / "rows"
-    process = start([*COMMAND, *long_run, "--rows", str(rows)])
-    wait_for(tmp_path, "rows", process)
-    # Rows reach the disk after some seconds: let them pass without work, so that most is left to do.
-    process.send_signal(signal.SIGSTOP)
-    time.sleep(5.1)
-    process.send_signal(signal.SIGCONT)
-    wait_for(rows, "*.parquet", process)
-    process.kill()
-    assert communicate(process) == ("", "")  # no bar in a pipe
-    before = set(rows.glob("*.parquet"))
-    kept = indices(before)
-    assert 0 < len(kept) < IMAGES
-    resumed = capeval(*long_run, "--rows", rows, "--json", tmp_path / "resumed.json")
-    computed = indices(set(rows.glob("*.parquet")) - before)
-    assert sorted(kept + computed) == list(range(IMAGES))  # nothing lost, nothing twice
-    whole = capeval(*long_run, "--json", tmp_path / "whole.json")
-    assert (resumed.status, resumed.out) == (0, whole.out)
-    found, expected = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("resumed", "whole"))
-    assert found.pop("scores") == pytest.approx(expected.pop("scores"), abs=1e-6)
-    assert found["signature"] == expected["signature"] and found.keys() == expected.keys()
-
-
-def indices(shards: Iterable[Path]) -> list[int]:
-    return [index for shard in shards for index in pq.read_table(shard)["index"].to_pylist()]
 
 
 def test_a_full_disk_costs_neither_the_score_nor_the_other_file(

@@ -64,24 +64,6 @@ def test_each_shard_becomes_a_file_with_the_scores_of_the_metric(shards: Capeval
     assert changed == {"00001.parquet"}
 
 
-def test_columns_are_named_recorded_and_a_setting(shards: Capeval, folder: Path) -> None:
-    table = pq.read_table(folder / "in" / "00000.parquet").rename_columns(["uid", "text", "image"])
-    table = table.set_column(2, "image", pa.array([*table["image"].to_pylist()[:-1], b"\x89PNG"]))
-    (folder / "other").mkdir()
-    path = folder / "other" / "a.parquet"
-    pq.write_table(table.append_column("prediction", pa.array(["a blue sky"] * 10)), path)
-    ran = shards("--input", path)
-    assert ran.status == 1 and "'text' and 'prediction'" in ran.err and "--columns caption=" in ran.err
-    assert not (folder / "out" / "a.parquet").exists()
-    ran = shards("--input", path, "--columns", "caption=prediction")
-    assert ran.status == 0 and "10 (1 failed, 0 truncated)" in ran.out
-    manifest = json.loads((folder / "out" / "manifest.json").read_text())
-    used = {"uid": ["uid"], "caption": ["prediction"], "image": ["image"]}
-    assert [shard["columns"] for shard in manifest["shards"]] == [used]
-    assert pq.read_table(folder / "out" / "a.parquet")["error"].null_count == 9
-    assert shards("--input", path, "--columns", "caption=text").status == 2
-
-
 @pytest.fixture
 def pictures(folder: Path) -> Path:
     """Two shards of JSON lines in `lines`, and their images in `a` and, otherwise drawn, in `b`."""

@@ -21,16 +21,10 @@ from tests.inputs.video_writing import drawn, video
 from tests.support import seams
 from tests.support.seeded import encoder
 
-Floats = NDArray[np.float32]
-
 
 def grey(value: int) -> NDArray[np.uint8]:
     """An image that stands for a value, 0 to 65535."""
     return np.full((2, 2, 3), [value % 256, value // 256, 0], np.uint8)
-
-
-def rows(found: Any) -> Floats:
-    return np.stack([each["features"] for each in found])
 
 
 def encode(images: Any, **more: Any) -> Iterator[dict[str, Any]]:
@@ -106,23 +100,6 @@ def several() -> list[Any]:
 
 def videos(given: Any, **more: Any) -> list[dict[str, Any]]:
     return list(seams.encode(encoder(), given, medium="videos", **more))
-
-
-def test_frames_are_encoded_as_images_in_any_order_and_batch() -> None:
-    expected = videos(several())
-    assert [len(each["features"]) for each in expected] == [12, 1, 12, 70, 7, 2]
-    for one, each in zip(several(), expected, strict=True):
-        images, used, _ = seams.read_video(one)
-        alone = rows(encode([images[i] for i in used]))
-        assert np.abs(each["features"] - alone).max() < 1e-5 and each["error"] is None
-    for batch_size, order in itertools.product((1, 7, 64), ([5, 3, 4, 0, 2, 1], [0, 0, 3, 0, 3, 3, 1, 4])):
-        with count_forwards() as count:
-            found = videos([several()[i] for i in order], batch_size=batch_size)
-        frames = sum(len(expected[i]["features"]) for i in set(order))
-        assert (count.items, count.batches) == (frames, -(-frames // batch_size))  # videos share batches
-        for i, each in zip(order, found, strict=True):
-            assert np.abs(each["features"] - expected[i]["features"]).max() < 1e-5
-            assert (each["incomplete"], each["key"]) == (expected[i]["incomplete"], expected[i]["key"])
 
 
 def test_frames_that_are_used_are_those_of_all(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ import pytest
 import torch
 from PIL import Image
 
-import capeval_core
 from capeval_core.errors import InputError
 from tests.inputs.photographs import encoded, photograph
 from tests.inputs.video_writing import (
@@ -173,21 +172,6 @@ def test_one_file_in_every_form(tmp_path: Path) -> None:
         assert np.array_equal(np.stack([np.asarray(image) for image in one.load()]), drawn())
         assert pickle.loads(pickle.dumps(one)).key == one.key
     assert visual("video", video("mp4")).key != visuals[0].key
-
-
-def test_videos_of_a_dataset_are_not_decoded_by_it(tmp_path: Path) -> None:
-    datasets = pytest.importorskip("datasets")
-    path = tmp_path / "a.mkv"
-    path.write_bytes(video())
-    rows = [{"bytes": None, "path": str(path)}, {"bytes": video("mp4"), "path": None}, None]
-    features = datasets.Features({"video": datasets.Video()})
-    stored = datasets.Dataset.from_dict({"video": rows}, features=features)
-    plain = stored.cast_column("video", datasets.Video(decode=False))
-    metric = capeval_core.load("pacs", media="video", weights="tiny", device="cpu", on_error="nan", idf=False)
-    expected = metric.score(["a red field"] * 2, videos=[str(path), video("mp4")]).scores
-    for column in (stored["video"], plain["video"]):
-        result = metric.score(["a red field"] * 3, videos=column)
-        assert result.scores[:2] == pytest.approx(expected, abs=1e-6) and list(result.errors) == [2]
 
 
 def test_a_frame_is_turned_as_players_turn_it() -> None:

@@ -13,7 +13,6 @@ from PIL import Image
 from capeval_core.cli import main
 from tests.golden import recipe
 from tests.hub import commit
-from tests.regions.conftest import save_owlv2
 from tests.support.seams import convert, open_regions
 
 CASES = Path(__file__).parents[1] / "golden" / "cases"
@@ -93,24 +92,6 @@ def test_owlv2_boxes_are_those_of_transformers(image: Image.Image, owlv2_folder:
         rows, columns = np.nonzero(mask)
         assert mask.sum() == (np.ptp(rows) + 1) * (np.ptp(columns) + 1)
         assert abs(columns.min() - x0) <= 0.5 and abs(rows.max() + 1 - y1) <= 0.5
-
-
-def test_the_threshold_of_boxes(cache: Path, image: Image.Image, sam_folder: Path, tmp_path: Path) -> None:
-    detector = save_owlv2(tmp_path / "threshold=7", less_sure_by=3)  # a folder may be called as a setting is
-    cached(cache, DETECTOR, detector)
-
-    def scores(spec: str) -> list[float]:
-        return [float(score) for score in opened(spec).segment(image).quality]
-
-    every = scores("rectangles:threshold=0")
-    assert min(every) < 0.1 < 0.6 < max(every)
-    assert scores("rectangles") == scores(f"rectangles:{detector}") == [s for s in every if s >= 0.1]
-    middle = every[4]
-    assert scores(f"rectangles:threshold={middle!r}") == every[:5]  # a box at the threshold stays
-    assert scores(f"rectangles:{detector},threshold=6e-1") == [s for s in every if s >= 0.6]
-    assert scores("rectangles:threshold=1") == []
-    counts = [len(opened(f"objects{more}").segment(image)) for more in ("", ":threshold=0.6")]
-    assert counts[0] > counts[1] == len(opened(f"objects:{sam_folder},threshold=0.6").segment(image))
 
 
 def test_releases_in_every_form_become_the_same_weights(tmp_path: Path, image: Image.Image) -> None:

@@ -70,23 +70,6 @@ NAMES = pytest.mark.parametrize("name", ["pacs", "refpacs"])
 # Inverse document frequencies.
 
 
-@NAMES
-def test_a_corpus_of_one_text_has_no_idf(name: str, seeded_weights: Path, videos: list[Any]) -> None:
-    metric, plain = opened(name, seeded_weights), opened(name, seeded_weights, idf=False)
-    references = [["a dog sits"]] if metric.needs_references else None
-    texts = 2 if references else 1
-    with pytest.warns(UserWarning, match=rf"no idf for {texts} texts?,") as caught:
-        found = metric.score(["a dog"], videos=videos[1:2], references=references)
-    assert caught[0].filename == __file__
-    even = plain.score(["a dog"], videos=videos[1:2], references=references)
-    assert found.scores == even.scores and np.isfinite(found.scores).all()
-    assert found.parts["unweighted_texts"] == [texts] and even.parts["unweighted_texts"] == [0]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        more = references and [*references, ["a cat"]]
-        assert metric.score(["a dog", "a cat"], videos=videos[1:3], references=more).scores != even.scores
-
-
 # Bad input.
 
 

@@ -10,7 +10,6 @@ import pytest
 
 import capeval_core
 from capeval_core.cache import FeatureCache
-from capeval_core.testing import count_forwards
 from tests.support.seeded import made_up_boxes, vilbert
 
 CAPTIONS = ["a red dog", "dog", "a cat sat on a red mat"]
@@ -53,22 +52,6 @@ def test_texts_without_words_score_nothing_on_request(weights: str) -> None:
             assert found.scores[2] == pytest.approx(1, abs=1e-6) and found.scores[0] > 0
     weighted = opened(weights, empty="score", compat="released", idf="corpus")
     assert weighted.score([""], boxes(0), [["a dog", "dog"]]).scores == [0]  # the original has NaN
-
-
-def test_references_run_once_for_all_candidates_of_an_image(weights: str) -> None:
-    (image,) = boxes(3)
-    captions, references = (
-        ["a red dog", "dog", "a cat", "a dog"],
-        ["a dog", "red dogs", "mat", "a mat", "cat"],
-    )
-    metric = opened(weights)
-    with count_forwards() as forwards:
-        found = metric.score(captions, [image] * 4, [references] * 4)
-    # "a dog" is a candidate and a reference: 8 texts, each once alone and once with the image.
-    assert forwards.items == 1 + 8 + 8
-    for row, caption in enumerate(captions):
-        alone = opened(weights).score([caption], [image], [references])
-        assert alone.scores[0] == pytest.approx(found.scores[row], abs=1e-6)
 
 
 def test_idf_is_of_references_alone_or_of_statistics(weights: str) -> None:
