@@ -22,7 +22,7 @@ from capeval_core.errors import minus
 from capeval_core.inputs.boxes import BoxFeatures
 from capeval_core.phrases.spans import Span, wrong_words
 from capeval_core.regions.features import THRESHOLD
-from capeval_core.reports.overlay import boxed, check_width, region_colour
+from capeval_core.reports.overlay import boxed, region_colour
 
 STYLE = Path(__file__).with_name("explanations.css")
 """Of signs and marks; the page that holds explanations defines the colours."""
@@ -36,7 +36,7 @@ TERMS = {"gitc": "gITC", "litc": "lITC", "gttc": "gTTC", "lttc": "lTTC", "itm": 
 Draw = Callable[[Callable[[int], Image] | None, str], str]
 """An `<img>` of a picture of at most so many pixels across, with its description; "" without a picture."""
 _OVERLAY = 1040  # pixels of an outlined image's width: twice what it has on a desk, for dense screens
-_FRAME = 320
+_FRAME = _NARROWEST = 320
 _MOST_FRAMES = 6
 _COUNTS = {"region_count", "phrase_count", "regions_dropped", "without_phrases"}
 
@@ -50,7 +50,8 @@ class DrawnExplanation(dict[str, Any]):
 
     def check_drawable(self, width: int) -> None:
         """Raise ValueError where there is no score, or the width is below 320 pixels."""
-        check_width(width)
+        if width < _NARROWEST:
+            raise ValueError(f"width={width}: expected at least {_NARROWEST} pixels")
         if "error" in self:
             raise ValueError(f"there is no score to draw: {self['error']}")
 

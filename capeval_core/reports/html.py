@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import islice
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -146,7 +146,7 @@ class _Page:
     def _failed(self) -> list[str]:
         """Why captions have no score, each reason once."""
         reasons = [
-            f"{system.ids[index]}: {_without_folders(reason, system.images)}"
+            f"{system.ids[index]}: {_without_folders(reason)}"
             for system in self.systems.systems
             for cell in system.cells.values()
             for index, reason in cell.result.errors.items()
@@ -355,11 +355,8 @@ def _distributions(column: Column, systems: Systems) -> dict[str, Any] | None:
 # texts
 
 
-def _without_folders(text: str, paths: Sequence[Any] | None = None) -> str:
+def _without_folders(text: str) -> str:
     """A text with the names of files in place of their absolute paths."""
-    for path in paths or ():
-        if isinstance(path, (str, PurePath)) and PurePath(path).is_absolute() and str(path) in text:
-            text = text.replace(str(path), PurePath(path).name)
     return _PATH.sub("", text)
 
 

@@ -26,7 +26,6 @@ REGIONS = [
     (code >> 16, code >> 8 & 255, code & 255) for code in (int(shade, 16) for shade in _SHADES.split())
 ]
 """Colours of regions, repeated after the last. No red, which marks mistakes."""
-_NARROWEST = 320
 _DESIGNED = 440
 """Width for which the sizes below are given."""
 _SOFT = 1.7  # of the blur, in which an outline is a band of values
@@ -38,12 +37,6 @@ _CANDIDATES = 96  # points of an outline that are tried for a badge
 def region_colour(index: int, unmentioned: bool = False) -> Rgb:
     """The colour of region `index`."""
     return _UNMENTIONED if unmentioned else REGIONS[index % len(REGIONS)]
-
-
-def check_width(width: int) -> None:
-    """Raise ValueError for a drawing that is too narrow to be read."""
-    if width < _NARROWEST:
-        raise ValueError(f"width={width}: expected at least {_NARROWEST} pixels")
 
 
 def outlined(
@@ -96,7 +89,6 @@ def boxed(
 
 def _enlarged(image: Image.Image, width: int) -> tuple[Image.Image, float]:
     """The image at twice the size at which it is shown, for smooth edges, and the scale of what is drawn."""
-    check_width(width)
     across = 2 * width * min(1.0, 2 * image.width / image.height)
     size = max(2, round(across)), max(2, round(across * image.height / image.width))
     return image.convert("RGB").resize(size, Image.Resampling.LANCZOS), 2 * width / _DESIGNED

@@ -66,7 +66,7 @@ class HiceExplanation(DrawnExplanation):
 
     def plot(self, width: int = 1280, *, threshold: float | None = None) -> Image:
         """The explanation as one image, `width` pixels wide: the image with its regions outlined and the part
-        that the image tower does not see dimmed, the caption with its mistakes marked, and tables of
+        that the image tower does not see dimmed, the caption with its mistakes marked, and the numbers of
         phrases, regions and references.
 
         `threshold` replaces that of the explanation.
