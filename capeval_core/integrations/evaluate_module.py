@@ -132,9 +132,7 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
     ) -> None:
         """Check and encode captions with their `images` or `videos` (and references) for `compute`.
 
-        Raises:
-            ValueError, TypeError: everything that is wrong with the batch, of which nothing is added then; or
-                the metric needs statistics of the whole corpus: pass `evaluate.load(..., statistics=...)`.
+        Of a batch that is refused nothing is added.
         """
         given = {"predictions": predictions, "references": references, **others}
         self._refuse_unknown("add_batch", given)
@@ -156,8 +154,6 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
             its parts, and `errors` (None, or why a caption has no score); `signature` and `counts`.
             None on processes other than the first.
 
-        Raises:
-            ValueError, TypeError: everything that is wrong with the input; or there is nothing to score.
         """
         given = {"predictions": predictions, "references": references, **others}
         self._refuse_unknown("compute", given, "per_caption")

@@ -32,10 +32,6 @@ def caption_score(metric: str | dict[str, Any] = "pacs", **options: Any) -> Scor
         metric: a name, or a dict such as `{"name": "pacs", "w": 2.5}`.
         **options: `weights`, `device`, ...; `empty` is "score" by default. With `on_error="nan"` a sample
             whose image cannot be read is unscored, with the reason.
-
-    Raises:
-        TypeError, ValueError: as `capeval_core.load`; a metric whose number is no mean over samples (BLEU),
-            is about videos, or needs `statistics`.
     """
     opened = open_one(metric, options, "caption_score")
     if opened.formula is not None or argument_of(opened.media) == "videos":

@@ -107,11 +107,6 @@ class ImageDecoder:
         metric: one that sees the central square of an image at one size: pacs, refpacs, clips, refclips.
         columns: `{"image": name}` where the column is not found by itself.
         **options: of the metric; only `weights` matters, whose config alone is read.
-
-    >>> decoder = ImageDecoder("pacs", weights="tiny")
-    >>> found = decoder({"image": [np.full((90, 120, 3), 128, dtype="uint8"), b"no image"]})
-    >>> found["image"].shape, [bool(error) for error in found["error"]]
-    ((2, 48, 48, 3), [False, True])
     """
 
     def __init__(self, metric: str, *, columns: Mapping[str, str] | None = None, **options: Any) -> None:

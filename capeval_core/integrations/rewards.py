@@ -26,9 +26,6 @@ def reward(metric: Any, **options: Any) -> Reward:
         metric: a name, a dict such as `{"name": "pacs", "w": 2.5}`, or a metric of `capeval_core.load`.
         **options: of a metric given by name, and `media`; `empty="score"` is the default here.
 
-    Raises:
-        TypeError, ValueError: as `capeval_core.load`; no `statistics` for a metric that needs them.
-
     >>> rewards = reward("pacs", weights="tiny")
     >>> [type(value) for value in rewards(["a red circle", "a star"], torch.rand(2, 3, 48, 48))]
     [<class 'float'>, <class 'float'>]

@@ -45,17 +45,6 @@ class CaptionMetrics:
     Raises:
         TypeError, ValueError: everything that is wrong with images, videos and references, before training
             starts; as `capeval_core.load`.
-
-    >>> import numpy as np
-    >>> from types import SimpleNamespace
-    >>> class Words:
-    ...     def batch_decode(self, ids, skip_special_tokens):
-    ...         return [" ".join(["a", "red", "circle"][i] for i in row) for row in ids]
-    >>> grey = np.full((48, 48, 3), 128, dtype="uint8")
-    >>> metrics = CaptionMetrics(Words(), images=[grey], metrics=["pacs"], weights="tiny")
-    >>> evaluation = SimpleNamespace(predictions=np.array([[0, 1, 2, -100]]), label_ids=np.array([[0, 2]]))
-    >>> list(metrics(evaluation)), metrics.captions
-    (['pac_s'], ['a red circle'])
     """
 
     captions: list[str]
@@ -307,8 +296,7 @@ def _token_ids(value: Any) -> list[list[int]]:
 def _last_evaluation(batches: list[list[_Row]], count: int, processes: int, unit: str) -> list[_Row]:
     """The `count` rows of the evaluation that ends with the last batch; ValueError if others remain.
 
-    Not its own are those of interrupted evaluations before it, and the padding of the last batch of several
-    processes, which repeats its first rows.
+    Others are those of interrupted evaluations before it, and the padding of several processes' last batch.
     """
     start, rows = len(batches), 0
     while start and rows < count:  # without its last batch an evaluation holds fewer rows
@@ -349,10 +337,7 @@ def _processes() -> tuple[int, int]:
 
 
 def _gathered(work: Callable[[], list[pa.Table]]) -> list[pa.Table]:
-    """Tables that `work` returns here, each with those of the same position in all other processes.
-
-    Every process must call this. One that fails takes part nevertheless, so that no other waits for it.
-    """
+    """Tables of this and all other processes; one that fails takes part, so that no other waits for it."""
     _, size = _processes()
     if size == 1:
         return work()

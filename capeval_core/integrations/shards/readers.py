@@ -12,7 +12,7 @@ import tarfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -67,11 +67,7 @@ def check_columns(columns: Mapping[str, str] | None) -> dict[str, str]:
 def find_columns(
     present: Iterable[str], needed: Iterable[str], chosen: Mapping[str, str]
 ) -> dict[str, list[str]]:
-    """The columns that may hold each of `needed`, best first.
-
-    >>> find_columns(["URL", "Text", "jpg", "caption"], ["uid", "caption", "image"], {})
-    {'uid': [], 'caption': ['caption', 'Text'], 'image': ['jpg']}
-    """
+    """The columns that may hold each of `needed`, best first, in any case."""
     spelled = defaultdict(list)
     for name in present:
         spelled[name.lower()].append(name)
@@ -161,15 +157,13 @@ def format_of(name: str) -> Callable[[Shard], Iterator[Record]] | None:
 def read_shard(shard: Shard, most: int) -> Iterator[Rows]:
     """Consecutive rows, so many at a time at most, with images where they lie.
 
-    Raises:
-        FileError: now, if the first rows lack a needed column, or have texts that differ; later, where the
-            file turns out to be cut off or damaged.
+    FileError comes now if the first rows lack a needed column, or have texts that differ.
     """
     read = format_of(shard.source.name)
     assert read is not None
     all_ = _readable(shard, read)
     first = list(islice(all_, _LOOKED_AT))
-    names = list(dict.fromkeys(name for record in first for name in _own(record)))
+    names = [name for name in dict.fromkeys(chain(*first)) if name not in (_KEY, _ERROR)]
     missing = {role: found for role, found in shard.find(names).items() if not found} if names else {}
     problems = column_problems(missing, shard.columns, names)
     problems += dict.fromkeys(text for one in first for text in column_problems(shard.differing(one), {}, []))
@@ -219,16 +213,12 @@ def _windows(shard: Shard, records: Iterable[Record], most: int) -> Iterator[Row
             size += _size(row.get(role))
         error = record.get(_ERROR) or "; ".join(column_problems(shard.differing(record), {}, []))
         if missing and not error:
-            error = f"no {' and no '.join(missing)}, only {', '.join(_own(record)) or 'a uid'}"
+            own = ", ".join(name for name in record if name not in (_KEY, _ERROR))
+            error = f"no {' and no '.join(missing)}, only {own or 'a uid'}"
         window["error"].append(_valid(str(error)) if error else None)
     if window["uid"]:
         _look_up(shard, window)
         yield window
-
-
-def _own(record: Record) -> list[str]:
-    """The names of a record's columns."""
-    return [name for name in record if name not in (_KEY, _ERROR)]
 
 
 def _valid(text: str) -> str:

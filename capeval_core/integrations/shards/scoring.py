@@ -36,13 +36,6 @@ class BatchScorer:
     Raises:
         TypeError, ValueError: a metric or an option that does not exist; a metric whose scores depend on what
             else is scored: without `statistics`, or relative to one set as ECO's.
-
-    >>> import numpy as np
-    >>> scorer = BatchScorer("pacs", weights="tiny")
-    >>> grey = np.full((48, 48, 3), 128, dtype="uint8")
-    >>> found = scorer({"caption": ["a grey wall", ""], "image": [grey, grey]})
-    >>> list(found), found["error"]
-    (['score', 'parts', 'truncated', 'error'], [None, 'caption is empty'])
     """
 
     metric_class: type[CaptionMetric]

@@ -75,10 +75,9 @@ def score_shard(
     """Score the rows of one shard into one Parquet file, which appears as a whole or not at all.
 
     The target has a row per row of the source, in its order: `uid`, `score` (null where there is none),
-    `parts`, `truncated` and `error`. A target that is there with the same signature, source, columns and
-    folder of images is kept, one of other scores refused, a damaged one made again with a warning. A row that
-    cannot be scored costs itself; a shard that is cut off or damaged is refused as a whole. `docs/scale.md`
-    says more.
+    `parts`, `truncated` and `error`. One that is there with the same settings is kept, one of others refused,
+    a damaged one made again with a warning. A row that cannot be scored costs itself; a shard that is cut off
+    or damaged is refused as a whole. `docs/scale.md` says more.
 
     Args:
         source: Parquet, a tar of webdataset, or JSON lines: a path, or an address of fsspec.
@@ -94,21 +93,9 @@ def score_shard(
         **options: of a metric given by name, as for `capeval_core.load`.
 
     Raises:
-        TypeError, ValueError: as `BatchScorer`; a column that does not exist, a source that cannot be read, a
-            target of other scores; before weights are opened.
+        TypeError, ValueError: as `BatchScorer`; a source that cannot be read, a target of other scores.
         OSError: the target cannot be written; nothing of it stays.
         MemoryError: a single row does not fit into memory.
-
-    >>> import io, tempfile, pyarrow as pa, pyarrow.parquet as pq
-    >>> from PIL import Image
-    >>> file = io.BytesIO()
-    >>> Image.new("RGB", (48, 48), "red").save(file, "PNG")
-    >>> rows = {"uid": ["a", "b"], "caption": ["red", "blue"], "image": [file.getvalue(), b"GIF"]}
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     pq.write_table(pa.table(rows), f"{folder}/0.parquet")
-    ...     result = score_shard(f"{folder}/0.parquet", f"{folder}/out/0.parquet", "pacs", weights="tiny")
-    >>> result.rows, result.failed, result.skipped
-    (2, 1, False)
     """
     begin, end = Place.of("source", source), Place.of("target", target)
     chosen = check_columns(columns)
