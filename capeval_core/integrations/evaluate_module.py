@@ -153,7 +153,6 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
             entry per caption in the order of adding (process by process with `num_process`): the score,
             its parts, and `errors` (None, or why a caption has no score); `signature` and `counts`.
             None on processes other than the first.
-
         """
         given = {"predictions": predictions, "references": references, **others}
         self._refuse_unknown("compute", given, "per_caption")
