@@ -156,20 +156,6 @@ def test_equal_images_in_other_files_and_forms_run_once(
 
 
 @EACH
-def test_a_bare_string_is_one_reference(name: str, weights: str, images: list[Path]) -> None:
-    metric = opened(name, weights)
-    if not metric.needs_references:
-        pytest.skip("without references")
-    two = shown(metric, images[:2])
-    bare = metric.score(["a dog"] * 2, references=["a cat", "a horse"], **two)
-    listed = metric.score(["a dog"] * 2, references=[["a cat"], ["a horse"]], **two)
-    assert bare == listed
-    assert "|refs:1|" in bare.signature
-    uneven = metric.score(["a dog"] * 2, references=[["a cat", "a dog"], ["a horse"]], **two)
-    assert "|refs:1-2|" in uneven.signature
-
-
-@EACH
 def test_an_unneeded_reference_is_ignored_with_a_warning(name: str, weights: str, images: list[Path]) -> None:
     metric = opened(name, weights)
     if metric.needs_references:

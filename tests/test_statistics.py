@@ -307,15 +307,6 @@ def test_images_of_one_system_only_are_left_out_and_counted() -> None:
     assert "5 images, 3 left out" in str(result)
 
 
-@pytest.mark.parametrize("level", [0, 1, -0.1, 1.5, 95, NAN])
-def test_a_level_that_is_none_is_refused(level: float) -> None:
-    five = ([0.1, 0.2, 0.3, 0.4, 0.5], names(5))
-    with pytest.raises(ValueError, match=r"level=.*between 0 and 1"):
-        interval(*five, level=level)
-    with pytest.raises(ValueError, match="level="):
-        compared(five, five, level=level)
-
-
 @pytest.mark.parametrize(
     ("scores", "groups", "result"),
     [

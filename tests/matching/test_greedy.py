@@ -183,40 +183,6 @@ def test_other_types(path: str, device: str, dtype: torch.dtype) -> None:
 
 
 @on_every_path
-@few
-@given(cases(), st.booleans(), st.integers(0, 1000))
-def test_weights_and_padding_as_in_the_scripts(
-    path: str, device: str, case: Case, inside: bool, seed: int
-) -> None:
-    """The scripts' way: masked rows as padding, similarities times masks or weights, then the maximum."""
-    rng = np.random.default_rng(seed)
-    weights = [[rng.integers(0, 3, len(rows)).astype(float) for rows in side] for side in (case.x, case.y)]
-    padded = [rng.random(len(case.pairs)) < 0.5 for _ in range(2)]
-    x_weights, y_weights = (np.concatenate(side) for side in weights)
-    options: dict[str, Any] = {"x_weights": x_weights, "y_weights": torch.from_numpy(y_weights)}
-    options |= {"x_padded": padded[0], "y_padded": padded[1].tolist(), "weighted_similarity": inside}
-    found = case.match(path, device, **options)
-    for p, (i, j) in enumerate(case.pairs):
-        w, v = weights[0][i], weights[1][j]
-        table = cosines(case.x[i], case.y[j]) * (np.outer(w, v) if inside else 1)
-        if not table.size:
-            assert (found.precision[p], found.recall[p], found.f[p]) == (0, 0, 0)
-            continue
-        table = np.pad(table, ((0, padded[0][p]), (0, padded[1][p])))
-        precision, recall = (
-            float(np.dot(best, weight) / weight.sum()) if weight.sum() else 0.0
-            for best, weight in ((table[: len(w)].max(1), w), (table[:, : len(v)].max(0), v))
-        )
-        wide = 16 if inside else 1
-        close(found.precision[p], precision, wide * TOLERANCE)
-        close(found.recall[p], recall, wide * TOLERANCE)
-        if min(precision, recall) > 1e-3 or max(precision, recall) < 0:
-            close(found.f[p], f_of(precision, recall), wide * TOLERANCE)
-        assert bool(found.x_weightless[p]) == (w.sum() == 0)
-        assert bool(found.y_weightless[p]) == (v.sum() == 0)
-
-
-@on_every_path
 def test_of_equal_rows_the_first_is_taken(path: str, device: str) -> None:
     rng = np.random.default_rng(5)
     # Signs: products are whole numbers, so that equal cosines are equal on every path.

@@ -66,14 +66,6 @@ def values_of(rows: pa.Table) -> Any:
     return np.array(canonical(rows)["values"].to_pylist(), dtype=np.float64)
 
 
-def assert_same_rows(rows: pa.Table, expected: pa.Table) -> None:
-    """Equal up to the rounding of cosines, which z-scores and weights multiply by twenty and more."""
-    one, other = canonical(rows), canonical(expected)
-    assert one.drop_columns(["values", "itm"]).equals(other.drop_columns(["values", "itm"]))
-    assert values_of(one) == pytest.approx(values_of(other), abs=1e-6, nan_ok=True)
-    assert np.array(one["itm"]) == pytest.approx(np.array(other["itm"]), abs=1e-6, nan_ok=True)
-
-
 # The ranking.
 
 
@@ -214,17 +206,6 @@ def test_a_stopped_run_goes_on_inside_a_member(
     assert 0 < kept < 2 * sum(map(len, scenes[0]))
     found = opened(matcher).score(*scenes, rows=tmp_path)
     assert found.parts["choice"] == expected.parts["choice"]
-
-
-def test_processes_combine_to_the_same_though_pools_are_cut(matcher: str, scenes: Any) -> None:
-    metric = opened(matcher)
-    samples, expected = metric.check(*scenes), metric.score(*scenes)
-    order = np.random.default_rng(0).permutation(len(samples)).tolist()
-    tables = [metric.encode_all(samples.select(share)) for share in (sorted(order[:9]), sorted(order[9:]))]
-    gathered = pa.concat_tables(tables[::-1])
-    assert_same_rows(gathered, metric.encode_all(samples))
-    result = metric.combine(gathered)
-    assert result.parts["choice"] == expected.parts["choice"] and result.signature == expected.signature
 
 
 def test_members_run_one_after_another_and_free_their_memory(matcher: str, seeded: str, scenes: Any) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -96,16 +95,6 @@ class TestNltk:
         assert tagged[1] == []
         assert [token for token, _ in tagged[2]] == ["the", "red", "dogs", "worry"]
 
-    def test_the_fingerprint_is_that_of_the_data(self, trained: Path) -> None:
-        first, second = open_tagger("nltk"), open_tagger("nltk")
-        assert first.fingerprint == second.fingerprint != ""
-        path = trained / "averaged_perceptron_tagger_eng.weights.json"
-        weights: dict[str, Any] = json.loads(path.read_text())
-        feature = next(feature for feature, row in weights.items() if row)
-        weights[feature] = {tag: weight + 1 for tag, weight in weights[feature].items()}
-        path.write_text(json.dumps(weights))
-        assert open_tagger("nltk").fingerprint != first.fingerprint
-
     @pytest.mark.parametrize(
         "text", ["``quoted'' text", "''", 'he``s" x', "cannot gonna lemme", "a\u00a0b \u200b", "-- ..."]
     )
@@ -137,18 +126,3 @@ class TestSpacy:
         }  # fmt: skip
         assert tagged[1] == []
         assert [token for token, _ in tagged[2]] == ["the", "man", "ran", "10km"]
-
-    def test_the_fingerprint_is_that_of_the_pipeline(self, tmp_path: Path) -> None:
-        first = self.pipeline(tmp_path / "one", man="NN")
-        other = self.pipeline(tmp_path / "other", man="NNS")
-        assert open_tagger(first).fingerprint == open_tagger(first).fingerprint
-        assert open_tagger(first).fingerprint != open_tagger(other).fingerprint
-
-    def test_what_is_no_pipeline_with_tags_is_refused(self, tmp_path: Path) -> None:
-        spacy = pytest.importorskip("spacy")
-        spacy.blank("en").to_disk(tmp_path / "blank")
-        for name in (f"spacy:{tmp_path}", f"spacy:{tmp_path / 'nowhere'}", "spacy:en_core_web_xyz"):
-            with pytest.raises(ValueError):
-                open_tagger(name)
-        with pytest.raises(ValueError):
-            open_tagger(f"spacy:{tmp_path / 'blank'}")

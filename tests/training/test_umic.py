@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from filelock import FileLock
 from scipy.stats import kendalltau
 
 import capeval_core
@@ -56,17 +55,6 @@ def test_a_damaged_state_is_named_and_the_log_is_mended(
     (out / "state.pt").write_bytes(state)
     train(scenes, out)
     assert (out / "log.jsonl").read_bytes() == log
-
-
-def test_a_folder_that_another_training_writes_into_is_left_alone(
-    scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "out"
-    out.mkdir()
-    with FileLock(out / ".lock"):
-        assert main(arguments(scenes, out)) == 2
-    assert f"{out}: another training is writing into it" in " ".join(capsys.readouterr().err.split())
-    assert {path.name for path in out.iterdir()} <= {".lock"}
 
 
 @pytest.mark.system

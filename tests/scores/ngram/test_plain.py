@@ -8,33 +8,14 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import capeval_core
-from tests.support.seams import consensus
 
 Words = list[str]
 
 
 def grams(words: Sequence[str], n: int) -> Counter[tuple[str, ...]]:
     return Counter(tuple(words[i : i + n]) for i in range(len(words) - n + 1))
-
-
-texts = st.lists(st.sampled_from(["dog", "cat", "red", "runs"]), min_size=1, max_size=7).map(" ".join)
-
-
-@settings(max_examples=30)
-@given(st.lists(st.lists(texts, min_size=2, max_size=4), min_size=1, max_size=3))
-def test_cider_is_the_consensus_of_pools(pools: list[list[str]]) -> None:
-    """Each caption of a pool with the others as its references, as the golden case `eco` pins it."""
-    tokens = [[text.split() for text in pool] for pool in pools]
-    others = [pool[:i] + pool[i + 1 :] for pool in pools for i in range(len(pool))]
-    captions = [text for pool in pools for text in pool]
-    for name, kind in (("cider", "cider"), ("ciderd", "cider_d")):
-        result = capeval_core.load(name).score(captions, references=others)
-        expected = consensus(tokens, kind, "doc_leave_one_out_all_pools")
-        assert result.scores == pytest.approx(np.concatenate(expected), abs=1e-12)
 
 
 def common_lengths(one: Words, others: list[Words]) -> list[float]:
