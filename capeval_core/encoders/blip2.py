@@ -6,10 +6,11 @@ Large Language Models, ICML 2023, section 3.1, https://arxiv.org/abs/2301.12597
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, groupby, repeat
+from itertools import chain, repeat
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -17,22 +18,22 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from torch import Tensor
-from torch.nn import functional
+from torch import Tensor, nn
 
 from capeval_core.cache import SHARED, FeatureCache
-from capeval_core.encoders.blocks import among_all, run_packed, usable_kernels
+from capeval_core.encoders.blocks import among_all, merge, run_packed, usable_kernels
 from capeval_core.encoders.engine import Encoded, Encoding, ImageFeatures, chunks, encode_stream
-from capeval_core.encoders.pairs import Pair, PairEncoder, TextSettings, bytes_of
+from capeval_core.encoders.packed import Packing, attend
+from capeval_core.encoders.pairs import BertSizes, LayerSizes, Pair, PairEncoder, TextSettings
 from capeval_core.encoders.preprocessing import normalised
-from capeval_core.encoders.region_text import BertSizes, LayerSizes
-from capeval_core.encoders.texts import TextFeatures, encode_distinct, sentence_features
-from capeval_core.encoders.tokenizers import PAD, Ids, Tokens
+from capeval_core.encoders.texts import TextFeatures, encode_distinct
+from capeval_core.encoders.tokenizers import Ids, Tokens
 from capeval_core.inputs.images import InputImage
 from capeval_core.models.canary import TEXTS, canary_images, cosines
 from capeval_core.models.config import Deviations, Layers, Means, Share, Side, Width
-from capeval_core.models.copies import on_device, on_host, stacked_on_device
+from capeval_core.models.copies import indices_on_device, on_device, on_host, stacked_on_device
 from capeval_core.models.device import DTYPES, exact
+from capeval_core.ragged import ranges, starts_of
 from capeval_core.weights.blip2 import Blip2Conversion, empty_model, translate_transformers
 from capeval_core.weights.folder import VOCABULARY, WeightsFolder
 
@@ -87,10 +88,10 @@ class _Blip2Settings(TextSettings):
             raise ValueError(f"preprocessing.image_size is {sized}, but the tower takes {taken}")
 
 
-def _image_states(model: Any, pixels: Tensor, triton: bool | None = None) -> Tensor:
+def _image_states(model: Any, pixels: Tensor, triton: bool | None) -> Tensor:
     """(images, patches + 1, width): the vision tower's states of normalised pixels (images, 3, n, n).
 
-    `triton`: whether its blocks run by our kernels, without gradients; None: transformers' own steps.
+    `triton`: whether its blocks run by our kernels; None: transformers' own steps.
     """
     tower = model.vision_model
     if triton is None or tower.config.hidden_act != "gelu":
@@ -108,96 +109,68 @@ class _Block:
     """A layer of the vision tower under the names of CLIP's blocks, whose steps are the same."""
 
     def __init__(self, layer: Any) -> None:
-        own = layer.self_attn
-        self.ln_1, self.ln_2, self.mlp = layer.layer_norm1, layer.layer_norm2, _Mlp(layer.mlp)
+        own, mlp = layer.self_attn, layer.mlp
+        self.ln_1, self.ln_2, self.mlp = layer.layer_norm1, layer.layer_norm2, nn.Sequential()
+        for name, part in (("c_fc", mlp.fc1), ("gelu", mlp.activation_fn), ("c_proj", mlp.fc2)):
+            self.mlp.add_module(name, part)
         self.attn = SimpleNamespace(
             in_proj_weight=own.qkv.weight, in_proj_bias=own.qkv.bias, out_proj=own.projection
         )
 
 
-class _Mlp:
-    """Two linear layers and the activation between them."""
-
-    def __init__(self, mlp: Any) -> None:
-        self.c_fc, self.gelu, self.c_proj = mlp.fc1, mlp.activation_fn, mlp.fc2
-
-    def __call__(self, x: Tensor) -> Tensor:
-        done: Tensor = self.c_proj(self.gelu(self.c_fc(x)))
-        return done
-
-
-def _text_states(model: Any, ids: Tensor, mask: Tensor | None = None) -> Tensor:
-    """(n, width): the first token of each text, read without an image. mask: (n, length), true on tokens."""
-    return _run_qformer(model.qformer, _embedded(model, ids), queries=0, read=1, mask=mask)[:, 0]
-
-
-def matched_states(model: Any, states: Tensor, ids: Tensor, mask: Tensor | None = None) -> Tensor:
-    """(n, queries, width): the query tokens after looking at an image and its text together.
-
-    states (images, patches + 1, width); ids (n, length) hold equally many texts per image, those of the
-    first image first; mask (n, length) is true on tokens, None where there is no padding.
-    """
-    queries = model.query_tokens.expand(len(ids), -1, -1)
-    count = queries.shape[1]
-    if mask is not None:
-        mask = functional.pad(mask, (count, 0), value=True)
-    both = torch.cat([queries, _embedded(model, ids)], dim=1)
-    return _run_qformer(model.qformer, both, queries=count, read=count, states=states, mask=mask)
-
-
-def _embedded(model: Any, ids: Tensor) -> Tensor:
-    """(n, length, width) embeddings of token ids (n, length), before the first norm."""
-    positions = model.embeddings.position_embeddings.weight[: ids.shape[1]]
-    embedded: Tensor = model.embeddings.word_embeddings(ids) + positions
-    return embedded
-
-
-def _run_qformer(
-    qformer: Any,
-    x: Tensor,
-    *,
-    queries: int,
-    read: int,
-    states: Tensor | None = None,
-    mask: Tensor | None = None,
+def qformer_states(
+    model: Any, texts: Sequence[Ids], states: Tensor | None = None, counts: Sequence[int] = ()
 ) -> Tensor:
-    """(n, read, width): the last states of the first tokens of `x` (n, length, width).
+    """(texts, queries, width): the query tokens after looking at an image and a text together.
 
-    The `queries` query tokens stand first. They and only they look at `states` (images, patches + 1,
-    width), n being a multiple of the images. mask: (n, length), true where a token may be looked at.
+    states: (images, patches + 1, width). counts: texts of each image, those of the first image first; a text
+    may be empty. Without states there are no query tokens: (texts, 1, width), the first token of each text.
+
+    A sequence is the query tokens, which look at states, then the text. In x the query tokens of all
+    sequences stand before all texts; attention takes rows by sequences, the shortest first.
     """
-    x = qformer.layernorm(x)
-    attention_mask = None if mask is None else mask[:, None, None, :]
-    layers = qformer.encoder.layer
-    for depth, layer in enumerate(layers):
-        rows = x[:, :read] if depth == len(layers) - 1 else x  # all that depends on these alone
-        rows = _attend(layer.attention, rows, x, attention_mask)
-        if not queries:
-            x = layer.feed_forward_chunk(rows)
-            continue
-        query_rows = rows[:, :queries].contiguous()  # linear layers are slow on what is not
-        if layer.has_cross_attention and states is not None:
-            together = query_rows.reshape(len(states), -1, query_rows.shape[-1])
-            query_rows = _attend(layer.crossattention, together, states).view(query_rows.shape)
-        query_rows = layer.feed_forward_chunk_query(query_rows)
-        if rows.shape[1] > queries:
-            text_rows = layer.feed_forward_chunk(rows[:, queries:].contiguous())
-            query_rows = torch.cat([query_rows, text_rows], dim=1)
-        x = query_rows
-    return x
-
-
-def _attend(module: Any, x: Tensor, context: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Attention of `x` to `context`, with its projection, residual sum and norm."""
-    attention = module.attention
-    heads = attention.num_attention_heads
-    query, keys, values = (
-        projected.view(*projected.shape[:2], heads, -1).transpose(1, 2)
-        for projected in (attention.query(x), attention.key(context), attention.value(context))
+    sizes, device = np.array([len(ids) for ids in texts]), model.query_tokens.device
+    n, queries = len(texts), 0 if states is None else model.query_tokens.shape[1]
+    by_length = np.argsort(sizes, kind="stable")
+    begins = np.stack([np.arange(n) * queries, n * queries + starts_of(sizes)], axis=1)[by_length]
+    each = np.stack([np.full(n, queries), sizes], axis=1)[by_length]
+    order = ranges(begins.flatten(), each.flatten())
+    # Of the last layer only the query tokens are read, or the first token.
+    last = ranges(begins[:, 0], each[:, 0]) if queries else begins[:, 1]
+    ids, places, *rows = indices_on_device(
+        device,
+        list(chain.from_iterable(texts)),
+        ranges(np.zeros_like(sizes), sizes),
+        *(order, np.argsort(order), last, np.argsort(last)),
     )
-    attended = functional.scaled_dot_product_attention(query, keys, values, attn_mask=mask)
-    output: Tensor = module.output(attended.transpose(1, 2).flatten(2), x)
-    return output
+    in_order, back, read, read_back = rows
+    whole = Packing.of((sizes[by_length] + queries).tolist(), device)
+    part = Packing.of([len(last) // n] * n, device, whole.parts)
+    table, layers = model.embeddings, model.qformer.encoder.layer
+    x = table.word_embeddings(ids) + table.position_embeddings(places)
+    if states is not None:
+        x = torch.cat([model.query_tokens.expand(n, -1, -1).flatten(0, 1), x])
+        of_images = Packing.of([count * queries for count in counts], device)
+        patches = Packing.of([states.shape[1]] * len(states), device, of_images.parts)
+    x = model.qformer.layernorm(x)
+    steps = [(in_order, back, whole)] * (len(layers) - 1) + [(read, read_back, part)]
+    for layer, (chosen, again, own) in zip(layers, steps, strict=True):
+        x = _attended(layer.attention, x[chosen], x[in_order], own, whole)[again]
+        asking, words = x[: n * queries], x[n * queries :]
+        if states is not None:
+            if layer.has_cross_attention:
+                asking = _attended(layer.crossattention, asking, states.flatten(0, 1), of_images, patches)
+            asking = layer.feed_forward_chunk_query(asking)
+        x = torch.cat([asking, layer.feed_forward_chunk(words)]) if len(words) else asking
+    hidden: Tensor = x.unflatten(0, (n, -1))
+    return hidden
+
+
+def _attended(module: Any, rows: Tensor, context: Tensor, own: Packing, other: Packing) -> Tensor:
+    """Attention of packed rows to a context, with its projection, residual sum and norm."""
+    part = module.attention
+    given = part.query(rows), part.key(context), part.value(context)
+    return merge(module.output, attend(*given, part.num_attention_heads, own, other), rows)
 
 
 @dataclass(frozen=True)
@@ -222,12 +195,7 @@ class Matches:
 
     @property
     def itm(self) -> Floats:
-        """(n,) float32 probabilities that a caption belongs to the image.
-
-        >>> logits, empty = np.float32([[0, 0], [200, 0], [0, np.log(3)]]), np.empty((3, 0), np.float32)
-        >>> Matches(empty, empty, logits, "", None, [0, 0, 0]).itm
-        array([0.5 , 0.  , 0.75], dtype=float32)
-        """
+        """(n,) float32 probabilities that a caption belongs to the image."""
         # Of the larger logit's side, so that the exponential never overflows.
         ahead = self.logits[:, 1].astype(np.float64) - self.logits[:, 0]
         small = np.exp(-np.abs(ahead))
@@ -237,9 +205,8 @@ class Matches:
 class Blip2Encoder(PairEncoder, tags=["image-captioning", "blip-2"]):
     """BLIP-2's vision tower, Q-Former and two heads, on transformers' modules.
 
-    An image goes through the vision tower once, however many captions it is matched with. Texts run at their
-    own length or with masked padding. In float32 a value does not depend on what else is in the batch, up to
-    rounding.
+    An image goes through the vision tower once, however many captions it is matched with; texts run at their
+    own length. In float32 a value does not depend on what else is in the batch, up to rounding.
 
     Arguments and errors are those of `CheckedModel`; tensors have transformers' names.
     """
@@ -270,7 +237,7 @@ class Blip2Encoder(PairEncoder, tags=["image-captioning", "blip-2"]):
 
     def prepare(self) -> None:
         super().prepare()
-        self._padding = self.config["vocabulary"].index(PAD)
+        self.visual_rows = self.queries
         self.triton = usable_kernels(self.device, DTYPES[self.dtype]) if self.device.type == "cuda" else None
 
     @classmethod
@@ -306,8 +273,8 @@ class Blip2Encoder(PairEncoder, tags=["image-captioning", "blip-2"]):
             size, cost = self.rows_per_batch(batch_size, len(sequences[-1]))
             return size.run(sequences, self._text_forward, cost=cost)
 
-        arrays = encode_distinct(tokens, lambda ids: self.key("text", bytes_of(ids)), forward, cache)
-        return TextFeatures(sentence_features(arrays, self.dimension), tokens.truncated)
+        arrays = encode_distinct(tokens, partial(self.key, "text"), forward, cache)
+        return TextFeatures.of(arrays, self.dimension, tokens.truncated)
 
     def match(
         self,
@@ -329,7 +296,7 @@ class Blip2Encoder(PairEncoder, tags=["image-captioning", "blip-2"]):
         True
         """
         encoded = self.encode_pairs(
-            images, captions, self.run_pairs, "match", cache, batch_size, self.image_features
+            images, captions, self._run_pairs, "match", cache, batch_size, self.image_features
         )
         for part in chunks(encoded, self.images_per_batch(batch_size).size):
             ids = [row for item in part for row in item.extra.ids]
@@ -374,10 +341,6 @@ class Blip2Encoder(PairEncoder, tags=["image-captioning", "blip-2"]):
         """Numbers of a feature."""
         return int(self.settings.architecture.image_text_hidden_size)
 
-    @property
-    def visual_rows(self) -> int:
-        return self.queries
-
     def _scaled(self, pixels: Sequence[NDArray[np.uint8]]) -> Tensor:
         scaling = self.settings.preprocessing
         return normalised(stacked_on_device(self.device, pixels).float() / 255, scaling.mean, scaling.std)
@@ -390,41 +353,28 @@ class Blip2Encoder(PairEncoder, tags=["image-captioning", "blip-2"]):
     @exact
     def image_features(self, states: Tensor) -> Tensor:
         """(images, queries * d), un-normalised: the query tokens after looking at each image alone."""
-        queries = self.model.query_tokens.expand(len(states), -1, -1)
-        hidden = _run_qformer(
-            self.model.qformer, queries, queries=self.queries, read=self.queries, states=states
-        )
+        hidden = qformer_states(self.model, [()] * len(states), states, [1] * len(states))
         features: Tensor = self.model.vision_projection(hidden)
         return features.flatten(1)
 
     @exact
-    def run_pairs(self, states: Tensor, pairs: Sequence[Pair]) -> Tensor:
+    def _run_pairs(self, states: Tensor, pairs: Sequence[Pair]) -> Tensor:
         """(n, 2) logits of pairs; those of an image stand together."""
-        by_image = groupby(pairs, key=lambda pair: pair[0])
-        texts = [(position, [ids for _, ids, _ in own]) for position, own in by_image]
-        logits = []
-        for _, alike in groupby(texts, key=lambda own: len(own[1])):  # equally many captions: one batch
-            positions, sequences = zip(*alike, strict=True)
-            own = states[positions[0] : positions[-1] + 1]
-            if len(own) > len(positions):  # some images between have no text here
-                own = states[on_device(torch.tensor(positions, device="cpu"), self.device)]
-            ids, mask = self._padded(list(chain.from_iterable(sequences)))
-            logits.append(self.model.itm_head(matched_states(self.model, own, ids, mask)).float().mean(1))
-        return torch.cat(logits)
+        counts = Counter(position for position, _, _ in pairs)
+        # Images with equally many texts stand together: attention to them pads least.
+        positions = sorted(counts, key=lambda position: (counts[position], position))
+        place = {position: number for number, position in enumerate(positions)}
+        order = sorted(range(len(pairs)), key=lambda i: place[pairs[i][0]])
+        if positions != list(range(len(states))):
+            states = states[on_device(positions, self.device)]
+        texts = [pairs[i][1] for i in order]
+        hidden = qformer_states(self.model, texts, states, [counts[position] for position in positions])
+        logits: Tensor = self.model.itm_head(hidden).float().mean(1)
+        return logits[on_device(np.argsort(order), self.device)]
 
     @exact
     def _text_forward(self, texts: Sequence[Ids]) -> Floats:
-        ids, mask = self._padded(texts)
-        return on_host(self.model.text_projection(_text_states(self.model, ids, mask)))
-
-    def _padded(self, texts: Sequence[Ids]) -> tuple[Tensor, Tensor | None]:
-        """(n, longest) ids, and which of them are tokens; None where all texts are equally long."""
-        lengths = np.array([len(row) for row in texts])
-        inside = np.arange(lengths.max()) < lengths[:, None]
-        padded = np.full(inside.shape, self._padding)
-        padded[inside] = np.fromiter(chain.from_iterable(texts), np.int64)
-        ids = on_device(torch.from_numpy(padded), self.device)
-        return ids, None if inside.all() else on_device(torch.from_numpy(inside), self.device)
+        return on_host(self.model.text_projection(qformer_states(self.model, texts)[:, 0]))
 
     def canary(self) -> Floats:
         """(2, 6): cosines of two drawn images with three captions, then probabilities of a match."""

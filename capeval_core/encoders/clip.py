@@ -38,7 +38,6 @@ from capeval_core.encoders.texts import (
     TokenFeatures,
     common_prefix,
     encode_distinct,
-    sentence_features,
 )
 from capeval_core.encoders.tokenizers import ClipTokenizer, Ids, Tokens
 from capeval_core.encoders.videos import VideoFeatures, encode_frames
@@ -100,9 +99,8 @@ class TextSizes(Closed):
 
     def __post_init__(self) -> None:
         if self.vocab_size != _VOCABULARY:
-            raise ValueError(
-                f"vocab_size is {self.vocab_size}, but CLIP's vocabulary has {_VOCABULARY} entries"
-            )
+            known = f"CLIP's vocabulary has {_VOCABULARY} entries"
+            raise ValueError(f"vocab_size is {self.vocab_size}, but {known}")
         if self.width % self.heads:
             raise ValueError(f"heads is {self.heads}, which does not divide the width {self.width}")
         if self.no_causal_mask:
@@ -270,6 +268,7 @@ class Clip(nn.Module):
 class ClipTowers(CheckedModel):
     """What every CLIP has, whatever its images look like: a text tower, sizes of batches, cache keys."""
 
+    images_at_once = (32, 256)
     depends_on: ClassVar[tuple[str, ...]] = ("architecture", "activation", "preprocessing")
     Conversion: ClassVar[type[Conversion]] = ClipConversion
     Settings: ClassVar[Any] = ClipSettings
@@ -304,13 +303,12 @@ class ClipTowers(CheckedModel):
 
         typed = {name: kept(name, tensor) for name, tensor in tensors.items()}
         model.load_state_dict(typed, strict=True, assign=True)
-        if dtype != torch.float32:
-            for module in model.modules():
-                if isinstance(module, (nn.Conv2d, nn.Linear, nn.MultiheadAttention)):
-                    module.to(dtype)
-            model.text_projection.data = model.text_projection.to(dtype)
-            if isinstance(model.visual, VisionTransformer):
-                model.visual.proj.data = model.visual.proj.to(dtype)
+        for module in model.modules() if dtype != torch.float32 else ():
+            if isinstance(module, (nn.Conv2d, nn.Linear, nn.MultiheadAttention)):
+                module.to(dtype)
+        model.text_projection.data = model.text_projection.to(dtype)
+        if isinstance(model.visual, VisionTransformer):
+            model.visual.proj.data = model.visual.proj.to(dtype)
         return model.eval().requires_grad_(False)
 
     def unfilled(self, config: dict[str, Any]) -> Any:
@@ -328,7 +326,6 @@ class ClipTowers(CheckedModel):
         on_cpu = self.device.type == "cpu"
         self.triton = not on_cpu and usable_kernels(self.device, DTYPES[self.dtype])
         self._automatic_texts = BatchSize(1024 if on_cpu else 65_536, automatic=True)  # in tokens
-        self._automatic_images = BatchSize(32 if on_cpu else 256, automatic=True)
 
     @classmethod
     def read_config(cls, folder: WeightsFolder) -> dict[str, Any]:
@@ -340,14 +337,7 @@ class ClipTowers(CheckedModel):
 
     @classmethod
     def describe(cls, config: dict[str, Any]) -> str:
-        """The architecture in one line.
-
-        >>> vision = {"layers": 12, "width": 768, "patch_size": 32, "image_size": 224}
-        >>> text = {"layers": 12, "width": 512}
-        >>> shape = {"embed_dim": 512, "vision": vision, "text": text}
-        >>> ClipTowers.describe({"architecture": shape, "activation": "quick_gelu"})
-        'ViT/32 12x768, 224 pixels; text 12x512; 512 dimensions; quick_gelu'
-        """
+        """The architecture in one line."""
         shape = config["architecture"]
         vision, text = shape["vision"], shape["text"]
         if "timm_model_name" in vision:
@@ -374,19 +364,15 @@ class ClipTowers(CheckedModel):
         (2, 128)
         """
         arrays, tokens = self._encoded(texts, "text", cache, batch_size)
-        return TextFeatures(sentence_features(arrays, self.dimension), tokens.truncated)
+        return TextFeatures.of(arrays, self.dimension, tokens.truncated)
 
     def encode_tokens(
         self, texts: Sequence[str], *, cache: FeatureCache = SHARED, batch_size: int | None = None
     ) -> TokenFeatures:
         """Features of every token of texts, from the start to the end token, in the space of images.
 
-        The final norm and the projection are applied to each. No text is padded. Otherwise as `encode_texts`,
-        whose feature of a text is the last row here.
-
-        >>> clip = ClipEncoder.from_pretrained("tiny")
-        >>> [rows.shape for rows in clip.encode_tokens(["a red circle", ""]).features]
-        [(5, 128), (2, 128)]
+        The final norm and the projection are applied to each. Otherwise as `encode_texts`, whose feature of a
+        text is the last row here.
         """
         arrays, tokens = self._encoded(texts, "tokens", cache, batch_size)
         return TokenFeatures(arrays, tokens.ids, tokens.truncated)
@@ -397,21 +383,16 @@ class ClipTowers(CheckedModel):
         found = self.tokenizer.encode(texts)
         # Nothing after the first end token can reach it.
         tokens = Tokens([row[: row.index(self.tokenizer.end) + 1] for row in found.ids], found.truncated)
-
-        def key(ids: Ids) -> str:
-            return self.key(kind, np.array(ids, dtype="<u4").tobytes())
-
         forward = partial(self._run_texts, batch_size=batch_size, every=kind == "tokens")
-        return encode_distinct(tokens, key, forward, cache), tokens
+        return encode_distinct(tokens, partial(self.key, kind), forward, cache), tokens
 
     def _run_texts(
         self, sequences: list[Ids], batch_size: int | None, every: bool
     ) -> Iterator[tuple[slice, Iterable[Floats]]]:
         """Features of sequences sorted by length; the ids that all begin with run once in a batch."""
         shared = common_prefix(sequences)
-        size, costs = self._automatic_texts, [len(row) - shared for row in sequences]
-        if batch_size is not None:
-            size, costs = BatchSize(batch_size, automatic=False), [1] * len(sequences)
+        size = BatchSize.of(batch_size, self._automatic_texts)
+        costs = [1 if batch_size else len(row) - shared for row in sequences]
         forward = partial(self._forward_texts, shared=shared, every=every)
         # Nothing waits for a batch before the last one is launched.
         for part, features in list(size.run(sequences, forward, cost=costs, after=to_host)):
@@ -441,10 +422,6 @@ class ClipTowers(CheckedModel):
     def normalised(self, pixels: Tensor) -> Tensor:
         """Pixels in [0, 1], (n, 3, s, s), less the mean and divided by the deviation of the preprocessing."""
         return normalised(pixels, self.preprocessing.mean, self.preprocessing.std)
-
-    def images_per_batch(self, batch_size: int | None) -> BatchSize:
-        """The batch size that a user gave, or the automatic one."""
-        return self._automatic_images if batch_size is None else BatchSize(batch_size, automatic=False)
 
 
 class ClipEncoder(ClipTowers, tags=["image-captioning", "clip"]):
@@ -507,23 +484,8 @@ class ClipEncoder(ClipTowers, tags=["image-captioning", "clip"]):
         Args:
             sampling: which frames are used, every one by default.
             batch_size: frames per forward pass.
-
-        >>> grey = np.full((3, 48, 64, 3), 128, dtype="uint8")
-        >>> clip = ClipEncoder.from_pretrained("tiny")
-        >>> [part] = clip.encode_videos([InputFrames.of(grey), InputFrames.of(grey[:1])])
-        >>> [features.shape for features in part.features], part.incomplete
-        ([(3, 128), (1, 128)], [None, None])
         """
-        return encode_frames(
-            videos,
-            sampling,
-            key=lambda used: self.key("video", used.encode()),
-            pixels=self.preprocessing.pixels,
-            forward=self.run_images,
-            size=self.images_per_batch(batch_size),
-            dimension=self.dimension,
-            cache=cache,
-        )
+        return encode_frames(self, videos, sampling, cache, self.images_per_batch(batch_size))
 
     def preprocess(self, image: Image.Image) -> Floats:
         """(3, image_size, image_size) float32 pixels of a PIL image, as the image tower sees them."""
@@ -589,10 +551,7 @@ class OpenClipSettings(ClipSettings):
 
 
 class OpenClipEncoder(ClipEncoder, tags=["image-captioning", "clip"]):
-    """A CLIP with an image tower of timm's, as MobileCLIP's and EVA-02's; all else is as for `ClipEncoder`.
-
-    It reads folders and repositories in open_clip's format.
-    """
+    """A CLIP with an image tower of timm's, as MobileCLIP's and EVA-02's, in open_clip's format."""
 
     kind = "open_clip"
     Settings = OpenClipSettings

@@ -1,4 +1,4 @@
-"""What networks that find boxes in images share: proposals, how images run, how configs are checked."""
+"""What networks that find boxes in images share: proposals, and how images run."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from capeval_core.cache import SHARED, FeatureCache
-from capeval_core.encoders.engine import Encoding, box_visuals
+from capeval_core.encoders.engine import Encoding, encode_stream
 from capeval_core.errors import did_you_mean, wrong_option
 from capeval_core.inputs.boxes import BoxFeatures
 from capeval_core.inputs.images import InputImage
 from capeval_core.models.batching import BatchSize
 from capeval_core.models.canary import canary_images
-from capeval_core.models.config import Closed, Means, read
-from capeval_core.models.copies import on_device
+from capeval_core.models.config import Closed, Count, Means, Share, read
+from capeval_core.models.copies import on_device, on_host
 from capeval_core.models.device import DTYPES, exact
 from capeval_core.models.model import CheckedModel
-from capeval_core.regions.features import BoxVisual, pack
+from capeval_core.regions.features import BoxVisual, pack, refuse_unusable
 
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
 
 Stages = Annotated[list[int], range(1, 1_001), 4]
-Deltas = Annotated[list[float], (0, 1e3), 4]
+Kept = Annotated[int, range(1, 10_001)]
 _LONGEST_STEP = math.log(1000 / 16)
 """Bound of the logarithm by which a box may grow."""
 
@@ -48,6 +48,16 @@ class Pixels(Closed):
     def __post_init__(self) -> None:
         if self.shortest_side > self.longest_side:
             raise ValueError("shortest_side is above preprocessing.longest_side")
+
+
+@dataclass(frozen=True)
+class ProposalSettings(Closed):
+    """Which anchors become proposals."""
+
+    before_nms: Count
+    after_nms: Kept
+    overlap: Share
+    delta_weights: Annotated[list[float], (0, 1e3), 4]
 
 
 class Proposals(NamedTuple):
@@ -83,11 +93,7 @@ class ProposalHead(nn.Module):
 
 
 def anchor_boxes(cells: Tensor, stride: int, height: int, width: int) -> Tensor:
-    """(h * w * a, 4) anchors of a feature map, row by row, by those of a cell (a, 4).
-
-    >>> anchor_boxes(torch.tensor([[-8.0, -4.0, 8.0, 4.0]]), 16, 1, 2).tolist()
-    [[-8.0, -4.0, 8.0, 4.0], [8.0, -4.0, 24.0, 4.0]]
-    """
+    """(h * w * a, 4) anchors of a feature map, row by row, by those of a cell (a, 4)."""
     x, y = (torch.arange(n, device=cells.device) * float(stride) for n in (width, height))
     row, column = torch.meshgrid(y, x, indexing="ij")
     centres = torch.stack([column, row, column, row], dim=-1).view(-1, 1, 4)
@@ -106,10 +112,6 @@ def decoded(deltas: Tensor, boxes: Tensor, weights: Sequence[float], pixel: floa
 
     A delta is the step of the centre in widths and heights of the box, and the logarithm of the growth of
     either side, each times its weight. `pixel` is 1 where corners are the first and the last pixel of a box.
-
-    >>> boxes = torch.tensor([[10.0, 10.0, 30.0, 50.0]])
-    >>> decoded(torch.tensor([[1.0, 0.0, math.log(2), 0.0]]), boxes, (1, 1, 1, 1)).round().tolist()
-    [[20.0, 10.0, 60.0, 50.0]]
     """
     sides = boxes[:, 2:] - boxes[:, :2] + pixel
     centres = boxes[:, :2] + 0.5 * sides
@@ -122,7 +124,7 @@ def decoded(deltas: Tensor, boxes: Tensor, weights: Sequence[float], pixel: floa
 class BoxEncoder(CheckedModel):
     """A network that finds boxes in images, one image at a time, so that no feature depends on others."""
 
-    rules: ClassVar[tuple[str, ...]]
+    rules: tuple[str, ...]
     """Names of the ways to choose boxes; the first one is the default."""
 
     def encode_boxes(
@@ -144,25 +146,24 @@ class BoxEncoder(CheckedModel):
             selection: which boxes are kept, one of `rules`; None: the first one.
             cache: where features are looked up and kept.
             batch_size: of no effect: images are of different sizes and run one at a time.
-
-        Raises:
-            ValueError: an unknown `selection`.
-            MemoryError: an image does not fit into memory.
         """
-        rule = self.rules[0] if selection is None else self.checked_rule(selection)
+        rule = self.rules[0] if selection is None else self._checked_rule(selection)
         encoding = Encoding(
             size=BatchSize(1, automatic=True),
             keys=lambda content, _: (self.key("boxes", f"{rule}\n{content}".encode()),),
             prepare=lambda image: (self.preprocess(image), image.size),
             forward=lambda batch: [pack(self.find(prepared, size, rule)) for prepared, size in batch],
         )
-        return box_visuals(images, encoding, cache)
+        for part in encode_stream(((image, image) for image in images), encoding, cache):
+            for item in part:
+                image, key = item.extra, next(iter(item.keys), "")
+                packed = None if item.arrays is None else item.arrays[key]
+                found = BoxVisual(image.where, image.name, item.content, item.error, key, packed)
+                yield refuse_unusable(found)
 
-    @classmethod
-    def checked_rule(cls, rule: str) -> str:
-        """A name of `rules`. Raises ValueError: it is none."""
-        if rule not in cls.rules:
-            fix = f"expected {' or '.join(map(repr, cls.rules))}{did_you_mean(str(rule), cls.rules)}"
+    def _checked_rule(self, rule: str) -> str:
+        if rule not in self.rules:
+            fix = f"expected {' or '.join(map(repr, self.rules))}{did_you_mean(str(rule), self.rules)}"
             raise wrong_option("selection", rule, "unknown", fix)
         return rule
 
@@ -179,8 +180,7 @@ class Detector(BoxEncoder):
     """A Faster R-CNN.
 
     Colours are in the order that the weights expect, blue first, wherever an image comes from. In bfloat16
-    and float16 only the convolutions of the backbone are rounded: coordinates need float32. Arguments and
-    errors are those of `CheckedModel`.
+    and float16 only the convolutions of the backbone are rounded: coordinates need float32.
     """
 
     depends_on = ("architecture", "preprocessing", "proposals", "detections")
@@ -233,7 +233,7 @@ class Detector(BoxEncoder):
         """(n, 3) cosines of three places of a drawn image, in all that the network tells."""
         pixels = torch.from_numpy(blue_first(canary_images()[0]).transpose(2, 0, 1).astype(np.float32))
         pairs = [functional.cosine_similarity(row, row.roll(1, 0)) for row in self.canary_rows(pixels)]
-        return array_of(torch.stack(pairs))
+        return on_host(torch.stack(pairs))
 
 
 def size_of(pixels: Tensor) -> tuple[int, int]:
@@ -241,20 +241,11 @@ def size_of(pixels: Tensor) -> tuple[int, int]:
     return int(pixels.shape[1]), int(pixels.shape[2])
 
 
-def array_of(values: Tensor) -> Floats:
-    """Numbers on any device as float32 on the CPU."""
-    return np.asarray(values.float().cpu())
-
-
 def arrays_by_one_copy(*columns: Tensor) -> list[Floats]:
-    """Tensors (n, ...) of float32 on any device as arrays on the CPU, for which the host waits once.
-
-    >>> [array.shape for array in arrays_by_one_copy(torch.zeros(3, 4), torch.zeros(3))]
-    [(3, 4), (3,)]
-    """
+    """Tensors (n, ...) of float32 on any device as arrays on the CPU, for which the host waits once."""
     if columns[0].device.type == "cpu":
-        return [array_of(own) for own in columns]
-    flat = array_of(torch.cat([own.flatten() for own in columns]))
+        return [on_host(own) for own in columns]
+    flat = on_host(torch.cat([own.flatten() for own in columns]))
     ends = np.cumsum([own.numel() for own in columns])[:-1]
     return [part.reshape(own.shape) for part, own in zip(np.split(flat, ends), columns, strict=True)]
 

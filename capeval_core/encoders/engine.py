@@ -38,8 +38,7 @@ from capeval_core.errors import Problem, Problems
 from capeval_core.inputs.images import ImageError, InputImage
 from capeval_core.limits import LIMITS
 from capeval_core.models.batching import BatchSize
-from capeval_core.models.copies import Arriving, arriving
-from capeval_core.regions.features import BoxVisual, refuse_unusable
+from capeval_core.models.copies import Arriving
 
 Floats = NDArray[np.float32]
 Item = tuple[Any, Any]
@@ -309,7 +308,7 @@ class _Run:
         """
         batch, self.batch = self.batch, []
         units = [unit for _, unit in batch]
-        for part, values in self.encoding.size.run(units, self.encoding.forward, after=arriving):
+        for part, values in self.encoding.size.run(units, self.encoding.forward, after=Arriving.of):
             self.running.append(([entry for entry, _ in batch[part]], values))
             while self.running and (len(self.running) > RUNNING or self.running[0][1].arrived()):
                 self._keep()
@@ -413,15 +412,6 @@ def with_extras(images: Iterable[V], extras: Iterable[T], names: str, hint: str)
             fewer, more = (names, "images") if extra is missing else ("images", names)
             raise ValueError(f"there are {index} {fewer} but more {more}: {hint}")
         yield image, extra
-
-
-def box_visuals(images: Iterable[InputImage], encoding: Encoding, cache: FeatureCache) -> Iterator[BoxVisual]:
-    """What `encode_boxes` returns, by an `Encoding` whose values are packed box features."""
-    for part in encode_stream(((image, image) for image in images), encoding, cache):
-        for item in part:
-            image, key = item.extra, next(iter(item.keys), "")
-            packed = None if item.arrays is None else item.arrays[key]
-            yield refuse_unusable(BoxVisual(image.where, image.name, item.content, item.error, key, packed))
 
 
 def chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:

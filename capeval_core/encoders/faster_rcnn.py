@@ -8,9 +8,9 @@ https://arxiv.org/abs/1908.07490).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from copy import copy
 from dataclasses import dataclass
-from typing import Annotated, cast, get_args
+from typing import Annotated, Self, cast, get_args
 
 import numpy as np
 import torch
@@ -19,14 +19,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torchvision.ops import RoIPool, clip_boxes_to_image, nms
 
-from capeval_core.cache import SHARED, FeatureCache
 from capeval_core.encoders.detector import (
-    Deltas,
     Detector,
     Integers,
     Pixels,
     ProposalHead,
     Proposals,
+    ProposalSettings,
     Stages,
     anchor_boxes,
     arrays_by_one_copy,
@@ -36,9 +35,8 @@ from capeval_core.encoders.detector import (
     size_of,
 )
 from capeval_core.inputs.boxes import BoxFeatures
-from capeval_core.inputs.images import InputImage
-from capeval_core.models.config import Closed, Count, Deviations, Layers, Share, Width
-from capeval_core.regions.features import BoxVisual, Selection, boxes_kept
+from capeval_core.models.config import Closed, Count, Deviations, Layers, Width
+from capeval_core.regions.features import Selection, boxes_kept
 from capeval_core.regions.suppression import (
     Suppression,
     best_on_device,
@@ -80,19 +78,11 @@ class _ScaledPixels(Pixels):
 
 
 @dataclass(frozen=True)
-class _ProposalSettings(Closed):
-    before_nms: Count
-    after_nms: Layers
-    overlap: Share
-    delta_weights: Deltas
-
-
-@dataclass(frozen=True)
 class _DetectionSettings(Closed):
     overlaps: Annotated[list[float], (0, 1)]
     least: Layers
     most: Layers
-    delta_weights: Deltas
+    delta_weights: Annotated[list[float], (0, 1e3), 4]
 
     def __post_init__(self) -> None:
         if self.least > self.most:
@@ -103,7 +93,7 @@ class _DetectionSettings(Closed):
 class _FasterRcnnSettings:
     architecture: _Architecture
     preprocessing: _ScaledPixels
-    proposals: _ProposalSettings
+    proposals: ProposalSettings
     detections: _DetectionSettings
 
 
@@ -194,7 +184,7 @@ class _FasterRcnnModel(nn.Module):
             else:
                 self.backbone[name] = stage
                 inputs, width, outputs = outputs, 2 * width, 2 * outputs
-        self._pool = RoIPool((_POOLED, _POOLED), 1 / STRIDE)
+        self.pool = RoIPool((_POOLED, _POOLED), 1 / STRIDE)
 
     def forward(self, pixels: Tensor, size: tuple[int, int]) -> Proposals:
         """The proposals of an image of (height, width) whose pixels (1, 3, h, w) may have a margin."""
@@ -231,15 +221,10 @@ class _FasterRcnnModel(nn.Module):
             kept = nms(boxes, scores, settings.overlap)[: settings.after_nms]
         return boxes[kept], scores[kept]
 
-    def pooled(self, map_: Tensor, boxes: Tensor) -> Tensor:
-        """(n, c, 14, 14) maxima of the feature map (1, c, h, w) within boxes (n, 4)."""
-        cells: Tensor = self._pool(map_, [boxes])
-        return cells
-
     def box_features(self, map_: Tensor, boxes: Tensor) -> Tensor:
         """(n, d) float32 features of boxes (n, 4): the mean of the last stage over their pooled cells."""
         parts = [
-            self.res5(self.pooled(map_, part).to(self.dtype)).float().mean(dim=(2, 3))
+            self.res5(self.pool(map_, [part]).to(self.dtype)).float().mean(dim=(2, 3))
             for part in torch.split(boxes, _AT_A_TIME)
         ]
         return torch.cat(parts)
@@ -263,9 +248,12 @@ class FasterRcnn(Detector, tags=["object-detection", "faster-rcnn"]):
         pixels = self.settings.preprocessing
         self._mean, self._std = (torch.tensor(own).view(3, 1, 1) for own in (pixels.mean, pixels.std))
 
-    def selecting(self, selection: Selection) -> _FasterRcnnRegions:
-        """This network as a region encoder with a rule of selection."""
-        return _FasterRcnnRegions(self, selection)
+    def selecting(self, selection: str) -> Self:
+        """This network with one way to choose boxes."""
+        chosen = copy(self)
+        chosen.rules = (self._checked_rule(selection),)
+        chosen.fingerprint = f"{self.fingerprint}-{selection}"
+        return chosen
 
     def resized(self, size: tuple[int, int]) -> tuple[int, int]:
         """Size of the network's input for an image of (height, width).
@@ -331,25 +319,3 @@ class FasterRcnn(Detector, tags=["object-detection", "faster-rcnn"]):
             model.predictor.bbox_pred(features),
             model.predictor.attribute_logits(features, classes),
         ]
-
-
-@dataclass(frozen=True)
-class _FasterRcnnRegions:
-    """A Faster R-CNN with its rule of selection: a `RegionEncoder`."""
-
-    model: FasterRcnn
-    selection: Selection
-
-    def __post_init__(self) -> None:
-        self.model.checked_rule(self.selection)
-
-    @property
-    def fingerprint(self) -> str:
-        """Names weights and rule: boxes of equal ones are equal."""
-        return f"{self.model.fingerprint}-{self.selection}"
-
-    def encode_boxes(
-        self, images: Iterable[InputImage], *, cache: FeatureCache = SHARED, batch_size: int | None = None
-    ) -> Iterator[BoxVisual]:
-        """As `FasterRcnn.encode_boxes`."""
-        return self.model.encode_boxes(images, selection=self.selection, cache=cache, batch_size=batch_size)

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from capeval_core.models.copies import indices_on_device
-from capeval_core.models.trial import kernels_agree
-from capeval_core.ragged import ranges
+from capeval_core.models.copies import indices_on_device, on_device
+from capeval_core.models.device import kernels_agree
+from capeval_core.ragged import ranges, starts_of
 
 Whole = NDArray[np.int64]
 Kernel = Literal["flash", "efficient"]
@@ -49,13 +49,13 @@ class Packing:
         cls, lengths: Sequence[int], device: torch.device, parts: Sequence[slice] | None = None
     ) -> Packing:
         """Sequences of these lengths, sorted unless their `parts` are given."""
-        (offsets,) = indices_on_device(device, starts_of(lengths))
-        return cls(lengths, groups_of(lengths) if parts is None else parts, offsets.int())
+        offsets = on_device(np.append(0, np.cumsum(lengths)).astype(np.int32), device)
+        return cls(lengths, groups_of(lengths) if parts is None else parts, offsets)
 
     @cached_property
     def groups(self) -> list[_Group]:
         """The parts as groups; made when attention has to pad."""
-        starts, device = starts_of(self.lengths), self.offsets.device
+        starts, device = starts_of(np.array(self.lengths)), self.offsets.device
         return [_Group(self.lengths[part], int(starts[part.start]), device) for part in self.parts]
 
     @cached_property
@@ -64,6 +64,30 @@ class Packing:
         count = len(self.lengths)
         offsets = torch.arange(count + 1, dtype=torch.int32, device=self.offsets.device)
         return replace(self, lengths=[1] * count, offsets=offsets)
+
+
+@dataclass(frozen=True)
+class Sorted:
+    """Sequences of rows, the shortest first.
+
+    packing: where they stand. order: rows of the sequences as they came, in that order. back: the reverse.
+    rank: (sequences,) the position of each among the sorted ones.
+    """
+
+    packing: Packing
+    order: Tensor
+    back: Tensor
+    rank: Tensor
+
+    @classmethod
+    def of(cls, lengths: Sequence[int], device: torch.device, padding: float = _PADDING) -> Sorted:
+        """Sequences of these lengths; `padding` as for `groups_of`."""
+        sizes = np.array(lengths)
+        by_length = np.argsort(sizes, kind="stable")
+        own = sizes[by_length]
+        order = ranges(starts_of(sizes)[by_length], own)
+        rows = indices_on_device(device, order, np.argsort(order), np.argsort(by_length))
+        return cls(Packing.of(own.tolist(), device, groups_of(own.tolist(), padding)), *rows)
 
 
 class _Group:
@@ -80,8 +104,8 @@ class _Group:
         self.mask: Tensor | None = None
         if min(lengths) < self.longest:
             real = np.arange(self.longest) < self.lengths[:, None]
-            self.inside = torch.from_numpy(np.flatnonzero(real)).to(device)
-            self.mask = torch.from_numpy(real[:, None, None]).to(device)
+            self.inside = on_device(np.flatnonzero(real), device)
+            self.mask = on_device(real[:, None, None], device)
 
     def pad(self, rows: Tensor, heads: int) -> Tensor:
         """(sequences, heads, longest, width / heads) of rows (all, width)."""
@@ -101,7 +125,7 @@ class _Group:
         alike = slice(1 if self.inside is None and own.inside is None else None)  # of all sequences
         ends, own_ends = (group.lengths[alike, None, None] for group in (self, own))
         last = np.minimum(np.arange(own.longest)[:, None] + ends - own_ends, ends - 1)
-        return torch.from_numpy((np.arange(self.longest) <= last)[:, None]).to(self.device)
+        return on_device((np.arange(self.longest) <= last)[:, None], self.device)
 
 
 def by_head(rows: Tensor, heads: int) -> Tensor:
@@ -122,25 +146,6 @@ def groups_of(lengths: Sequence[int], most: float = _PADDING) -> list[slice]:
     return [slice(start, stop) for start, stop in zip(starts, [*starts[1:], len(lengths)], strict=True)]
 
 
-def starts_of(lengths: Sequence[int] | Whole) -> Whole:
-    """(sequences + 1,) the first row of each packed sequence, and the end.
-
-    >>> starts_of([2, 1, 3])
-    array([0, 2, 3, 6])
-    """
-    return np.concatenate([[0], np.cumsum(np.asarray(lengths, dtype=np.int64))])
-
-
-def rows_of_sequences(lengths: Sequence[int], chosen: Sequence[int] | Whole) -> Whole:
-    """Rows of chosen packed sequences, one sequence after another.
-
-    >>> rows_of_sequences([2, 1, 3], [2, 0])
-    array([3, 4, 5, 0, 1])
-    """
-    sizes, index = np.asarray(lengths, dtype=np.int64), np.asarray(chosen, dtype=np.int64)
-    return ranges(starts_of(sizes)[index], sizes[index])
-
-
 def attend(
     query: Tensor,
     keys: Tensor,
@@ -158,7 +163,7 @@ def attend(
     of `own` sees all rows of its sequence of `other`, which is at least as long, and each one before it one
     row less.
     """
-    given = query, keys, values, heads, own, other, dropout, causal
+    given = (query, keys, values), heads, own, other, dropout, causal
     kernel = _kernel_of(query, heads)
     return _attend_in_groups(*given) if kernel is None else _attend_at_once(kernel, *given)
 
@@ -181,7 +186,7 @@ def _usable(kernel: Kernel, device: torch.device, dtype: torch.dtype, width: int
     """Whether a kernel does what the groups do: both belong to PyTorch, but no public function calls one."""
     stands = Packing.of([2, 5], device)
     rows = torch.linspace(-2, 2, 7 * width, device=device, dtype=dtype).view(7, width)
-    given = rows, rows.flip(0), rows.cos(), 1, stands, stands, 0.0, True
+    given = (rows, rows.flip(0), rows.cos()), 1, stands, stands, 0.0, True
 
     def trial() -> Iterator[tuple[str, Tensor, Tensor]]:
         yield "the kernel", _attend_at_once(kernel, *given), _attend_in_groups(*given)
@@ -191,16 +196,14 @@ def _usable(kernel: Kernel, device: torch.device, dtype: torch.dtype, width: int
 
 def _attend_at_once(
     kernel: Kernel,
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
+    rows: Sequence[Tensor],
     heads: int,
     own: Packing,
     other: Packing,
     dropout: float,
     causal: bool,
 ) -> Tensor:
-    parts = [rows.view(len(rows), heads, -1) for rows in (query, keys, values)]
+    parts = [each.view(len(each), heads, -1) for each in rows]
     sizes = own.offsets, other.offsets, max(own.lengths), max(other.lengths)
     if kernel == "flash":
         attended = torch.ops.aten._flash_attention_forward(*parts, *sizes, dropout, causal, False)[0]
@@ -208,26 +211,19 @@ def _attend_at_once(
         one = [part[None] for part in parts]
         settings = dropout, _BOTTOM_RIGHT if causal else 0, torch.is_grad_enabled()
         attended = torch.ops.aten._efficient_attention_forward(*one, None, *sizes, *settings)[0]
-    rows: Tensor = attended.reshape(len(query), -1)
-    return rows
+    merged: Tensor = attended.reshape(len(rows[0]), -1)
+    return merged
 
 
 def _attend_in_groups(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    heads: int,
-    own: Packing,
-    other: Packing,
-    dropout: float,
-    causal: bool,
+    rows: Sequence[Tensor], heads: int, own: Packing, other: Packing, dropout: float, causal: bool
 ) -> Tensor:
     attended = []
     for mine, theirs in zip(own.groups, other.groups, strict=True):
         result = functional.scaled_dot_product_attention(
-            mine.pad(query, heads),
-            theirs.pad(keys, heads).contiguous(),
-            theirs.pad(values, heads).contiguous(),
+            mine.pad(rows[0], heads),
+            theirs.pad(rows[1], heads).contiguous(),
+            theirs.pad(rows[2], heads).contiguous(),
             attn_mask=theirs.causal(mine) if causal else theirs.mask,
             dropout_p=dropout,
         )

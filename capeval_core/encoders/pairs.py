@@ -16,10 +16,11 @@ from torch import Tensor
 
 from capeval_core.cache import FeatureCache
 from capeval_core.encoders.engine import Encoded, Encoding, Item, Units, chunks, encode_stream, with_extras
+from capeval_core.encoders.texts import bytes_of
 from capeval_core.encoders.tokenizers import Ids, Tokens, WordPiece
 from capeval_core.models.batching import BatchSize
-from capeval_core.models.config import Switch, Width, Words
-from capeval_core.models.copies import Arriving, arriving, made_of
+from capeval_core.models.config import Layers, Switch, Width, Words
+from capeval_core.models.copies import Arriving
 from capeval_core.models.model import CheckedModel
 from capeval_core.weights.folder import (
     TOKENIZER,
@@ -39,23 +40,52 @@ _TOGETHER = 64
 
 
 @dataclass(frozen=True)
+class AttentionSizes:
+    """Sizes of attention, under transformers' names."""
+
+    hidden_size: Width
+    num_attention_heads: Width
+
+    def __post_init__(self) -> None:
+        if self.hidden_size % self.num_attention_heads:
+            found = f"hidden_size {self.hidden_size} is no multiple of the {self.num_attention_heads} heads"
+            raise ValueError(found)
+
+
+@dataclass(frozen=True)
+class LayerSizes(AttentionSizes):
+    """Sizes of transformer layers."""
+
+    num_hidden_layers: Layers
+    intermediate_size: Width
+
+
+@dataclass(frozen=True)
+class BertSizes(LayerSizes):
+    """Sizes of a transformer over texts."""
+
+    vocab_size: Width
+    max_position_embeddings: Width
+
+
+@dataclass(frozen=True)
 class TextSettings:
-    """Settings of a tokenizer. `texts` has the sizes of the tower that reads its ids."""
+    """Settings of a tokenizer."""
 
     context_length: Width
     vocabulary: Words
     lowercase: Switch | None
 
     @property
-    def texts(self) -> Any:
-        raise NotImplementedError
+    @abstractmethod
+    def texts(self) -> BertSizes:
+        """Sizes of the tower that reads its ids."""
 
     def __post_init__(self) -> None:
         longest = self.texts.max_position_embeddings
         if not 3 <= self.context_length <= longest:
-            raise ValueError(
-                f"context_length is {self.context_length}, expected a whole number from 3 to {longest}"
-            )
+            expected = f"expected a whole number from 3 to {longest}"
+            raise ValueError(f"context_length is {self.context_length}, {expected}")
 
 
 class PairEncoder(CheckedModel):
@@ -69,13 +99,8 @@ class PairEncoder(CheckedModel):
     """Whether a text that is cut keeps its end mark."""
     splits: ClassVar[bool] = False
     """Whether texts are split as by `str.split` first."""
-    images_at_once: ClassVar[tuple[int, int]] = (16, 256)
-    """Visuals of an automatic batch, on the CPU and on a GPU."""
-
-    @property
-    @abstractmethod
-    def visual_rows(self) -> int:
-        """What a pair costs beside the tokens of its text."""
+    visual_rows: int = 100
+    """What a pair costs beside the tokens of its text, about."""
 
     @abstractmethod
     def prepare_visual(self, loaded: Any) -> Any:
@@ -99,9 +124,7 @@ class PairEncoder(CheckedModel):
             )
         except ValueError as error:
             raise WeightsError(str(error)) from error
-        on_gpu = self.device.type != "cpu"
-        self._automatic_images = BatchSize(self.images_at_once[on_gpu], automatic=True)
-        self._automatic_rows = BatchSize(65_536 if on_gpu else 2048, automatic=True)
+        self._automatic_rows = BatchSize(2048 if self.device.type == "cpu" else 65_536, automatic=True)
 
     @classmethod
     def read_config(cls, folder: WeightsFolder) -> dict[str, Any]:
@@ -115,12 +138,8 @@ class PairEncoder(CheckedModel):
         text = self.tokenizer.to_json() if in_json else "\n".join(self.config["vocabulary"]) + "\n"
         return {**self.config, "vocabulary": write_beside(folder, self.words_file, text)}
 
-    def tokens(self, captions: Iterable[Sequence[str]]) -> Iterator[Tokens]:
-        """Token ids of the texts of each visual; those of some visuals are made together, by several threads.
-
-        Raises:
-            ValueError: one text instead of a list.
-        """
+    def _tokens(self, captions: Iterable[Sequence[str]]) -> Iterator[Tokens]:
+        """Token ids of the texts of each visual; those of some are made together, by several threads."""
         for part in chunks(enumerate(captions), _TOGETHER):
             for index, texts in part:
                 if isinstance(texts, str):
@@ -155,11 +174,62 @@ class PairEncoder(CheckedModel):
             image_features: of shared states the features of visuals alone, whose key is `image_key`; None:
                 they mean nothing without a text.
         """
-        items = with_extras(
-            visuals, self.tokens(captions), "lists of captions", "give every image its captions"
+
+        def keys(content: str, tokens: Tokens) -> tuple[str, ...]:
+            own = [self.image_key(content)] if tokens.ids and image_features else []
+            return *own, *dict.fromkeys(self.pair_key(kind, content, ids) for ids in tokens.ids)
+
+        def units(item: Item, loaded: Any, prepared: Any, missing: Sequence[str]) -> Units:
+            visual, tokens = item
+            texts = {self.pair_key(kind, visual.key, ids): ids for ids in tokens.ids}
+            wanted = {key: texts[key] for key in missing if key in texts}
+            unit = prepared, self.image_key(visual.key), wanted
+            return Units([[unit]], lambda values: values[0])
+
+        encoding = Encoding(
+            size=self.images_per_batch(batch_size),
+            keys=keys,
+            prepare=self.prepare_visual,
+            forward=partial(self._run_units, run, batch_size, image_features),
+            units=units,
         )
-        pairs = _Pairs(self, run, kind, batch_size, image_features)
-        return chain.from_iterable(encode_stream(items, pairs.encoding(), cache))
+        names = "lists of captions", "give every image its captions"
+        items = with_extras(visuals, self._tokens(captions), *names)
+        return chain.from_iterable(encode_stream(items, encoding, cache))
+
+    def _run_units(
+        self,
+        run: Run,
+        batch_size: int | None,
+        image_features: Callable[[Any], Tensor] | None,
+        units: list[tuple[Any, str, dict[str, Ids]]],
+    ) -> Arriving:
+        """Per visual the rows of its texts and its own features, by key."""
+        states = self.states([prepared for prepared, _, _ in units])
+        places: list[tuple[int, str]] = []  # position and key of each row, in order
+        running: list[Arriving] = []
+        if image_features is not None:
+            places += [(position, own) for position, (_, own, _) in enumerate(units)]
+            running.append(Arriving.of(image_features(states)))
+        pairs = [
+            (position, ids, key)
+            for position, (_, _, texts) in enumerate(units)
+            for key, ids in sorted(texts.items(), key=lambda text: len(text[1]))
+        ]
+        places += [(position, key) for position, _, key in pairs]
+        longest = max((len(ids) for _, ids, _ in pairs), default=0)
+        size, cost = self.rows_per_batch(batch_size, self.visual_rows + longest)
+        running += [rows for _, rows in size.run(pairs, partial(run, states), cost=cost, after=Arriving.of)]
+        visuals = len(units)  # which are not kept until the rows arrive
+
+        def by_key() -> list[dict[str, Floats]]:
+            values: list[dict[str, Floats]] = [{} for _ in range(visuals)]
+            rows = chain.from_iterable([part.values() for part in running])
+            for (position, key), row in zip(places, rows, strict=True):
+                values[position][key] = row
+            return values
+
+        return Arriving(by_key, lambda: all(part.arrived() for part in running))
 
     def image_key(self, content: str) -> str:
         """The cache's key of the features of a visual alone, by its content key."""
@@ -169,78 +239,6 @@ class PairEncoder(CheckedModel):
         """The cache's key of what belongs to a visual, by its content key, and a text."""
         return self.key(kind, f"{content}\n".encode() + bytes_of(ids))
 
-    def images_per_batch(self, batch_size: int | None) -> BatchSize:
-        """The batch size that a user gave, or the automatic one."""
-        return self._automatic_images if batch_size is None else BatchSize(batch_size, automatic=False)
-
     def rows_per_batch(self, batch_size: int | None, rows: int) -> tuple[BatchSize, int]:
         """The batch size, and what a sequence of so many rows costs in its unit."""
-        if batch_size is not None:
-            return BatchSize(batch_size, automatic=False), 1
-        return self._automatic_rows, rows
-
-
-@dataclass(frozen=True)
-class _Pairs:
-    """How the engine runs visuals with their texts; the arguments are those of `encode_pairs`."""
-
-    encoder: PairEncoder
-    run: Run
-    kind: str
-    batch_size: int | None
-    image_features: Callable[[Any], Tensor] | None
-
-    def encoding(self) -> Encoding:
-        return Encoding(
-            size=self.encoder.images_per_batch(self.batch_size),
-            keys=self.keys,
-            prepare=self.encoder.prepare_visual,
-            forward=self.forward,
-            units=self.units,
-        )
-
-    def keys(self, content: str, tokens: Tokens) -> tuple[str, ...]:
-        """The visual's key, if it has one, then one per distinct text; none where there is no text."""
-        own = [self.encoder.image_key(content)] if tokens.ids and self.image_features else []
-        return *own, *dict.fromkeys(self.encoder.pair_key(self.kind, content, ids) for ids in tokens.ids)
-
-    def units(self, item: Item, loaded: Any, prepared: Any, missing: Sequence[str]) -> Units:
-        """One unit: the visual with the texts that are missing."""
-        visual, tokens = item
-        texts = {self.encoder.pair_key(self.kind, visual.key, ids): ids for ids in tokens.ids}
-        own = self.encoder.image_key(visual.key) if self.image_features else ""
-        wanted = {key: texts[key] for key in missing if key in texts}
-        return Units([[(prepared, own, wanted)]], lambda values: values[0])
-
-    def forward(self, units: list[tuple[Any, str, dict[str, Ids]]]) -> Arriving:
-        """Per visual the rows of its texts and its own features, by key."""
-        states = self.encoder.states([prepared for prepared, _, _ in units])
-        places: list[tuple[int, str]] = []  # position and key of each row, in order
-        running: list[Arriving] = []
-        if self.image_features is not None:
-            places += [(position, own) for position, (_, own, _) in enumerate(units)]
-            running.append(arriving(self.image_features(states)))
-        pairs = [
-            (position, ids, key)
-            for position, (_, _, texts) in enumerate(units)
-            for key, ids in sorted(texts.items(), key=lambda text: len(text[1]))
-        ]
-        places += [(position, key) for position, _, key in pairs]
-        longest = max((len(ids) for _, ids, _ in pairs), default=0)
-        size, cost = self.encoder.rows_per_batch(self.batch_size, self.encoder.visual_rows + longest)
-        parts = size.run(pairs, partial(self.run, states), cost=cost, after=arriving)
-        running += [rows for _, rows in parts]
-        visuals = len(units)  # which are not kept until the rows arrive
-
-        def by_key(parts: list[Any]) -> list[dict[str, Floats]]:
-            values: list[dict[str, Floats]] = [{} for _ in range(visuals)]
-            for (position, key), row in zip(places, chain.from_iterable(parts), strict=True):
-                values[position][key] = row
-            return values
-
-        return made_of(running, by_key)
-
-
-def bytes_of(ids: Ids) -> bytes:
-    """Token ids for a key."""
-    return np.array(ids, dtype="<u4").tobytes()
+        return BatchSize.of(batch_size, self._automatic_rows), rows if batch_size is None else 1

@@ -78,12 +78,6 @@ class SceneRegionEncoder(BoxEncoder, tags=["image-feature-extraction"]):
     Confidence is the network's probability that a box holds one whole object. Boxes more confident than 0.2
     are kept, 10 to 36 of them, so that features give the same score at once and from files. It knows nothing
     but scenes of coloured shapes; boxes of a photograph mean little.
-
-    >>> from capeval_core.demo import demo_set
-    >>> encoder = SceneRegionEncoder.from_pretrained("tiny")
-    >>> (found,) = encoder.encode_boxes([InputImage.of(demo_set()[0].image)])
-    >>> found.load().features.shape
-    (10, 64)
     """
 
     kind = "scene_regions"
@@ -98,9 +92,6 @@ class SceneRegionEncoder(BoxEncoder, tags=["image-feature-extraction"]):
     @staticmethod
     def modules(config: dict[str, Any]) -> _SceneNet:
         return _SceneNet(read(_SceneSizes, config["architecture"]))
-
-    def prepare(self) -> None:
-        """There is nothing to prepare."""
 
     @property
     def region_size(self) -> int:
@@ -123,7 +114,7 @@ class SceneRegionEncoder(BoxEncoder, tags=["image-feature-extraction"]):
     @exact
     def _run(self, crops: Bytes) -> tuple[Floats, Floats]:
         """Features (n, region_size) and confidences (n,) of crops."""
-        scaled = on_device(torch.from_numpy(crops), self.device).float() / 127.5 - 1
+        scaled = on_device(crops, self.device).float() / 127.5 - 1
         features, logits = self.model(scaled.to(DTYPES[self.dtype]))
         return on_host(features), on_host(torch.sigmoid(logits.float()))
 
@@ -138,14 +129,7 @@ class SceneRegionEncoder(BoxEncoder, tags=["image-feature-extraction"]):
 
 
 def _scene_boxes(image: Image.Image) -> Floats:
-    """(n, 4): patches of one colour, the largest first, then the whole image and the cells of a grid.
-
-    From 10 to 36 boxes; x0, y0, x1, y1 in pixels.
-
-    >>> from capeval_core.demo import demo_set
-    >>> len(_scene_boxes(Image.open(demo_set()[0].image)))
-    13
-    """
+    """(n, 4) from 10 to 36: patches of one colour, the largest first, the whole image, a grid's cells."""
     regions = ColourRegions().find(InputImage.of(image))
     width, height = image.size
     largest = np.argsort(-regions.quality, kind="stable")[: _MOST_BOXES - _GRID * _GRID - 1]

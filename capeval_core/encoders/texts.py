@@ -16,14 +16,19 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class TextFeatures:
-    """Features of n texts.
+    """Features of n texts: (n, d) float32, un-normalised.
 
-    features: (n, d) float32, un-normalised.
     truncated: per text, token ids beyond the context length.
     """
 
     features: Floats
     truncated: list[int]
+
+    @classmethod
+    def of(cls, arrays: Sequence[Floats], dimension: int, truncated: list[int]) -> TextFeatures:
+        """Features (d,) of each text."""
+        nothing = np.empty((0, dimension), dtype=np.float32)
+        return cls(np.stack(arrays) if arrays else nothing, truncated)
 
 
 @dataclass(frozen=True)
@@ -43,19 +48,19 @@ class TokenFeatures:
 
 def encode_distinct(
     tokens: Tokens,
-    key: Callable[[Ids], str],
+    key: Callable[[bytes], str],
     forward: Callable[[list[Ids]], Iterable[tuple[slice, Iterable[Floats]]]],
     cache: FeatureCache,
 ) -> list[Floats]:
-    """One array per text, in order: (d,) of a sentence, or (length, d) of its tokens.
+    """One array per text, in order: (d,) of a sentence, or (length, d) of its tokens; equal texts run once.
 
     Args:
-        tokens: the texts' token ids; equal sequences run once.
-        key: the cache's key of a sequence.
+        tokens: the texts' token ids.
+        key: the cache's key of a sequence, by its bytes.
         forward: arrays of sequences sorted by length, in slices that cover them.
         cache: where arrays are looked up and kept.
     """
-    keys = {ids: key(ids) for ids in dict.fromkeys(tokens.ids)}
+    keys = {ids: key(bytes_of(ids)) for ids in dict.fromkeys(tokens.ids)}
     arrays = cache.get(keys.values())
     missing = sorted((ids for ids in keys if keys[ids] not in arrays), key=lambda ids: (len(ids), ids))
     if missing:
@@ -66,17 +71,13 @@ def encode_distinct(
     return [arrays[keys[ids]] for ids in tokens.ids]
 
 
-def sentence_features(arrays: Sequence[Floats], dimension: int) -> Floats:
-    """(n, d) of n arrays (d,)."""
-    return np.stack(arrays) if arrays else np.empty((0, dimension), dtype=np.float32)
+def bytes_of(ids: Ids) -> bytes:
+    """Token ids for a key."""
+    return np.array(ids, dtype="<u4").tobytes()
 
 
 def common_prefix(sequences: Sequence[Ids]) -> int:
-    """How many leading ids all sequences share, leaving each at least one of its own.
-
-    >>> common_prefix([(1, 2, 3), (1, 2, 4, 5)])
-    2
-    """
+    """How many leading ids all sequences share, leaving each at least one of its own."""
     if len(sequences) < 2:
         return 0
     first, last = min(sequences), max(sequences)  # in lexicographic order all others lie between them

@@ -10,9 +10,9 @@ tensor, and attention runs within each (`packed`). Boxes are embedded once per i
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,13 +22,11 @@ from torch import Tensor, nn
 from capeval_core.cache import SHARED, FeatureCache
 from capeval_core.encoders.blocks import bert_layer
 from capeval_core.encoders.engine import Encoded
-from capeval_core.encoders.packed import Packing
-from capeval_core.encoders.pairs import Pair, TextSettings
+from capeval_core.encoders.packed import Packing, Sorted
+from capeval_core.encoders.pairs import BertSizes, Pair, TextSettings
 from capeval_core.encoders.region_text import (
     EPS,
-    BertSizes,
     RegionTextEncoder,
-    Sorted,
     bert_config,
     bert_embeddings,
     bert_layers,
@@ -49,8 +47,6 @@ POSITION = 7
 
 @dataclass(frozen=True)
 class _UniterSizes(BertSizes):
-    """Sizes under transformers' names; `region_size` is the width of a box's features."""
-
     region_size: Width
 
 
@@ -68,8 +64,7 @@ class _UniterSettings(TextSettings):
         return self.architecture.region_size
 
 
-@dataclass(frozen=True)
-class RegionInput:
+class RegionInput(NamedTuple):
     """What UNITER takes of n boxes: features (n, region_size) float16 and positions (n, 7) float32."""
 
     features: NDArray[np.float16]
@@ -95,14 +90,7 @@ def region_input(boxes: BoxFeatures) -> RegionInput:
 
     A position is x0, y0, x1, y1, width and height relative to the image, and their area. UNITER's training
     data holds features and positions in float16, so both are rounded to it; the area is the product of the
-    rounded width and height.
-
-    Raises:
-        ValueError: the size of the image is not known, or a feature exceeds the range of float16.
-
-    >>> boxes = BoxFeatures(np.float32([[0, 0, 30, 10]]), np.float32([[0.1]]), size=(40, 40))
-    >>> region_input(boxes).positions
-    array([[0.    , 0.    , 0.75  , 0.25  , 0.75  , 0.25  , 0.1875]], dtype=float32)
+    rounded width and height. ValueError where the size of the image is not known.
     """
     with np.errstate(over="ignore"):
         features = boxes.features.astype(np.float16)
@@ -125,7 +113,6 @@ class _RegionEmbeddings(nn.Module):
         self.norm = nn.LayerNorm(hidden_size, eps=EPS)
 
     def forward(self, features: Tensor, positions: Tensor, type_embedding: Tensor) -> Tensor:
-        """(n, hidden) of features (n, region_size) and positions (n, 7)."""
         feature = self.feature_norm(self.feature(features))
         embedded: Tensor = self.norm(feature + self.position_norm(self.position(positions)) + type_embedding)
         return embedded
@@ -140,7 +127,7 @@ class Uniter(nn.Module):
     def __init__(self, architecture: Mapping[str, Any], dropout: float = 0.0) -> None:
         super().__init__()
         sizes = read(_UniterSizes, architecture)
-        config, hidden = bert_config(asdict(sizes), dropout), sizes.hidden_size
+        config, hidden = bert_config(sizes, dropout), sizes.hidden_size
         self.heads = sizes.num_attention_heads
         self.embeddings = bert_embeddings(config)
         self.region_embeddings = _RegionEmbeddings(sizes.region_size, hidden)
@@ -154,8 +141,7 @@ class Uniter(nn.Module):
         """(n, hidden) of token ids (n,) at their positions (n,) in their texts."""
         table = self.embeddings
         embedded = table.word_embeddings(ids) + table.position_embeddings(positions)
-        normed = table.LayerNorm(embedded + table.token_type_embeddings.weight[0])
-        dropped: Tensor = self.dropout(normed)
+        dropped: Tensor = self.dropout(table.LayerNorm(embedded + table.token_type_embeddings.weight[0]))
         return dropped
 
     def embed_regions(self, features: Tensor, positions: Tensor) -> Tensor:
@@ -248,33 +234,29 @@ class UniterEncoder(RegionTextEncoder, tags=["image-captioning", "uniter"]):
         batch_size: int | None = None,
     ) -> Iterator[Rankings]:
         """Ranking logits of every image with each of its captions, in order; see `encode_pairs`."""
-        run = self.run_pairs
-        return map(self._rankings, self.encode_pairs(boxes, captions, run, "rank", cache, batch_size))
+        for item in self.encode_pairs(boxes, captions, self._run_pairs, "rank", cache, batch_size):
+            yield Rankings(self._logits(item), item.content, item.error)
 
-    def _rankings(self, item: Encoded) -> Rankings:
-        logits = np.full(len(item.extra.ids), np.nan, dtype=np.float32)
-        if item.arrays:
-            for row, ids in enumerate(item.extra.ids):
-                logits[row] = item.arrays[self.pair_key("rank", item.content, ids)][0]
-        return Rankings(logits, item.content, item.error)
+    def _logits(self, item: Encoded) -> Floats:
+        if item.arrays is None:
+            return np.full(len(item.extra.ids), np.nan, dtype=np.float32)
+        keys = (self.pair_key("rank", item.content, ids) for ids in item.extra.ids)
+        return np.array([item.arrays[key][0] for key in keys], dtype=np.float32)
 
     def prepare_visual(self, loaded: BoxFeatures) -> RegionInput:
-        """What the network takes of boxes. Raises ValueError: of another width, or see `region_input`."""
         loaded.check_width(self.region_size)
         return region_input(loaded)
 
     @exact
     def states(self, prepared: Sequence[RegionInput]) -> list[Tensor]:
         """(boxes, hidden) embedded boxes of each image, on the encoder's device."""
-        features, positions = (
-            rows_on_device(self.device, arrays, DTYPES[self.dtype])
-            for arrays in ([p.features for p in prepared], [p.positions for p in prepared])
-        )
+        parts = zip(*prepared, strict=True)
+        features, positions = (rows_on_device(self.device, part, DTYPES[self.dtype]) for part in parts)
         embedded = self.model.embed_regions(features, positions)
-        return list(torch.split(embedded, [len(p.positions) for p in prepared]))
+        return list(torch.split(embedded, [len(each.positions) for each in prepared]))
 
     @exact
-    def run_pairs(self, states: list[Tensor], pairs: Sequence[Pair]) -> Tensor:
+    def _run_pairs(self, states: list[Tensor], pairs: Sequence[Pair]) -> Tensor:
         """(n, 1) ranking logits of pairs."""
         regions = [states[position] for position, _, _ in pairs]
         return self.model.ranking_logits(regions, [ids for _, ids, _ in pairs])[:, None]

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
-from torch import Tensor
 
 from capeval_core.cache import Feature, FeatureCache
 from capeval_core.encoders.engine import Encoding, Item, Units, chunks, encode_stream, preparing
@@ -17,7 +15,6 @@ from capeval_core.inputs.videos import InputFrames, Reading, Sampling
 from capeval_core.models.batching import BatchSize
 
 Floats = NDArray[np.float32]
-Pixels = NDArray[np.uint8]
 
 _AHEAD = 8
 """Videos that are opened before their turn: each has a decoder and a batch of frames in memory."""
@@ -42,31 +39,19 @@ class VideoFeatures:
 
 
 def encode_frames(
-    videos: Iterable[InputFrames],
-    sampling: Sampling,
-    *,
-    key: Callable[[str], str],
-    pixels: Callable[[Image.Image], Pixels],
-    forward: Callable[[list[Any]], Iterable[Any] | Tensor],
-    size: BatchSize,
-    dimension: int,
-    cache: FeatureCache,
+    encoder: Any, videos: Iterable[InputFrames], sampling: Sampling, cache: FeatureCache, size: BatchSize
 ) -> Iterator[VideoFeatures]:
-    """What `ClipEncoder.encode_videos` gives, by the parts of any encoder of images.
-
-    key: of a video's frames, by its content key. pixels: a frame as the encoder takes it. forward: features
-    of a list of those.
-    """
+    """What `ClipEncoder.encode_videos` gives."""
 
     def units(item: Item, video: Any, prepared: Any, missing: Sequence[str]) -> Units:
         reading: Reading = video.read(sampling)
         used: list[int] = []
 
-        def frames() -> Iterator[Pixels]:
+        def frames() -> Iterator[NDArray[np.uint8]]:
             for index, image in reading:
                 used.append(index)
                 with preparing(item[0], image):
-                    taken = pixels(image)
+                    taken = encoder.preprocessing.pixels(image)
                 yield taken
 
         def join(values: list[Any]) -> dict[str, Feature]:
@@ -79,13 +64,13 @@ def encode_frames(
 
     encoding = Encoding(
         size=size,
-        keys=lambda content, _: (key(f"{content} {sampling}"),),
+        keys=lambda content, _: (encoder.key("video", f"{content} {sampling}".encode()),),
         prepare=lambda video: video,
-        forward=forward,
+        forward=encoder.run_images,
         units=units,
         ahead=_AHEAD,
     )
-    nothing = np.empty((0, dimension), dtype=np.float32), np.empty(0, dtype=np.uint8)
+    nothing = np.empty((0, encoder.dimension), dtype=np.float32), np.empty(0, dtype=np.uint8)
     for part in encode_stream(((video, None) for video in videos), encoding, cache):
         found = [item.arrays[item.keys[0]] if item.arrays else nothing for item in part]
         yield VideoFeatures(

@@ -12,9 +12,9 @@ first block neither depends on the other, so a text runs once for all images, an
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,24 +24,14 @@ from torch import Tensor, nn
 from capeval_core.cache import SHARED, FeatureCache
 from capeval_core.encoders.blocks import bert_layer, merge
 from capeval_core.encoders.engine import Encoded
-from capeval_core.encoders.packed import (
-    Packing,
-    attend,
-    groups_of,
-    rows_of_sequences,
-    starts_of,
-)
-from capeval_core.encoders.pairs import Pair, TextSettings, bytes_of
+from capeval_core.encoders.packed import Packing, Sorted, attend, groups_of
+from capeval_core.encoders.pairs import AttentionSizes, BertSizes, LayerSizes, Pair, TextSettings
 from capeval_core.encoders.region_text import (
     EPS,
-    BertSizes,
-    LayerSizes,
     RegionTextEncoder,
-    Sorted,
     bert_config,
     bert_embeddings,
     bert_layers,
-    check_heads,
 )
 from capeval_core.encoders.texts import encode_distinct
 from capeval_core.encoders.tokenizers import Ids, Tokens
@@ -51,6 +41,7 @@ from capeval_core.models.canary import TEXTS, cosines
 from capeval_core.models.config import Few, Places, Switch, Width, read
 from capeval_core.models.copies import Arriving, arrays_of, indices_on_device, rows_on_device
 from capeval_core.models.device import DTYPES, exact
+from capeval_core.ragged import ranges, starts_of
 from capeval_core.weights.vilbert import VilbertConversion
 
 Floats = NDArray[np.float32]
@@ -67,15 +58,6 @@ class _VisualSizes(LayerSizes):
 
 
 @dataclass(frozen=True)
-class _CoAttentionSizes:
-    hidden_size: Width
-    num_attention_heads: Width
-
-    def __post_init__(self) -> None:
-        check_heads(self.hidden_size, self.num_attention_heads)
-
-
-@dataclass(frozen=True)
 class _VilbertSizes:
     """Sizes under transformers' names.
 
@@ -85,19 +67,18 @@ class _VilbertSizes:
 
     text: BertSizes
     visual: _VisualSizes
-    co_attention: _CoAttentionSizes
+    co_attention: AttentionSizes
     text_layers_before: Places
     visual_layers_before: Places
     tasks: Few
 
     def __post_init__(self) -> None:
-        for name, before, stream in (
-            ("text_layers_before", self.text_layers_before, self.text),
-            ("visual_layers_before", self.visual_layers_before, self.visual),
-        ):
-            layers = stream.num_hidden_layers
+        for stream in ("text", "visual"):
+            before = getattr(self, f"{stream}_layers_before")
+            layers = getattr(self, stream).num_hidden_layers
             if before != sorted(before) or before[-1] > layers:
-                raise ValueError(f"{name} is {before}, expected rising whole numbers up to {layers}")
+                expected = f"expected rising whole numbers up to {layers}"
+                raise ValueError(f"{stream}_layers_before is {before}, {expected}")
         if len(self.visual_layers_before) != len(self.text_layers_before):
             found = len(self.visual_layers_before)
             raise ValueError(f"visual_layers_before has {found} numbers: give one per co-attention block")
@@ -124,8 +105,7 @@ class _VilbertSettings(TextSettings):
             raise ValueError(f"task is {self.task}, but there are {tasks} task embeddings")
 
 
-@dataclass(frozen=True)
-class LocatedBoxes:
+class LocatedBoxes(NamedTuple):
     """What ViLBERT takes of n boxes, the whole image first: features (n + 1, region_size) and locations
     (n + 1, 5), float32."""
 
@@ -155,15 +135,8 @@ def located(boxes: BoxFeatures) -> LocatedBoxes:
     """Features and locations of boxes as ViLBERT was trained with them.
 
     A location is x0, y0, x1, y1 relative to the image, and the share of the image that the box covers. The
-    first row is the whole image, and its feature the mean of those of all boxes.
-
-    Raises:
-        ValueError: the size of the image is not known.
-
-    >>> boxes = BoxFeatures(np.float32([[0, 0, 30, 10]]), np.float32([[0.5]]), size=(40, 40))
-    >>> located(boxes).locations
-    array([[0.    , 0.    , 1.    , 1.    , 1.    ],
-           [0.    , 0.    , 0.75  , 0.25  , 0.1875]], dtype=float32)
+    first row is the whole image, and its feature the mean of those of all boxes. ValueError where the size of
+    the image is not known.
     """
     relative = boxes.relative()
     locations = np.ones((len(boxes) + 1, 5), dtype=np.float32)
@@ -177,7 +150,7 @@ def located(boxes: BoxFeatures) -> LocatedBoxes:
 class CoAttention(nn.Module):
     """A co-attention block: each stream attends to the other, and has a feed-forward layer of its own."""
 
-    def __init__(self, text: Any, visual: Any, sizes: _CoAttentionSizes, dropout: float) -> None:
+    def __init__(self, text: Any, visual: Any, sizes: AttentionSizes, dropout: float) -> None:
         from transformers import BertConfig
         from transformers.models.bert.modeling_bert import BertIntermediate, BertOutput
 
@@ -193,11 +166,16 @@ class CoAttention(nn.Module):
             stream.output = BertOutput(config)  # type: ignore[no-untyped-call]
             setattr(self, name, stream)
 
-    def attended(self, own: str, query: Tensor, keys: Tensor, values: Tensor, batch: _PairBatch) -> Tensor:
-        """What the rows of stream `own` take of the other stream, before `merged`."""
-        mine, theirs = batch.packing[own], batch.packing["visual" if own == "text" else "text"]
-        dropout = self.dropout if self.training else 0.0
-        return attend(query, keys, values, self.heads, mine, theirs, dropout=dropout)
+    def attended(
+        self, own: str, mine: Tensor, theirs: Tensor, of_mine: Any, of_theirs: Any, batch: _Pairs
+    ) -> Tensor:
+        """What the rows of stream `own` take of the other stream; `of_...` choose the rows of the pairs."""
+        other = "visual" if own == "text" else "text"
+        stream, source, dropout = getattr(self, own), getattr(self, other), self.dropout * self.training
+        # Projections are made once per distinct text and image, then copied to pairs.
+        keys, values = (part(theirs)[of_theirs] for part in (source.key, source.value))
+        stands = batch.packing[own], batch.packing[other]
+        return attend(stream.query(mine)[of_mine], keys, values, self.heads, *stands, dropout=dropout)
 
     def merged(self, own: str, attended: Tensor, rows: Tensor) -> Tensor:
         """The rows of stream `own` after the block."""
@@ -212,7 +190,7 @@ class Vilbert(nn.Module):
     def __init__(self, architecture: Mapping[str, Any], dropout: float = 0.0) -> None:
         super().__init__()
         sizes = read(_VilbertSizes, architecture)
-        text, visual = (bert_config(asdict(part), dropout) for part in (sizes.text, sizes.visual))
+        text, visual = (bert_config(part, dropout) for part in (sizes.text, sizes.visual))
         width = sizes.co_attention.hidden_size
         self.text_before, self.visual_before = sizes.text_layers_before, sizes.visual_layers_before
         self.embeddings = bert_embeddings(text)
@@ -238,23 +216,20 @@ class Vilbert(nn.Module):
         The token of task number `task` stands behind each text's first token and has no position; None for
         a model without tasks.
         """
-        table, lengths = self.embeddings, [len(ids) for ids in texts]
-        starts = starts_of(lengths)
+        table, lengths = self.embeddings, np.array([len(ids) for ids in texts])
+        starts, total = starts_of(lengths), lengths.sum()
         # The row behind all tokens is the task's, which stands behind the first token of each text.
-        with_task = np.insert(np.arange(starts[-1]), starts[:-1] + 1, starts[-1])
-        ids, positions, order = indices_on_device(
-            self.device,
-            list(chain.from_iterable(texts)),
-            np.concatenate([np.arange(length) for length in lengths]),
-            with_task,
-        )
+        with_task = np.insert(np.arange(total), starts + 1, total)
+        given = list(chain.from_iterable(texts)), ranges(np.zeros_like(lengths), lengths), with_task
+        ids, positions, order = indices_on_device(self.device, *given)
         embedded = table.word_embeddings(ids) + table.position_embeddings(positions)
         embedded = embedded + table.token_type_embeddings.weight[0]
         if self.task_embeddings is not None:
             embedded = torch.cat([embedded, self.task_embeddings.weight[task][None]])[order]
-            lengths = [length + 1 for length in lengths]
+            lengths = lengths + 1
         rows = self.dropout(table.LayerNorm(embedded))
-        return self._alone(self.text_layers[: self.text_before[0]], rows, lengths, "text", _TEXT_PADDING)
+        layers = self.text_layers[: self.text_before[0]]
+        return self._alone(layers, rows, lengths.tolist(), "text", _TEXT_PADDING)
 
     def lower_regions(self, features: Tensor, locations: Tensor, lengths: Sequence[int]) -> list[Tensor]:
         """(rows, hidden) of each image before the first co-attention block.
@@ -292,7 +267,7 @@ class Vilbert(nn.Module):
         texts, regions: from `lower_texts` and `lower_regions`. pairs: positions in both, text first.
         Nothing runs that these states do not depend on.
         """
-        batch = _PairBatch.of(texts, regions, pairs)
+        batch = _Pairs(texts, regions, pairs)
         *_, (text, _) = self._blocks(batch, layer, both=False)
         return batch.split(text, "text")
 
@@ -301,42 +276,42 @@ class Vilbert(nn.Module):
     ) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
         """Texts and boxes of each pair after every co-attention block, then after the layers that follow the
         last one; arguments are those of `text_states`."""
-        batch = _PairBatch.of(texts, regions, pairs)
+        batch = _Pairs(texts, regions, pairs)
         last = len(self.co_layers) - 1
         for text, visual in self._blocks(batch, last, both=True):
             yield batch.split(text, "text"), batch.split(visual, "visual")
-        text = self._run(self.text_layers[self.text_before[last] :], text, batch.packing["text"], "text")
-        after = self.visual_layers[self.visual_before[last] :]
-        visual = self._run(after, visual, batch.packing["visual"], "visual")
+        text, visual = self._between(batch, text, visual, last)
         yield batch.split(text, "text"), batch.split(visual, "visual")
 
-    def _blocks(self, batch: _PairBatch, last: int, *, both: bool) -> Iterator[tuple[Tensor, Tensor]]:
+    def _blocks(self, batch: _Pairs, last: int, *, both: bool) -> Iterator[tuple[Tensor, Tensor]]:
         """Packed rows of both streams after each co-attention block up to number `last`.
 
         both: whether the boxes' rows after the last block are wanted, too; else they are those before it.
         """
         text, visual = batch.texts, batch.regions  # distinct ones, until they meet
-        of_text: Any = batch.text_rows
-        of_visual: Any = batch.visual_rows
+        of_text, of_visual = batch.rows
         blocks: list[Any] = list(self.co_layers[: last + 1])
         for number, block in enumerate(blocks):
-            # The first block's projections are made once per distinct text and image, then copied to pairs.
-            query = block.text.query(text)[of_text]
-            keys, values = (part(visual)[of_visual] for part in (block.visual.key, block.visual.value))
-            for_text = block.attended("text", query, keys, values, batch)
+            for_text = block.attended("text", text, visual, of_text, of_visual, batch)
             if both or number < last:
-                query = block.visual.query(visual)[of_visual]
-                keys, values = (part(text)[of_text] for part in (block.text.key, block.text.value))
-                for_visual = block.attended("visual", query, keys, values, batch)
+                for_visual = block.attended("visual", visual, text, of_visual, of_text, batch)
                 visual = block.merged("visual", for_visual, visual[of_visual])
             text = block.merged("text", for_text, text[of_text])
             yield text, visual
             if number < last:
                 of_text = of_visual = slice(None)
-                here = slice(self.text_before[number], self.text_before[number + 1])
-                text = self._run(self.text_layers[here], text, batch.packing["text"], "text")
-                here = slice(self.visual_before[number], self.visual_before[number + 1])
-                visual = self._run(self.visual_layers[here], visual, batch.packing["visual"], "visual")
+                text, visual = self._between(batch, text, visual, number)
+
+    def _between(self, batch: _Pairs, text: Tensor, visual: Tensor, number: int) -> tuple[Tensor, Tensor]:
+        """Rows of both streams after their own layers behind a co-attention block."""
+        here, there = (
+            slice(*own[number : number + 2])
+            for own in ((*self.text_before, None), (*self.visual_before, None))
+        )
+        return (
+            self._run(self.text_layers[here], text, batch.packing["text"], "text"),
+            self._run(self.visual_layers[there], visual, batch.packing["visual"], "visual"),
+        )
 
     def pooled(self, text: Sequence[Tensor], visual: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """(pairs, width) of each stream: ReLU(W h) of the first row of each pair, from `states`."""
@@ -356,62 +331,47 @@ class _RegionEmbeddings(nn.Module):
         self.norm = nn.LayerNorm(hidden_size, eps=EPS)
 
     def forward(self, features: Tensor, locations: Tensor) -> Tensor:
-        """(n, hidden) of features (n, region_size) and locations (n, 5)."""
         embedded: Tensor = self.norm(self.feature(features) + self.location(locations))
         return embedded
 
 
-@dataclass(frozen=True)
-class _PairBatch:
+class _Pairs:
     """Pairs of a text and an image, sorted so that those of nearly equal lengths stand together.
 
-    texts, regions: packed rows of the distinct texts and images. text_rows, visual_rows: which of them the
-    pairs have, one pair after another. packing: where the sorted pairs stand in each stream. rank: the
-    position of each pair among them.
+    texts, regions: packed rows of the distinct texts and images. rows: which of them the pairs have, one pair
+    after another. packing: where the sorted pairs stand in each stream.
     """
 
-    texts: Tensor
-    regions: Tensor
-    text_rows: Tensor
-    visual_rows: Tensor
-    packing: Mapping[str, Packing]
-    rank: list[int]
-
-    @classmethod
-    def of(
-        cls, texts: Sequence[Tensor], regions: Sequence[Tensor], pairs: Sequence[tuple[int, int]]
-    ) -> _PairBatch:
-        """Pairs of positions in `texts` and `regions`, at least one."""
-        of_text, of_regions = [len(rows) for rows in texts], [len(rows) for rows in regions]
-        by_boxes = sorted(range(len(pairs)), key=lambda i: of_regions[pairs[i][1]])
+    def __init__(
+        self, texts: Sequence[Tensor], regions: Sequence[Tensor], pairs: Sequence[tuple[int, int]]
+    ) -> None:
+        self.texts, self.regions = torch.cat(list(texts)), torch.cat(list(regions))
+        lengths = [np.array([len(rows) for rows in side]) for side in (texts, regions)]
+        chosen = np.array(pairs).T
+        words, boxes = (own[which] for own, which in zip(lengths, chosen, strict=True))
+        by_boxes = np.argsort(boxes, kind="stable")
         order: list[int] = []
         parts: list[slice] = []
-        for alike in groups_of([of_regions[pairs[i][1]] for i in by_boxes]):
-            by_text = sorted(by_boxes[alike], key=lambda i: of_text[pairs[i][0]])
-            for inner in groups_of([of_text[pairs[i][0]] for i in by_text], _TEXT_PADDING):
+        for alike in groups_of(boxes[by_boxes].tolist()):
+            by_text = by_boxes[alike][np.argsort(words[by_boxes[alike]], kind="stable")]
+            for inner in groups_of(words[by_text].tolist(), _TEXT_PADDING):
                 parts.append(slice(len(order), len(order) + inner.stop - inner.start))
-                order += by_text[inner]
-        chosen_texts, chosen_regions = zip(*(pairs[i] for i in order), strict=True)
-        text_lengths = [of_text[text] for text in chosen_texts]
-        visual_lengths = [of_regions[image] for image in chosen_regions]
-        text_rows, visual_rows, text_offsets, visual_offsets = indices_on_device(
-            texts[0].device,
-            rows_of_sequences(of_text, chosen_texts),
-            rows_of_sequences(of_regions, chosen_regions),
-            starts_of(text_lengths),
-            starts_of(visual_lengths),
-        )
-        packing = {
-            "text": Packing(text_lengths, parts, text_offsets.int()),
-            "visual": Packing(visual_lengths, parts, visual_offsets.int()),
+                order += by_text[inner].tolist()
+        device = self.texts.device
+        self.packing = {
+            name: Packing.of(own[order].tolist(), device, parts)
+            for name, own in (("text", words), ("visual", boxes))
         }
-        rank = np.argsort(order).tolist()
-        return cls(torch.cat(list(texts)), torch.cat(list(regions)), text_rows, visual_rows, packing, rank)
+        self.rows: Any = indices_on_device(
+            device,
+            *(ranges(starts_of(own)[i], own[i]) for own, i in zip(lengths, chosen[:, order], strict=True)),
+        )
+        self._rank = np.argsort(order).tolist()
 
     def split(self, rows: Tensor, stream: str) -> list[Tensor]:
         """Packed rows of a stream, by pair."""
         parts = torch.split(rows, list(self.packing[stream].lengths))
-        return [parts[place] for place in self.rank]
+        return [parts[place] for place in self._rank]
 
 
 class VilbertEncoder(RegionTextEncoder, tags=["image-captioning", "vilbert"]):
@@ -470,9 +430,6 @@ class VilbertEncoder(RegionTextEncoder, tags=["image-captioning", "vilbert"]):
         """Token features of texts with every image, image by image, in order; see `encode_pairs`.
 
         layer: the co-attention block after which the features are taken, from 0 or from the end.
-
-        Raises:
-            ValueError: there is no such layer.
         """
         block = block_of(self.config, layer)
         on_device: dict[str, Tensor] = {}  # features by key, until they are given out
@@ -495,18 +452,15 @@ class VilbertEncoder(RegionTextEncoder, tags=["image-captioning", "vilbert"]):
         return map(features, self.encode_pairs(boxes, captions, run, kind, cache, batch_size))
 
     def prepare_visual(self, loaded: BoxFeatures) -> LocatedBoxes:
-        """What the network takes of boxes. Raises ValueError: of another width, or see `located`."""
         loaded.check_width(self.region_size)
         return located(loaded)
 
     @exact
     def states(self, prepared: Sequence[LocatedBoxes]) -> list[Tensor]:
         """(boxes + 1, hidden) of each image before it meets a text, on the encoder's device."""
-        features, locations = (
-            rows_on_device(self.device, arrays, DTYPES[self.dtype])
-            for arrays in ([p.features for p in prepared], [p.locations for p in prepared])
-        )
-        return self.model.lower_regions(features, locations, [len(p.locations) for p in prepared])
+        parts = zip(*prepared, strict=True)
+        features, locations = (rows_on_device(self.device, part, DTYPES[self.dtype]) for part in parts)
+        return self.model.lower_regions(features, locations, [len(each.locations) for each in prepared])
 
     def text_states(self, texts: Sequence[Ids], cache: FeatureCache, batch_size: int | None) -> list[Tensor]:
         """(rows, hidden) of each text before it meets an image, on the encoder's device.
@@ -515,14 +469,13 @@ class VilbertEncoder(RegionTextEncoder, tags=["image-captioning", "vilbert"]):
         """
         if self.device.type == "cuda":
             return self._lower_texts(list(texts))
-        size = self._automatic_texts if batch_size is None else BatchSize(batch_size, automatic=False)
 
         def forward(texts: list[Ids]) -> Iterator[tuple[slice, list[Floats]]]:
+            size = BatchSize.of(batch_size, self._automatic_texts)
             for part, rows in size.run(texts, self._lower_texts):
                 yield part, arrays_of(rows).values()
 
-        tokens = Tokens(list(texts), [])
-        arrays = encode_distinct(tokens, lambda ids: self.key("lower", bytes_of(ids)), forward, cache)
+        arrays = encode_distinct(Tokens(list(texts), []), lambda ids: self.key("lower", ids), forward, cache)
         packed = rows_on_device(self.device, arrays, DTYPES[self.dtype])
         return list(torch.split(packed, [len(array) for array in arrays]))
 
@@ -561,18 +514,9 @@ class VilbertEncoder(RegionTextEncoder, tags=["image-captioning", "vilbert"]):
 
 
 def block_of(config: dict[str, Any], layer: int) -> int:
-    """The number of a co-attention block of a config's model, by a number from either end.
-
-    Raises:
-        ValueError: there is none.
-
-    >>> block_of({"architecture": {"text_layers_before": [6, 7, 8, 9, 10, 11]}}, -1)
-    5
-    """
+    """The number of a co-attention block of a config's model, by a number from either end."""
     count = len(config["architecture"]["text_layers_before"])
     if not -count <= layer < count:
-        raise ValueError(
-            f"layer={layer}: these weights have {count} co-attention blocks: give a number from 0 to "
-            f"{count - 1}, or from -{count} to -1"
-        )
+        fix = f"give a number from 0 to {count - 1}, or from -{count} to -1"
+        raise ValueError(f"layer={layer}: these weights have {count} co-attention blocks: {fix}")
     return layer % count

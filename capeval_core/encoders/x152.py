@@ -22,16 +22,16 @@ from torchvision.ops import FeaturePyramidNetwork, FrozenBatchNorm2d, clip_boxes
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
 from capeval_core.encoders.detector import (
-    Deltas,
     Detector,
     Floats,
     Integers,
+    Kept,
     Pixels,
     ProposalHead,
     Proposals,
+    ProposalSettings,
     Stages,
     anchor_boxes,
-    array_of,
     arrays_by_one_copy,
     blue_first,
     decoded,
@@ -40,7 +40,7 @@ from capeval_core.encoders.detector import (
 )
 from capeval_core.inputs.boxes import BoxFeatures
 from capeval_core.models.config import Closed, Count, Layers, Share, Width
-from capeval_core.models.copies import on_device
+from capeval_core.models.copies import on_device, on_host
 from capeval_core.regions.suppression import Suppression, best_on_device, class_confidences
 from capeval_core.weights.x152 import EXPANSION, STAGES, X152Conversion
 
@@ -60,8 +60,6 @@ _AT_A_TIME = 250
 _MULTIPLE = 32
 """Pixels: the sides of the network's input are multiples of it, by a margin of zeros."""
 _CANARY_BOXES = [[0.0, 0.0, 59.0, 49.0], [30.0, 20.0, 118.0, 88.0], [0.0, 0.0, 119.0, 89.0]]
-
-_Kept = Annotated[int, range(1, 10_001)]
 
 
 @dataclass(frozen=True)
@@ -83,13 +81,9 @@ class _Architecture(Closed):
             raise ValueError(f"width is {self.width}, which {shared}")
 
 
-@dataclass(frozen=True)
-class _ProposalSettings(Closed):
-    before_nms: Count
-    after_nms: _Kept
-    most: _Kept
-    overlap: Share
-    delta_weights: Deltas
+@dataclass(frozen=True, kw_only=True)
+class _ProposalSettings(ProposalSettings):
+    most: Kept
 
 
 @dataclass(frozen=True)
@@ -212,9 +206,7 @@ class _X152Model(nn.Module):
         return clip_boxes_to_image(boxes, (size[0] - 1, size[1] - 1)), scores[best]
 
     def pooled(self, maps: Sequence[Tensor], boxes: Tensor, levels: Tensor | None = None) -> Tensor:
-        """(n, c, 7, 7) means of points of the level that fits each of boxes (n, 4).
-
-        levels: (n,), on the host; None: they are computed.
+        """(n, c, 7, 7) means of points for boxes (n, 4), in the levels (n,), on the host, that fit them.
 
         Points lie as in the first RoIAlign, which takes no half pixel off the corners.
         """
@@ -253,10 +245,6 @@ def _level_of(boxes: Tensor) -> Tensor:
     """(n,) the level of the pyramid for boxes (n, 4): floor(4 + log2(sqrt(area) / 224)), less the first's 2.
 
     Lin et al., 2017, eq. 1, from 0 to 3.
-
-    >>> sides = torch.tensor([[50.0, 50], [222, 223], [223, 223], [900, 900]])
-    >>> _level_of(torch.cat([torch.zeros(4, 2), sides], dim=1)).tolist()
-    [0, 1, 2, 3]
     """
     sides = boxes[:, 2:] - boxes[:, :2] + _PIXEL
     levels = _CANONICAL_LEVEL + torch.log2(sides.prod(dim=1).sqrt() / _CANONICAL_SIDE + 1e-6)
@@ -316,7 +304,7 @@ class X152(Detector, tags=["object-detection", "faster-rcnn", "resnext"]):
         one_thing = Suppression(settings.overlap, _PIXEL, at_bound=True)
         confidences = class_confidences(boxes, probabilities[:, 1:], one_thing, settings.threshold)
         kept = np.argsort(-confidences, kind="stable")[: settings.most]
-        features = array_of(found.features[on_device(torch.from_numpy(kept), found.features.device)])
+        features = on_host(found.features[on_device(kept, found.features.device)])
         return BoxFeatures(boxes[kept], features, size, confidences[kept]), kept
 
     def canary_rows(self, pixels: Tensor) -> list[Tensor]:
@@ -336,9 +324,6 @@ def _resized_by(pixels: Floats, scale: float) -> Floats:
 
     As OpenCV's `resize` with INTER_LINEAR and a scale: a pixel of the result lies at its centre divided by
     the scale itself, not by the ratio of the rounded sizes. A side keeps at least one pixel.
-
-    >>> _resized_by(np.float32([[[0], [4], [8]]]), 2.0)[0, :, 0].tolist()
-    [0.0, 1.0, 3.0, 5.0, 7.0, 8.0]
     """
     (top, bottom, lower), (left, right, further) = (_neighbours(n, scale) for n in pixels.shape[:2])
     further, lower = further[:, None], lower[:, None, None]

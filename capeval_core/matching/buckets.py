@@ -12,27 +12,19 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from capeval_core.limits import LIMITS
-from capeval_core.matching.sets import Best, Pairs, Sets, expand, starts_of
-
-Integers = NDArray[np.int64]
-
-# A bucket's rows, of both sides, and its pairs: a space of a few megabytes, and small for small sets.
+from capeval_core.matching.sets import Best, Integers, Sets
+from capeval_core.ragged import ranges, starts_of
 
 
-def best_matches(x: Sets, y: Sets, pairs: Pairs, indices: bool) -> tuple[Best, Best]:
+def best_matches(x: Sets, y: Sets, of_x: Integers, of_y: Integers, indices: bool) -> tuple[Best, Best]:
     """The best of each row, both ways; see `sets.Path`."""
-    there = torch.nonzero((x.lengths[pairs.x] > 0) & (y.lengths[pairs.y] > 0)).flatten()
-    widths, heights = x.lengths[pairs.x[there]].numpy(), y.lengths[pairs.y[there]].numpy()
-    order, ends = _buckets(widths, heights)
-    counts, begins = np.diff(ends, prepend=0), np.append(0, ends[:-1])
-    one, other = (
-        _Gathered(side, which, there[torch.from_numpy(order)], counts, begins, indices)
-        for side, which in ((x, pairs.x), (y, pairs.y))
-    )
+    there = np.flatnonzero((x.lengths[of_x] > 0) & (y.lengths[of_y] > 0))
+    order, ends = _buckets(x.lengths[of_x[there]], y.lengths[of_y[there]])
+    counts = np.diff(ends, prepend=0)
+    one, other = (_Gathered(*side, there[order], counts, indices) for side in ((x, of_x), (y, of_y)))
     most = int((counts * one.longest * other.longest).max(initial=0))
     cells = torch.empty(most, dtype=x.scale.dtype, device="cpu")
     for bucket, count in enumerate(counts.tolist()):
@@ -87,21 +79,17 @@ def _cuts(widths: Integers, heights: Integers, stratum: Integers) -> Iterator[in
 class _Gathered:
     """One side of all buckets: its rows, bucket by bucket, and the best of each, padding included."""
 
-    def __init__(
-        self, sets: Sets, which: Tensor, order: Tensor, counts: Integers, begins: Integers, indices: bool
-    ) -> None:
+    def __init__(self, sets: Sets, which: Integers, order: Integers, counts: Integers, indices: bool) -> None:
         self.sets, self.which, self.order = sets, which, order
         chosen = which[order]
         self.lengths = sets.lengths[chosen]
-        self.longest = (
-            np.maximum.reduceat(self.lengths.numpy(), begins) if len(counts) else np.empty(0, np.int64)
-        )
-        padded = torch.from_numpy(np.repeat(self.longest, counts))
+        begins = starts_of(counts)
+        self.longest = np.maximum.reduceat(self.lengths, begins) if len(counts) else counts
+        self.padded = np.repeat(self.longest, counts)
         first = sets.starts[chosen]
-        last = torch.repeat_interleave(first + self.lengths - 1, padded)
-        self.rows = torch.minimum(expand(first, padded), last)
+        last = np.repeat(first + self.lengths - 1, self.padded)
+        self.rows = torch.from_numpy(np.minimum(ranges(first, self.padded), last))
         self.scale = sets.scale[self.rows]
-        self.starts = starts_of(padded)
         self.ends = np.append(0, np.cumsum(counts * self.longest)).tolist()
         self.maxima = torch.empty_like(self.scale)
         self.found = torch.empty_like(self.rows) if indices else None
@@ -132,17 +120,19 @@ class _Gathered:
         else:
             torch.max(similarity, axis, out=(maxima, self.of_bucket(self.found, bucket)))
 
-    def answer(self, others: Tensor) -> Best:
+    def answer(self, others: Integers) -> Best:
         """The best of the rows themselves, in the order of the pairs that was asked for.
 
         `others` (pairs,) are the lengths of the other side's sets: what was found beyond is the last row too,
         which may come first by a rounding.
         """
         best = Best.of_nothing(self.sets, self.which, self.found is not None)
-        places = expand(starts_of(self.sets.lengths[self.which])[self.order], self.lengths)
-        real = expand(self.starts, self.lengths)
+        starts = starts_of(self.sets.lengths[self.which])[self.order]
+        places, real = (
+            torch.from_numpy(ranges(begin, self.lengths)) for begin in (starts, starts_of(self.padded))
+        )
         best.maxima[places] = self.maxima[real]
         if best.indices is not None and self.found is not None:
-            last = torch.repeat_interleave(others - 1, self.lengths)
+            last = torch.from_numpy(np.repeat(others - 1, self.lengths))
             best.indices[places] = torch.minimum(self.found[real], last)
         return best

@@ -7,10 +7,8 @@ light of the image (Lee et al., Eval4NLP 2020, https://aclanthology.org/2020.eva
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,18 +16,25 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from capeval_core.errors import Problems
 from capeval_core.limits import LIMITS
 from capeval_core.matching.cosine import harmonic_mean
-from capeval_core.matching.paths import PathName, find_path, gain_by_own_norms, matching_device
-from capeval_core.matching.sets import Best, Checks, OddRowError, Pairs, Sets, expand
+from capeval_core.matching.paths import PATHS, PathName, likely_fastest, problem_of
+from capeval_core.matching.sets import Best, Integers, OddRowError, Sets, ordinary
+from capeval_core.matching.slices import gain_by_own_norms
+from capeval_core.models.copies import on_device
 from capeval_core.models.device import exact_float32
+from capeval_core.ragged import starts_of
 
 Numbers = Sequence[float] | NDArray[Any] | Tensor
 Whole = Sequence[int] | NDArray[Any] | Tensor
 Flags = bool | Sequence[bool] | NDArray[np.bool_] | Tensor
 
-# Rows of both sides of all pairs matched at once, which bounds what is held besides the result; on a GPU the
-# next part is prepared while it works.
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_HEAVIEST = 1e15
+"""Of weights that multiply similarities."""
+_BLOCK = 1 << 12
+"""16-bit rows whose norms are taken at once, since they are widened for it."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +65,7 @@ class GreedyMatch:
 
     def to(self, device: torch.device | str) -> GreedyMatch:
         """The same on another device."""
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        moved = {name: value.to(device) for name, value in values.items() if value is not None}
+        moved = {name: value.to(device) for name, value in vars(self).items() if value is not None}
         return GreedyMatch(**moved)
 
 
@@ -136,79 +140,189 @@ def greedy_match(
         ValueError, TypeError: everything that is wrong with the arguments, at once. Rows that hold NaN or
             infinity are named with their set.
     """
-    checks = Checks()
-    x_rows, y_rows = checks.rows("x", x), checks.rows("y", y)
-    checks.alike(x_rows, y_rows)
-    x_sizes = checks.lengths("x_lengths", x_lengths, "x", x_rows)
-    y_sizes = checks.lengths("y_lengths", y_lengths, "y", y_rows)
-    pairs = checks.pairs(x_sizes, y_sizes, x_of_pair, y_of_pair)
-    x_weight = checks.weights("x_weights", x_weights, "x", x_rows, weighted_similarity)
-    y_weight = checks.weights("y_weights", y_weights, "y", y_rows, weighted_similarity)
+    problems = Problems()
+    x_side = _Side("x", problems, x, x_lengths, x_of_pair, x_weights, y_padded, weighted_similarity)
+    y_side = _Side("y", problems, y, y_lengths, y_of_pair, y_weights, x_padded, weighted_similarity)
+    _check_both(problems, x_side, y_side)
     if weighted_similarity and x_weights is None and y_weights is None:
-        checks.problems.add("weighted_similarity=True: pass x_weights, y_weights or both")
-    # The padding of one side takes part in the maxima of the other.
-    x_floor, y_floor = checks.flags("y_padded", y_padded, pairs), checks.flags("x_padded", x_padded, pairs)
-    rows = x_rows if x_rows is not None else torch.empty(0)
-    device = matching_device(rows.device)
-    pair_rows = sum(float(sizes.mean()) for sizes in (x_sizes, y_sizes) if sizes is not None and len(sizes))
-    best_matches = find_path(path, device, rows.dtype, pair_rows, checks.problems)
-    checks.problems.raise_if_any()
-    assert x_rows is not None and y_rows is not None and pairs is not None
-    assert x_sizes is not None and y_sizes is not None
-    x_rows, y_rows = x_rows.to(device), y_rows.to(device)
+        problems.add("weighted_similarity=True: pass x_weights, y_weights or both")
+    # An Apple GPU has no float64 to add up in.
+    device = x_side.rows.device if x_side.rows.device.type == "cuda" else torch.device("cpu")
+    pair_rows = sum(float(side.set_lengths.mean()) for side in (x_side, y_side) if len(side.set_lengths))
+    path = path or likely_fastest(device, x_side.rows.dtype, pair_rows)
+    if problem := problem_of(path, device, x_side.rows.dtype):
+        problems.add(f"path={path!r}{problem}")
+    problems.raise_if_any()
 
     def matched(x_sets: Sets, y_sets: Sets) -> GreedyMatch:
-        x_side = _Side(x_sets, pairs.x, x_weight, x_floor, weighted_similarity)
-        y_side = _Side(y_sets, pairs.y, y_weight, y_floor, weighted_similarity)
+        x_side.begin(x_sets)
+        y_side.begin(y_sets)
         for part in _parts(x_side.lengths + y_side.lengths, LIMITS.matched_rows[device.type]):
-            chosen = Pairs(x_side.of_pair[part], y_side.of_pair[part])
+            chosen = x_side.of_pair[part], y_side.of_pair[part]
             with exact_float32(device):
-                of_x, of_y = best_matches(x_side.sets, y_side.sets, chosen, return_indices)
+                of_x, of_y = PATHS[path](x_side.sets, y_side.sets, *chosen, return_indices)
             x_side.take(of_x, part, return_maxima)
             y_side.take(of_y, part, return_maxima)
         if x_sets.odd is not None and x_sets.odd.item():
             raise OddRowError
-        return _means(x_side, y_side, return_maxima, return_indices).to(rows.device)
+        return _means(x_side, y_side, return_maxima, return_indices).to(x.device)
 
-    if not weighted_similarity and gain_by_own_norms(best_matches, x_sizes, y_sizes, pairs):
+    if not weighted_similarity and _gain_by_own_norms(path, x_side, y_side):
         odd = torch.zeros(1, dtype=torch.int32, device=device)
         try:
-            return matched(checks.unmeasured(x_rows, x_sizes, odd), checks.unmeasured(y_rows, y_sizes, odd))
+            return matched(x_side.unmeasured(device, odd), y_side.unmeasured(device, odd))
         except OddRowError:  # the pass looks at such rows, and names those that are no numbers
             pass
-    x_sets, y_sets = checks.sets("x", x_rows, x_sizes), checks.sets("y", y_rows, y_sizes)
-    checks.problems.raise_if_any()
-    return matched(x_sets, y_sets)
+    measured = x_side.measured(device), y_side.measured(device)
+    problems.raise_if_any()
+    return matched(*measured)
 
 
 class _Side:
-    """One side of all pairs: takes the maxima of its rows part by part, and makes their means."""
+    """One side of all pairs: takes the maxima of its rows part by part, and makes their means.
+
+    What is wrong with an argument is noted in `problems`, and another one stands for it.
+    """
 
     def __init__(
-        self, sets: Sets, of_pair: Tensor, weights: Tensor | None, floor: Tensor | None, weighted: bool
+        self,
+        name: str,
+        problems: Problems,
+        rows: object,
+        lengths: object,
+        of_pair: object,
+        weights: object,
+        padded: object,
+        weighted: bool,
     ) -> None:
-        self.device = sets.rows.device
-        self.of_pair = of_pair
-        self.lengths = sets.lengths[of_pair]
-        self.weights = None if weights is None else weights.to(self.device)
-        self.floor = None if floor is None else floor.to(self.device)
-        self.bounded = not weighted
-        if weighted and self.weights is not None:
-            sets = dataclasses.replace(sets, scale=sets.scale * self.weights.to(sets.scale.dtype))
-        self.sets = sets
-        if self.weights is None:
-            self.totals = self.lengths.double().to(self.device)
+        self.name, self.problems, self.weighted = name, problems, weighted
+        self.rows = self._rows(rows)
+        self.usable = self.rows is rows
+        self.set_lengths = self._whole(f"{name}_lengths", lengths)
+        before = len(problems)
+        for i in np.flatnonzero(self.set_lengths < 0):
+            problems.add(f"{name}_lengths[{i}] is {self.set_lengths[i]}: a set has 0 rows or more")
+        total, count = self.set_lengths.sum(), len(self.rows)
+        if len(problems) == before and self.usable and total != count:
+            problems.add(f"{name}_lengths add up to {total}, but {name} has {count} rows")
+        sets, key = len(self.set_lengths), f"{name}_of_pair"
+        self.of_pair = np.arange(sets) if of_pair is None else self._whole(key, of_pair)
+        for p in np.flatnonzero((self.of_pair < 0) | (self.of_pair >= sets)):
+            problems.add(f"{key}[{p}] is {self.of_pair[p]}: there are {sets} {name} sets, counted from 0")
+        self.shown = f"{sets} {name} sets" if of_pair is None else f"{len(self.of_pair)} in {key}"
+        self.weights = None if weights is None else self._weights(weights)
+        # The padding of one side takes part in the maxima of the other.
+        self.floor = self._flags("y_padded" if name == "x" else "x_padded", padded)
+
+    def _rows(self, rows: object) -> Tensor:
+        """A matrix of floating-point rows."""
+        if not isinstance(rows, Tensor):
+            found, kind = f"is a {type(rows).__name__}: pass a torch tensor (rows, D)", TypeError
+        elif rows.dim() != 2:
+            found = f"has shape {tuple(rows.shape)}: pack the rows of all sets into (rows, D)"
+            self.problems.add(f"{self.name} {found}")
+            return torch.empty(0, 0, device="cpu")
+        elif rows.dtype not in _DTYPES:
+            found, kind = f"is {rows.dtype}: convert it to float16, bfloat16, float32 or float64", TypeError
         else:
-            sums = _sums(self.weights, sets.lengths.to(self.device))
-            self.totals = sums[of_pair.to(self.device)].double()
-        self.means = torch.empty(len(of_pair), dtype=torch.float64, device=self.device)
+            return rows
+        self.problems.add(f"{self.name} {found}", kind)
+        return torch.empty(0, 0, device="cpu")
+
+    def _whole(self, name: str, values: object) -> Integers:
+        """A flat list, array or tensor of whole numbers."""
+        array = _array(values)
+        if array.shape != (0,) and (array.ndim != 1 or array.dtype.kind not in "iu"):
+            found = f"{name} has shape {array.shape} and type {array.dtype}"
+            self.problems.add(f"{found}: pass a flat list of whole numbers", TypeError)
+            array = np.empty(0)
+        return array.astype(np.int64)
+
+    def _weights(self, values: object) -> Tensor | None:
+        """One finite weight of 0 or more for every row, as float64."""
+        array, name, count = _array(values), f"{self.name}_weights", len(self.rows)
+        if array.dtype.kind not in "fiub" or array.shape != (count,):
+            found = f"{name} has shape {array.shape} and type {array.dtype}"
+            self.problems.add(f"{found}: give each of the {count} rows of {self.name} one number")
+            return None
+        numbers = array.astype(np.float64)
+        fine = np.isfinite(numbers) & (numbers >= 0)
+        for i in np.flatnonzero(~fine):
+            self.problems.add(f"{name}[{i}] is {numbers[i]}: a weight is finite and 0 or more")
+        for i in np.flatnonzero(fine & (numbers > _HEAVIEST)) if self.weighted else ():
+            most = f"with weighted_similarity=True a weight is at most {_HEAVIEST:g}"
+            self.problems.add(f"{name}[{i}] is {numbers[i]}: {most}")
+        with np.errstate(over="ignore"):
+            if fine.all() and not np.isfinite(numbers.sum()):
+                self.problems.add(f"{name} add up to more than a number holds: make them smaller")
+        return torch.from_numpy(numbers)
+
+    def _flags(self, name: str, values: object) -> Tensor | None:
+        """One flag for each pair; None as well if no pair has it."""
+        array, count = _array(values), len(self.of_pair)
+        if array.dtype.kind == "b" and array.shape in ((), (count,)):
+            return torch.from_numpy(np.broadcast_to(array, count).copy()) if array.any() else None
+        if array.shape != (0,) or count:
+            found = f"{name} has shape {array.shape} and type {array.dtype}"
+            self.problems.add(f"{found}: pass one bool, or one for each of the {count} pairs")
+        return None
+
+    def unmeasured(self, device: torch.device, odd: Tensor) -> Sets:
+        """The sets for a path that finds norms beside the products."""
+        rows = self.rows.detach().to(device).contiguous()
+        scale = torch.empty(len(rows), dtype=_wide(rows), device=device)
+        return Sets(rows, scale, self.set_lengths, measured=False, odd=odd)
+
+    def measured(self, device: torch.device) -> Sets:
+        """The sets with the scale of every row, found in one pass that also finds what is not finite."""
+        rows = self.rows.detach().to(device).contiguous()
+        wide, lengths = _wide(rows), self.set_lengths
+        widened = rows.dtype != wide and rows.device.type == "cpu"  # a GPU widens them as it reads
+        step = _BLOCK if widened else max(len(rows), 1)
+        starts = range(0, len(rows) or 1, step)
+        norms = torch.cat([torch.linalg.vector_norm(rows[i : i + step], dim=1, dtype=wide) for i in starts])
+        odd = torch.nonzero(~ordinary(norms)).flatten()
+        if len(odd) and rows.shape[1]:
+            some = rows[odd].to(wide)
+            peaks = some.abs().amax(1, keepdim=True)
+            ends = np.cumsum(lengths)
+            for row in odd[~torch.isfinite(peaks[:, 0])].tolist():
+                owner = int(np.searchsorted(ends, row, side="right"))
+                place = f"{self.name}[{row}], row {row - int(ends[owner] - lengths[owner])} of set {owner}"
+                self.problems.add(f"{place}, holds NaN or infinity: correct or drop it")
+            there = peaks[:, 0] > 0
+            if there.any():
+                odd, some, peaks = odd[there], some[there], peaks[there]
+                # By powers of two, so that 16-bit rows lose nothing.
+                digits, exponents = torch.frexp(some)
+                some = torch.ldexp(digits, (exponents - torch.frexp(peaks).exponent).clamp_(max=0))
+                rows, norms[odd] = rows.clone(), torch.linalg.vector_norm(some, dim=1)
+                rows[odd] = some.to(rows.dtype)
+        return Sets(rows, torch.where(norms > 0, norms, 1).reciprocal(), lengths)
+
+    def begin(self, sets: Sets) -> None:
+        """Take the maxima of these sets from now on."""
+        self.device = device = sets.rows.device
+        self.lengths = self.set_lengths[self.of_pair]
+        if self.weights is not None:
+            self.weights = self.weights.to(device)
+            sums = _sums(self.weights, on_device(self.set_lengths, device))
+            self.totals = sums[on_device(self.of_pair, device)]
+            if self.weighted:
+                sets = replace(sets, scale=sets.scale * self.weights.to(sets.scale.dtype))
+        else:
+            self.totals = torch.from_numpy(self.lengths).double().to(device)
+        self.floor = None if self.floor is None else self.floor.to(device)
+        self.sets = sets
+        self.means = torch.empty(len(self.of_pair), dtype=torch.float64, device=device)
         self.maxima: list[Tensor] = []
         self.indices: list[Tensor] = []
 
     def take(self, best: Best, part: slice, keep: bool) -> None:
         """The maxima of these pairs: bounded, weighted and averaged in float64, kept if they are wanted."""
-        maxima, lengths = best.maxima, self.lengths[part].to(self.device)
-        if self.bounded:  # the rounded cosine of equal rows may come out beyond 1
+        maxima, device = best.maxima, self.device
+        lengths = on_device(self.lengths[part], device)
+        if not self.weighted:  # the rounded cosine of equal rows may come out beyond 1
             maxima.clamp_(-1, 1)
         if self.floor is not None:
             low = torch.repeat_interleave(self.floor[part], lengths, output_size=len(maxima))
@@ -218,8 +332,10 @@ class _Side:
                 best.indices.masked_fill_(low, -1)
         values = maxima.double()
         if self.weights is not None:
-            starts = self.sets.starts[self.of_pair[part]].to(self.device)
-            values = values * self.weights[expand(starts, lengths, len(values))]
+            shifts = self.sets.starts[self.of_pair[part]] - starts_of(self.lengths[part])
+            shift = on_device(shifts, device)
+            places = torch.repeat_interleave(shift, lengths, output_size=len(values))
+            values = values * self.weights[places + torch.arange(len(values), device=device)]
         totals = self.totals[part]
         self.means[part] = torch.where(
             totals > 0, _sums(values, lengths) / torch.where(totals > 0, totals, 1), 0
@@ -229,50 +345,73 @@ class _Side:
         if best.indices is not None:
             self.indices.append(best.indices)
 
-    def offsets(self) -> Tensor:
-        """Where the rows of each pair begin, and the end."""
-        return torch.cat([self.lengths.new_zeros(1), self.lengths.cumsum(0)]).to(self.device)
+    def kept(self, maxima: bool, indices: bool) -> dict[str, Tensor]:
+        """What was asked for of the rows, by its name in `GreedyMatch`."""
+        found: dict[str, Tensor] = {}
+        if maxima or indices:
+            found["offsets"] = on_device(np.append(0, np.cumsum(self.lengths)), self.device)
+        if maxima:
+            found["maxima"] = torch.cat([self.sets.scale[:0], *self.maxima])
+        if indices:
+            found["indices"] = torch.cat([self.sets.scale[:0].long(), *self.indices])
+        return {f"{self.name}_{name}": values for name, values in found.items()}
+
+
+def _check_both(problems: Problems, x: _Side, y: _Side) -> None:
+    """Note where the sides do not go together."""
+    one, other = x.rows, y.rows
+    if x.usable and y.usable and one.shape[1] != other.shape[1]:
+        found = f"x has rows of {one.shape[1]} numbers, y of {other.shape[1]}"
+        problems.add(f"{found}: take both from the same encoder")
+    if x.usable and y.usable and one.dtype != other.dtype:
+        problems.add(f"x is {one.dtype}, y is {other.dtype}: convert one of them", TypeError)
+    if x.usable and y.usable and one.device != other.device:
+        problems.add(f"x is on {one.device}, y on {other.device}: move one of them")
+    if len(x.of_pair) != len(y.of_pair):
+        fix = "name both sets of every pair with x_of_pair and y_of_pair"
+        problems.add(f"{x.shown} but {y.shown}: {fix}")
+
+
+def _gain_by_own_norms(path: str, x: _Side, y: _Side) -> bool:
+    """Whether norms found beside the products, rather than in a pass before, spare time."""
+    if path == "slices":
+        return gain_by_own_norms(x.set_lengths, y.set_lengths, x.of_pair, y.of_pair)
+    # Each row must be read that might be no number: every set has rows and is in a pair.
+    return path == "triton" and all(
+        len(side.set_lengths)
+        and side.set_lengths.min()
+        and np.bincount(side.of_pair, minlength=len(side.set_lengths)).min()
+        for side in (x, y)
+    )
 
 
 def _means(x_side: _Side, y_side: _Side, maxima: bool, indices: bool) -> GreedyMatch:
     """What all pairs come to."""
     f = harmonic_mean(x_side.means.clamp(min=0), y_side.means.clamp(min=0))
     dtype = x_side.sets.scale.dtype
-    kept = maxima or indices
     return GreedyMatch(
         precision=x_side.means.to(dtype),
         recall=y_side.means.to(dtype),
         f=f.to(dtype),
         x_weightless=x_side.totals == 0,
         y_weightless=y_side.totals == 0,
-        x_offsets=x_side.offsets() if kept else None,
-        y_offsets=y_side.offsets() if kept else None,
-        x_maxima=_packed(x_side.maxima, x_side.sets.scale) if maxima else None,
-        y_maxima=_packed(y_side.maxima, y_side.sets.scale) if maxima else None,
-        x_indices=_packed(x_side.indices, x_side.sets.scale[:0].long()) if indices else None,
-        y_indices=_packed(y_side.indices, y_side.sets.scale[:0].long()) if indices else None,
+        **x_side.kept(maxima, indices),
+        **y_side.kept(maxima, indices),
     )
 
 
-def _parts(rows: Tensor, limit: int) -> Iterator[slice]:
+def _parts(rows: Integers, limit: int) -> list[slice]:
     """Parts of the pairs with at most so many rows, but for one pair too many."""
-    ends = rows.cumsum(0)
+    ends = np.cumsum(rows)
     total = int(ends[-1]) if len(ends) else 0
-    cuts = torch.searchsorted(
-        ends, torch.arange(limit, max(total, limit), limit, device=ends.device), right=True
-    )
-    for start, stop in pairwise([0, *torch.unique(cuts).tolist(), len(rows)]):
-        if start < stop:
-            yield slice(start, stop)
+    cuts = np.searchsorted(ends, np.arange(limit, max(total, limit), limit), side="right")
+    bounds = np.unique([0, *cuts.tolist(), len(rows)]).tolist()
+    return list(map(slice, bounds[:-1], bounds[1:]))
 
 
 def _sums(values: Tensor, lengths: Tensor) -> Tensor:
     """The sum of each packed run of values; 0 for an empty one."""
     return torch.segment_reduce(values, "sum", lengths=lengths, initial=0, unsafe=True)
-
-
-def _packed(parts: list[Tensor], like: Tensor) -> Tensor:
-    return torch.cat(parts) if parts else like.new_empty(0)
 
 
 def match_arrays(x: Sequence[NDArray[Any]], y: Sequence[NDArray[Any]], **settings: Any) -> GreedyMatch:
@@ -281,3 +420,17 @@ def match_arrays(x: Sequence[NDArray[Any]], y: Sequence[NDArray[Any]], **setting
     arrays = [sets[0] if one else np.concatenate(sets) for sets, one in zip((x, y), alone, strict=True)]
     x_rows, y_rows = map(torch.from_numpy, arrays)
     return greedy_match(x_rows, y_rows, [*map(len, x)], [*map(len, y)], return_maxima=True, **settings)
+
+
+def _wide(rows: Tensor) -> torch.dtype:
+    return torch.float64 if rows.dtype == torch.float64 else torch.float32
+
+
+def _array(values: object) -> NDArray[Any]:
+    if isinstance(values, Tensor):
+        values = values.detach().cpu()
+        return np.asarray(values.float() if values.dtype == torch.bfloat16 else values)
+    try:
+        return np.asarray(values)
+    except ValueError:  # lists of several lengths
+        return np.asarray(values, dtype=object)

@@ -49,8 +49,12 @@ class BatchSize:
     """
 
     def __init__(self, size: int, *, automatic: bool) -> None:
-        self.size = size
-        self.automatic = automatic
+        self.size, self.automatic = size, automatic
+
+    @classmethod
+    def of(cls, given: int | None, automatic: BatchSize) -> BatchSize:
+        """The size that a user gave, or the automatic one."""
+        return automatic if given is None else cls(given, automatic=False)
 
     def run(
         self,
@@ -58,7 +62,7 @@ class BatchSize:
         forward: Callable[[Batch], Output],
         *,
         cost: int | Sequence[int] = 1,
-        after: Callable[[Output], Any] | None = None,
+        after: Callable[[Output], Any] = lambda output: output,
     ) -> Iterator[tuple[slice, Any]]:
         """Outputs of `forward` over slices that cover all items (a list, a tensor).
 
@@ -73,9 +77,7 @@ class BatchSize:
             part = slice(start, self._stop(start, len(items), cost))
             refused: RuntimeError | None = None
             try:
-                output: Any = forward(items[part])
-                if after is not None:
-                    output = after(output)
+                output = after(forward(items[part]))
             except RuntimeError as error:
                 if not _out_of_memory(error):
                     raise

@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from capeval_core.models.config import is_number
 from capeval_core.weights.folder import WeightsError
 
 TOLERANCE = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
@@ -29,29 +28,25 @@ def cosines(image_features: NDArray[np.float32], text_features: NDArray[np.float
     return np.asarray(image_features @ text_features.T / lengths, dtype=np.float32)
 
 
-def canary_problem(canary: Any) -> str | None:
-    """What is wrong with a config's canary as such, in words; None: nothing."""
-    content = canary if isinstance(canary, dict) else {}
-    rows, tolerance = content.get("cosines"), content.get("tolerance")
-    if (
-        isinstance(rows, list)
-        and rows
-        and all(isinstance(row, list) and row and len(row) == len(rows[0]) for row in rows)
-        and all(is_number(value, -1e6, 1e6) for row in rows for value in row)
-        and isinstance(tolerance, dict)
-        and all(is_number(tolerance.get(dtype), 0, 1) for dtype in TOLERANCE)
-    ):
-        return None
-    return "canary does not hold rows of cosines, and a tolerance from 0 to 1 per dtype"
+def check_form(canary: Any) -> None:
+    """Refuse a config's canary that is none."""
+    try:
+        rows = np.array(canary["cosines"], dtype=np.float32)
+        bounded = all(0 < canary["tolerance"][dtype] <= 1 for dtype in TOLERANCE)
+        fit = rows.ndim == 2 and rows.size > 0 and bool(np.isfinite(rows).all()) and bounded
+    except (KeyError, TypeError, ValueError, OverflowError):
+        fit = False
+    if not fit:
+        wrong = "canary does not hold rows of cosines, and a tolerance from 0 to 1 per dtype"
+        raise WeightsError(f"in the config, {wrong}: download or convert the weights again")
 
 
 def check_canary(canary: dict[str, Any], computed: NDArray[np.float32], dtype: str) -> None:
     """Refuse weights whose cosines are not those that were saved with them, to the tolerance of `dtype`."""
     expected, tolerance = np.array(canary["cosines"], dtype=np.float32), canary["tolerance"][dtype]
     if expected.shape != computed.shape:
-        raise WeightsError(
-            f"canary holds {expected.shape} cosines, expected {computed.shape}: convert the weights again"
-        )
+        found = f"canary holds {expected.shape} cosines, expected {computed.shape}"
+        raise WeightsError(f"{found}: convert the weights again")
     difference = float(np.abs(computed - expected).max())
     if not difference <= tolerance:
         raise WeightsError(

@@ -32,11 +32,7 @@ class Closed:
 
 
 def read(kind: type[T], section: Any, where: str = "architecture") -> T:
-    """A part of a config; settings that the dataclass does not name are left alone.
-
-    Raises:
-        WeightsError: what is missing, of another type or out of bounds, by name.
-    """
+    """A part of a config, or a WeightsError that names what is missing, of another type or out of bounds."""
     problems: list[str] = []
     found: T | None = _read(kind, section, where, problems)
     if found is None:
@@ -87,7 +83,7 @@ def _problem(value: Any, hint: Any) -> str:
     if get_origin(type_) is UnionType:
         several = isinstance(value, list)
     numbers = value if several and isinstance(value, (list, tuple)) else [None if several else value]
-    fit = all(is_whole(each, bounds) if whole else is_number(each, *bounds) for each in numbers)
+    fit = all(_is_number(each, bounds) for each in numbers)
     if fit and numbers and (not several or count in (None, len(numbers))):
         return ""
     kind = ("whole number" if whole else "number") + "s" * several
@@ -95,16 +91,13 @@ def _problem(value: Any, hint: Any) -> str:
     return f"{(count or '') if several else 'a'} {kind} from {low:,} to {high:,}".strip()
 
 
-def is_whole(value: Any, bounds: range) -> bool:
-    """Whether a value is a whole number, not written as 2.0 or true, within bounds."""
-    return isinstance(value, int) and not isinstance(value, bool) and value in bounds
-
-
-def is_number(value: Any, above: float, most: float) -> bool:
-    """Whether a value is a finite number above one bound and at most the other."""
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
+def _is_number(value: Any, bounds: Any) -> bool:
+    """Whether a value is a whole number in a range, or a finite one above one bound and at most the other."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
-    return above < value <= most and (isinstance(value, int) or math.isfinite(value))
+    if isinstance(bounds, range):
+        return isinstance(value, int) and value in bounds
+    return bool(bounds[0] < value <= bounds[1]) and (isinstance(value, int) or math.isfinite(value))
 
 
 def shown(value: Any) -> str:

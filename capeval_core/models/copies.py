@@ -18,19 +18,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 
-def on_device(values: Tensor, device: torch.device) -> Tensor:
+def on_device(values: Tensor | NDArray[Any] | Sequence[int], device: torch.device) -> Tensor:
     """Values of the host on a device; a copy to a GPU waits neither for what runs there nor to be done."""
+    if not isinstance(values, Tensor):
+        values = torch.as_tensor(values, device="cpu")
     if device.type == "cuda" and values.device.type == "cpu":
         values = values.pin_memory()
     return values.to(device, non_blocking=True)
 
 
 def indices_on_device(device: torch.device, *numbers: Sequence[int] | NDArray[np.int64]) -> list[Tensor]:
-    """Lists of whole numbers as int64 tensors, all by one copy.
-
-    >>> indices_on_device(torch.device("cpu"), [1, 2], [3])
-    [tensor([1, 2]), tensor([3])]
-    """
+    """Lists of whole numbers as int64 tensors, all by one copy."""
     lists = [np.asarray(own, dtype=np.int64) for own in numbers]
     if device.type == "cpu":
         return [torch.from_numpy(own) for own in lists]
@@ -70,9 +68,7 @@ def _host_memory(shape: tuple[int, ...], kind: np.dtype[Any], device: torch.devi
 @cache
 def _stream(device: torch.device) -> torch.cuda.Stream:
     """The stream of copies to a device."""
-    cuda: Any = torch.cuda
-    stream: torch.cuda.Stream = cuda.Stream(device)
-    return stream
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True)
@@ -86,33 +82,19 @@ class Arriving:
     values: Callable[[], Any]
     arrived: Callable[[], bool] = lambda: True
 
-
-def arriving(values: Any) -> Arriving:
-    """Values that are there, may be on their way, or are a tensor, as in `to_host`.
-
-    >>> arriving([1, 2]).values()
-    [1, 2]
-    """
-    if isinstance(values, Tensor):
-        return to_host(values)
-    return values if isinstance(values, Arriving) else Arriving(lambda: values)
-
-
-def made_of(parts: Sequence[Arriving], make: Callable[[list[Any]], Any]) -> Arriving:
-    """What `make` makes of the values of several once they have arrived.
-
-    >>> made_of([arriving([1, 2]), arriving([3])], lambda parts: sum(parts, [])).values()
-    [1, 2, 3]
-    """
-    return Arriving(
-        lambda: make([part.values() for part in parts]), lambda: all(part.arrived() for part in parts)
-    )
+    @classmethod
+    def of(cls, values: Any) -> Arriving:
+        """Values that are there, may be on their way, or are a tensor, as in `to_host`."""
+        if isinstance(values, Tensor):
+            return to_host(values)
+        return values if isinstance(values, Arriving) else cls(lambda: values)
 
 
 def to_host(features: Tensor) -> Arriving:
     """Features on any device, of any dtype, as float32 on the host, once they are there."""
     if features.device.type != "cuda":
-        return arriving(on_host(features))
+        found = on_host(features)
+        return Arriving(lambda: found)
     host = torch.empty(features.shape, dtype=torch.float32, device="cpu", pin_memory=True)
     host.copy_(features.float(), non_blocking=True)
     cuda: Any = torch.cuda  # whose stubs lack types
@@ -132,10 +114,7 @@ def on_host(features: Tensor) -> NDArray[np.float32]:
 
 
 def arrays_of(tensors: Sequence[Tensor]) -> Arriving:
-    """Tensors (rows, width) as float32 arrays on the host, by one copy.
-
-    >>> [array.tolist() for array in arrays_of([torch.ones(1, 2), torch.zeros(2, 2)]).values()]
-    [[[1.0, 1.0]], [[0.0, 0.0], [0.0, 0.0]]]
-    """
+    """Tensors (rows, width) as float32 arrays on the host, by one copy."""
     ends = np.cumsum([len(rows) for rows in tensors])[:-1]
-    return made_of([to_host(torch.cat(list(tensors)))], lambda packed: np.split(packed[0], ends))
+    packed = to_host(torch.cat(list(tensors)))
+    return Arriving(lambda: np.split(packed.values(), ends), packed.arrived)

@@ -1,4 +1,4 @@
-"""Where networks run and in which numeric type, and float32 that is really float32."""
+"""Where networks run and in which numeric type: float32 that is really float32, kernels that are tried."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 import torch
+from torch import Tensor
 
-from capeval_core.errors import did_you_mean, setting, wrong_option
+from capeval_core.errors import did_you_mean, setting, warn, wrong_option
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -20,11 +21,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def resolve_device(name: str | None) -> torch.device:
-    """The device that a user means: its name, or by default CUDA where there is a GPU, else the CPU.
-
-    Raises:
-        ValueError: unknown name, or a device that this machine does not have.
-    """
+    """The device that a user means: its name, or by default CUDA where there is a GPU, else the CPU."""
     if name is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -52,9 +49,6 @@ def numbered_device(name: str | None) -> torch.device:
 
     So one network is not opened twice as "cuda" and "cuda:0", and its inputs follow it where a program, or
     another thread, has another current GPU later.
-
-    Raises:
-        ValueError: as for `resolve_device`.
     """
     device = resolve_device(name)
     if device.type == "cuda" and device.index is None:
@@ -75,12 +69,7 @@ def cuda_is_lost(name: str | None = None) -> bool:
 
 
 def triton_version() -> tuple[int, int] | None:
-    """Major and minor version of the Triton that is installed, None without one.
-
-    >>> version = triton_version()
-    >>> version is None or version >= (2, 0)
-    True
-    """
+    """Major and minor version of the Triton that is installed, None without one."""
     if importlib.util.find_spec("triton") is None:
         return None
     import triton
@@ -101,8 +90,39 @@ def exact_float32(device: torch.device) -> Iterator[None]:
         for kind in {device.type, "cpu"}:
             if torch.is_autocast_enabled(kind):
                 restored.enter_context(torch.autocast(kind, enabled=False))
-        with _SWITCH:
+        with _SWITCHES:
+            if not _INSIDE:
+                _switch_off()
+            _INSIDE.append(device)
+        try:
             yield
+        finally:
+            with _SWITCHES:
+                _INSIDE.pop()
+                if not _INSIDE:
+                    _RESTORED.close()
+
+
+_SWITCHES = threading.Lock()  # which are the whole process's: off while any thread computes
+_INSIDE: list[torch.device] = []
+_RESTORED = ExitStack()
+
+
+def _switch_off() -> None:
+    backends: Any = torch.backends  # whose stubs lack the newer attributes
+    if not hasattr(backends, "fp32_precision"):  # before torch 2.9
+        _RESTORED.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+        _RESTORED.callback(setattr, backends.cudnn, "allow_tf32", backends.cudnn.allow_tf32)
+        torch.set_float32_matmul_precision("highest")
+        backends.cudnn.allow_tf32 = False
+        return
+    # Where a program has used these, the older switches refuse even to be read.
+    for operation in (
+        backends.cuda.matmul, backends.cudnn.conv, backends.mkldnn.matmul, backends.mkldnn.conv
+    ):  # fmt: skip
+        if (precision := operation.fp32_precision) not in ("none", "ieee"):
+            _RESTORED.callback(setattr, operation, "fp32_precision", precision)
+            operation.fp32_precision = "ieee"
 
 
 def exact(method: Callable[P, R]) -> Callable[P, R]:
@@ -117,55 +137,27 @@ def exact(method: Callable[P, R]) -> Callable[P, R]:
     return run
 
 
-class _Switch:
-    """The process-wide switches: off while any thread computes, restored by the last one."""
+def kernels_agree(
+    kernels: str, device: torch.device, dtype: torch.dtype, cases: Iterator[tuple[str, Tensor, Tensor]]
+) -> bool:
+    """Whether kernels give what plain PyTorch gives; warns where they do not, or do not run at all.
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._inside = 0
-        self._restore = ExitStack()
-
-    def __enter__(self) -> None:
-        with self._lock:
-            if not self._inside:
-                newer = hasattr(torch.backends, "fp32_precision")
-                self._restore.enter_context(_by_operation() if newer else _at_large())
-            self._inside += 1
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._inside -= 1
-            if not self._inside:
-                self._restore.close()
-
-
-_SWITCH = _Switch()
-
-
-@contextmanager
-def _by_operation() -> Iterator[None]:
-    # Where a program has used these switches of torch 2.9, the older ones refuse even to be read.
-    backends: Any = torch.backends  # whose stubs lack the newer attributes
-    operations = [backends.cuda.matmul, backends.cudnn.conv, backends.mkldnn.matmul, backends.mkldnn.conv]
-    precisions = [(operation, operation.fp32_precision) for operation in operations]
-    changed = [(operation, value) for operation, value in precisions if value not in ("none", "ieee")]
-    for operation, _ in changed:
-        operation.fp32_precision = "ieee"
+    cases: what is tried, the kernels' result, PyTorch's; of numbers of about 1, computed as they are asked
+    for. Memory that runs out says nothing about kernels, and is raised.
+    """
+    bound = 1e-5 if dtype == torch.float32 else 0.02
     try:
-        yield
-    finally:
-        for operation, value in changed:
-            operation.fp32_precision = value
-
-
-@contextmanager
-def _at_large() -> Iterator[None]:
-    precision = torch.get_float32_matmul_precision()
-    convolution = torch.backends.cudnn.allow_tf32
-    torch.set_float32_matmul_precision("highest")
-    torch.backends.cudnn.allow_tf32 = False
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(precision)
-        torch.backends.cudnn.allow_tf32 = convolution
+        with torch.no_grad(), exact_float32(device):
+            for name, ours, expected in cases:
+                off = float((ours.double() - expected.double()).abs().max())
+                if not off <= bound:  # nor if it is no number
+                    reason = f"{name} is off by {off:.1e}"
+                    break
+            else:
+                return True
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # a compiler that is missing, a driver that is too old, in any words
+        reason = f"{type(error).__name__}: {error}".split("\n", 1)[0]
+    warn(f"{kernels} cannot be used on {device} in {dtype}, which is slower ({reason})")
+    return False

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 
 from capeval_core.cache import feature_key
 from capeval_core.kept import whole_folder
-from capeval_core.models.canary import TOLERANCE, canary_problem, check_canary
+from capeval_core.models.batching import BatchSize
+from capeval_core.models.canary import TOLERANCE, check_canary, check_form
 from capeval_core.models.config import read
 from capeval_core.models.device import DTYPES, numbered_device
 from capeval_core.weights.catalogue import CONVERTED_AS, TINY_OF, entry_of
@@ -74,6 +75,8 @@ class CheckedModel(ABC, ModelHubMixin, library_name="capeval", model_card_templa
     """What is read of a config, as a dataclass; see `models.config`."""
     revision: ClassVar[int] = 1
     """Raised whenever a change of the code changes features: those that were kept are then not reused."""
+    images_at_once: ClassVar[tuple[int, int]] = (16, 256)
+    """Visuals of an automatic batch, on the CPU and on a GPU."""
     depends_on: ClassVar[tuple[str, ...]]
     """Keys of the config that features depend on."""
     described: ClassVar[str]
@@ -98,6 +101,7 @@ class CheckedModel(ABC, ModelHubMixin, library_name="capeval", model_card_templa
         self.device = numbered_device(device)
         self.dtype = dtype
         self.fingerprint = self._fingerprint(config, checksum or _tensors_checksum(tensors))
+        self._automatic_images = BatchSize(self.images_at_once[self.device.type != "cpu"], automatic=True)
         if checksum is None:  # those of a folder were looked at as they were read
             check_finite(tensors)
         self._stored_as = {name: tensor.dtype for name, tensor in tensors.items()}
@@ -110,9 +114,9 @@ class CheckedModel(ABC, ModelHubMixin, library_name="capeval", model_card_templa
             check_canary(config["canary"], self.canary(), dtype)
 
     @staticmethod
+    @abstractmethod
     def modules(config: dict[str, Any]) -> nn.Module:
         """The model of a config. Raises WeightsError where there is no such model."""
-        raise NotImplementedError
 
     def build(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> nn.Module:
         """The model of a config, filled strictly with tensors, in `self.dtype`."""
@@ -133,7 +137,6 @@ class CheckedModel(ABC, ModelHubMixin, library_name="capeval", model_card_templa
         """Refuse a file whose tensors, by its header, are not those of the config; none is read."""
         check_tensors(cls.empty(config).state_dict(), header)
 
-    @abstractmethod
     def prepare(self) -> None:
         """What an encoder needs beside its model: tokenizer, preprocessing."""
 
@@ -166,11 +169,7 @@ class CheckedModel(ABC, ModelHubMixin, library_name="capeval", model_card_templa
         device: str | None = None,
         dtype: str = "float32",
     ) -> Self:
-        """The encoder of a Hub repository (`org/name[@revision]`), a folder, or `"tiny"`; see `open`.
-
-        Raises:
-            WeightsError: weights that could not be loaded or trusted.
-        """
+        """The encoder of a Hub repository (`org/name[@revision]`), a folder, or `"tiny"`; see `open`."""
         # The mixin's own would ask the Hub for a repository called tiny, and knows no `@revision`.
         name = f"{fspath(weights)}@{revision}" if revision else weights
         folder = open_weights(name, metric=CONVERTED_AS[cls.kind], tiny=TINY_OF.get(cls.kind, cls.kind))
@@ -183,11 +182,6 @@ class CheckedModel(ABC, ModelHubMixin, library_name="capeval", model_card_templa
         Args:
             path: the file that the authors released.
             settings: of `Conversion`.
-
-        Raises:
-            FileNotFoundError: there is no such file.
-            TypeError, ValueError: a setting is unknown or wrong; the file cannot be read safely or is not
-                a complete checkpoint of this network.
         """
         return cls.Conversion.of("convert", settings).read(Path(path), cls.empty)
 
@@ -215,16 +209,18 @@ class CheckedModel(ABC, ModelHubMixin, library_name="capeval", model_card_templa
     @classmethod
     def _config_of(cls, folder: WeightsFolder) -> dict[str, Any]:
         config = cls.read_config(folder)
-        if "canary" in config and (problem := canary_problem(config["canary"])):
-            raise WeightsError(f"in the config, {problem}: download or convert the weights again")
+        if "canary" in config:
+            check_form(config["canary"])
         entry = entry_of(folder.name)
         for key, value in entry.settings.items() if entry else ():
             if config.get(key) != value:
-                raise WeightsError(
-                    f"their {key} is {value!r}, but their config says {config.get(key)!r}: scores would be "
-                    "silently wrong; set it right there"
-                )
+                found = f"their {key} is {value!r}, but their config says {config.get(key)!r}"
+                raise WeightsError(f"{found}: scores would be silently wrong; set it right there")
         return config
+
+    def images_per_batch(self, batch_size: int | None) -> BatchSize:
+        """The batch size that a user gave, or the automatic one."""
+        return BatchSize.of(batch_size, self._automatic_images)
 
     def key(self, kind: str, content: bytes) -> str:
         """The cache's key of a kind of feature of some content."""
@@ -243,10 +239,7 @@ class CheckedModel(ABC, ModelHubMixin, library_name="capeval", model_card_templa
     def save_pretrained(
         self, save_directory: str | PathLike[str], *, repo_id: str | None = None, **arguments: Any
     ) -> str | None:
-        """Write a weights folder whose files are replaced together: whatever fails, the old ones stay.
-
-        Arguments are those of `ModelHubMixin.save_pretrained`.
-        """
+        """Write a weights folder whose files are replaced together: whatever fails, the old ones stay."""
         folder = Path(save_directory)
         with whole_folder(folder) as partial:
             if (folder / _CARD_FILE).is_file():  # a card of the user's is kept
@@ -257,9 +250,8 @@ class CheckedModel(ABC, ModelHubMixin, library_name="capeval", model_card_templa
         from safetensors.torch import save_file
 
         if self.dtype != "float32":
-            raise ValueError(
-                f"an encoder opened in {self.dtype} has rounded weights: open it in float32 to save it"
-            )
+            found = f"an encoder opened in {self.dtype} has rounded weights"
+            raise ValueError(f"{found}: open it in float32 to save it")
         tensors = self.model.state_dict().items()
         stored = {name: tensor.cpu().to(self._stored_as[name]).contiguous() for name, tensor in tensors}
         save_file(stored, save_directory / TENSORS)
@@ -286,11 +278,9 @@ def opened_once(key: tuple[object, ...], make: Callable[[], T]) -> T:
 
 def check_tensors(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
     """Refuse tensors whose names or shapes are not the expected ones; no value is looked at."""
-    if problems := tensor_problems(expected, tensors):
-        raise WeightsError(
-            "; ".join(problems)
-            + ": the config and the tensors do not belong together; convert the weights again"
-        )
+    if problems := "; ".join(tensor_problems(expected, tensors)):
+        fix = "the config and the tensors do not belong together; convert the weights again"
+        raise WeightsError(f"{problems}: {fix}")
 
 
 def _tensors_checksum(tensors: dict[str, Tensor]) -> str:

@@ -259,9 +259,9 @@ class Sam(CheckedModel, tags=["mask-generation", "sam"]):
         encoder.register_forward_hook(lambda module, inputs, output: (output[0].float(),))
         return model
 
-    @classmethod
-    def empty(cls, config: dict[str, Any]) -> nn.Module:
-        with _fitting(), torch.device("meta"):
+    @staticmethod
+    def modules(config: dict[str, Any]) -> nn.Module:
+        with _fitting():
             return _modules(config["architecture"])
 
     @classmethod

@@ -115,7 +115,7 @@ def of_image(case: Case, number: int, released: Any, image: Path) -> Json:
             "rpn_deltas": deltas,
             "proposals": found.boxes,
             "proposal_logits": found.objectness,
-            "pooled_first3": inner.pooled(map_, found.boxes[:first]),
+            "pooled_first3": inner.pool(map_, [found.boxes[:first]]),
             "feature_pooled": found.features,
             "obj_logits": found.class_logits,
             "attr_logits": inner.predictor.attribute_logits(found.features, found.class_logits.argmax(1)),

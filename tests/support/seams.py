@@ -22,7 +22,7 @@ from torch import Tensor
 
 from capeval_core import registry
 from capeval_core.cache import FeatureCache
-from capeval_core.encoders.blip2 import matched_states
+from capeval_core.encoders.blip2 import qformer_states
 from capeval_core.encoders.blocks import usable_kernels as tried_kernels
 from capeval_core.encoders.packed import Packing, groups_of
 from capeval_core.encoders.packed import attend as packed_attention
@@ -477,9 +477,9 @@ def layout_problems(kind: str, header: Mapping[str, Tensor], **settings: Any) ->
 
 def blip2_states(encoder: Any, image_states: Tensor, ids: Sequence[int]) -> Tensor:
     """The query tokens of a BLIP-2 after looking at images, each with the same text."""
+    count = len(image_states)
     with torch.inference_mode():
-        tokens = torch.tensor([list(ids)] * len(image_states), device=image_states.device)
-        return matched_states(encoder.model, image_states, tokens)
+        return qformer_states(encoder.model, [tuple(ids)] * count, image_states, [1] * count)
 
 
 def eco_ranking(
