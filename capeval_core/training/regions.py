@@ -79,7 +79,7 @@ class _RegionStore:
             try:
                 loaded = found.load()
                 loaded.check_width(size)
-                for store, array in zip(self._stores, vars(kind.prepare(loaded)).values(), strict=True):
+                for store, array in zip(self._stores, kind.prepare(loaded), strict=True):
                     store.put({self.ids[image]: array})
             except ImageError as error:
                 problems.extend(error.problems)
