@@ -35,7 +35,7 @@ from torch import Tensor
 
 from capeval_core.cache import Feature, FeatureCache
 from capeval_core.errors import Problem, Problems
-from capeval_core.inputs.images import ImageError, InputImage
+from capeval_core.inputs.images import ImageError
 from capeval_core.limits import LIMITS
 from capeval_core.models.batching import BatchSize
 from capeval_core.models.copies import Arriving
