@@ -20,7 +20,7 @@ from capeval_core.cache import FeatureCache
 from capeval_core.integrations import reward
 from capeval_core.metric import CaptionMetric, Reranker
 from capeval_core.options import describe_options
-from capeval_core.registry import MEDIA_VARIANTS, METRICS, metric_class, metric_classes, variant_classes
+from capeval_core.registry import MEDIA_VARIANTS, METRICS, metric_class
 from capeval_core.result import Result
 from capeval_core.rows import COMMON
 from capeval_core.testing import (
@@ -112,18 +112,6 @@ def test_it_keeps_what_every_metric_promises(
     name: str, check: str, weights: str, images: list[Path], tmp_path: Path
 ) -> None:
     contract(name, weights, images, tmp_path).run(check)
-
-
-def test_names_and_keys_are_different() -> None:
-    classes = list(metric_classes().values())
-    for attribute in ("key", "title", "summary"):
-        assert len({getattr(metric, attribute) for metric in classes}) == len(classes)
-    classes += variant_classes().values()
-    assert (
-        len({metric.title for metric in classes})
-        == len({metric.summary for metric in classes})
-        == len(classes)
-    )
 
 
 @EVERY

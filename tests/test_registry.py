@@ -102,15 +102,6 @@ def test_a_name_of_ours_stays_ours(declare: Declare) -> None:
     assert metric_class("pacs").__module__ == "capeval_core.scores.pac"
 
 
-def test_a_name_of_two_packages_is_nobodys(declare: Declare) -> None:
-    declare("mine = someones:Whole")
-    declare("mine = someones:Renamed", "another")
-    with pytest.warns(UserWarning, match=r"by another 3\.1 and by someones-metrics 3\.1: none is used"):
-        assert list_metrics() == list(METRICS)
-    with pytest.warns(UserWarning), pytest.raises(ValueError, match="unknown metric 'mine'"):
-        metric_class("mine")
-
-
 def test_entry_points_are_read_only_when_other_metrics_are_in_question(
     declare: Declare, recwarn: pytest.WarningsRecorder
 ) -> None:

@@ -358,20 +358,6 @@ def test_a_formula_of_sums_gives_the_interval_of_a_mean_that_it_is(images: int) 
     )
 
 
-def test_equal_images_have_no_error_under_a_formula() -> None:
-    mean = CorpusFormula(("mean",), ("total", "captions"), lambda sums: sums[..., :1] / sums[..., 1:])
-    summands = np.tile([0.3, 1.0], (6, 1))
-    interval = mean_interval(Clusters.of([0.3] * 6, list("abcdef"), mean, summands), level=0.95)
-    assert interval.low == interval.high == pytest.approx(0.3)
-    # A formula that a constant keeps from being the same of sums twice as large, as in BLEU.
-    nearly = CorpusFormula(
-        ("mean",), ("total", "captions"), lambda sums: sums[..., :1] / (sums[..., 1:] + 1e-9)
-    )
-    clusters = Clusters.of([0.3] * 6, list("abcdef"), nearly, summands)
-    interval = mean_interval(clusters, level=0.95)
-    assert interval.low == interval.high == clusters.value
-
-
 def closed_testing(p_values: Sequence[float]) -> list[float]:
     """Adjusted p-values by closed testing: each hypothesis by the worst Bonferroni test of its subsets."""
     indices = range(len(p_values))

@@ -94,19 +94,3 @@ def convert(folder: Path, content: dict[str, torch.Tensor] | None = None, **more
 def content(tmp_path: Path) -> dict[str, torch.Tensor]:
     tensors: dict[str, torch.Tensor] = torch.load(blip2_itm.lavis(CASE, tmp_path), weights_only=True)["model"]
     return tensors
-
-
-def test_the_frozen_tower_may_lie_in_a_file_of_its_own(encoder: Any, content: Any, tmp_path: Path) -> None:
-    more = {"temp": torch.zeros(()), "Qformer.bert.embeddings.position_ids": torch.arange(64)[None]}
-    whole = convert(tmp_path, {**content, **more})  # what matching does not use is left out
-    tower = {name.removeprefix("visual_encoder."): t for name, t in content.items() if "visual_enc" in name}
-    last = {name.replace("blocks.2.", "blocks.3."): t for name, t in tower.items() if "blocks.2." in name}
-    torch.save({**tower, **last, "head.weight": torch.zeros(3, 32)}, tmp_path / "eva.pth")
-    rest = {name: tensor for name, tensor in content.items() if "visual_encoder" not in name}
-    apart = convert(tmp_path, rest, vision=str(tmp_path / "eva.pth"))
-    for name, tensor in encoder.model.state_dict().items():
-        assert torch.equal(whole.tensors[name], tensor) and torch.equal(apart.tensors[name], tensor)
-    with pytest.raises(ValueError, match="no image tower"):
-        convert(tmp_path, rest)
-    with pytest.raises(ValueError, match="its own image tower"):
-        convert(tmp_path, vision=str(tmp_path / "eva.pth"))

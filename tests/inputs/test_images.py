@@ -151,15 +151,6 @@ def test_tensors_of_every_dtype(dtype: str, layout: str) -> None:
     assert np.abs(difference).max() <= (1 if dtype == "bfloat16" else 0)
 
 
-def test_tensors_that_numpy_cannot_view_are_read() -> None:
-    """Negation that is still to be done, and floats of 8 bits."""
-    negative = torch.view_as_complex(torch.full((4, 5, 3, 2), -0.5)).conj().imag
-    assert negative.is_neg()
-    assert image(negative).key == image(torch.full((4, 5, 3), 0.5)).key
-    small = torch.full((3, 4, 5), 0.5).to(torch.float8_e4m3fn)
-    assert image(small).key == image(np.full((4, 5, 3), 0.5)).key
-
-
 # ---- what is no image
 
 

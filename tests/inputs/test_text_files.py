@@ -260,19 +260,6 @@ def test_captions_may_begin_with_a_bracket(tmp_path: Path, text: str) -> None:
     assert read_texts(path) == [("a", "x"), ("b", "[sic] y"), ("c", "p"), ("c", "q")]
 
 
-@pytest.mark.parametrize("cell", ["['a dog', 'a cat']", '["a dog"]', "['a dog' 'a cat']", "['a dog', nan]"])
-def test_a_list_in_a_column_of_single_captions_is_refused(tmp_path: Path, cell: str) -> None:
-    for references in (False, True):
-        with pytest.raises(FileError, match=r"c\.csv: line 2: caption is a list written as text"):
-            read_texts(with_cell(tmp_path, cell, "caption"), references)
-    pd.DataFrame({"id": ["x"], "captions": [["a"]], "caption": [cell]}).to_csv(tmp_path / "c.csv")
-    assert read_texts(tmp_path / "c.csv", references=True) == [("x", "a")]
-    path = written(tmp_path, {"x": cell})
-    with pytest.raises(FileError, match="id 'x' is a list written as text"):
-        read_texts(path, references=True)
-    assert read_texts(path) == [("x", cell)]  # a captioner may write one
-
-
 @pytest.mark.parametrize("word", ["nan", "NaN", "None", "null"])
 def test_words_for_a_missing_value_are_warned_of_once(tmp_path: Path, word: str) -> None:
     path = written(tmp_path, f"id,caption\nx,{word}\ny,a dog\nz,{word}\nw,nan bread\n", "c.csv")

@@ -25,7 +25,6 @@ from tests.integrations.shard_files import (
     write_parquet,
     write_tar,
 )
-from tests.support.seams import LIMITS
 
 
 @pytest.fixture(scope="module")
@@ -208,17 +207,3 @@ def test_texts_that_differ_are_refused_and_equal_ones_are_one(tmp_path: Path, we
     same = [{"caption": "a", "text": "a", "references": ["b"]}] * 150
     twice.write_text("".join(json.dumps(row) + "\n" for row in [*same, {**same[0], "text": "c"}]))
     assert score_shard(twice, tmp_path / "last.parquet", "rougel").failed == 1
-
-
-def test_windows_end_at_a_number_of_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = rows_of(40)
-    rows["caption"] = ["word " * 300] * 40
-    monkeypatch.setattr(LIMITS, "window_bytes", 15_000)
-    for source in (
-        write_parquet(tmp_path / "0.parquet", rows, use_dictionary=False),
-        write_lines(tmp_path / "0.jsonl", rows, tmp_path / "pictures"),
-        write_tar(tmp_path / "0.tar", tar_members(rows, fields=True)),
-    ):
-        done: list[int] = []
-        score_shard(source, tmp_path / f"{source.name}.out", BatchScorer("bleu"), progress=done.append)
-        assert sum(done) == 40 and 5 <= max(done) <= 11

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from capeval_core.errors import FileError
-from capeval_core.integrations.shards import check_shards, merge_shards, score_histogram, score_shard
+from capeval_core.integrations.shards import merge_shards, score_histogram, score_shard
 from tests.integrations.shard_files import rows_of, write_parquet
 
 
@@ -71,19 +71,6 @@ def test_what_cannot_be_merged_is_refused(outputs: Path, tmp_path: Path) -> None
     for name in ("1.parquet", "3.parquet", "4.parquet"):
         assert f"out/{name} " in str(refused.value)
     assert not target.exists() and not list(tmp_path.glob(".*"))
-
-
-def test_uids_that_come_twice_are_named_with_their_shards(tmp_path: Path) -> None:
-    uids = [f"u{i}" for i in range(300)]
-    write_output(tmp_path / "out/a.parquet", [*uids[:100], "u7"])
-    write_output(tmp_path / "out/b.parquet", [*uids[100:200], "u7", "u50"])
-    write_output(tmp_path / "out/c.parquet", uids[200:])
-    found = check_shards(tmp_path / "out")
-    assert found.duplicates == {
-        "u7": {"a.parquet": 2, "b.parquet": 1},
-        "u50": {"a.parquet": 1, "b.parquet": 1},
-    }
-    assert (found.repeated, found.ok) == (3, False)
 
 
 def test_quantiles_and_threshold_are_exact(tmp_path: Path) -> None:

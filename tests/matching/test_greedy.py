@@ -139,23 +139,6 @@ def test_agrees_with_float64(path: str, device: str, case: Case) -> None:
 
 
 @on_every_path
-@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (16, 64), (65, 3), (3, 130), (100, 140), (70, 700)])
-def test_sets_beyond_a_block(path: str, device: str, rows: int, columns: int) -> None:
-    rng = np.random.default_rng(rows)
-    case = Case(
-        [rng.normal(size=(rows, 33)), rng.normal(size=(5, 33))],
-        [rng.normal(size=(columns, 33))],
-        [(0, 0), (1, 0)],
-    )
-    found = case.match(path, device, return_maxima=True, return_indices=True)
-    table = cosines(case.x[0], case.y[0])
-    close(found.x_maxima[:rows], table.max(1))  # type: ignore[index]
-    close(found.y_maxima[:columns], table.max(0))  # type: ignore[index]
-    assert found.x_indices[:rows].tolist() == table.argmax(1).tolist()  # type: ignore[index]
-    assert found.y_indices[:columns].tolist() == table.argmax(0).tolist()  # type: ignore[index]
-
-
-@on_every_path
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_other_types(path: str, device: str, dtype: torch.dtype) -> None:
     rng = np.random.default_rng(3)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from capeval_core import authoring
 from capeval_core.demo import demo_set
 from capeval_core.integrations.shards import score_shard
 from capeval_core.registry import METRICS, list_metrics, metric_class, metric_classes
-from capeval_core.testing import Contract, check_metric
+from capeval_core.testing import check_metric
 from tests.outside import NAME, installed
 
 
@@ -117,35 +116,6 @@ def test_check_metric_names_the_broken_promise(
         check_metric(metric)
 
 
-FACTS: dict[str, Any] = {
-    "title": " ",
-    "key": "colour s",
-    "paper": "Nobody, 2024",
-    "range": (1.0, 1.0),
-    "tiny": "x",
-    "ROW": pa.schema([]),
-}
-TABLES: dict[str, Callable[[pa.Table], pa.Table]] = {
-    "other columns": lambda rows: rows.append_column("more", rows["index"]),
-    "another order": lambda rows: rows.take([*range(len(rows))][::-1]),
-    "two processes": lambda rows: rows.slice(0, 1) if len(rows) < 8 else rows,
-}
-
-
-@pytest.mark.parametrize("wrong", [*FACTS, *TABLES])
-def test_check_metric_names_what_is_wrong_with_facts_and_rows(
-    outside: Path, images: list[Path], monkeypatch: pytest.MonkeyPatch, wrong: str
-) -> None:
-    metric = metric_class(NAME)
-    contract, usual = Contract(metric, images, outside), metric.encode
-    if wrong in FACTS:
-        monkeypatch.setattr(metric, wrong, FACTS[wrong])
-    else:
-        monkeypatch.setattr(metric, "encode", lambda *given: map(TABLES[wrong], usual(*given)))
-    with pytest.raises(AssertionError, match=wrong):
-        contract.run("check_facts" if wrong in FACTS else "check_rows")
-
-
 def test_two_crops_are_the_mean_cosine_of_whole_and_centre(outside: Path) -> None:
     item = demo_set()[0]
     whole = Image.open(item.image)
@@ -154,15 +124,3 @@ def test_two_crops_are_the_mean_cosine_of_whole_and_centre(outside: Path) -> Non
     alone = capeval_core.load("clips", weights="tiny").score([item.good] * 2, crops).parts["cosine"]
     found = capeval_core.load("twocrops", weights="tiny").score([item.good], [item.image])
     assert found.parts["cosine"] == [pytest.approx(sum(alone) / 2, abs=1e-6)]
-
-
-def test_it_is_imported_only_when_it_is_used(outside: Path) -> None:
-    code = (
-        f"import sys; sys.path.insert(0, {str(outside)!r}); import capeval_core\n"
-        "capeval_core.list_metrics(), capeval_core.registry.metric_class('pacs')\n"
-        "assert 'capeval_colours' not in sys.modules\n"
-        f"capeval_core.registry.metric_class({NAME!r})\n"
-        "assert 'capeval_colours' in sys.modules and 'torch' not in sys.modules\n"
-    )
-    root = Path(__file__).parents[2]
-    subprocess.run([sys.executable, "-c", code], cwd=root, check=True)

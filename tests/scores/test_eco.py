@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import math
 import os
-import shutil
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -163,26 +162,6 @@ def test_where_nothing_can_be_told_apart_a_warning_says_so(matcher: str, scenes:
 
 
 # Rows and members.
-
-
-def test_rows_are_kept_by_member(matcher: str, seeded: str, scenes: Any, tmp_path: Path) -> None:
-    first = opened(matcher).score(*scenes, rows=tmp_path)
-    with count_forwards() as forwards:
-        assert opened(matcher).score(*scenes, rows=tmp_path) == first
-    assert forwards.items == 0  # weights are not even opened
-    members = ["pacs-tiny", seeded, "blip2-itc"]
-    with count_forwards() as forwards:
-        larger = opened(matcher, members).score(*scenes, rows=tmp_path)
-    with count_forwards() as alone:
-        assert opened(matcher, members).score(*scenes) == larger
-    assert 0 < forwards.items < alone.items / 2  # the new member's alone
-    shutil.rmtree(tmp_path / "pacs-tiny")
-    assert opened(matcher).score(*scenes, rows=tmp_path) == first
-    for other in ({"dtype": "bfloat16"}, {"weights": "tiny"}):
-        with pytest.raises(ValueError, match=r"other settings"):
-            opened(**{"matcher": matcher, **other} if "weights" not in other else {"matcher": "tiny"}).score(
-                *scenes, rows=tmp_path
-            )
 
 
 def test_a_stopped_run_goes_on_inside_a_member(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import shutil
 from pathlib import Path
@@ -32,18 +31,6 @@ def test_eq_1_and_4(cosine: float, reference: float, w: float) -> None:
     assert score == pytest.approx(2 * a * b / (a + b) if min(a, b) > low else 0, abs=1e-140)
     assert 0 <= score <= 2 * w / (w + 1) + 1e-12
     assert min(a, b) - 1e-12 <= score <= max(a, b) + 1e-12 or score == pytest.approx(0, abs=1e-140)
-
-
-def test_as_released_is_without_the_maximum() -> None:
-    pac, nearest = np.array([0.8, 0.8, 0.0, 0.3]), np.array([0.5, -0.2, -0.2, -0.2])
-    found = ref_pac_score(pac, nearest, released=True)
-    assert found == pytest.approx([2 * 0.8 * 0.5 / 1.3, -0.32 / 0.6, 0, -0.12 / 0.1])
-    assert ref_pac_score(pac, nearest) == pytest.approx([found[0], 0, 0, 0])
-    with np.errstate(all="raise"):
-        for released in (False, True):
-            assert ref_pac_score(np.zeros(2), np.array([0.0, -0.0]), released=released).tolist() == [0, 0]
-    assert math.isnan(pac_score(np.array([math.nan]))[0])
-    assert math.isnan(ref_pac_score(np.array([math.nan]), np.array([0.5]))[0])
 
 
 def load(name: str, weights: str, **options: Any) -> Any:

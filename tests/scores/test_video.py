@@ -15,7 +15,6 @@ import capeval_core
 from capeval_core.cache import FeatureCache
 from capeval_core.result import Result
 from tests.inputs import video_writing
-from tools.scenes import Scene, SceneObject, draw
 
 CLOSE = 1e-6
 CAPTIONS = [
@@ -96,30 +95,3 @@ def test_of_a_damaged_video_the_beginning_is_compared_and_it_is_said(name: str, 
 
 
 # Explanations.
-
-
-@NAMES
-def test_explanations_show_frames_and_words(name: str, weights: str) -> None:
-    def shown(shape: str, colour: str) -> Any:
-        return draw(Scene((SceneObject(shape, colour, "large", (0.5, 0.5), 0.3),), "white"), 96)
-
-    frames = [shown("circle", "red"), shown("star", "blue"), shown("star", "blue"), shown("heart", "green")]
-    options = {"weights": weights, "device": "cpu", "evidence": True, "idf": False}
-    metric = capeval_core.load(name, media="video", **options)
-    references = [["a large green heart", "a circle"], ["a star"]] if metric.needs_references else None
-    captions = ["a large green heart", "a blue star"]
-    found = metric.score(captions, videos=[frames, frames], references=references)
-    note = found.explain(0)
-    assert note["caption"] == captions[0] and len(note["frame_cosines"]) == 4
-    assert int(np.argmax(note["frame_cosines"])) == 3
-    words = {match["word"]: match for match in note["words"]}
-    assert words["heart"]["frame"] == words["green"]["frame"] == 3
-    assert int(np.argmax(found.explain(1)["frame_cosines"])) in (1, 2)
-    best = [match["cosine"] for match in note["words"]]
-    assert found.parts["precision"][0] == pytest.approx(np.mean(best), abs=CLOSE)
-    assert {match["weight"] for match in note["words"]} == {1.0} and note["incomplete"] is None
-    assert note.plot().width > 300 and "error" not in note
-    if references:
-        assert [each["reference"] for each in note["references"]] == references[0]
-        assert note["references"][0]["score"] == pytest.approx(1, abs=CLOSE)
-        assert found.parts["reference_score"][0] == note["references"][0]["score"]

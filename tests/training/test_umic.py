@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import socket
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +12,7 @@ from scipy.stats import kendalltau
 
 import capeval_core
 from capeval_core.cli import main
-from tests.training.scenes import arguments, log_of, run_until_killed, tensors_of, train, write_set
+from tests.training.scenes import arguments, log_of, run_until_killed, train, write_set
 
 
 @pytest.fixture(scope="module")
@@ -55,41 +50,6 @@ def test_a_damaged_state_is_named_and_the_log_is_mended(
     (out / "state.pt").write_bytes(state)
     train(scenes, out)
     assert (out / "log.jsonl").read_bytes() == log
-
-
-@pytest.mark.system
-def test_two_processes_train_as_one_with_twice_the_batches(scenes: Path, tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"dropout": 0.0, "stored": "float32", "learning_rate": 1e-4, "word_steps": 0}
-    settings |= {"matching_steps": 0}
-    one = tensors_of(train(scenes, tmp_path / "one", accumulation=2, **settings))
-    command = [
-        sys.executable,
-        "-m",
-        "capeval_core",
-        *arguments(scenes, tmp_path / "two", accumulation=1, **settings),
-    ]
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    ranks = [
-        subprocess.Popen(
-            command,
-            env={
-                **os.environ,
-                **{"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"},
-                **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "ACCELERATE_USE_CPU": "true"},
-            },
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    errors = [rank.communicate(timeout=1200)[1] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], errors
-    two = tensors_of(tmp_path / "two")
-    for name, tensor in one.items():
-        if name != "ranking_head.bias":  # no loss depends on it: Adam makes steps of its rounding
-            np.testing.assert_allclose(tensor, two[name], atol=2e-5, err_msg=name)
 
 
 def test_judgements_choose_the_weights_and_end_the_training(scenes: Path, tmp_path: Path) -> None:

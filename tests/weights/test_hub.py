@@ -93,25 +93,6 @@ def test_a_repository_and_a_pinned_revision_show_their_commit(online: tuple[dict
     assert not any("README" in request for request in hub.requests)  # only what is needed
 
 
-def test_repositories_that_the_hub_does_not_have(online: tuple[dict[str, Any], Hub]) -> None:
-    answers, _ = online
-    for name, parts in {
-        "org/good@v7": ["'org/good'", "no revision 'v7'"],
-        "org/gated": ["'org/gated'", "gated", "hf auth login"],
-        "org/bare": ["'org/bare'", "model.safetensors"],
-        "org/nothing": ["'org/nothing'", "config.json"],
-        "org/missing": ["'org/missing'", "no such repository", 'pass weights="tiny"'],
-        PACS: [
-            repr(PACS),
-            "no such repository",
-            "https://github.com/aimagelab/pacscore",
-            "capeval convert pacs clip_ViT-B-32.pth --activation quick_gelu --out",
-        ],
-    }.items():
-        assert answers[name].get("kind") == "WeightsError", (name, answers[name])
-        assert all(part in answers[name]["message"] for part in parts), answers[name]["message"]
-
-
 def test_offline_on_purpose_the_cache_serves_without_a_word(
     online: tuple[dict[str, Any], Hub], home: Path
 ) -> None:
