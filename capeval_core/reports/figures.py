@@ -25,7 +25,6 @@ _WIDTH = 960
 _LINE: Rgb = (228, 231, 237)
 _RIGHT: Rgb = (30, 138, 96)
 _WRONG: Rgb = (200, 48, 66)
-_COMPARED: Rgb = (71, 85, 125)
 _DPI = 96
 _FONTS = ("DejaVu Sans", "Noto Sans CJK SC", "Noto Sans", "PingFang SC", "Microsoft YaHei")
 _ACROSS = 3  # charts of boxes side by side
@@ -331,37 +330,37 @@ def _card_lines(note: Mapping[str, Any], wrong: Sequence[Span]) -> list[_Line]:
         _NONE,
     ]
     words = re.finditer(r"\S+", note["caption"])
-    for line in textwrap.wrap(note["caption"], 46, break_long_words=False):
-        own = [next(words) for _ in line.split()]
-        marked = [any(span.start < w.end() and w.start() < span.end for span in wrong) for w in own]
-        lines.append(
-            [(w[0], _WRONG if is_wrong else INK, 13) for w, is_wrong in zip(own, marked, strict=True)]
-        )
+    for line in textwrap.wrap(note["caption"], 46, break_long_words=False, break_on_hyphens=False):
+        shades = []
+        for word in (next(words) for _ in line.split()):
+            marked = any(span.start < word.end() and word.start() < span.end for span in wrong)
+            shades.append((word[0], _WRONG if marked else INK, 13))
+        lines.append(shades)
     lines += [_NONE, [("Phrases: precision, best region", INK, 11)]]
     for own in note["phrases"]:
-        sign, ink = ("✗", _WRONG) if own["mistake"] else ("✓", _RIGHT)
-        sign, ink = (sign, ink) if own["judged"] else ("–", FAINT)
-        phrase = (_cut(own["phrase"], 54), ink if own["mistake"] else INK, 9.5)
-        lines.append(
-            [(sign, ink, 9.5), (f"{own['precision']:.2f}", INK, 9.5), phrase, _region(note, own["region"])]
-        )
+        sign, ink = ("✗", _WRONG) if own["mistake"] else ("✓", _RIGHT) if own["judged"] else ("–", FAINT)
+        phrase = _row(own["precision"], own["phrase"], _WRONG if own["mistake"] else INK)
+        lines.append([(sign, ink, 9.5), *phrase, _region(note, own["region"])])
     if compared := note.get("compared"):
         lines += [_NONE, [("References: gTTC, lTTC (●: chosen)", INK, 11)]]
     for own in compared or ():
-        numbers = (f"{own['gttc']:.2f}  {own['lttc']:.2f}", INK, 9.5)
         sign = "●" if own["chosen"] else "○"
-        lines.append([(sign, FAINT, 9.5), numbers, (_cut(own["reference"], 58), INK, 9.5)])
+        lines.append(
+            [(sign, FAINT, 9.5), (f"{own['gttc']:.2f}", INK, 9.5), *_row(own["lttc"], own["reference"])]
+        )
     if note["regions"]:
         lines += [_NONE, [("Regions: recall, nearest phrase", INK, 11)]]
     for index, own in enumerate(note["regions"]):
         missed = "not mentioned; nearest: " if own["unmentioned"] else ""
-        phrase = (_cut(missed + own["phrase"], 58), FAINT if missed else INK, 9.5)
-        lines.append([_region(note, index), (f"{own['recall']:.2f}", INK, 9.5), phrase])
+        row = _row(own["recall"], missed + own["phrase"], FAINT if missed else INK)
+        lines.append([_region(note, index), *row])
     if whole := note["whole"]:
-        lines.append(
-            [_region(note, None), (f"{whole['recall']:.2f}", INK, 9.5), (_cut(whole["phrase"], 58), INK, 9.5)]
-        )
+        lines.append([_region(note, None), *_row(whole["recall"], whole["phrase"])])
     return lines
+
+
+def _row(number: float, text: str, ink: Rgb = INK) -> _Line:
+    return [(f"{number:.2f}", INK, 9.5), (_cut(text, 58), ink, 9.5)]
 
 
 def _region(note: Mapping[str, Any], region: int | None) -> tuple[str, Rgb, float]:

@@ -61,6 +61,7 @@ def test_regions_and_mistakes_have_their_colours() -> None:
         assert share(overlay, colour) > share(plain, colour) + 0.001
     assert share(card, WRONG) > 0.0008
     right = explanation("hices", caption=ITEM.good)
+    assert explanation("hices", caption=f"{ITEM.good}, {'blue-' * 12}green").plot(390)  # words of any length
     assert share(right.plot(1280), WRONG) < share(card, WRONG) / 2
     assert found.with_threshold(0.0)["phrases"][0]["mistake"] is False
 
