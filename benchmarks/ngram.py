@@ -30,7 +30,7 @@ from capeval_core.integrations import CocoScores
 from capeval_core.integrations.coco import check_java
 from capeval_core.phrases import ptb
 from capeval_core.registry import load
-from capeval_core.scores.ngram.metric import score_together
+from capeval_core.scores.ngram import score_together
 from tools.captions import describe
 from tools.scenes import sample_scene
 

@@ -13,9 +13,7 @@ from capeval_core.registry import module_path as module_path
 from capeval_core.result import Result as Result
 from capeval_core.scores.eco import Eco
 from capeval_core.scores.hice import HiceS, RefHiceS
-from capeval_core.scores.ngram.bleu import Bleu
-from capeval_core.scores.ngram.cider import Cider, CiderD
-from capeval_core.scores.ngram.rouge import RougeL
+from capeval_core.scores.ngram import Bleu, Cider, CiderD, RougeL
 from capeval_core.scores.pac import ClipS, PacS, RefClipS, RefPacS
 from capeval_core.scores.umic import Umic
 from capeval_core.scores.video import VideoPacS, VideoRefPacS

@@ -13,7 +13,6 @@ from typing import Any, ClassVar, TypeVar, cast
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from capeval_core._version import __version__
 from capeval_core.cache import shared_cache
@@ -60,9 +59,8 @@ class CaptionMetric(ABC):
     """Name of the value in an `evaluate` result."""
     summary: ClassVar[str]
     paper: ClassVar[str]
-    """Authors, title, venue and address."""
+    """Authors, title, venue and address; `bibtex` is its entry."""
     bibtex: ClassVar[str] = ""
-    """The paper's entry."""
     range: ClassVar[tuple[float, float]]
     higher_is_better: ClassVar[bool] = True
     needs_references: ClassVar[bool] = False
@@ -214,10 +212,9 @@ class CaptionMetric(ABC):
                 warn(f"{cls.name} compares texts alone: {name} are ignored")
             return None
         if others:
-            found, other = f"is given, but this {cls.name} is about {argument}", others[0][:-1]
-            opened = f", or open load({cls.name!r}, media={other!r})" if other in media_of(cls.name) else ""
-            fix = f"pass {argument}=...{opened}"
-            raise InputTypeError(Problem(at(others[0]), found, fix, TypeError))
+            found, medium = f"is given, but this {cls.name} is about {argument}", others[0][:-1]
+            other = f", or open load({cls.name!r}, media={medium!r})" if medium in media_of(cls.name) else ""
+            raise InputTypeError(Problem(at(others[0]), found, f"pass {argument}=...{other}", TypeError))
         return given[argument]
 
     def check(self, captions: Any, images: Any, references: Any = None) -> Samples:
@@ -246,16 +243,9 @@ class CaptionMetric(ABC):
         self.stores.flush()
         rows = canonical(rows)
         values = self.aggregate(rows)
-        result = Result.of(
-            values,
-            values.scored(rows),
-            metric=self.name,
-            key=self.key,
-            signature=self.signature(rows),
-            relative=self.relative,
-            formula=self.formula,
-            range=values.range or self.range,
-        )
+        about: dict[str, Any] = {"metric": self.name, "key": self.key, "signature": self.signature(rows)}
+        about |= {"relative": self.relative, "formula": self.formula, "range": values.range or self.range}
+        result = Result.of(values, rows, **about)
         if not self.options.evidence or samples is None:
             return result
         order = np.argsort(np.asarray(samples.indices), kind="stable")  # as the rows are
@@ -317,17 +307,6 @@ def with_statistics(metric: Metric, statistics: CorpusStatistics | None) -> Metr
     return changed
 
 
-@dataclass(frozen=True)
-class Choices(Values):
-    """Scores of the candidates that were chosen, one per image, whose positions among all rows are `rows`."""
-
-    rows: NDArray[np.int64]
-
-    def scored(self, rows: pa.Table) -> pa.Table:
-        """The rows of the chosen candidates."""
-        return rows.take(pa.array(self.rows, pa.int64()))
-
-
 @dataclass(frozen=True, kw_only=True)
 class RerankerOptions(CommonOptions):
     """Options of a metric that takes a pool of candidates per image."""
@@ -340,8 +319,8 @@ class RerankerOptions(CommonOptions):
 class Reranker(CaptionMetric):
     """A metric that takes a pool of candidates per image, and chooses and scores one of them.
 
-    A row is a candidate, a score belongs to an image. `aggregate` returns `Choices`. Scores compare the
-    candidates of one set, so `Result.interval` and `Result.compare` are undefined.
+    A row is a candidate, a score belongs to an image. `aggregate` gives `Values` with `rows`. Scores
+    compare the candidates of one set, so `Result.interval` and `Result.compare` are undefined.
     """
 
     crops = False
@@ -354,12 +333,5 @@ class Reranker(CaptionMetric):
         return {
             image: {"image": samples.images[start].label}
             | {name: part[image] for name, part in parts.items()}
-            for image, start in enumerate(pools_of(samples).starts)
+            for image, start in enumerate(cast(Pools, samples).starts)
         }
-
-
-def pools_of(samples: Samples) -> Pools:
-    """Samples of a `Reranker`, which come in pools."""
-    if not isinstance(samples, Pools):
-        raise TypeError("expected pools of candidates, as check() of a Reranker returns them")
-    return samples

@@ -72,12 +72,6 @@ class Ragged:
         lengths = self.lengths[rows]
         return Ragged(self.values[ranges(starts_of(self.lengths)[rows], lengths)], lengths)
 
-    def joined(self, lengths: Integers) -> Ragged:
-        """Consecutive lists joined: `lengths[i]` of them make list i."""
-        ends = np.cumsum(lengths)
-        counts = np.concatenate([[0], np.cumsum(self.lengths)])
-        return Ragged(self.values, counts[ends] - counts[ends - lengths])
-
 
 def starts_of(lengths: Integers) -> Integers:
     """Where each of consecutive lists begins."""

@@ -36,10 +36,10 @@ METRICS: dict[str, str] = {
     "umic": "capeval_core.scores.umic:Umic",
     "vilbertscore": "capeval_core.scores.vilbert:VilbertScore",
     "eco": "capeval_core.scores.eco:Eco",
-    "bleu": "capeval_core.scores.ngram.bleu:Bleu",
-    "rougel": "capeval_core.scores.ngram.rouge:RougeL",
-    "cider": "capeval_core.scores.ngram.cider:Cider",
-    "ciderd": "capeval_core.scores.ngram.cider:CiderD",
+    "bleu": "capeval_core.scores.ngram:Bleu",
+    "rougel": "capeval_core.scores.ngram:RougeL",
+    "cider": "capeval_core.scores.ngram:Cider",
+    "ciderd": "capeval_core.scores.ngram:CiderD",
 }
 """Name and class of every metric of this package."""
 

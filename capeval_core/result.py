@@ -36,16 +36,14 @@ class Values:
     summands: (n, k) what each row adds to the sums that the metric's `formula` takes; None: its number is
         the mean of the scores.
     range: what a score can be at the metric's options; None: its `range`.
+    rows: (n,) positions of the rows that have a score, of a metric that chooses; None: all have one.
     """
 
     scores: np.ndarray[Any, np.dtype[np.float64]]
     parts: Mapping[str, Sequence[Any] | np.ndarray[Any, Any]]
     summands: np.ndarray[Any, np.dtype[np.float64]] | None = field(default=None, kw_only=True)
     range: tuple[float, float] | None = field(default=None, kw_only=True)
-
-    def scored(self, rows: pa.Table) -> pa.Table:
-        """The row of each score: all of them, in order."""
-        return rows
+    rows: np.ndarray[Any, np.dtype[np.int64]] | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -163,7 +161,8 @@ class Result:
 
     @staticmethod
     def of(values: Values, rows: pa.Table, **about: Any) -> Result:
-        """The result of values and of the row of each; `about` is the metric: name, key, signature, ..."""
+        """The result of values and their rows; `about` is the metric: name, key, signature, ..."""
+        rows = rows if values.rows is None else rows.take(pa.array(values.rows, pa.int64()))
         scores = [float(score) for score in values.scores]
         errors = {
             i: error or "the score is not a finite number"

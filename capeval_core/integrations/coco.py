@@ -22,7 +22,7 @@ from capeval_core.phrases.ptb import ptb_text, ptb_tokens
 from capeval_core.project import install_command
 from capeval_core.registry import load
 from capeval_core.result import Result
-from capeval_core.scores.ngram.metric import NgramMetric, score_together
+from capeval_core.scores.ngram import NgramMetric, score_together
 
 Floats = NDArray[np.float64]
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from os import PathLike
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 import pyarrow as pa
@@ -24,11 +24,12 @@ from tqdm import tqdm
 
 from capeval_core.errors import Problems, at, warn
 from capeval_core.inputs.samples import Pools, Samples, images_in_rgb
-from capeval_core.metric import Choices, Model, Reranker, RerankerOptions, pools_of
+from capeval_core.metric import Model, Reranker, RerankerOptions
 from capeval_core.options import Options as CommonOptions
 from capeval_core.options import option
 from capeval_core.phrases.ngrams import Documents, consensus, tfidf_consensus
 from capeval_core.phrases.ptb import ptb_tokens
+from capeval_core.result import Values
 from capeval_core.rows import RowCollector, canonical, column, lists, progress_bar, row_schema
 from capeval_core.scores.eco_members import MATCHER, MEMBER_ROW, Matcher, Member, check_members, open_members
 from capeval_core.scores.facts import facts
@@ -432,7 +433,7 @@ class Eco(Reranker):
         """
         import torch
 
-        pools, folder = pools_of(samples), self.options.rows if rows is None else rows
+        pools, folder = cast(Pools, samples), self.options.rows if rows is None else rows
         self.stores.open(folder, self.ROW, {"metric": self.name})  # claims the folder; rows lie below it
         tables = {}
         try:
@@ -458,11 +459,11 @@ class Eco(Reranker):
             for window in collector.windows():
                 if encoder is None:  # not where all rows are stored
                     encoder = member.open(self.options.device, self.options.dtype)
-                for table in member.rows(encoder, pools_of(window), self.run):
+                for table in member.rows(encoder, cast(Pools, window), self.run):
                     collector.add(table)
         return collector.table()
 
-    def aggregate(self, rows: pa.Table) -> Choices:
+    def aggregate(self, rows: pa.Table) -> Values:
         values = rows["values"].combine_chunks().flatten().to_numpy().reshape(-1, len(self.ensemble))
         ranking = Ranking(
             rows["index"].to_numpy() - rows["candidate"].to_numpy(),
@@ -474,7 +475,7 @@ class Eco(Reranker):
         )
         for message in ranking.warnings():
             warn(f"{self.name}: {message}")
-        return Choices(ranking.of_chosen(ranking.total), ranking.parts(), ranking.rows)
+        return Values(ranking.of_chosen(ranking.total), ranking.parts(), rows=ranking.rows)
 
 
 def joined_rows(pools: Pools, tables: Mapping[str, pa.Table], ensemble: Sequence[str]) -> pa.Table:

@@ -126,7 +126,7 @@ class VideoExplanation(DrawnExplanation):
 
         self.check_drawable(width)
         best = best_frames(self["words"])
-        images = self._frames(best)
+        images = self.frames(best, width)
         frames = {frame: (images.get(frame), ", ".join(map(_shown, own))) for frame, own in best.items()}
         return draw_frames(self["caption"], self["frame_cosines"], frames, width)
 
@@ -136,13 +136,6 @@ class VideoExplanation(DrawnExplanation):
         Raises:
             ImageError: the video can no longer be read.
         """
-        found = {position: image.convert("RGB") for position, image in self._frames(wanted).items()}
-        for image in found.values():
-            image.thumbnail((width, width))
-        return found
-
-    def _frames(self, wanted: Collection[int]) -> dict[int, Image]:
-        """Frames by their position among those that were compared."""
         if self._video is None or not wanted:
             return {}
         video = self._video.load()
@@ -155,7 +148,10 @@ class VideoExplanation(DrawnExplanation):
         found: dict[int, Image] = {}
         for position, (number, image) in enumerate(video.read(self._sampling)):
             own = positions.get(number, []) if positions else [position] if position in wanted else []
-            found |= dict.fromkeys(own, image)
+            if own:
+                shown = image.convert("RGB")
+                shown.thumbnail((width, width))
+                found |= dict.fromkeys(own, shown)
             if len(found) == len(wanted):
                 break
         return found

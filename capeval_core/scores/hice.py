@@ -28,7 +28,7 @@ from capeval_core.metric import CaptionMetric, Model
 from capeval_core.options import Options as CommonOptions
 from capeval_core.options import option
 from capeval_core.phrases.source import PhraseSource, phrase_opener
-from capeval_core.ragged import Integers, Ragged, inner, ranges, starts_of
+from capeval_core.ragged import Integers, Ragged, inner
 from capeval_core.regions.opening import region_opener
 from capeval_core.regions.regions import CachedRegions, LimitedRegions, RegionSource
 from capeval_core.result import Values
@@ -90,41 +90,25 @@ def text_text_terms(rows: pa.Table, reference_reduction: str) -> dict[str, Doubl
     if reference_reduction == "mean":
         return {"gttc": gttc.mean(), "lttc": lttc.mean()}
     if reference_reduction == "pooled":
-        of_caption, of_references, counts = _phrase_maxima(rows)
-        precision = compatibility(_best_of_all(of_caption, counts).mean())
-        recall = compatibility(of_references.joined(counts).mean())
-        return {"gttc": gttc.max(), "lttc": harmonic_mean(precision, recall)}
+        precision = [np.mean(np.max(own, axis=0)) for own in rows["caption_phrase_maxima"].to_pylist()]
+        recall = [np.mean(np.concatenate(own)) for own in rows["reference_phrase_maxima"].to_pylist()]
+        pooled = harmonic_mean(*(compatibility(np.array(own)) for own in (precision, recall)))
+        return {"gttc": gttc.max(), "lttc": pooled}
     chosen = joint(gttc, lttc).argmax()
     return {"gttc": gttc.values[chosen], "lttc": lttc.values[chosen]}
 
 
 def reference_terms(rows: pa.Table) -> tuple[Ragged, Ragged]:
     """gTTC (eq. 3) and lTTC (eq. 7 to 9) of each reference of each row."""
-    of_caption, of_references, counts = _phrase_maxima(rows)
-    gttc = compatibility(Ragged.of(rows["reference_cosines"]).values)
-    lttc = harmonic_mean(compatibility(of_caption.mean()), compatibility(of_references.mean()))
-    return Ragged(gttc, counts), Ragged(lttc, counts)
+    cosines = Ragged.of(rows["reference_cosines"])
+    lists = (inner(rows[name])[0] for name in ("caption_phrase_maxima", "reference_phrase_maxima"))
+    lttc = harmonic_mean(*(compatibility(Ragged.of(maxima).mean()) for maxima in lists))
+    return Ragged(compatibility(cosines.values), cosines.lengths), Ragged(lttc, cosines.lengths)
 
 
 def joint(gttc: Ragged, lttc: Ragged) -> Ragged:
     """hMean(gTTC, lTTC) of each reference, by which `reference_reduction="joint"` chooses."""
     return Ragged(harmonic_mean(gttc.values, lttc.values), gttc.lengths)
-
-
-def _phrase_maxima(rows: pa.Table) -> tuple[Ragged, Ragged, Integers]:
-    """Per reference the maxima of the caption's phrases and of its own; per row the number of references."""
-    of_caption, counts = inner(rows["caption_phrase_maxima"])
-    of_references, _ = inner(rows["reference_phrase_maxima"])
-    return Ragged.of(of_caption), Ragged.of(of_references), counts
-
-
-def _best_of_all(maxima: Ragged, counts: Integers) -> Ragged:
-    """The best of each caption phrase over the references: `counts[i]` consecutive lists are of caption i."""
-    lengths = maxima.lengths[starts_of(counts)]
-    of_caption = np.repeat(starts_of(lengths), counts)  # where the phrases of each list's caption begin
-    best = np.full(lengths.sum(), -np.inf)
-    np.maximum.at(best, ranges(of_caption, maxima.lengths), maxima.values)
-    return Ragged(best, lengths)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,9 +183,7 @@ class HiceS(CaptionMetric):
         column("phrase_cosines", FLOATS, "cosine of each phrase with the whole image"),
         column("phrase_maxima", FLOATS, "each phrase's best cosine over the regions, eq. 4"),
         column("region_maxima", FLOATS, "each region's best cosine over the phrases, eq. 5"),
-        column(
-            "regions_dropped", pa.int32(), "regions that are empty, or outside the square of the image tower"
-        ),
+        column("regions_dropped", pa.int32(), "regions that are empty, or outside the tower's square"),
         column("without_phrases", pa.int32(), "sentences without a phrase, which are their own phrase"),
     )
 
@@ -344,16 +326,8 @@ class RefHiceS(HiceS):
         [
             *HiceS.ROW,
             column("reference_cosines", FLOATS, "cosine of caption and each reference, eq. 3"),
-            column(
-                "caption_phrase_maxima",
-                NESTED,
-                "per reference, each caption phrase's best cosine over the reference's phrases, eq. 7",
-            ),
-            column(
-                "reference_phrase_maxima",
-                NESTED,
-                "per reference, each of its phrases' best cosine over the caption's phrases, eq. 8",
-            ),
+            column("caption_phrase_maxima", NESTED, "per reference, each caption phrase's best, eq. 7"),
+            column("reference_phrase_maxima", NESTED, "per reference, each of its phrases' best, eq. 8"),
         ]
     )
     reference_columns = ("reference_cosines", "caption_phrase_maxima", "reference_phrase_maxima")
@@ -372,7 +346,7 @@ class RefHiceS(HiceS):
     ) -> dict[int, dict[str, Any]]:
         gttc, lttc = reference_terms(rows)
         reduction = self.options.reference_reduction
-        terms = [joint(gttc, lttc)] if reduction == "joint" else [gttc, lttc] if reduction == "best" else []
+        terms = {"joint": [joint(gttc, lttc)], "best": [gttc, lttc]}.get(reduction, [])
         chosen = np.full(len(gttc.values), not terms)  # by the other reductions all are
         for term in terms:
             chosen[term.argmax()] = True

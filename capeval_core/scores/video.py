@@ -83,18 +83,13 @@ def video_ref_pac_score(score: Doubles, reference_score: Doubles) -> Doubles:
 
 
 Components = dict[str, Doubles]
-"""What n pairs of a caption with a video, or with a reference, come to, (n,) each: `coarse`, Score_c, is the
-cosine of both as a whole; `precision`, `recall` and `fine` are of words and frames, see `fine_score`."""
-
-
-def score_of(components: Components) -> Doubles:
-    """Eq. 5 of components."""
-    return video_pac_score(components["coarse"], components["fine"])
+"""What n pairs of a caption with a video, or with a reference, come to, (n,) each: `score`, eq. 5; `coarse`,
+Score_c, the cosine of both as a whole; `precision`, `recall` and `fine` of words and frames."""
 
 
 def nearest(components: Components, counts: Integers) -> Components:
     """Of `counts` consecutive references each, the one with the largest score."""
-    scores = Ragged(score_of(components), counts)
+    scores = Ragged(components["score"], counts)
     if not len(counts):
         return components
     chosen, undefined = scores.argmax(), np.isnan(scores.max())  # features that are no numbers
@@ -103,7 +98,8 @@ def nearest(components: Components, counts: Integers) -> Components:
 
 def largest_each(components: Components, counts: Integers) -> Components:
     """Of `counts` consecutive references each, the largest of every component by itself."""
-    return {name: Ragged(values, counts).max() for name, values in components.items()}
+    largest = {name: Ragged(values, counts).max() for name, values in components.items()}
+    return largest | {"score": video_pac_score(largest["coarse"], largest["fine"])}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,14 +165,8 @@ class VideoPacS(CaptionMetric):
     Options: ClassVar[type[CommonOptions]] = VideoOptions
     ROW = row_schema(
         column("caption_ids", pa.list_(pa.int32()), "token ids of the caption, start and end included"),
-        column(
-            "caption_maxima",
-            FLOATS,
-            "each caption token's best cosine over frames; null where the video failed",
-        ),
-        column(
-            "frame_recall", pa.float32(), "mean over frames of their best cosine over the caption's tokens"
-        ),
+        column("caption_maxima", FLOATS, "each of its tokens' best cosine over frames; null if failed"),
+        column("frame_recall", pa.float32(), "mean over frames of their best cosine over its tokens"),
         column("cosine", pa.float32(), "cosine of the caption's end token and the mean of the frames"),
         column("frames", pa.int32(), "how many frames were compared, null where the video failed"),
         column("incomplete", pa.string(), "why decoding stopped before the video's end, null if it did not"),
@@ -217,7 +207,8 @@ class VideoPacS(CaptionMetric):
     def aggregate(self, rows: pa.Table) -> Values:
         found, unweighted = self._of_video(rows, self.idf(rows))
         _warn_of(rows, unweighted)
-        return Values(score_of(found), {**found, "unweighted_texts": unweighted})
+        score = found.pop("score")
+        return Values(score, {**found, "unweighted_texts": unweighted})
 
     def documents(self, rows: pa.Table) -> pa.Array:
         """Token ids of the corpus that rows are: those of captions."""
@@ -270,7 +261,8 @@ class VideoPacS(CaptionMetric):
 
     def _components(self, coarse: Doubles, precision: Doubles, recall: Doubles) -> Components:
         fine = fine_score(precision, recall, released=self.options.compat == "released")
-        return {"coarse": coarse, "precision": precision, "recall": recall, "fine": fine}
+        parts = {"coarse": coarse, "precision": precision, "recall": recall, "fine": fine}
+        return {"score": video_pac_score(coarse, fine), **parts}
 
 
 @facts("refpacs-video")
@@ -289,16 +281,8 @@ class VideoRefPacS(VideoPacS):
         [
             *VideoPacS.ROW,
             column("reference_ids", pa.list_(pa.list_(pa.int32())), "token ids of each reference"),
-            column(
-                "reference_caption_maxima",
-                NESTED,
-                "per reference, each caption token's best cosine over the reference's tokens",
-            ),
-            column(
-                "reference_maxima",
-                NESTED,
-                "per reference, each of its tokens' best cosine over the caption's tokens",
-            ),
+            column("reference_caption_maxima", NESTED, "per reference, each caption token's best cosine"),
+            column("reference_maxima", NESTED, "per reference, each of its tokens' best cosine"),
             column("reference_cosines", FLOATS, "cosine of the end tokens of caption and reference"),
         ]
     )
@@ -316,26 +300,20 @@ class VideoRefPacS(VideoPacS):
         reference = best(references, counts)
         unweighted += Ragged(of_references.astype(np.float64), counts).sum().astype(np.int64)
         _warn_of(rows, unweighted)
-        scores = {self.free_key: score_of(found), "reference_score": score_of(reference)}
-        parts: dict[str, Any] = {self.free_key: scores[self.free_key], **found}
-        parts["reference_score"] = scores["reference_score"]
+        score = video_ref_pac_score(found["score"], reference["score"])
+        parts: dict[str, Any] = {self.free_key: found.pop("score"), **found}
         parts |= {f"reference_{name}": values for name, values in reference.items()}
-        parts["unweighted_texts"] = unweighted
-        return Values(video_ref_pac_score(*scores.values()), parts)
+        return Values(score, parts | {"unweighted_texts": unweighted})
 
     def evidence_of(
         self, samples: Samples, rows: pa.Table, parts: Mapping[str, list[Any]]
     ) -> dict[int, dict[str, Any]]:
         explained = super().evidence_of(samples, rows, parts)
         found, _ = self.of_references(rows, self.idf(rows))
-        numbers = {"score": score_of(found), **found}
-        position = 0
+        values = np.stack([*found.values()], axis=1).tolist()
+        numbers = (dict(zip(found, own, strict=True)) for own in values)
         for row, references in enumerate(samples.references or []):
-            explained[row]["references"] = [
-                {"reference": text, **{name: float(own[position + i]) for name, own in numbers.items()}}
-                for i, text in enumerate(references)
-            ]
-            position += len(references)
+            explained[row]["references"] = [{"reference": text, **next(numbers)} for text in references]
         return explained
 
     def of_references(self, rows: pa.Table, table: TokenIdf | None) -> tuple[Components, NDArray[np.bool_]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -113,17 +113,8 @@ class VilbertScore(RegionMetric):
     corpus_texts = "references"
     Options: ClassVar[type[CommonOptions]] = VilbertOptions
     ROW = row_schema(
-        column(
-            "caption_maxima",
-            NESTED,
-            "per reference, each caption word's best cosine over the reference's words; null where the image "
-            "failed",
-        ),
-        column(
-            "reference_maxima",
-            NESTED,
-            "per reference, each of its words' best cosine over the caption's words",
-        ),
+        column("caption_maxima", NESTED, "per reference, each caption word's best cosine; null if failed"),
+        column("reference_maxima", NESTED, "per reference, each of its words' best cosine"),
         column("caption_weights", FLOATS, "weight of each caption word, 1 without idf"),
         column("reference_weights", NESTED, "per reference, the weight of each word"),
         column("released_precision", FLOATS, "per reference, what the released script computes"),
@@ -240,24 +231,17 @@ class VilbertScore(RegionMetric):
         notes: list[dict[str, Any]] = []
         for number, (reference, own, rows) in enumerate(zip(references, others, features, strict=True)):
             cosines = np.clip(caption @ rows.T, -1, 1)
-            notes.append(
-                {
-                    "reference": reference,
-                    "precision": numbers["reference_precision"][number],
-                    "recall": numbers["reference_recall"][number],
-                    "f": numbers["reference_f"][number],
-                    "caption_matches": word_matches(words, own, cosines.tolist()),
-                    "reference_matches": word_matches(own, words, cosines.T.tolist()),
-                    "words": words,
-                    "reference_words": own,
-                    "cosines": cosines.tolist(),
-                }
-            )
+            scores = {name: numbers[f"reference_{name}"][number] for name in ("precision", "recall", "f")}
+            matches = {
+                "caption_matches": word_matches(words, own, cosines.tolist()),
+                "reference_matches": word_matches(own, words, cosines.T.tolist()),
+            }
+            shown = {"words": words, "reference_words": own, "cosines": cosines.tolist()}
+            notes.append({"reference": reference, **scores, **matches, **shown})
         return notes
 
 
-@dataclass(frozen=True)
-class EncodedText:
+class EncodedText(NamedTuple):
     """Token ids of a text, and their features (rows, hidden) in the light of an image, maybe on CUDA, too."""
 
     ids: Ids
@@ -265,13 +249,9 @@ class EncodedText:
     on_device: Tensor | None = None
 
 
-@dataclass(frozen=True)
-class EncodedRow:
-    """A row's caption and its references, None where its image failed.
-
-    group: content key of the image, '' where it could not be read. error: why it failed.
-    truncated: token ids that were cut off, those of references included.
-    """
+class EncodedRow(NamedTuple):
+    """A row's caption and references, None where its image failed; the image's content key, '' where it could
+    not be read; why it failed; and token ids that were cut off all texts."""
 
     texts: list[EncodedText] | None
     group: str

@@ -144,7 +144,6 @@ def idf(case: Case, runs: Runs) -> Iterator[Comparison]:
 def of_references(metric: Any, rows: pa.Table) -> dict[str, Array]:
     """Components of each pair of a caption and one of its nine references, (captions, 9)."""
     found, _ = metric.of_references(rows, metric.idf(rows))
-    found = {**found, "score": (found["coarse"] + found["fine"]) / 2}
     return {name: values.reshape(len(rows), -1) for name, values in found.items()}
 
 

@@ -1,0 +1,420 @@
+"""Metrics of n-grams that a caption shares with its references, which need no image: BLEU, ROUGE-L and CIDEr.
+
+Papineni, Roukos, Ward, Zhu: BLEU: a Method for Automatic Evaluation of Machine Translation, ACL 2002,
+https://aclanthology.org/P02-1040
+Lin: ROUGE: A Package for Automatic Evaluation of Summaries, Text Summarization Branches Out (ACL 2004
+workshop), https://aclanthology.org/W04-1013
+Vedantam, Zitnick, Parikh: CIDEr: Consensus-based Image Description Evaluation, CVPR 2015,
+https://arxiv.org/abs/1411.5726
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from capeval_core.errors import Problems
+from capeval_core.inputs.samples import Samples, windows
+from capeval_core.inputs.texts import check_references
+from capeval_core.limits import LIMITS
+from capeval_core.metric import CaptionMetric, Model, with_statistics
+from capeval_core.options import CorpusOptions, option
+from capeval_core.options import Options as CommonOptions
+from capeval_core.phrases.ngrams import (
+    LONGEST,
+    Floats,
+    Integers,
+    Ngrams,
+    TextBlock,
+    Tokens,
+    length_penalty,
+    reciprocal,
+    sums_by,
+)
+from capeval_core.phrases.ptb import REVISION, shared_words
+from capeval_core.ragged import Ragged, inner
+from capeval_core.result import Result, Values
+from capeval_core.rows import column, common_columns, fixed_lists, lists, of_fixed_lists, row_schema
+from capeval_core.scores.facts import facts
+from capeval_core.scores.frequencies import DocumentFrequencies
+from capeval_core.statistics import CorpusFormula
+
+
+class WeightedNgrams(NamedTuple):
+    """The n-grams of one length, the TF-IDF weight of each of each text, and (texts,) 1 / norm of these."""
+
+    grams: Ngrams
+    weight: Floats
+    inverse: Floats
+
+
+def words_of(samples: Samples, tokens: Callable[[str], Tokens] = shared_words) -> list[list[Tokens]]:
+    """Per row the words of its caption, then those of each of its references; equal texts are read once."""
+    rows = [[c, *r] for c, r in zip(samples.captions, samples.references or [], strict=True)]
+    words = {text: tokens(text) for text in {text for row in rows for text in row}}
+    return [[words[text] for text in row] for row in rows]
+
+
+class Compared:
+    """Captions with their references; what several metrics need of them is made once.
+
+    rows: what `words_of` gives. block: all texts; a row is a pool whose first text is the caption. captions:
+    (rows,) which texts are captions. is_reference: (texts,) the others.
+    """
+
+    def __init__(self, rows: Sequence[Sequence[Tokens]]) -> None:
+        self.rows, self.block = rows, TextBlock(rows)
+        self.captions: Integers = np.cumsum(self.block.sizes) - self.block.sizes
+        self.is_reference = np.ones(len(self.block.pool), dtype=bool)
+        self.is_reference[self.captions] = False
+        self._weighted: dict[DocumentFrequencies, list[WeightedNgrams]] = {}
+
+    @cached_property
+    def grams(self) -> list[Ngrams]:
+        """The n-grams of 1 to 4 words."""
+        return list(self.block.grams(LONGEST))
+
+    def weighted(self, frequencies: DocumentFrequencies) -> list[WeightedNgrams]:
+        """N-grams, weighted by count times ln(documents / documents that hold them); kept for each table."""
+        if frequencies not in self._weighted:
+            levels = []
+            for grams, held in zip(self.grams, frequencies.of_block(self.block), strict=True):
+                idf = np.log(frequencies.documents) - np.log(np.maximum(held[grams.start], 1.0))
+                weight = grams.count * idf[grams.gram]
+                norm = np.sqrt(sums_by(grams.caption, weight**2, len(self.block.pool)))
+                levels.append(WeightedNgrams(grams, weight, reciprocal(norm)))
+            self._weighted[frequencies] = levels
+        return self._weighted[frequencies]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NgramOptions(CommonOptions):
+    """Options of metrics of n-grams: the common ones but for those of networks."""
+
+    without = ("weights", "dtype", "batch_size", "compat")
+    empty: Literal["error", "score"] = option(
+        "error", "how to treat an empty caption: as an `error`, or `score` it 0 (and count it)"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class NgramCorpusOptions(NgramOptions, CorpusOptions):
+    """Options of metrics that weight n-grams by the documents that hold them."""
+
+    def check(self, metric: Any) -> None:
+        super().check(metric)
+        fix = "make them by prepare(references), or DocumentFrequencies.of_counts"
+        DocumentFrequencies.check_option(self, fix)
+
+
+class NgramMetric(CaptionMetric):
+    """A metric of the words that a caption shares with its references.
+
+    Words are those of the Penn Treebank tokenizer in lower case, without punctuation, as in COCO's evaluation
+    (`capeval_core.phrases.ptb`). Images are not needed; rows of one image are those with equal references.
+    """
+
+    needs_references = True
+    media = ()
+    crops = False
+    Options: ClassVar[type[CommonOptions]] = NgramOptions
+
+    def open_models(self) -> dict[str, Model]:
+        return {"tokenizer": Model(f"ptb@{REVISION}", f"ptb@{REVISION}")}
+
+    @abstractmethod
+    def columns(self, compared: Compared) -> dict[str, Any]:
+        """The metric's own columns of captions beside their references."""
+
+    def encode(self, batch: Samples) -> Iterator[pa.Table]:
+        if len(batch):
+            yield self.table(batch, Compared(words_of(batch)))
+
+    def table(self, batch: Samples, compared: Compared) -> pa.Table:
+        """Rows of the common columns, in which no text fails and none is truncated, and the metric's own."""
+        groups, n = [visual.key for visual in batch.images], len(batch)
+        none: dict[str, Any] = {"errors": [None] * n, "truncated": np.zeros(n, dtype=np.int32)}
+        common = common_columns(batch, slice(None), groups=groups, **none)
+        return pa.table({**common, **self.columns(compared)}, schema=self.ROW)
+
+
+SUMS = (
+    *(f"{name}_{n}" for name in ("matches", "totals") for n in range(1, LONGEST + 1)),
+    "length",
+    "reference_length",
+)
+NEEDS = {"matches_4": "no caption has four words in a row of a reference"}
+FOUR = pa.list_(pa.int32(), LONGEST)
+TINY, SMALL = 1e-15, 1e-9
+"""What COCO's evaluation adds to counts and to what they are divided by, so that nothing is divided by 0."""
+
+
+def bleu(matches: Floats, totals: Floats, length: Floats, reference_length: Floats) -> Floats:
+    """(..., 4) BLEU-1 to BLEU-4 of counts: of one caption, or summed over a set.
+
+    The geometric mean of the precisions of 1 to n words, times exp(1 - r / c) where the length c is below the
+    reference length r.
+
+    matches: (..., 4) n-grams that a reference has, each at most as often as one reference has it. totals:
+    (..., 4) n-grams of the captions. length: (...) words of the captions. reference_length: (...) words of
+    the reference closest in length, the shorter of two equally close.
+
+    >>> bleu(np.array([3.0, 2, 1, 0]), np.array([4.0, 3, 2, 1]), np.array(4.0), np.array(4.0)).round(3)
+    array([0.75 , 0.707, 0.63 , 0.   ])
+    """
+    precision = np.cumprod((matches + TINY) / (totals + SMALL), axis=-1)
+    mean = precision ** (1 / np.arange(1, LONGEST + 1))
+    ratio = (length + TINY) / (reference_length + SMALL)
+    with np.errstate(under="ignore"):
+        brevity = np.exp(np.minimum(1 - 1 / ratio, 0.0))
+    scores: Floats = mean * np.asarray(brevity)[..., None]
+    return scores
+
+
+def bleu_of_sums(sums: Floats) -> Floats:
+    """(..., 4) BLEU-4, BLEU-1, BLEU-2 and BLEU-3 of (..., 10) sums: matches, totals and the two lengths."""
+    scores = bleu(sums[..., :LONGEST], sums[..., LONGEST : 2 * LONGEST], sums[..., -2], sums[..., -1])
+    return np.roll(scores, 1, axis=-1)
+
+
+@facts("bleu")
+class Bleu(NgramMetric):
+    """BLEU-4 as in COCO's evaluation: of the counts summed over all captions, not a mean of scores.
+
+    A caption's own score is BLEU-4 of its own counts. Interval and comparison resample what each image adds
+    to the counts.
+    """
+
+    formula = CorpusFormula(("bleu_4", "bleu_1", "bleu_2", "bleu_3"), SUMS, bleu_of_sums, NEEDS)
+    ROW = row_schema(
+        column("matches", FOUR, "for 1 to 4 words, its n-grams that a reference has, clipped"),
+        column("totals", FOUR, "for 1 to 4 words, its n-grams"),
+        column("length", pa.int32(), "words of the caption"),
+        column("reference_length", pa.int32(), "words of the reference that is closest in length"),
+    )
+
+    def columns(self, compared: Compared) -> dict[str, Any]:
+        block, captions = compared.block, compared.captions
+        matches = []
+        for grams in compared.grams:
+            of_reference = compared.is_reference[grams.caption]
+            own, most = np.zeros((2, grams.kinds), dtype=np.int64)
+            own[grams.gram[~of_reference]] = grams.count[~of_reference]
+            np.maximum.at(most, grams.gram[of_reference], grams.count[of_reference])
+            clipped = np.bincount(grams.pool_of_gram(block), np.minimum(own, most), len(captions))
+            matches.append(clipped.astype(np.int32))
+        length = block.lengths[captions]
+        totals = np.maximum(length[:, None] - np.arange(LONGEST), 0)
+        row, of_references = block.pool[compared.is_reference], block.lengths[compared.is_reference]
+        # The least difference in length wins, then the shorter reference.
+        order = np.lexsort((of_references, np.abs(of_references - length[row]), row))
+        first = np.unique(row[order], return_index=True)[1]
+        return {
+            "matches": fixed_lists(np.stack(matches, axis=-1)),
+            "totals": fixed_lists(totals.astype(np.int32)),
+            "length": length.astype(np.int32),
+            "reference_length": of_references[order][first].astype(np.int32),
+        }
+
+    def aggregate(self, rows: pa.Table) -> Values:
+        four = [of_fixed_lists(rows[name]) for name in ("matches", "totals")]
+        lengths = [rows[name].to_numpy()[:, None] for name in ("length", "reference_length")]
+        summands = np.concatenate([*four, *lengths], axis=-1).astype(np.float64)
+        scores = bleu_of_sums(summands)
+        parts = {name: scores[:, i] for i, name in enumerate(self.formula.names)}
+        return Values(parts.pop(self.key), parts, summands=summands)
+
+
+BETA = 1.2
+"""How much more recall counts than precision, as in COCO's evaluation."""
+
+
+def rouge_l(precision: Floats, recall: Floats) -> Floats:
+    """(1 + b^2) P R / (R + b^2 P) with b = 1.2; 0 where one of them is 0.
+
+    >>> rouge_l(np.array([0.5, 0.0]), np.array([1.0, 0.0])).round(4)
+    array([0.7093, 0.    ])
+    """
+    above, below = (1 + BETA**2) * precision * recall, recall + BETA**2 * precision
+    return np.divide(above, below, out=np.zeros_like(above), where=above > 0)
+
+
+def common_lengths(caption: Sequence[str], references: Sequence[Sequence[str]]) -> list[int]:
+    """The length of the longest common subsequence of a caption with each reference, in words.
+
+    A row of the classical method's table is held in the bits of one integer (Hyyrö, "Bit-parallel LCS-length
+    computation revisited", AWOCA 2004).
+
+    >>> common_lengths("a red dog runs".split(), ["a dog runs far".split(), "the cat".split()])
+    [3, 0]
+    """
+    masks: defaultdict[str, int] = defaultdict(int)  # the places of each word as bits
+    for place, word in enumerate(caption):
+        masks[word] |= 1 << place
+    lengths, every = [], (1 << len(caption)) - 1
+    for reference in references:
+        row = every
+        for word in reference:
+            if same := row & masks[word]:
+                row = ((row + same) | (row - same)) & every
+        lengths.append(len(caption) - row.bit_count())
+    return lengths
+
+
+@facts("rougel")
+class RougeL(NgramMetric):
+    """ROUGE-L as in COCO's evaluation: F of the best precision and the best recall of any reference.
+
+    Precision is the share of the caption's words in the longest common subsequence with a reference, recall
+    that of the reference's. A text without words counts as one empty word, as there.
+    """
+
+    reference_columns = ("common", "reference_lengths")
+    ROW = row_schema(
+        column(
+            "common", pa.list_(pa.int32()), "per reference, words of the longest subsequence it has in common"
+        ),
+        column("length", pa.int32(), "words of the caption, 1 if it has none"),
+        column("reference_lengths", pa.list_(pa.int32()), "per reference, its words, 1 if it has none"),
+    )
+
+    def columns(self, compared: Compared) -> dict[str, Any]:
+        texts = [[words or [""] for words in row] for row in compared.rows]
+        counts = np.array([len(row) - 1 for row in texts])
+        common = [length for row in texts for length in common_lengths(row[0], row[1:])]
+        lengths = [len(words) for row in texts for words in row[1:]]
+        return {
+            "common": lists(np.array(common, dtype=np.int32), counts),
+            "length": np.array([len(row[0]) for row in texts], dtype=np.int32),
+            "reference_lengths": lists(np.array(lengths, dtype=np.int32), counts),
+        }
+
+    def aggregate(self, rows: pa.Table) -> Values:
+        common = Ragged.of(rows["common"])
+        lengths = Ragged.of(rows["reference_lengths"])
+        precision = common.max() / rows["length"].to_numpy()
+        recall = Ragged(common.values / lengths.values, common.lengths).max()
+        return Values(rouge_l(precision, recall), {"precision": precision, "recall": recall})
+
+
+def cosines(compared: Compared, frequencies: DocumentFrequencies, *, clipped: bool) -> Floats:
+    """(all references, 4) cosine of each reference with its caption, per n from 1 to 4: eq. 2 of the paper.
+
+    The weight of an n-gram is its count times ln(documents / documents that hold it), eq. 1. `clipped` is
+    CIDEr-D, section 7: the caption's weights are at most the reference's, and the cosine is multiplied by the
+    Gaussian of the difference in length.
+    """
+    block, of_row = compared.block, compared.captions[compared.block.pool]
+    products = []
+    for level in compared.weighted(frequencies):
+        grams, weight = level.grams, level.weight
+        own = np.zeros(grams.kinds)
+        of_caption = ~compared.is_reference[grams.caption]
+        own[grams.gram[of_caption]] = weight[of_caption]
+        other = own[grams.gram]
+        shared = (np.minimum(other, weight) if clipped else other) * weight
+        product = sums_by(grams.caption, shared, len(block.pool)) * level.inverse * level.inverse[of_row]
+        products.append(product)
+    found: Floats = np.stack(products, axis=-1)
+    if clipped:
+        found *= length_penalty(block.lengths[of_row], block.lengths)[:, None]
+    return found[compared.is_reference]
+
+
+@facts("cider")
+class Cider(NgramMetric):
+    """CIDEr, eq. 3: ten times the mean cosine of n-grams, over n from 1 to 4 and the references.
+
+    It is the paper's first form, without clipping and without a penalty for length, which a caption can raise
+    by repeating a rare word. What most tools and papers call CIDEr is CIDEr-D: `load("ciderd")`.
+
+    A document is the list of references of one row, as in COCO's evaluation, which has one row per image.
+    Document frequencies come from the references that are scored, unless `statistics` holds others; their
+    fingerprint is in the signature.
+    """
+
+    corpus_texts = "references"
+    clipped: ClassVar[bool] = False
+    Options: ClassVar[type[CommonOptions]] = NgramCorpusOptions
+    ROW = row_schema(
+        column(
+            "cosines",
+            pa.list_(pa.list_(pa.float64(), LONGEST)),
+            "per reference, the cosines of n-grams of 1 to 4 words",
+        ),
+    )
+
+    options: NgramCorpusOptions
+
+    def prepare(self, texts: Sequence[Sequence[str] | str]) -> DocumentFrequencies:
+        """Document frequencies of references, a list of texts (or one text) per image.
+
+        >>> import capeval_core
+        >>> table = capeval_core.load("ciderd").prepare([["a dog runs", "a brown dog"], ["a cat"]])
+        >>> table.documents, table.counts()["dog"], table.counts()["a"]
+        (2, 1, 2)
+        """
+        problems = Problems()
+        documents = check_references(texts, None, self.options.empty, problems)
+        problems.raise_if_any()
+        return DocumentFrequencies.of_documents([[*map(shared_words, row)] for row in documents or []])
+
+    def corpus(self, samples: Samples) -> list[Any]:
+        return samples.references or []
+
+    def columns(self, compared: Compared) -> dict[str, Any]:
+        statistics = self.options.statistics
+        assert isinstance(statistics, DocumentFrequencies)
+        found = cosines(compared, statistics, clipped=self.clipped)
+        return {"cosines": lists(fixed_lists(found), compared.block.sizes - 1)}
+
+    def aggregate(self, rows: pa.Table) -> Values:
+        references, counts = inner(rows["cosines"])
+        of_n = 10 * np.clip(of_fixed_lists(references), 0.0, 1.0)  # rounding may leave more than 1
+        means = [Ragged(of_n[:, n], counts).mean() for n in range(LONGEST)]
+        parts: dict[str, Any] = {f"{self.key}_{n}": mean for n, mean in enumerate(means, start=1)}
+        parts[f"reference_{self.key}"] = lists(of_n.mean(axis=1), counts).to_pylist()
+        return Values(np.mean(means, axis=0), parts)
+
+
+@facts("ciderd")
+class CiderD(Cider):
+    """CIDEr-D: what COCO's evaluation and most papers call CIDEr.
+
+    As CIDEr, but the weights of a caption's n-grams are at most the reference's, and each cosine is
+    multiplied by exp(-d^2 / 72), where d is the difference in length in bigrams. It ranges from 0 to 10;
+    papers print it as it is or times 100.
+    """
+
+    clipped = True
+
+
+def score_together(
+    metrics: Sequence[NgramMetric], samples: Samples, tokens: Callable[[str], Tokens] = shared_words
+) -> list[Result]:
+    """The result of each metric, as its `score` gives it, of checked captions and references.
+
+    metrics: opened; those that need document frequencies and have none share a table. tokens: the words of a
+    text.
+    """
+    words, opened = words_of(samples, tokens), list(metrics)
+    if lacking := [i for i, metric in enumerate(metrics) if metric.options.lacks_statistics]:
+        table = DocumentFrequencies.of_documents([row[1:] for row in words])
+        for i in lacking:
+            opened[i] = with_statistics(metrics[i], table)
+    tables: list[list[pa.Table]] = [[metric.ROW.empty_table()] for metric in metrics]
+    start = 0
+    for window in windows(samples, LIMITS.texts):
+        compared = Compared(words[start : start + len(window)])
+        for metric, rows in zip(opened, tables, strict=True):
+            rows.append(metric.table(window, compared))
+        start += len(window)
+    of_metrics = zip(opened, map(pa.concat_tables, tables), strict=True)
+    return [metric.combine(rows, samples=samples) for metric, rows in of_metrics]
