@@ -104,8 +104,7 @@ def _check_out(out: Path) -> None:
     """Refuse a file, and a folder that holds anything but a training."""
     if out.exists() and not out.is_dir():
         raise FileError(file_problem(out, "is a file: choose a folder for --out"))
-    entries = out.iterdir() if out.is_dir() else ()
-    names = {entry.name for entry in entries if not entry.name.startswith(".")}  # less unfinished files
+    names = {path.name for path in out.glob("[!.]*")}  # less unfinished files
     others = sorted(names - {CURVES, LOG, REGIONS, STATE, TOWERS, TRACKED, WEIGHTS})
     if others and STATE not in names:
         found = f"holds more than a training ({others[0]})"

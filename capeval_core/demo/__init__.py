@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from capeval_core.result import Result
 
 FOLDER = Path(__file__).parent
-KINDS = {"good": "good", "subtly wrong": "subtly_wrong", "unrelated": "unrelated"}
-"""The kinds of captions, best first, and the field of `DemoItem` that holds each."""
+KINDS = {"good": "good", "subtly wrong": "subtly_wrong", "unrelated": "unrelated"}  # best first; fields
 
 
 @dataclass(frozen=True)

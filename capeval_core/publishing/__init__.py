@@ -31,9 +31,7 @@ from capeval_core.weights.hub import failures, patiently, reason, status_of
 
 CARD, PYPI = "README.md", "pypi"
 _IN_A_CHECKOUT = re.compile(r"`metrics/\.\.\.` is [^`]*`capeval`[^`]*`pip install \.` in a checkout\.")
-_PUBLIC = re.compile(
-    r"((git\+)?https://|git\+ssh://[\w.-]+@)[\w.-]+(:\d+)?/[\w./~+%-]*(@[\w./-]+)?", re.ASCII
-)
+_PUBLIC = re.compile(r"(?a)((git\+)?https://|git\+ssh://[\w.-]+@)[\w.-]+(:\d+)?/[\w./~+%-]*(@[\w./-]+)?")
 """Addresses that pip installs from: nothing in them can be a password, a token or a query."""
 _SENT = (CONFIG, OPEN_CLIP_CONFIG, TENSORS, OPEN_CLIP_TENSORS, VOCABULARY, TOKENIZER)
 """Files of a weights folder that may go out, beside the card: those that encoders read."""
@@ -57,7 +55,6 @@ class Publication:
 
     @property
     def address(self) -> str:
-        """Where it is on the Hub, after the endpoint."""
         return f"spaces/{self.repository}" if self.kind == "space" else self.repository
 
 
@@ -98,9 +95,8 @@ def weights(
     shown = listed or _own_file(path, CARD)
     if shown is None:
         raise PublishError(f"there is no card for {name!r}: put a {CARD} into {path}, or name listed weights")
-    message = f"Weights {opened.checksum[:12]}, capeval {__version__}"
-    if permission:
-        message += f"\n\nPublished with permission: {permission}"
+    quoted = f"\n\nPublished with permission: {permission}" if permission else ""
+    message = f"Weights {opened.checksum[:12]}, capeval {__version__}{quoted}"
     words = opened.config.get("vocabulary")
     read = [opened.config_file.name, opened.tensor_file.name, VOCABULARY]
     read += [TOKENIZER] if isinstance(words, dict) and words.get("file") == TOKENIZER else []
