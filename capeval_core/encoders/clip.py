@@ -582,10 +582,6 @@ class OpenClipEncoder(ClipEncoder, tags=["image-captioning", "clip"]):
         return DTYPES[self.dtype]
 
     @classmethod
-    def check_header(cls, config: dict[str, Any], header: dict[str, Tensor]) -> None:
-        super().check_header(config, _own_names(header))
-
-    @classmethod
     def read_config(cls, folder: WeightsFolder) -> dict[str, Any]:
         return {**super().read_config(folder), "encoder": cls.kind}
 

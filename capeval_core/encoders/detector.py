@@ -25,7 +25,7 @@ from capeval_core.models.canary import canary_images
 from capeval_core.models.config import Closed, Count, Means, Share, read
 from capeval_core.models.copies import on_device, on_host
 from capeval_core.models.device import DTYPES, exact
-from capeval_core.models.model import CheckedModel
+from capeval_core.models.model import CheckedModel, check_tensors
 from capeval_core.regions.features import BoxVisual, pack, refuse_unusable
 
 Floats = NDArray[np.float32]
@@ -203,6 +203,7 @@ class Detector(BoxEncoder):
     def build(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> nn.Module:
         with torch.device("meta"):
             model = self.modules(config, DTYPES[self.dtype])
+        check_tensors(model.state_dict(), tensors)
         types = {name: tensor.dtype for name, tensor in model.state_dict().items()}
         typed = {name: tensor.to(types[name]) for name, tensor in tensors.items()}
         model.load_state_dict(typed, assign=True)

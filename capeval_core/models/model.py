@@ -132,11 +132,6 @@ class CheckedModel(ABC, ModelHubMixin, library_name="capeval", model_card_templa
         with torch.device("meta"):
             return cls.modules(config)
 
-    @classmethod
-    def check_header(cls, config: dict[str, Any], header: dict[str, Tensor]) -> None:
-        """Refuse a file whose tensors, by its header, are not those of the config; none is read."""
-        check_tensors(cls.empty(config).state_dict(), header)
-
     def prepare(self) -> None:
         """What an encoder needs beside its model: tokenizer, preprocessing."""
 
@@ -191,14 +186,12 @@ class CheckedModel(ABC, ModelHubMixin, library_name="capeval", model_card_templa
     ) -> Self:
         """The encoder of a weights folder; loaded once per process, device and dtype while it is in use."""
 
-        def opened() -> Self:
-            cls.check_header(config, folder.header())
-            return cls(config, folder.tensors(), checksum=folder.checksum, device=device, dtype=dtype)
-
         with naming_weights(folder.name):
-            config = cls._config_of(folder)
-            key = (cls._fingerprint(config, folder.checksum), str(numbered_device(device)), dtype)
-            return opened_once(key, opened)
+            config, sum = cls._config_of(folder), folder.checksum
+            key = (cls._fingerprint(config, sum), str(numbered_device(device)), dtype)
+            return opened_once(
+                key, lambda: cls(config, folder.tensors(), checksum=sum, device=device, dtype=dtype)
+            )
 
     @classmethod
     def fingerprint_of(cls, folder: WeightsFolder) -> str:

@@ -28,7 +28,7 @@ from capeval_core.models.canary import canary_images
 from capeval_core.models.config import Deviations, Few, Layers, Means, Side, Width, read
 from capeval_core.models.copies import on_device
 from capeval_core.models.device import DTYPES, exact_float32
-from capeval_core.models.model import CheckedModel
+from capeval_core.models.model import CheckedModel, check_tensors
 from capeval_core.regions import rle
 from capeval_core.regions.boxes import BoxSource
 from capeval_core.regions.regions import WITHOUT, Regions, RegionSource
@@ -252,7 +252,9 @@ class Sam(CheckedModel, tags=["mask-generation", "sam"]):
     def build(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> nn.Module:
         with _fitting():
             model = _modules(config["architecture"])
-            model.load_state_dict(_with_copy(tensors))
+            tensors = _with_copy(tensors)
+            check_tensors(model.state_dict(), tensors)
+            model.load_state_dict(tensors)
         encoder: Any = model.vision_encoder
         encoder.to(DTYPES[self.dtype])
         encoder.register_forward_pre_hook(lambda module, inputs: (inputs[0].to(DTYPES[self.dtype]),))
@@ -263,10 +265,6 @@ class Sam(CheckedModel, tags=["mask-generation", "sam"]):
     def modules(config: dict[str, Any]) -> nn.Module:
         with _fitting():
             return _modules(config["architecture"])
-
-    @classmethod
-    def check_header(cls, config: dict[str, Any], header: dict[str, Tensor]) -> None:
-        super().check_header(config, _with_copy(header))
 
     def prepare(self) -> None:
         preprocessing = self.config["preprocessing"]

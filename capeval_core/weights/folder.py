@@ -85,60 +85,32 @@ class WeightsFolder:
         """
         return f"{self.name}@{(self.revision or fingerprint)[:8]}"
 
-    def header(self) -> dict[str, Tensor]:
-        """All tensors of the folder on torch's meta device: names and shapes, none of them read."""
-        import torch
-        from safetensors import safe_open
-
-        with self._reading(), safe_open(self.tensor_file, framework="pt") as file:
-            parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
-            floats = {name: part.get_dtype().startswith(("F", "BF")) for name, part in parts.items()}
-            types = {True: torch.float32, False: torch.int64}
-            return {
-                name: torch.empty(part.get_shape(), dtype=types[floats[name]], device="meta")
-                for name, part in parts.items()
-            }
-
     def tensors(self) -> dict[str, Tensor]:
         """All tensors of the folder, on the CPU, as stored; finite."""
-        from safetensors.torch import load_file
-
-        with self._reading():
-            tensors = load_file(self.tensor_file)
-            check_finite(tensors, f"download or convert {self.tensor_file.name} again")
-        # Not where the file happens to put them: by where a tensor begins, last bits of products differ.
-        return {name: own.clone() if own.data_ptr() % 64 else own for name, own in tensors.items()}
-
-    @contextmanager
-    def _reading(self) -> Iterator[None]:
         from safetensors import SafetensorError
+        from safetensors.torch import load_file
 
         with naming_weights(self.name):
             try:
-                yield
+                tensors = load_file(self.tensor_file)
             except (SafetensorError, OSError, KeyError) as error:
-                raise WeightsError(
-                    f"{self.tensor_file.name} cannot be read ({error}): download or convert the weights again"
-                ) from error
+                fix = "download or convert the weights again"
+                raise WeightsError(f"{self.tensor_file.name} cannot be read ({error}): {fix}") from error
+            check_finite(tensors)
+        # Not where the file happens to put them: by where a tensor begins, last bits of products differ.
+        return {name: own.clone() if own.data_ptr() % 64 else own for name, own in tensors.items()}
 
 
 def check_finite(tensors: Mapping[str, Tensor], fix: str = "download or convert the weights again") -> None:
     """Refuse tensors that hold NaN or infinity, which would make scores NaN."""
     import torch
 
-    def is_finite(tensor: Tensor) -> bool:
-        if not tensor.is_floating_point() or not tensor.numel():
-            return True
-        # NaN comes through, and no copy of a large tensor is made; types of 8 bits have no such function.
-        low, high = torch.aminmax(tensor if tensor.element_size() > 1 else tensor.float())
-        return bool(torch.isfinite(low)) and bool(torch.isfinite(high))
-
-    if broken := [name for name in sorted(tensors) if not is_finite(tensors[name])]:
-        values = tensors[broken[0]].float()
-        count = int((~torch.isfinite(values)).sum())
-        more = f" and {len(broken) - 1} more" if broken[1:] else ""
-        found = f"{count:,} of {values.numel():,} values of tensor {broken[0]}{more} are NaN or infinite"
-        raise WeightsError(f"{found}: {fix}")
+    for name, tensor in sorted(tensors.items()):
+        if tensor.is_floating_point() and tensor.numel():
+            # NaN comes through, and no copy of a large tensor is made; types of 8 bits have no such function.
+            low, high = torch.aminmax(tensor if tensor.element_size() > 1 else tensor.float())
+            if not (bool(torch.isfinite(low)) and bool(torch.isfinite(high))):
+                raise WeightsError(f"tensor {name} holds NaN or infinity: {fix}")
 
 
 def open_weights(weights: str | os.PathLike[str], *, metric: str, tiny: str) -> WeightsFolder:
@@ -148,17 +120,17 @@ def open_weights(weights: str | os.PathLike[str], *, metric: str, tiny: str) -> 
     metric: what `capeval convert` calls such weights, for messages. tiny: folder of the embedded small model.
     """
     name = os.fspath(weights)
+    path = expanded_path(name)
     if name == "tiny":
         return _read(TINY / tiny, "tiny", None)
-    if name and expanded_path(name).is_dir():
-        path = expanded_path(name)
+    if name and path.is_dir():
         return _read(path, path.resolve().name, None, metric)
-    if Path(name).is_file():
+    if path.is_file():
         fix = f"convert it with `capeval convert {metric} {name} --out FOLDER` and pass the folder"
         raise wrong_option("weights", name, "a file", fix, kind=WeightsError)
     if not _may_be_on_the_hub(name):
-        found = "neither a folder, nor a Hub id (org/name[@revision]), nor 'tiny'" + _did_you_mean(
-            name, metric
+        found = (
+            f"neither a folder, nor a Hub id (org/name[@revision]), nor 'tiny'{_did_you_mean(name, metric)}"
         )
         raise wrong_option("weights", name, found, kind=WeightsError)
     path = download(
@@ -167,7 +139,7 @@ def open_weights(weights: str | os.PathLike[str], *, metric: str, tiny: str) -> 
         # Small files first: they show which format the tensors have.
         ["*config.json", VOCABULARY, TOKENIZER],
         lambda path: [OPEN_CLIP_TENSORS if (path / OPEN_CLIP_CONFIG).exists() else TENSORS],
-        error=lambda repository, reason: _unavailable(name, repository, metric, reason),
+        error=lambda repository, reason: _unavailable(repository, metric, reason),
     )
     return _read(path, name.partition("@")[0], path.name, metric)
 
@@ -199,18 +171,14 @@ def _did_you_mean(name: str, metric: str) -> str:
     return f": did you mean {listed[close[0]]!r}?" if close else ""
 
 
-def _unavailable(name: str, repository: str, metric: str, reason: str | None) -> Exception:
-    if reason is None:
-        why = "neither a folder nor a Hub id (org/name[@revision])"
-        return wrong_option("weights", name, why, kind=WeightsError)
-    entry = entry_of(repository)
-    real = setting("weights", entry.folder, "pass ") if entry else ""
-    ways = f"{entry.how_to_convert(metric)}and {real}.\n" if entry else ""
+def _unavailable(repository: str, metric: str, reason: str) -> Exception:
     tiny = setting("weights", "tiny", "pass ")
-    ways += f"To try the library without real weights, {tiny} (trained on synthetic scenes only)."
-    found = f"weights {repository!r} could not be loaded ({reason})"
-    found += "" if entry else _did_you_mean(repository, metric)
-    return WeightsError(Problem("", found, ways))
+    ways = f"To try the library without real weights, {tiny} (trained on synthetic scenes only)."
+    hint = _did_you_mean(repository, metric)
+    if entry := entry_of(repository):
+        ways = f"{entry.how_to_convert(metric)}and {setting('weights', entry.folder, 'pass ')}.\n{ways}"
+        hint = ""
+    return WeightsError(Problem("", f"weights {repository!r} could not be loaded ({reason}){hint}", ways))
 
 
 def _read(path: Path, name: str, revision: str | None, metric: str = "") -> WeightsFolder:
@@ -264,29 +232,22 @@ def _verified_checksum(tensor_file: Path, config: dict[str, Any], name: str, rev
 def read_config(path: Path) -> dict[str, Any]:
     """The content of a config, an object."""
     try:
-        config = read_json(path)
-    except (ValueError, OSError) as error:
-        raise WeightsError(f"{path.name} cannot be read ({error})") from error
-    if not isinstance(config, dict):
-        raise WeightsError(f"{path.name} holds a {type(config).__name__}, expected an object")
-    return config
+        return dict(read_json(path))
+    except (ValueError, TypeError, OSError, RecursionError) as error:
+        raise WeightsError(f"{path.name} cannot be read, or is no object ({error})") from error
 
 
 def read_json(path: Path) -> Any:
-    """The content of a JSON file beside weights; ValueError or OSError where it cannot be one."""
+    """The content of a JSON file beside weights."""
     if not path.is_file():
         raise ValueError("it is no regular file")
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except RecursionError:
-        raise ValueError("it is nested too deep") from None
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def file_checksum(path: Path) -> str:
-    """sha256 of a file, in hexadecimal; remembered while path, inode, size and times stay as they are.
+    """sha256 of a file, remembered while path, inode, size and times stay as they are.
 
-    Whoever puts a modification time back moves the status change time. A file that changed just now is always
-    read, since a second change may not show in the times.
+    A file that changed just now is always read, since a second change may not show in the times.
     """
     stat = path.stat()
     if time.time() - max(stat.st_mtime, stat.st_ctime) < LIMITS.settled_seconds:
@@ -296,8 +257,7 @@ def file_checksum(path: Path) -> str:
     memory = expanded_path(os.environ.get("CAPEVAL_CACHE", "~/.cache/capeval")) / "checksums"
     note = memory / hashlib.sha256(key).hexdigest()
     with suppress(OSError, ValueError):
-        checksum = note.read_text(encoding="ascii")
-        if re.fullmatch(r"[0-9a-f]{64}", checksum):
+        if re.fullmatch(r"[0-9a-f]{64}", checksum := note.read_text(encoding="ascii")):
             return checksum
     checksum = sha256_of(path)
     with suppress(OSError):  # a read-only home costs a second hashing, nothing else
@@ -350,21 +310,13 @@ def open_foreign(
 ) -> tuple[Path, str, str | None]:
     """A model in transformers' format: its folder, its name, and its commit on the Hub (None: it is local).
 
-    Args:
-        model: folder, or Hub id (`org/name` or `org/name@revision`), which is downloaded.
-        what: what the model is for, in messages.
-        files: patterns of the files to download, beside the safetensors.
-        required: alternatives of file patterns; of each of them one file must be there.
-        default: a repository that fits.
-        without: how to work without the model, in messages.
-        tensors: the files of tensors to download, by the folder of the other ones.
-        error: class of the error that is raised where it could not be loaded, or a file is missing.
+    model: folder or Hub id. what: what it is for, in messages. files: patterns of the files beside the
+    tensors. required: alternatives of patterns; of each of them one file must be there. default: a repository
+    that fits. without: how to work without the model. tensors: their files, by the folder of the other ones.
     """
     without = without and f" {without}"
 
-    def unavailable(repository: str, why: str | None) -> Exception:
-        if why is None:
-            return error(f"{what} {model!r} is neither a folder nor a Hub id (org/name[@revision]).{without}")
+    def unavailable(repository: str, why: str) -> Exception:
         other = "" if repository == default else f" The default is {default}."
         return error(
             f"{what} {model!r} could not be loaded ({why}).{other} Check the id and the connection, or "
@@ -375,11 +327,10 @@ def open_foreign(
     path, commit = expanded_path(model), None
     name = path.resolve().name
     if not path.is_dir():
-        name = model.partition("@")[0]
-        if name.count("/") != 1 or name.startswith((".", "~", "/")):
-            raise unavailable(name, None)
+        if not _may_be_on_the_hub(model):
+            raise error(f"{what} {model!r} is neither a folder nor a Hub id (org/name[@revision]).{without}")
         path = download(model, f"{what} {model!r}", list(files), tensors, error=unavailable)
-        commit = path.name
+        name, commit = model.partition("@")[0], path.name
     for patterns in required:
         if not any(file.is_file() for pattern in patterns for file in path.glob(pattern)):
             raise error(
@@ -392,13 +343,10 @@ def open_foreign(
 def open_foreign_weights(
     weights: str | os.PathLike[str], what: str, model_type: str, *, default: str, without: str
 ) -> WeightsFolder:
-    """The weights of a model in transformers' format, or those that `capeval convert` made of it.
-
-    `model_type` is transformers' name of its architecture; other arguments are those of `open_foreign`.
-    """
-    given, metric = os.fspath(weights), "regions"
+    """The weights of a model in transformers' format of this type, or those that `capeval convert` made."""
+    given = os.fspath(weights)
     if expanded_path(given).is_file():
-        fix = f"convert it with `capeval convert {metric} {given} --out FOLDER` and pass the folder"
+        fix = f"convert it with `capeval convert regions {given} --out FOLDER` and pass the folder"
         raise WeightsError(f"{what} {given!r} is a file: {fix}")
     path, name, commit = open_foreign(
         given, what, ["*config.json"], [[CONFIG], [TENSORS]], default=default, without=without
@@ -410,9 +358,8 @@ def open_foreign_weights(
     converted = config.get("format") == 1
     kind = config.get("encoder" if converted else "model_type")
     if kind != model_type:
-        raise WeightsError(
-            f"{what} {given!r} is a model of type {kind!r}, expected {model_type!r}, such as {default}"
-        )
+        expected = f"expected {model_type!r}, such as {default}"
+        raise WeightsError(f"{what} {given!r} is a model of type {kind!r}, {expected}")
     if converted:  # its config holds the checksum, which `open_weights` checks
-        return open_weights(f"{name}@{commit}" if commit else path, metric=metric, tiny=metric)
+        return open_weights(f"{name}@{commit}" if commit else path, metric="regions", tiny="regions")
     return WeightsFolder(path, name, commit, config, path / TENSORS, file_checksum(path / TENSORS))

@@ -20,7 +20,6 @@ from typing import TypeVar
 from capeval_core.limits import LIMITS
 
 T = TypeVar("T")
-
 _BUSY = (408, 429, 500, 502, 503, 504)
 
 
@@ -37,17 +36,12 @@ def download(
     small: list[str],
     large: Callable[[Path], Sequence[str]],
     *,
-    error: Callable[[str, str | None], Exception],
+    error: Callable[[str, str], Exception],
 ) -> Path:
-    """The folder, named by its commit, with files of `org/name` or `org/name@revision`.
+    """The folder, named by its commit, of `org/name` or `org/name@revision`; it warns where it may be old.
 
-    It warns where they may not be the newest.
-
-    Args:
-        what: the files in the warning.
-        small: patterns of the files that come first.
-        large: the other files that are needed, by the folder of the first ones.
-        error: the error for a repository and the reason why it could not be loaded; None: it is no Hub id.
+    what: the files in the warning. small: patterns of the files that come first. large: the other ones, by
+    the folder of the first. error: the error for a repository and the reason why it could not be loaded.
     """
     from huggingface_hub import errors
 
@@ -55,7 +49,7 @@ def download(
     try:
         path, unverified = _fetch(repository, revision or None, small, large)
     except errors.HFValidationError:
-        raise error(repository, None) from None
+        raise error(repository, "it is no Hub id") from None
     except failures() as failed:
         why = f"not in the local cache; {reason(failed)}"
         if isinstance(failed, errors.GatedRepoError):
@@ -82,20 +76,28 @@ def _fetch(
 
     That is None where the Hub did, where a commit is pinned, and where the user works offline on purpose.
     """
-    from huggingface_hub import errors, snapshot_download
+    from huggingface_hub import HfApi, constants, errors, snapshot_download
 
-    def get(name: str | None, patterns: list[str], commit: str | None) -> Path:
-        cached = commit is None
-        return Path(
-            snapshot_download(repository, revision=name, allow_patterns=patterns, local_files_only=cached)
-        )
+    def newest() -> str:
+        name, timeout = revision or constants.DEFAULT_REVISION, constants.HF_HUB_ETAG_TIMEOUT
+        commit = HfApi().model_info(repository, revision=name, timeout=timeout).sha
+        if not commit:
+            raise OSError(f"{constants.ENDPOINT} gives no commit of {repository!r}: is it a Hub?")
+        return str(commit)
 
     def snapshot(commit: str | None) -> Path:
         """Of the cache alone where there is no commit."""
-        path = get(revision, small, commit)  # by its name, for the cache to remember what that means
+
+        def get(name: str | None, files: list[str]) -> Path:
+            local = commit is None
+            return Path(
+                snapshot_download(repository, revision=name, allow_patterns=files, local_files_only=local)
+            )
+
+        path = get(revision, small)  # by its name, for the cache to remember what that means
         if commit and path.name != commit:  # the answer was an old one
-            path = get(commit, small, commit)
-        get(path.name, list(large(path)), commit)
+            path = get(commit, small)
+        get(path.name, list(large(path)))
         return path
 
     if revision and re.fullmatch(r"[0-9a-f]{40}", revision):
@@ -104,7 +106,7 @@ def _fetch(
             if all((path / name).is_file() for name in large(path)):
                 return path, None  # a commit does not change
     try:
-        commit = patiently(lambda: _newest_commit(repository, revision))
+        commit = patiently(newest)
     except (errors.DisabledRepoError, errors.RepositoryNotFoundError, errors.RevisionNotFoundError):
         raise
     except failures() as error:
@@ -116,18 +118,6 @@ def _fetch(
         pinned = re.fullmatch(r"[0-9a-f]{7,40}", revision or "-") and path.name.startswith(str(revision))
         return path, None if pinned or isinstance(error, errors.OfflineModeIsEnabled) else reason(error)
     return patiently(lambda: snapshot(commit)), None
-
-
-def _newest_commit(repository: str, revision: str | None) -> str:
-    """The commit that a branch, a tag or a shortened commit means now; the newest one for None."""
-    from huggingface_hub import HfApi, constants
-
-    model = HfApi().model_info(
-        repository, revision=revision or constants.DEFAULT_REVISION, timeout=constants.HF_HUB_ETAG_TIMEOUT
-    )
-    if not model.sha:
-        raise OSError(f"{constants.ENDPOINT} gives no commit of {repository!r}: is it a Hub?")
-    return str(model.sha)
 
 
 def patiently(call: Callable[[], T]) -> T:
@@ -145,8 +135,7 @@ def patiently(call: Callable[[], T]) -> T:
 def status_of(error: BaseException | None) -> int | None:
     """The HTTP status behind an error, None where there was no answer."""
     while error is not None:
-        response = getattr(error, "response", None)
-        if response is not None:
+        if (response := getattr(error, "response", None)) is not None:
             return int(response.status_code)
         error = error.__cause__
     return None
@@ -159,8 +148,7 @@ def reason(error: BaseException) -> str:
 
     if isinstance(error, OfflineModeIsEnabled):
         return "HF_HUB_OFFLINE is set"
-    status = status_of(error)
-    if status is not None:
+    if (status := status_of(error)) is not None:
         return f"{constants.ENDPOINT} answers with HTTP status {status}"
     while error.__cause__ is not None:
         error = error.__cause__

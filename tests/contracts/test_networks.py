@@ -335,7 +335,7 @@ def test_tensors_must_fit(kind: str, tmp_path: Path) -> None:
         spoilt.view(-1)[-1] = value
         place = copied(kind, tmp_path / f"{value}", {**tensors, name: spoilt})
         for weights in ((place,), (config, {**tensors, name: spoilt})):
-            with pytest.raises(ValueError, match="NaN or infinite"):
+            with pytest.raises(ValueError, match="NaN or infinity"):
                 seams.network(kind, *weights)
 
 
@@ -357,7 +357,7 @@ def test_what_a_type_cannot_hold_is_refused(dtype: torch.dtype, tmp_path: Path) 
     word[40_000, 3] = float("inf")  # of a word that no canary holds
     place = copied("clip", tmp_path / "infinite", {**tensors, "token_embedding.weight": word})
     for _ in range(2):
-        with pytest.raises(ValueError, match=r"weights 'infinite': 1 of .* token_embedding"):
+        with pytest.raises(ValueError, match=r"weights 'infinite': tensor token_embedding"):
             seams.network("clip", place)
     if dtype == torch.float32:
         name = "transformer.resblocks.0.mlp.c_fc.weight"
