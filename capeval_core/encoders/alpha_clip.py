@@ -106,9 +106,6 @@ class AlphaClipEncoder(ClipTowers, tags=["image-captioning", "clip", "alpha-clip
     Texts are those of the CLIP that it was tuned from. Rows of a batch are pairs of image and mask, of as
     many images as it takes to fill it. In float32 a feature does not depend on what else is in the
     batch, up to rounding.
-
-    Arguments and errors are those of `CheckedModel`; tensors have open_clip's names, beside
-    `visual.conv1_alpha.weight`, (width, 1, patch, patch).
     """
 
     kind = "alpha_clip"
@@ -164,18 +161,6 @@ class AlphaClipEncoder(ClipTowers, tags=["image-captioning", "clip", "alpha-clip
 
         An image that cannot be read, or whose regions are wrong or could not be found, gives NaN and
         the reason.
-
-        Raises:
-            ValueError: an unknown `mask_transform`; more images than regions or fewer.
-            MemoryError: the given `batch_size`, or a single row, does not fit into memory.
-
-        >>> from capeval_core.demo import demo_set
-        >>> encoder = AlphaClipEncoder.from_pretrained("tiny")
-        >>> image, halves = InputImage.of(demo_set()[0].image), np.zeros((2, 192, 192), dtype=bool)
-        >>> halves[0, :96], halves[1, 96:] = True, True
-        >>> (features,) = encoder.encode_regions([image], [halves])
-        >>> features.whole.shape, features.regions.shape, features.dropped
-        ((128,), (2, 128), 0)
         """
         check_mask_transform(mask_transform)
         rows = _Regions(self, mask_transform, self.images_per_batch(batch_size))

@@ -287,13 +287,6 @@ class Blip2Encoder(PairEncoder, tags=["image-captioning", "blip-2"]):
         """Every image with each of its captions: features and match logits, in order; see `encode_pairs`.
 
         An image's states are too large to be kept: give each image once, with all its captions.
-
-        >>> from capeval_core.demo import demo_set
-        >>> item = demo_set()[0]
-        >>> blip2 = Blip2Encoder.from_pretrained("tiny")
-        >>> (matches,) = blip2.match([InputImage.of(item.image)], [[item.good, item.unrelated]])
-        >>> bool(matches.itm[0] > matches.itm[1])
-        True
         """
         encoded = self.encode_pairs(
             images, captions, self._run_pairs, "match", cache, batch_size, self.image_features

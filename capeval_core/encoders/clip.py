@@ -358,10 +358,6 @@ class ClipTowers(CheckedModel):
 
         Equal texts are encoded once. Memory grows with the number of distinct texts: pass
         some 65,536 at a time.
-
-        >>> clip = ClipEncoder.from_pretrained("tiny")
-        >>> clip.encode_texts(["A photo depicts a red circle", "A photo depicts a RED circle"]).features.shape
-        (2, 128)
         """
         arrays, tokens = self._encoded(texts, "text", cache, batch_size)
         return TextFeatures.of(arrays, self.dimension, tokens.truncated)

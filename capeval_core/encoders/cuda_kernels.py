@@ -241,11 +241,7 @@ class Run(NamedTuple):
 
 
 def runs_of(lengths: Sequence[int]) -> list[Run]:
-    """Runs of sorted lengths that share the size of a tile.
-
-    >>> [(run.sequences.stop, run.block) for run in runs_of([3, 16, 17, 77])]
-    [(2, 16), (3, 32), (4, 128)]
-    """
+    """Runs of sorted lengths that share the size of a tile."""
     blocks = [max(16, triton.next_power_of_2(length)) for length in lengths]
     ends = [i for i in range(1, len(blocks) + 1) if i == len(blocks) or blocks[i] != blocks[i - 1]]
     return [Run(slice(start, end), blocks[start]) for start, end in zip([0, *ends], ends, strict=False)]

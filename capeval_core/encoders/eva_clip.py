@@ -60,14 +60,7 @@ class EvaClipEncoder(ClipEncoder, tags=["image-captioning", "clip", "eva-clip"])
     bfloat16, 38 GB in float32, since weights of the image tower are widened only as they run; plus what
     a batch needs. On the CPU the file is mapped, not copied.
 
-    Arguments, errors and methods are those of `ClipEncoder`; tensors have the release's names, those of the
-    text tower without `text.`.
-
-    >>> text = {"layers": 32, "width": 1280}
-    >>> vision = {"layers": 48, "width": 5120, "patch_size": 14, "image_size": 224}
-    >>> shape = {"embed_dim": 1536, "vision": vision, "text": text}
-    >>> EvaClipEncoder.describe({"architecture": shape, "activation": "gelu"})
-    'EVA ViT/14 48x5120, 224 pixels; text 32x1280; 1536 dimensions; gelu'
+    Tensors have the release's names, those of the text tower without `text.`.
     """
 
     kind = "eva_clip"

@@ -134,11 +134,7 @@ def by_head(rows: Tensor, heads: int) -> Tensor:
 
 
 def groups_of(lengths: Sequence[int], most: float = _PADDING) -> list[slice]:
-    """Runs of sorted lengths whose longest is at most `most` times each of them.
-
-    >>> groups_of([10, 10, 11, 12, 13, 30])
-    [slice(0, 3, None), slice(3, 5, None), slice(5, 6, None)]
-    """
+    """Runs of sorted lengths whose longest is at most `most` times each of them."""
     starts = [0]
     for i, length in enumerate(lengths):
         if length > most * lengths[starts[-1]]:

@@ -62,21 +62,13 @@ def normalised(pixels: Tensor, mean: Sequence[float], std: Sequence[float]) -> T
 
 
 def patch_rows(x: Tensor, patch: int) -> Tensor:
-    """(n * cells, c * patch * patch): the patches of (n, c, s, s), row by row.
-
-    >>> patch_rows(torch.arange(16.0).view(1, 1, 4, 4), 2).tolist()[1]
-    [2.0, 3.0, 6.0, 7.0]
-    """
+    """(n * cells, c * patch * patch): the patches of (n, c, s, s), row by row."""
     cells = x.unfold(2, patch, patch).unfold(3, patch, patch)  # (n, c, rows, columns, patch, patch)
     return cells.permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(0, 2)
 
 
 def check_mask_transform(name: str) -> None:
-    """Refuse a name that is none of `MaskTransform`.
-
-    Raises:
-        ValueError: with the names there are.
-    """
+    """Refuse a name that is none of `MaskTransform`."""
     if name not in get_args(MaskTransform):
         choices = ", ".join(map(repr, get_args(MaskTransform)))
         raise ValueError(f"mask_transform={name!r}: expected one of {choices}")
@@ -101,11 +93,7 @@ def crop_masks(masks: NDArray[np.bool_], transform: MaskTransform) -> NDArray[np
 
 
 def window_of(height: int, width: int, transform: MaskTransform) -> tuple[int, int, int, int]:
-    """Top, left, height and width of what the image tower gets to see of a mask.
-
-    >>> window_of(100, 151, "square_crop"), window_of(100, 151, "released")
-    ((0, 25, 100, 100), (0, 0, 100, 151))
-    """
+    """Top, left, height and width of what the image tower gets to see of a mask."""
     if transform != "square_crop":
         return 0, 0, height, width
     top, left, side = central_square(height, width)
@@ -120,10 +108,6 @@ def resize_masks(masks: Tensor, size: int, transform: MaskTransform) -> Tensor:
 
 
 def central_square(height: int, width: int) -> tuple[int, int, int]:
-    """Top, left and side of the largest square in the middle.
-
-    >>> central_square(100, 151)
-    (0, 25, 100)
-    """
+    """Top, left and side of the largest square in the middle."""
     side = min(height, width)
     return height // 2 - side // 2, width // 2 - side // 2, side

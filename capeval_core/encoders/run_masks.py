@@ -35,11 +35,7 @@ class RunMask(NamedTuple):
 
     @classmethod
     def of(cls, runs: Runs, size: tuple[int, int], transform: MaskTransform) -> RunMask:
-        """A run-length encoded mask.
-
-        >>> RunMask.of(np.array([1, 2, 0, 0, 1], dtype=np.uint32), (2, 2), "square_crop").bounds.tolist()
-        [1, 3, 3, 3]
-        """
+        """A run-length encoded mask."""
         bounds = np.cumsum(runs, dtype=np.int64).astype(np.int32)
         return cls(bounds[: len(bounds) // 2 * 2], size, transform)
 
