@@ -30,14 +30,9 @@ from capeval_core.phrases.english import (
 def chunks(caption: str) -> list[str]:
     """The phrases of a caption in its order, without duplicates and articles.
 
-    Each noun phrase is one phrase, with its count, its adjectives and its location in the image, because one
-    region can show such a phrase. Each relation is one more, "subject predicate object", spelt with
-    both whole noun phrases, so that it cannot be confused with another pair; a predicate without an object
-    gives "subject predicate". Frames that name nothing visible ("a picture of", "there are", "on a plain
-    background") are left out.
-
-    >>> chunks("a picture of a big red circle to the left of two blue squares")
-    ['big red circle', 'two blue squares', 'big red circle to the left of two blue squares']
+    Each noun phrase is one phrase, with its count, its adjectives and its location in the image. Each
+    relation is one more, "subject predicate object", with both whole noun phrases, so that it cannot be
+    confused with another pair. Frames that name nothing visible ("a picture of", "there are") are left out.
     """
     reader = _Reader()
     for sentence in sentences(caption):

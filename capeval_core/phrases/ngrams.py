@@ -139,17 +139,11 @@ def consensus(
     documents: Documents = "doc_caption_within_pool",
     kind: Kind = "cider",
 ) -> list[Floats]:
-    """The CIDEr of each caption against all the others of its pool.
+    """The CIDEr of each caption against all the others of its pool, of their tokens; 0 of one that is alone.
 
     Per n from 1 to 4 the cosine of the captions' TF-IDF vectors, mean over n and over the others, times 10:
     from 0 to 10. `cider_d` clips the caption's weights to the other's and multiplies by a Gaussian of the
-    difference in length; note that most tools call that CIDEr. A caption that is alone in its pool scores 0.
-
-    pools: the tokens of each caption of each pool. documents: what a document is; with the default a score
-    depends on its pool alone.
-
-    >>> [score.round(3).tolist() for score in consensus([[["two", "dogs"], ["two", "cats"], ["a", "man"]]])]
-    [[0.15, 0.15, 0.0]]
+    difference in length; note that most tools call that CIDEr.
     """
     agreement = _agreement if kind == "cider" else _agreement_d
     scores: list[Floats] = []

@@ -97,12 +97,8 @@ PhraseSpec = str | os.PathLike[str] | Mapping[str, Sequence[str]] | PhraseSource
 def phrase_opener(spec: PhraseSpec) -> Callable[..., PhraseSource]:
     """Check a source of phrases before any model is opened; the result opens it.
 
-    It takes the keywords `style`, how a parser's facts become phrases, and `device`, `dtype` and
-    `batch_size`, where and how a parser runs.
-
-    spec: `"factual"`, the parser of the paper; a Hub id (`@revision` pins it) or folder of another parser of
-    its kind; `"chunks"`, rules without a model; a JSON file or mapping `{caption: [phrases]}`; or a
-    `PhraseSource`.
+    It takes the keywords `style`, how a parser's facts become phrases, `device`, `dtype` and `batch_size`.
+    What `spec` can be, the option `phrases` of HICE-S says.
     """
     if isinstance(spec, PhraseSource):
         return lambda **settings: spec

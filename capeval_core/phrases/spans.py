@@ -22,11 +22,9 @@ class Span:
 
 @dataclass(frozen=True)
 class Phrases:
-    """The phrases of one caption.
+    """The phrases of one caption, in its order, at least one, without duplicates.
 
-    phrases: in the caption's order, at least one, without duplicates.
-    truncated: number of sentences that are longer than the parser reads.
-    fallback: number of sentences without a phrase, which are their own phrase.
+    truncated: sentences that are longer than the parser reads. fallback: those that are their own phrase.
     """
 
     phrases: tuple[str, ...]

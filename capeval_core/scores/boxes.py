@@ -178,9 +178,6 @@ def box_source_opener(spec: Any) -> Callable[..., BoxSource]:
     """Check a source of box features before any model is opened; the result opens it.
 
     It takes the keywords `selection`, as `BoxSource` has it, `device` and `dtype`, as options of metrics.
-
-    spec: weights of a region encoder (a Hub id, a folder, `"tiny"`); features that were made before, as
-    `BoxFeatureStore.open` takes them; or a `RegionEncoder`.
     """
     if isinstance(spec, RegionEncoder):
         label = Model.of(type(spec).__name__, spec.fingerprint).label
@@ -240,10 +237,7 @@ def store_of(spec: Any) -> BoxFeatureStore | None:
 
 
 def boxes_by_id(store: BoxFeatureStore, images: Any) -> Any:
-    """Box features for a list of image ids; what cannot be a list of ids is left for the check of inputs.
-
-    An id without features is one whose box features cannot be read.
-    """
+    """Box features for a list of image ids; what cannot be one is left for the check of inputs."""
     if (ids := as_list(images)) is None:
         return images
     sources: dict[Any, Source[BoxFeatures]] = {}

@@ -46,13 +46,7 @@ THRESHOLD = 0.39
 
 
 def standardise(values: Doubles) -> Doubles:
-    """z-scores over the first axis, with the population's deviation; zeros where all values are equal.
-
-    NaN is left out of mean and deviation, and stays NaN.
-
-    >>> standardise(np.array([1.0, 3.0, np.nan])), standardise(np.array([2.0, 2.0]))
-    (array([-1.,  1., nan]), array([0., 0.]))
-    """
+    """z-scores over the first axis, with the population's deviation; 0 where all are equal, NaN of NaN."""
     finite = np.isfinite(values)
     count = np.maximum(finite.sum(axis=0), 1)
     mean = np.where(finite, values, 0).sum(axis=0) / count
@@ -76,11 +70,7 @@ def total(
     ensemble_weight: float = ENSEMBLE_WEIGHT,
     consensus_weight: float = CONSENSUS_WEIGHT,
 ) -> Doubles:
-    """Section "Score combination": weighted sum of the ensemble's and the consensus's z-scores.
-
-    >>> total(np.array([1.0, -1.0]), np.array([0.5, 2.0]))
-    array([ 4.02, -1.52])
-    """
+    """Section "Score combination": weighted sum of the ensemble's and the consensus's z-scores."""
     return ensemble_weight * ensembled + consensus_weight * consensus
 
 
@@ -88,11 +78,6 @@ def choose(captions: Sequence[str], totals: Sequence[float], threshold: float = 
     """Position of the chosen caption: the best, or the runner-up where it is close and has fewer words.
 
     The runner-up is the best one with another text: copies of the best are no alternative to it.
-
-    >>> choose(["a dog runs on the wide beach", "a dog runs"], [1.3, 1.0])
-    1
-    >>> choose(["a dog runs on the wide beach", "a dog runs"], [1.4, 1.0])
-    0
     """
     order = sorted(range(len(captions)), key=lambda position: -totals[position])
     best = order[0]
@@ -108,12 +93,8 @@ one of two answers, so with such a distance BLIP-2 answers no for the choice and
 
 @dataclass(frozen=True)
 class Rules:
-    """The filters: what a candidate must fulfil to be chosen.
-
-    words: the fewest, parted by white space. commas, periods: the most.
-    half: of an odd pool, whether the better half by ITM is rounded `up` or `down`.
-    order: which filter comes first; the second one filters what the first leaves.
-    """
+    """The filters: the fewest words, parted by white space, the most commas and periods; whether the better
+    half of an odd pool is rounded up or down; and the order: the second one filters what the first leaves."""
 
     words: int
     commas: int
@@ -149,9 +130,6 @@ def filter_pool(
     """Per candidate why it is dropped, None if it is not; and a filter that was not applied, '' if both were.
 
     A filter that would leave no candidate of the pool is not applied.
-
-    >>> filter_pool(["a dog", "a dog runs on the beach", "a cat sits on the grass"], [0.9, 0.8, 0.1])[0][1:]
-    [None, 'ITM 0.100, rank 2 of 2: not in the better half']
     """
     dropped: list[str | None] = [None] * len(captions)
     gave_way = ""
@@ -182,11 +160,6 @@ class Ranking:
     (n,), eq. 3. consensus, agreement: (n,) consensus and its z-score, NaN where a candidate was dropped, and
     total likewise. dropped: why, None for survivors. gave_way: per image the filter that was not applied, or
     ''. doubtful: (images,) whether the ITM of the choice is more than `FAR_BELOW` below the best of its pool.
-
-    Args:
-        pool: (n,) a number that the candidates of one image share.
-        cosines: by member, (n,) each. itm: (n,) probabilities of a match.
-        failed: (n,) whether the image could not be read.
     """
 
     def __init__(
@@ -296,15 +269,10 @@ class Ranking:
         }
 
     def _table(self, pool: range) -> list[dict[str, Any]]:
-        order = best_first(np.nan_to_num(self.total[pool], nan=-np.inf))
-        ranks = {pool[i]: rank for rank, i in enumerate(order, 1) if self.dropped[pool[i]] is None}
-        columns = {
-            "ensemble": self.ensemble,
-            "cider": self.consensus,
-            "consensus": self.agreement,
-            "itm": self.itm,
-            "total": self.total,
-        }
+        left = self._left(pool)
+        ranks = {left[i]: rank for rank, i in enumerate(best_first(self.total[left]), 1)}
+        columns = {"ensemble": self.ensemble, "cider": self.consensus, "consensus": self.agreement}
+        columns |= {"itm": self.itm, "total": self.total}
         return [
             {
                 "caption": self.captions[row],

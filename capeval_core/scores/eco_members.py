@@ -103,10 +103,7 @@ def _rows(batch: Pools, part: slice, value: Any, itm: Any, truncated: Any, **com
 def open_members(
     members: str | Sequence[str] | None, matcher: Matcher | None, problems: Problems
 ) -> tuple[list[Member], tuple[str, ...]]:
-    """The matcher that filters first, then the others; and the names of the ensemble, in its order.
-
-    matcher: None, where `problems` say why it could not be opened; all weights that cannot be are named.
-    """
+    """The matcher that filters first, then the others; and the names of the ensemble, in its order."""
     opened: list[Member] = [] if matcher is None else [matcher]
     ensemble = []
     for name in member_names(members, tiny=matcher is not None and matcher.folder.name == "tiny"):

@@ -347,11 +347,7 @@ def _warn_of(rows: pa.Table, unweighted: NDArray[np.int64]) -> None:
 
 
 def video_feature(frames: Floats) -> Floats:
-    """(d,) the feature of a whole video: the mean of its frames' features (frames, d), each of length 1.
-
-    >>> video_feature(np.float32([[2, 0], [0, 1]]))
-    array([0.5, 0.5], dtype=float32)
-    """
+    """(d,) the feature of a whole video: the mean of its frames' features (frames, d), each of length 1."""
     lengths = np.sqrt(np.einsum("td,td->t", frames, frames))  # a copy of an hour's frames is 200 MB
     scale = np.divide(1, lengths, out=np.zeros_like(lengths), where=lengths > 0)
     with np.errstate(invalid="ignore"):  # features that are no numbers have no mean
@@ -364,13 +360,10 @@ def text_feature(tokens: Floats) -> Floats:
 
 
 def matched(given: Sequence[Pair], whole: Callable[[Floats], Floats]) -> pa.Table:
-    """Pairs of a caption's words with frames, or with a reference's words, matched greedily.
+    """Pairs of a caption's words with frames, or with a reference's words, matched; equal pairs run once.
 
-    The columns: each x row's best cosine over the y rows, `x_maxima`; the other way round, `y_maxima`, and
-    their mean, `recall`; and `cosine` of both sides as a whole. NaN where one side is not all finite numbers.
-
-    given: keys and features of both sides; equal keys are equal features, and equal pairs run once.
-    whole: the feature of a whole y set.
+    Each x row's best cosine over the y rows, the other way round, and their mean; and the cosine of both
+    sides as a `whole`. NaN where the features of one side are not all finite numbers.
     """
     from capeval_core.matching.greedy import match_arrays
 

@@ -260,10 +260,7 @@ class EncodedRow(NamedTuple):
 
 
 class Matcher:
-    """Matches words of captions with those of their references; a row is a caption, then its references.
-
-    idf: weights of words; None: all count alike.
-    """
+    """Matches words of captions with those of their references; a row is a caption, then its references."""
 
     def __init__(
         self, encoder: VilbertEncoder, rows: Sequence[Sequence[EncodedText]], idf: TokenIdf | None = None
