@@ -146,9 +146,6 @@ def encode_stream(items: Iterable[Item], encoding: Encoding, cache: FeatureCache
     """Items as arrays, in order, some at a time; memory does not grow with their number.
 
     One that cannot be read or prepared costs its own row only.
-
-    Raises:
-        MemoryError: a batch of a given size, or a single unit, does not fit into memory.
     """
     threads = ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1), thread_name_prefix="capeval-read")
     run = _Run(encoding, cache, threads)
@@ -301,11 +298,7 @@ class _Run:
                     self.cache.put(arrays)
 
     def launch(self) -> None:
-        """Start a batch, and keep what has arrived meanwhile.
-
-        Raises:
-            MemoryError: a batch of a given size, or a single unit, does not fit into memory.
-        """
+        """Start a batch, and keep what has arrived meanwhile."""
         batch, self.batch = self.batch, []
         units = [unit for _, unit in batch]
         for part, values in self.encoding.size.run(units, self.encoding.forward, after=Arriving.of):
@@ -401,11 +394,7 @@ def content_keys(items: Iterable[Item]) -> list[str | ImageError]:
 
 
 def with_extras(images: Iterable[V], extras: Iterable[T], names: str, hint: str) -> Iterator[tuple[V, T]]:
-    """Pairs of an image and its regions or texts.
-
-    Raises:
-        ValueError: there are more of one than of the other; `names` is what messages call the extras.
-    """
+    """Pairs of an image and its regions or texts, equally many; messages call these `names`."""
     missing: Any = object()
     for index, (image, extra) in enumerate(zip_longest(images, extras, fillvalue=missing)):
         if image is missing or extra is missing:

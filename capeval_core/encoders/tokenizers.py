@@ -127,9 +127,6 @@ class WordPiece:
     A text that is too long keeps its first `context_length - 1` ids and then the end mark; without
     `keep_end`, its first `context_length` ids and no end mark. The marks themselves have no meaning inside a
     text: `[SEP]` there is a word between two brackets.
-
-    Raises:
-        ValueError: the vocabulary lacks one of BERT's marks, or holds a word twice.
     """
 
     def __init__(

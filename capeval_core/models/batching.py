@@ -68,9 +68,6 @@ class BatchSize:
 
         cost: units of each item; a sequence, where it differs.
         after: makes of each output what is given, e.g. its copy on the host, which takes memory as well.
-
-        Raises:
-            MemoryError: a batch does not fit, and it is one item or its size was given by the user.
         """
         start = 0
         while start < len(items):
