@@ -52,6 +52,7 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
         if self.options.evidence:
             raise ValueError("evidence=True: evaluate keeps numbers only, use capeval_core.load(...)")
         self._rows_added = 0
+        self._unread: set[str] = set()  # arguments that were warned of
         super().__init__(config_name, timeout=timeout, **own)
         # Opened now: wrong weights must not wait for the end of an epoch of training.
         self.metric = self._prepared = self.metric_type(self.options)
@@ -189,8 +190,9 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
     def _add(self, given: Mapping[str, Any], *, whole: bool = False) -> None:
         """Check, encode and store rows; `whole`: they are all that `compute` combines."""
         metric = self.metric_type
-        unread = [name for name in given if name not in self.features and given[name] is not None]
-        warn_ignored(metric, unread)
+        unread = {name for name in given if name not in self.features and given[name] is not None}
+        warn_ignored(metric, sorted(unread - self._unread))
+        self._unread |= unread
         visuals = given.get(argument_of(metric.media) or "")
         references = given.get("references") if metric.needs_references else None
         needed = [name for name in self.features if name != "references" or references is not None]
