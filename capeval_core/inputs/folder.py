@@ -76,7 +76,7 @@ class Folder:
 
     def find(self, name: str) -> list[str]:
         """The files that a file name, or a path from somewhere, can mean."""
-        return self.names.find(PurePosixPath(name).name) or self._find_path(name)
+        return self._find_path(name) or self.names.find(PurePosixPath(name).name)
 
     def match(
         self,

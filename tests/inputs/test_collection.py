@@ -151,7 +151,9 @@ def test_rows_with_an_id_and_a_file_name(tmp_path: Path) -> None:
     path.write_text("\n".join(f'{{"id": {n}, "file_name": "1.jpg", "text": "x{n}"}}' for n in (1, 2)))
     for options in ({}, {"id_column": "file_name"}):
         assert read_collection(path, folder, **options).ids == ["1.jpg"] * 2
-    folder_of(folder, "2.jpg")
+    folder_of(folder, "2.jpg", "a/1.jpg")
+    path.write_text('{"id": 7, "file_name": "a/1.jpg", "text": "x"}')
+    assert read_collection(path, folder).images == [folder / "a" / "1.jpg"]
     own = [{"image_id": 1, "id": 2, "caption": "a"}, {"image_id": 2, "id": 1, "caption": "b"}]
     assert read_collection(written(tmp_path, own), folder).images == [folder / "1.jpg", folder / "2.jpg"]
 
