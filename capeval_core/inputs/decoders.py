@@ -201,12 +201,14 @@ def measure() -> None:
     else:
         resource.setrlimit(resource.RLIMIT_AS, (asked["page_memory"], asked["page_memory"]))
         resource.setrlimit(resource.RLIMIT_CPU, (int(asked["page_seconds"]) + 1,) * 2)
-    from capeval_core.inputs.samples import MEDIA
+    from capeval_core.inputs.images import InputImage
+    from capeval_core.inputs.videos import InputFrames
 
     Image.MAX_IMAGE_PIXELS = asked["page_image_pixels"]
     path = Path(asked["path"])
     try:
-        visual = MEDIA[asked["medium"]].of({"bytes": path.read_bytes(), "path": path.name})
+        kind: Any = InputImage if asked["medium"] == "image" else InputFrames
+        visual = kind.of({"bytes": path.read_bytes(), "path": path.name})
         frames = pixels = 0
         for image in [visual.load()] if asked["medium"] == "image" else visual.load():
             frames, pixels = frames + 1, pixels + image.width * image.height

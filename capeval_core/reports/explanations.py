@@ -22,6 +22,7 @@ from capeval_core.errors import minus
 from capeval_core.inputs.boxes import BoxFeatures
 from capeval_core.phrases.spans import Span, wrong_words
 from capeval_core.regions.features import THRESHOLD
+from capeval_core.reports.figures import TERMS, draw_matches, outside_text, threshold_text
 from capeval_core.reports.overlay import boxed, region_colour
 
 STYLE = Path(__file__).with_name("explanations.css")
@@ -31,8 +32,6 @@ DIGITS = 3
 TINY_KNOWS = (
     "tiny knows nothing but drawn scenes of coloured shapes: its score of anything else means nothing."
 )
-TERMS = {"gitc": "gITC", "litc": "lITC", "gttc": "gTTC", "lttc": "lTTC", "itm": "ITM"}
-"""The papers' names of parts that have others here."""
 Draw = Callable[[Callable[[int], Image] | None, str], str]
 """An `<img>` of a picture of at most so many pixels across, with its description; "" without a picture."""
 _OVERLAY = 1040  # pixels of an outlined image's width: twice what it has on a desk, for dense screens
@@ -136,8 +135,6 @@ class MatchExplanation(DrawnExplanation):
             IndexError: there is no such reference.
             ModuleNotFoundError: matplotlib is not installed.
         """
-        from capeval_core.reports.figures import draw_matches
-
         self.check_drawable(width)
         notes, chosen = self["matches"], self["best"] if reference is None else reference
         if not 0 <= chosen < len(notes):
@@ -187,19 +184,6 @@ def confident(notes: Sequence[Mapping[str, Any]]) -> list[int]:
     ([0], [0])
     """
     return [i for i, note in enumerate(notes) if note["confidence"] is None or note["confidence"] > THRESHOLD]
-
-
-def threshold_text(evidence: Mapping[str, Any]) -> str:
-    """The least precision of a right phrase, for a legend."""
-    return f"fits a region: precision of at least {evidence['threshold']:.4g}"
-
-
-def outside_text(evidence: Mapping[str, Any]) -> str:
-    """How many regions the image tower does not see: `1 region outside the square was not judged`, or ""."""
-    count = evidence["outside"]
-    if not count:
-        return ""
-    return f"{count} region{'s' * (count > 1)} outside the square {'were' if count > 1 else 'was'} not judged"
 
 
 def wrong_spans(evidence: Mapping[str, Any]) -> list[Span]:

@@ -17,9 +17,10 @@ from PIL import Image
 
 from capeval_core.phrases.spans import Span
 from capeval_core.project import needs
-from capeval_core.reports.explanations import TERMS, outside_text, threshold_text
 from capeval_core.reports.overlay import FAINT, INK, REGIONS, Rgb, region_colour
 
+TERMS = {"gitc": "gITC", "litc": "lITC", "gttc": "gTTC", "lttc": "lTTC", "itm": "ITM"}
+"""The papers' names of parts that have others here."""
 _STYLE = Path(__file__).with_name("figures.mplstyle")
 _WIDTH = 960
 _LINE: Rgb = (228, 231, 237)
@@ -384,3 +385,16 @@ def _legend(note: Mapping[str, Any]) -> str:
 
 def _cut(text: str, longest: int) -> str:
     return text if len(text) <= longest else f"{text[: longest - 1]}…"
+
+
+def threshold_text(evidence: Mapping[str, Any]) -> str:
+    """The least precision of a right phrase, for a legend."""
+    return f"fits a region: precision of at least {evidence['threshold']:.4g}"
+
+
+def outside_text(evidence: Mapping[str, Any]) -> str:
+    """How many regions the image tower does not see: `1 region outside the square was not judged`, or ""."""
+    count = evidence["outside"]
+    if not count:
+        return ""
+    return f"{count} region{'s' * (count > 1)} outside the square {'were' if count > 1 else 'was'} not judged"
