@@ -58,7 +58,7 @@ _AHEAD_AS_RUNS = 32
 
 
 @dataclass(frozen=True)
-class MaskScaling:
+class _MaskScaling:
     """Mean and standard deviation of masks."""
 
     mean: Annotated[float, (-1e3, 1e3)]
@@ -66,8 +66,8 @@ class MaskScaling:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AlphaClipSettings(ClipSettings):
-    mask: MaskScaling
+class _AlphaClipSettings(ClipSettings):
+    mask: _MaskScaling
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class AlphaClipEncoder(ClipTowers, tags=["image-captioning", "clip", "alpha-clip
     kind = "alpha_clip"
     depends_on = ("architecture", "activation", "preprocessing", "mask")
     Conversion = AlphaClipConversion
-    Settings = AlphaClipSettings
+    Settings = _AlphaClipSettings
 
     @classmethod
     def tower(cls, config: dict[str, Any], sizes: Any) -> nn.Module:

@@ -72,7 +72,7 @@ _VOCABULARY, _CONTEXT = 49_408, 77
 
 
 @dataclass(frozen=True)
-class VisionSizes(Closed):
+class _VisionSizes(Closed):
     """Of a ViT, or, with the blocks of four stages as its layers, of a ResNet."""
 
     layers: Annotated[int | list[int], range(1, 1_001), 4] = 12
@@ -88,7 +88,7 @@ class VisionSizes(Closed):
 
 
 @dataclass(frozen=True)
-class TextSizes(Closed):
+class _TextSizes(Closed):
     layers: Layers = 12
     width: Width = 512
     heads: Width = 8
@@ -110,8 +110,8 @@ class TextSizes(Closed):
 @dataclass(frozen=True)
 class ClipSizes:
     embed_dim: Width
-    vision: VisionSizes
-    text: TextSizes
+    vision: _VisionSizes
+    text: _TextSizes
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class ClipSettings:
 class VisionTransformer(nn.Module):
     """(n, embed_dim) features of pixels (n, 3, image_size, image_size), from the class token's state."""
 
-    def __init__(self, embed_dim: int, activation: str, sizes: VisionSizes) -> None:
+    def __init__(self, embed_dim: int, activation: str, sizes: _VisionSizes) -> None:
         super().__init__()
         width, patch = sizes.width, sizes.patch_size
         self.conv1 = nn.Conv2d(3, width, patch, patch, bias=False)
@@ -197,7 +197,7 @@ class Bottleneck(nn.Module):
         return functional.relu(self.bn3(self.conv3(out)) + self.downsample(x))
 
 
-class AttentionPool(nn.Module):
+class _AttentionPool(nn.Module):
     """(n, dimension) features of a map (n, channels, h, w): what its mean attends to."""
 
     def __init__(self, side: int, channels: int, heads: int, dimension: int) -> None:
@@ -220,7 +220,7 @@ class AttentionPool(nn.Module):
 class ResNet(nn.Module):
     """CLIP's ResNet: (n, embed_dim) features of pixels (n, 3, image_size, image_size)."""
 
-    def __init__(self, embed_dim: int, sizes: VisionSizes) -> None:
+    def __init__(self, embed_dim: int, sizes: _VisionSizes) -> None:
         super().__init__()
         width, half = sizes.width, sizes.width // 2
         self.conv1, self.bn1 = nn.Conv2d(3, half, 3, 2, padding=1, bias=False), nn.BatchNorm2d(half)
@@ -235,7 +235,7 @@ class ResNet(nn.Module):
                 channels = 4 * width << stage
             self.add_module(f"layer{stage + 1}", nn.Sequential(*made))
         side, heads = sizes.image_size // 32, channels // sizes.head_width
-        self.attnpool: nn.Module = AttentionPool(side, channels, heads, embed_dim)
+        self.attnpool: nn.Module = _AttentionPool(side, channels, heads, embed_dim)
 
     def forward(self, pixels: Tensor) -> Tensor:
         x = functional.relu(self.bn1(self.conv1(pixels)))
@@ -250,7 +250,7 @@ class ResNet(nn.Module):
 class Clip(nn.Module):
     """An image tower beside a causal text transformer. Parameters start empty: those of weights fill them."""
 
-    def __init__(self, embed_dim: int, visual: nn.Module, activation: str, text: TextSizes) -> None:
+    def __init__(self, embed_dim: int, visual: nn.Module, activation: str, text: _TextSizes) -> None:
         super().__init__()
         width = text.width
         self.visual: Any = visual
@@ -518,7 +518,7 @@ class ClipEncoder(ClipTowers, tags=["image-captioning", "clip"]):
 
 
 @dataclass(frozen=True)
-class TimmSizes(Closed):
+class _TimmSizes(Closed):
     """What open_clip's configs say of a tower of timm's."""
 
     timm_model_name: Text
@@ -537,20 +537,20 @@ class TimmSizes(Closed):
 
 
 @dataclass(frozen=True)
-class TimmClipSizes(ClipSizes):
-    vision: TimmSizes  # type: ignore[assignment]
+class _TimmClipSizes(ClipSizes):
+    vision: _TimmSizes  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)
-class OpenClipSettings(ClipSettings):
-    architecture: TimmClipSizes
+class _OpenClipSettings(ClipSettings):
+    architecture: _TimmClipSizes
 
 
 class OpenClipEncoder(ClipEncoder, tags=["image-captioning", "clip"]):
     """A CLIP with an image tower of timm's, as MobileCLIP's and EVA-02's, in open_clip's format."""
 
     kind = "open_clip"
-    Settings = OpenClipSettings
+    Settings = _OpenClipSettings
 
     def __init__(self, config: dict[str, Any], tensors: dict[str, Tensor], **more: Any) -> None:
         super().__init__(config, _own_names(tensors), **more)
@@ -606,7 +606,7 @@ def context_length(weights: str | os.PathLike[str], *, tiny: str) -> int | None:
         try:
             config = read_json(folder / file)
             text = config["architecture"]["text"] if file == CONFIG else config["model_cfg"]["text_cfg"]
-            return read(TextSizes, text).context_length
+            return read(_TextSizes, text).context_length
         except (OSError, ValueError, KeyError, TypeError):
             continue  # whatever is wrong with it shows when the weights are opened
     return None

@@ -170,7 +170,7 @@ def _keyed(items: Iterable[Item], together: int, threads: ThreadPoolExecutor) ->
     for chunk in chain(chunks(items, together), [None]):
         if chunk is not None:
             parts = chunks(chunk, max(1, len(chunk) // _THREADS))
-            waiting.append([(part, threads.submit(content_keys, part)) for part in parts])
+            waiting.append([(part, threads.submit(_content_keys, part)) for part in parts])
         if waiting and (chunk is None or len(waiting) > 1):
             yield [pair for own, keys in waiting.popleft() for pair in zip(own, keys.result(), strict=True)]
 
@@ -382,7 +382,7 @@ def preparing(visual: Any, loaded: Any) -> Iterator[None]:
         raise ImageError(Problem(visual.where, found)) from None
 
 
-def content_keys(items: Iterable[Item]) -> list[str | ImageError]:
+def _content_keys(items: Iterable[Item]) -> list[str | ImageError]:
     """The content key of each visual, or why it cannot be read."""
     keys: list[str | ImageError] = []
     for visual, _ in items:

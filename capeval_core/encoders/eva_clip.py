@@ -26,7 +26,7 @@ _EPSILON = 1e-6
 
 
 @dataclass(frozen=True)
-class EvaSizes(Closed):
+class _EvaSizes(Closed):
     """Of the image tower. norm: "post" in the model of 18 billion parameters, "pre" in that of 8."""
 
     image_size: Side
@@ -43,13 +43,13 @@ class EvaSizes(Closed):
 
 
 @dataclass(frozen=True)
-class EvaClipSizes(ClipSizes):
-    vision: EvaSizes  # type: ignore[assignment]
+class _EvaClipSizes(ClipSizes):
+    vision: _EvaSizes  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)
-class EvaClipSettings(ClipSettings):
-    architecture: EvaClipSizes
+class _EvaClipSettings(ClipSettings):
+    architecture: _EvaClipSizes
     activation: Literal["gelu"]
 
 
@@ -65,11 +65,11 @@ class EvaClipEncoder(ClipEncoder, tags=["image-captioning", "clip", "eva-clip"])
 
     kind = "eva_clip"
     Conversion = EvaClipConversion
-    Settings = EvaClipSettings
+    Settings = _EvaClipSettings
 
     @classmethod
     def tower(cls, config: dict[str, Any], sizes: Any) -> nn.Module:
-        return EvaTower(sizes.vision, sizes.embed_dim)
+        return _EvaTower(sizes.vision, sizes.embed_dim)
 
     def tower_dtype(self, stored: torch.dtype) -> torch.dtype:
         return stored if self.dtype == "float32" else DTYPES[self.dtype]
@@ -130,7 +130,7 @@ class Attention(nn.Module):
         return projected
 
 
-class Mlp(nn.Module):
+class _Mlp(nn.Module):
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
         self.fc1 = Linear(width, hidden)
@@ -151,7 +151,7 @@ class Block(nn.Module):
         super().__init__()
         self.norm_first = norm_first
         self.norm1, self.norm2 = RmsNorm(width), RmsNorm(width)
-        self.attn, self.mlp = Attention(width, heads), Mlp(width, hidden)
+        self.attn, self.mlp = Attention(width, heads), _Mlp(width, hidden)
 
     def forward(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         for step, norm in ((self.attn, self.norm1), (self.mlp, self.norm2)):
@@ -159,10 +159,10 @@ class Block(nn.Module):
         return x
 
 
-class EvaTower(nn.Module):
+class _EvaTower(nn.Module):
     """A vision transformer with RMS norms, whose class token is normed and projected."""
 
-    def __init__(self, sizes: EvaSizes, embed_dim: int) -> None:
+    def __init__(self, sizes: _EvaSizes, embed_dim: int) -> None:
         super().__init__()
         width, heads = sizes.width, sizes.width // sizes.head_width
         self.patch_embed = Patches(width, sizes.patch_size)

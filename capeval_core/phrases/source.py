@@ -30,7 +30,7 @@ class PhraseSource(Protocol):
         """The phrases of each text, in order; equal texts are parsed once."""
 
 
-class ChunkPhrases:
+class _ChunkPhrases:
     """Phrases by rules (`capeval_core.phrases.chunks`), without a model."""
 
     name = "chunks"
@@ -42,7 +42,7 @@ class ChunkPhrases:
         return [phrases[text] for text in texts]
 
 
-class PrecomputedPhrases:
+class _PrecomputedPhrases:
     """Phrases by caption, from a file or from Python; a caption with an empty list is its own phrase."""
 
     name = "given"
@@ -104,9 +104,9 @@ def phrase_opener(spec: PhraseSpec) -> Callable[..., PhraseSource]:
         return lambda **settings: spec
     name = os.fspath(spec) if isinstance(spec, str | os.PathLike) else ""
     if name == "chunks":
-        return lambda **settings: ChunkPhrases()
+        return lambda **settings: _ChunkPhrases()
     if isinstance(spec, Mapping) or Path(name).suffix == ".json":
-        source = PrecomputedPhrases(spec if isinstance(spec, Mapping) else _read(Path(name)))
+        source = _PrecomputedPhrases(spec if isinstance(spec, Mapping) else _read(Path(name)))
         return lambda **settings: source
     if not (name == "factual" or "/" in name or (name and expanded_path(name).is_dir())):
         fix = (

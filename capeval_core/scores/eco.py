@@ -52,12 +52,12 @@ def standardise(values: Doubles) -> Doubles:
     mean = np.where(finite, values, 0).sum(axis=0) / count
     spread = np.where(finite, values - mean, 0)
     deviation = np.sqrt((spread**2).sum(axis=0) / count)
-    flat = is_flat(values)  # a mean of equal numbers can be rounded, which is no deviation
+    flat = _is_flat(values)  # a mean of equal numbers can be rounded, which is no deviation
     scaled: Doubles = np.where(finite, np.where(flat, 0, spread) / np.where(flat, 1, deviation), np.nan)
     return scaled
 
 
-def is_flat(values: Doubles) -> Flags:
+def _is_flat(values: Doubles) -> Flags:
     """Whether all finite values along the first axis are equal, or there are none."""
     low = np.where(np.isfinite(values), values, np.inf).min(axis=0, initial=np.inf)
     high = np.where(np.isfinite(values), values, -np.inf).max(axis=0, initial=-np.inf)
@@ -119,12 +119,12 @@ def bad_format(caption: str, rules: Rules) -> str | None:
     return None
 
 
-def best_first(values: Any) -> list[int]:
+def _best_first(values: Any) -> list[int]:
     """Positions of values, the largest first; of equal ones the earlier."""
     return [int(i) for i in np.argsort(-np.asarray(values, dtype=np.float64), kind="stable")]
 
 
-def filter_pool(
+def _filter_pool(
     captions: Sequence[str], itm: Sequence[float], rules: Rules = PAPER
 ) -> tuple[list[str | None], str]:
     """Per candidate why it is dropped, None if it is not; and a filter that was not applied, '' if both were.
@@ -138,7 +138,7 @@ def filter_pool(
         if rule == "format":
             reasons = {i: reason for i in left if (reason := bad_format(captions[i], rules))}
         else:
-            order = [left[position] for position in best_first([itm[i] for i in left])]
+            order = [left[position] for position in _best_first([itm[i] for i in left])]
             kept = (len(left) + (rules.half == "up")) // 2
             reasons = {
                 i: f"ITM {itm[i]:.3f}, rank {rank} of {len(left)}: not in the better half"
@@ -192,9 +192,9 @@ class Ranking:
         matches = np.nan_to_num(self.itm, nan=-1.0)
         self._best = [rows[int(matches[rows].argmax())] for rows in self.pools]
         self.doubtful = np.asarray(self.itm[self._best] - self.of_chosen(self.itm) > FAR_BELOW)
-        flat = [name for name, equal in zip(self.members, is_flat(values), strict=True) if equal]
-        flat += ["the ensemble"] if not flat and is_flat(together) else []
-        self._flat = flat + ["consensus"] * bool(is_flat(self.consensus))
+        flat = [name for name, equal in zip(self.members, _is_flat(values), strict=True) if equal]
+        flat += ["the ensemble"] if not flat and _is_flat(together) else []
+        self._flat = flat + ["consensus"] * bool(_is_flat(self.consensus))
 
     def _filter(self, values: Doubles, failed: Flags) -> None:
         """Say why candidates are dropped, and of each pool the filter that was not applied."""
@@ -205,7 +205,7 @@ class Ranking:
         self.gave_way: list[str] = []
         for pool in self.pools:
             rows = self._left(pool)
-            found, gave_way = filter_pool([self.captions[i] for i in rows], self.itm[rows].tolist(), rules)
+            found, gave_way = _filter_pool([self.captions[i] for i in rows], self.itm[rows].tolist(), rules)
             self.gave_way.append(gave_way)
             for row, reason in zip(rows, found, strict=True):
                 self.dropped[row] = reason
@@ -270,7 +270,7 @@ class Ranking:
 
     def _table(self, pool: range) -> list[dict[str, Any]]:
         left = self._left(pool)
-        ranks = {left[i]: rank for rank, i in enumerate(best_first(self.total[left]), 1)}
+        ranks = {left[i]: rank for rank, i in enumerate(_best_first(self.total[left]), 1)}
         columns = {"ensemble": self.ensemble, "cider": self.consensus, "consensus": self.agreement}
         columns |= {"itm": self.itm, "total": self.total}
         return [
@@ -413,7 +413,7 @@ class Eco(Reranker):
         except BaseException:
             self.stores.flush()  # of the members that came before, too
             raise
-        return joined_rows(pools, tables, self.ensemble)
+        return _joined_rows(pools, tables, self.ensemble)
 
     def _member_rows(
         self, member: Member, pools: Pools, folder: str | PathLike[str] | None, bar: tqdm[Any]
@@ -446,7 +446,7 @@ class Eco(Reranker):
         return Values(ranking.of_chosen(ranking.total), ranking.parts(), rows=ranking.rows)
 
 
-def joined_rows(pools: Pools, tables: Mapping[str, pa.Table], ensemble: Sequence[str]) -> pa.Table:
+def _joined_rows(pools: Pools, tables: Mapping[str, pa.Table], ensemble: Sequence[str]) -> pa.Table:
     """One row per candidate, from the rows of its members in any order; `ensemble` orders their values."""
     indices = np.asarray(pools.indices, dtype=np.int64)
     aligned = {}

@@ -82,7 +82,7 @@ def image_text_terms(rows: pa.Table, w: float, include_whole_image: bool) -> dic
     return {name: np.where(np.isnan(cosine), np.nan, term) for name, term in terms.items()}
 
 
-def text_text_terms(rows: pa.Table, reference_reduction: str) -> dict[str, Doubles]:
+def _text_text_terms(rows: pa.Table, reference_reduction: str) -> dict[str, Doubles]:
     """gTTC (eq. 3) and lTTC (eq. 9) of each row over its references, by the option `reference_reduction`."""
     gttc, lttc = reference_terms(rows)
     if reference_reduction == "best":
@@ -219,11 +219,11 @@ class HiceS(CaptionMetric):
             for part, images in self.encode_images(window):
                 keys, errors = [image.key for image in images], [image.error for image in images]
                 columns = texts.columns(part, keys, errors, truncated)
-                columns |= region_columns(encoded[part], images)
+                columns |= _region_columns(encoded[part], images)
                 if self.needs_references:
                     references = encoded[texts.references(part)]
                     columns["reference_cosines"] = texts.cosines(part, features)
-                    columns |= phrase_columns(encoded[part], references, texts.counts[part])
+                    columns |= _phrase_columns(encoded[part], references, texts.counts[part])
                 yield pa.table(columns, schema=self.ROW)
 
     def encode_images(self, window: Samples) -> Iterator[tuple[slice, list[RegionFeatures]]]:
@@ -336,7 +336,7 @@ class RefHiceS(HiceS):
 
     def aggregate(self, rows: pa.Table) -> Values:
         terms = image_text_terms(rows, self.options.w, self.options.include_whole_image)
-        terms |= text_text_terms(rows, self.options.reference_reduction)
+        terms |= _text_text_terms(rows, self.options.reference_reduction)
         score = harmonic_mean(terms["gitc"], terms["litc"], terms["gttc"], terms["lttc"])  # eq. 11
         highest = 2 * self.options.w / (self.options.w + 1)
         return Values(score, {**terms, **_counts(rows)}, range=(0.0, highest))
@@ -374,7 +374,7 @@ class EncodedText(NamedTuple):
     fallback: int
 
 
-def region_columns(captions: Sequence[EncodedText], images: Sequence[RegionFeatures]) -> dict[str, Any]:
+def _region_columns(captions: Sequence[EncodedText], images: Sequence[RegionFeatures]) -> dict[str, Any]:
     """The columns of `HiceS.ROW` for captions and their images, one each."""
     from capeval_core.matching.greedy import match_arrays
 
@@ -396,7 +396,7 @@ def region_columns(captions: Sequence[EncodedText], images: Sequence[RegionFeatu
     }
 
 
-def phrase_columns(
+def _phrase_columns(
     captions: Sequence[EncodedText], references: Sequence[EncodedText], counts: Integers
 ) -> dict[str, Any]:
     """Columns of `RefHiceS.ROW`: phrases of captions matched with those of their references, so many each."""

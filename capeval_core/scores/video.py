@@ -96,7 +96,7 @@ def nearest(components: Components, counts: Integers) -> Components:
     return {name: np.where(undefined, np.nan, values[chosen]) for name, values in components.items()}
 
 
-def largest_each(components: Components, counts: Integers) -> Components:
+def _largest_each(components: Components, counts: Integers) -> Components:
     """Of `counts` consecutive references each, the largest of every component by itself."""
     largest = {name: Ragged(values, counts).max() for name, values in components.items()}
     return largest | {"score": video_pac_score(largest["coarse"], largest["fine"])}
@@ -192,7 +192,7 @@ class VideoPacS(CaptionMetric):
             tokens = self.encoder.encode_tokens(texts.all, **self.run)
             for part, videos in self._videos(window):
                 columns = texts.columns(part, videos.keys, videos.errors, tokens.truncated)
-                columns |= video_columns(tokens, part, videos)
+                columns |= _video_columns(tokens, part, videos)
                 if self.needs_references:
                     columns |= reference_columns(tokens, part, texts)
                 yield pa.table(columns, schema=self.ROW)
@@ -245,7 +245,7 @@ class VideoPacS(CaptionMetric):
                     if error is None:
                         cosines = unit(tokens.features[text]) @ unit(videos.features[place]).T
                         pieces = self.encoder.tokenizer.pieces(tokens.ids[text])
-                        note = best_frames_of(pieces, of_row[row], np.clip(cosines, -1, 1))
+                        note = _best_frames_of(pieces, of_row[row], np.clip(cosines, -1, 1))
                     note["incomplete"] = videos.incomplete[place]
                     explained[row] = VideoExplanation(shown[row] | note, samples.images[row], sampling)
         return explained
@@ -296,7 +296,7 @@ class VideoRefPacS(VideoPacS):
         found, unweighted = self._of_video(rows, table)
         references, of_references = self.of_references(rows, table)
         counts = inner(rows["reference_ids"])[1]
-        best = largest_each if self.options.compat == "released" else nearest
+        best = _largest_each if self.options.compat == "released" else nearest
         reference = best(references, counts)
         unweighted += Ragged(of_references.astype(np.float64), counts).sum().astype(np.int64)
         _warn_of(rows, unweighted)
@@ -354,7 +354,7 @@ def video_feature(frames: Floats) -> Floats:
         return np.asarray(scale @ frames / np.float32(len(frames)), dtype=np.float32)
 
 
-def text_feature(tokens: Floats) -> Floats:
+def _text_feature(tokens: Floats) -> Floats:
     """(d,) the feature of a whole text: that of its end token, the last of its tokens' (tokens, d)."""
     return np.asarray(tokens[-1])
 
@@ -382,7 +382,7 @@ def matched(given: Sequence[Pair], whole: Callable[[Floats], Floats]) -> pa.Tabl
         lengths = np.array([len(rows) for rows in sets], dtype=np.int64)[of_pair]
         return lists(np.where(np.repeat(finite, lengths), values.numpy(), np.float32(np.nan)), lengths)
 
-    ends = np.stack([text_feature(rows) for rows in x.values()])
+    ends = np.stack([_text_feature(rows) for rows in x.values()])
     wholes = np.stack([whole(rows) for rows in y.values()])
     of_pairs = {
         "x_maxima": maxima(found.x_maxima, x_sets, of_x),
@@ -399,7 +399,7 @@ def _finite(sets: Iterable[Floats]) -> tuple[list[Floats], NDArray[np.bool_]]:
     return [rows if yes else np.zeros_like(rows) for rows, yes in zip(sets, finite, strict=True)], finite
 
 
-def best_frames_of(words: Sequence[str], weights: Sequence[float], cosines: Floats) -> dict[str, Any]:
+def _best_frames_of(words: Sequence[str], weights: Sequence[float], cosines: Floats) -> dict[str, Any]:
     """The cosine of a caption as a whole with each frame, and the best frame of each of its words."""
     found = [
         {"word": word, "weight": weight, "frame": int(own.argmax()), "cosine": float(own.max())}
@@ -408,7 +408,7 @@ def best_frames_of(words: Sequence[str], weights: Sequence[float], cosines: Floa
     return {"frame_cosines": cosines[-1].tolist(), "words": found}
 
 
-def video_columns(tokens: TokenFeatures, part: slice, videos: VideoFeatures) -> dict[str, Any]:
+def _video_columns(tokens: TokenFeatures, part: slice, videos: VideoFeatures) -> dict[str, Any]:
     """The columns of `VideoPacS.ROW`; `part` tells which of the texts are the videos' captions."""
     there = np.array([error is None for error in videos.errors], dtype=np.bool_)
     pairs = zip(tokens.ids[part], tokens.features[part], videos.keys, videos.features, strict=True)
@@ -431,7 +431,7 @@ def reference_columns(tokens: TokenFeatures, part: slice, texts: Texts) -> dict[
     captions = [(tokens.ids[i], tokens.features[i]) for i in (part.start + texts.owners(part)).tolist()]
     others = zip(tokens.ids[references], tokens.features[references], strict=True)
     pairs = [(*own, *other) for own, other in zip(captions, others, strict=True)]
-    found = matched(pairs, text_feature).combine_chunks()
+    found = matched(pairs, _text_feature).combine_chunks()
     ids = pa.array(tokens.ids[references], pa.list_(pa.int32()))
     return {
         "reference_ids": lists(ids, counts),

@@ -193,7 +193,7 @@ def _same(tokens: Sequence[str], others: Sequence[str]) -> bool:
     return [*map(str.casefold, tokens)] == [*map(str.casefold, others)]
 
 
-def one_word_foil(
+def _one_word_foil(
     tokens: Sequence[str], tags: Sequence[str], table: WordTable, rng: np.random.Generator
 ) -> Negative:
     """The caption with one word replaced by one that stands in its place elsewhere, by frequency.
@@ -279,7 +279,7 @@ class NegativeSampler:
             ("substitution", lambda: substitution(tokens, tags, self._table, rng)),
             ("word_order", lambda: word_order(tokens, rng)),
             ("repetition_removal", lambda: repetition_removal(tokens, tags, rng)),
-            *[(FOIL, lambda: one_word_foil(tokens, tags, self._places, rng))] * self.foils,
+            *[(FOIL, lambda: _one_word_foil(tokens, tags, self._places, rng))] * self.foils,
         ]
         for kind, change in changes:
             negative = self._changed(change, spelling, own_keys)

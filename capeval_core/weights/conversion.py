@@ -93,7 +93,7 @@ class Conversion(Settings, ABC):
     def select(self, content: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
         """What the model needs, without the common prefix."""
         if self.anchors:
-            content = without_prefix(content, self.anchors, self.title, notes)
+            content = _without_prefix(content, self.anchors, self.title, notes)
         if unused := [name for name in content if re.match(self.unused, name)]:
             found = f"left out {len(unused)} tensors that the model does not use or makes itself"
             notes.append(f"{found}: {name_some(unused)}")
@@ -155,7 +155,7 @@ def naming_files(files: Sequence[Path], title: str) -> Iterator[None]:
         raise InputError(f"{names}: {error}") from error
 
 
-def without_prefix(
+def _without_prefix(
     content: Mapping[str, Any], anchors: Sequence[str], title: str, notes: list[str]
 ) -> dict[str, Any]:
     """The content without the prefix that all its names have, such as ``module.``."""
@@ -211,10 +211,10 @@ def as_float32(content: Mapping[str, Any], notes: list[str]) -> Tensors:
         if isinstance(value, Tensor) and name.endswith("num_batches_tracked"):
             tensors[name] = value.detach().to(torch.int64).clone()
             continue
-        tensor = checked_floats(name, value)
+        tensor = _checked_floats(name, value)
         if tensor.dtype is not torch.float32:
             narrow.add(_type(tensor))
-        tensors[name] = own_memory(tensor.to(torch.float32))
+        tensors[name] = _own_memory(tensor.to(torch.float32))
     if narrow:
         notes.append(f"{' and '.join(sorted(narrow))} tensors were stored as float32")
     return tensors
@@ -222,13 +222,13 @@ def as_float32(content: Mapping[str, Any], notes: list[str]) -> Tensors:
 
 def as_released(content: Mapping[str, Any], notes: list[str]) -> Tensors:
     """The same tensors in their own types, none a slice of another."""
-    tensors = {name: own_memory(checked_floats(name, value)) for name, value in content.items()}
+    tensors = {name: _own_memory(_checked_floats(name, value)) for name, value in content.items()}
     types = sorted(set(map(_type, tensors.values())))
     notes.append(f"tensors are kept in {' and '.join(types)}, as released")
     return tensors
 
 
-def checked_floats(name: str, value: Any) -> Tensor:
+def _checked_floats(name: str, value: Any) -> Tensor:
     """An entry of a checkpoint as it is, if it is a dense tensor of finite floating-point numbers."""
     if not isinstance(value, Tensor):
         raise ValueError(f"{name} is no tensor but a {type(value).__name__}: save the state dict alone")
@@ -247,7 +247,7 @@ def _type(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def own_memory(tensor: Tensor) -> Tensor:
+def _own_memory(tensor: Tensor) -> Tensor:
     """The tensor, contiguous, and no slice of a larger buffer, which could not be saved under two names."""
     tensor = tensor.contiguous()
     shared = tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size()
