@@ -121,7 +121,7 @@ def pages() -> dict[str, str]:
     modules = ["capeval_core", *(f"capeval_core.{name}" for name in MODULES)]
     python = "\n\n".join(["# Python API", *(f"::: {name}" for name in modules)])
     made = {"reference/python.md": python, "reference/commands.md": commands_page()}
-    changes = (CHECKOUT / "CHANGELOG.md").read_text(encoding="utf-8")
+    changes = (CHECKOUT / "CHANGELOG.md").read_text(encoding="utf-8").replace("](docs/", "](")
     made |= {"changelog.md": changes} | {f"metrics/{name}.md": metric_page(name) for name in METRICS}
     return made
 
