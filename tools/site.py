@@ -13,6 +13,7 @@ import io
 import os
 import re
 from typing import Any
+from unittest import mock
 
 from capeval_core.cli import COMMANDS, main
 from capeval_core.description import describe_metric
@@ -109,7 +110,8 @@ def commands_page() -> str:
     parts = ["# Commands", "What `--help` says of each."]
     for name in COMMANDS:
         written = io.StringIO()
-        with contextlib.redirect_stdout(written), contextlib.suppress(SystemExit):
+        columns = mock.patch.dict(os.environ, COLUMNS="100")
+        with columns, contextlib.redirect_stdout(written), contextlib.suppress(SystemExit):
             main([name, "--help"])
         parts += [f"## capeval {name}", f"```text\n{written.getvalue().rstrip()}\n```"]
     return "\n\n".join(parts)
@@ -117,7 +119,6 @@ def commands_page() -> str:
 
 def pages() -> dict[str, str]:
     """The text of every page that is made, by its path in `docs/`."""
-    os.environ["COLUMNS"] = "100"
     modules = ["capeval_core", *(f"capeval_core.{name}" for name in MODULES)]
     python = "\n\n".join(["# Python API", *(f"::: {name}" for name in modules)])
     made = {"reference/python.md": python, "reference/commands.md": commands_page()}

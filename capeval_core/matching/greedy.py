@@ -143,6 +143,7 @@ def greedy_match(
     problems = Problems()
     x_side = _Side("x", problems, x, x_lengths, x_of_pair, x_weights, y_padded, weighted_similarity)
     y_side = _Side("y", problems, y, y_lengths, y_of_pair, y_weights, x_padded, weighted_similarity)
+    Problems(one for one in problems if issubclass(one.kind, TypeError)).raise_if_any()  # others follow
     _check_both(problems, x_side, y_side)
     if weighted_similarity and x_weights is None and y_weights is None:
         problems.add("weighted_similarity=True: pass x_weights, y_weights or both")

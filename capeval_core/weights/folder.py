@@ -96,7 +96,7 @@ class WeightsFolder:
             except (SafetensorError, OSError, KeyError) as error:
                 fix = "download or convert the weights again"
                 raise WeightsError(f"{self.tensor_file.name} cannot be read ({error}): {fix}") from error
-            check_finite(tensors)
+            check_finite(tensors, f"download or convert {self.tensor_file.name} again")
         # Not where the file happens to put them: by where a tensor begins, last bits of products differ.
         return {name: own.clone() if own.data_ptr() % 64 else own for name, own in tensors.items()}
 
@@ -232,9 +232,12 @@ def _verified_checksum(tensor_file: Path, config: dict[str, Any], name: str, rev
 def read_config(path: Path) -> dict[str, Any]:
     """The content of a config, an object."""
     try:
-        return dict(read_json(path))
-    except (ValueError, TypeError, OSError, RecursionError) as error:
-        raise WeightsError(f"{path.name} cannot be read, or is no object ({error})") from error
+        config = read_json(path)
+    except (ValueError, OSError, RecursionError) as error:
+        raise WeightsError(f"{path.name} cannot be read ({error})") from error
+    if not isinstance(config, dict):
+        raise WeightsError(f"{path.name} holds a {type(config).__name__}, expected an object")
+    return config
 
 
 def read_json(path: Path) -> Any:

@@ -52,18 +52,18 @@ def test_help_of_several_metrics_says_whose_default_it_is(capeval: Capeval) -> N
 def test_an_error_is_one_line_and_a_status(
     error: BaseException, status: int, message: str, capeval: Capeval, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(_: Path) -> int:
+    def fail(_: Path, **__: str) -> str:
         raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "exists", fail)
+        patch.setattr(Path, "read_text", fail)
         ran = capeval("compare", "a.json", "b.json")
     assert (ran.status, ran.out, ran.err) == (status, "", f"capeval: {message}\n")
 
 
 def test_a_mistake_of_ours_keeps_its_traceback(capeval: Capeval, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch, pytest.raises(AttributeError):
-        patch.delattr(Path, "exists")
+        patch.delattr(Path, "read_text")
         capeval("compare", "a.json", "b.json")
 
 
