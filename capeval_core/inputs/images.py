@@ -540,9 +540,7 @@ def _of_array(value: Any) -> Pixels:
     first = tensor and len(shape) == 3 and shape[0] in (1, 3)
     last = len(shape) == 3 and shape[2] in (1, 3, 4)
     if dtype != "uint8" and not dtype.startswith(("float", "bfloat")):
-        fix = (
-            "expected uint8, or float in [0, 1]: convert values of 0 to 255 to uint8, multiply a mask by 255"
-        )
+        fix = "expected uint8, or float in [0, 1]: divide 16 bits by 65535, multiply a mask by 255"
         raise refused(f"the {kind} has dtype {dtype}", fix)
     if first and last:
         found = f"the tensor's shape {shape} can be read as (C, H, W) and as (H, W, C)"

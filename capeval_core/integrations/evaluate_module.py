@@ -241,7 +241,7 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
                 continue
             if name in options:
                 fix = f": it is an option of the metric, pass it to evaluate.load(..., {name}=...)"
-            elif medium in media_of(self.metric_name):
+            elif medium in media_of(self.metric_name) and not did_you_mean(name, known):
                 configuration = medium if (self.metric_name, medium) in MEDIA_VARIANTS else _DEFAULT
                 fix = f": {medium}s are scored by evaluate.load(..., {configuration!r})"
             else:

@@ -95,6 +95,11 @@ def _numbers(path: Path, label: str, values: Any, ids: Sequence[str] | None = No
 def read_scores(path: Path, judged: JudgedSet) -> dict[str, list[Scored]]:
     """By label, the scores of each scoring of a set; those that do not name a scoring are of all."""
     file, problems = _read(path), Problems()
+    if file.ids is not None and file.captions is None:
+        fix = "write a list in the order of the set, or the file of `capeval score --json`"
+        raise FileError(
+            file_problem(path, "scores by id, of which a caption cannot be told", fix, verb="has")
+        )
     _check_captions(path, file.captions, judged)
     found: dict[str, dict[str | None, Doubles]] = {}
     names = {scoring.name for scoring in judged.scorings}
@@ -167,7 +172,12 @@ def join_ratings(scores: Path, ratings: Path) -> tuple[str, RatedSet, Scored]:
     (label, own), *more = file.arrays.items()
     if more:
         raise FileError(file_problem(scores, f"{len(more) + 1} arrays", "write one", verb="holds"))
-    values = _numbers(scores, label, own, file.ids).tolist()
+    array = _numbers(scores, label, own, file.ids)
+    if array.ndim > 1:
+        raise FileError(
+            file_problem(scores, "lists of scores", "write one number for each caption", verb="has")
+        )
+    values = array.tolist()
     rows, dropped, count, ids = read_rows(ratings), Counter[str](), len(values), file.ids
     rated = numbers(rows[_field(ratings, rows, _RATING_FIELDS, "rating")], "rating", dropped)
     places: Sequence[int | str] = range(count)

@@ -80,8 +80,9 @@ class RegionMetric(CaptionMetric):
     def open_models(self) -> dict[str, Model]:
         models, regions = super().open_models(), self.options.regions
         if regions is None:
-            constants = self.folder.config.get("constants", {})
-            regions = constants.get("regions", self.default_regions.repository)
+            constants, regions = self.folder.config.get("constants", {}), None
+            if isinstance(constants, dict):
+                regions = constants.get("regions", self.default_regions.repository)
             if not isinstance(regions, str) or not regions or store_of(regions) is not None:
                 raise WeightsError(
                     "in the config, constants.regions names no weights of a region encoder: convert the "
