@@ -137,5 +137,5 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(text: str, **_: Any) -> str:
-    """mkdocs asks this for a page's text: generated parts are filled in."""
-    return filled(text)
+    """mkdocs asks this for a page's text: generated parts are filled in, cards are the metrics' pages."""
+    return re.sub(r"\]\(\.\./metrics/(\w+)/README\.md", r"](metrics/\1.md", filled(text))
