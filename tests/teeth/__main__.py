@@ -127,7 +127,8 @@ def killer(fault: Fault, sources: dict[Path, str], net: Sequence[str], rest: boo
         path, text = fault.put(sources)
     except LookupError:
         return MOVED
-    first, in_net = [shlex.split(fault.by)] if fault.by else [], part_of(fault.by) != REST
+    first = [shlex.split(fault.by)] if fault.by else []
+    in_net = all(part_of(step[0]) != REST for step in first)
     with TemporaryDirectory(prefix="teeth-") as folder:
         tree = shutil.copytree(ROOT, Path(folder, "tree"), ignore=shutil.ignore_patterns(".git", ".*_cache"))
         (tree / path).write_text(text, encoding="utf-8")
