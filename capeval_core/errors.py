@@ -250,9 +250,9 @@ def file_problem(
     return Problem(where, f"{verb} {found}".strip(), fix, FileError)
 
 
-def file_error(path: str | os.PathLike[str], found: str, fix: str = "") -> FileError:
-    """The error about a file or a folder, to be raised."""
-    return FileError(file_problem(path, found, fix))
+def file_error(path: str | os.PathLike[str], found: str, fix: str = "", **more: Any) -> FileError:
+    """The error about a file or a folder, to be raised; arguments as of `file_problem`."""
+    return FileError(file_problem(path, found, fix, **more))
 
 
 def option_problem(
@@ -280,7 +280,7 @@ def path_problem(path: str, *, folder: bool = False) -> tuple[str, str] | None:
 def refuse_nul(path: str | os.PathLike[str]) -> None:
     """Raise FileError for a path of a file or folder that has a NUL character."""
     if wrong := path_problem(os.fspath(path)):
-        raise FileError(file_problem(repr(os.fspath(path)), *wrong))
+        raise file_error(repr(os.fspath(path)), *wrong)
 
 
 def folder_path(argument: str, value: Any) -> Path:

@@ -15,7 +15,7 @@ import numpy as np
 
 from capeval_core.commands import common
 from capeval_core.commands.terminal import Parser, complain, first_named, flag, interruptible
-from capeval_core.errors import FileError, Problems, did_you_mean, file_problem
+from capeval_core.errors import Problems, did_you_mean, file_error, file_problem
 from capeval_core.inputs.samples import argument_of
 from capeval_core.judgements.loaders import load_set
 from capeval_core.judgements.protocols import STATISTICS, Items, JudgedSet, PoolSet, RatedSet, Scored
@@ -56,7 +56,7 @@ def run(arguments: list[str]) -> int:
     if flags.data is None:
         raise ValueError(f"--data is missing: {entry.advice()}")
     if flags.out is not None and flags.out.exists() and not flags.out.is_dir():
-        raise FileError(file_problem(flags.out, "is a file: choose a folder for --out"))
+        raise file_error(flags.out, "is a file: choose a folder for --out")
     judged = _load(entry, flags)
     _check_metrics(metrics, judged, flags)
     _check_texts(metrics, judged, flags.data)

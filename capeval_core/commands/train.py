@@ -11,7 +11,7 @@ from typing import Any
 
 from capeval_core.commands.common import FILES, add_flags, chosen
 from capeval_core.commands.terminal import Parser, complain, first_named, flag, interruptible
-from capeval_core.errors import FileError, file_problem, naming
+from capeval_core.errors import file_error, naming
 from capeval_core.training.captioned import CaptionedImages, CaptionSource, images_of
 from capeval_core.training.pacs import PacsTraining, PairData, train_pacs
 from capeval_core.training.regions import RegionTraining, train_on_regions
@@ -103,12 +103,12 @@ def _on_regions(
 def _check_out(out: Path) -> None:
     """Refuse a file, and a folder that holds anything but a training."""
     if out.exists() and not out.is_dir():
-        raise FileError(file_problem(out, "is a file: choose a folder for --out"))
+        raise file_error(out, "is a file: choose a folder for --out")
     names = {path.name for path in out.glob("[!.]*")}  # less unfinished files
     others = sorted(names - {CURVES, LOG, REGIONS, STATE, TOWERS, TRACKED, WEIGHTS})
     if others and STATE not in names:
         found = f"holds more than a training ({others[0]})"
-        raise FileError(file_problem(out, found, "choose another folder for --out"))
+        raise file_error(out, found, "choose another folder for --out")
 
 
 def _parser(settings: Any) -> Parser:

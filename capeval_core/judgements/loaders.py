@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from capeval_core.errors import FileError, Problems, described, did_you_mean, file_problem
+from capeval_core.errors import FileError, Problems, described, did_you_mean, file_error, file_problem
 from capeval_core.inputs.text_files import ID_FIELDS, contents, decoded, load_json
 from capeval_core.judgements.correlation import Doubles, kendall_tau_c, majority
 from capeval_core.judgements.protocols import (
@@ -70,7 +70,7 @@ def read_rows(path: Path, fields: Mapping[str, str] | None = None) -> pd.DataFra
         rows[name] = row
     problems.raise_if_any()
     if not rows:
-        raise FileError(file_problem(path, "holds no rows"))
+        raise file_error(path, "holds no rows")
     names = dict.fromkeys(field for row in rows.values() for field in row if isinstance(field, str))
     columns = {name: [row.get(name) for row in rows.values()] for name in names}
     return pd.DataFrame(columns, index=list(rows), dtype=object)
@@ -84,13 +84,13 @@ def _named_rows(path: Path) -> Iterator[tuple[str, Any]]:
             header = Counter(filter(None, reader.fieldnames or []))
             if twice := [name for name, count in header.items() if count > 1]:
                 found = f"the column {twice[0]!r} comes twice"
-                raise FileError(file_problem(path, found, "name each column once"))
+                raise file_error(path, found, "name each column once")
             yield from ((f"row {number}", row) for number, row in enumerate(reader, start=1))
         elif kind == ".json":
             content = load_json(path)
             if not isinstance(content, list):
                 found = f"{described(content, none='null')}, expected a list of objects"
-                raise FileError(file_problem(path, found))
+                raise file_error(path, found)
             yield from ((f"entry {index}", row) for index, row in enumerate(content))
         elif kind in (".jsonl", ".ndjson"):
             # A text may hold other ends of lines.
@@ -99,11 +99,11 @@ def _named_rows(path: Path) -> Iterator[tuple[str, Any]]:
                     yield f"line {number}", json.loads(line)
         else:
             found = f"extension {path.suffix!r}, expected one of .csv, .json, .jsonl, .ndjson"
-            raise FileError(file_problem(path, found))
+            raise file_error(path, found)
     except FileError:
         raise
     except (csv.Error, ValueError, RecursionError) as error:  # ValueError: also an integer of too many digits
-        raise FileError(file_problem(path, f"is not {kind[1:]} ({error})")) from error
+        raise file_error(path, f"is not {kind[1:]} ({error})") from error
 
 
 def numbers(values: Iterable[Any], name: str, dropped: Counter[str]) -> Doubles:
@@ -127,7 +127,7 @@ def _read_lists(path: Path) -> dict[str, list[str]]:
     content = load_json(path)
     if not isinstance(content, dict) or not content:
         found = f"{described(content, none='null')}, expected {{image: [references]}}"
-        raise FileError(file_problem(path, found))
+        raise file_error(path, found)
     problems = Problems()
     for name, value in content.items():
         if not isinstance(value, list) or not value or not all(isinstance(text, str) for text in value):
@@ -145,7 +145,7 @@ def _references(
     missing = sorted({image for image in wanted if image not in known})
     if missing:
         found = f"{len(missing):,} of {len(set(wanted)):,} images ({', '.join(map(repr, missing[:3]))})"
-        raise FileError(file_problem(path, f"{found} have no references"))
+        raise file_error(path, f"{found} have no references")
     return [list(known[image]) for image in wanted]
 
 
@@ -204,10 +204,10 @@ def _flickr8k_cf(name: str, folder: Path, rows: pd.DataFrame) -> RatedSet:
     path, dropped = folder / "captions.json", Counter[str]()
     captions = load_json(path)
     if not isinstance(captions, dict):
-        raise FileError(file_problem(path, f"{described(captions)}, expected {{caption_id: caption}}"))
+        raise file_error(path, f"{described(captions)}, expected {{caption_id: caption}}")
     if unknown := sorted(set(rows.caption_id) - set(captions)):
         found = f"no caption of {', '.join(map(repr, unknown[:3]))}"
-        raise FileError(file_problem(path, found, "expected {caption_id: caption}", verb="has"))
+        raise file_error(path, found, "expected {caption_id: caption}", verb="has")
     references = [_collapsed(own) for own in _references(folder / REFERENCES, rows.image)]
     items = Items(_collapsed(rows.caption_id.map(captions)), rows.image.tolist(), references)
     yes, no = (numbers(rows[column], f"{column} of a row", dropped) for column in ("n_yes", "n_no"))
@@ -223,7 +223,7 @@ def _composite(name: str, folder: Path, rows: pd.DataFrame) -> RatedSet:
     for key, entry in content.items() if isinstance(content, dict) else ():
         texts, human = (entry.get(field) for field in ("references", "human_candidate_index"))
         if not isinstance(texts, list) or not (human is None or 0 <= human < len(texts)):
-            raise FileError(file_problem(path, "no references", index=f"key {key!r}", verb="has"))
+            raise file_error(path, "no references", index=f"key {key!r}", verb="has")
         references[key] = [text for index, text in enumerate(texts) if index != human]
     images = (rows.subset + "/" + rows.image).tolist()
     items = Items(rows.candidate.tolist(), images, _references(path, images, references))
@@ -329,7 +329,7 @@ def _pascal50s(
         every = _drawn(references)
     kept = np.flatnonzero([label in ("a", "b") for label in _column(rows, labels)])
     if not len(kept):
-        raise FileError(file_problem(folder / "pairs.jsonl", f"no pair has {labels!r} a or b"))
+        raise file_error(folder / "pairs.jsonl", f"no pair has {labels!r} a or b")
     pairs = rows.iloc[kept]
     items = _pairs(pairs, "caption_a", "caption_b", [references[row] for row in kept])
     return PairedSet(
@@ -353,7 +353,7 @@ def _abstract50s(name: str, folder: Path, rows: pd.DataFrame) -> PairedSet:
             labels = draw.get("labels", [])
             if len(labels) != len(rows) or not set(labels) <= {"b", "c"}:
                 found = f"{len(labels)} labels, expected b or c for each of {len(rows)} pairs"
-                raise FileError(file_problem(path, found, verb="has"))
+                raise file_error(path, found, verb="has")
             preferred.append([int(label == "c") for label in labels])
     else:
         signs = np.array([int(majority(votes)) for votes in rows.votes])
@@ -381,11 +381,11 @@ def _indices(path: Path, draw: Any, references: Sequence[list[str]]) -> list[lis
     """A draw's indices, checked against the references of each pair."""
     if not isinstance(draw, list) or len(draw) != len(references):
         found = f"{len(draw) if isinstance(draw, list) else 'no'} entries of {len(references)} pairs"
-        raise FileError(file_problem(path, found, "expected a list of indices per pair", verb="has"))
+        raise file_error(path, found, "expected a list of indices per pair", verb="has")
     for number, (indices, texts) in enumerate(zip(draw, references, strict=True)):
         if not all(isinstance(index, int) and 0 <= index < len(texts) for index in indices):
             found = f"{indices}, of {len(texts)} references"
-            raise FileError(file_problem(path, found, index=f"pair {number}", verb="has"))
+            raise file_error(path, found, index=f"pair {number}", verb="has")
     return draw
 
 
@@ -408,18 +408,18 @@ def _coco_systems(name: str, folder: Path, references: Mapping[str, list[str]]) 
             continue
         captions = load_json(file)
         if not isinstance(captions, dict) or not captions:
-            raise FileError(file_problem(file, f"{described(captions)}, expected {{image id: caption}}"))
+            raise file_error(file, f"{described(captions)}, expected {{image id: caption}}")
         for image, caption in captions.items():
             if not isinstance(caption, str):
                 where = f"key {image!r}"
-                raise FileError(file_problem(file, described(caption), "expected a caption", index=where))
+                raise file_error(file, described(caption), "expected a caption", index=where)
         images = [image for image in captions if image in references]
         left_out += len(captions) - len(images)
         items = Items([captions[image] for image in images], images, [references[image] for image in images])
         systems.append(Scoring(file.stem, items))
     if not systems:
         fix = "put {image id: caption} there, a file per system"
-        raise FileError(file_problem(folder, f"no file of a system beside {own}", fix, verb="has"))
+        raise file_error(folder, f"no file of a system beside {own}", fix, verb="has")
     return SystemSet(name, tuple(systems), dropped={"captions of images without references": left_out})
 
 
@@ -473,5 +473,5 @@ def read_judgements(path: Path) -> Judgements:
     problems.raise_if_any()
     if len(set(scores)) < 2:
         found = f"{len(scores)} judgements with {len(set(scores))} different scores"
-        raise FileError(file_problem(path, found, "a correlation needs at least two", verb="has"))
+        raise file_error(path, found, "a correlation needs at least two", verb="has")
     return Judgements(images, captions, scores.tolist())

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from capeval_core.errors import FileError, did_you_mean, file_problem
+from capeval_core.errors import did_you_mean, file_error
 from capeval_core.inputs.folder import Names, names_in, some_of
 
 
@@ -60,20 +60,20 @@ def folder_of(entry: SetEntry, data: str | Path) -> Path:
         path = _downloaded(entry, text)
     elif not path.is_dir():
         found = "is a file, expected a folder" if path.exists() else "there is no such folder"
-        raise FileError(file_problem(path, found))
+        raise file_error(path, found)
     candidates = [path, *(path / name for name in (entry.name, *entry.folders))]
     # A folder of sets may hold a file of the same name as one of this set.
     fitting = [one for one in candidates if all((one / file).is_file() for file in entry.files)]
     if not fitting:
         missing = [file for file in entry.files if not (path / file).is_file()]
         found = f"there is no {' and no '.join(missing)} of {entry.title} here, nor in {path / entry.name}"
-        raise FileError(file_problem(path, found, entry.advice()))
+        raise file_error(path, found, entry.advice())
     folder = fitting[-1]
     name = folder.resolve().name.lower().replace("-", "_")
     other = next((one for one in SETS.values() if name in (one.name, *one.folders)), entry)
     if other is not entry and "own" not in (entry.name, other.name):  # one's own may hold any set
         fix = f"`capeval judge {other.name}` judges it; rename the folder if it holds {entry.title}"
-        raise FileError(file_problem(folder, f"is the folder of {other.title}, not of {entry.title}", fix))
+        raise file_error(folder, f"is the folder of {other.title}, not of {entry.title}", fix)
     return folder
 
 
@@ -91,7 +91,7 @@ def _downloaded(entry: SetEntry, dataset: str) -> Path:
         first = str(error).strip().split("\n")[0]
         found = f"the data set could not be loaded from the Hub ({first or type(error).__name__})"
         fix = "check the id and the connection, or name a folder"
-        raise FileError(file_problem(dataset, found, fix)) from None
+        raise file_error(dataset, found, fix) from None
 
 
 def find_visuals(folder: Path, ids: Sequence[str]) -> dict[str, Path]:
@@ -116,5 +116,5 @@ def find_visuals(folder: Path, ids: Sequence[str]) -> dict[str, Path]:
         entries = listed[""].entries
         have = f"it has {some_of(entries)}" if entries else "it is empty"
         nothing = f"none of the {len(ids):,} ids ({some_of(ids)}) has a file here; {have}"
-        raise FileError(file_problem(folder, nothing))
+        raise file_error(folder, nothing)
     return found

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from capeval_core.errors import FileError, Problems, described, did_you_mean, file_problem
+from capeval_core.errors import Problems, described, did_you_mean, file_error, file_problem
 from capeval_core.inputs.folder import bare, some_of
 from capeval_core.inputs.text_files import ID_FIELDS, load_json
 from capeval_core.judgements.correlation import Doubles
@@ -54,18 +54,18 @@ def _read(path: Path) -> _File:
             with np.load(path, allow_pickle=False) as file:
                 return _File(dict(file))
         except FileNotFoundError:
-            raise FileError(file_problem(path, "there is no such file")) from None
+            raise file_error(path, "there is no such file") from None
         except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-            raise FileError(file_problem(path, f"cannot be read ({error})")) from error
+            raise file_error(path, f"cannot be read ({error})") from error
     content = load_json(path, "write each id once")
     if isinstance(content, list):
         return _File({path.stem: content})
     if not isinstance(content, dict) or not content:
         fix = "expected a file of `capeval score --json`, {id: score}, or a list"
-        raise FileError(file_problem(path, described(content, none="null"), fix))
+        raise file_error(path, described(content, none="null"), fix)
     if isinstance(content.get("systems"), list):
         fix = "write the scores of one system by one metric: capeval score METRIC --json"
-        raise FileError(file_problem(path, "scores of several systems or metrics", fix, verb="holds"))
+        raise file_error(path, "scores of several systems or metrics", fix, verb="holds")
     if "scores" not in content:
         if any(isinstance(own, list) for own in content.values()):
             return _File(content)
@@ -74,7 +74,7 @@ def _read(path: Path) -> _File:
     for name in ("ids", "captions"):
         column = content.get(name)
         if column is not None and not (isinstance(column, list) and len(column) == len(values)):
-            raise FileError(file_problem(path, f"{name} and scores are not equally many"))
+            raise file_error(path, f"{name} and scores are not equally many")
     ids = content.get("ids")
     return _File({label: values}, None if ids is None else list(map(str, ids)), content.get("captions"))
 
@@ -97,9 +97,7 @@ def read_scores(path: Path, judged: JudgedSet) -> dict[str, list[Scored]]:
     file, problems = _read(path), Problems()
     if file.ids is not None and file.captions is None:
         fix = "write a list in the order of the set, or the file of `capeval score --json`"
-        raise FileError(
-            file_problem(path, "scores by id, of which a caption cannot be told", fix, verb="has")
-        )
+        raise file_error(path, "scores by id, of which a caption cannot be told", fix, verb="has")
     _check_captions(path, file.captions, judged)
     found: dict[str, dict[str | None, Doubles]] = {}
     names = {scoring.name for scoring in judged.scorings}
@@ -119,7 +117,7 @@ def read_scores(path: Path, judged: JudgedSet) -> dict[str, list[Scored]]:
         found.setdefault(label, {})[scoring] = array.reshape(-1)
     problems.raise_if_any()
     if not found:
-        raise FileError(file_problem(path, "holds no scores", f"expected {FORMS}"))
+        raise file_error(path, "holds no scores", f"expected {FORMS}")
     lacking = {scoring.name: np.full(len(scoring.items), math.nan) for scoring in judged.scorings}
     return {
         label: [Scored(own.get(name, own.get(None, missing))) for name, missing in lacking.items()]
@@ -135,7 +133,7 @@ def _check_captions(path: Path, captions: list[str] | None, judged: JudgedSet) -
     if expected and given not in expected:
         row = next(row for row, words in enumerate(given) if words != expected[0][row])
         found = f"{' '.join(given[row])!r}, {judged.name} has {' '.join(expected[0][row])!r} there"
-        raise FileError(file_problem(path, found, "score its captions in its order", index=f"caption {row}"))
+        raise file_error(path, found, "score its captions in its order", index=f"caption {row}")
 
 
 def _joined(arrays: Mapping[str, Any]) -> dict[str, Any]:
@@ -171,12 +169,10 @@ def join_ratings(scores: Path, ratings: Path) -> tuple[str, RatedSet, Scored]:
     file = _read(scores)
     (label, own), *more = file.arrays.items()
     if more:
-        raise FileError(file_problem(scores, f"{len(more) + 1} arrays", "write one", verb="holds"))
+        raise file_error(scores, f"{len(more) + 1} arrays", "write one", verb="holds")
     array = _numbers(scores, label, own, file.ids)
     if array.ndim > 1:
-        raise FileError(
-            file_problem(scores, "lists of scores", "write one number for each caption", verb="has")
-        )
+        raise file_error(scores, "lists of scores", "write one number for each caption", verb="has")
     values = array.tolist()
     rows, dropped, count, ids = read_rows(ratings), Counter[str](), len(values), file.ids
     rated = numbers(rows[_field(ratings, rows, _RATING_FIELDS, "rating")], "rating", dropped)
@@ -186,7 +182,7 @@ def join_ratings(scores: Path, ratings: Path) -> tuple[str, RatedSet, Scored]:
         places = _places(values, ids, file.captions, keys, rows.get("caption", [None] * len(rows)))
     elif len(rows) != count:
         found = f"{len(rows):,} rows for {count:,} scores without ids"
-        raise FileError(file_problem(ratings, found, "give as many, or scores with ids", verb="has"))
+        raise file_error(ratings, found, "give as many, or scores with ids", verb="has")
     dropped.update(place for place in places if isinstance(place, str))
     kept = [row for row, place in enumerate(places) if isinstance(place, int) and math.isfinite(rated[row])]
     if not kept:
@@ -194,7 +190,7 @@ def join_ratings(scores: Path, ratings: Path) -> tuple[str, RatedSet, Scored]:
         if ids is not None and set(places) == {_UNKNOWN}:
             found += f" ({some_of(keys)}; scores are of {some_of(ids)})"
         why = ", ".join(f"{number:,} {reason}" for reason, number in dropped.items())
-        raise FileError(file_problem(ratings, found, f"left out are {why}", verb="has"))
+        raise file_error(ratings, found, f"left out are {why}", verb="has")
     item = np.array([places[row] for row in kept], dtype=np.int64)
     dropped["scores without a rating"] = count - len(set(item.tolist()))
     items = Items(file.captions or [""] * count, ids or [str(index) for index in range(count)])
@@ -236,4 +232,4 @@ def _field(path: Path, rows: pd.DataFrame, names: Sequence[str], what: str) -> s
     if (name := next((name for name in names if name in known), None)) is not None:
         return name
     found = f"no column of the {what} ({', '.join(names)}){did_you_mean(names[0], known)}"
-    raise FileError(file_problem(path, found, f"it has {', '.join(known)}", verb="has"))
+    raise file_error(path, found, f"it has {', '.join(known)}", verb="has")

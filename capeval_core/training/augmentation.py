@@ -37,7 +37,7 @@ from capeval_core.errors import (
     InputError,
     Problems,
     ProblemsError,
-    file_problem,
+    file_error,
     option_problem,
     warn,
     wrong_option,
@@ -96,7 +96,7 @@ class Positives:
         self._shards = sorted(folder.glob("positives-*.parquet"))
         if not self._shards:
             found = "holds no positives (positives-captions-00000.parquet ...)"
-            raise FileError(file_problem(folder, found, "pass a folder that `capeval augment` made"))
+            raise file_error(folder, found, "pass a folder that `capeval augment` made")
         self.settings: dict[str, Any] = {}
         self.captions: list[tuple[str, str]] = []
         self.sources: list[tuple[str, str]] = []
@@ -133,7 +133,7 @@ def _opened(path: Path) -> Iterator[tuple[pq.ParquetFile, dict[str, Any]]]:
     except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
         found = f"is damaged or no shard of positives ({' '.join(str(error).split())[:200]})"
         fix = "delete it and run `capeval augment` again"
-        raise FileError(file_problem(path, found, fix)) from error
+        raise file_error(path, found, fix) from error
 
 
 class PositiveShards:
@@ -142,17 +142,17 @@ class PositiveShards:
     def __init__(self, folder: Path, kind: str) -> None:
         self.folder, self.kind, self.settings = folder, kind, dict[str, Any]()
         if folder.exists() and not folder.is_dir():
-            raise FileError(file_problem(folder, "is a file: choose a folder for the positives"))
+            raise file_error(folder, "is a file: choose a folder for the positives")
         names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
         visible = [name for name in names if not name.startswith(".")]
         if visible and not any(name.startswith("positives-") for name in visible):
             found = f"holds something else ({visible[0]})"
-            raise FileError(file_problem(folder, found, "choose another folder for the positives"))
+            raise file_error(folder, found, "choose another folder for the positives")
         try:
             try_writing(folder)
         except OSError as error:
             found = f"cannot be written ({error.strerror})"
-            raise FileError(file_problem(folder, found, "choose another folder")) from error
+            raise file_error(folder, found, "choose another folder") from error
 
     def begin(self, settings: Mapping[str, Any]) -> PositiveShards:
         """Make positives by these settings, which must be those of the shards that are there."""
@@ -168,7 +168,7 @@ class PositiveShards:
             if differing := [f"{name} {old!r}, now {new!r}" for name, old, new in pairs if old != new]:
                 found = f"holds {self.kind}s by other settings ({'; '.join(differing)})"
                 fix = "pass the same settings, or choose another folder"
-                raise FileError(file_problem(self.folder, found, fix))
+                raise file_error(self.folder, found, fix)
         return self
 
     def _path(self, number: int) -> Path:
@@ -483,7 +483,7 @@ def augment(
         rows = zip(captioned.images, captioned.captions, strict=True)
         sources = list(dict.fromkeys(Positive(IMAGE, image_id, text) for image_id, text in rows))
     if not sources:
-        raise FileError(file_problem(given, f"holds no {'captions' if settings.kind == IMAGE else 'images'}"))
+        raise file_error(given, f"holds no {'captions' if settings.kind == IMAGE else 'images'}")
     shards = PositiveShards(out, settings.kind)
     path, name, weights = settings.find()
     digest = hashlib.blake2b(digest_size=16)

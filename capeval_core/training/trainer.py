@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from capeval_core.errors import FileError, Problems, file_problem, option_problem
+from capeval_core.errors import Problems, file_error, option_problem
 from capeval_core.kept import whole_file, write_whole
 from capeval_core.models.device import resolve_device
 from capeval_core.models.model import CheckedModel
@@ -220,7 +220,7 @@ def opened(training: Training, out: Path) -> Iterator[Any]:
         yield accelerator
     except Timeout:
         found = "another training is writing into it"
-        raise FileError(file_problem(out, found, "wait for its end, or pass another folder")) from None
+        raise file_error(out, found, "wait for its end, or pass another folder") from None
     finally:
         lock.release()
 
@@ -399,12 +399,12 @@ class Trainer:
             model, self.best, moments = state["model"], state["best"], dict(state["optimiser"])
         except Exception as error:  # whatever damage leads torch to
             found = f"is no state of a training ({' '.join(str(error).split())[:200]})"
-            raise FileError(file_problem(path, found, "remove it to begin again")) from error
+            raise file_error(path, found, "remove it to begin again") from error
         names = [name for name in {**stamp, **self.stamp} if stamp.get(name) != self.stamp.get(name)]
         if names:
             pairs = [f"{name} {stamp.get(name)!r}, now {self.stamp.get(name)!r}" for name in names]
             found = f"holds a training with other settings ({'; '.join(pairs)})"
-            raise FileError(file_problem(self.out, found, "pass the same ones, or another folder"))
+            raise file_error(self.out, found, "pass the same ones, or another folder")
         self.progress = progress
         self.model.load_state_dict(model)
         return moments

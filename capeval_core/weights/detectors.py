@@ -10,7 +10,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, ClassVar
 
-from capeval_core.errors import FileError, described, file_problem, wrong_option
+from capeval_core.errors import described, file_error, wrong_option
 from capeval_core.options import option
 from capeval_core.weights.conversion import Conversion, Empty, Release
 
@@ -66,16 +66,16 @@ class DetectorConversion(Conversion, ABC):
             content = yaml.safe_load(path.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
             found = f"no {self.yaml} of a release ({' '.join(str(error).split())[:200]})"
-            raise FileError(file_problem(path, found, verb="is")) from error
+            raise file_error(path, found, verb="is") from error
         values = {name: _value(content, name) for name in (*self.released, *self.fixed)}
         lacking = [name for name in self.released if values[name] is None and not self.partial]
         other = [name for name, known in self.fixed.items() if values[name] not in (None, known)]
         fix = "pass the one that lies beside this checkpoint"
         if lacking:
-            raise FileError(file_problem(path, f"{lacking[0]} is missing", fix))
+            raise file_error(path, f"{lacking[0]} is missing", fix)
         if other:
             found = f"{other[0]} is {described(values[other[0]])}, but only {self.fixed[other[0]]!r} is known"
-            raise FileError(file_problem(path, found, fix))
+            raise file_error(path, found, fix)
         return {
             name: default if values[name] is None else values[name] for name, default in self.released.items()
         }

@@ -19,7 +19,15 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from capeval_core._version import __version__
-from capeval_core.errors import FileError, Problem, Problems, file_problem, option_problem, wrong_option
+from capeval_core.errors import (
+    FileError,
+    Problem,
+    Problems,
+    file_error,
+    file_problem,
+    option_problem,
+    wrong_option,
+)
 from capeval_core.integrations.shards.places import Place
 from capeval_core.integrations.shards.readers import stem_of
 from capeval_core.integrations.shards.shard import (
@@ -150,7 +158,7 @@ def _outputs_in(folder: str | PathLike[str]) -> list[Place]:
     outputs = [place.child(name) for name in place.names() if name.endswith(".parquet") and name[0] != "."]
     if not outputs:
         fix = "pass the folder that shards were scored into"
-        raise FileError(file_problem(place.address, "has no scores of shards (*.parquet)", fix))
+        raise file_error(place.address, "has no scores of shards (*.parquet)", fix)
     return outputs
 
 

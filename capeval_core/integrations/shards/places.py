@@ -13,7 +13,7 @@ from typing import Any
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from capeval_core.errors import FileError, described, file_problem, path_problem, wrong_option
+from capeval_core.errors import FileError, described, file_error, path_problem, wrong_option
 from capeval_core.kept import whole_file
 from capeval_core.project import install_command
 
@@ -80,7 +80,7 @@ class Place:
             self.filesystem.invalidate_cache()  # what others have written since counts
             found = self.filesystem.ls(self.path, detail=True)
         if [one["name"] for one in found if one["type"] == "file"] == [self.path]:
-            raise FileError(file_problem(self.address, "is a file", "pass the folder"))
+            raise file_error(self.address, "is a file", "pass the folder")
         files = [one["name"] for one in found if one["type"] == "file" or Path(one["name"]).is_file()]
         return sorted(name.rpartition("/")[2] for name in files)
 
@@ -90,7 +90,7 @@ class Place:
             info = self.filesystem.info(self.path)
         if info["type"] != "file":
             found = "is a folder" if info["type"] == "directory" else "is no regular file"
-            raise FileError(file_problem(self.address, found, "pass a file"))
+            raise file_error(self.address, found, "pass a file")
         known = [f"{name}={info[name]}" for name in _VERSION if info.get(name) is not None]
         return " ".join(known) if len(known) > 1 else ""
 
@@ -102,9 +102,9 @@ class Place:
         except (FileError, MemoryError):
             raise
         except FileNotFoundError:
-            raise FileError(file_problem(self.address, "does not exist", "check the path")) from None
+            raise file_error(self.address, "does not exist", "check the path") from None
         except Exception as error:  # whatever the store's client raises: no bucket, no rights, no network
-            raise FileError(file_problem(self.address, f"cannot be read ({reason_of(error)})")) from error
+            raise file_error(self.address, f"cannot be read ({reason_of(error)})") from error
 
     @contextmanager
     def local_copy(self) -> Iterator[Path]:

@@ -19,7 +19,7 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from capeval_core.errors import FileError, described, did_you_mean, file_problem, wrong_option
+from capeval_core.errors import FileError, described, did_you_mean, file_error, wrong_option
 from capeval_core.inputs.images import LONGEST_FILE, URL
 from capeval_core.integrations.shards.places import Place, reason_of
 from capeval_core.limits import LIMITS
@@ -140,7 +140,7 @@ class Shard:
 
     def refuse(self, found: str, fix: str = "write it again") -> FileError:
         """The error of this file, to be raised."""
-        return FileError(file_problem(self.source.address, found, fix))
+        return file_error(self.source.address, found, fix)
 
     def open(self) -> IO[bytes]:
         """The file, uncompressed as it is read."""

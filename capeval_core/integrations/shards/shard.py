@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from capeval_core.errors import FileError, file_problem, warn, wrong_option
+from capeval_core.errors import FileError, file_error, file_problem, warn, wrong_option
 from capeval_core.integrations.shards.places import Place, reason_of
 from capeval_core.integrations.shards.readers import (
     FORMATS,
@@ -108,7 +108,7 @@ def score_shard(
     scorer = metric if isinstance(metric, BatchScorer) else BatchScorer(metric, **options)
     if format_of(begin.name) is None:
         fix = f"one ends in {', '.join(FORMATS)}"
-        raise FileError(file_problem(begin.address, "is no shard by its name", fix))
+        raise file_error(begin.address, "is no shard by its name", fix)
     version = begin.version()
     folder = begin.parent if images is None else images_folder(images)
     stored, kept = _finished(end), None
@@ -156,7 +156,7 @@ def score_shard(
                 if progress is not None:
                     progress(again)
             if begin.is_local and begin.version() != version:
-                raise FileError(file_problem(begin.address, "changed while it was read", "score it again"))
+                raise file_error(begin.address, "changed while it was read", "score it again")
             note |= {"read": {role: list(names) for role, names in shard.used.items()}}
             note |= {"looked_up": shard.looked_up}
     if not note["rows"]:
@@ -181,7 +181,7 @@ def images_folder(images: str | PathLike[str]) -> Place:
     """The folder of images that a user names; FileError where this machine has no such folder."""
     place = Place.of("images", images)
     if place.is_local and not Path(place.path).is_dir():
-        raise FileError(file_problem(place.address, "there is no such folder", "check the path"))
+        raise file_error(place.address, "there is no such folder", "check the path")
     return place
 
 
@@ -202,7 +202,7 @@ def is_same(target: Place, stored: Mapping[str, Any], now: Mapping[str, Any], fi
         if stored.get(name) != value and not (name == "images" and not stored["looked_up"])
     ]
     if found and stored["failed"] < stored["rows"]:
-        raise FileError(file_problem(target.address, f"holds other scores ({'; '.join(found)})", fix))
+        raise file_error(target.address, f"holds other scores ({'; '.join(found)})", fix)
     return not found
 
 
@@ -251,7 +251,7 @@ def opened(place: Place) -> Iterator[pq.ParquetFile]:
     with place.reading(), place.filesystem.open(place.path, "rb") as file:
         begin = file.read(len(_MAGIC))
         if begin and begin != _MAGIC:
-            raise FileError(file_problem(place.address, "is not Parquet", "choose another file"))
+            raise file_error(place.address, "is not Parquet", "choose another file")
         try:
             yield pq.ParquetFile(file, page_checksum_verification=True)
         except MemoryError:
@@ -273,7 +273,7 @@ def read_note(place: Place, key: bytes = NOTE, *, whole: bool = False) -> dict[s
         note: dict[str, Any] = json.loads(metadata[key])
     except (KeyError, ValueError) as error:
         found = "is Parquet of something else, not the scores of a shard"
-        raise FileError(file_problem(place.address, found, "choose another file")) from error
+        raise file_error(place.address, found, "choose another file") from error
     found = "" if note.pop("digest", None) == _digest(note) else "has a damaged note"
     if whole and not found and (names != _COLUMNS or rows != note["rows"]):
         found = f"has {rows:,} rows of {', '.join(names)}, and should have {note['rows']:,} of "
