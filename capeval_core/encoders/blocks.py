@@ -25,13 +25,12 @@ from torch.nn import functional
 
 from capeval_core.encoders.packed import Packing, attend, by_head, groups_of
 from capeval_core.models.copies import indices_on_device
-from capeval_core.models.device import kernels_agree, triton_version
+from capeval_core.models.device import kernels_agree, triton_problem
 from capeval_core.ragged import ranges, starts_of
 
 Attention = Callable[[Tensor, Tensor, Tensor, bool], Tensor]
 """Attention over packed rows: query, keys, values, and whether queries are of the chosen rows alone."""
 
-_OLDEST_TRITON = (3, 4)
 _LONGEST = 128
 """Rows of a sequence whose products with all its keys fit into registers."""
 
@@ -202,10 +201,7 @@ class Causal:
 @cache
 def usable_kernels(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether our kernels run on a device: Triton compiles them, and they do what PyTorch does."""
-    version = triton_version()
-    if version is None or version < _OLDEST_TRITON:
-        return False
-    return kernels_agree("Triton kernels", device, dtype, _trials(device, dtype))
+    return not triton_problem() and kernels_agree("Triton kernels", device, dtype, _trials(device, dtype))
 
 
 def _trials(device: torch.device, dtype: torch.dtype) -> Iterator[tuple[str, Tensor, Tensor]]:

@@ -20,7 +20,7 @@ from capeval_core.ragged import ranges, starts_of
 
 
 def best_matches(x: Sets, y: Sets, of_x: Integers, of_y: Integers, indices: bool) -> tuple[Best, Best]:
-    """The best of each row, both ways; see `sets.Path`."""
+    """The best of each row, both ways; see `sets.reference`."""
     there = np.flatnonzero((x.lengths[of_x] > 0) & (y.lengths[of_y] > 0))
     order, ends = _buckets(x.lengths[of_x[there]], y.lengths[of_y[there]])
     counts = np.diff(ends, prepend=0)
@@ -40,11 +40,9 @@ def best_matches(x: Sets, y: Sets, of_x: Integers, of_y: Integers, indices: bool
 
 
 def _buckets(widths: Integers, heights: Integers) -> tuple[Integers, Integers]:
-    """An order of the pairs in which those of like sizes are neighbours, and where each bucket ends in it.
-
-    Pairs are sorted by width, cut into strata, and sorted by height in each: were all sizes equally frequent,
-    so many strata would spare both sides the same share of padding.
-    """
+    """An order of the pairs in which those of like sizes are neighbours, and where each bucket ends in it."""
+    # By width, cut into strata, and by height in each: were all sizes equally frequent, so many strata would
+    # spare both sides the same share of padding.
     order = np.argsort(widths, kind="stable")
     rows = np.cumsum((widths + heights)[order])
     total = int(rows[-1]) if len(rows) else 0
@@ -121,18 +119,15 @@ class _Gathered:
             torch.max(similarity, axis, out=(maxima, self.of_bucket(self.found, bucket)))
 
     def answer(self, others: Integers) -> Best:
-        """The best of the rows themselves, in the order of the pairs that was asked for.
-
-        `others` (pairs,) are the lengths of the other side's sets: what was found beyond is the last row too,
-        which may come first by a rounding.
-        """
-        best = Best.of_nothing(self.sets, self.which, self.found is not None)
+        """The best of the rows themselves, as the pairs were asked for; `others`: rows of each other set."""
+        maxima, indices = best = self.sets.unmatched(self.which, self.found is not None)
         starts = starts_of(self.sets.lengths[self.which])[self.order]
         places, real = (
             torch.from_numpy(ranges(begin, self.lengths)) for begin in (starts, starts_of(self.padded))
         )
-        best.maxima[places] = self.maxima[real]
-        if best.indices is not None and self.found is not None:
+        maxima[places] = self.maxima[real]
+        if indices is not None and self.found is not None:
+            # What was found beyond the set is its last row too, which may come first by a rounding.
             last = torch.from_numpy(np.repeat(others - 1, self.lengths))
-            best.indices[places] = torch.minimum(self.found[real], last)
+            indices[places] = torch.minimum(self.found[real], last)
         return best

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from functools import reduce
-from operator import add, mul
-from typing import TYPE_CHECKING, TypeVar
+from operator import mul
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 Floats = NDArray[np.float32]
-Array = TypeVar("Array", "NDArray[np.float64]", "Tensor")
+Array = TypeVar("Array", bound=Any)
 
 
 def harmonic_mean(*terms: Array) -> Array:
@@ -26,7 +23,7 @@ def harmonic_mean(*terms: Array) -> Array:
     array([0.333, 0.   ,   nan, 0.   ])
     """
     product: Array = reduce(mul, terms)
-    total: Array = reduce(add, [reduce(mul, terms[:i] + terms[i + 1 :]) for i in range(len(terms))])
+    total: Any = sum(reduce(mul, terms[:i] + terms[i + 1 :]) for i in range(len(terms)))
     with np.errstate(divide="ignore", invalid="ignore"):
         mean: Array = len(terms) * product / (total + ((product == 0) & (total == 0)))
     return mean

@@ -7,34 +7,34 @@ light of the image (Lee et al., Eval4NLP 2020, https://aclanthology.org/2020.eva
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import cache
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from capeval_core.errors import Problems
+from capeval_core.errors import Problems, did_you_mean
 from capeval_core.limits import LIMITS
+from capeval_core.matching import buckets, slices
 from capeval_core.matching.cosine import harmonic_mean
-from capeval_core.matching.paths import PATHS, PathName, likely_fastest, problem_of
-from capeval_core.matching.sets import Best, Integers, OddRowError, Sets, ordinary
-from capeval_core.matching.slices import gain_by_own_norms
+from capeval_core.matching.sets import Best, Integers, OddRowError, Sets, ordinary, reference
 from capeval_core.models.copies import on_device
-from capeval_core.models.device import exact_float32
+from capeval_core.models.device import exact_float32, kernels_agree, triton_problem
 from capeval_core.ragged import starts_of
 
 Numbers = Sequence[float] | NDArray[Any] | Tensor
 Whole = Sequence[int] | NDArray[Any] | Tensor
 Flags = bool | Sequence[bool] | NDArray[np.bool_] | Tensor
+PathName = Literal["reference", "slices", "buckets", "triton"]
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-_HEAVIEST = 1e15
-"""Of weights that multiply similarities."""
-_BLOCK = 1 << 12
-"""16-bit rows whose norms are taken at once, since they are widened for it."""
+_HEAVIEST = 1e15  # weight: products of two and a similarity stay within float32
+_BLOCK = 1 << 12  # 16-bit rows whose norms are taken at once, since they are widened for it
+_GATHERED_FROM = 48  # rows of a pair, both sides, from which buckets gain from a second thread
 
 
 @dataclass(frozen=True)
@@ -144,14 +144,25 @@ def greedy_match(
     x_side = _Side("x", problems, x, x_lengths, x_of_pair, x_weights, y_padded, weighted_similarity)
     y_side = _Side("y", problems, y, y_lengths, y_of_pair, y_weights, x_padded, weighted_similarity)
     Problems(one for one in problems if issubclass(one.kind, TypeError)).raise_if_any()  # others follow
-    _check_both(problems, x_side, y_side)
+    sides = x_side, y_side
+    if all(side.usable for side in sides):
+        if x.shape[1] != y.shape[1]:
+            found = f"x has rows of {x.shape[1]} numbers, y of {y.shape[1]}"
+            problems.add(f"{found}: take both from the same encoder")
+        if x.dtype != y.dtype:
+            problems.add(f"x is {x.dtype}, y is {y.dtype}: convert one of them", TypeError)
+        if x.device != y.device:
+            problems.add(f"x is on {x.device}, y on {y.device}: move one of them")
+    if len(x_side.of_pair) != len(y_side.of_pair):
+        fix = "name both sets of every pair with x_of_pair and y_of_pair"
+        problems.add(f"{x_side.shown} but {y_side.shown}: {fix}")
     if weighted_similarity and x_weights is None and y_weights is None:
         problems.add("weighted_similarity=True: pass x_weights, y_weights or both")
     # An Apple GPU has no float64 to add up in.
     device = x_side.rows.device if x_side.rows.device.type == "cuda" else torch.device("cpu")
-    pair_rows = sum(float(side.set_lengths.mean()) for side in (x_side, y_side) if len(side.set_lengths))
-    path = path or likely_fastest(device, x_side.rows.dtype, pair_rows)
-    if problem := problem_of(path, device, x_side.rows.dtype):
+    pair_rows = sum(float(side.set_lengths.mean()) for side in sides if len(side.set_lengths))
+    path = path or _likely_fastest(device, x_side.rows.dtype, pair_rows)
+    if problem := _problem_of(path, device, x_side.rows.dtype):
         problems.add(f"path={path!r}{problem}")
     problems.raise_if_any()
 
@@ -161,14 +172,24 @@ def greedy_match(
         for part in _parts(x_side.lengths + y_side.lengths, LIMITS.matched_rows[device.type]):
             chosen = x_side.of_pair[part], y_side.of_pair[part]
             with exact_float32(device):
-                of_x, of_y = PATHS[path](x_side.sets, y_side.sets, *chosen, return_indices)
-            x_side.take(of_x, part, return_maxima)
-            y_side.take(of_y, part, return_maxima)
+                best = _PATHS[path](x_side.sets, y_side.sets, *chosen, return_indices)
+            for side, own in zip(sides, best, strict=True):
+                side.take(own, part, return_maxima)
         if x_sets.odd is not None and x_sets.odd.item():
             raise OddRowError
-        return _means(x_side, y_side, return_maxima, return_indices).to(x.device)
+        f = harmonic_mean(x_side.means.clamp(min=0), y_side.means.clamp(min=0))
+        dtype = x_sets.scale.dtype
+        return GreedyMatch(
+            precision=x_side.means.to(dtype),
+            recall=y_side.means.to(dtype),
+            f=f.to(dtype),
+            x_weightless=x_side.totals == 0,
+            y_weightless=y_side.totals == 0,
+            **x_side.kept(return_maxima, return_indices),
+            **y_side.kept(return_maxima, return_indices),
+        ).to(x.device)
 
-    if not weighted_similarity and _gain_by_own_norms(path, x_side, y_side):
+    if not weighted_similarity and _gain_by_own_norms(path, sides):
         odd = torch.zeros(1, dtype=torch.int32, device=device)
         try:
             return matched(x_side.unmeasured(device, odd), y_side.unmeasured(device, odd))
@@ -189,7 +210,7 @@ class _Side:
         self,
         name: str,
         problems: Problems,
-        rows: object,
+        rows: Any,
         lengths: object,
         of_pair: object,
         weights: object,
@@ -197,8 +218,8 @@ class _Side:
         weighted: bool,
     ) -> None:
         self.name, self.problems, self.weighted = name, problems, weighted
-        self.rows = self._rows(rows)
-        self.usable = self.rows is rows
+        self.usable = self._is_matrix(rows)
+        self.rows = rows if self.usable else torch.empty(0, 0, device="cpu")
         self.set_lengths = self._whole(f"{name}_lengths", lengths)
         before = len(problems)
         for i in np.flatnonzero(self.set_lengths < 0):
@@ -215,20 +236,20 @@ class _Side:
         # The padding of one side takes part in the maxima of the other.
         self.floor = self._flags("y_padded" if name == "x" else "x_padded", padded)
 
-    def _rows(self, rows: object) -> Tensor:
-        """A matrix of floating-point rows."""
+    def _is_matrix(self, rows: object) -> bool:
+        """Whether these are floating-point rows; notes why not."""
         if not isinstance(rows, Tensor):
-            found, kind = f"is a {type(rows).__name__}: pass a torch tensor (rows, D)", TypeError
+            found = f"is a {type(rows).__name__}: pass a torch tensor (rows, D)"
+        elif rows.dtype not in _DTYPES:
+            found = f"is {rows.dtype}: convert it to float16, bfloat16, float32 or float64"
         elif rows.dim() != 2:
             found = f"has shape {tuple(rows.shape)}: pack the rows of all sets into (rows, D)"
             self.problems.add(f"{self.name} {found}")
-            return torch.empty(0, 0, device="cpu")
-        elif rows.dtype not in _DTYPES:
-            found, kind = f"is {rows.dtype}: convert it to float16, bfloat16, float32 or float64", TypeError
+            return False
         else:
-            return rows
-        self.problems.add(f"{self.name} {found}", kind)
-        return torch.empty(0, 0, device="cpu")
+            return True
+        self.problems.add(f"{self.name} {found}", TypeError)
+        return False
 
     def _whole(self, name: str, values: object) -> Integers:
         """A flat list, array or tensor of whole numbers."""
@@ -247,15 +268,8 @@ class _Side:
             self.problems.add(f"{found}: give each of the {count} rows of {self.name} one number")
             return None
         numbers = array.astype(np.float64)
-        fine = np.isfinite(numbers) & (numbers >= 0)
-        for i in np.flatnonzero(~fine):
-            self.problems.add(f"{name}[{i}] is {numbers[i]}: a weight is finite and 0 or more")
-        for i in np.flatnonzero(fine & (numbers > _HEAVIEST)) if self.weighted else ():
-            most = f"with weighted_similarity=True a weight is at most {_HEAVIEST:g}"
-            self.problems.add(f"{name}[{i}] is {numbers[i]}: {most}")
-        with np.errstate(over="ignore"):
-            if fine.all() and not np.isfinite(numbers.sum()):
-                self.problems.add(f"{name} add up to more than a number holds: make them smaller")
+        for i in np.flatnonzero(~((numbers >= 0) & (numbers <= _HEAVIEST))):
+            self.problems.add(f"{name}[{i}] is {numbers[i]}: a weight is a number from 0 to {_HEAVIEST:g}")
         return torch.from_numpy(numbers)
 
     def _flags(self, name: str, values: object) -> Tensor | None:
@@ -263,7 +277,7 @@ class _Side:
         array, count = _array(values), len(self.of_pair)
         if array.dtype.kind == "b" and array.shape in ((), (count,)):
             return torch.from_numpy(np.broadcast_to(array, count).copy()) if array.any() else None
-        if array.shape != (0,) or count:
+        if array.size or count:
             found = f"{name} has shape {array.shape} and type {array.dtype}"
             self.problems.add(f"{found}: pass one bool, or one for each of the {count} pairs")
         return None
@@ -321,7 +335,7 @@ class _Side:
 
     def take(self, best: Best, part: slice, keep: bool) -> None:
         """The maxima of these pairs: bounded, weighted and averaged in float64, kept if they are wanted."""
-        maxima, device = best.maxima, self.device
+        (maxima, indices), device = best, self.device
         lengths = on_device(self.lengths[part], device)
         if not self.weighted:  # the rounded cosine of equal rows may come out beyond 1
             maxima.clamp_(-1, 1)
@@ -329,76 +343,111 @@ class _Side:
             low = torch.repeat_interleave(self.floor[part], lengths, output_size=len(maxima))
             low &= maxima < 0
             maxima.masked_fill_(low, 0)
-            if best.indices is not None:
-                best.indices.masked_fill_(low, -1)
+            if indices is not None:
+                indices.masked_fill_(low, -1)
         values = maxima.double()
         if self.weights is not None:
-            shifts = self.sets.starts[self.of_pair[part]] - starts_of(self.lengths[part])
-            shift = on_device(shifts, device)
-            places = torch.repeat_interleave(shift, lengths, output_size=len(values))
+            shift = self.sets.starts[self.of_pair[part]] - starts_of(self.lengths[part])
+            places = torch.repeat_interleave(on_device(shift, device), lengths, output_size=len(values))
             values = values * self.weights[places + torch.arange(len(values), device=device)]
-        totals = self.totals[part]
-        self.means[part] = torch.where(
-            totals > 0, _sums(values, lengths) / torch.where(totals > 0, totals, 1), 0
-        )
+        sums, totals = _sums(values, lengths), self.totals[part]
+        self.means[part] = torch.where(totals > 0, sums / torch.where(totals > 0, totals, 1), 0)
         if keep:
             self.maxima.append(maxima)
-        if best.indices is not None:
-            self.indices.append(best.indices)
+        if indices is not None:
+            self.indices.append(indices)
 
     def kept(self, maxima: bool, indices: bool) -> dict[str, Tensor]:
         """What was asked for of the rows, by its name in `GreedyMatch`."""
-        found: dict[str, Tensor] = {}
+        found, nothing, name = dict[str, Tensor](), self.sets.scale[:0], self.name
         if maxima or indices:
-            found["offsets"] = on_device(np.append(0, np.cumsum(self.lengths)), self.device)
+            found[f"{name}_offsets"] = on_device(np.append(0, np.cumsum(self.lengths)), self.device)
         if maxima:
-            found["maxima"] = torch.cat([self.sets.scale[:0], *self.maxima])
+            found[f"{name}_maxima"] = torch.cat([nothing, *self.maxima])
         if indices:
-            found["indices"] = torch.cat([self.sets.scale[:0].long(), *self.indices])
-        return {f"{self.name}_{name}": values for name, values in found.items()}
+            found[f"{name}_indices"] = torch.cat([nothing.long(), *self.indices])
+        return found
 
 
-def _check_both(problems: Problems, x: _Side, y: _Side) -> None:
-    """Note where the sides do not go together."""
-    one, other = x.rows, y.rows
-    if x.usable and y.usable and one.shape[1] != other.shape[1]:
-        found = f"x has rows of {one.shape[1]} numbers, y of {other.shape[1]}"
-        problems.add(f"{found}: take both from the same encoder")
-    if x.usable and y.usable and one.dtype != other.dtype:
-        problems.add(f"x is {one.dtype}, y is {other.dtype}: convert one of them", TypeError)
-    if x.usable and y.usable and one.device != other.device:
-        problems.add(f"x is on {one.device}, y on {other.device}: move one of them")
-    if len(x.of_pair) != len(y.of_pair):
-        fix = "name both sets of every pair with x_of_pair and y_of_pair"
-        problems.add(f"{x.shown} but {y.shown}: {fix}")
+def _likely_fastest(device: torch.device, dtype: torch.dtype, pair_rows: float) -> PathName:
+    """The way for pairs of so many rows."""
+    if device.type != "cpu":
+        usable = not _problem_of("triton", device, dtype) and _as_reference(device, dtype)
+        return "triton" if usable else "reference"
+    threads = torch.get_num_threads()
+    alone = pair_rows > LIMITS.bucket_rows / 2  # a pair has a bucket to itself, and is not even gathered
+    gain = threads > 2 or (threads == 2 and pair_rows >= _GATHERED_FROM)
+    return "buckets" if gain or alone else "slices"
 
 
-def _gain_by_own_norms(path: str, x: _Side, y: _Side) -> bool:
-    """Whether norms found beside the products, rather than in a pass before, spare time."""
-    if path == "slices":
-        return gain_by_own_norms(x.set_lengths, y.set_lengths, x.of_pair, y.of_pair)
-    # Each row must be read that might be no number: every set has rows and is in a pair.
-    return path == "triton" and all(
-        len(side.set_lengths)
-        and side.set_lengths.min()
-        and np.bincount(side.of_pair, minlength=len(side.set_lengths)).min()
-        for side in (x, y)
-    )
+def _problem_of(name: str, device: torch.device, dtype: torch.dtype) -> str:
+    """Why a way cannot be taken, to stand behind its name; '' if it can."""
+    if name not in get_args(PathName):
+        near, known = did_you_mean(str(name), get_args(PathName)), ", ".join(get_args(PathName))
+        return f" is not known{near} (known: {known})"
+    if name in ("slices", "buckets") and device.type != "cpu":
+        return f", but the rows are on {device}: move them with .cpu()"
+    if name != "triton":
+        return ""
+    if problem := triton_problem():
+        return f", but {problem}"
+    if dtype == torch.float64:
+        return ", but the rows are float64, which it does not do: take path='reference'"
+    from capeval_core.matching import triton_kernels
+
+    if device.type == "cuda" or triton_kernels.INTERPRETED:
+        return ""
+    return f", but the rows are on {device}: move them to CUDA, or set TRITON_INTERPRET=1"
 
 
-def _means(x_side: _Side, y_side: _Side, maxima: bool, indices: bool) -> GreedyMatch:
-    """What all pairs come to."""
-    f = harmonic_mean(x_side.means.clamp(min=0), y_side.means.clamp(min=0))
-    dtype = x_side.sets.scale.dtype
-    return GreedyMatch(
-        precision=x_side.means.to(dtype),
-        recall=y_side.means.to(dtype),
-        f=f.to(dtype),
-        x_weightless=x_side.totals == 0,
-        y_weightless=y_side.totals == 0,
-        **x_side.kept(maxima, indices),
-        **y_side.kept(maxima, indices),
-    )
+def _triton(x: Sets, y: Sets, of_x: Integers, of_y: Integers, indices: bool) -> tuple[Best, Best]:
+    from capeval_core.matching import triton_kernels
+
+    return triton_kernels.match(x, y, of_x, of_y, indices)
+
+
+_PATHS: dict[str, Any] = {
+    "reference": reference,
+    "slices": slices.best_matches,
+    "buckets": buckets.best_matches,
+    "triton": _triton,
+}
+
+
+@cache
+def _as_reference(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether the kernels, in one tile and over several, do what plain matching does."""
+
+    def trials() -> Iterator[tuple[str, Tensor, Tensor]]:
+        lengths, of_x, of_y = np.array([3, 20, 150]), np.array([0, 2]), np.array([1, 2])
+        rows = torch.linspace(1, 40, 173 * 40, device=device).square().cos().view(173, 40).to(dtype)
+        scale, odd = 1 / rows.float().norm(dim=1), torch.zeros(1, dtype=torch.int32, device=device)
+        x = Sets(rows, scale, lengths, measured=False, odd=odd)
+        y = replace(x, rows=rows.roll(1, 0), scale=scale.roll(1))
+        both = (way(x, y, of_x, of_y, True) for way in (_triton, reference))
+        for ours, plain in zip(*both, strict=True):
+            for name, own, expected in zip(("a maximum", "an index"), ours, plain, strict=True):
+                assert own is not None and expected is not None
+                yield name, own, expected
+
+    return kernels_agree("Triton's matching", device, dtype, trials())
+
+
+def _gain_by_own_norms(path: str, sides: Sequence[_Side]) -> bool:
+    """Whether norms found beside the products, rather than in a pass before, spare time.
+
+    Every set has rows and is in a pair, since a row that is no number must not be missed. For slices sets
+    must be large, and met few more than once, since their norms are found each time.
+    """
+    rows = 0.0
+    for side in sides if path in ("slices", "triton") else ():
+        lengths, met = side.set_lengths, np.bincount(side.of_pair, minlength=len(side.set_lengths))
+        if not len(lengths) or not lengths.min() or not met.min():
+            return False
+        if path == "slices" and (met * lengths).sum() > 1.5 * lengths.sum():
+            return False
+        rows += float(lengths.mean())
+    return path == "triton" or (path == "slices" and rows >= LIMITS.norms_from)
 
 
 def _parts(rows: Integers, limit: int) -> list[slice]:

@@ -1,8 +1,7 @@
-"""Sets of vectors, packed row after row: what all ways of matching share."""
+"""Sets of vectors, packed row after row, and the plain way of matching them: the measure of the others."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,6 +13,9 @@ from torch import Tensor
 from capeval_core.ragged import starts_of
 
 Integers = NDArray[np.int64]
+Best = tuple[Tensor, Tensor | None]
+"""One side: best similarity of each row of each pair, packed in the order of pairs, and, if it is asked for,
+with which row, counted from the start of the other set; 0 and -1 where that is empty."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,17 @@ class Sets:
     def starts(self) -> Integers:
         return starts_of(self.lengths)
 
+    def unmatched(self, which: Integers, indices: bool) -> Best:
+        """The answer for rows of these sets that meet an empty set, to be overwritten for all others."""
+        size, device = int(self.lengths[which].sum()), self.rows.device
+        found = torch.full((size,), -1, dtype=torch.int64, device=device) if indices else None
+        return torch.zeros(size, dtype=self.scale.dtype, device=device), found
+
+    def scaled(self, which: int) -> Tensor:
+        """The rows of a set, scaled before they are multiplied: so no product leaves the range of numbers."""
+        part = slice(int(self.starts[which]), int(self.starts[which] + self.lengths[which]))
+        return self.rows[part].to(self.scale.dtype) * self.scale[part, None]
+
 
 class OddRowError(Exception):
     """A row has no ordinary norm."""
@@ -50,24 +63,20 @@ def ordinary(norms: Tensor) -> Tensor:
     return (norms > 1 / limit) & (norms < limit)
 
 
-@dataclass(frozen=True)
-class Best:
-    """One side: best similarity of each row of each pair, packed in the order of pairs, and with which row.
+def reference(x: Sets, y: Sets, of_x: Integers, of_y: Integers, indices: bool) -> tuple[Best, Best]:
+    """The best of each side, pair after pair, on any device.
 
-    `indices` count from the start of the other set; where that is empty, similarity is 0 and index -1.
+    x, y: the sets. of_x, of_y: which of them pair p has. indices: whether they are wanted.
     """
-
-    maxima: Tensor
-    indices: Tensor | None
-
-    @classmethod
-    def of_nothing(cls, sets: Sets, which: Integers, indices: bool) -> Best:
-        """The answer for rows that meet an empty set, to be overwritten for all others."""
-        size, device = int(sets.lengths[which].sum()), sets.rows.device
-        unmatched = torch.full((size,), -1, dtype=torch.int64, device=device) if indices else None
-        return cls(torch.zeros(size, dtype=sets.scale.dtype, device=device), unmatched)
-
-
-Path = Callable[[Sets, Sets, Integers, Integers, bool], tuple[Best, Best]]
-"""A way of matching: sets of x and of y, which of them pair p has, whether indices are wanted -> the best of
-each side."""
+    found = x.unmatched(of_x, indices), y.unmatched(of_y, indices)
+    starts = (starts_of(sets.lengths[which]).tolist() for sets, which in ((x, of_x), (y, of_y)))
+    for i, j, *begins in zip(of_x.tolist(), of_y.tolist(), *starts, strict=True):
+        similarity = x.scaled(i) @ y.scaled(j).T
+        if not similarity.numel():
+            continue
+        for (maxima, nearest), start, axis in zip(found, begins, (1, 0), strict=True):
+            best, which = similarity.max(axis)
+            maxima[start : start + len(best)] = best
+            if nearest is not None:
+                nearest[start : start + len(best)] = which
+    return found

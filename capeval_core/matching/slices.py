@@ -21,26 +21,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped, unused-ignore]
-from torch import Tensor
 
 from capeval_core.limits import LIMITS
 from capeval_core.matching.sets import Best, Integers, OddRowError, Sets, ordinary
 from capeval_core.ragged import ranges, starts_of
 
-_NARROWEST = 16
-"""Numbers of a grid's row at least, as it counts: so the limit of a grid bounds its rows as well."""
-
-_ALONE = Lock()  # the number of threads of a product is a setting of the whole process
-
-
-def _alone_in_child() -> None:
-    """A process that is forked while another thread holds the lock would wait for ever."""
-    global _ALONE
-    _ALONE = Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_alone_in_child)
+_NARROWEST = 16  # numbers of a grid's row at least, as it counts: its limit bounds its rows as well
+_ALONE: Any = Lock()  # the number of threads of a product is a setting of the whole process
+if hasattr(os, "register_at_fork"):  # a child that is forked while another thread holds it must not wait
+    os.register_at_fork(after_in_child=_ALONE._at_fork_reinit)
 
 
 @cache
@@ -48,25 +37,8 @@ def _products_threads() -> ThreadpoolController:
     return ThreadpoolController().select(user_api="blas")
 
 
-def gain_by_own_norms(x_lengths: Integers, y_lengths: Integers, of_x: Integers, of_y: Integers) -> bool:
-    """Whether norms found beside the products, rather than before, spare time.
-
-    Sets must be large; all must be met, since a row that is no number must not be missed; and few more than
-    once, since their norms are found each time.
-    """
-    rows = 0.0
-    for lengths, of_pair in ((x_lengths, of_x), (y_lengths, of_y)):
-        met = np.bincount(of_pair, minlength=len(lengths))
-        if not len(lengths) or not lengths.min() or not met.min():
-            return False
-        if (met * lengths).sum() > 1.5 * lengths.sum():
-            return False
-        rows += float(lengths.mean())
-    return rows >= LIMITS.norms_from
-
-
 def best_matches(x: Sets, y: Sets, of_x: Integers, of_y: Integers, indices: bool) -> tuple[Best, Best]:
-    """The best of each row, both ways; see `sets.Path`."""
+    """The best of each row, both ways; see `sets.reference`."""
     plan, other = _Plan(x, y, of_x, of_y), _Plan(y, x, of_y, of_x)
     if len(plan.runs) <= len(other.runs):
         return plan.match(indices)
@@ -107,11 +79,11 @@ class _Plan:
                 self._fill(*part, maxima, found)
         answers = []
         for i, (side, which) in enumerate(((x, self.of_x), (y, self.of_y))):
-            best, lengths = Best.of_nothing(side, which, indices), side.lengths[which]
+            best, lengths = side.unmatched(which, indices), side.lengths[which]
             places = ranges(starts_of(lengths)[self.order], lengths[self.order])
-            best.maxima.numpy()[places] = maxima[i]
-            if best.indices is not None:
-                best.indices.numpy()[places] = found[i]
+            best[0].numpy()[places] = maxima[i]
+            if best[1] is not None:
+                best[1].numpy()[places] = found[i]
             answers.append(best)
         return answers[0], answers[1]
 
@@ -169,17 +141,14 @@ class _Plan:
         for a, width, b, (top, bottom) in zip(*firsts, pairwise(ends), strict=True):
             left, right = self.y_rows[b : b + bottom - top], self.x_rows[a : a + width]
             if self.narrow:  # widened as they are met
-                left, right = (_widened(rows, self.dtype) for rows in (left, right))
+                left, right = (
+                    torch.from_numpy(rows).view(self.dtype).float().numpy() for rows in (left, right)
+                )
             if not self.x.measured:  # which brings the rows into the cache: the product is a third faster
                 np.vecdot(left, left, out=self.y_scale[b : b + bottom - top])
                 np.vecdot(right, right, out=self.x_scale[a : a + width])
             np.matmul(left, right.T, out=grid[top:bottom, :width])
         return grid
-
-
-def _widened(rows: NDArray[Any], dtype: torch.dtype) -> NDArray[Any]:
-    narrow: Tensor = torch.from_numpy(rows).view(dtype)
-    return np.asarray(narrow.float())
 
 
 def _scale(sets: Sets, rows: Integers) -> NDArray[Any]:

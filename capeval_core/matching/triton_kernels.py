@@ -7,24 +7,24 @@ maxima of its rows, and of its columns. Those of large sets meet in memory by an
 number, ordered as the similarity and then as the smaller index, so that no order of execution changes it.
 
 Products are added up in float32; 16-bit rows go through the tensor cores, float32 rows are multiplied in full
-("ieee"), since TF32 keeps ten bits of them only. This file needs torch, Triton and NumPy, and nothing else.
+("ieee"), since TF32 keeps ten bits of them only.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import triton
 import triton.language as tl
 from numpy.typing import NDArray
-from torch import Tensor
 
-Integers = NDArray[Any]
-Best = tuple[Tensor, Tensor | None]
+from capeval_core.matching.sets import Best, Integers, Sets
+from capeval_core.ragged import starts_of
+
+Work = NDArray[Any]
 
 SIZES = {2: (16, 32, 64, 128), 4: (16, 32, 64)}
 """Rows of a tile's sides, by the bytes of a number: a set takes the smallest that holds it."""
@@ -124,6 +124,17 @@ def match_kernel(
 INTERPRETED = not isinstance(match_kernel, triton.JITFunction)
 
 
+class Kind(NamedTuple):
+    """Lines of `work` that one launch does: its tile's sides, and whether y sets are on its first side."""
+
+    start: int
+    stop: int
+    x: int
+    y: int
+    swapped: bool
+    split: bool
+
+
 def _options(x: int, y: int, width: int, size: int) -> dict[str, int | bool]:
     """How the kernel is launched for sides of x and y rows of `width` numbers of `size` bytes."""
     # 128 bytes of each row at once, fewer where rows begin where no wide load can: the unrolled narrow
@@ -144,97 +155,53 @@ def _options(x: int, y: int, width: int, size: int) -> dict[str, int | bool]:
     return {"BLOCK_X": x, "BLOCK_Y": y, "BLOCK_D": depth, **launch}
 
 
-@dataclass(frozen=True)
-class Side:
-    """One side of all pairs, on the host: its sets' lengths, and the set of each pair."""
+def match(x: Sets, y: Sets, of_x: Integers, of_y: Integers, indices: bool) -> tuple[Best, Best]:
+    """The best of each row, both ways, of float16, bfloat16 or float32 rows on one GPU; see `sets.reference`.
 
-    lengths: Integers
-    of_pair: Integers
-
-    @property
-    def rows(self) -> tuple[int, int]:
-        """Of all sets, and of the sets of all pairs."""
-        return int(self.lengths.sum()), int(self.lengths[self.of_pair].sum())
-
-    def work(self, dtype: type) -> tuple[Integers, Integers, Integers]:
-        """(pairs,) where the rows of each pair's set begin, how many they are, where their maxima go."""
-        starts: Integers = (np.cumsum(self.lengths) - self.lengths).astype(dtype)[self.of_pair]
-        lengths: Integers = self.lengths.astype(dtype)[self.of_pair]
-        return starts, lengths, np.cumsum(lengths, dtype=dtype) - lengths
-
-
-@dataclass(frozen=True)
-class Kind:
-    """Lines of `work` that one launch does: its tile's sides, and whether y sets are on its first side."""
-
-    start: int
-    stop: int
-    x: int
-    y: int
-    swapped: bool
-    split: bool
-
-
-def match(
-    x: Tensor,
-    y: Tensor,
-    x_side: Side,
-    y_side: Side,
-    *,
-    indices: bool = False,
-    scales: tuple[Tensor, Tensor] | None = None,
-    odd: Tensor | None = None,
-) -> tuple[Best, Best]:
-    """Largest cosine of each row of each pair with a row of the pair's other set, and which row that is.
-
-    x, y: (rows, D) float16, bfloat16 or float32 on one GPU, contiguous, packed set after set. Gives ((x rows
-    of all pairs,) float32, int64 or None) and the same for y, in the order of the pairs; 0 and -1 where the
-    other set is empty. Indices count from the start of the other set; of equal ones the first. With `scales`,
-    one float32 for each row, similarities are products times these; else products over norms, and `odd` (1,)
-    int32 becomes 1 if any norm is not within 1e-15 to 1e15. Nothing here waits for the GPU.
+    Of equal similarities the first counts. Nothing here waits for the GPU.
     """
-    if INTERPRETED and x.dtype == torch.bfloat16:  # which the interpreter multiplies as whole numbers
-        x, y = x.float(), y.float()
-    device, width, size = x.device, x.shape[1], x.element_size()
-    (x_all, x_total), (y_all, y_total) = x_side.rows, y_side.rows
-    small = max(x_all, x_total, y_all, y_total) < 1 << 31
-    x_work, y_work = (side.work(np.int32 if small else np.int64) for side in (x_side, y_side))
-    kinds, work = _work(x_work, y_work, SIZES[size])
+    rows = x.rows, y.rows
+    if INTERPRETED and rows[0].dtype == torch.bfloat16:  # which the interpreter multiplies as whole numbers
+        rows = x.rows.float(), y.rows.float()
+    device, width, size = rows[0].device, rows[0].shape[1], rows[0].element_size()
+    best = x.unmatched(of_x, indices), y.unmatched(of_y, indices)
+    maxima = [own for own, _ in best]
+    number = np.int32 if max(map(len, (*rows, *maxima))) < 1 << 31 else np.int64
+    sides = []
+    for sets, which in ((x, of_x), (y, of_y)):
+        lengths = sets.lengths[which]
+        sides.append(np.stack([sets.starts[which], lengths, starts_of(lengths)]).astype(number))
+    kinds, work = _work(sides[0], sides[1], SIZES[size])
     table = torch.from_numpy(work).to(device, non_blocking=True)
-    odd = torch.zeros(1, dtype=torch.int32, device=device) if odd is None else odd
-    met = all(lengths.all() for _, lengths, _ in (x_work, y_work))
-    new = torch.empty if met else torch.zeros
-    maxima = [new(n, dtype=torch.float32, device=device) for n in (x_total, y_total)]
+    odd = torch.zeros(1, dtype=torch.int32, device=device) if x.odd is None else x.odd
     split = any(kind.split for kind in kinds)
-    found, codes = (
-        [torch.full((len(m) if wanted else 1,), start, dtype=torch.int64, device=device) for m in maxima]
-        for wanted, start in ((indices, -1), (split, LOWEST))
-    )
-    rows, scale = (x, y), scales or (x, y)
+    sizes = [len(own) if split else 1 for own in maxima]
+    codes = [torch.full((count,), LOWEST, dtype=torch.int64, device=device) for count in sizes]
+    found = [code if index is None else index for code, (_, index) in zip(codes, best, strict=True)]
+    scale = (x.scale, y.scale) if x.measured else rows
     for kind in kinds:
         one, other = (1, 0) if kind.swapped else (0, 1)
-        # Kernels run on the current GPU, which need not be that of the rows.
-        with torch.cuda.device(x.get_device()):
-            match_kernel[(kind.stop - kind.start,)](
-                rows[one], rows[other], scale[one], scale[other], table[kind.start : kind.stop],
-                maxima[one], maxima[other], found[one], found[other], codes[one], codes[other], odd,
-                WIDTH=width, MEASURED=scales is not None, INDICES=indices, SPLIT=kind.split,
-                **_options(kind.x, kind.y, width, size),
-            )  # fmt: skip
-    if split:
-        for code, best, index in zip(codes, maxima, found, strict=True):
-            _decode(code, best, index if indices else None)
-    of_x, of_y = ((m, f if indices else None) for m, f in zip(maxima, found, strict=True))
-    return of_x, of_y
+        match_kernel[(kind.stop - kind.start,)](
+            rows[one], rows[other], scale[one], scale[other], table[kind.start : kind.stop],
+            maxima[one], maxima[other], found[one], found[other], codes[one], codes[other], odd,
+            WIDTH=width, MEASURED=x.measured, INDICES=indices, SPLIT=kind.split,
+            **_options(kind.x, kind.y, width, size),
+        )  # fmt: skip
+    for code, (own, index) in zip(codes, best, strict=True) if split else ():
+        there = code != LOWEST
+        bits = (code >> 32).to(torch.int32)
+        values = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).view(torch.float32)
+        torch.where(there, values, own, out=own)
+        if index is not None:
+            torch.where(there, 0x7FFFFFFF - (code & 0xFFFFFFFF), index, out=index)
+    return best
 
 
-def _work(
-    x: tuple[Integers, ...], y: tuple[Integers, ...], sizes: tuple[int, ...]
-) -> tuple[list[Kind], Integers]:
-    """(lines, FIELDS) what each program does, by kind, and the kinds.
+def _work(x: Work, y: Work, sizes: tuple[int, ...]) -> tuple[list[Kind], Work]:
+    """(lines, FIELDS) what each program does, by kind, and the kinds; pairs with an empty set have no line.
 
-    A line holds, of the side with the larger block, first row, rows, first maximum; the same of the other
-    side; and which rows of their sets the first ones are. Pairs with an empty set have no line.
+    x, y: (3, pairs) first row, rows, first maximum. A line holds those of the side with the larger block, of
+    the other side, and which rows of their sets the first ones are.
     """
     many = len(sizes)
     # The smallest block that holds so many rows, by their number.
@@ -267,7 +234,7 @@ def _work(
     return kinds, table if whole else np.concatenate([table[:0], *parts])
 
 
-def _blocks(part: Integers, size: int) -> Integers:
+def _blocks(part: Work, size: int) -> Work:
     """A line for each two blocks of so many rows; those of a pair are neighbours."""
     for first, rows, at, offset in ((0, 1, 2, 6), (3, 4, 5, 7)):
         blocks = -(-part[:, rows] // size)
@@ -279,13 +246,3 @@ def _blocks(part: Integers, size: int) -> Integers:
         part[:, first] += skipped
         part[:, at] += skipped
     return part
-
-
-def _decode(codes: Tensor, maxima: Tensor, indices: Tensor | None) -> None:
-    """Put what `_code` made one where it belongs; the rest of the maxima is there already."""
-    there = codes != LOWEST
-    bits = (codes >> 32).to(torch.int32)
-    values = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).view(torch.float32)
-    torch.where(there, values, maxima, out=maxima)
-    if indices is not None:
-        torch.where(there, 0x7FFFFFFF - (codes & 0xFFFFFFFF), indices, out=indices)

@@ -68,14 +68,15 @@ def cuda_is_lost(name: str | None = None) -> bool:
     return False
 
 
-def triton_version() -> tuple[int, int] | None:
-    """Major and minor version of the Triton that is installed, None without one."""
+def triton_problem() -> str:
+    """Why kernels in Triton cannot be used here; '' if they can be tried."""
     if importlib.util.find_spec("triton") is None:
-        return None
+        return "triton is not installed: pip install triton (Linux only)"
     import triton
 
-    major, minor = triton.__version__.split(".")[:2]
-    return int(major), int(minor)
+    if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 4):  # of torch 2.8, the oldest that is tested
+        return f"Triton {triton.__version__} is installed, whose kernels may be wrong: install at least 3.4"
+    return ""
 
 
 @contextmanager

@@ -41,7 +41,7 @@ from capeval_core.limits import LIMITS
 from capeval_core.matching.cosine import grouped_cosine, harmonic_mean, paired_cosine
 from capeval_core.matching.greedy import greedy_match
 from capeval_core.models.copies import _stream as copy_stream
-from capeval_core.models.device import cuda_is_lost, triton_version
+from capeval_core.models.device import cuda_is_lost, triton_problem
 from capeval_core.phrases.factual import phrases_of, soft_spice_phrases, without_mark
 from capeval_core.phrases.ngrams import consensus as ngram_consensus
 from capeval_core.phrases.ngrams import tfidf_consensus
@@ -61,7 +61,7 @@ from capeval_core.training.umic import ranking_loss
 from capeval_core.weights import conversion as conversions
 from capeval_core.weights.folder import config_checksum
 
-if triton_version() is not None:
+if not triton_problem():
     from capeval_core.encoders import cuda_kernels
 
 __all__ = [
@@ -220,7 +220,7 @@ def attend(
     return packed_attention(query, keys, values, heads, queries, theirs, causal=causal, dropout=dropout)
 
 
-needs_triton = pytest.mark.skipif(triton_version() is None, reason="triton is not installed")
+needs_triton = pytest.mark.skipif(bool(triton_problem()), reason="triton is not installed")
 
 
 def with_kernels(network: Any, name: str) -> Any:
