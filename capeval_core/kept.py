@@ -38,7 +38,7 @@ class Kept:
     time and a digest of it. A disk that fills up costs one warning: from then on nothing more is written.
 
     Args:
-        folder: where the files are; it is made where there is none.
+        folder: where the files are; it is made with the first.
         stamp: what the rows depend on, in JSON's types.
         argument: what messages call the folder, such as `rows`.
         most_rows, most_seconds: after which waiting rows are written.
@@ -72,8 +72,6 @@ class Kept:
         self._count = self._size = 0  # that wait
         self._written_at = time.monotonic()
         self._writable = True
-        with contextlib.suppress(OSError):  # `flush` says what is wrong
-            folder.mkdir(parents=True, exist_ok=True)
 
     def tables(self) -> Iterator[pa.Table]:
         """What the files hold, in the order of their writing; a damaged one is left out with a warning."""
@@ -133,6 +131,7 @@ class Kept:
             pq.write_table(table, sink)
         content = sink.getvalue()
         name = f"{time.time_ns():020d}-{_digest(content)}.{self._suffix}"
+        self.folder.mkdir(parents=True, exist_ok=True)
         write_whole(self.folder / name, memoryview(content))
 
 

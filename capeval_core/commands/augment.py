@@ -64,7 +64,7 @@ def _parser(what: str, settings: Any, source: Any) -> Parser:
         f"augment {what}",
         f"{_NEEDED[what]}{' [--captions FILE]' if what == CAPTIONS else ''} --out FOLDER [options]",
         f"{_ABOUT[what]} The same folder takes captions and images. A run that was stopped goes on with "
-        "the same command, and the folder is as if it had never stopped.",
+        "the same command.",
         "Several processes share the work with --shard, e.g. one for each GPU: `for i in 1 2 3 4; do "
         f"capeval augment {what} ... --device cuda:$((i-1)) --shard $i/4 & done; wait`. Their number, "
         "device and batch size change nothing but rounding. " + FILES,

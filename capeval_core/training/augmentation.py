@@ -5,7 +5,7 @@ https://arxiv.org/abs/2303.12112, section 4.1: captions by BLIP (ViT-L, tuned on
 Diffusion at 512x512 with its safety checker. What the paper leaves open are the defaults of their releases:
 beams and lengths of BLIP's captions, steps and guidance of Stable Diffusion.
 
-Positives lie in a folder of Parquet shards, which also hold settings, what was dropped, and a digest.
+Positives are kept tables, in a folder of each kind, which also hold the settings and what was dropped.
 """
 
 from __future__ import annotations
@@ -13,10 +13,8 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.metadata import version
@@ -26,24 +24,21 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from PIL import Image
 from torch import Tensor
 from tqdm import tqdm
 
 from capeval_core.errors import (
-    FileError,
     InputError,
     Problems,
     ProblemsError,
     file_error,
     option_problem,
-    warn,
     wrong_option,
 )
 from capeval_core.inputs.images import InputImage, in_rgb
-from capeval_core.kept import try_writing, write_whole
+from capeval_core.kept import DamagedError, Kept, check_folder, read_kept
 from capeval_core.limits import LIMITS
 from capeval_core.models.batching import BatchSize
 from capeval_core.models.device import DTYPES, resolve_device
@@ -53,15 +48,6 @@ from capeval_core.training.captioned import CaptionedImages
 from capeval_core.weights.folder import WeightsError, file_checksum, open_foreign
 
 CAPTION, IMAGE = "caption", "image"  # kinds of positive
-MADE_WITH = "made_with"  # of the settings what may differ between the runs that fill a folder
-_FORM: dict[str, Any] = {
-    "compression": {"image": "none"},  # a PNG is compressed already
-    "use_dictionary": False,  # pages without dictionaries have checksums
-    "write_statistics": False,  # they would hold images twice
-    "write_page_checksum": True,
-}
-_NOTE = b"capeval_positives"
-_AT_ONCE = 64  # generated images in memory
 BLIP = "Salesforce/blip-image-captioning-large"  # with ViT-L, as PAC-S's paper uses it
 STABLE_DIFFUSION = "CompVis/stable-diffusion-v1-4"  # the paper names this model, not its version
 _CONFIGS = ["*.json", "*.txt", "*.model"]
@@ -70,155 +56,70 @@ _TENSORS = ["*model.safetensors", "*-of-*.safetensors"]
 
 
 class Positive(NamedTuple):
-    """A generated caption of an image, or image (a PNG) of a caption; without either, the source of one."""
+    """A caption or an image (a PNG) of a source, or why there is none: a row of a kept table."""
 
-    kind: str
     id: str
-    source_caption: str | None = None
+    source_caption: str | None = None  # of an image
     caption: str | None = None
     image: bytes | None = None
+    dropped: str | None = None
+    made_with: str | None = None  # the model and the libraries, in JSON
+
+    @property
+    def source(self) -> tuple[str, str | None]:
+        return self.id, self.source_caption
 
 
 _SCHEMA = pa.schema(
-    [
-        pa.field(name, pa.binary() if name == "image" else pa.string(), nullable=name not in ("kind", "id"))
-        for name in Positive._fields
-    ]
+    [pa.field(name, pa.binary() if name == "image" else pa.string()) for name in Positive._fields]
 )
-Outcomes = dict[int, Positive | str]
-"""What became of the sources of a shard, by their positions in it: a positive, or why it was dropped."""
+_ALL_BUT_IMAGES = [name for name in Positive._fields if name != "image"]
+
+
+def table_of(positives: Sequence[Positive]) -> pa.Table:
+    """What is kept of these."""
+    return pa.Table.from_pylist([positive._asdict() for positive in positives], _SCHEMA)
 
 
 class Positives:
     """The positives in a folder that `capeval augment` made; images are read when they are asked for."""
 
     def __init__(self, folder: Path) -> None:
-        self._shards = sorted(folder.glob("positives-*.parquet"))
-        if not self._shards:
-            found = "holds no positives (positives-captions-00000.parquet ...)"
-            raise file_error(folder, found, "pass a folder that `capeval augment` made")
         self.settings: dict[str, Any] = {}
-        self.captions: list[tuple[str, str]] = []
-        self.sources: list[tuple[str, str]] = []
+        captions: dict[str, str] = {}
+        self._images: dict[tuple[str, str], tuple[Path, int]] = {}
         digest = hashlib.blake2b(digest_size=16)
-        for path in self._shards:
-            with _opened(path) as (file, note):
-                rows = file.read(_SCHEMA.names[:-1]).to_pylist()
-            digest.update(note["digest"].encode())
-            for row in rows:
-                self.settings.setdefault(f"{row['kind']}s", note["settings"])
-                if row["kind"] == CAPTION:
-                    self.captions.append((row["id"], row["caption"]))
-                else:
-                    self.sources.append((row["id"], row["source_caption"]))
+        for kind in (CAPTION, IMAGE):
+            for path in sorted((folder / f"{kind}s").glob("*.parquet")):
+                table, stamp = self._read(path)
+                digest.update(path.name.partition("-")[2].encode())  # of what it holds
+                for row, values in enumerate(table.select(_ALL_BUT_IMAGES).to_pylist()):
+                    made = json.loads(values["made_with"])
+                    self.settings.setdefault(f"{kind}s", {**stamp, "made_with": made})
+                    if values["caption"] is not None:
+                        captions[values["id"]] = values["caption"]
+                    elif kind == IMAGE and values["dropped"] is None:
+                        self._images[values["id"], values["source_caption"]] = path, row
+        if not self.settings:
+            found = "holds no positives (captions/*.parquet, images/*.parquet)"
+            raise file_error(folder, found, "pass a folder that `capeval augment` made")
+        self.captions, self.sources = list(captions.items()), list(self._images)
         self.fingerprint = digest.hexdigest()
 
+    def _read(self, path: Path) -> tuple[pa.Table, dict[str, Any]]:
+        try:
+            return read_kept(path)
+        except DamagedError as error:
+            fix = "delete it and run `capeval augment` again"
+            raise file_error(path, str(error), fix) from error
+
     def images(self) -> Iterator[InputImage]:
-        """The generated images, one at a time. Raises FileError where a shard is damaged."""
-        for path in self._shards:
-            with _opened(path) as (file, _):
-                for batch in file.iter_batches(_AT_ONCE, columns=["id", "image"]):
-                    for row in batch.to_pylist():
-                        if row["image"] is not None:
-                            yield InputImage.of(row["image"], f"generated image of {row['id']!r}")
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[tuple[pq.ParquetFile, dict[str, Any]]]:
-    """A shard and its note. Raises FileError, of the block as well, where it is damaged."""
-    try:
-        with pq.ParquetFile(path, page_checksum_verification=True) as file:
-            note = json.loads(file.schema_arrow.metadata[_NOTE])
-            yield file, {name: note[name] for name in ("settings", "dropped", "digest")}
-    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
-        found = f"is damaged or no shard of positives ({' '.join(str(error).split())[:200]})"
-        fix = "delete it and run `capeval augment` again"
-        raise file_error(path, found, fix) from error
-
-
-class PositiveShards:
-    """The shards of one kind of positive in a folder, which may hold those of the other kind too."""
-
-    def __init__(self, folder: Path, kind: str) -> None:
-        self.folder, self.kind, self.settings = folder, kind, dict[str, Any]()
-        if folder.exists() and not folder.is_dir():
-            raise file_error(folder, "is a file: choose a folder for the positives")
-        names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
-        visible = [name for name in names if not name.startswith(".")]
-        if visible and not any(name.startswith("positives-") for name in visible):
-            found = f"holds something else ({visible[0]})"
-            raise file_error(folder, found, "choose another folder for the positives")
-        try:
-            try_writing(folder)
-        except OSError as error:
-            found = f"cannot be written ({error.strerror})"
-            raise file_error(folder, found, "choose another folder") from error
-
-    def begin(self, settings: Mapping[str, Any]) -> PositiveShards:
-        """Make positives by these settings, which must be those of the shards that are there."""
-        self.settings = json.loads(json.dumps(settings))
-        for path in self.folder.glob(f"positives-{self.kind}s-*.parquet"):
-            try:
-                with _opened(path) as (_, note):
-                    stored = note["settings"]
-            except FileError:
-                continue  # it is made again
-            names = [name for name in {**stored, **self.settings} if name != MADE_WITH]
-            pairs = [(name, stored.get(name), self.settings.get(name)) for name in names]
-            if differing := [f"{name} {old!r}, now {new!r}" for name, old, new in pairs if old != new]:
-                found = f"holds {self.kind}s by other settings ({'; '.join(differing)})"
-                fix = "pass the same settings, or choose another folder"
-                raise file_error(self.folder, found, fix)
-        return self
-
-    def _path(self, number: int) -> Path:
-        return self.folder / f"positives-{self.kind}s-{number:05d}.parquet"
-
-    def read(self, number: int, sources: Sequence[Positive]) -> Outcomes:
-        """What there is of a shard of these sources; one that is damaged is missing, with a warning."""
-        path = self._path(number)
-        if not path.exists():
-            return {}
-        try:
-            with _opened(path) as (file, note):
-                positives = [Positive(**row) for row in file.read().to_pylist()]
-                if note.pop("digest") != _digest(note, positives):
-                    raise ValueError("its digest is another one")
-        except FileError as error:
-            warn(f"{error}: what it held is generated again")
-            return {}
-        position = {source[:3]: i for i, source in enumerate(sources)}
-        made = {position.get(positive[:3], -1): positive for positive in positives}
-        if -1 in made:
-            warn(f"{path} holds positives of other sources: what it held is generated again")
-            return {}
-        return {**made, **{int(i): reason for i, reason in note["dropped"].items()}}
-
-    def write(self, number: int, outcomes: Outcomes) -> None:
-        """Write a shard as a whole, which need not be complete. Raises OSError."""
-        ordered = [(i, outcomes[i]) for i in sorted(outcomes)]
-        positives = [made for _, made in ordered if isinstance(made, Positive)]
-        dropped = {str(i): reason for i, reason in ordered if isinstance(reason, str)}
-        note: dict[str, Any] = {"settings": self.settings, "dropped": dropped}
-        note["digest"] = _digest(note, positives)
-        table = pa.Table.from_pylist([positive._asdict() for positive in positives], _SCHEMA)
-        sink = pa.BufferOutputStream()
-        table = table.replace_schema_metadata({_NOTE: json.dumps(note, sort_keys=True)})
-        pq.write_table(table, sink, row_group_size=_AT_ONCE, **_FORM)
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            write_whole(self._path(number), memoryview(sink.getvalue()))
-        except OSError as error:
-            found = f"{self.folder} cannot be written ({error.strerror or error}): what is there stays"
-            raise OSError(f"{found}, and the same command goes on where there is room") from error
-
-
-def _digest(note: Mapping[str, Any], positives: Sequence[Positive]) -> str:
-    digest = hashlib.blake2b(json.dumps(note, sort_keys=True).encode(), digest_size=16)
-    for positive in positives:
-        image = positive.image or b""
-        digest.update(json.dumps([*positive[:4], len(image)]).encode() + image)
-    return digest.hexdigest()
+        """The generated images, one at a time. Raises FileError where a file is damaged."""
+        opened, table = Path(), pa.table({})
+        for (image_id, _), (path, row) in self._images.items():
+            if path != opened:
+                opened, table = path, self._read(path)[0]
+            yield InputImage.of(table["image"][row].as_py(), f"generated image of {image_id!r}")
 
 
 def _whole(class_: Any, path: Path, dtype: torch.dtype) -> Any:
@@ -478,24 +379,45 @@ def augment(
     settings: Augmentation, captioned: CaptionedImages, given: Any, out: Path, part: tuple[int, int]
 ) -> _Counts:
     """Generate what is missing in a folder, as part I of N processes. given: what `captioned` is called."""
-    sources = [Positive(CAPTION, image_id) for image_id in captioned.ids]
-    if settings.kind == IMAGE:
+    kind = settings.kind
+    sources = [Positive(image_id) for image_id in captioned.ids]
+    if kind == IMAGE:
         rows = zip(captioned.images, captioned.captions, strict=True)
-        sources = list(dict.fromkeys(Positive(IMAGE, image_id, text) for image_id, text in rows))
+        sources = list(dict.fromkeys(Positive(image_id, text) for image_id, text in rows))
     if not sources:
-        raise file_error(given, f"holds no {'captions' if settings.kind == IMAGE else 'images'}")
-    shards = PositiveShards(out, settings.kind)
+        raise file_error(given, f"holds no {'captions' if kind == IMAGE else 'images'}")
+    check_folder("out", out)
     path, name, weights = settings.find()
     digest = hashlib.blake2b(digest_size=16)
     for source in sources:
-        digest.update(json.dumps(source[:3]).encode())
-    own = {name: value for name, value in vars(settings).items() if name not in settings.free()}
+        digest.update(json.dumps(source.source).encode())
+    stamp = {name: value for name, value in vars(settings).items() if name not in settings.free()}
+    stamp |= {"weights": weights, "sources": f"{len(sources)} {digest.hexdigest()}"}
+    each = LIMITS.augmented[kind]
+    folder = check_folder("out", out / f"{kind}s")
+    kept = Kept(folder, stamp, "out", most_rows=each, most_seconds=LIMITS.training_seconds, required=True)
+    there: dict[Any, str | None] = {}
+    for table in kept.tables():
+        known = (row.values() for row in table.select(["id", "source_caption", "dropped"]).to_pylist())
+        there |= {(image_id, text): dropped for image_id, text, dropped in known}
+    # Each part has every N-th stretch, all of its batches begin where they always do.
+    own = [i for i in range(len(sources)) if i // each % part[1] == part[0] - 1]
+    found = [there[sources[i].source] for i in own if sources[i].source in there]
+    counts = _Counts(total=len(sources), found=found.count(None), dropped=Counter(filter(None, found)))
     software = {name: version(name) for name in (*settings.libraries, "torch")}
-    of = {"weights": weights, "sources": f"{len(sources)} {digest.hexdigest()}"}
-    shards.begin({**of, **own, MADE_WITH: {"model": name, **software}})
-    size = BatchSize(settings.batch_size or settings.batch, automatic=settings.batch_size is None)
-    counts = _Counts(total=len(sources))
-    return _Run(settings, captioned.visual, sources, path, shards, size, counts).run(part)
+    made_with, batch_size = json.dumps({"model": name, **software}), settings.batch_size or settings.batch
+    size = BatchSize(batch_size, automatic=settings.batch_size is None)
+    run = _Run(settings, captioned.visual, sources, path, kept, made_with, size, counts)
+    try:
+        with tqdm(total=len(own), desc=f"{kind}s", unit="source", disable=None) as bar:
+            for start in range(0, len(own), batch_size):
+                batch = own[start : start + batch_size]
+                run.make([i for i in batch if sources[i].source not in there])
+                bar.update(len(batch))
+    finally:
+        kept.flush()
+    counts.truncated = getattr(run.generator, "truncated", 0)
+    return counts
 
 
 @dataclass
@@ -506,76 +428,42 @@ class _Run:
     visual: Callable[[int], Any]
     sources: list[Positive]
     path: Path
-    shards: PositiveShards
+    kept: Kept
+    made_with: str
     size: BatchSize
     counts: _Counts
     generator: Any = None
 
-    def run(self, part: tuple[int, int]) -> _Counts:
-        """Complete every shard of a part: number I of N has every N-th one."""
-        size, total = LIMITS.augmented[self.settings.kind], len(self.sources)
-        numbers = range(part[0] - 1, -(-total // size), part[1])
-        stretches = {number: range(number * size, min((number + 1) * size, total)) for number in numbers}
-        unit = "image" if self.settings.kind == CAPTION else "caption"
-        count = sum(map(len, stretches.values()))
-        with tqdm(total=count, desc=f"{self.settings.kind}s", unit=unit, disable=None) as bar:
-            for number, stretch in stretches.items():
-                self._complete(number, stretch, bar)
-        self.counts.truncated = getattr(self.generator, "truncated", 0)
-        return self.counts
-
-    def _complete(self, number: int, stretch: range, bar: Any) -> None:
-        """Make what is missing of a shard, and write it; what an error interrupts is written too."""
-        shard = self.shards.read(number, self.sources[stretch.start : stretch.stop])
-        reasons = [outcome for outcome in shard.values() if isinstance(outcome, str)]
-        self.counts.found += len(shard) - len(reasons)
-        self.counts.dropped.update(reasons)
-        bar.update(len(shard))
-        unwritten, written_at = False, time.monotonic()
-        size = self.settings.batch_size or self.settings.batch
-        try:
-            for start in range(0, len(stretch), size):  # so a run that goes on makes the same batches
-                batch = [i for i in range(start, min(start + size, len(stretch))) if i not in shard]
-                unwritten = self._make(batch, stretch, shard) or unwritten
-                bar.update(len(batch))
-                if unwritten and time.monotonic() - written_at > LIMITS.training_seconds:
-                    unwritten = False  # where this fails, once is enough
-                    self.shards.write(number, shard)
-                    written_at = time.monotonic()
-        finally:
-            if unwritten:
-                self.shards.write(number, shard)
-
-    def _make(self, batch: list[int], stretch: range, shard: Outcomes) -> bool:
-        """Generate the positives of some sources; whether any is new."""
+    def make(self, batch: list[int]) -> None:
+        """Generate the positives of some sources, and keep them."""
         contents: list[tuple[int, Any]] = []
         for i in batch:
-            text = self.sources[stretch[i]].source_caption
+            text = self.sources[i].source_caption
             try:
-                contents.append((i, in_rgb(self.visual(stretch[i])).load() if text is None else text))
+                contents.append((i, in_rgb(self.visual(i)).load() if text is None else text))
             except ProblemsError as error:
                 self.counts.failed.append(str(error))
         if contents and self.generator is None:
             self.generator = self.settings.open(self.path)
 
         def forward(part: list[tuple[int, Any]]) -> list[Any]:
-            seeds = [_seed_of(self.settings.seed, self.sources[stretch[i]]) for i, _ in part]
+            seeds = [_seed_of(self.settings, self.sources[i]) for i, _ in part]
             made: list[Any] = self.generator.generate([content for _, content in part], seeds)
             return made
 
         for piece, outputs in self.size.run(contents, forward):
+            positives = []
             for (i, _), output in zip(contents[piece], outputs, strict=True):
-                if output is None:
-                    shard[i] = self.settings.dropped
-                    self.counts.dropped[self.settings.dropped] += 1
-                else:
-                    shard[i] = self.sources[stretch[i]]._replace(**{self.settings.kind: output})
-                    self.counts.made += 1
-        return bool(contents)
+                dropped = self.settings.dropped if output is None else None
+                self.counts.dropped.update([dropped] if dropped else [])
+                self.counts.made += dropped is None
+                own = {self.settings.kind: output, "dropped": dropped, "made_with": self.made_with}
+                positives.append(self.sources[i]._replace(**own))
+            self.kept.append(table_of(positives))
 
 
-def _seed_of(seed: int, source: Positive) -> int:
+def _seed_of(settings: Augmentation, source: Positive) -> int:
     """The seed of a source, of 63 bits: another one for every source, whatever is generated before it."""
-    texts = [str(seed), source.kind, source.id, source.source_caption or ""]
+    texts = [str(settings.seed), settings.kind, source.id, source.source_caption or ""]
     content = "".join(f"{len(text)} {text}" for text in texts).encode()
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big") >> 1

@@ -118,7 +118,8 @@ def boxes(given: Given, folder: Path, *flags: Any) -> Any:
 
 def positives(given: Given, folder: Path, *flags: Any) -> Any:
     command(*augment("captions", given.drawn, given.captioner, folder), *flags)
-    return [pq.read_table(path).to_pylist() for path in sorted(folder.glob("*.parquet"))]
+    tables = [pq.read_table(path) for path in folder.rglob("*.parquet")]
+    return {row["id"]: row["caption"] for table in tables for row in table.to_pylist()}
 
 
 def towers(given: Given, folder: Path, **settings: Any) -> Any:

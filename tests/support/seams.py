@@ -37,6 +37,7 @@ from capeval_core.inputs.videos import InputFrames, Sampling
 from capeval_core.integrations.shards import workers as workers_of_shards
 from capeval_core.integrations.shards.folder import plan_shards
 from capeval_core.judgements.resampling import Resamples, WeightedRows
+from capeval_core.kept import Kept
 from capeval_core.limits import LIMITS
 from capeval_core.matching.cosine import grouped_cosine, harmonic_mean, paired_cosine
 from capeval_core.matching.greedy import greedy_match
@@ -55,7 +56,7 @@ from capeval_core.regions.suppression import Suppression, best_on_device, class_
 from capeval_core.scores.boxes import FirstBoxes
 from capeval_core.scores.eco import EcoOptions, Ranking
 from capeval_core.training import negatives, regions, tags
-from capeval_core.training.augmentation import Positive, PositiveShards
+from capeval_core.training.augmentation import Positive, table_of
 from capeval_core.training.pacs import info_nce
 from capeval_core.training.umic import ranking_loss
 from capeval_core.weights import conversion as conversions
@@ -413,14 +414,14 @@ def mask_boxes(features: Any, locations: Any, share: float, rng: np.random.Gener
     return boxes.features, boxes.locations, hidden
 
 
-def write_positives(
-    folder: Path, positives: Sequence[tuple[Any, ...]], settings: Mapping[str, Any], number: int = 0
-) -> None:
-    """A shard of each kind of `capeval augment`: tuples of kind, id, source caption, caption, image."""
+def write_positives(folder: Path, positives: Sequence[tuple[Any, ...]], settings: Mapping[str, Any]) -> None:
+    """A folder as of `capeval augment`: tuples of kind, id, source caption, caption, image."""
     for kind in ("caption", "image"):
-        own = [Positive(*positive) for positive in positives if positive[0] == kind]
+        own = [Positive(*rest, made_with="{}") for one, *rest in positives if one == kind]
         if own:
-            PositiveShards(folder, kind).begin(settings).write(number, dict(enumerate(own)))
+            kept = Kept(folder / f"{kind}s", settings, "out")
+            kept.append(table_of(own))
+            kept.flush()
 
 
 # integrations

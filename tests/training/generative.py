@@ -136,8 +136,3 @@ def arguments(what: str, drawn: Path, model: Path, out: Path) -> list[str]:
         given += ["--steps", 2, "--image-size", SIZE]
     given += ["--model", model, "--out", out, "--device", "cpu", "--batch-size", 2]
     return ["augment", what, *map(str, given)]
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    """The files of a folder of positives."""
-    return {path.name: path.read_bytes() for path in folder.iterdir() if not path.name.startswith(".")}

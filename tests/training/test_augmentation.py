@@ -17,25 +17,18 @@ from PIL import Image
 from capeval_core.cli import main
 from tests.hub import Repository, ask, commit, serving
 from tests.support.seams import LIMITS
-from tests.training.generative import SIZE, arguments, contents, generated, write_pipeline
+from tests.training.generative import SIZE, arguments, generated, write_pipeline
 
 
 def positives(folder: Path) -> list[dict[str, Any]]:
     """What is in a folder, in its order."""
-    tables = [pq.read_table(path) for path in sorted(folder.glob("positives-*.parquet"))]
+    tables = [pq.read_table(path) for path in sorted(folder.rglob("*.parquet"))]
     return [row for table in tables for row in table.to_pylist()]
-
-
-def settings_of(folder: Path, kind: str) -> dict[str, Any]:
-    """What a shard of a kind says it was made with."""
-    metadata = pq.read_schema(next(folder.glob(f"positives-{kind}-*.parquet"))).metadata
-    settings: dict[str, Any] = json.loads(metadata[b"capeval_positives"])["settings"]
-    return settings
 
 
 def captions(folder: Path) -> dict[str, str]:
     """By image, the one generated caption."""
-    return {row["id"]: row["caption"] for row in positives(folder) if row["kind"] == "caption"}
+    return {row["id"]: row["caption"] for row in positives(folder) if row["caption"]}
 
 
 @pytest.fixture(autouse=True)
@@ -113,7 +106,7 @@ def test_a_broken_image_costs_its_caption_until_it_is_repaired(
         assert "1 of 7 images failed:\n  image of '3': " in ran.err
     broken.write_bytes(whole)
     generated("captions", tmp_path / "own", captioner, folder)
-    assert contents(folder) == contents(generated("captions", drawn, captioner, tmp_path / "whole"))
+    assert captions(folder) == captions(generated("captions", drawn, captioner, tmp_path / "whole"))
 
 
 def test_images_that_the_safety_checker_blacks_out_are_dropped_once(
@@ -124,7 +117,7 @@ def test_images_that_the_safety_checker_blacks_out_are_dropped_once(
         assert main(arguments("images", drawn, flagged, tmp_path / "out")) == 1
         counted = "0 generated, 0 found, 14 dropped (14 black images), 0 failed"
         assert counted in capsys.readouterr().out
-    assert positives(tmp_path / "out") == []
+    assert {row["image"] for row in positives(tmp_path / "out")} == {None}
 
 
 def test_a_pinned_revision_is_fetched_without_pickles_and_code(
@@ -162,7 +155,7 @@ print(json.dumps([main(run) for run in {runs!r}]))
         assert ask(code, hub.address, home) == [0, 0, 2, 0, 2, 2]
     # The same files have the same digest wherever they lie, so that a run may go on with a copy.
     generated("images", drawn, pipeline, tmp_path / "local")
-    stored, local = (settings_of(tmp_path / name, "images")["made_with"] for name in ("pinned", "local"))
+    stored, local = (json.loads(positives(tmp_path / name)[0]["made_with"]) for name in ("pinned", "local"))
     assert stored["model"] == f"org/drawer@{commit('v1')}"
     assert {**stored, "model": "pipeline"} == local
     fetched = " ".join(request for request in hub.requests if "/resolve/" in request)
