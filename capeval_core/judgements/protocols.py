@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -44,12 +44,11 @@ class Items:
         return len(self.captions)
 
 
-@dataclass(frozen=True)
-class Scoring:
+class Scoring(NamedTuple):
     """One way in which a protocol has its items scored."""
 
     name: str  # e.g. `draw 1` or `4 references`
-    items: Items  # equal objects are scored once where that is possible
+    items: Items  # the same object is scored once where that is possible
     chosen: Sequence[Sequence[int]] | None = None  # positions of the references that count; None: all
 
     def references(self) -> list[list[str]] | None:
@@ -59,12 +58,11 @@ class Scoring:
         return [[texts[position] for position in positions] for texts, positions in pairs]
 
 
-@dataclass(frozen=True)
-class Scored:
+class Scored(NamedTuple):
     """The scores of a scoring's items; NaN where there is none."""
 
     scores: Doubles
-    parts: Mapping[str, Doubles] = field(default_factory=dict)  # components by name, a value per item
+    parts: Mapping[str, Doubles] = {}  # components by name, a value per item
     corpus: float | None = None  # what to report for all items, where that is not the mean of the scores
     signature: str | None = None  # of the result that they come from
 
@@ -146,8 +144,7 @@ class JudgedSet(ABC):
         return {}
 
 
-@dataclass(frozen=True)
-class RatingColumn:
+class RatingColumn(NamedTuple):
     """A column of a table of ratings."""
 
     statistic: str  # one of `STATISTICS`
@@ -183,7 +180,7 @@ class RatedSet(JudgedSet):
             for statistic in statistics:
                 ratings = column.ratings if column.ratings != first.ratings else ""
                 name = [statistic, ratings, column.scoring, column.part, column.subset]
-                table[" ".join(filter(None, name))] = replace(column, statistic=statistic)
+                table[" ".join(filter(None, name))] = column._replace(statistic=statistic)
         return replace(self, table=table)
 
     def levels(self, run: Scored) -> dict[str, list[float]]:
@@ -193,7 +190,7 @@ class RatedSet(JudgedSet):
     def cells(self, scored: Sequence[Scored], resamples: Resamples | None) -> dict[str, Cell]:
         alike: dict[RatingColumn, list[str]] = {}  # columns of the same rows share their resamples
         for column in self.table.values():
-            alike.setdefault(replace(column, statistic=""), []).append(column.statistic)
+            alike.setdefault(column._replace(statistic=""), []).append(column.statistic)
         cells = {}
         for rows, names in alike.items():
             runs = [
@@ -202,7 +199,7 @@ class RatedSet(JudgedSet):
                 if rows.scoring in (None, scoring.name)
             ]
             for name in names:
-                cells[replace(rows, statistic=name)] = _mean([run[name] for run in runs])
+                cells[rows._replace(statistic=name)] = _mean([run[name] for run in runs])
         return {name: cells[column] for name, column in self.table.items()}
 
     def _statistics(

@@ -8,24 +8,22 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache, cached_property
+from collections.abc import Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
 
 from capeval_core.errors import signed
-from capeval_core.judgements.correlation import pearson
+from capeval_core.judgements.correlation import Doubles, pearson
 from capeval_core.judgements.protocols import Cell, JudgedSet, PoolSet, RatedSet, Scored
 from capeval_core.judgements.resampling import Resamples
 from capeval_core.judgements.sets import SETS
 from capeval_core.reports.figures import Bar, draw_bars, draw_spreads
 from capeval_core.reports.tables import Table
-from capeval_core.statistics import LEAST_IMAGES, LEAST_P, Interval
+from capeval_core.statistics import LEAST_IMAGES, LEAST_P
 
 _ALIASES = {
     "CIDEr": "CIDEr-D",
@@ -35,30 +33,21 @@ _ALIASES = {
 }
 _UNDEFINED = "n/a"
 _NOUNS = ("rating", "caption", "image", "pair", "pool")
-_LONG = (
-    "set", "metric", "column", "value", "low", "high", "level", "rows", "deviation", "published", "distance",
-    "z_score", "source", "undefined", "signature",
-)  # fmt: skip
+_PUBLISHED = tomllib.loads(Path(__file__).with_name("published.toml").read_text(encoding="utf-8"))
 
 
-@dataclass(frozen=True)
-class PublishedCell:
-    """A published number."""
+class PublishedCell(NamedTuple):
+    """A published number, its digits behind the point as printed, and where it stands."""
 
     value: float
-    digits: int  # behind the point, as printed
+    digits: int
     source: str
-
-
-@cache
-def _tables() -> dict[str, list[dict[str, Any]]]:
-    return tomllib.loads(Path(__file__).with_name("published.toml").read_text(encoding="utf-8"))
 
 
 def published(name: str, label: str, column: str) -> PublishedCell | None:
     """What a paper prints for a metric in a column of a set, None where none does."""
     label = _ALIASES.get(label, label)
-    for table in _tables().get(name, ()):
+    for table in _PUBLISHED.get(name, ()):
         if column in table["columns"] and label in table["values"]:
             value = table["values"][label][table["columns"].index(column)]
             if not math.isnan(value):
@@ -66,112 +55,105 @@ def published(name: str, label: str, column: str) -> PublishedCell | None:
     return None
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One cell of a table, in the papers' scale of 100, beside what a paper prints, where one does."""
+class Entry(NamedTuple):
+    """One cell of a table in the papers' scale of 100, and its distance from what a paper prints, also in
+    deviations over the draws of references; NaN where there is none."""
 
     label: str
     column: str
     cell: Cell
-    interval: Interval | None
+    value: float
+    low: float
+    high: float
     published: PublishedCell | None
-
-    @property
-    def value(self) -> float:
-        return 100 * self.cell.value
-
-    @property
-    def bounds(self) -> tuple[float, float]:
-        """Of the interval, times 100; NaN without one."""
-        found = self.interval
-        return (math.nan, math.nan) if found is None else (100 * found.low, 100 * found.high)
-
-    @property
-    def distance(self) -> float:
-        """Ours less the published value; NaN where either is missing."""
-        return math.nan if self.published is None else self.value - self.published.value
-
-    @property
-    def z_score(self) -> float:
-        """The distance in standard deviations over the draws of references, NaN where there are none."""
-        deviation = 100 * self.cell.deviation
-        return self.distance / deviation if deviation > 0 else math.nan
+    distance: float
+    z_score: float
 
 
-@dataclass(frozen=True)
 class Judged:
-    """A judged set with the scores of metrics."""
+    """A judged set with the scores of metrics: by label, those of each of its scorings; without draws, the
+    resamples of intervals, there are no intervals."""
 
-    judged: JudgedSet
-    scores: Mapping[str, Sequence[Scored]]  # by label, those of each of its scorings
-    draws: int  # resamples of intervals; 0: no intervals
-    level: float = 0.95
-    seed: int = 0
-
-    @cached_property
-    def resamples(self) -> Resamples | None:
-        return Resamples(self.judged.clusters, draws=self.draws, seed=self.seed) if self.draws else None
-
-    @cached_property
-    def cells(self) -> dict[str, dict[str, Cell]]:
-        """By label and column."""
-        return {label: self.judged.cells(runs, self.resamples) for label, runs in self.scores.items()}
-
-    @cached_property
-    def entries(self) -> list[Entry]:
-        """Every cell, metric after metric."""
-        return [
-            Entry(label, column, cell, self._interval(cell), published(self.judged.name, label, column))
+    def __init__(
+        self,
+        judged: JudgedSet,
+        scores: Mapping[str, Sequence[Scored]],
+        *,
+        draws: int,
+        level: float = 0.95,
+        seed: int = 0,
+    ) -> None:
+        self.judged, self.scores, self.level = judged, scores, level
+        self.resamples = Resamples(judged.clusters, draws=draws, seed=seed) if draws else None
+        self.cells = {label: judged.cells(runs, self.resamples) for label, runs in scores.items()}
+        self.entries = [
+            self._entry(label, column, cell)
             for label, cells in self.cells.items()
             for column, cell in cells.items()
         ]
 
+    def _entry(self, label: str, column: str, cell: Cell) -> Entry:
+        value, paper = 100 * cell.value, published(self.judged.name, label, column)
+        distance = math.nan if paper is None else value - paper.value
+        deviation = 100 * cell.deviation
+        z_score = distance / deviation if deviation > 0 else math.nan
+        return Entry(label, column, cell, value, *self.bounds(cell.draws), paper, distance, z_score)
+
+    def bounds(self, draws: Doubles | None) -> tuple[float, float]:
+        """The interval of what has these values in the resamples, times 100; NaN where there is none."""
+        if self.resamples is None or draws is None:
+            return math.nan, math.nan
+        interval = self.resamples.interval(draws, level=self.level)
+        return (math.nan, math.nan) if interval is None else (100 * interval.low, 100 * interval.high)
+
     def entries_of(self, label: str) -> list[Entry]:
         return [entry for entry in self.entries if entry.label == label]
 
-    def _interval(self, cell: Cell) -> Interval | None:
-        if self.resamples is None or cell.draws is None or not math.isfinite(cell.value):
-            return None
-        return self.resamples.interval(cell.draws, level=self.level)
 
-    def contests(self) -> Iterator[list[str]]:
-        """Every two metrics in each column: the difference, its interval, and two tests."""
-        for column in self.judged.columns if self.resamples is not None else ():
-            for first, second in combinations(self.cells, 2):
-                cells = [self.cells[label][column] for label in (first, second)]
-                if all(cell.draws is not None for cell in cells):
-                    p_value = _p(self._williams(first, second, column))
-                    yield [first, second, column, *self._difference(*cells), p_value]
+# tests between metrics
 
-    def _difference(self, first: Cell, second: Cell) -> list[str]:
-        """The difference of two metrics on the same resamples of images, its percentile interval, and the
-        p-value 2 min(k + 1, draws - k + 1) / (draws + 1), k the resamples whose difference is at most 0
-        (those at 0 count half)."""
-        assert self.resamples is not None and first.draws is not None and second.draws is not None
-        value, differences = first.value - second.value, first.draws - second.draws
-        shown = signed(100 * value) if math.isfinite(value) else _UNDEFINED
-        interval = self.resamples.interval(differences, level=self.level)
-        if interval is None:
-            return [shown, _UNDEFINED, _UNDEFINED]
-        bounds = f"{signed(100 * interval.low)} to {signed(100 * interval.high)}"
-        finite = differences[np.isfinite(differences)]
-        below = float(np.count_nonzero(finite < 0) + np.count_nonzero(finite == 0) / 2)
-        extreme = min(below, len(finite) - below)
-        return [shown, bounds, _p(min(1.0, 2 * (extreme + 1) / (len(finite) + 1)))]
 
-    def _williams(self, first: str, second: str, column: str) -> float:
-        """For ratings alone: of Pearson's correlations of the rows that both metrics have a score on."""
-        judged = self.judged
-        if not isinstance(judged, RatedSet) or judged.by_annotator or len(judged.scorings) != 1:
-            return math.nan
-        spec = judged.table[column]
-        if spec.part is not None or spec.subset is not None:
-            return math.nan
-        sides = [self.scores[label][0].scores[judged.item] for label in (first, second)]
-        kept = np.isfinite(sides[0]) & np.isfinite(sides[1])
-        x, y, ratings = sides[0][kept], sides[1][kept], judged.ratings[spec.ratings][kept]
-        of_first, of_second, between = (pearson(*pair).value for pair in ((x, ratings), (y, ratings), (x, y)))
-        return _williams_p(of_first, of_second, between, len(x))
+def contest_table(judged: Judged) -> Table:
+    """Every two metrics in each column: the difference, its interval, and two tests."""
+    rows = []
+    for column in judged.judged.columns if judged.resamples is not None else ():
+        for first, second in combinations(judged.cells, 2):
+            one, other = (judged.cells[label][column] for label in (first, second))
+            if one.draws is not None and other.draws is not None:
+                difference, draws = one.value - other.value, one.draws - other.draws
+                shown = signed(100 * difference) if math.isfinite(difference) else _UNDEFINED
+                low, high = judged.bounds(draws)
+                bounds, p_value = _UNDEFINED, math.nan
+                if math.isfinite(low):
+                    bounds, p_value = f"{signed(low)} to {signed(high)}", _bootstrap_p(draws)
+                williams = _williams(judged, first, second, column)
+                rows.append([first, second, column, shown, bounds, _p(p_value), _p(williams)])
+    header = ["first", "second", "column", "difference", "interval", "p, bootstrap", "p, Williams"]
+    notes = ["Williams' test is of Pearson's correlations, and takes rows for independent"] if rows else []
+    return Table("Differences between metrics", header, rows, notes)
+
+
+def _bootstrap_p(differences: Doubles) -> float:
+    """2 min(k + 1, draws - k + 1) / (draws + 1), k the resamples of images whose difference is below 0 (those
+    at 0 count half)."""
+    finite = differences[np.isfinite(differences)]
+    below = float(np.count_nonzero(finite < 0) + np.count_nonzero(finite == 0) / 2)
+    return min(1.0, 2 * (min(below, len(finite) - below) + 1) / (len(finite) + 1))
+
+
+def _williams(judged: Judged, first: str, second: str, column: str) -> float:
+    """For ratings alone: of Pearson's correlations of the rows that both metrics have a score on."""
+    rated = judged.judged
+    if not isinstance(rated, RatedSet) or rated.by_annotator or len(rated.scorings) != 1:
+        return math.nan
+    spec = rated.table[column]
+    if spec.part is not None or spec.subset is not None:
+        return math.nan
+    sides = [judged.scores[label][0].scores[rated.item] for label in (first, second)]
+    kept = np.isfinite(sides[0]) & np.isfinite(sides[1])
+    x, y, ratings = sides[0][kept], sides[1][kept], rated.ratings[spec.ratings][kept]
+    of_first, of_second, between = (pearson(*pair).value for pair in ((x, ratings), (y, ratings), (x, y)))
+    return _williams_p(of_first, of_second, between, len(x))
 
 
 def _williams_p(first: float, second: float, between: float, rows: int) -> float:
@@ -217,18 +199,22 @@ def judged_table(judged: Judged, notes: Sequence[str] = ()) -> Table:
 def _ours(entry: Entry) -> str:
     if not math.isfinite(entry.value):
         return _UNDEFINED
-    bounds = "" if entry.interval is None else f" [{entry.bounds[0]:.1f}, {entry.bounds[1]:.1f}]"
+    bounds = f" [{entry.low:.1f}, {entry.high:.1f}]" if math.isfinite(entry.low) else ""
     return f"{entry.value:.2f}{bounds}"
 
 
 def _published(entry: Entry) -> str:
     if entry.published is None:
         return ""
-    shown = f"{entry.published.value:.{entry.published.digits}f}"
+    shown = _printed(entry)
     if not math.isfinite(entry.distance):
         return shown
     z_score = f", z {entry.z_score:+.1f}" if math.isfinite(entry.z_score) else ""
     return f"{shown} ({entry.distance:+.{max(entry.published.digits, 2)}f}{z_score})"
+
+
+def _printed(entry: Entry) -> str:
+    return "" if entry.published is None else f"{entry.published.value:.{entry.published.digits}f}"
 
 
 def _notes(judged: Judged) -> list[str]:
@@ -252,7 +238,7 @@ def _notes(judged: Judged) -> list[str]:
             cell = entry.cell
             if cell.undefined:
                 reasons[f"undefined where {_UNDEFINED}: {cell.undefined}"] = None
-            elif intervals and cell.draws is not None and entry.interval is None:
+            elif intervals and cell.draws is not None and math.isnan(entry.low):
                 missing = f"{int(np.count_nonzero(~np.isfinite(cell.draws))):,} of {len(cell.draws):,}"
                 reasons[f"no interval of {entry.column}, undefined in {missing} resamples"] = None
         notes += [f"{label}: {reason}" for reason in reasons]
@@ -280,32 +266,26 @@ def long_table(judged: Judged, signatures: Mapping[str, str]) -> Table:
     """A line per cell with everything that is known of it, for programs."""
     rows = []
     for entry in judged.entries:
-        paper = entry.published
         rows.append(
-            [
-                judged.judged.name,
-                entry.label,
-                entry.column,
-                *map(_digits, (entry.value, *entry.bounds)),
-                "" if entry.interval is None else f"{entry.interval.level:g}",
-                str(entry.cell.rows),
-                _digits(100 * entry.cell.deviation),
-                "" if paper is None else f"{paper.value:.{paper.digits}f}",
-                _digits(entry.distance),
-                _digits(entry.z_score),
-                "" if paper is None else paper.source,
-                entry.cell.undefined or "",
-                signatures.get(entry.label, ""),
-            ]
+            {
+                "set": judged.judged.name,
+                "metric": entry.label,
+                "column": entry.column,
+                "value": _digits(entry.value),
+                "low": _digits(entry.low),
+                "high": _digits(entry.high),
+                "level": f"{judged.level:g}" if math.isfinite(entry.low) else "",
+                "rows": str(entry.cell.rows),
+                "deviation": _digits(100 * entry.cell.deviation),
+                "published": _printed(entry),
+                "distance": _digits(entry.distance),
+                "z_score": _digits(entry.z_score),
+                "source": "" if entry.published is None else entry.published.source,
+                "undefined": entry.cell.undefined or "",
+                "signature": signatures.get(entry.label, ""),
+            }
         )
-    return Table(judged.judged.name, _LONG, rows)
-
-
-def contest_table(judged: Judged) -> Table:
-    rows = list(judged.contests())
-    header = ["first", "second", "column", "difference", "interval", "p, bootstrap", "p, Williams"]
-    notes = ["Williams' test is of Pearson's correlations, and takes rows for independent"] if rows else []
-    return Table("Differences between metrics", header, rows, notes)
+    return Table(judged.judged.name, list(rows[0]), [list(row.values()) for row in rows])
 
 
 def _digits(value: float) -> str:
@@ -325,7 +305,7 @@ def draw_agreement(judged: Judged) -> Image.Image:
     """Every cell with its interval, a panel per column."""
     panels: dict[str, list[Bar]] = {column: [] for column in judged.judged.columns}
     for entry in judged.entries:
-        low, high = (None, None) if entry.interval is None else entry.bounds
+        low, high = (entry.low, entry.high) if math.isfinite(entry.low) else (None, None)
         printed = None if entry.published is None else entry.published.value
         panels[entry.column].append(Bar(entry.label, entry.value, low, high, printed))
     note = "dot: ours, with its interval; red tick: published"
