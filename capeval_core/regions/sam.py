@@ -7,10 +7,9 @@ paper's way to its regions (appendix A).
 
 from __future__ import annotations
 
-import os
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -31,13 +30,12 @@ from capeval_core.models.device import DTYPES, exact_float32
 from capeval_core.models.model import CheckedModel, check_tensors
 from capeval_core.regions import rle
 from capeval_core.regions.boxes import BoxSource
-from capeval_core.regions.regions import WITHOUT, Regions, RegionSource
-from capeval_core.weights.folder import WeightsError, WeightsFolder, open_foreign_weights
+from capeval_core.regions.regions import Regions, RegionSource
+from capeval_core.weights.folder import WeightsError, WeightsFolder
 from capeval_core.weights.sam import COPY, GAUSSIAN, MEAN, STD, SamConversion
 
 SEGMENTER = "Zigeng/SlimSAM-uniform-77"
-"""SAM pruned to a tenth of ViT-B, 39 MB, Apache 2.0: as light as the paper's MobileSAMv2, whose weights must
-be converted first."""
+"""SAM pruned to a tenth of ViT-B, 39 MB, Apache 2.0; the paper's MobileSAMv2 must be converted first."""
 GRID = {"points_per_crop": 32, "pred_iou_thresh": 0.88, "stability_score_thresh": 0.95}
 """Points along each side, least predicted intersection over union of a mask, and least one of the masks at
 thresholds 1 above and below: those of SAM's release."""
@@ -151,7 +149,7 @@ class _Neck(nn.Module):
 
     def __init__(self, widths: tuple[int, ...], depth: int = 12) -> None:
         super().__init__()
-        self.inputs = nn.ModuleList(_ConvNorm(width, _CHANNELS, 1) for width in widths)
+        self.inputs = nn.ModuleList(_conv_norm(width, _CHANNELS, 1) for width in widths)
         self.middle = nn.Sequential(*(_Refining(_CHANNELS) for _ in range(depth)))
         self.output = nn.Conv2d(_CHANNELS, _CHANNELS, 1)
 
@@ -170,21 +168,16 @@ class _Refining(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.spatial = _ConvNorm(width, width, 3)
-        self.point = _ConvNorm(width, width, 1)
+        self.spatial = _conv_norm(width, width, 3)
+        self.point = _conv_norm(width, width, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         return cast(Tensor, x + self.point(functional.gelu(self.spatial(x), approximate="tanh")))
 
 
-class _ConvNorm(nn.Module):
-    def __init__(self, width_in: int, width_out: int, kernel: int) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(width_in, width_out, kernel, padding=kernel // 2, bias=False)
-        self.norm = nn.BatchNorm2d(width_out, eps=_EPS)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return cast(Tensor, self.norm(self.conv(x)))
+def _conv_norm(width_in: int, width_out: int, kernel: int) -> nn.Sequential:
+    conv = nn.Conv2d(width_in, width_out, kernel, padding=kernel // 2, bias=False)
+    return nn.Sequential(OrderedDict(conv=conv, norm=nn.BatchNorm2d(width_out, eps=_EPS)))
 
 
 _ENCODERS = {"tiny_vit_5m": _TinyVit, "efficientvit_l2": _EfficientVit}
@@ -211,27 +204,13 @@ def _modules(architecture: Mapping[str, Any]) -> nn.Module:
             mask_decoder_config={**decoder, "layer_norm_eps": _RELEASED_EPS},
         )
         if encoder and width != _CHANNELS:
-            found = f"a decoder of width {width}, but the image encoder gives {_CHANNELS} channels"
-            raise ValueError(found)
+            raise ValueError(f"a decoder of width {width}, an image encoder of {_CHANNELS} channels")
     model: Any = SamModel(config)
     if encoder:
         model.vision_encoder = encoder()
     gaussian = model.shared_image_embedding.positional_embedding
     model.prompt_encoder.shared_embedding.positional_embedding = nn.Parameter(gaussian.detach().clone())
     return cast(nn.Module, model.eval())
-
-
-def _with_copy(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors of a file in transformers' format, which holds tied tensors once, by all their names."""
-    return {**({COPY: tensors[GAUSSIAN]} if GAUSSIAN in tensors else {}), **tensors}
-
-
-@contextmanager
-def _fitting() -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:  # parts of transformers raise errors of any type
-        raise WeightsError(f"the tensors do not fit the config ({error}): get the weights again") from error
 
 
 class Sam(CheckedModel, tags=["mask-generation", "sam"]):
@@ -250,11 +229,11 @@ class Sam(CheckedModel, tags=["mask-generation", "sam"]):
     Conversion = SamConversion
 
     def build(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> nn.Module:
-        with _fitting():
-            model = _modules(config["architecture"])
-            tensors = _with_copy(tensors)
-            check_tensors(model.state_dict(), tensors)
-            model.load_state_dict(tensors)
+        model = self.modules(config)
+        if GAUSSIAN in tensors:  # transformers' files hold tied tensors once
+            tensors = {COPY: tensors[GAUSSIAN], **tensors}
+        check_tensors(model.state_dict(), tensors)
+        model.load_state_dict(tensors)
         encoder: Any = model.vision_encoder
         encoder.to(DTYPES[self.dtype])
         encoder.register_forward_pre_hook(lambda module, inputs: (inputs[0].to(DTYPES[self.dtype]),))
@@ -263,8 +242,10 @@ class Sam(CheckedModel, tags=["mask-generation", "sam"]):
 
     @staticmethod
     def modules(config: dict[str, Any]) -> nn.Module:
-        with _fitting():
+        try:
             return _modules(config["architecture"])
+        except Exception as error:  # parts of transformers raise errors of any type
+            raise WeightsError(f"no such model can be built ({error}): get the weights again") from error
 
     def prepare(self) -> None:
         preprocessing = self.config["preprocessing"]
@@ -357,13 +338,6 @@ class Sam(CheckedModel, tags=["mask-generation", "sam"]):
         return torch.stack([quality, logits.sigmoid().mean((1, 2, 3))]).cpu().numpy().astype(np.float32)
 
 
-def open_sam(weights: str | os.PathLike[str], *, device: str | None, dtype: str) -> tuple[Sam, str]:
-    """A SAM, and its name and version for the signature."""
-    folder = open_foreign_weights(weights, "segmenter", "sam", default=SEGMENTER, without=WITHOUT)
-    sam = Sam.open(folder, device=device, dtype=dtype)
-    return sam, folder.label(sam.fingerprint)
-
-
 class ObjectRegions(RegionSource):
     """SAM's mask of every box of a detector; all boxes of an image share one pass of SAM's image encoder."""
 
@@ -384,9 +358,23 @@ class EverythingRegions(RegionSource):
     """
 
     def __init__(self, sam: Sam, *, name: str = "sam") -> None:
-        self.sam = sam
-        self._pipeline = _pipeline(sam)
-        self._lock = threading.Lock()
+        import transformers
+
+        # Resizes as the original; the default of transformers 5 differs by one level in a few pixels.
+        kind = (
+            "SamImageProcessorPil" if hasattr(transformers, "SamImageProcessorPil") else "SamImageProcessor"
+        )
+        side = sam.image_size
+        mean, std = (np.array(sam.config["preprocessing"][name]) / 255 for name in ("mean", "std"))
+        processor = getattr(transformers, kind)(
+            size={"longest_edge": side},
+            pad_size={"height": side, "width": side},
+            image_mean=mean.tolist(),
+            image_std=std.tolist(),
+        )
+        pipeline: Any = transformers.MaskGenerationPipeline
+        self._pipeline = pipeline(model=sam.model, image_processor=processor, device=sam.device)
+        self.sam, self._lock = sam, threading.Lock()
         self.name = f"everything:{name}"
         settings = "-".join(f"{setting:g}" for setting in GRID.values())
         self.fingerprint = f"everything-1-{settings}-{sam.fingerprint}-{sam.dtype}"
@@ -404,20 +392,3 @@ class EverythingRegions(RegionSource):
         masks = (Image.fromarray(np.asarray(mask, dtype=np.bool_)) for mask in output["masks"])
         large = (np.asarray(mask.resize(decoded.size, Image.Resampling.NEAREST)) for mask in masks)
         return Regions.of(large, np.asarray(output["scores"].cpu(), dtype=np.float32), size=size)
-
-
-def _pipeline(sam: Sam) -> Any:
-    import transformers
-
-    # Resizes as the original; the default of transformers 5 differs by one level in a few pixels.
-    kind = "SamImageProcessorPil" if hasattr(transformers, "SamImageProcessorPil") else "SamImageProcessor"
-    pipeline: Any = transformers.MaskGenerationPipeline
-    side = sam.image_size
-    mean, std = (np.array(sam.config["preprocessing"][name]) / 255 for name in ("mean", "std"))
-    processor = getattr(transformers, kind)(
-        size={"longest_edge": side},
-        pad_size={"height": side, "width": side},
-        image_mean=mean.tolist(),
-        image_std=std.tolist(),
-    )
-    return pipeline(model=sam.model, image_processor=processor, device=sam.device)

@@ -49,7 +49,7 @@ from capeval_core.phrases.ngrams import tfidf_consensus
 from capeval_core.phrases.ptb import ptb_tokens
 from capeval_core.phrases.source import phrase_opener
 from capeval_core.phrases.spans import wrong_words
-from capeval_core.regions import object_aware
+from capeval_core.regions import boxes as region_boxes
 from capeval_core.regions.opening import region_opener
 from capeval_core.regions.regions import Regions, RegionSource
 from capeval_core.regions.suppression import Suppression, best_on_device, class_confidences
@@ -453,12 +453,12 @@ def resampled_correlations(scores: Any, ratings: Any, weights: Any) -> dict[str,
 
 def letterbox(image: Image) -> NDArray[np.float32]:
     """The input of MobileSAMv2's object detector."""
-    return object_aware.letterbox(image)
+    return region_boxes.letterbox(image)
 
 
 def object_boxes(raw: NDArray[np.float32], network_size: Any, image_size: Any) -> Any:
     """`corners` and `scores` of the boxes in that detector's output."""
-    return object_aware.read_output(raw, network_size, image_size)
+    return region_boxes.read_output(raw, network_size, image_size)
 
 
 def first_boxes(path: Path, selection: Any = "bua10_100") -> Any:
