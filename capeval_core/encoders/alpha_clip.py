@@ -45,7 +45,7 @@ from capeval_core.models.batching import BatchSize
 from capeval_core.models.canary import TEXTS, canary_images, cosines
 from capeval_core.models.copies import on_device, on_host
 from capeval_core.models.device import DTYPES, exact
-from capeval_core.regions.regions import Masks, Regions, RegionSource, fitting, name_of
+from capeval_core.regions.regions import Regions, RegionSource, fitting, name_of
 from capeval_core.weights.alpha_clip import AlphaClipConversion
 from capeval_core.weights.folder import WeightsError
 
@@ -139,7 +139,7 @@ class AlphaClipEncoder(ClipTowers, tags=["image-captioning", "clip", "alpha-clip
     def encode_regions(
         self,
         images: Iterable[InputImage],
-        regions: RegionSource | Iterable[Masks],
+        regions: RegionSource | Iterable[Any],
         *,
         mask_transform: MaskTransform = "square_crop",
         cache: FeatureCache = SHARED,
@@ -268,7 +268,7 @@ class _Regions:
         self._finding = threading.Lock()
         self._stream: torch.cuda.Stream | None = None
 
-    def keys(self, content: str, regions: RegionSource | Masks) -> tuple[str, ...]:
+    def keys(self, content: str, regions: Any) -> tuple[str, ...]:
         name = f"{self.transform}\n{content}\n{name_of(regions)}"
         return (self.encoder.key("regions", name.encode()),)
 

@@ -30,11 +30,10 @@ from capeval_core.regions.regions import WITHOUT, Regions, RegionSource
 from capeval_core.regions.suppression import clipped
 from capeval_core.weights.folder import WeightsError, WeightsFolder, file_checksum, open_foreign_weights
 
-DETECTOR = "google/owlv2-base-patch16-ensemble"
-"""OWLv2, Apache 2.0, 0.6 GB."""
+DETECTOR = "google/owlv2-base-patch16-ensemble"  # Apache 2.0, 0.6 GB
 THRESHOLD = 0.1
-"""Least objectness of a box. The paper trains it to predict a box's class score, and 0.1 is the class score
-from which transformers takes a box of OWLv2 for a detection."""
+"""Least objectness of a box, which is trained to predict the box's class score; the class score from which
+transformers takes a box of OWLv2 for a detection."""
 MAX_BOXES, OVERLAP = 300, 0.9
 """How many boxes at most, and intersection over union above which the worse of two is dropped."""
 Floats = NDArray[np.float32]

@@ -13,7 +13,6 @@ from capeval_core.regions.regions import Regions, RegionSource
 
 Array = NDArray[np.int64]
 
-_REVISION = 2
 _LARGEST = 1 << 22  # pixels that are read: of larger images every second, third, ... row and column
 _ALIKE = 6  # levels of 255, per channel: noise inside one patch
 _SHADOW = 32  # levels by which shadows may differ from the background
@@ -26,16 +25,16 @@ class ColourRegions(RegionSource):
     """Connected patches of nearly one colour, without background, shadows and specks: drawn scenes."""
 
     name = "colours"
-    fingerprint = f"colours-{_REVISION}"
+    fingerprint = "colours-2"  # raised with any change that moves a patch
 
     def find(self, image: InputImage) -> Regions:
         decoded = image.load().convert("RGB")
-        size = (decoded.height, decoded.width)
-        step = math.ceil(math.sqrt(size[0] * size[1] / _LARGEST))
+        size, count = (decoded.height, decoded.width), decoded.height * decoded.width
+        step = math.ceil(math.sqrt(count / _LARGEST))
         pixels = np.asarray(decoded, dtype=np.uint8)[::step, ::step].astype(np.int16)
         patches, colours = _patches(pixels)
         runs = _runs_of(patches, _objects(patches, colours), step, size)
-        return Regions.of_runs(runs, size, quality=[rle.area(mask) / (size[0] * size[1]) for mask in runs])
+        return Regions.of_runs(runs, size, quality=[rle.area(mask) / count for mask in runs])
 
 
 def _runs_of(patches: Array, chosen: list[int], step: int, size: tuple[int, int]) -> list[rle.Runs]:
@@ -67,7 +66,11 @@ def _patches(pixels: NDArray[np.int16]) -> tuple[Array, NDArray[np.float64]]:
     A patch starts from flat pixels, whose eight neighbours are alike: a soft edge, which changes from one
     colour to another by small steps, is not flat and joins nothing. Then patches grow over their edges.
     """
-    flat = _flat(pixels)
+    from scipy.ndimage import maximum_filter, minimum_filter
+
+    around = {"size": (3, 3, 1), "mode": "nearest"}
+    spread = maximum_filter(pixels, **around) - minimum_filter(pixels, **around)
+    flat = (spread <= _ALIKE).all(axis=-1)
     across = flat[:, 1:] & flat[:, :-1] & _alike(pixels[:, 1:], pixels[:, :-1])
     down = flat[1:] & flat[:-1] & _alike(pixels[1:], pixels[:-1])
     labels = _components(across, down)
@@ -76,22 +79,10 @@ def _patches(pixels: NDArray[np.int16]) -> tuple[Array, NDArray[np.float64]]:
     number = np.where(large, np.cumsum(large) - 1, -1)
     patches = np.where(flat, number[labels], -1)
     inside = patches >= 0
-    sums = [
-        np.bincount(patches[inside], weights=pixels[..., channel][inside], minlength=int(large.sum()))
-        for channel in range(3)
-    ]
+    channels = pixels[inside].T
+    sums = [np.bincount(patches[inside], weights=own, minlength=int(large.sum())) for own in channels]
     colours = np.stack(sums, axis=1) / counts[large][:, None]
     return _grown(patches, pixels, colours), colours
-
-
-def _flat(pixels: NDArray[np.int16]) -> NDArray[np.bool_]:
-    """Which pixels resemble all their neighbours (outside the image lies its edge, repeated)."""
-    from scipy.ndimage import maximum_filter, minimum_filter
-
-    around = {"size": (3, 3, 1), "mode": "nearest"}
-    spread = maximum_filter(pixels, **around) - minimum_filter(pixels, **around)
-    flat: NDArray[np.bool_] = (spread <= _ALIKE).all(axis=-1)
-    return flat
 
 
 def _alike(left: NDArray[np.int16], right: NDArray[np.int16]) -> NDArray[np.bool_]:

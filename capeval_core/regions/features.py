@@ -17,10 +17,7 @@ Floats = NDArray[np.float32]
 Selection = Literal["bua10_100", "lxmert36"]
 """`bua10_100`: 10 to 100 boxes by their confidence, for UNITER. `lxmert36`: the best 36, for LXMERT."""
 
-THRESHOLD = 0.2
-LEAST, MOST = 10, 100
-FIXED = 36
-"""Boxes where confidence is not asked."""
+THRESHOLD, LEAST, MOST, FIXED = 0.2, 10, 100, 36
 
 
 def boxes_kept(confidences: NDArray[np.floating]) -> int:
@@ -55,8 +52,7 @@ class BoxVisual:
         self.check()
         packed = cast(Floats, self.packed)
         width, height = packed[0, :2].astype(int).tolist()
-        rows = packed[1:]
-        return BoxFeatures(rows[:, :4], rows[:, 5:], (width, height), rows[:, 4])
+        return BoxFeatures(packed[1:, :4], packed[1:, 5:], (width, height), packed[1:, 4])
 
     def check(self) -> None:
         _ = self.key

@@ -6,7 +6,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,6 @@ WITHOUT = (
     'To run without it: regions="colours" (drawn scenes only), or masks of your own, regions="masks.json" '
     "(COCO run lengths by image id)."
 )
-"""How to work without a model, for messages."""
 _CACHE_BYTES = 256 << 20
 
 
@@ -119,19 +118,15 @@ class Regions:
         return self.select(sorted(best.tolist()))
 
 
-Masks: TypeAlias = Any
-"""Regions, or masks (n, h, w), boolean, of numpy or torch."""
-
-
 class RegionsError(ImageError):
     """The regions of an image could not be loaded; the message names the image, the reason and a fix."""
 
 
 class RegionSource(ABC):
-    """Image -> regions. A source may be used from several threads at once.
+    """Image -> regions; it may be used from several threads at once.
 
-    name: its name in the signature. fingerprint: changes with everything that regions depend on: weights,
-    code and settings. Features of regions are cached under it, so equal fingerprints mean equal regions.
+    name: in the signature. fingerprint: changes with everything that regions depend on; features of regions
+    are cached under it.
     """
 
     name: str
@@ -153,8 +148,7 @@ class LimitedRegions(RegionSource):
     """The regions of a source, limited to the `max_regions` of the highest quality, in the source's order."""
 
     def __init__(self, source: RegionSource, max_regions: int) -> None:
-        self.source, self.max_regions = source, max_regions
-        self.name = source.name
+        self.source, self.max_regions, self.name = source, max_regions, source.name
         self.fingerprint = f"{source.fingerprint}, best {max_regions}"
 
     def find(self, image: InputImage) -> Regions:
@@ -178,32 +172,29 @@ class CachedRegions(RegionSource):
         return found
 
 
-def name_of(regions: RegionSource | Masks) -> str:
-    """A text that names the regions of an image, or the source that will find them."""
+def name_of(regions: Any) -> str:
+    """A text that names the regions of an image (`Regions`, or masks of numpy or torch), or their source."""
     if isinstance(regions, RegionSource):
         return f"source {regions.fingerprint}"
-    digest = hashlib.blake2b(digest_size=16)
     if isinstance(regions, Regions):
-        digest.update(f"runs {regions.size} {[len(runs) for runs in regions.runs]}".encode())
-        for runs in regions.runs:
-            digest.update(np.ascontiguousarray(runs).data)
+        what, arrays = f"runs {regions.size} {[len(runs) for runs in regions.runs]}", regions.runs
     else:
         masks = _array(regions)
-        digest.update(f"array {masks.dtype} {masks.shape}".encode())
-        digest.update(np.ascontiguousarray(masks).data)
+        what, arrays = f"array {masks.dtype} {masks.shape}", (masks,)
+    digest = hashlib.blake2b(what.encode(), digest_size=16)
+    for array in arrays:
+        digest.update(np.ascontiguousarray(array).data)
     return f"masks {digest.hexdigest()}"
 
 
-def fitting(regions: Masks, image: InputImage, size: tuple[int, int]) -> Regions:
+def fitting(regions: Any, image: InputImage, size: tuple[int, int]) -> Regions:
     """Regions that fit the image, or ImageError with what is wrong."""
     high, wide = size
     expected = f"{image.name} is {high} pixels high and {wide} wide"
     if isinstance(regions, Regions):
         if regions.size == size:
             return regions
-        found = (
-            f"its regions are of an image {regions.size[0]} high and {regions.size[1]} wide, but {expected}"
-        )
+        found = f"its regions are of an image {' x '.join(map(str, regions.size))}, but {expected}"
         raise ImageError(Problem(image.where, found, "make them of the image itself, not of a copy"))
     masks, found = _array(regions), ""
     fix = f"pass Regions or boolean masks (n, {high}, {wide}), with n = 0 where there are none"

@@ -33,10 +33,8 @@ def of_intervals(starts: NDArray[np.int64], ends: NDArray[np.int64], size: tuple
 
 def decode(runs: Runs, size: tuple[int, int]) -> Mask:
     """The mask (h, w) of runs that sum to h * w."""
-    height, width = size
     values = (np.arange(len(runs)) % 2).astype(np.bool_)
-    columns: Mask = np.repeat(values, runs).reshape(width, height)
-    mask: Mask = columns.T
+    mask: Mask = np.repeat(values, runs).reshape(size[::-1]).T
     return mask
 
 

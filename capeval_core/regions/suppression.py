@@ -6,19 +6,18 @@ with products and sums joined or not. Here the rule is a value, and every step i
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-if TYPE_CHECKING:
-    from torch import Tensor
+from capeval_core.models.copies import on_device
 
 Floats = NDArray[np.float32]
-Booleans = NDArray[np.bool_]
 Integers = NDArray[np.int64]
 
 _ROWS = 1 << 22
@@ -48,7 +47,7 @@ class Suppression:
 
     def pairs(self, boxes: Any, others: Any) -> Any:
         """Whether one of two boxes suppresses the other: (...) of (..., 4) and (..., 4)."""
-        xp: Any = np if isinstance(boxes, np.ndarray) else sys.modules["torch"]
+        xp: Any = np if isinstance(boxes, np.ndarray) else torch
         (x0, y0, x1, y1), (u0, v0, u1, v1) = ([each[..., i] for i in range(4)] for each in (boxes, others))
         one = np.float32(self.pixel)
         width = xp.clip(xp.minimum(x1, u1) - xp.maximum(x0, u0) + one, 0, None)
@@ -70,21 +69,6 @@ class Suppression:
                 alive[index + 1 :] &= ~self.pairs(boxes[index], boxes[index + 1 :])
         return np.array(kept, dtype=np.int64)
 
-    def survivors(self, boxes: Floats, scores: Floats) -> Booleans:
-        """(n, classes) whether a box survives the suppression of each class by its own scores."""
-        by_class = np.ascontiguousarray(scores.T)
-        order = np.argsort(-by_class, axis=1, kind="stable").T  # n times the next best box of each class
-        bits = np.packbits(self.pairs(boxes[:, None], boxes), axis=1, bitorder="little")
-        dropped = np.zeros((len(by_class), bits.shape[1]), dtype=np.uint8)
-        survives = np.zeros(scores.shape, dtype=bool)
-        classes = np.arange(len(by_class))
-        for box in order:
-            alive = (dropped[classes, box >> 3] >> (box & 7)) & 1 == 0
-            own, of_class = box[alive], classes[alive]
-            survives[own, of_class] = True
-            dropped[of_class] |= bits[own]
-        return survives
-
 
 def clipped(corners: Floats, size: tuple[int, int]) -> Floats:
     """Boxes (n, 4) clipped to an image of (height, width)."""
@@ -99,7 +83,18 @@ def class_confidences(boxes: Floats, scores: Floats, rule: Suppression, threshol
     script of 12-in-1 (Lu et al., CVPR 2020). `scores` are (n, classes) from 0 to 1, background left out;
     those up to `threshold` do not count.
     """
-    counts = rule.survivors(boxes, scores) & (scores > np.float32(threshold))
+    by_class = np.ascontiguousarray(scores.T)
+    order = np.argsort(-by_class, axis=1, kind="stable").T  # n times the next best box of each class
+    bits = np.packbits(rule.pairs(boxes[:, None], boxes), axis=1, bitorder="little")
+    dropped = np.zeros((len(by_class), bits.shape[1]), dtype=np.uint8)
+    survives = np.zeros(scores.shape, dtype=bool)
+    classes = np.arange(len(by_class))
+    for box in order:
+        alive = (dropped[classes, box >> 3] >> (box & 7)) & 1 == 0
+        own, of_class = box[alive], classes[alive]
+        survives[own, of_class] = True
+        dropped[of_class] |= bits[own]
+    counts = survives & (scores > np.float32(threshold))
     confidences: Floats = np.where(counts, scores, np.float32(0)).max(axis=1, initial=0)
     return confidences
 
@@ -110,7 +105,6 @@ def enough_boxes(boxes: Floats, scores: Floats, overlaps: Sequence[float], least
     The overlaps are tried in turn until at least `least` boxes survive; where they never do, those of the
     last overlap are kept. (The original fails there, or takes the boxes of the image before.)
     """
-    import torch
     from torchvision.ops import nms
 
     kept = np.empty(0, dtype=np.int64)
@@ -130,12 +124,11 @@ def best_on_device(
     more box of every chain in which each suppresses the next, so that a few steps do for thousands. `usable`:
     of all boxes of all groups; the others neither survive nor suppress.
     """
-    import torch
-
-    from capeval_core.models.copies import on_device
-
-    lengths = [len(boxes) for boxes in groups]
-    suppresses = [_pairs(rule, boxes).to(torch.float16) for boxes in groups]
+    lengths, suppresses = [len(boxes) for boxes in groups], []
+    for boxes in groups:  # whether a box suppresses a worse one, which stands behind it
+        parts = torch.split(boxes, max(1, _ROWS // max(1, len(boxes))))
+        pairs = torch.cat([rule.pairs(part[:, None], boxes) for part in parts])
+        suppresses.append(pairs.triu_(1).to(torch.float16))
     every = groups[0].new_ones(sum(lengths), dtype=torch.float16) if usable is None else usable.half()
     alive = torch.split(every, lengths)
     survives = alive
@@ -152,12 +145,3 @@ def best_on_device(
             best = [own.nonzero()[:most, 0] for own in torch.split(kept, lengths)]
             there = on_device(torch.cat(best), every.device)
             return list(torch.split(there, [len(own) for own in best]))
-
-
-def _pairs(rule: Suppression, boxes: Tensor) -> Tensor:
-    """(n, n) whether a box suppresses a worse one, which stands behind it."""
-    import torch
-
-    step = max(1, _ROWS // max(1, len(boxes)))
-    parts = [rule.pairs(part[:, None], boxes) for part in torch.split(boxes, step)]
-    return torch.cat(parts).triu_(1)
