@@ -9,12 +9,14 @@ released code has other limits and another order.
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from os import PathLike
 from pathlib import Path
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, NamedTuple, cast
 
 import numpy as np
 import pyarrow as pa
@@ -22,18 +24,29 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from capeval_core.errors import Problems, at, warn
+from capeval_core.errors import Problems, at, did_you_mean, expanded_path, naming, warn, wrong_option
 from capeval_core.inputs.samples import Pools, Samples, images_in_rgb
+from capeval_core.matching.cosine import best_query_cosine, paired_cosine
 from capeval_core.metric import Model, Reranker, RerankerOptions
 from capeval_core.options import Options as CommonOptions
 from capeval_core.options import option
 from capeval_core.phrases.ngrams import Documents, consensus, tfidf_consensus
 from capeval_core.phrases.ptb import ptb_tokens
+from capeval_core.registry import network, network_of
 from capeval_core.result import Values
-from capeval_core.rows import RowCollector, canonical, column, lists, progress_bar, row_schema
-from capeval_core.scores.eco_members import MATCHER, MEMBER_ROW, Matcher, Member, check_members, open_members
+from capeval_core.rows import (
+    RowCollector,
+    canonical,
+    column,
+    common_columns,
+    lists,
+    nullable,
+    progress_bar,
+    row_schema,
+)
 from capeval_core.scores.facts import facts
-from capeval_core.weights.folder import WeightsError
+from capeval_core.weights.catalogue import ECO_MEMBERS, EVA_CLIP
+from capeval_core.weights.folder import WeightsError, WeightsFolder, open_weights
 
 Doubles = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -91,8 +104,7 @@ FAR_BELOW = 0.5
 one of two answers, so with such a distance BLIP-2 answers no for the choice and yes for the other caption."""
 
 
-@dataclass(frozen=True)
-class Rules:
+class Rules(NamedTuple):
     """The filters: the fewest words, parted by white space, the most commas and periods; whether the better
     half of an odd pool is rounded up or down; and the order: the second one filters what the first leaves."""
 
@@ -155,11 +167,10 @@ def _filter_pool(
 class Ranking:
     """The scores of n candidates of a set, pool after pool, and the choice of each pool.
 
-    pools: per image its rows. chosen: per image the position of the choice in its pool, -1 if there is none.
-    rows: (images,) the chosen rows; the first of a pool that has no choice. zscores: (n, members). ensemble:
-    (n,), eq. 3. consensus, agreement: (n,) consensus and its z-score, NaN where a candidate was dropped, and
-    total likewise. dropped: why, None for survivors. gave_way: per image the filter that was not applied, or
-    ''. doubtful: (images,) whether the ITM of the choice is more than `FAR_BELOW` below the best of its pool.
+    chosen: per image the position of the choice in its pool, -1 if there is none. rows: (images,) the chosen
+    rows; the first of a pool that has no choice. ensemble: (n,), eq. 3. consensus, agreement: (n,) consensus
+    and its z-score, NaN where a candidate was dropped, and total likewise. dropped: why, None for survivors.
+    gave_way: per image the filter that was not applied, or ''.
     """
 
     def __init__(
@@ -197,7 +208,7 @@ class Ranking:
         self._flat = flat + ["consensus"] * bool(_is_flat(self.consensus))
 
     def _filter(self, values: Doubles, failed: Flags) -> None:
-        """Say why candidates are dropped, and of each pool the filter that was not applied."""
+        """Why candidates are dropped, and of each pool the filter that was not applied."""
         rules = RELEASED if self.options.compat == "released" else PAPER
         scored = np.isfinite(values).all(axis=1) & np.isfinite(self.itm)
         reasons = np.where(failed, "its image could not be read", "a member has no finite value for it")
@@ -273,11 +284,15 @@ class Ranking:
         ranks = {left[i]: rank for rank, i in enumerate(_best_first(self.total[left]), 1)}
         columns = {"ensemble": self.ensemble, "cider": self.consensus, "consensus": self.agreement}
         columns |= {"itm": self.itm, "total": self.total}
+
+        def plain(value: Any) -> float | None:
+            return None if np.isnan(value) else float(value)
+
         return [
             {
                 "caption": self.captions[row],
-                "members": dict(zip(self.members, map(_plain, self.zscores[row]), strict=True)),
-                **{name: _plain(column[row]) for name, column in columns.items()},
+                "members": dict(zip(self.members, map(plain, self.zscores[row]), strict=True)),
+                **{name: plain(column[row]) for name, column in columns.items()},
                 "rank": ranks.get(row),
                 "dropped": self.dropped[row],
             }
@@ -292,8 +307,7 @@ class Ranking:
                 "z-scores are 0 (within a pool, CIDEr is 0 where the filters leave two captions or fewer: "
                 "see `consensus_documents`)"
             )
-        images = np.flatnonzero(self.doubtful).tolist()
-        examples = []
+        images, examples = np.flatnonzero(self.doubtful).tolist(), []
         for image in images[:3]:
             chosen, best, start = self.rows[image], self._best[image], self.pools[image].start
             reason = self.dropped[best]
@@ -302,13 +316,133 @@ class Ranking:
                 f"{at('captions', (image, best - start))} has {self.itm[best]:.3f} "
                 f"({f'dropped: {reason}' if reason else 'its total is lower'})"
             )
+        examples += [f"and {len(images) - 3:,} more"] * (len(images) > 3)
         if images:
-            examples += [f"and {len(images) - 3:,} more"] * (len(images) > 3)
             yield (
                 f"in {len(images):,} of {len(self.pools):,} pools the ITM of the chosen caption is more than "
                 f"{FAR_BELOW} below the best of its pool, so it may well be wrong (see `doubtful`): "
                 f"{'; '.join(examples)}"
             )
+
+
+# the members of the ensemble
+
+MATCHER = "blip2-itc"
+"""The member that is the contrast of the model which also filters."""
+PRESETS: dict[str, tuple[str, ...]] = {
+    "paper": ("eva-clip-18b", "metaclip-bigg", "mobileclip-b", "openclip-bigg", MATCHER),
+    "small": ("eva02-l14", "metaclip-l14", "mobileclip-b", "openclip-l14", MATCHER),
+    "tiny": ("pacs-tiny", "alpha-clip-tiny", MATCHER),
+}
+"""`small` has the paper's five families in sizes of which each fits into 8 GB of a GPU."""
+_TINY = {"pacs-tiny": "pacs", "alpha-clip-tiny": "hices"}
+_KNOWN = [*ECO_MEMBERS, *_TINY, MATCHER]
+
+MEMBER_ROW = row_schema(
+    column("value", pa.float32(), "cosine of candidate and image"),
+    column("itm", pa.float32(), "probability that they match, null for a dual encoder"),
+)
+
+
+@dataclass(frozen=True)
+class Member:
+    """A dual encoder: the cosine of image and candidate, behind the prompt that its weights name; its name is
+    that of its folder of rows, too."""
+
+    name: str
+    folder: WeightsFolder
+    kind: str
+
+    @property
+    def model(self) -> Model:
+        """Its label in the signature, and the fingerprint in stamps of its rows."""
+        fingerprint = network(self.kind).fingerprint_of(self.folder)
+        return Model(self.folder.label(fingerprint), fingerprint)
+
+    def open(self, device: str | None, dtype: str) -> Any:
+        """Its encoder, in memory."""
+        import torch
+
+        try:
+            with torch.device("cpu"):  # whatever a program that builds a model of its own has set
+                return network(self.kind).open(self.folder, device=device, dtype=dtype)
+        except (WeightsError, MemoryError) as error:
+            kind = MemoryError if isinstance(error, MemoryError) else WeightsError
+            raise kind(_not_opened(self.name, error)) from error
+
+    def rows(self, encoder: Any, batch: Pools, run: dict[str, Any]) -> Iterator[pa.Table]:
+        """Tables of schema `MEMBER_ROW` that cover the batch in order; `run` is for the encoder."""
+        prompt = self.folder.config.get("constants", {}).get("prompt", "")
+        texts = encoder.encode_texts([f"{prompt}{caption}" for caption in batch.captions], **run)
+        starts, pool = [*batch.starts, len(batch)], 0
+        # One image per pool, whose features all its candidates share.
+        for images in encoder.encode_images([batch.images[start] for start in starts[:-1]], **run):
+            n = len(images.keys)
+            part, sizes = slice(starts[pool], starts[pool + n]), np.diff(starts[pool : pool + n + 1])
+            keys, errors = np.array(images.keys, dtype=object), np.array(images.errors, dtype=object)
+            common = {"groups": np.repeat(keys, sizes).tolist(), "errors": np.repeat(errors, sizes).tolist()}
+            value = paired_cosine(np.repeat(images.features, sizes, axis=0), texts.features[part])
+            yield _rows(batch, part, value, np.full_like(value, np.nan), texts.truncated[part], **common)
+            pool += n
+
+
+class Matcher(Member):
+    """BLIP-2: its contrast (ITC, the best query token's cosine) and its matching (ITM), in one pass."""
+
+    def rows(self, encoder: Any, batch: Pools, run: dict[str, Any]) -> Iterator[pa.Table]:
+        parts = [slice(*ends) for ends in pairwise([*batch.starts, len(batch)])]
+        images = [batch.images[part.start] for part in parts]
+        matches = encoder.match(images, [batch.captions[part] for part in parts], **run)
+        for part, match in zip(parts, matches, strict=True):
+            n = part.stop - part.start
+            common = {"groups": [match.key] * n, "errors": [match.error] * n}
+            value = best_query_cosine(match.queries, match.text_features)
+            yield _rows(batch, part, value, match.itm, match.truncated, **common)
+
+
+def _rows(batch: Pools, part: slice, value: Any, itm: Any, truncated: Any, **common: Any) -> pa.Table:
+    columns = common_columns(batch, part, truncated=np.array(truncated), **common)
+    return pa.table({**columns, "value": nullable(value), "itm": nullable(itm)}, schema=MEMBER_ROW)
+
+
+def _member_names(members: str | Sequence[str] | None, *, tiny: bool) -> list[str]:
+    """The members that an option names: a preset, names parted by commas, or a list of them."""
+    if members is None:
+        members = "tiny" if tiny else "paper"
+    if isinstance(members, str):
+        members = PRESETS.get(members) or members.split(",")
+    names = [str(name).strip() for name in members]
+    if not names or not all(names):
+        fix = f"expected one or more of {', '.join([*PRESETS, *_KNOWN])}, Hub ids or folders"
+        raise wrong_option("members", members, "it names none", fix, verb="")
+    return names
+
+
+def _member(name: str) -> Member:
+    from capeval_core.encoders.clip import ClipTowers
+
+    tiny, metric, weights = "", "eco", name
+    if not expanded_path(name).is_dir():
+        if name in _TINY:
+            weights, tiny = "tiny", _TINY[name]
+        elif name in ECO_MEMBERS:
+            entry = ECO_MEMBERS[name]
+            weights, metric = entry.repository, EVA_CLIP if entry.checkpoint else "eco"
+    folder = open_weights(weights, metric=metric, tiny=tiny)
+    if weights == name:  # a folder or a Hub id: its name has to fit into signatures and paths
+        name = re.sub(r"[^\w.-]+", "-", folder.name.rpartition("/")[2]).lower()
+    encoder = network_of(folder)
+    if encoder.kind != "blip2" and not issubclass(encoder, ClipTowers):
+        found = f"weights {folder.name!r} are of encoder {encoder.kind!r}, expected a CLIP or BLIP-2"
+        raise WeightsError(found)
+    return (Matcher if encoder.kind == "blip2" else Member)(name, folder, encoder.kind)
+
+
+def _not_opened(name: str, error: Exception | str) -> str:
+    return f"members: {name!r} could not be opened: {error}\nTo do without it, name the others in `members`."
+
+
+# the metric
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -344,7 +478,10 @@ class EcoOptions(RerankerOptions):
 
     def check(self, metric: Any) -> None:
         super().check(metric)
-        check_members(self.members)
+        for name in [] if self.members is None else _member_names(self.members, tiny=False):
+            if name not in _KNOWN and "/" not in name and not expanded_path(name).is_dir():
+                found = f"it is neither known ({', '.join(_KNOWN)}), nor a Hub id (org/name), nor a folder"
+                raise WeightsError(_not_opened(name, f"{found}{did_you_mean(name, _KNOWN)}"))
 
     def check_input(self, metric: Any, *inputs: Any, **how: Any) -> Samples:
         samples = super().check_input(metric, *inputs, **how)
@@ -379,12 +516,30 @@ class Eco(Reranker):
 
     def open_models(self) -> dict[str, Model]:
         # No tensors yet: members are opened one after another, when they encode.
-        problems, matcher = Problems(), None
+        problems, tiny = Problems(), False
+        self.members: list[Member] = []
+        self.ensemble: list[str] = []
         try:
-            matcher = Matcher(MATCHER, self.folder, "blip2")
+            self.members.append(Matcher(MATCHER, self.folder, "blip2"))
+            tiny = self.folder.name == "tiny"
         except WeightsError as error:
             problems.extend(error.problems)
-        self.members, self.ensemble = open_members(self.options.members, matcher, problems)
+        for name in _member_names(self.options.members, tiny=tiny):
+            try:
+                if name != MATCHER:
+                    with naming({"weights": "members"}):
+                        self.members.append(_member(name))
+                self.ensemble.append(MATCHER if name == MATCHER else self.members[-1].name)
+            except WeightsError as error:
+                problems.extend(WeightsError(_not_opened(name, error)).problems)
+        if len(problems):
+            raise WeightsError(problems)
+        every = Counter(self.ensemble), Counter(member.name for member in self.members)
+        if twice := sorted({name for counts in every for name in counts if counts[name] > 1}):
+            fix = "name each member once (a folder is called by its last part)"
+            raise ValueError(f"members: {', '.join(map(repr, twice))} comes twice: {fix}")
+        if "weights" in self.ensemble:  # as the signature calls the matcher that filters
+            raise ValueError("members: a folder called 'weights' cannot be told from the option: rename it")
         models = {member.name: member.model for member in self.members}
         return {"weights": models[MATCHER], **{name: models[name] for name in self.ensemble}}
 
@@ -464,8 +619,3 @@ def _joined_rows(pools: Pools, tables: Mapping[str, pa.Table], ensemble: Sequenc
         "values": lists(values.astype(np.float32).ravel(), np.full(len(indices), len(ensemble))),
     }
     return pa.table({name: columns[name] for name in Eco.ROW.names}, schema=Eco.ROW)
-
-
-def _plain(value: np.floating[Any]) -> float | None:
-    """A number, None for NaN."""
-    return None if np.isnan(value) else float(value)
