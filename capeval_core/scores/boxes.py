@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from os import PathLike
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar, NamedTuple, get_args
 
 from capeval_core.cache import FeatureCache
 from capeval_core.errors import Problem, expanded_path, naming, setting, wrong_option
@@ -80,13 +80,12 @@ class RegionMetric(CaptionMetric):
     def open_models(self) -> dict[str, Model]:
         models, regions = super().open_models(), self.options.regions
         if regions is None:
-            constants, regions = self.folder.config.get("constants", {}), None
-            if isinstance(constants, dict):
-                regions = constants.get("regions", self.default_regions.repository)
+            constants = self.folder.config.get("constants", {})
+            regions = constants.get("regions", self.default_regions.repository)
             if not isinstance(regions, str) or not regions or store_of(regions) is not None:
+                found = "constants.regions names no weights of a region encoder"
                 raise WeightsError(
-                    "in the config, constants.regions names no weights of a region encoder: convert the "
-                    "weights again, or download them again"
+                    f"in the config, {found}: convert the weights again, or download them again"
                 )
             self.options = replace(self.options, regions=regions)
         selection = getattr(self.options, "selection", None)
@@ -94,31 +93,24 @@ class RegionMetric(CaptionMetric):
         self.regions: BoxSource = box_source_opener(regions)(selection=selection, **device)
         return {**models, "regions": Model(self.regions.label, self.regions.fingerprint)}
 
-    def boxes(self, samples: Samples) -> list[BoxVisual | FirstBoxes]:
-        """Box features of the samples' images."""
-        return list(self.regions.boxes(samples.images, **self.run))
+    def boxes(self, samples: Samples) -> tuple[list[Any], list[list[int]]]:
+        """Box features of the samples' images, and the rows that share an image, for each image, in order."""
+        boxes, sharing = list(self.regions.boxes(samples.images, **self.run)), dict[object, list[int]]()
+        for row, visual in enumerate(boxes):
+            sharing.setdefault(visual.identity, []).append(row)
+        return boxes, list(sharing.values())
 
 
-def rows_by_image(boxes: Sequence[BoxVisual | FirstBoxes]) -> list[list[int]]:
-    """Rows that share an image, for each image, in order."""
-    sharing: dict[object, list[int]] = {}
-    for row, visual in enumerate(boxes):
-        sharing.setdefault(visual.identity, []).append(row)
-    return list(sharing.values())
-
-
-def error_of(error: str | None, first: BoxVisual | FirstBoxes, own: BoxVisual | FirstBoxes) -> str | None:
+def error_of(error: str | None, first: Any, own: Any) -> str | None:
     """An error about the first of equal images, as the one about another of them."""
     return None if error is None else error.replace(first.where, own.where, 1)
 
 
-@dataclass(frozen=True)
-class BoxSource:
-    """The box features of images, from a region encoder where they do not come with the images.
+class BoxSource(NamedTuple):
+    """The box features of images, from a region encoder, or None where they come with the images.
 
-    label, fingerprint: in signatures, and in stamps of rows. encoder: None where there are features of all
-    images. selection: which boxes are kept; None: all that a region encoder gives, the first 100 of stored
-    ones.
+    label, fingerprint: in signatures, and in stamps of rows. selection: which boxes are kept; None: all that
+    a region encoder gives, the first 100 of stored ones.
     """
 
     label: str
@@ -163,16 +155,15 @@ class FirstBoxes(InputBoxes):
     def load(self) -> BoxFeatures:
         """The boxes that are kept: all that a rule has chosen already, or that come without scores."""
         boxes = super().load()
-        if self.selection is not None and _differs(boxes.selection, self.selection):
-            found, fix = _other_selection(boxes.selection)
+        if wrong := _other_selection(boxes.selection, self.selection):
+            found, fix = wrong
             raise ImageError(Problem(self.where, f"has {found}", fix))
         if boxes.selection is not None:
             return boxes
-        if self.selection == "lxmert36":
-            return boxes.first(FIXED)
-        return boxes.first(
-            MOST if self.selection is None or boxes.scores is None else boxes_kept(boxes.scores)
-        )
+        count = FIXED if self.selection == "lxmert36" else MOST
+        if self.selection == "bua10_100" and boxes.scores is not None:
+            count = boxes_kept(boxes.scores)
+        return boxes.first(count)
 
 
 def box_source_opener(spec: Any) -> Callable[..., BoxSource]:
@@ -210,15 +201,13 @@ def _open(name: str, *, selection: Selection | None, device: str | None, dtype: 
 def check_selection(spec: Any, selection: Selection) -> None:
     """Refuse another rule than the one that chose the boxes of a store, where that is known."""
     store = store_of(spec)
-    if store is not None and _differs(store.selection, selection):
-        raise wrong_option("regions", str(spec), *_other_selection(store.selection), verb="has")
+    if store is not None and (wrong := _other_selection(store.selection, selection)):
+        raise wrong_option("regions", str(spec), *wrong, verb="has")
 
 
-def _differs(chosen: str | None, selection: Selection) -> bool:
-    return chosen in get_args(Selection) and chosen != selection
-
-
-def _other_selection(chosen: str | None) -> tuple[str, str]:
+def _other_selection(chosen: str | None, wanted: Selection | None) -> tuple[str, str] | None:
+    if wanted is None or chosen == wanted or chosen not in get_args(Selection):
+        return None
     return f"boxes that were chosen as {chosen!r}", setting("selection", chosen, "pass ")
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import islice
 from operator import itemgetter
 from os import PathLike
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -36,14 +36,10 @@ from capeval_core.rows import FLOATS, NESTED, Texts, column, lists, row_schema
 from capeval_core.scores.explanations import HiceExplanation
 from capeval_core.scores.facts import facts
 
-if TYPE_CHECKING:  # these bring torch
-    from capeval_core.encoders.alpha_clip import RegionFeatures
-
 Doubles = NDArray[np.float64]
 Floats = NDArray[np.float32]
 IMAGES_AT_ONCE = 64
-SOURCES = {"regions": "objects", "phrases": "factual"}
-"""Sources of regions and phrases where neither options nor weights name one: those of the paper."""
+SOURCES = {"regions": "objects", "phrases": "factual"}  # those of the paper
 THRESHOLD = 0.2
 """The cosine below which a phrase is a mistake and a region unmentioned: with w = 2.5 the 0.5 of figure 5.
 
@@ -101,8 +97,8 @@ def _text_text_terms(rows: pa.Table, reference_reduction: str) -> dict[str, Doub
 def reference_terms(rows: pa.Table) -> tuple[Ragged, Ragged]:
     """gTTC (eq. 3) and lTTC (eq. 7 to 9) of each reference of each row."""
     cosines = Ragged.of(rows["reference_cosines"])
-    lists = (inner(rows[name])[0] for name in ("caption_phrase_maxima", "reference_phrase_maxima"))
-    lttc = harmonic_mean(*(compatibility(Ragged.of(maxima).mean()) for maxima in lists))
+    names = ("caption_phrase_maxima", "reference_phrase_maxima")
+    lttc = harmonic_mean(*(compatibility(Ragged.of(inner(rows[name])[0]).mean()) for name in names))
     return Ragged(compatibility(cosines.values), cosines.lengths), Ragged(lttc, cosines.lengths)
 
 
@@ -226,8 +222,8 @@ class HiceS(CaptionMetric):
                     columns |= _phrase_columns(encoded[part], references, texts.counts[part])
                 yield pa.table(columns, schema=self.ROW)
 
-    def encode_images(self, window: Samples) -> Iterator[tuple[slice, list[RegionFeatures]]]:
-        """Images with their regions, `IMAGES_AT_ONCE` at a time."""
+    def encode_images(self, window: Samples) -> Iterator[tuple[slice, list[Any]]]:
+        """Images with their regions, as `RegionFeatures`, `IMAGES_AT_ONCE` at a time."""
         transform, start = self.options.mask_transform, 0
         images = self.encoder.encode_regions(
             window.images, self.regions, mask_transform=transform, **self.run
@@ -279,7 +275,7 @@ class HiceS(CaptionMetric):
         row: Mapping[str, Any],
         text: EncodedText,
         image: InputImage,
-        view: RegionFeatures,
+        view: Any,
     ) -> HiceExplanation:
         """The explanation of a row, by the row's own cosines, so that the numbers add up."""
         from capeval_core.encoders.preprocessing import central_square
@@ -361,11 +357,8 @@ class RefHiceS(HiceS):
 
 
 class EncodedText(NamedTuple):
-    """A text and its phrases, encoded.
-
-    feature: (d,). phrase_features: (phrases, d). truncated: token ids that the encoder did not read, and
-    sentences that the parser did not read to their end. fallback: sentences that are their own phrase.
-    """
+    """A text and its phrases, encoded. truncated: token ids that the encoder did not read, and sentences that
+    the parser did not read to their end. fallback: sentences that are their own phrase."""
 
     phrases: tuple[str, ...]
     feature: Floats
@@ -374,7 +367,7 @@ class EncodedText(NamedTuple):
     fallback: int
 
 
-def _region_columns(captions: Sequence[EncodedText], images: Sequence[RegionFeatures]) -> dict[str, Any]:
+def _region_columns(captions: Sequence[EncodedText], images: Sequence[Any]) -> dict[str, Any]:
     """The columns of `HiceS.ROW` for captions and their images, one each."""
     from capeval_core.matching.greedy import match_arrays
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -28,11 +28,6 @@ from capeval_core.result import Values
 from capeval_core.rows import FLOATS, Texts, column, nullable, row_schema
 from capeval_core.scores.facts import facts
 from capeval_core.weights.catalogue import PROMPT
-
-if TYPE_CHECKING:  # these bring torch
-    from capeval_core.encoders.clip import ClipEncoder
-    from capeval_core.encoders.engine import ImageFeatures
-    from capeval_core.encoders.texts import TextFeatures
 
 Doubles = NDArray[np.float64]
 Floats = NDArray[np.float32]
@@ -104,7 +99,6 @@ class PacS(CaptionMetric):
     )
 
     options: PacOptions
-    encoder: ClipEncoder
 
     def open_models(self) -> dict[str, Model]:
         models = super().open_models()
@@ -114,12 +108,12 @@ class PacS(CaptionMetric):
         _check_prompt(str(self.options.prompt), self.encoder.tokenizer)
         return models
 
-    def text_features(self, texts: Sequence[str]) -> TextFeatures:
-        """Features (n, d) of texts behind the prompt."""
+    def text_features(self, texts: Sequence[str]) -> Any:
+        """Features (n, d) of texts behind the prompt, as `TextFeatures`."""
         return self.encoder.encode_texts([f"{self.options.prompt}{text}" for text in texts], **self.run)
 
-    def image_features(self, images: Sequence[InputImage]) -> Iterator[ImageFeatures]:
-        """Features (n, ...) of images, in order, some at a time: what `columns` takes of them."""
+    def image_features(self, images: Sequence[InputImage]) -> Any:
+        """`ImageFeatures` (n, ...) of images, in order, some at a time: what `columns` takes of them."""
         return self.encoder.encode_images(images, decoders=self.options.decoders, **self.run)
 
     def columns(self, images: Floats, captions: Floats) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from capeval_core.options import Options as CommonOptions
 from capeval_core.options import option
 from capeval_core.result import Values
 from capeval_core.rows import column, common_columns, nullable, row_schema
-from capeval_core.scores.boxes import RegionMetric, RegionOptions, check_selection, error_of, rows_by_image
+from capeval_core.scores.boxes import RegionMetric, RegionOptions, check_selection, error_of
 from capeval_core.scores.facts import facts
 from capeval_core.weights.catalogue import FASTER_RCNN_VG
 
@@ -67,8 +67,7 @@ class Umic(RegionMetric):
 
     def encode(self, batch: Samples) -> Iterator[pa.Table]:
         for window in windows(batch, CAPTIONS_AT_ONCE):
-            boxes = self.boxes(window)
-            sharing = rows_by_image(boxes)  # an image runs once with all its captions
+            boxes, sharing = self.boxes(window)  # an image runs once with all its captions
             rankings = self.encoder.rank(
                 [boxes[rows[0]] for rows in sharing],
                 [[window.captions[row] for row in rows] for rows in sharing],
@@ -96,7 +95,7 @@ class Umic(RegionMetric):
         from capeval_core.reports.explanations import BoxExplanation, box_notes
 
         explained: dict[int, dict[str, Any]] = {}
-        zipped = zip(self.boxes(samples), samples.images, rows["error"].to_pylist(), strict=True)
+        zipped = zip(self.boxes(samples)[0], samples.images, rows["error"].to_pylist(), strict=True)
         shown = super().evidence_of(samples, rows, parts)
         for row, (visual, image, error) in enumerate(zipped):
             found = {"boxes": box_notes(visual.load())} if error is None else {"error": error}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -32,11 +32,6 @@ from capeval_core.scores.explanations import VideoExplanation
 from capeval_core.scores.facts import facts
 from capeval_core.scores.idf import TokenIdf, token_weights
 from capeval_core.scores.pac import RefPacS
-
-if TYPE_CHECKING:
-    from capeval_core.encoders.clip import ClipEncoder
-    from capeval_core.encoders.texts import TokenFeatures
-    from capeval_core.encoders.videos import VideoFeatures
 
 Doubles = NDArray[np.float64]
 Floats = NDArray[np.float32]
@@ -173,7 +168,6 @@ class VideoPacS(CaptionMetric):
     )
 
     options: VideoOptions
-    encoder: ClipEncoder
 
     def prepare(self, texts: Sequence[str | Sequence[str]]) -> TokenIdf:
         """Inverse document frequencies of the token ids of texts, each a document; repeats count.
@@ -194,11 +188,11 @@ class VideoPacS(CaptionMetric):
                 columns = texts.columns(part, videos.keys, videos.errors, tokens.truncated)
                 columns |= _video_columns(tokens, part, videos)
                 if self.needs_references:
-                    columns |= reference_columns(tokens, part, texts)
+                    columns |= _reference_columns(tokens, part, texts)
                 yield pa.table(columns, schema=self.ROW)
 
-    def _videos(self, window: Samples) -> Iterator[tuple[slice, VideoFeatures]]:
-        """Features of the frames of videos, in order, some at a time."""
+    def _videos(self, window: Samples) -> Iterator[tuple[slice, Any]]:
+        """`VideoFeatures` of the frames of videos, in order, some at a time."""
         sampling, start = Sampling(self.options.fps, self.options.max_frames), 0
         for videos in self.encoder.encode_videos(window.images, sampling=sampling, **self.run):
             yield slice(start, start + len(videos.keys)), videos
@@ -211,7 +205,7 @@ class VideoPacS(CaptionMetric):
         return Values(score, {**found, "unweighted_texts": unweighted})
 
     def documents(self, rows: pa.Table) -> pa.Array:
-        """Token ids of the corpus that rows are: those of captions."""
+        """Token ids of the corpus that rows are."""
         return rows["caption_ids"].combine_chunks()
 
     def idf(self, rows: pa.Table) -> TokenIdf | None:
@@ -243,9 +237,18 @@ class VideoPacS(CaptionMetric):
                     row, error = len(explained), videos.errors[place]
                     note: dict[str, Any] = {"frame_cosines": [], "words": [], "error": error}
                     if error is None:
-                        cosines = unit(tokens.features[text]) @ unit(videos.features[place]).T
+                        cosines = np.clip(unit(tokens.features[text]) @ unit(videos.features[place]).T, -1, 1)
                         pieces = self.encoder.tokenizer.pieces(tokens.ids[text])
-                        note = _best_frames_of(pieces, of_row[row], np.clip(cosines, -1, 1))
+                        note["frame_cosines"] = cosines[-1].tolist()
+                        note["words"] = [
+                            {
+                                "word": word,
+                                "weight": weight,
+                                "frame": int(own.argmax()),
+                                "cosine": float(own.max()),
+                            }
+                            for word, weight, own in zip(pieces, of_row[row], cosines, strict=True)
+                        ]
                     note["incomplete"] = videos.incomplete[place]
                     explained[row] = VideoExplanation(shown[row] | note, samples.images[row], sampling)
         return explained
@@ -288,7 +291,6 @@ class VideoRefPacS(VideoPacS):
     )
 
     def documents(self, rows: pa.Table) -> pa.Array:
-        """Token ids of the corpus that rows are: those of references, as often as they occur."""
         return inner(rows["reference_ids"])[0]
 
     def aggregate(self, rows: pa.Table) -> Values:
@@ -399,16 +401,7 @@ def _finite(sets: Iterable[Floats]) -> tuple[list[Floats], NDArray[np.bool_]]:
     return [rows if yes else np.zeros_like(rows) for rows, yes in zip(sets, finite, strict=True)], finite
 
 
-def _best_frames_of(words: Sequence[str], weights: Sequence[float], cosines: Floats) -> dict[str, Any]:
-    """The cosine of a caption as a whole with each frame, and the best frame of each of its words."""
-    found = [
-        {"word": word, "weight": weight, "frame": int(own.argmax()), "cosine": float(own.max())}
-        for word, weight, own in zip(words, weights, cosines, strict=True)
-    ]
-    return {"frame_cosines": cosines[-1].tolist(), "words": found}
-
-
-def _video_columns(tokens: TokenFeatures, part: slice, videos: VideoFeatures) -> dict[str, Any]:
+def _video_columns(tokens: Any, part: slice, videos: Any) -> dict[str, Any]:
     """The columns of `VideoPacS.ROW`; `part` tells which of the texts are the videos' captions."""
     there = np.array([error is None for error in videos.errors], dtype=np.bool_)
     pairs = zip(tokens.ids[part], tokens.features[part], videos.keys, videos.features, strict=True)
@@ -425,7 +418,7 @@ def _video_columns(tokens: TokenFeatures, part: slice, videos: VideoFeatures) ->
     }
 
 
-def reference_columns(tokens: TokenFeatures, part: slice, texts: Texts) -> dict[str, Any]:
+def _reference_columns(tokens: Any, part: slice, texts: Texts) -> dict[str, Any]:
     """The further columns of `VideoRefPacS.ROW`, of captions with their references."""
     references, counts = texts.references(part), texts.counts[part]
     captions = [(tokens.ids[i], tokens.features[i]) for i in (part.start + texts.owners(part)).tolist()]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -27,17 +27,10 @@ from capeval_core.registry import network
 from capeval_core.reports.explanations import MatchExplanation, word_matches
 from capeval_core.result import Values
 from capeval_core.rows import FLOATS, NESTED, column, common_columns, lists, row_schema
-from capeval_core.scores.boxes import RegionMetric, RegionOptions, error_of, rows_by_image
+from capeval_core.scores.boxes import RegionMetric, RegionOptions, error_of
 from capeval_core.scores.facts import facts
 from capeval_core.scores.idf import TokenIdf, token_weights
 from capeval_core.weights.catalogue import X152_VG
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from capeval_core.encoders.tokenizers import Ids
-    from capeval_core.encoders.vilbert import VilbertEncoder
-    from capeval_core.matching.greedy import GreedyMatch
 
 Doubles = NDArray[np.float64]
 Floats = NDArray[np.float32]
@@ -165,9 +158,8 @@ class VilbertScore(RegionMetric):
 
     def encode_rows(self, window: Samples) -> list[EncodedRow]:
         """Captions and references beside their images, each image once with all its texts."""
-        boxes = self.boxes(window)
+        boxes, sharing = self.boxes(window)
         texts = [[c, *r] for c, r in zip(window.captions, window.references or [], strict=True)]
-        sharing = rows_by_image(boxes)
         distinct = [boxes[rows[0]] for rows in sharing]
         of_image = [[text for row in rows for text in texts[row]] for rows in sharing]
         images = self.encoder.token_features(distinct, of_image, layer=self.options.layer, **self.run)
@@ -244,9 +236,9 @@ class VilbertScore(RegionMetric):
 class EncodedText(NamedTuple):
     """Token ids of a text, and their features (rows, hidden) in the light of an image, maybe on CUDA, too."""
 
-    ids: Ids
+    ids: Sequence[int]
     features: Floats
-    on_device: Tensor | None = None
+    on_device: Any = None
 
 
 class EncodedRow(NamedTuple):
@@ -263,7 +255,7 @@ class Matcher:
     """Matches words of captions with those of their references; a row is a caption, then its references."""
 
     def __init__(
-        self, encoder: VilbertEncoder, rows: Sequence[Sequence[EncodedText]], idf: TokenIdf | None = None
+        self, encoder: Any, rows: Sequence[Sequence[EncodedText]], idf: TokenIdf | None = None
     ) -> None:
         self.encoder, self.idf = encoder, idf
         self.captions = [row[0] for row in rows]
@@ -287,11 +279,11 @@ class Matcher:
             "released_recall": lists(released.recall, self.counts),
         }
 
-    def words(self) -> GreedyMatch:
+    def words(self) -> Any:
         """Words of captions matched with words of each reference, pair by pair."""
         return self._match(lambda text: self.encoder.words(text.ids), return_maxima=True)
 
-    def released(self) -> GreedyMatch:
+    def released(self) -> Any:
         """What the released script matches.
 
         With m token ids of a text, marks included, it takes rows 1 to m - 1 of its m + 1 rows: the task token
@@ -313,7 +305,7 @@ class Matcher:
             **settings,
         )
 
-    def _match(self, rows: Callable[[EncodedText], slice], **settings: Any) -> GreedyMatch:
+    def _match(self, rows: Callable[[EncodedText], slice], **settings: Any) -> Any:
         """The greedy matching of chosen rows, on the encoder's device if that is CUDA; values on the CPU."""
         from capeval_core.matching.greedy import greedy_match
 
@@ -322,7 +314,7 @@ class Matcher:
         y_lengths = [len(text.features[rows(text)]) for text in self.references]
         return greedy_match(x, y, x_lengths, y_lengths, x_of_pair=self.owner, **settings).to("cpu")
 
-    def _packed(self, texts: Sequence[EncodedText], rows: Callable[[EncodedText], slice]) -> Tensor:
+    def _packed(self, texts: Sequence[EncodedText], rows: Callable[[EncodedText], slice]) -> Any:
         """Chosen rows of texts, one text after another; those that are not on CUDA yet get there at once."""
         import torch
 
