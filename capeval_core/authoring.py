@@ -17,7 +17,7 @@ from capeval_core.project import lazy_names
 from capeval_core.ragged import Ragged
 from capeval_core.result import Result, Values
 from capeval_core.rows import Texts, column, common_columns, lists, nullable, row_schema
-from capeval_core.scores.idf import TokenIdf
+from capeval_core.scores.corpus import TokenIdf
 from capeval_core.scores.pac import ClipS, ClipsOptions, PacOptions, PacS, RefClipS, RefPacS
 from capeval_core.weights.catalogue import WeightsEntry
 

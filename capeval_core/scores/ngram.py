@@ -42,8 +42,8 @@ from capeval_core.phrases.ptb import REVISION, shared_words
 from capeval_core.ragged import Ragged, inner
 from capeval_core.result import Result, Values
 from capeval_core.rows import column, common_columns, fixed_lists, lists, of_fixed_lists, row_schema
+from capeval_core.scores.corpus import DocumentFrequencies
 from capeval_core.scores.facts import facts
-from capeval_core.scores.frequencies import DocumentFrequencies
 from capeval_core.statistics import CorpusFormula
 
 

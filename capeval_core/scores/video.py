@@ -28,9 +28,9 @@ from capeval_core.options import Options as CommonOptions
 from capeval_core.ragged import Integers, Ragged, inner
 from capeval_core.result import Values
 from capeval_core.rows import FLOATS, NESTED, Texts, column, lists, row_schema
+from capeval_core.scores.corpus import TokenIdf, token_weights
 from capeval_core.scores.explanations import VideoExplanation
 from capeval_core.scores.facts import facts
-from capeval_core.scores.idf import TokenIdf, token_weights
 from capeval_core.scores.pac import RefPacS
 
 Doubles = NDArray[np.float64]

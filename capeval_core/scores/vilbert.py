@@ -28,8 +28,8 @@ from capeval_core.reports.explanations import MatchExplanation, word_matches
 from capeval_core.result import Values
 from capeval_core.rows import FLOATS, NESTED, column, common_columns, lists, row_schema
 from capeval_core.scores.boxes import RegionMetric, RegionOptions, error_of
+from capeval_core.scores.corpus import TokenIdf, token_weights
 from capeval_core.scores.facts import facts
-from capeval_core.scores.idf import TokenIdf, token_weights
 from capeval_core.weights.catalogue import X152_VG
 
 Doubles = NDArray[np.float64]

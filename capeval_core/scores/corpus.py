@@ -1,30 +1,35 @@
-"""Document frequencies of n-grams: in how many images' references each one stands."""
+"""Statistics of a corpus: in how many images' references n-grams stand, and how rare token ids are."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+import operator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from numbers import Real
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
 
 from capeval_core.errors import warn, wrong_option
 from capeval_core.options import CorpusStatistics
 from capeval_core.phrases.ngrams import LONGEST, Floats, Integers, TextBlock, Tokens
+from capeval_core.ragged import Ragged, inner
 
 
 @dataclass(frozen=True, eq=False)
 class DocumentFrequencies(CorpusStatistics):
     """In how many documents each n-gram of 1 to 4 words stands; a document is the references of an image.
 
-    An n-gram is the number of its first n - 1 words among the n-grams of that length, then its last word.
-
-    documents: how many there are. words: in order of the alphabet. keys: per n the n-grams, as
-    `prefix * len(words) + word`, ascending. frequencies: per n the documents that hold each.
+    words: in order of the alphabet. keys: per n the n-grams, ascending, as `prefix * len(words) + word`: the
+    number of the first n - 1 words among the n-grams of that length. frequencies: per n the documents that
+    hold each.
 
     >>> table = DocumentFrequencies.of_documents([[["a", "dog"], ["a", "cat"]], [["a", "red", "dog"]]])
     >>> table.documents, table.counts()["a"], table.counts()["a dog"], len(table)
@@ -78,7 +83,8 @@ class DocumentFrequencies(CorpusStatistics):
         for gram, count in counts.items():
             tokens = tuple(gram.split(" ")) if isinstance(gram, str) else gram
             fix = "the n-gram comes twice" if tokens in grams else ""
-            if not (isinstance(tokens, tuple) and 1 <= len(tokens) <= LONGEST and all(map(_is_word, tokens))):
+            plain = isinstance(tokens, tuple) and all(isinstance(word, str) for word in tokens)
+            if not (plain and 1 <= len(tokens) <= LONGEST and all(w and " " not in w for w in tokens)):
                 fix = "expected an n-gram of 1 to 4 words"
             if fix:
                 raise wrong_option(f"counts[{gram!r}]", count, "", fix, verb="")
@@ -113,8 +119,8 @@ class DocumentFrequencies(CorpusStatistics):
 
     def of_block(self, block: TextBlock) -> Iterator[Floats]:
         """Per n from 1 to 4 the documents that hold the n-gram beginning at each word of texts, 0 if none."""
-        number = np.array([self._number.get(word, -1) for word in block.vocabulary], dtype=np.int64)
-        words = number[block.words]
+        numbers = {word: number for number, word in enumerate(self.words)}
+        words = np.array([numbers.get(word, -1) for word in block.vocabulary], dtype=np.int64)[block.words]
         prefix = np.zeros_like(words)
         for n, (keys, frequencies) in enumerate(zip(self.keys, self.frequencies, strict=True), start=1):
             begins = block.begins(n)
@@ -131,13 +137,6 @@ class DocumentFrequencies(CorpusStatistics):
             found[begins] = np.where(known, frequencies[at], 0) if len(keys) else 0
             yield found
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {spec.name: getattr(self, spec.name) for spec in fields(self)}  # without what is derived
-
-    @cached_property
-    def _number(self) -> dict[str, int]:
-        return {word: number for number, word in enumerate(self.words)}
-
     @cached_property
     def fingerprint(self) -> str:
         digest = hashlib.sha256(f"{self.documents}\0{chr(0).join(self.words)}".encode())
@@ -150,13 +149,84 @@ class DocumentFrequencies(CorpusStatistics):
         return sum(int(np.count_nonzero(frequencies)) for frequencies in self.frequencies)
 
 
-def _is_word(value: object) -> bool:
-    return isinstance(value, str) and value != "" and " " not in value
-
-
 def _check_count(name: str, value: Any, most: float) -> None:
     """Refuse what is no whole number from 1 to `most`; a float such as 3.0 is one."""
     number = isinstance(value, Real) and not isinstance(value, bool)
     if not number or not float(value).is_integer() or not 1 <= value <= most:
         fix = f"expected a whole number from 1 to {'the number of documents' if most < math.inf else 'any'}"
         raise wrong_option(name, value, "", fix, verb="", kind=ValueError if number else TypeError)
+
+
+@dataclass(frozen=True, eq=False)
+class TokenIdf(CorpusStatistics):
+    """How rare each token id is: weights, finite numbers of at least 0; and `unseen`, that of every other id.
+
+    >>> TokenIdf({7: 0.5, 8: 2.0}, unseen=3.0).of((7, 7, 9))
+    [0.5, 0.5, 3.0]
+    """
+
+    weights: Mapping[int, float] = field(repr=False)
+    unseen: float
+
+    def __post_init__(self) -> None:
+        expected = "expected {token id: weight}, and a weight for unseen ids: finite numbers of at least 0"
+        try:
+            plain = {operator.index(index): float(weight) for index, weight in self.weights.items()}
+            object.__setattr__(self, "unseen", float(self.unseen))
+        except (AttributeError, TypeError, ValueError) as error:
+            raise TypeError(f"weights of words: {expected} ({error})") from None
+        object.__setattr__(self, "weights", plain)
+        if not plain or not all(0 <= weight < math.inf for weight in (*plain.values(), self.unseen)):
+            raise ValueError(f"weights of words: {expected}")
+
+    @classmethod
+    def of_documents(cls, documents: Iterable[Sequence[int]]) -> TokenIdf:
+        """idf = log((N + 1) / (c + 1)) of ids that c of N documents hold, log(N + 1) of any other, as
+        BERTScore's (Zhang et al., ICLR 2020, https://arxiv.org/abs/1904.09675)."""
+        counts, total = Counter[int](), 0
+        for ids in documents:
+            counts.update(set(ids))
+            total += 1
+        if not total:
+            raise wrong_option("texts", [], "there is no text to count words in", verb="")
+        weights = {index: math.log((total + 1) / (count + 1)) for index, count in counts.items()}
+        return cls(weights, math.log(total + 1))
+
+    @classmethod
+    def of_padded_documents(
+        cls, documents: Iterable[Sequence[int]], *, length: int, end: int, padding: int = 0
+    ) -> TokenIdf:
+        """The idf of `of_documents` as EMScore has it: of padded documents, with a weight of their end.
+
+        EMScore (Shi et al., CVPR 2022, https://arxiv.org/abs/2111.08919) counts in CLIP's ids, padded by that
+        of `padding` to `length`: so the start, which all documents hold, weighs 0, and so does the id of
+        padding, unless a document fills all positions. (In CLIP's vocabulary that id, 0, is also an
+        exclamation mark inside a word.) The `end`, whose weight would be 0, too, gets the mean of all
+        weights, those zeros included: its feature is that of the whole text.
+        """
+        padded = (ids if len(ids) >= length else (*ids, padding) for ids in documents)
+        table = cls.of_documents(padded)
+        mean = math.fsum(table.weights.values()) / len(table.weights)  # whatever the documents' order
+        return cls({**table.weights, end: mean}, table.unseen)
+
+    def of(self, ids: Sequence[int]) -> list[float]:
+        return [self.weights.get(index, self.unseen) for index in ids]
+
+    @property
+    def fingerprint(self) -> str:
+        content = json.dumps([sorted(self.weights.items()), self.unseen])
+        return hashlib.sha256(content.encode()).hexdigest()[:12]
+
+
+def token_weights(
+    ids: pa.ListArray | pa.ChunkedArray, table: TokenIdf | None
+) -> tuple[Ragged, NDArray[np.bool_]]:
+    """Weights of the token ids of texts, alike where all are 0 or there is no table; (texts,) which are 0."""
+    flat, lengths = inner(ids)
+    numbers = flat.to_numpy(zero_copy_only=False)
+    if table is None:
+        return Ragged(np.ones(len(numbers)), lengths), np.zeros(len(lengths), dtype=np.bool_)
+    distinct, position = np.unique(numbers, return_inverse=True)
+    weights = Ragged(np.array(table.of(distinct.tolist()), dtype=np.float64)[position], lengths)
+    without = (weights.sum() == 0) & (lengths > 0)
+    return Ragged(np.where(without[weights.owner], 1.0, weights.values), lengths), without
