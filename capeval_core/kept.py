@@ -19,12 +19,12 @@ from typing import Any
 import pyarrow as pa
 
 from capeval_core.errors import folder_path, warn, wrong_option
+from capeval_core.limits import LIMITS
 
 PARTIAL = ".partial"
 """How names of unfinished files and folders end."""
 _STAMP = b"capeval_stamp"  # in the metadata of a file's schema
 _NAME = re.compile(r"\d{20}-([0-9a-f]{32})\.(?:parquet|arrow)")  # time of writing, digest of the file
-_MOST_BYTES = 256 << 20  # that wait to be written
 
 
 class DamagedError(ValueError):
@@ -36,14 +36,9 @@ class Kept:
 
     Every file holds the stamp, all that its rows depend on, and is refused with another one; its name has the
     time and a digest of it. A disk that fills up costs one warning: from then on nothing more is written.
-
-    Args:
-        folder: where the files are; it is made with the first.
-        stamp: what the rows depend on, in JSON's types.
-        argument: what messages call the folder, such as `rows`.
-        most_rows, most_seconds: after which waiting rows are written.
-        mapped: Arrow files, of which only the rows that are used take memory, instead of Parquet.
-        required: a disk that cannot be written is an OSError.
+    argument: what messages call the folder, such as `rows`. most_seconds: after which rows are written.
+    mapped: Arrow files, of which only the rows that are used take memory, instead of Parquet.
+    required: a disk that cannot be written is an OSError.
 
     >>> folder = Path(tempfile.mkdtemp())
     >>> kept = Kept(folder, {"seed": 1}, "rows")
@@ -59,18 +54,16 @@ class Kept:
         stamp: Mapping[str, Any],
         argument: str,
         *,
-        most_rows: int = 65_536,
         most_seconds: float = 60.0,
         mapped: bool = False,
         required: bool = False,
     ) -> None:
         self.folder, self.argument, self.required = folder, argument, required
         self.stamp: dict[str, Any] = json.loads(json.dumps(stamp))
-        self._most = most_rows, most_seconds
+        self._most_seconds, self._written_at = most_seconds, time.monotonic()
         self._suffix = "arrow" if mapped else "parquet"
         self._waiting: list[pa.Table] = []
         self._count = self._size = 0  # that wait
-        self._written_at = time.monotonic()
         self._writable = True
 
     def tables(self) -> Iterator[pa.Table]:
@@ -82,27 +75,23 @@ class Kept:
                 what = f"{self.argument}: {path} {error}"
                 warn(f"{what}: what it held is computed again, and the file can be deleted")
                 continue
-            self._refuse_other(path, stamp)
+            if stamp != self.stamp:
+                differing = [
+                    f"{key}: {stamp.get(key)!r} there, {self.stamp.get(key)!r} now"
+                    for key in sorted(stamp.keys() | self.stamp.keys())
+                    if stamp.get(key) != self.stamp.get(key)
+                ]
+                found = f"{path.name} of other settings ({'; '.join(differing)})"
+                fix = "pass another folder, or the same settings"
+                raise wrong_option(self.argument, str(self.folder), found, fix, verb="holds")
             yield table
-
-    def _refuse_other(self, path: Path, stamp: Mapping[str, Any]) -> None:
-        differing = [
-            f"{key}: {stamp.get(key)!r} there, {self.stamp.get(key)!r} now"
-            for key in sorted(stamp.keys() | self.stamp.keys())
-            if stamp.get(key) != self.stamp.get(key)
-        ]
-        if differing:
-            found = f"{path.name} of other settings ({'; '.join(differing)})"
-            fix = "pass another folder, or the same settings"
-            raise wrong_option(self.argument, str(self.folder), found, fix, verb="holds")
 
     def append(self, table: pa.Table) -> None:
         """Keep a table, which is on the disk after `flush`, or when enough rows or seconds have come."""
         self._waiting.append(table)
         self._count, self._size = self._count + len(table), self._size + table.nbytes
-        rows, seconds = self._most
-        full = self._count >= rows or self._size >= _MOST_BYTES
-        if full or time.monotonic() - self._written_at > seconds:
+        full = self._count >= LIMITS.shard_rows or self._size >= LIMITS.shard_bytes
+        if full or time.monotonic() - self._written_at > self._most_seconds:
             self.flush()
 
     def flush(self) -> None:
@@ -161,22 +150,22 @@ def _digest(content: pa.Buffer) -> str:
 
 def check_folder(argument: str, path: str | os.PathLike[str]) -> Path:
     """The folder that an option means, if files can be kept there, or are; it writes nothing."""
-    folder, problem = folder_path(argument, path), "no folder can be made there"
+    folder, found, fix = folder_path(argument, path), "", "pass another folder"
     try:
         if folder.is_dir():
-            problem = "nothing can be written there"
             files = [file.name for file in folder.iterdir() if file.suffix != PARTIAL and not file.is_dir()]
             if any(map(_NAME.fullmatch, files)):
                 return folder
             if files:
-                fix = "pass an empty or new one"
-                raise wrong_option(argument, str(folder), f"a folder of something else ({min(files)})", fix)
+                found, fix = f"is a folder of something else ({min(files)})", "pass an empty or new one"
         elif folder.exists() and not folder.is_dir():  # another run may have made it at this moment
-            raise wrong_option(argument, str(folder), "a file", "pass a folder")
-        try_writing(folder)
+            found, fix = "is a file", "pass a folder"
+        if not found:
+            try_writing(folder)
     except OSError as error:
-        found = f"{problem} ({error.strerror})"
-        raise wrong_option(argument, str(folder), found, "pass another folder", verb="") from error
+        found = f"nothing can be written there ({error.strerror})"
+    if found:
+        raise wrong_option(argument, str(folder), found, fix, verb="")
     return folder
 
 
@@ -192,8 +181,8 @@ def write_whole(path: Path, content: bytes | memoryview | str, *, into_pipes: bo
             raise FileExistsError(errno.EEXIST, "it is no regular file", str(path))
         path.write_bytes(data)
         return
-    with whole_file(path) as partial, partial.open("wb") as file:
-        file.write(data)
+    with whole_file(path) as partial:
+        partial.write_bytes(data)
 
 
 @contextlib.contextmanager

@@ -228,10 +228,9 @@ class CaptionMetric(ABC):
         self.options.check_separable(type(self), scores=False)
         folder = self.options.rows if rows is None else rows
         store = self.stores.open(folder, self.ROW, self.stamp())
-        refuse_errors = self.options.on_error == "raise"
         with (
             progress_bar(self.name, len(samples), progress) as bar,
-            RowCollector(samples, self.ROW, store, bar, refuse_errors=refuse_errors) as collector,
+            RowCollector(samples, self.ROW, store, bar, self.options.on_error) as collector,
         ):
             for window in collector.windows():
                 for table in self.encode(window):

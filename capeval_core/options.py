@@ -6,32 +6,21 @@ import dataclasses
 import math
 import os
 import re
-import sys
 import typing
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from os import PathLike
 from types import NoneType
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 
 from capeval_core.cache import FeatureCache
-from capeval_core.errors import (
-    Kind,
-    Problems,
-    did_you_mean,
-    option_problem,
-    path_problem,
-    wrong_option,
-)
+from capeval_core.errors import Kind, Problems, did_you_mean, option_problem, wrong_option
 from capeval_core.inputs.samples import Samples, check_samples
 from capeval_core.inputs.texts import valid_unicode
 from capeval_core.kept import check_folder
 from capeval_core.rows import kept_rows
-
-Self = TypeVar("Self", bound="Settings")
 
 
 def option(
@@ -41,7 +30,6 @@ def option(
     sign: str | None = None,
     encodes: bool = False,
     minimum: float | None = None,
-    folder: bool = False,
     flag: bool = True,
 ) -> Any:
     """A field of an options class.
@@ -50,11 +38,10 @@ def option(
     sign: its name in the signature, for options that move the score.
     encodes: whether rows depend on it, so that rows on disk of another value are refused.
     minimum: the least number allowed.
-    folder: whether a text is the path of a folder.
     flag: whether the command line has a flag for it.
     """
-    metadata = {"help": help, "sign": sign, "encodes": encodes, "minimum": minimum, "folder": folder}
-    return field(default=default, metadata={**metadata, "flag": flag})
+    metadata = {"help": help, "sign": sign, "encodes": encodes, "minimum": minimum, "flag": flag}
+    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,15 +56,14 @@ class Settings:
 
     def __post_init__(self) -> None:
         problems = Problems()
-        hints = typing.get_type_hints(type(self))
-        for spec in fields(self):
-            value = getattr(self, spec.name)
+        for one in describe_options(type(self)):
+            value = getattr(self, one.name)
             if isinstance(value, np.generic):
                 value = value.item()
-                object.__setattr__(self, spec.name, value)  # a frozen class sets its own this way
-            if wrong := _wrong(spec, _members(hints[spec.name]), value):
+                object.__setattr__(self, one.name, value)  # a frozen class sets its own this way
+            if wrong := _wrong(one, value):
                 found, fix, kind = wrong
-                problems.add(option_problem(spec.name, value, found, fix, verb="", kind=kind))
+                problems.add(option_problem(one.name, value, found, fix, verb="", kind=kind))
         problems.raise_if_any()
 
     @classmethod
@@ -86,7 +72,7 @@ class Settings:
         return [spec for spec in fields(cls) if spec.name not in cls.without]
 
     @classmethod
-    def of(cls: type[Self], whose: str, keywords: dict[str, Any]) -> Self:
+    def of(cls, whose: str, keywords: dict[str, Any]) -> Self:
         """Options from keyword arguments; an unknown name is an error with the nearest known one."""
         known, problems = [spec.name for spec in cls.taken()], Problems()
         for name in [name for name in keywords if name not in known]:
@@ -116,12 +102,10 @@ class Options(Settings):
     cache: str | PathLike[str] | FeatureCache | None = option(
         None,
         "folder that keeps features on disk; None: only in memory, 512 MB shared by all metrics",
-        folder=True,
     )
     rows: str | PathLike[str] | None = option(
         None,
         "folder that keeps each caption's row, so that an interrupted run goes on where it stopped",
-        folder=True,
     )
     on_error: Literal["raise", "nan"] = option(
         "raise",
@@ -186,54 +170,46 @@ class Options(Settings):
 
     def check_separable(self, metric: Any, *, scores: bool = True) -> None:
         """Refuse options by which a caption's score, or already its row, depends on the other captions."""
+        media = "" if metric.variant is None else f"media={metric.variant!r}, "
+        opened = f"capeval_core.load({metric.name!r}, {media}...)"
         if scores and metric.relative is not None:
-            raise ValueError(
-                f"{metric.name} cannot score a collection part by part: {metric.relative}; score a whole set "
-                f"by capeval_core.load({metric.name!r}, ...).score(...)"
-            )
+            found = f"{metric.name} cannot score a collection part by part: {metric.relative}"
+            raise ValueError(f"{found}; score a whole set by {opened}.score(...)")
         if self.weighs_together if scores else self.lacks_statistics:
-            media = "" if metric.variant is None else f"media={metric.variant!r}, "
             raise ValueError(
                 f"{metric.name} needs statistics of the whole corpus before it encodes a part: make them by "
-                f"capeval_core.load({metric.name!r}, {media}...).prepare({metric.corpus_texts}) and pass "
-                f"statistics=...{self.without_statistics}"
+                f"{opened}.prepare({metric.corpus_texts}) and pass statistics=...{self.without_statistics}"
             )
 
     def encoding(self) -> dict[str, Any]:
         """The options that rows depend on, and their values in JSON's types."""
-        names = [spec.name for spec in self.taken() if spec.metadata["encodes"]]
-        return {name: _recorded(getattr(self, name)) for name in names}
+        return {spec.name: self._recorded(spec.name) for spec in self.taken() if spec.metadata["encodes"]}
 
     def signed(self) -> list[str]:
         """`name:value` of each option that moves the score, in the order of the class."""
-        signs = [(spec.metadata["sign"], _recorded(getattr(self, spec.name))) for spec in self.taken()]
+        signs = [(spec.metadata["sign"], self._recorded(spec.name)) for spec in self.taken()]
         return [f"{sign}:{_compact(value)}" for sign, value in signs if sign and value is not None]
 
+    def _recorded(self, name: str) -> Any:
+        value = getattr(self, name)
+        return value.fingerprint if isinstance(value, CorpusStatistics) else value
 
-class CorpusStatistics(ABC):
+
+class CorpusStatistics:
     """Statistics of a whole corpus that encoding needs, e.g. an idf table, made by `CaptionMetric.prepare`.
 
     They can be pickled: processes that encode parts of one corpus share them.
     """
 
     @property
-    @abstractmethod
     def fingerprint(self) -> str:
         """Digest of the content, for stamps of rows and signatures."""
-
-    def __str__(self) -> str:
-        return self.fingerprint
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, type(self)) and other.fingerprint == self.fingerprint
-
-    def __hash__(self) -> int:
-        return hash(self.fingerprint)
+        raise NotImplementedError
 
     @classmethod
     def check_option(cls, options: Any, fix: str) -> None:
         """Refuse `statistics` of another class, if options have any. fix: how they are made."""
-        given = getattr(options, "statistics", None)
+        given = options.statistics
         if given is not None and not isinstance(given, cls):
             raise wrong_option("statistics", given, f"a {type(given).__name__}", fix, kind=TypeError)
 
@@ -255,16 +231,18 @@ class CorpusOptions(Options):
         return self.statistics is None
 
 
-@dataclass(frozen=True)
-class OptionDescription:
-    """One option in words, for the command line and the cards."""
+class OptionDescription(NamedTuple):
+    """One option in words, for the command line and the cards; `choices` and `types` are what it accepts."""
 
     name: str
     type: str
     default: Any
     help: str
     choices: tuple[Any, ...]
-    flag: bool = True
+    types: tuple[Any, ...]
+    flag: bool
+    minimum: float | None
+    recorded: bool
 
 
 def describe_options(options: type[Settings]) -> list[OptionDescription]:
@@ -272,11 +250,13 @@ def describe_options(options: type[Settings]) -> list[OptionDescription]:
     hints = typing.get_type_hints(options)
     described = []
     for spec in options.taken():
-        members = _members(hints[spec.name])
-        choices = tuple(m for m in members if not isinstance(m, type))
-        names = [repr(m) if not isinstance(m, type) else _TYPE_NAMES.get(m, m.__name__) for m in members]
-        help, flag = spec.metadata["help"], spec.metadata["flag"]
-        described.append(OptionDescription(spec.name, " | ".join(names), spec.default, help, choices, flag))
+        members, about = _members(hints[spec.name]), spec.metadata
+        types = tuple(member for member in members if isinstance(member, type))
+        choices = tuple(member for member in members if not isinstance(member, type))
+        names = [_TYPE_NAMES.get(m, m.__name__) if isinstance(m, type) else repr(m) for m in members]
+        recorded = bool(about["encodes"] or about["sign"] or spec.name == "weights")
+        words = (spec.name, " | ".join(names), spec.default, about["help"])
+        described.append(OptionDescription(*words, choices, types, about["flag"], about["minimum"], recorded))
     return described
 
 
@@ -288,44 +268,32 @@ def _members(hint: Any) -> list[Any]:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is Literal:
         return list(arguments)
-    if origin in (PathLike, Mapping, Sequence):
+    if origin in _TYPE_NAMES:
         return [origin]
-    if arguments:
-        return [member for argument in arguments for member in _members(argument)]
-    return [hint]
+    return [member for argument in arguments for member in _members(argument)] or [hint]
 
 
-def _wrong(spec: dataclasses.Field[Any], members: Sequence[Any], value: Any) -> tuple[str, str, Kind] | None:
+def _wrong(option: OptionDescription, value: Any) -> tuple[str, str, Kind] | None:
     """What is wrong with a value, what to do, and the kind of error; None where it fits."""
-    types = tuple(m for m in members if isinstance(m, type))
-    choices = [m for m in members if not isinstance(m, type)]
-    accepted = (*types, int) if float in types else types
-    minimum = spec.metadata["minimum"]
-    if isinstance(value, str) and choices:
-        expected = f"expected {' or '.join(map(repr, choices))}"
-        return None if value in choices else ("", expected, ValueError)
-    fits = isinstance(value, accepted) and (bool in types or not isinstance(value, bool))
-    if not fits:
-        names = [*map(repr, choices), *(_TYPE_NAMES.get(t, t.__name__) for t in types)]
-        return "", f"expected {' or '.join(names)}", TypeError
-    limit: float = sys.float_info.max if float in types else 1 << 63
-    if isinstance(value, int) and abs(value) >= limit:
+    accepted = (*option.types, int) if float in option.types else option.types
+    expected = f"expected {option.type.replace(' | ', ' or ')}"
+    if isinstance(value, str) and option.choices:
+        return None if value in option.choices else ("", expected, ValueError)
+    if not isinstance(value, accepted) or (isinstance(value, bool) and bool not in accepted):
+        return "", expected, TypeError
+    if isinstance(value, int) and abs(value) >= 1 << 63:
         return "is too large a number", "pass a smaller one", ValueError
-    if minimum is not None and value is not None and not minimum <= value < math.inf:
-        return "", f"expected a number of at least {minimum:g}", ValueError
+    if option.minimum is not None and value is not None and not option.minimum <= value < math.inf:
+        return "", f"expected a number of at least {option.minimum:g}", ValueError
     if isinstance(value, (str, PathLike)):
-        text, recorded = os.fspath(value), any(spec.metadata[use] for use in ("encodes", "sign"))
-        wrong = path_problem(text, folder=spec.metadata["folder"]) if PathLike in types else None
-        if wrong:
-            return *wrong, ValueError
-        if (recorded or spec.name == "weights") and not valid_unicode(text):
+        text, path = os.fspath(value), PathLike in option.types
+        if path and not text and option.default is None:
+            return "is empty", "pass a path, or leave the option out ('.' is the current folder)", ValueError
+        if path and "\0" in text:
+            return "has a NUL character, which no path can have", "leave it out", ValueError
+        if option.recorded and not valid_unicode(text):
             return "is not valid Unicode, so no file can record it", "rename it", ValueError
     return None
-
-
-def _recorded(value: Any) -> Any:
-    """The value of an option as stamps and signatures hold it."""
-    return value.fingerprint if isinstance(value, CorpusStatistics) else value
 
 
 def _compact(value: Any) -> str:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
+from capeval_core.errors import described
 from capeval_core.registry import METRICS, metric_class
 from capeval_core.statistics import (
     LEAST_IMAGES,
@@ -39,11 +40,11 @@ class Values:
     rows: (n,) positions of the rows that have a score, of a metric that chooses; None: all have one.
     """
 
-    scores: np.ndarray[Any, np.dtype[np.float64]]
-    parts: Mapping[str, Sequence[Any] | np.ndarray[Any, Any]]
-    summands: np.ndarray[Any, np.dtype[np.float64]] | None = field(default=None, kw_only=True)
+    scores: NDArray[np.float64]
+    parts: Mapping[str, Sequence[Any] | NDArray[Any]]
+    summands: NDArray[np.float64] | None = field(default=None, kw_only=True)
     range: tuple[float, float] | None = field(default=None, kw_only=True)
-    rows: np.ndarray[Any, np.dtype[np.int64]] | None = field(default=None, kw_only=True)
+    rows: NDArray[np.int64] | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -114,14 +115,17 @@ class Result:
         >>> result[0]["index"], round(result[0]["bleu_4"], 3), result[-1]["error"]
         (0, 0.779, None)
         """
-        if isinstance(index, bool) or not isinstance(index, (int, np.integer)):
-            raise TypeError(f"result[{index!r}]: expected the number of a caption")
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"result[{index}]: there are {len(self)} captions, counted from 0")
-        number = int(index) % len(self)
+        number = self._number(index, "result[{}]", least=-len(self)) % len(self)
         parts = {name: values[number] for name, values in self.parts.items()}
         about = {"group": self.groups[number], "error": self.errors.get(number)}
         return {"index": number, self.key: self.scores[number], **parts, **about}
+
+    def _number(self, index: Any, place: str, least: int = 0) -> int:
+        if isinstance(index, bool) or not isinstance(index, (int, np.integer)):
+            raise TypeError(f"{place.format(repr(index))}: expected the number of a caption")
+        if not least <= index < len(self):
+            raise IndexError(f"{place.format(index)}: there are {len(self)} captions, counted from 0")
+        return int(index)
 
     def worst(self, n: int = 10) -> list[dict[str, Any]]:
         """The `n` captions with the worst scores, worst first, each as `result[i]`; none that failed."""
@@ -148,7 +152,6 @@ class Result:
         return frame.rename_axis("index")
 
     def _ordered(self, *, worst_first: bool) -> list[int]:
-        """Indices of the captions with a finite score; equal ones stay in their order."""
         higher_is_better = metric_class(self.metric).higher_is_better if self.metric in METRICS else True
         finite = [index for index, score in enumerate(self.scores) if np.isfinite(score)]
         return sorted(finite, key=self.scores.__getitem__, reverse=higher_is_better is not worst_first)
@@ -163,25 +166,20 @@ class Result:
     def of(values: Values, rows: pa.Table, **about: Any) -> Result:
         """The result of values and their rows; `about` is the metric: name, key, signature, ..."""
         rows = rows if values.rows is None else rows.take(pa.array(values.rows, pa.int64()))
-        scores = [float(score) for score in values.scores]
         errors = {
             i: error or "the score is not a finite number"
-            for i, (score, error) in enumerate(zip(scores, rows["error"].to_pylist(), strict=True))
+            for i, (score, error) in enumerate(zip(values.scores, rows["error"].to_pylist(), strict=True))
             if not np.isfinite(score)
         }
+        truncated, empty = (int(np.count_nonzero(rows[name].to_numpy())) for name in ("truncated", "empty"))
         return Result(
-            scores=scores,
+            scores=[float(score) for score in values.scores],
             parts={
                 name: part.tolist() if isinstance(part, np.ndarray) else list(part)
                 for name, part in values.parts.items()
             },
             groups=rows["group"].to_pylist(),
-            counts=Counts(
-                captions=len(rows),
-                failed=len(errors),
-                truncated=int(np.count_nonzero(rows["truncated"].to_numpy())),
-                empty=int(np.count_nonzero(rows["empty"].to_numpy())),
-            ),
+            counts=Counts(captions=len(rows), failed=len(errors), truncated=truncated, empty=empty),
             errors=errors,
             summands=None if values.summands is None else values.summands.tolist(),
             **about,
@@ -251,13 +249,10 @@ class Result:
         Raises:
             ValueError: the evidence was not kept. IndexError: no such caption.
         """
-        if not isinstance(index, int):
-            raise TypeError(f"explain({index!r}): expected the number of a caption")
-        if not 0 <= index < len(self.scores):
-            raise IndexError(f"explain({index}): there are {len(self.scores)} captions, counted from 0")
+        number = self._number(index, "explain({})")
         if self.evidence is None:
             raise ValueError(f"explain() needs the evidence: load({self.metric!r}, ..., evidence=True)")
-        return self.evidence[index]
+        return self.evidence[number]
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but the evidence, in JSON's types; NaN and infinities become None."""
@@ -289,26 +284,27 @@ class Result:
         _check_shape("it", saved, dict)
         for name, shape in _SHAPES.items():
             _check_shape(name, saved[name], shape)
-        summands, formula = saved.get("summands"), _formula_of(saved)
+        summands, formula = saved.get("summands"), None
         columns = {"scores": saved["scores"], "groups": saved["groups"], **saved["parts"]}
-        columns |= {} if summands is None else {"summands": summands}
+        if summands is not None or saved["metric"] in METRICS:  # others need not be installed
+            formula = metric_class(saved["metric"]).formula
+        if formula is not None:
+            _check_shape("summands", summands, [[float]])
+            if any(len(row) != len(formula.sums) for row in summands or []):
+                raise ValueError(f"summands should be {len(formula.sums)} numbers per caption")
+            columns["summands"] = summands
         if len({len(column) for column in columns.values()}) != 1:
             lengths = ", ".join(f"{len(column)} {name}" for name, column in columns.items())
             raise ValueError(f"it has {lengths}, which should be equally many")
-        if saved.get("relative") is not None:
-            _check_shape("relative", saved["relative"], str)
         low, high = saved.get("range") or (None, None)
         return Result(
-            metric=saved["metric"],
-            key=saved["key"],
-            signature=saved["signature"],
+            **{name: saved[name] for name in ("metric", "key", "signature", "groups")},
             scores=_numbers(saved["scores"]),
             parts={name: _numbers(part) for name, part in saved["parts"].items()},
-            groups=list(saved["groups"]),
             counts=Counts(**saved["counts"]),
             errors={int(index): reason for index, reason in saved["errors"].items()},
             relative=saved.get("relative"),
-            summands=None if summands is None else [_numbers(row) for row in summands],
+            summands=None if formula is None else [_numbers(row) for row in summands or []],
             formula=formula,
             range=(-math.inf if low is None else float(low), math.inf if high is None else float(high)),
         )
@@ -373,9 +369,9 @@ _NAMES = {str: "a text", int: "a whole number", float: "a number or null", list:
 def _check_shape(name: str, value: Any, shape: Any) -> None:
     """Refuse a value of another shape: TypeError."""
     kind = type(shape) if isinstance(shape, (list, dict)) else shape
-    fits = isinstance(value, kind) and not (kind is int and isinstance(value, bool))
-    if not (value is None or _is_number(value) if kind is float else fits):
-        raise TypeError(f"{name} should be {_NAMES[kind]}, found {_shown(value)}")
+    fits = _is_number(value) if kind is float else isinstance(value, kind) and not isinstance(value, bool)
+    if not fits and kind is not object:
+        raise TypeError(f"{name} should be {_NAMES[kind]}, found {described(value)}")
     if isinstance(shape, list):
         for index, one in enumerate(value):
             _check_shape(f"{name}[{index}]", one, shape[0])
@@ -384,40 +380,13 @@ def _check_shape(name: str, value: Any, shape: Any) -> None:
             _check_shape(f"{name}[{key!r}]", one, shape[str])
 
 
-def _formula_of(saved: Mapping[str, Any]) -> CorpusFormula | None:
-    """The formula of a corpus metric, by which the sums in a file are read; None for any other metric."""
-    metric, summands = saved["metric"], saved.get("summands")
-    if summands is None and metric not in METRICS:  # of a package that need not be installed to read it
-        return None
-    formula = metric_class(metric).formula
-    if (formula is None) is not (summands is None):
-        has = "no sums" if formula is None else "sums"
-        raise ValueError(f"summands are there exactly where the metric has sums, and {metric} has {has}")
-    if formula is not None:
-        _check_shape("summands", summands, [[float]])
-        for row in summands or []:
-            if len(row) != len(formula.sums) or any(value is not None and value < 0 for value in row):
-                raise ValueError(f"summands should be {len(formula.sums)} numbers of at least 0 per caption")
-    return formula
-
-
 def _is_number(value: Any) -> bool:
-    """A number that float64 holds: `true` is none, nor is one of 400 digits."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return False
-    return isinstance(value, float) or abs(value) <= sys.float_info.max
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, int) and not isinstance(value, bool) and not _is_number(value):
-        return "a number beyond the range of float64"
-    if isinstance(value, str):
-        return json.dumps(value[:30])
-    return json.dumps(value) if value is None or isinstance(value, (int, float)) else type(value).__name__
+    """A number or null in JSON."""
+    return type(value) in (int, float, type(None))
 
 
 def _numbers(saved: Sequence[Any]) -> list[Any]:
     """A component as it was: in a list of numbers, `plain` left None where there was NaN or an infinity."""
-    if not all(value is None or _is_number(value) for value in saved):
+    if not all(map(_is_number, saved)):
         return list(saved)
     return [value if value is not None and math.isfinite(value) else math.nan for value in saved]

@@ -40,12 +40,11 @@ COMMON = (
     column("empty", pa.bool_(), 'whether the caption is empty, which `empty="score"` allows'),
 )
 """The columns that every metric's rows begin with."""
-
-
 FLOATS = pa.list_(pa.float32())
 """The type of a column of lists, such as a number for each reference."""
 NESTED = pa.list_(FLOATS)
 """Of lists of lists, such as numbers for the words of each reference."""
+_CONTENT = "content"  # the column of kept rows with the key of caption, image and references
 
 
 def row_schema(*own: pa.Field) -> pa.Schema:
@@ -75,9 +74,7 @@ def common_columns(
 
 
 class Texts:
-    """Captions and references of samples as one list, all captions first, and which are whose.
-
-    all: the texts. counts: (n,) references of each caption.
+    """Captions and references of samples as one list `all`, captions first, and which are whose.
 
     >>> texts = Texts(Samples(["a", "b"], [], [["c"], ["d", "e"]], range(2)))
     >>> texts.all, texts.references(slice(1, 2)), texts.total(slice(0, 2), [1, 0, 0, 5, 1])
@@ -152,9 +149,6 @@ def canonical(rows: pa.Table) -> pa.Table:
     return rows.take(pa.array(len(index) - 1 - last_reversed)).combine_chunks()
 
 
-_CONTENT = "content"
-
-
 def kept_rows(folder: str | PathLike[str]) -> Callable[[str, Any, Sequence[str]], bool]:
     """Whether a folder of rows, or one below it, has a row of a caption, its image and references."""
     kept: set[str] = set()
@@ -166,7 +160,6 @@ def kept_rows(folder: str | PathLike[str]) -> Callable[[str, Any, Sequence[str]]
 
 
 def _content_key(samples: Samples, row: int) -> str:
-    """Key of the caption, image and references of row `row`."""
     references = samples.references[row] if samples.references else []
     return _key_of(samples.captions[row], samples.images[row], references)
 
@@ -188,17 +181,11 @@ class RowStore(Kept):
 
     def __init__(self, path: str | PathLike[str], schema: pa.Schema, stamp: Mapping[str, Any]) -> None:
         columns = _digest(", ".join(f"{field.name} {field.type}" for field in schema))
-        super().__init__(
-            check_folder("rows", path),
-            {**stamp, "columns": columns},
-            "rows",
-            most_rows=LIMITS.shard_rows,
-            most_seconds=LIMITS.shard_seconds,
-        )
+        stamp = {**stamp, "columns": columns}
+        super().__init__(check_folder("rows", path), stamp, "rows", most_seconds=LIMITS.shard_seconds)
         self._schema = schema.append(pa.field(_CONTENT, pa.string()))
-        names = self._schema.names
-        self._rows = [self._schema.empty_table()]
-        self._rows += [table.select(names).cast(self._schema) for table in self.tables()]
+        tables = (table.select(self._schema.names).cast(self._schema) for table in self.tables())
+        self._rows = [self._schema.empty_table(), *tables]
 
     def reuse(self, samples: Samples) -> tuple[pa.Table, list[int]]:
         """The stored rows of samples that have no error, and the positions of the other samples."""
@@ -219,11 +206,8 @@ class RowStore(Kept):
         super().append(table)
 
 
-class RowStores:
+class RowStores(dict[tuple[Path, str], RowStore]):
     """The folders of rows that a metric has opened, each once."""
-
-    def __init__(self) -> None:
-        self._opened: dict[tuple[Path, str], RowStore] = {}
 
     def open(
         self, folder: str | PathLike[str] | None, schema: pa.Schema, stamp: Mapping[str, Any]
@@ -232,13 +216,11 @@ class RowStores:
         if folder is None:
             return None
         key = folder_path("rows", folder).resolve(), json.dumps(stamp, sort_keys=True)
-        if key not in self._opened:
-            self._opened[key] = RowStore(folder, schema, stamp)
-        return self._opened[key]
+        return self.get(key) or self.setdefault(key, RowStore(folder, schema, stamp))
 
     def flush(self) -> None:
         """Write rows that are not on disk yet; `CaptionMetric.combine` does it, too."""
-        for store in self._opened.values():
+        for store in self.values():
             store.flush()
 
 
@@ -251,19 +233,12 @@ class RowCollector:
     """The rows of samples: those that a store has, and the others as they are encoded, window by window."""
 
     def __init__(
-        self,
-        samples: Samples,
-        schema: pa.Schema,
-        store: RowStore | None,
-        bar: tqdm[Any],
-        *,
-        refuse_errors: bool,
+        self, samples: Samples, schema: pa.Schema, store: RowStore | None, bar: tqdm[Any], on_error: str
     ) -> None:
         self._tables = [schema.empty_table()]
         self.missing, self.texts = samples, LIMITS.texts  # the samples that the store has no row of
         self._added = self.reused = 0
-        self._store, self._bar, self._refuse_errors = store, bar, refuse_errors
-        self._memory = FreedMemory()
+        self._store, self._bar, self._on_error, self._memory = store, bar, on_error, FreedMemory()
         if store is not None:
             reused, missing = store.reuse(samples)
             self._tables.append(reused)
@@ -284,7 +259,7 @@ class RowCollector:
             positions = range(self._added, self._added + len(table))
             content = [_content_key(self.missing, row) for row in positions]
             self._store.append(table.append_column(_CONTENT, pa.array(content, pa.string())))
-        if self._refuse_errors and table["error"].null_count < len(table):
+        if self._on_error == "raise":
             Problems(table["error"].drop_null().to_pylist()).raise_if_any()
         self._tables.append(table)
         self._added += len(table)
@@ -306,13 +281,12 @@ class RowCollector:
 class FreedMemory:
     """Returns freed pages to the system, every 512 rows of a long run.
 
-    Decoded images of many sizes come and go in several threads, and glibc keeps the holes that they leave,
-    about 30 KB for each further image. Nothing happens with another C library.
+    Decoded images of many sizes come and go in several threads, and glibc, alone among C libraries, keeps
+    the holes that they leave: about 30 KB for each further image.
     """
 
-    def __init__(self) -> None:
-        libc = ctypes.CDLL(None) if sys.platform.startswith("linux") else None
-        self._trim, self._rows = getattr(libc, "malloc_trim", None), 0
+    _trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform.startswith("linux") else None
+    _rows = 0
 
     def add(self, rows: int) -> None:
         """Count rows that have been made."""

@@ -86,8 +86,7 @@ class _Turn:
             rows = order[(order >= start) & (order < start + len(samples))] - start
             store = self.metric.stores.open(folder, self.metric.ROW, self.metric.stamp())
             chosen = samples.select(rows.tolist())
-            refuse = self.metric.options.on_error == "raise"
-            collector = RowCollector(chosen, self.metric.ROW, store, bar, refuse_errors=refuse)
+            collector = RowCollector(chosen, self.metric.ROW, store, bar, self.metric.options.on_error)
             self.collectors.append(stack.enter_context(collector))
             missing[start + np.asarray(collector.missing.indices, dtype=np.int64)] = True
         self.missing = missing[order]

@@ -577,8 +577,8 @@ class Eco(Reranker):
         stamp = {"metric": self.name, "member": member.name, "weights": member.model.fingerprint}
         own = None if folder is None else Path(folder) / member.name
         store = self.stores.open(own, MEMBER_ROW, stamp | self.options.encoding())
-        refuse_errors, encoder = self.options.on_error == "raise", None
-        with RowCollector(pools, MEMBER_ROW, store, bar, refuse_errors=refuse_errors) as collector:
+        encoder = None
+        with RowCollector(pools, MEMBER_ROW, store, bar, self.options.on_error) as collector:
             for window in collector.windows():
                 if encoder is None:  # not where all rows are stored
                     encoder = member.open(self.options.device, self.options.dtype)

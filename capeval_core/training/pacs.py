@@ -136,7 +136,6 @@ class PacsTraining(Training):
         None,
         "folder that keeps outputs of the frozen towers, for several trainings of the same weights; "
         "None: in --out",
-        folder=True,
     )
 
     def __post_init__(self) -> None:
