@@ -278,7 +278,7 @@ def _wrong(option: OptionDescription, value: Any) -> tuple[str, str, Kind] | Non
     accepted = (*option.types, int) if float in option.types else option.types
     expected = f"expected {option.type.replace(' | ', ' or ')}"
     if isinstance(value, str) and option.choices:
-        return None if value in option.choices else ("", expected, ValueError)
+        return None if value in option.choices else ("", expected.removesuffix(" or None"), ValueError)
     if not isinstance(value, accepted) or (isinstance(value, bool) and bool not in accepted):
         return "", expected, TypeError
     if isinstance(value, int) and abs(value) >= 1 << 63:
