@@ -19,12 +19,12 @@ from typing import Any
 import pyarrow as pa
 
 from capeval_core.errors import folder_path, warn, wrong_option
-from capeval_core.limits import LIMITS
 
 PARTIAL = ".partial"
 """How names of unfinished files and folders end."""
 _STAMP = b"capeval_stamp"  # in the metadata of a file's schema
 _NAME = re.compile(r"\d{20}-([0-9a-f]{32})\.(?:parquet|arrow)")  # time of writing, digest of the file
+_MOST_BYTES = 256 << 20  # that wait to be written
 
 
 class DamagedError(ValueError):
@@ -36,7 +36,7 @@ class Kept:
 
     Every file holds the stamp, all that its rows depend on, and is refused with another one; its name has the
     time and a digest of it. A disk that fills up costs one warning: from then on nothing more is written.
-    argument: what messages call the folder, such as `rows`. most_seconds: after which rows are written.
+    argument: what messages call the folder. most_rows, most_seconds: after which rows are written.
     mapped: Arrow files, of which only the rows that are used take memory, instead of Parquet.
     required: a disk that cannot be written is an OSError.
 
@@ -54,13 +54,14 @@ class Kept:
         stamp: Mapping[str, Any],
         argument: str,
         *,
+        most_rows: int = 65_536,
         most_seconds: float = 60.0,
         mapped: bool = False,
         required: bool = False,
     ) -> None:
         self.folder, self.argument, self.required = folder, argument, required
         self.stamp: dict[str, Any] = json.loads(json.dumps(stamp))
-        self._most_seconds, self._written_at = most_seconds, time.monotonic()
+        self._most, self._written_at = (most_rows, most_seconds), time.monotonic()
         self._suffix = "arrow" if mapped else "parquet"
         self._waiting: list[pa.Table] = []
         self._count = self._size = 0  # that wait
@@ -90,8 +91,9 @@ class Kept:
         """Keep a table, which is on the disk after `flush`, or when enough rows or seconds have come."""
         self._waiting.append(table)
         self._count, self._size = self._count + len(table), self._size + table.nbytes
-        full = self._count >= LIMITS.shard_rows or self._size >= LIMITS.shard_bytes
-        if full or time.monotonic() - self._written_at > self._most_seconds:
+        rows, seconds = self._most
+        full = self._count >= rows or self._size >= _MOST_BYTES
+        if full or time.monotonic() - self._written_at > seconds:
             self.flush()
 
     def flush(self) -> None:

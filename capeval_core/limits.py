@@ -20,8 +20,7 @@ class Limits:
     consensus_words: int = 200_000
     graphs: int = 65_536  # parsed captions that FACTUAL keeps
 
-    shard_rows: int = 65_536  # rows that wait to be kept
-    shard_bytes: int = 256 << 20
+    shard_rows: int = 65_536  # rows of a kept shard
     shard_seconds: float = 5.0  # between two kept shards of rows
     augmented: dict[str, int] = field(default_factory=lambda: {"caption": 256, "image": 64})  # of a shard
     training_seconds: float = 60.0  # between two kept shards of towers' outputs or positives

@@ -181,8 +181,9 @@ class RowStore(Kept):
 
     def __init__(self, path: str | PathLike[str], schema: pa.Schema, stamp: Mapping[str, Any]) -> None:
         columns = _digest(", ".join(f"{field.name} {field.type}" for field in schema))
-        stamp = {**stamp, "columns": columns}
-        super().__init__(check_folder("rows", path), stamp, "rows", most_seconds=LIMITS.shard_seconds)
+        own, stamp = check_folder("rows", path), {**stamp, "columns": columns}
+        rows, seconds = LIMITS.shard_rows, LIMITS.shard_seconds
+        super().__init__(own, stamp, "rows", most_rows=rows, most_seconds=seconds)
         self._schema = schema.append(pa.field(_CONTENT, pa.string()))
         tables = (table.select(self._schema.names).cast(self._schema) for table in self.tables())
         self._rows = [self._schema.empty_table(), *tables]
