@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: list[str]) -> int:
     commands = "commands:\n" + table(list(COMMANDS.items()), indent="  ")
     hint = "\n\n`capeval COMMAND --help` says more; `capeval demo` is a good start."
-    parser = Parser("", "COMMAND ...", "Metrics for image captions.", raw_epilog=commands + hint)
+    parser = Parser("", "COMMAND ...", "Metrics for image captions.", listed=commands + hint)
     parser.add_argument("--version", action="version", version=f"capeval {__version__}")
     try:
         if not arguments:

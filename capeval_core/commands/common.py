@@ -27,12 +27,6 @@ from capeval_core.metric import CaptionMetric
 from capeval_core.options import OptionDescription, Settings, describe_options
 from capeval_core.registry import media_of, metric_class
 
-FILES = (
-    "Files are JSON ({image id: caption}, {image id: [captions or references]}, COCO results, COCO "
-    "annotations, Karpathy's), JSON lines, CSV, TSV, Flickr's lists or Parquet, told apart by their "
-    "extension or else their content, also compressed with gzip; - is standard input. An image's id is its "
-    "file name without the extension, or its path from the folder of images; for COCO also its number."
-)
 _FAILURES_SHOWN = 20
 _LONGEST = 48  # characters of the choices of an option that stand in place of its value
 _Checked = TypeVar("_Checked", bound=Samples)
@@ -41,17 +35,16 @@ _Checked = TypeVar("_Checked", bound=Samples)
 
 
 def add_flags(
-    parser: argparse.ArgumentParser,
+    parser: Parser,
     options: type[Settings],
     title: str = "options of the metric",
     *,
     leave_out: Collection[str] = (),
 ) -> None:
     """A flag for every option. The options class, not the flag, checks values and knows the defaults."""
-    group = parser.add_argument_group(title)
     for option in describe_options(options):
         if option.flag and option.name not in leave_out:
-            add_option(group, option, help_of(option))
+            add_option(parser.group(title), option, help_of(option))
 
 
 def help_of(option: OptionDescription) -> str:
@@ -60,7 +53,8 @@ def help_of(option: OptionDescription) -> str:
     text = option.help.replace("None: ", "default: ").replace("%", "%%")
     if option.type != "bool" and option.default not in (None, ""):
         text += f" (default: {option.default})"
-    return text if len(_choices(option)) <= _LONGEST else f"{text}; one of {_choices(option)}"
+    listed = ", ".join(map(str, option.choices))
+    return text if len(listed) <= _LONGEST else f"{text}; one of {listed}"
 
 
 def add_option(group: argparse._ActionsContainer, option: OptionDescription, text: str) -> None:
@@ -68,26 +62,12 @@ def add_option(group: argparse._ActionsContainer, option: OptionDescription, tex
     shape: dict[str, Any] = {"dest": option.name, "default": argparse.SUPPRESS}
     if option.type == "bool":
         shape["action"] = argparse.BooleanOptionalAction if option.default else "store_true"
-    if listed := _choices(option):
+    if listed := ",".join(map(str, option.choices)):
         shape["metavar"] = f"{{{listed}}}" if len(listed) <= _LONGEST else "NAME"
     for name, letter in (("int", "N"), ("float", "X")):
         if name in option.type.split(" | "):
             shape |= {"type": TYPES[letter], "metavar": letter}
     group.add_argument(flag_of(option.name), help=text, **shape)
-
-
-def _choices(option: OptionDescription) -> str:
-    return ",".join(map(str, option.choices))
-
-
-def add_file_flags(parser: argparse.ArgumentParser) -> None:
-    """Flags for the columns and splits of files."""
-    add_flags(parser, FileOptions, title="columns and splits of the files")
-
-
-def add_set_flag(group: argparse._ActionsContainer, example: str) -> None:
-    text = f"any option of one metric, e.g. {example}.device=cuda"
-    flag(group, "--set METRIC.OPTION=VALUE", text, action="append", default=[])
 
 
 def options_of(
@@ -124,11 +104,6 @@ def flag_of(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def names_of(text: str) -> list[str]:
-    """The names of a list with commas."""
-    return [name.strip() for name in text.split(",") if name.strip()]
-
-
 # the metrics that a command line names
 
 
@@ -146,18 +121,11 @@ def read_metrics(
     return [metric_class(name, medium) for name, medium in media.items()], others
 
 
-def refuse_twice(given: str, names: Sequence[str]) -> None:
-    """Refuse a metric that is among the names twice."""
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise ValueError(f"{given}: {twice} comes twice, name each metric once")
-
-
-def add_media_choice(group: Any, metrics: Sequence[type[CaptionMetric]]) -> None:
-    """`--media` where one of the metrics is about several."""
-    media = next((media for metric in metrics if len(media := media_of(metric.name)) > 1), None)
-    if media is not None:
-        flag(group, f"--media {{{','.join(media)}}}", f"what captions are about (default: {media[0]})")
+def media_words(metrics: Sequence[type[CaptionMetric]]) -> dict[str, str]:
+    """The choices and the help of `--media`; no help where none of the metrics is about several."""
+    media = next((media for metric in metrics if len(media := media_of(metric.name)) > 1), ())
+    text = f"what captions are about (default: {media[0]})" if media else ""
+    return {"kinds": f"{{{','.join(media)}}}", "media": text}
 
 
 # names of rows
@@ -241,20 +209,17 @@ def check_output(name: str, out: Path | None, read: Sequence[tuple[str, object]]
         raise PermissionError(f"{name} {out} cannot be written (permission denied)")
 
 
-def write(name: str, path: Path | None, content: str | bytes) -> None:
+def write(name: str, path: Path | None, content: str | bytes | Image) -> None:
     """Write what a flag asks for, if it does, as a whole or not at all; an OSError names the flag."""
+    if isinstance(content, Image):
+        file = io.BytesIO()
+        content.save(file, "PNG")
+        content = file.getvalue()
     try:
         if path is not None:
             write_whole(path, content, into_pipes=True)
     except OSError as error:
         raise OSError(f"{name} {path} cannot be written ({error.strerror or error})") from error
-
-
-def png_bytes(image: Image) -> bytes:
-    """A picture as a file."""
-    file = io.BytesIO()
-    image.save(file, "PNG")
-    return file.getvalue()
 
 
 def in_turn(*steps: Callable[[], object]) -> None:

@@ -9,14 +9,14 @@ import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import isfinite, nan
+from math import nan
 from pathlib import Path
 from typing import Any
 
-from capeval_core.commands.terminal import Parser, complain, flag, summary
+from capeval_core.commands.terminal import complain, parser_of, summary
 from capeval_core.description import describe_metric
 from capeval_core.errors import Problems, did_you_mean, p_in_words, signed
-from capeval_core.inputs.folder import Folder, some_of
+from capeval_core.inputs.folder import Folder
 from capeval_core.registry import metric_of, titles_of_parts
 from capeval_core.reports.html import check_report, write_report
 from capeval_core.reports.systems import (
@@ -24,7 +24,6 @@ from capeval_core.reports.systems import (
     Column,
     System,
     Systems,
-    Test,
     cells_table,
     long_table,
     stacked_table,
@@ -32,26 +31,14 @@ from capeval_core.reports.systems import (
 from capeval_core.result import Result, json_text
 from capeval_core.statistics import TEST, Comparison, NoTestError, holm
 
-_FORMATS = ("text", "markdown", "latex", "csv", "json")
 _LEVEL = 0.95
 
 
 def run(arguments: list[str]) -> int:
-    parser = Parser(
-        "compare",
-        "A.json B.json [C.json ...] [options]",
-        "Paired tests of systems that were scored on the same images.",
-        "Files are those of `capeval score ... --json OUT`, scored with the same settings: of one system "
-        "each, or of several.",
-    )
-    flag(parser, "files", "results of systems", metavar="FILE", type=Path, nargs="+")
-    add_comparison_flags(parser)
-    parser.add_argument(
-        "--images", "--videos", dest="visuals", metavar="FOLDER", type=Path, help="those that --report shows"
-    )
+    parser = parser_of("compare", "compare", "comparison")
     flags = parser.read(arguments)
     check_report(flags.report)
-    systems, one_run = _read(flags.files)
+    systems = _read(flags.files)
     if len(systems) == 1:
         parser.error(f"{flags.files[0]} holds one system: name the file of another one to compare with")
     names = [system.name for system in systems]
@@ -74,51 +61,47 @@ def run(arguments: list[str]) -> int:
         paths = there.match(list(dict.fromkeys(one for own in systems for one in own.ids)), problems)
         problems.raise_if_any()
         systems = [replace(own, images=[paths[one] for one in own.ids]) for own in systems]
-    compared = compare_systems(systems, baseline, one_run=one_run, flags=flags)
+    compared = compare_systems(systems, baseline, one_run=len(flags.files) == 1, flags=flags)
     if not alone:
         print(show(compared, flags.format))
     write_page(flags, compared, ["compare", *arguments])
     return 0
 
 
-def _read(files: Sequence[Path]) -> tuple[list[System], bool]:
-    """The systems of all files, and whether one run scored them."""
+def _read(files: Sequence[Path]) -> list[System]:
+    """The systems of all files, by the names in them, or by the names of the files."""
     if len(files) == 2 and files[0] == files[1]:  # to see that nothing differs
         names = [files[0].stem, f"{files[0].stem} (again)"]
     else:
         names = names_of_files("FILE", files)
     systems: list[System] = []
     for name, path in zip(names, files, strict=True):
-        for own, system in _read_systems(path).items():
-            taken = own in [other.name for other in systems]
-            systems.append(replace(system, name=name if own is None else f"{name}/{own}" if taken else own))
-    return systems, len(files) == 1
+        for system in _systems_in(path):
+            taken = system.name in [other.name for other in systems]
+            own = f"{name}/{system.name}" if taken else system.name
+            systems.append(replace(system, name=own if system.name else name))
+    return systems
 
 
-def _read_systems(path: Path) -> dict[str | None, System]:
-    """The systems in a file of `capeval score --json` by their names, None for one by one metric."""
+def _systems_in(path: Path) -> list[System]:
+    """The systems in a file of `capeval score --json`; one by one metric has no name."""
+    systems = []
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        if not (isinstance(content, Mapping) and "systems" in content):
-            return {None: _system(content, [content])}
-        found: dict[str | None, System] = {
-            str(one["system"]): _system(one, one["results"]) for one in content["systems"]
-        }
-        if not found:
+        several = isinstance(content, Mapping) and "systems" in content
+        for one in content["systems"] if several else [content]:
+            results = [Result.from_dict(result) for result in (one["results"] if several else [content])]
+            empty = [""] * len(results[0].scores)
+            ids, captions = ([str(text) for text in one.get(key) or empty] for key in ("ids", "captions"))
+            cells = {result.metric: cell_of(result) for result in results}
+            systems.append(System(str(one["system"]) if several else "", ids, captions, cells))
+        if not systems:
             raise ValueError("it has no system")
-        return found
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         reason = f"it has no {error}" if isinstance(error, KeyError) else error
-        raise ValueError(
-            f"{path} is not a file of `capeval score --json`, or is damaged ({reason})"
-        ) from error
-
-
-def _system(content: Any, results: Sequence[Any]) -> System:
-    cells = [cell_of(Result.from_dict(result)) for result in results]
-    count = len(cells[0].result.scores)
-    ids, captions = ([str(one) for one in content.get(key) or [""] * count] for key in ("ids", "captions"))
-    return System("", ids, captions, {cell.result.metric: cell for cell in cells})
+        fault = f"is not a file of `capeval score --json`, or is damaged ({reason})"
+        raise ValueError(f"{path} {fault}") from error
+    return systems
 
 
 def _print_test(a: Result, b: Result, names: Sequence[object]) -> None:
@@ -176,24 +159,6 @@ def baseline_of(given: str | None, names: Sequence[str], paths: Sequence[str | P
     return known[given]
 
 
-def add_comparison_flags(parser: argparse.ArgumentParser) -> None:
-    """`--baseline`, `--format`, `--digits`, `--times-100` and `--report`."""
-    group = parser.add_argument_group("several systems, each tested against the baseline")
-    flag(group, "--baseline NAME", "the system to test against, by its name or file (default: the first)")
-    formats = "{" + ",".join(_FORMATS) + "}"
-    flag(group, "--format", "format of the printed table", choices=_FORMATS, metavar=formats, action="store")
-    digits = "decimals of scores for readers (default: 4 in tables, 3 on the page)"
-    flag(group, "--digits N", digits, choices=range(11))
-    times = "scores for readers times 100, as most papers print them; JSON and CSV stay as they are"
-    flag(group, "--times-100", times)
-    add_report_flag(group)
-
-
-def add_report_flag(group: argparse._ActionsContainer) -> None:
-    text = "write a page there, index.html: the table, distributions, the worst and best captions"
-    flag(group, "--report FOLDER", text)
-
-
 def write_page(flags: argparse.Namespace, systems: Systems, command: Sequence[str]) -> None:
     """Write the page that `--report` asks for, and print where it is; `command` repeats it."""
     if flags.report is not None:
@@ -213,11 +178,7 @@ def cell_of(result: Result, evidence: Mapping[int, Mapping[str, Any]] | None = N
 
 
 def compare_systems(
-    systems: Sequence[System],
-    baseline: str | None,
-    *,
-    one_run: bool = True,
-    flags: argparse.Namespace | None = None,
+    systems: Sequence[System], baseline: str | None, *, one_run: bool = True, flags: Any = None
 ) -> Systems:
     """The table of systems by metrics, with Holm's correction over the systems that a metric tests.
 
@@ -241,12 +202,12 @@ def compare_systems(
                 cells[own.name][metric] = replace(own.cells[metric], no_test=str(error))
         adjusted = holm([test.p_value for test in tests.values()])
         for (name, test), p_value in zip(tests.items(), adjusted, strict=True):
-            significant, bounds = p_value < 1 - _LEVEL, (test.interval.low, test.interval.high)
-            plain = Test(
-                test.difference, *bounds, test.p_value, p_value, significant, test.images, test.left_out
-            )
-            cells[name][metric] = replace(cells[name][metric], test=plain)
-    results, tested = [cell.result for cell in base.cells.values()], len(systems) - 1
+            low, high = (test.interval.low, test.interval.high)
+            tested = {"difference": test.difference, "low": low, "high": high, "p_value": test.p_value}
+            tested |= {"adjusted": p_value, "significant": p_value < 1 - _LEVEL}
+            tested |= {"count": test.images, "left_out": test.left_out}
+            cells[name][metric] = replace(cells[name][metric], test=tested)
+    results, others = [cell.result for cell in base.cells.values()], len(systems) - 1
     compared = Systems(
         [replace(system, cells=cells[system.name]) for system in systems],
         columns=[_column(result) for result in results],
@@ -254,11 +215,11 @@ def compare_systems(
         visual=results[0].visual,
         level=_LEVEL,
         test=TEST.format(results[0].visual),
-        correction=f"Holm's correction for the {tested} systems that each metric tests" if tested > 1 else "",
+        correction=f"Holm's correction for the {others} systems that each metric tests" if others > 1 else "",
         digits=getattr(flags, "digits", None),
         times_100=getattr(flags, "times_100", False),
     )
-    return replace(compared, messages=_messages(compared, base))
+    return replace(compared, messages=_messages(compared))
 
 
 def _column(result: Result) -> Column:
@@ -271,7 +232,7 @@ def _column(result: Result) -> Column:
     return Column(metric.name, metric.title, **shown, citation=about.citation, address=about.address)
 
 
-def _messages(compared: Systems, base: System) -> list[str]:
+def _messages(compared: Systems) -> list[str]:
     """What failed, was truncated or left out, equal things once, each with the systems and metrics it is of.
 
     A metric is named where it is not all of them, and so are systems; what is of everything names none.
@@ -283,8 +244,13 @@ def _messages(compared: Systems, base: System) -> list[str]:
             special = {"failed": counts.failed, "truncated": counts.truncated, "empty": counts.empty}
             reasons = [f"{n:,} of {counts.captions:,} captions {name}" for name, n in special.items() if n]
             reasons += [cell.no_interval, cell.no_test]
-            if cell.test is not None and cell.test.left_out:
-                reasons.append(_left_out(system, base, metric, compared))
+            if cell.test is not None and cell.test["left_out"]:
+                difference = signed(compared.scaled(cell.test["difference"]), compared.decimals(4), 8)
+                reasons.append(
+                    f"{cell.test['left_out']:,} {compared.visual}s with a score in only one of system and "
+                    f"baseline are left out of the test, not of the means: over the {cell.test['count']:,} "
+                    f"that both have the difference is {difference}"
+                )
             for reason in filter(None, reasons):
                 whose.setdefault(reason, {}).setdefault(system.name, []).append(metric)
     messages = []
@@ -296,26 +262,8 @@ def _messages(compared: Systems, base: System) -> list[str]:
     return messages
 
 
-def _left_out(system: System, base: System, metric: str, compared: Systems) -> str:
-    """Which visuals a test leaves out, so that its difference is not that of the means in the table."""
-    results, test = [one.cells[metric].result for one in (system, base)], system.cells[metric].test
-    scored = [
-        {name for name, score in zip(one.ids, result.scores, strict=True) if isfinite(score)}
-        for one, result in zip((system, base), results, strict=True)
-    ]
-    names = sorted(scored[0] ^ scored[1])
-    assert test is not None
-    have = f"1 {compared.visual} has" if test.left_out == 1 else f"{test.left_out:,} {compared.visual}s have"
-    listed = f" ({some_of(names)})" if len(names) == test.left_out else ""  # else ids differ by their form
-    difference = signed(compared.scaled(test.difference), compared.decimals(4), 8)
-    return (
-        f"{have} a score in only one of system and baseline{listed}: the test is over the {test.count:,} "
-        f"that both have, where the difference is {difference}; the means are over all"
-    )
-
-
 def show(systems: Systems, form: str | None) -> str:
-    """The table in one of `_FORMATS`, without the last line break."""
+    """The table in the format of `--format`, without the last line break."""
     if form == "json":
         return json_text(systems_content(systems, whole=False)).rstrip("\n")
     if form == "csv":
@@ -330,10 +278,7 @@ def systems_content(systems: Systems, *, whole: bool = True) -> dict[str, Any]:
     """The table in JSON's types; as a whole, or without the results of every caption."""
     content: list[dict[str, Any]] = []
     for system in systems.systems:
-        results = [
-            {**cell_content(cell, whole=whole), "test": cell.test and vars(cell.test)}
-            for cell in system.cells.values()
-        ]
+        results = [{**cell_content(cell, whole=whole), "test": cell.test} for cell in system.cells.values()]
         texts = {"ids": list(system.ids), "captions": list(system.captions)} if whole else {}
         content.append({"system": system.name, **texts, "results": results})
     names = ("baseline", "test", "correction", "level", "messages")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from capeval_core.commands.common import add_flags, chosen
 from capeval_core.commands.regions import BOX_FEATURES, convert_box_features
-from capeval_core.commands.terminal import Parser, complain, first_named, flag, table
+from capeval_core.commands.terminal import complain, first_named, parser_of, table
 from capeval_core.description import describe_metric
 from capeval_core.registry import metric_class, metric_classes, network
 from capeval_core.weights.catalogue import EVA_CLIP, FASTER_RCNN, X152, entry_known_as
@@ -25,20 +25,15 @@ _OURS = {CONFIG, TENSORS, VOCABULARY, TOKENIZER, "README.md"}
 
 
 def run(arguments: list[str]) -> int:
-    usage = "CHECKPOINT --out FOLDER"
-    about = "Make a folder of weights of an original checkpoint. Nothing in it is run."
     released = {BOX_FEATURES: "features that 12-in-1 released, for ViLBERTScore"}
     known = {name: f"weights of {name}" for name, own in metric_classes().items() if own.default_weights}
     known |= _PURPOSES | released
-    name, rest = first_named(arguments, "convert", "METRIC", f"{usage} [options]", about, known)
+    name, rest = first_named(arguments, "convert", known)
     if name == BOX_FEATURES:
         return convert_box_features(rest)
     encoder = network(_PARTS[name][0] if name in _PARTS else str(metric_class(name).network))
-    parser = Parser(f"convert {name}", f"{usage} [options]", about)
-    kinds = ".pth, .pt, .bin or .safetensors" + (", or the index of shards" if name == EVA_CLIP else "")
-    flag(parser, "checkpoint CHECKPOINT", kinds, type=Path)
-    flag(parser, "--out FOLDER", "folder to make", required=True)
-    flag(parser, "--force", "replace the weights that FOLDER holds")
+    shards = ", or the index of shards" * (name == EVA_CLIP)
+    parser = parser_of(f"convert {name}", "convert METRIC", shards=shards)
     add_flags(parser, encoder.Conversion, "what the tensors may not show, and what is recorded with them")
     flags = parser.read(rest)
     out: Path = flags.out

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from capeval_core.commands.compare import cell_of, compare_systems
-from capeval_core.commands.terminal import WHOLE_LINES, Parser, flag, paragraph, table
+from capeval_core.commands.terminal import WHOLE_LINES, paragraph, parser_of, table
 from capeval_core.demo import KINDS, demo_set, score_kinds
 from capeval_core.kept import whole_folder
 from capeval_core.registry import load, metric_class
@@ -21,10 +21,7 @@ _FILES = "--candidates captions.json --images images"
 
 
 def run(arguments: list[str]) -> int:
-    about = "Score packaged images with the packaged `tiny` weights: no network, no files."
-    parser = Parser("demo", None, about)
-    flag(parser, "--out FOLDER", "also write the images, captions and references into a folder")
-    out = parser.read(arguments).out
+    out = parser_of("demo").read(arguments).out
     if out is not None:
         _write_files(out)
     _print_scores()

@@ -12,14 +12,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL.Image import Image
 
 from capeval_core.commands import common
-from capeval_core.commands.terminal import Parser, complain, first_named, flag, interruptible
-from capeval_core.errors import Problems, did_you_mean, file_error, file_problem
+from capeval_core.commands.terminal import (
+    Parser,
+    complain,
+    first_named,
+    flag,
+    interruptible,
+    parser_of,
+    resuming,
+)
+from capeval_core.errors import Problems, file_error, file_problem
 from capeval_core.inputs.samples import argument_of
 from capeval_core.judgements.loaders import load_set
 from capeval_core.judgements.protocols import STATISTICS, Items, JudgedSet, PoolSet, RatedSet, Scored
-from capeval_core.judgements.resampling import DRAWS
 from capeval_core.judgements.scoring import SetScorer, joined_signature, labels_of
 from capeval_core.judgements.sets import SETS, SetEntry, find_visuals, set_entry
 from capeval_core.judgements.stored import FORMS, read_scores
@@ -43,10 +51,8 @@ _EVALUATORS = ("bleu", "rougel", "ciderd")
 
 
 def run(arguments: list[str]) -> int:
-    about = "Agreement of metrics with people, beside what the papers print."
-    usage = "--data FOLDER --metrics NAME,NAME [options]"
     summaries = {name: entry.summary for name, entry in SETS.items()}
-    name, rest = first_named(arguments, "judge", "SET", usage, about, summaries, others=True)
+    name, rest = first_named(arguments, "judge", summaries, others=True)
     entry = set_entry(name)
     flags = _parser(entry).read(rest)
     check_statistics(flags)
@@ -74,8 +80,8 @@ def run(arguments: list[str]) -> int:
             signatures[label] = f"scores:{path.name}"
     _score(metrics, judged, flags, scores, signatures)
     result = Judged(judged, scores, draws=flags.resamples, level=flags.level, seed=flags.seed)
-    tiny = [class_.title for class_, options in metrics if options.weights == "tiny"]
-    note = f"{', '.join(tiny)}: with weights `tiny`; published values are for the published weights"
+    tiny = ", ".join(class_.title for class_, options in metrics if options.weights == "tiny")
+    note = f"{tiny}: with weights `tiny`; published values are for the published weights"
     shown = judged_table(result, [note] if tiny else [])
     print(f"{entry.title}: {entry.summary}\n")
     print(shown.text(), flush=True)
@@ -92,7 +98,6 @@ def status_of(result: Judged) -> int:
 
 def _metrics(entry: SetEntry, flags: argparse.Namespace) -> _Metrics:
     """The classes of the metrics, those for videos where the set is about videos, with their options."""
-    common.refuse_twice(f"--metrics {','.join(flags.metrics)}", flags.metrics)
     metrics = []
     for name in flags.metrics:
         class_ = metric_class(name, entry.media if (name, entry.media) in MEDIA_VARIANTS else None)
@@ -111,7 +116,7 @@ def _load(entry: SetEntry, flags: argparse.Namespace) -> JudgedSet:
     judged = load_set(entry.name, flags.data, **settings)
     if isinstance(judged, PoolSet):
         return replace(judged, evaluators=dict(map(_evaluator, _EVALUATORS)))
-    if flags.statistics is None:
+    if not flags.statistics:
         return judged
     if not isinstance(judged, RatedSet) or judged.by_annotator:
         raise ValueError(f"--statistics: {entry.title} has no ratings that another statistic could be of")
@@ -125,8 +130,7 @@ def _evaluator(name: str) -> tuple[str, Callable[[Items], Scored]]:
 
     def evaluate(items: Items) -> Scored:
         result = metric.score(items.captions, references=items.references)
-        corpus = result.mean if result.formula is not None else None
-        return Scored(np.asarray(result.scores, dtype=np.float64), corpus=corpus)
+        return Scored(np.asarray(result.scores, float), corpus=result.mean if result.formula else None)
 
     return class_.title, evaluate
 
@@ -176,7 +180,7 @@ def _check_texts(metrics: _Metrics, judged: JudgedSet, data: str) -> None:
 def _score(
     metrics: _Metrics,
     judged: JudgedSet,
-    flags: argparse.Namespace,
+    flags: Any,
     scores: dict[str, list[Scored]],
     signatures: dict[str, str],
 ) -> None:
@@ -191,8 +195,7 @@ def _score(
             )
     # Rows of different sets would take each other's place.
     rows = None if flags.out is None else flags.out / "rows" / judged.name
-    kept = "with --out FOLDER rows are kept, and a run can be resumed"
-    how = kept if rows is None else f"rows are kept in {rows}: run the same command again to resume"
+    how = resuming(rows).replace("--rows FOLDER", "--out FOLDER")
     for class_, options in metrics:
         metric = class_(options)
         with interruptible(how):
@@ -209,16 +212,16 @@ def _write(
     lines = [f"- {label}: `{signature}`" for label, signature in signatures.items()]
     sections = [shown.markdown(), contests.markdown() if contests.rows else "", "Signatures:\n", *lines]
     dated = f"`capeval judge {entry.name}`, {now:%Y-%m-%d}\n"
-    files: dict[str, str | bytes] = {
+    files: dict[str, str | Image] = {
         f"{entry.name}.md": "\n".join([dated, *filter(None, sections)]) + "\n",
         f"{entry.name}.tex": shown.latex(),
         f"{entry.name}.csv": long_table(result, signatures).csv(),
         f"{entry.name}-differences.csv": contests.csv(),
     }
     try:
-        files[f"{entry.name}.png"] = common.png_bytes(draw_agreement(result))
+        files[f"{entry.name}.png"] = draw_agreement(result)
         if (spread := draw_scores(result)) is not None:
-            files[f"{entry.name}-scores.png"] = common.png_bytes(spread)
+            files[f"{entry.name}-scores.png"] = spread
     except ModuleNotFoundError as error:  # the numbers took long, and are there
         warnings.warn(f"there are no charts: {error}", stacklevel=2)
     # Other metrics have no repository that results could stand in, and one's own set may not be on the Hub.
@@ -235,62 +238,38 @@ def _write(
         files[name] = eval_results(result, label, signature=signature, **about)
     more = ", and .eval_results for the weights" if of_weights else ""
     written = f"\n{flags.out}: {', '.join(name for name in files if '/' not in name)}{more}"
-    writing = [partial(_write_file, flags.out / name, own) for name, own in files.items()]
-    common.in_turn(*writing, lambda: print(written))
 
+    def step(name: str, content: str | Image) -> None:
+        (flags.out / name).parent.mkdir(parents=True, exist_ok=True)
+        common.write("--out", flags.out / name, content)
 
-def _write_file(path: Path, content: str | bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    common.write("--out", path, content)
+    common.in_turn(*(partial(step, *file) for file in files.items()), lambda: print(written))
 
 
 def _parser(entry: SetEntry) -> Parser:
-    name = f"--{entry.media}s"
-    parser = Parser(
+    parser = parser_of(
         f"judge {entry.name}",
-        "--data FOLDER --metrics NAME,NAME [options]",
-        f"{entry.title}: {entry.summary}.",
-        f"Files: {entry.form}" + (f"\nSource: {entry.source}." if entry.source else ""),
+        "judge SET",
+        "statistics",
+        title=entry.title,
+        summary=entry.summary,
+        form=entry.form,
+        source=f"\nSource: {entry.source}." if entry.source else "",
+        medium=entry.media,
+        forms=FORMS,
+        of="of ratings, of ",
+        known=",".join(STATISTICS),
+        default="",
     )
-    parser.set_defaults(visuals_flag=name)
-    files = parser.add_argument_group("files")
-    flag(files, "--data FOLDER", "the set, or a folder of sets; or a Hub data set's id", type=str)
-    flag(files, f"{name} FOLDER", f"its {entry.media}s, for metrics that look at them", dest="visuals")
-    text = f"scores that were computed elsewhere: {FORMS}; may be given several times"
-    flag(files, "--scores [LABEL=]FILE", text, action="append", default=[])
-    text = "tables (Markdown, LaTeX, CSV), charts, .eval_results, and rows, from which a run goes on"
-    flag(files, "--out FOLDER", text)
-    group = parser.add_argument_group("metrics")
-    flag(group, "--metrics NAMES", "with commas, e.g. pacs,bleu", type=common.names_of, default=[])
-    flag(group, "--weights WEIGHTS", "of all metrics that have any; default: the published ones")
-    common.add_set_flag(group, "pacs")
-    group = parser.add_argument_group("statistics")
+    parser.set_defaults(visuals_flag=f"--{entry.media}s")
     for setting, values in entry.settings.items():
-        flag(group, f"--{setting} NAME", f"{' or '.join(values)} (default: {values[0]})", choices=values)
-    add_statistics(group, f"of ratings, of {','.join(STATISTICS)}")
+        text = f"{' or '.join(values)} (default: {values[0]})"
+        flag(parser.group("statistics"), f"--{setting} NAME", text, choices=values)
     return parser
 
 
-# statistics and intervals, which `capeval correlate` has, too
-
-
-def add_statistics(parser: argparse._ActionsContainer, text: str) -> None:
-    """`--statistics`, `--resamples`, `--level` and `--seed`."""
-    flag(parser, "--statistics NAMES", text, type=common.names_of)
-    text = f"number of bootstrap resamples (default: {DRAWS:,}); 0: no intervals"
-    flag(parser, "--resamples N", text, default=DRAWS)
-    flag(parser, "--level X", "confidence level of the intervals (default: 0.95)", default=0.95)
-    flag(parser, "--seed N", "seed of the resamples (default: 0)", default=0)
-
-
 def check_statistics(flags: argparse.Namespace) -> None:
-    """Refuse unknown statistics and values that no interval can have, before anything is read or scored."""
-    known = f"(known: {', '.join(STATISTICS)})"
-    if flags.statistics == []:
-        raise ValueError(f"--statistics names no statistic {known}")
-    for name in flags.statistics or ():
-        if name not in STATISTICS:
-            raise ValueError(f"--statistics {name!r}: unknown{did_you_mean(name, STATISTICS)} {known}")
+    """Refuse values that no interval can have, before anything is read or scored."""
     for name, value in (("resamples", flags.resamples), ("seed", flags.seed)):
         if value < 0:
             raise ValueError(f"--{name} {value}: expected 0 or more")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from capeval_core.commands.terminal import Parser, flag, paragraph, table
+from capeval_core.commands.terminal import paragraph, parser_of, table
 from capeval_core.description import describe_metric, licence_in_words
 from capeval_core.metric import CaptionMetric
 from capeval_core.registry import every_class, metric_classes
@@ -19,12 +19,7 @@ _FACTS = (
 
 
 def run(arguments: list[str]) -> int:
-    parser = Parser("list", None, "Show the metrics, the known weights and the papers, or some of it.")
-    flag(parser, "--metrics", "the metrics")
-    flag(parser, "--weights", "the weights")
-    flag(parser, "--bibtex", "the papers of the metrics in BibTeX's form")
-    flag(parser, "--json", "as JSON")
-    flags = parser.read(arguments)
+    flags = parser_of("list").read(arguments)
     chosen = [name for name in ("metrics", "weights", "bibtex") if getattr(flags, name)]
     metrics = every_class()
     if flags.json:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from importlib.util import find_spec
 
-from capeval_core.commands.terminal import Parser, complain, flag, interruptible
+from capeval_core.commands.terminal import complain, interruptible, parser_of
 from capeval_core.project import install_command
 from capeval_core.registry import list_metrics, load, metric_class
 
@@ -13,16 +13,7 @@ _PORTS = range(1, 65_536)
 
 
 def run(arguments: list[str]) -> int:
-    about = "Serve a page on this machine: drop an image, type a caption, see its score."
-    parser = Parser("page", None, about)
-    flag(parser, "metric METRIC", f"one of {', '.join(list_metrics())}")
-    flag(parser, "--media MEDIUM", "what captions are about at first: image or video")
-    text = "chosen at first: Hub repository id, folder, or `tiny` (default: the metric's own)"
-    flag(parser, "--weights WEIGHTS", text)
-    flag(parser, "--port N", "default: the first free one from 7860 on")
-    text = "that the page is served at; 0.0.0.0: to other machines, too (default: %(default)s)"
-    flag(parser, "--host ADDRESS", text, default="127.0.0.1")
-    flag(parser, "--no-browser", "open no browser")
+    parser = parser_of("page", metrics=", ".join(list_metrics()))
     flags = parser.read(arguments)
     metric = metric_class(flags.metric, flags.media)
     if flags.port is not None and flags.port not in _PORTS:

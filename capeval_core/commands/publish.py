@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from capeval_core import publishing
-from capeval_core.commands.terminal import WHOLE_LINES, Parser, first_named, flag, table
+from capeval_core.commands.terminal import WHOLE_LINES, first_named, parser_of, table
 from capeval_core.publishing import PYPI, Publication
 from capeval_core.registry import METRICS
 from capeval_core.weights.catalogue import NAMESPACE
@@ -13,40 +13,14 @@ KINDS = {
     "weights": "a folder of weights, as a model with its card",
     "cards": "cards of weights that are published already",
 }
-_USAGE = {"modules": "[NAME ...] --install-from WHERE", "weights": "FOLDER", "cards": "NAME ..."}
-_EPILOG = (
-    "Log in first with `hf auth login`, or set HF_TOKEN. One commit for each repository that changes, none "
-    "where nothing does; files that are only on the Hub stay, and nothing is ever tagged."
-)
 
 
 def run(arguments: list[str]) -> int:
-    about = "Put what this package has onto the Hugging Face Hub, in any namespace."
-    kind, rest = first_named(arguments, "publish", "KIND", "[options]", about, KINDS, epilog=_EPILOG)
-    parser = Parser(f"publish {kind}", f"{_USAGE[kind]} [options]", f"Publish {KINDS[kind]}.", _EPILOG)
-    text = f"user or organisation on the Hub; {NAMESPACE} (CAPEVAL_NAMESPACE) if it is not given"
-    flag(parser, "--namespace NAME", text, default=NAMESPACE)
-    flag(parser, "--branch NAME", "of the repositories, main by default", default="main")
-    flag(parser, "--private", "make private repositories")
-    flag(parser, "--message TEXT", "of the commits")
-    flag(parser, "--dry-run", "list each file with its size, and what is not sent; send nothing")
-    if kind == "modules":
-        flag(parser, "names NAME", f"of {', '.join(METRICS)}; all if none is given", nargs="*")
-        text = (
-            "where a Space installs capeval from: an address for pip, e.g. "
-            f"git+https://host/org/capeval@COMMIT, or {PYPI}: this version, which has to be there"
-        )
-        flag(parser, "--install-from WHERE", text, required=True)
-    elif kind == "cards":
-        flag(parser, "names NAME", f"of {', '.join(publishing.cards())}", nargs="+")
-    else:
-        flag(parser, "folder FOLDER", "of `capeval convert`, or in open_clip's format")
-        flag(parser, "--name NAME", "of the repository; the folder's if it is not given")
-        text = (
-            "who allows to publish weights whose authors state no licence or restrict their use, and where; "
-            "quoted in the commit and on the card"
-        )
-        flag(parser, "--permission TEXT", text)
+    kind, rest = first_named(arguments, "publish", KINDS)
+    words = {"kind": KINDS[kind], "namespace": NAMESPACE, "pypi": PYPI, "metrics": ", ".join(METRICS)}
+    words["cards"] = ", ".join(publishing.cards())
+    parser = parser_of(f"publish {kind}", "publish", "publish KIND", f"publish {kind}", **words)
+    parser.set_defaults(namespace=NAMESPACE)
     flags = parser.read(rest)
     space = flags.namespace
     if kind == "modules":

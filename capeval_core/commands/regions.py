@@ -12,7 +12,7 @@ from typing import Any, Literal
 from tqdm import tqdm
 
 from capeval_core.commands.common import add_flags, chosen, tell_reasons, visual_of, write
-from capeval_core.commands.terminal import Parser, flag, interruptible, summary
+from capeval_core.commands.terminal import interruptible, parser_of, summary
 from capeval_core.errors import FileError, Problems, naming, wrong_option
 from capeval_core.inputs.box_stores import MANIFEST, Manifest, file_of, is_whole, npz_bytes, released_store
 from capeval_core.inputs.folder import paths_by_id
@@ -28,8 +28,6 @@ BOX_FEATURES = "box-features"
 _ALL = "all"
 """The name of the rule that chose the boxes of that release, which keeps 100."""
 _DETECTORS = {FASTER_RCNN: FASTER_RCNN_VG, X152: X152_VG}
-_OUT = "folder to write, or to continue"
-_RESUMES = "Images that have their file already are skipped, so the same command resumes a run."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,18 +55,7 @@ class _RegionOptions(Settings):
 
 
 def run(arguments: list[str]) -> int:
-    parser = Parser(
-        "regions",
-        "--images FOLDER --out FOLDER [options]",
-        "Find the regions of images (boxes, their features and confidences) once, and keep them for all "
-        "metrics on regions, which then open no image.",
-        "Each image gets an .npz file of its id, which is its name without the extension. Its arrays are "
-        "boxes (n, 4: left, top, right, bottom in pixels), features (n, d) and scores (n), in float32, "
-        f"best box first, and size (width, height). {_RESUMES}",
-    )
-    files = parser.add_argument_group("files")
-    flag(files, "--images FOLDER", "the images", required=True)
-    flag(files, "--out FOLDER", _OUT, required=True)
+    parser = parser_of("regions")
     add_flags(parser, _RegionOptions, title="options of the regions")
     flags = parser.read(arguments)
     options = _RegionOptions.of("regions", chosen(flags, _RegionOptions))
@@ -100,18 +87,7 @@ def run(arguments: list[str]) -> int:
 
 def convert_box_features(arguments: list[str]) -> int:
     """`capeval convert box-features`: released pickles as a folder of `.npz` files; the exit status."""
-    parser = Parser(
-        f"convert {BOX_FEATURES}",
-        "RELEASED --out FOLDER",
-        "Make a folder of .npz files, one per image, of box features that 12-in-1 released in pickles. "
-        "They are read as plain data: nothing in them is run, and one that names anything but NumPy's "
-        "arrays is refused.",
-        _RESUMES,
-    )
-    forms = "the release's LMDB (folder or data.mdb), an .npy file, or a folder of .npy files"
-    flag(parser, "released RELEASED", forms, type=Path)
-    flag(parser, "--out FOLDER", _OUT, required=True)
-    flags = parser.read(arguments)
+    flags = parser_of(f"convert {BOX_FEATURES}").read(arguments)
     _check_folder(flags.out)
     released = released_store(flags.released)
     manifest = Manifest(f"released:{released.path.name}", _ALL, "float32", released.fingerprint)

@@ -7,10 +7,11 @@ import io
 from pathlib import Path
 
 from capeval_core.commands import common
-from capeval_core.commands.compare import add_report_flag, cell_of, compare_systems, write_page
-from capeval_core.commands.terminal import Parser, flag, interruptible, resuming, summary
+from capeval_core.commands.compare import cell_of, compare_systems, write_page
+from capeval_core.commands.terminal import interruptible, parser_of, resuming, summary
 from capeval_core.errors import Problems, beside
 from capeval_core.inputs.folder import some_of
+from capeval_core.inputs.text_files import FileOptions
 from capeval_core.metric import prepared
 from capeval_core.registry import metric_class
 from capeval_core.reports.html import check_report
@@ -25,21 +26,8 @@ _COLUMNS = ("filename", "caption")
 
 def run(arguments: list[str]) -> int:
     metric = metric_class(_METRIC)
-    parser = Parser(
-        "rerank",
-        "--candidates FILE --images FOLDER --out BEST.csv [options]",
-        f"{metric.title}: {metric.summary}",
-        f"{common.FILES} A CSV file may also have one row per image: its file name, then its candidates, "
-        "under a header that begins with filename. "
-        f"BEST.csv has the columns {' and '.join(_COLUMNS)}, as submissions to NICE 2024 have.",
-    )
-    files = parser.add_argument_group("files")
-    flag(files, "--candidates FILE", "several captions per image", required=True)
-    flag(files, "--images FOLDER", "the images that they describe", required=True)
-    flag(files, "--out BEST.csv", "write the chosen captions", type=Path, required=True)
-    flag(files, "--json OUT", "write the scores of every candidate")
-    add_report_flag(files)
-    common.add_file_flags(parser)
+    parser = parser_of("rerank", about=f"{metric.title}: {metric.summary}")
+    common.add_flags(parser, FileOptions, title="columns and splits of the files")
     common.add_flags(parser, metric.Options)
     flags = parser.read(arguments)
     if flags.out.suffix.lower() != ".csv":

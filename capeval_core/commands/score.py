@@ -15,19 +15,21 @@ from tqdm import tqdm
 
 from capeval_core.commands import common, compare
 from capeval_core.commands.terminal import (
+    TYPES,
     Parser,
     announce,
     complain,
     first_named,
     flag,
     interruptible,
+    parser_of,
     resuming,
     summary,
 )
 from capeval_core.description import describe_metric
 from capeval_core.errors import Problems, ProblemsError, beside, naming
 from capeval_core.inputs.samples import ARGUMENTS, Samples, argument_of, medium_of
-from capeval_core.inputs.text_files import Joined
+from capeval_core.inputs.text_files import FileOptions, Joined
 from capeval_core.metric import CaptionMetric, prepared
 from capeval_core.options import OptionDescription, Options, describe_options
 from capeval_core.registry import every_class, media_of, metric_class
@@ -41,14 +43,7 @@ _Metrics = Sequence[type[CaptionMetric]]
 
 def run(arguments: list[str]) -> int:
     known = {_command_of(metric): metric.summary for metric in every_class()}
-    about = (
-        "Score a file of captions against a folder of images, with one metric or several, with commas; "
-        "or compare several files, one for each system."
-    )
-    usage = "--candidates FILE [FILE] --images FOLDER"
-    given, rest = first_named(
-        arguments, "score", "METRIC", usage, about, known, epilog=common.FILES, others=True
-    )
+    given, rest = first_named(arguments, "score", known, others=True)
     metrics, rest = _metrics(given, rest)
     elsewhere = {
         common.flag_of(one.name) for metric in every_class() for one in describe_options(metric.Options)
@@ -79,7 +74,7 @@ def run(arguments: list[str]) -> int:
         return json_text({**compare.cell_content(first), **texts})
 
     common.in_turn(
-        lambda: common.write("--json", flags.json, content()) if flags.json else None,
+        lambda: common.write("--json", flags.json, content() if flags.json else ""),
         lambda: _print(compared, first if alone and flags.format is None else None, flags.format),
         lambda: _tell(metrics, systems),
         lambda: _write_explanations(flags.explain, systems[0].ids, first.result) if flags.explain else None,
@@ -97,7 +92,7 @@ def _print(compared: Systems, alone: Cell | None, form: str | None) -> None:
     result, interval, counts = alone.result, alone.interval, alone.result.counts
     bounds = f"none: {alone.no_interval}"
     if interval is not None:
-        extent = f"({interval.level:.0%}, {interval.images:,} images)"
+        extent = f"({interval.level:.0%}, {interval.images:,} {compared.visual}s)"
         bounds = f"{compared.number(interval.low)} to {compared.number(interval.high)} {extent}"
     special = f"{counts.failed:,} failed, {counts.truncated:,} truncated, {counts.empty:,} empty"
     summary(
@@ -133,15 +128,12 @@ def _tell(metrics: _Metrics, systems: Sequence[System]) -> None:
 
 def _metrics(given: str, rest: Sequence[str]) -> tuple[list[type[CaptionMetric]], list[str]]:
     """The metrics that the first argument and `--media` choose, and the other arguments."""
-    names = common.names_of(given) or [given]
-    common.refuse_twice(given, names)
+    names = TYPES["NAMES"](given) or [given]
     for name in names:
         if describe_metric(metric_class(name)).command != "score":
             fix = f"; leave {name} out of the list" if len(names) > 1 else ""
-            raise ValueError(
-                f"{name} chooses among several captions of each image: use `capeval rerank`, which "
-                f"writes the chosen ones{fix}"
-            )
+            does = "chooses among several captions of each image"
+            raise ValueError(f"{name} {does}: use `capeval rerank`, which writes the chosen ones{fix}")
     metrics, others = common.read_metrics("score", names, rest)
     by_argument = {argument_of(metric.media): _command_of(metric) for metric in metrics if metric.media}
     if len(by_argument) > 1:
@@ -155,10 +147,6 @@ def _command_of(metric: type[CaptionMetric]) -> str:
     return metric.name if metric.variant is None else f"{metric.name} --media {metric.variant}"
 
 
-def _title_of(metrics: _Metrics) -> str:
-    return ",".join(metric.name for metric in metrics)
-
-
 def _about(metrics: _Metrics) -> type[CaptionMetric]:
     """The first metric that looks at images or videos, else the first."""
     return next((metric for metric in metrics if metric.media), metrics[0])
@@ -166,32 +154,35 @@ def _about(metrics: _Metrics) -> type[CaptionMetric]:
 
 def _options(metrics: _Metrics, flags: argparse.Namespace) -> list[Options]:
     """The checked options of each metric, by the flags."""
-    names, steps = [metric.name for metric in metrics], []
-    for metric in metrics:
+    names = [metric.name for metric in metrics]
+
+    def options(metric: type[CaptionMetric]) -> Options:
         keywords = common.chosen(flags, metric.Options)
         if len(metrics) > 1 and metric.default_weights is None:
             keywords.pop("weights", None)
         if flags.explain is not None:
             keywords["evidence"] = True
-        steps.append(partial(common.options_of, metric, keywords, getattr(flags, "set", ()), names))
-    return _each(steps)
+        checked: Options = common.options_of(metric, keywords, getattr(flags, "set", ()), names)
+        return checked
+
+    return _each(options, metrics)
 
 
-def _each(steps: Sequence[Callable[[], Any]]) -> list[Any]:
-    """What every step gives, or one error with the problems of all."""
-    problems, found = Problems(), []
-    for step in steps:
+def _each(make: Callable[..., Any], *values: Sequence[Any]) -> list[Any]:
+    """What is made of each, or one error with the problems of all."""
+    problems, made = Problems(), []
+    for own in zip(*values, strict=True):
         try:
-            found.append(step())
+            made.append(make(*own))
         except ProblemsError as error:
             problems.extend(error.problems)
     problems.raise_if_any()
-    return found
+    return made
 
 
 def _folder(metrics: _Metrics, options: Sequence[Options], flags: argparse.Namespace) -> str | None:
     """The folder of images or videos, None where no metric opens any; it drops references that none needs."""
-    title, s = _title_of(metrics), "" if len(metrics) > 1 else "s"
+    title, s = ",".join(metric.name for metric in metrics), "" if len(metrics) > 1 else "s"
     if flags.references is not None and not any(metric.needs_references for metric in metrics):
         complain(f"warning: {title} need{s} no references: --references is ignored")
         flags.references = None
@@ -219,11 +210,7 @@ def _folder(metrics: _Metrics, options: Sequence[Options], flags: argparse.Names
 
 
 def _score(
-    metrics: _Metrics,
-    options: Sequence[Options],
-    names: Sequence[str],
-    folder: str | None,
-    flags: argparse.Namespace,
+    metrics: _Metrics, options: Sequence[Options], names: Sequence[str], folder: str | None, flags: Any
 ) -> tuple[list[System], int]:
     """Each system's results, and how many rows were reused; one metric and one system are the smallest."""
     problems = Problems()
@@ -234,46 +221,36 @@ def _score(
     with common.naming_rows(ids, [name for name, collection in named for _ in collection.ids]):
         with beside(problems):
             checked = _checked(metrics, options, collections, ids) if ids else []
-        several = len(metrics) > 1
-        pairs = zip(metrics, options, strict=True)
-        opened = _each([partial(_opened, *pair, several) for pair in pairs])
+        opened = _each(partial(_opened, len(metrics) > 1), metrics, options)
+        alone, tasks = len(names) == len(metrics) == 1, []
         with interruptible(resuming(options[0].rows)):
-            tasks = [
-                Task(prepared(metric, *samples), samples, _folders_of_rows(metric, names, len(metrics)))
-                for metric, samples in zip(opened, checked, strict=True)
-            ]
+            for metric, samples in zip(opened, checked, strict=True):
+                root = metric.options.rows
+                below = ["" if alone else f"{metric.name}/{name.replace('/', '_')}" for name in names]
+                folders = [None if root is None else Path(root) / place for place in below]
+                tasks.append(Task(prepared(metric, *samples), samples, folders))
             encode_tasks(tasks, progress=True)
         systems = []
         for place, (name, own) in enumerate(zip(names, collections, strict=True)):
-            cells = {task.metric.name: _cell(task, place, flags) for task in tasks}
+            cells = {}
+            for task in tasks:
+                of_system, rows = task.systems[place], task.rows[place]
+                result = task.metric.combine(rows, samples=of_system)
+                evidence = None if flags.report is None else Evidence(task.metric, of_system, rows, result)
+                cells[task.metric.name] = compare.cell_of(result, evidence)
             images = own.images if folder is not None else None
             systems.append(System(name, own.ids, own.captions, cells, images, own.references))
     return systems, sum(task.reused for task in tasks)
 
 
-def _cell(task: Task, place: int, flags: argparse.Namespace) -> Cell:
-    samples, rows = task.systems[place], task.rows[place]
-    result = task.metric.combine(rows, samples=samples)
-    evidence = None if flags.report is None else Evidence(task.metric, samples, rows, result)
-    return compare.cell_of(result, evidence)
-
-
-def _folders_of_rows(metric: CaptionMetric, names: Sequence[str], metrics: int) -> list[Path | None]:
-    """Where the rows of each system are kept: `--rows`, or METRIC/SYSTEM below it where there are several."""
-    if metric.options.rows is None:
-        return [None] * len(names)
-    folder = Path(metric.options.rows)
-    if len(names) == metrics == 1:
-        return [folder]
-    return [folder / metric.name / name.replace("/", "_") for name in names]
+def _opened(several: bool, metric: type[CaptionMetric], options: Options) -> CaptionMetric:
+    announce(f"opening {metric.name} ...")
+    with naming({"weights": f"--set {metric.name}.weights="} if several else {}):
+        return metric(options)
 
 
 def _read(
-    flags: argparse.Namespace,
-    folder: str | None,
-    media: Sequence[str],
-    problems: Problems,
-    absent_too: bool,
+    flags: Any, folder: str | None, media: Sequence[str], problems: Problems, absent_too: bool
 ) -> list[Joined]:
     """The collections of all systems; `problems` with their rows are noted, others are one error."""
     collections: list[Joined] = []
@@ -321,12 +298,6 @@ def _checked(
     return checked
 
 
-def _opened(metric: type[CaptionMetric], options: Options, several: bool) -> CaptionMetric:
-    announce(f"opening {metric.name} ...")
-    with naming({"weights": f"--set {metric.name}.weights="} if several else {}):
-        return metric(options)
-
-
 # --explain
 
 
@@ -363,7 +334,7 @@ def _write_explanations(folder: Path, ids: Sequence[str], result: Any) -> None:
         content = {"id": image_id, "number": numbers[name], **explanation}
         common.write("--explain", folder / f"{path}.json", json_text(content))
         if index not in result.errors:
-            common.write("--explain", folder / f"{path}.png", common.png_bytes(explanation.plot()))
+            common.write("--explain", folder / f"{path}.png", explanation.plot())
     drawn = len(ids) - len(result.errors)
     share = f"{drawn:,}" if drawn == len(ids) else f"{drawn:,} of {len(ids):,}"
     print(f"explained  {share} captions in {folder}")
@@ -373,36 +344,31 @@ def _write_explanations(folder: Path, ids: Sequence[str], result: Any) -> None:
 
 
 def _parser(metrics: _Metrics) -> Parser:
-    about, title = _about(metrics), _title_of(metrics)
+    about, title = _about(metrics), ",".join(metric.name for metric in metrics)
     own = argument_of(about.media)
-    needs = any(metric.needs_references for metric in metrics)
-    media = f"--media {metrics[0].variant} " if len(metrics) == 1 and metrics[0].variant else ""
-    parser = Parser(
-        f"score {title}",
-        f"{media}--candidates FILE{f' --{own} FOLDER' if own else ''}"
-        + ("\n       --references FILE [options]" if needs else " [options]"),
-        "\n".join(f"{metric.title}: {metric.summary}" for metric in metrics),
-        common.FILES,
-    )
-    files = parser.add_argument_group("files")
-    text = "the captions to score; several files are several systems, which are compared"
-    flag(files, "--candidates FILE", text, nargs="+", type=str, required=True)
-    common.add_media_choice(files, metrics)
-    for argument in ARGUMENTS:  # those of other media are refused with a message of their own
-        text = f"the {argument} that they describe"
-        if all("boxes" in metric.media for metric in metrics if metric.media):
-            text += "; none where --regions names features"
-        if "video" in about.media:
-            text += ": files, or folders of frames"
-        flag(files, f"--{argument} FOLDER", text if argument == own else argparse.SUPPRESS, type=str)
-    text = "reference captions" if needs else argparse.SUPPRESS  # accepted, with a warning
-    flag(files, "--references FILE", text, type=str, required=needs)
-    flag(files, "--json OUT", "write scores, parts, ids and captions to this file")
+    needs = "yes" * any(metric.needs_references for metric in metrics)
+    usage = f"--media {metrics[0].variant} " if len(metrics) == 1 and metrics[0].variant else ""
+    usage += f"--candidates FILE{f' --{own} FOLDER' if own else ''}"
+    text = f"the {own} that they describe"
+    if all("boxes" in metric.media for metric in metrics if metric.media):
+        text += "; none where --regions names features"
+    if "video" in about.media:
+        text += ": files, or folders of frames"
     drawable = len(metrics) == 1 and metrics[0].plots
-    text = "draw where each caption's score comes from, into a new folder"
-    flag(files, "--explain FOLDER", text if drawable else argparse.SUPPRESS)
-    compare.add_comparison_flags(parser)
-    common.add_file_flags(parser)
+    parser = parser_of(
+        f"score {title}",
+        "score METRIC",
+        "comparison",
+        usage=usage + ("\n       --references FILE [options]" if needs else " [options]"),
+        about="\n".join(f"{metric.title}: {metric.summary}" for metric in metrics),
+        **common.media_words(metrics),
+        # What is hidden is refused, or ignored, with a message of its own.
+        **{argument: text * (argument == own) for argument in ARGUMENTS},
+        references="reference captions" * bool(needs),
+        needs=needs,
+        explain="draw where each caption's score comes from, into a new folder" * drawable,
+    )
+    common.add_flags(parser, FileOptions, title="columns and splits of the files")
     if len(metrics) == 1:
         common.add_flags(parser, metrics[0].Options)
     else:
@@ -413,7 +379,8 @@ def _parser(metrics: _Metrics) -> Parser:
 def _add_flags_of_all(parser: Parser, metrics: _Metrics) -> None:
     """A flag for every option of several metrics, each for all metrics that have it; `--set` is for one."""
     group = parser.add_argument_group("options of the metrics; each but --set is for all that have it")
-    common.add_set_flag(group, metrics[0].name)
+    text = f"any option of one metric, e.g. {metrics[0].name}.device=cuda"
+    flag(group, "--set METRIC.OPTION=VALUE", text, action="append", default=[])
     options: dict[str, OptionDescription] = {}
     owners: dict[str, dict[str, list[str]]] = {}  # by option and help text, its metrics
     for metric in metrics:

@@ -52,18 +52,14 @@ _FILES = (
 
 
 def run(arguments: list[str]) -> int:
-    about = "Score collections that one machine, or one run, is too small for."
-    name, rest = first_named(arguments, "shards", "COMMAND", "...", about, _COMMANDS, epilog=_FILES)
+    name, rest = first_named(arguments, "shards", _COMMANDS, shards=_FILES)
     return {"score": _score, "merge": _merge, "check": _check, "histogram": _histogram}[name](rest)
 
 
 def _score(arguments: list[str]) -> int:
     usage = "--input 'in/*.parquet' --output out/ [options]"
     titles = {name: metric.title for name, metric in metric_classes().items()}
-    about = _COMMANDS["score"]
-    name, rest = first_named(
-        arguments, "shards score", "METRIC", usage, about, titles, epilog=_FILES, others=True
-    )
+    name, rest = first_named(arguments, "shards score", titles, others=True, shards=_FILES)
     (metric,), rest = common.read_metrics("shards score", [name], rest)
     flags = _parser(metric, usage).read(rest)
     on_ray = _needs_ray(flags)
@@ -205,7 +201,8 @@ def _parser(metric: type[CaptionMetric], usage: str) -> Parser:
     flag(work, "--workers N", "processes, on Ray if more than 1 (default: 1)", default=1)
     flag(work, "--gpus-per-worker X", "default: the GPUs that there are, at most 1 each")
     flag(work, "--ray ADDRESS", "of a Ray cluster; default: this machine alone")
-    common.add_media_choice(files, [metric])
+    words = common.media_words([metric])
+    flag(files, "--media {kinds}".format(**words), words["media"])
     common.add_flags(parser, metric.Options, leave_out=_OF_ONE_RUN)
     return parser
 
@@ -308,7 +305,7 @@ def _histogram(arguments: list[str]) -> int:
             picture = draw_histogram(title, *bins, marks, kept_from=threshold, note=note)
         except ModuleNotFoundError as error:
             raise ValueError(f"--png: {error}") from None
-        common.write("--png", flags.png, common.png_bytes(picture))
+        common.write("--png", flags.png, (picture))
     if found.scored:
         print(_bars(found) + "\n")
     summary(*rows)

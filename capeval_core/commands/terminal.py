@@ -1,4 +1,4 @@
-"""What stands in a terminal: the parser of arguments, messages on stderr, text in columns, and Ctrl-C."""
+"""What stands in a terminal: parsers of arguments, messages on stderr, text in columns, and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import shutil
 import signal
 import sys
 import textwrap
+import tomllib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
+from string import Template
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -20,7 +22,16 @@ from capeval_core.errors import did_you_mean
 WHOLE_LINES = 10**6
 """A `width` that nothing reaches: for what is copied, such as a signature."""
 _WIDEST = 100  # lines longer than this are hard to read
-TYPES: dict[str, Callable[[str], Any]] = {"FILE": Path, "FOLDER": Path, "OUT": Path, "N": int, "X": float}
+_WHOLE_WORDS: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
+TYPES: dict[str, Callable[[str], Any]] = {
+    "FILE": Path,
+    "FOLDER": Path,
+    "OUT": Path,
+    "Path": Path,
+    "N": int,
+    "X": float,
+    "NAMES": lambda text: list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip())),
+}
 """What a flag's value is, by the word that stands for it."""
 
 
@@ -48,7 +59,7 @@ def table(rows: Sequence[Sequence[str]], *, indent: str = "", width: int | None 
     lines = []
     for row in rows:
         head = indent + "".join(f"{cell:<{wide}}  " for cell, wide in zip(row, widths, strict=False))
-        first, *more = textwrap.wrap(row[-1], space, break_long_words=False, break_on_hyphens=False) or [""]
+        first, *more = textwrap.wrap(row[-1], space, **_WHOLE_WORDS) or [""]
         lines += [(head + first).rstrip(), *(" " * left + line for line in more)]
     return "\n".join(lines)
 
@@ -60,8 +71,14 @@ def summary(*rows: Sequence[str]) -> None:
 
 def paragraph(text: str, indent: str = "") -> str:
     """Text wrapped to the terminal; long addresses stay whole."""
-    settings: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
-    return textwrap.fill(text, terminal_width(), initial_indent=indent, subsequent_indent=indent, **settings)
+    return textwrap.fill(
+        text, terminal_width(), initial_indent=indent, subsequent_indent=indent, **_WHOLE_WORDS
+    )
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(" ".join(text.split()), width, **_WHOLE_WORDS)
 
 
 class Parser(argparse.ArgumentParser):
@@ -71,23 +88,39 @@ class Parser(argparse.ArgumentParser):
         self,
         command: str,
         usage: str | None = None,
-        description: str = "",
+        about: str = "",
         epilog: str = "",
         *,
-        raw_epilog: str = "",
+        listed: str = "",
         **settings: Any,
     ) -> None:
         prog = f"capeval {command}".strip()
-        formatter = argparse.RawDescriptionHelpFormatter
         super().__init__(
             prog=prog,
             usage=None if usage is None else f"{prog} {usage}",
-            description="\n".join(map(paragraph, description.split("\n"))),
-            epilog=raw_epilog + "\n\n".join(map(paragraph, filter(None, epilog.split("\n")))),
-            formatter_class=partial(formatter, max_help_position=26, width=terminal_width()),
+            description="\n".join(map(paragraph, about.split("\n"))),
+            epilog=listed + "\n\n".join(map(paragraph, filter(None, epilog.split("\n")))),
+            formatter_class=partial(_Help, max_help_position=26, width=terminal_width()),
             allow_abbrev=False,
             **settings,
         )
+
+    def group(self, title: str) -> argparse._ArgumentGroup:
+        """The group of flags with this title, which is made where there is none."""
+        there = [group for group in self._action_groups if group.title == title]
+        return there[0] if there else self.add_argument_group(title)
+
+    def add(self, name: str, **words: object) -> None:
+        """The flags of a table of `words.toml`."""
+        for title, flags in _tables()[name].items():
+            for key, entry in flags.items() if isinstance(flags, dict) else ():
+                settings = entry if isinstance(entry, dict) else {"help": entry}
+                filled = {
+                    key: Template(value).substitute(words) if isinstance(value, str) else value
+                    for key, value in settings.items()
+                }
+                group = self if title == "arguments" else self.group(title)
+                flag(group, Template(key).substitute(words), filled.pop("help"), **filled)
 
     def read(self, arguments: Sequence[str], elsewhere: Collection[str] = ()) -> argparse.Namespace:
         """The arguments; anything wrong ends the program with status 2 and a message.
@@ -105,22 +138,48 @@ class Parser(argparse.ArgumentParser):
         complain(f"{message}\n(see {self.prog} --help)")
         self.exit(2)
 
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        known = list(map(str, action.choices or ()))
+        for one in value if isinstance(value, list) else [value]:
+            if known and str(one) not in known:
+                hint = did_you_mean(str(one), known)
+                raise argparse.ArgumentError(action, f"{one!r} is unknown{hint} (known: {', '.join(known)})")
+
+
+@cache
+def _tables() -> dict[str, Any]:
+    return tomllib.loads(Path(__file__).with_name("words.toml").read_text(encoding="utf-8"))
+
+
+def _filled(name: str, words: Mapping[str, object]) -> dict[str, str]:
+    """The texts of a table of `words.toml`."""
+    words = {"files": _tables()["files"]["epilog"], **words}
+    texts = {key: text for key, text in _tables()[name].items() if isinstance(text, str)}
+    return {key: Template(text).substitute(words) for key, text in texts.items()}
+
+
+def parser_of(command: str, *tables: str, **words: object) -> Parser:
+    """The parser of a command, made of tables of `words.toml`, where `words` take the place of `$name`."""
+    tables = tables or (command,)
+    texts: dict[str, str] = {}
+    for name in tables:
+        texts |= _filled(name, words)
+    texts.pop("what", None)
+    parser = Parser(command, **texts)
+    for name in tables:
+        parser.add(name, **words)
+    return parser
+
 
 def first_named(
-    arguments: list[str],
-    command: str,
-    what: str,
-    usage: str,
-    about: str,
-    known: Mapping[str, str],
-    *,
-    epilog: str = "",
-    others: bool = False,
+    arguments: list[str], command: str, known: Mapping[str, str], *, others: bool = False, **words: object
 ) -> tuple[str, list[str]]:
     """The first argument, which names what a command is about, and the others; else its help, or an error.
 
     known: what can be named, with a line on each. others: more can be, which the command looks at itself.
     """
+    texts = _filled(command, words)
+    what, usage = texts.pop("what"), texts.pop("usage")
     if arguments and not arguments[0].startswith("-"):
         name = arguments[0]
         if name not in known and not others:
@@ -129,20 +188,32 @@ def first_named(
         return name, arguments[1:]
     listed = table([[name, text] for name, text in known.items()], indent="  ")
     hint = f"{what}:\n{listed}\n\n`capeval {command} {what} --help` shows all options.\n\n"
-    parser = Parser(command, f"{what} {usage}", about, epilog, raw_epilog=hint)
+    parser = Parser(command, f"{what} {usage}", listed=hint, **texts)
     parser.parse_args(arguments[:1] if arguments[:1] in (["-h"], ["--help"]) else [])
     names = ",".join(name for name in known if " " not in name)
     parser.error(f"{what} comes first: capeval {command} {{{names}}} ...")
 
 
 def flag(group: argparse._ActionsContainer, name: str, text: str, **settings: Any) -> None:
-    """A flag, or an argument without dashes, with the word that stands for its value: `--out FOLDER`."""
+    """A flag, or an argument without dashes, with the word that stands for its value: `--out FOLDER`.
+
+    A flag without a text is not shown.
+    """
     name, _, value = name.partition(" ")
+    kind = settings.pop("type", value)
     if value:
-        settings = {"metavar": value, "type": TYPES.get(value, str), **settings}
+        settings = {
+            "metavar": value,
+            "type": TYPES.get(kind, str) if isinstance(kind, str) else kind,
+        } | settings
     elif name.startswith("-"):
         settings = {"action": "store_true", **settings}
-    group.add_argument(name, help=text, **settings)
+    choices = value[1:-1] if value.startswith("{") else settings.get("choices")
+    if isinstance(choices, str):
+        settings["choices"] = choices.split(",")
+    if "required" in settings:
+        settings["required"] = bool(settings["required"])
+    group.add_argument(*name.split(","), help=text or argparse.SUPPRESS, **settings)
 
 
 # Ctrl-C ends the process at once until work begins that is kept, and then raises as Python does it

@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from capeval_core.commands.common import FILES, add_flags, chosen
-from capeval_core.commands.terminal import Parser, complain, first_named, flag, interruptible
+from capeval_core.commands.common import add_flags, chosen
+from capeval_core.commands.terminal import complain, first_named, interruptible, parser_of
 from capeval_core.errors import file_error, naming
 from capeval_core.training.captioned import CaptionedImages, CaptionSource, images_of
 from capeval_core.training.pacs import PacsTraining, PairData, train_pacs
@@ -28,10 +28,12 @@ def run(arguments: list[str]) -> int:
     from capeval_core.weights.folder import open_unless_on_the_hub
 
     kinds = {name: settings.about for name, settings in _TRAINED.items()}
-    about = "Train a metric on captions and images."
-    name, rest = first_named(arguments, "train", "METRIC", "[options]", about, kinds)
+    name, rest = first_named(arguments, "train", kinds)
     settings = _TRAINED[name]
-    flags = _parser(settings).read(rest)
+    parser = parser_of(f"train {name}", "train METRIC", f"train {name}", about=settings.about, metric=name)
+    add_flags(parser, CaptionSource, title="dataset, and columns and splits")
+    add_flags(parser, settings, title="options of the training")
+    flags = parser.read(rest)
     training = settings.of(f"capeval train {name}", chosen(flags, settings))
     out, metric = flags.out, metric_class(settings.metric)
     _check_out(out)
@@ -109,32 +111,3 @@ def _check_out(out: Path) -> None:
     if others and STATE not in names:
         found = f"holds more than a training ({others[0]})"
         raise file_error(out, found, "choose another folder for --out")
-
-
-def _parser(settings: Any) -> Parser:
-    name = settings.name
-    parser = Parser(
-        f"train {name}",
-        "--captions FILE --images FOLDER --start WEIGHTS --out FOLDER [options]",
-        f"{settings.about} A training that was stopped goes on, exactly where it was, with the same command. "
-        f"On several GPUs: `accelerate launch -m capeval_core train {name} ...`.",
-        FILES,
-    )
-    files = parser.add_argument_group("captions and images")
-    flag(files, "--captions FILE", "captions by image id")
-    flag(files, "--images FOLDER", "the images that they describe")
-    if name == "umic":
-        text = "human judgements that end the training early: JSON, JSON lines or CSV with image_id, caption "
-        flag(files, "--judgements FILE", text + "and score")
-        flag(files, "--judgement-images FOLDER", "their images (default: --images)")
-    if name == "pacs":
-        flag(files, "--positives FOLDER", "generated captions and images: of `capeval augment`")
-        text = "captions of images that are held out (default: --validation is their share)"
-        flag(files, "--validation-captions FILE", text)
-        flag(files, "--validation-split NAME", "part of that file")
-        flag(files, "--validation-images FOLDER", "their images (default: --images)")
-    text = "folder of the training: weights, log.jsonl, curves.png, and its state"
-    flag(files, "--out FOLDER", text, required=True)
-    add_flags(parser, CaptionSource, title="dataset, and columns and splits")
-    add_flags(parser, settings, title="options of the training")
-    return parser

@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-from capeval_core.commands.terminal import Parser, complain, first_named, flag, summary
+from capeval_core.commands.terminal import complain, first_named, parser_of, summary
 from capeval_core.judgements.verification import Check, verify
 from capeval_core.registry import metric_class, metric_classes
 from capeval_core.weights.folder import WeightsError
 
-_ABOUT = "Check weights: checksum, canary, and the published values."
 _NOT_THERE, _NOTHING_CHECKED = 1, 2
 """Exit statuses where there are no weights, or something did not come out; and where nothing was checked."""
 
 
 def run(arguments: list[str]) -> int:
     titles = {name: metric.title for name, metric in metric_classes().items()}
-    name, rest = first_named(arguments, "verify", "METRIC", "[options]", _ABOUT, titles, others=True)
+    name, rest = first_named(arguments, "verify", titles, others=True)
     class_ = metric_class(name)
-    parser = Parser(
-        f"verify {class_.name}",
-        "[--weights WEIGHTS] [--data FOLDER] [--images FOLDER]",
-        "Check weights: the checksum of the file, the outputs that are stored with it (canary), and with "
-        "published weights the numbers that papers print.",
-    )
-    flag(parser, "--weights WEIGHTS", "folder, Hub id or tiny; default: the published ones")
-    flag(parser, "--device NAME", "torch device; default: CUDA where there is a GPU")
-    flag(parser, "--data FOLDER", "folder of pacscore/ or clipscore/ and flickr8k_expert/")
-    flag(parser, "--images FOLDER", "the photographs of Flickr8k")
-    flags = parser.read(rest)
+    flags = parser_of(f"verify {class_.name}", "verify METRIC").read(rest)
     for name, folder in (("--data", flags.data), ("--images", flags.images)):
         if folder is not None and not folder.is_dir():
             raise ValueError(f"{name} {folder}: there is no such folder")

@@ -116,9 +116,9 @@ class _Page:
             shown["interval"] = f"{number(cell.interval.low)} to {number(cell.interval.high)}"
         if cell.test is not None:
             verdict = cell.verdict(column)
-            difference = signed(self.systems.scaled(cell.test.difference), self.systems.decimals(DIGITS))
-            adjusted = p_in_words(cell.test.adjusted, self.systems.level)
-            equal = "no difference shown" if cell.test.difference else "tied"
+            difference = signed(self.systems.scaled(cell.test["difference"]), self.systems.decimals(DIGITS))
+            adjusted = p_in_words(cell.test["adjusted"], self.systems.level)
+            equal = "no difference shown" if cell.test["difference"] else "tied"
             shown |= {"verdict": verdict, "test": f"{_SIGNS[verdict]}{minus(difference)}, {adjusted}"}
             shown["in_words"] = equal if verdict == "equal" else verdict
         return shown

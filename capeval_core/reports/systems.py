@@ -35,26 +35,11 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Test:
-    """A paired test of a system against the baseline, on the `count` visuals that both have a score on.
-
-    adjusted: the p-value after Holm's correction. left_out: visuals with a score in only one of the two.
-    """
-
-    difference: float
-    low: float
-    high: float
-    p_value: float
-    adjusted: float
-    significant: bool
-    count: int
-    left_out: int
-
-
-@dataclass(frozen=True)
 class Cell:
     """One system by one metric: its `Result`, evidence by index where there is any, its interval and test.
 
+    test: `difference` to the baseline, `low` and `high` of its interval, `p_value`, `adjusted` by Holm's
+    correction, `significant`, `count` of visuals that both have a score on, `left_out`: those that one has.
     no_interval, no_test: why there is none; the baseline has no test.
     """
 
@@ -62,14 +47,14 @@ class Cell:
     evidence: Mapping[int, Mapping[str, Any]] | None = None
     interval: Any = None
     no_interval: str = ""
-    test: Test | None = None
+    test: Mapping[str, Any] | None = None
     no_test: str = ""
 
     def verdict(self, column: Column) -> str:
         """Whether the system is "better" or "worse" than the baseline, or "equal"; "" without a test."""
-        if self.test is None or not self.test.significant:
+        if self.test is None or not self.test["significant"]:
             return "equal" if self.test else ""
-        return "better" if (self.test.difference > 0) == column.higher_is_better else "worse"
+        return "better" if (self.test["difference"] > 0) == column.higher_is_better else "worse"
 
 
 @dataclass(frozen=True)
@@ -141,7 +126,9 @@ def stacked_table(systems: Systems) -> Table:
     for system in systems.systems:
         cells = [system.cells[column.name] for column in systems.columns]
         means, intervals = ([text(systems, cell) for cell in cells] for text in (_mean, _interval))
-        tests = ["" if cell.test is None else p_in_words(cell.test.adjusted, systems.level) for cell in cells]
+        tests = [
+            "" if cell.test is None else p_in_words(cell.test["adjusted"], systems.level) for cell in cells
+        ]
         rows += [[system.name, *means], *(["", *line] for line in (intervals, tests) if any(line))]
     return Table("Systems", _header(systems), rows, _notes(systems))
 
@@ -170,7 +157,7 @@ def long_table(systems: Systems) -> Table:
             result, own = cell.result, cell.interval
             ends = (math.nan, math.nan) if own is None else (own.low, own.high)
             means = [repr(x) if math.isfinite(x) else "" for x in (result.mean, *ends)]
-            tested = vars(cell.test).values() if cell.test else [""] * 8
+            tested = cell.test.values() if cell.test else [""] * 8
             baseline = "" if system.name == systems.baseline else systems.baseline or ""
             values = [*means, systems.level, *vars(result.counts).values(), baseline, *tested]
             texts = [str(x).lower() if isinstance(x, bool) else str(x) for x in values]
@@ -198,7 +185,7 @@ def _notes(systems: Systems) -> list[str]:
 
 
 def _mean(systems: Systems, cell: Cell) -> str:
-    return systems.number(cell.result.mean) + (_MARK if cell.test and cell.test.significant else "")
+    return systems.number(cell.result.mean) + (_MARK if cell.test and cell.test["significant"] else "")
 
 
 def _interval(systems: Systems, cell: Cell, between: str = " to ") -> str:
