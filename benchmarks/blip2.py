@@ -13,7 +13,8 @@ from capeval_core.encoders.blip2 import Blip2Encoder, Matches
 from capeval_core.inputs.images import InputImage
 from capeval_core.matching.cosine import best_query_cosine
 from capeval_core.models.device import DTYPES
-from capeval_core.weights.blip2 import empty_model, preprocessing
+from capeval_core.weights.blip2 import empty_model
+from capeval_core.weights.conversion import clip_preprocessing
 
 VISION: dict[str, dict[str, int]] = {
     "base": {
@@ -69,7 +70,7 @@ def config_of(vision: dict[str, int]) -> dict[str, Any]:
     }
     return {
         "architecture": architecture,
-        "preprocessing": preprocessing(architecture),
+        "preprocessing": clip_preprocessing(architecture["vision"]["image_size"]),
         "context_length": 32,
         "vocabulary": words,
     }

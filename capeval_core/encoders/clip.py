@@ -6,6 +6,7 @@ Tensors have open_clip's names. Texts run at their real length, equal ones once.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -62,7 +63,6 @@ from capeval_core.weights.folder import (
     TINY,
     WeightsError,
     WeightsFolder,
-    read_json,
 )
 
 Floats = NDArray[np.float32]
@@ -604,7 +604,7 @@ def context_length(weights: str | os.PathLike[str], *, tiny: str) -> int | None:
     folder = TINY / tiny if name == "tiny" else expanded_path(name)
     for file in (OPEN_CLIP_CONFIG, CONFIG):
         try:
-            config = read_json(folder / file)
+            config = json.loads((folder / file).read_text(encoding="utf-8"))
             text = config["architecture"]["text"] if file == CONFIG else config["model_cfg"]["text_cfg"]
             return read(_TextSizes, text).context_length
         except (OSError, ValueError, KeyError, TypeError):

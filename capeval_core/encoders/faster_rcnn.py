@@ -44,8 +44,11 @@ from capeval_core.regions.suppression import (
     clipped,
     enough_boxes,
 )
-from capeval_core.weights.faster_rcnn import STAGES, STRIDE, FasterRcnnConversion
+from capeval_core.weights.detectors import FasterRcnnConversion
 
+_STAGES = ("res2", "res3", "res4", "res5")
+_STRIDE = 16
+"""Pixels of the image per cell of the feature map."""
 _POOLED = 14
 """Cells along each side of a pooled proposal."""
 _AT_A_TIME = 50
@@ -166,8 +169,8 @@ class _FasterRcnnModel(nn.Module):
         shape, self.settings, self.dtype = settings.architecture, settings.proposals, dtype
         self.backbone = nn.ModuleDict({"stem": _Stem(shape.stem_width)})
         inputs, width, outputs = shape.stem_width, shape.width, shape.out_width
-        for index, (name, blocks) in enumerate(zip(STAGES, shape.layers, strict=True)):
-            last = name == STAGES[-1]  # runs on pooled proposals, at their resolution
+        for index, (name, blocks) in enumerate(zip(_STAGES, shape.layers, strict=True)):
+            last = name == _STAGES[-1]  # runs on pooled proposals, at their resolution
             stride, dilation = (1 if last or not index else 2), (2 if last else 1)
             stage = nn.Sequential(
                 *(
@@ -184,7 +187,7 @@ class _FasterRcnnModel(nn.Module):
             else:
                 self.backbone[name] = stage
                 inputs, width, outputs = outputs, 2 * width, 2 * outputs
-        self.pool = RoIPool((_POOLED, _POOLED), 1 / STRIDE)
+        self.pool = RoIPool((_POOLED, _POOLED), 1 / _STRIDE)
 
     def forward(self, pixels: Tensor, size: tuple[int, int]) -> Proposals:
         """The proposals of an image of (height, width) whose pixels (1, 3, h, w) may have a margin."""
@@ -211,7 +214,7 @@ class _FasterRcnnModel(nn.Module):
         height, width = logits.shape[2:]
         scores, steps = in_order(logits, deltas)
         scores, best = scores.topk(min(settings.before_nms, len(scores)))
-        around = anchor_boxes(cast(Tensor, self.head.anchors), STRIDE, height, width)[best]
+        around = anchor_boxes(cast(Tensor, self.head.anchors), _STRIDE, height, width)[best]
         boxes = clip_boxes_to_image(decoded(steps[best], around, settings.delta_weights), size)
         whole = (boxes[:, 2:] > boxes[:, :2]).all(dim=1)
         if boxes.device.type == "cuda":  # where torchvision's kernel would round otherwise

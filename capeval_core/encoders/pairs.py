@@ -18,17 +18,12 @@ from capeval_core.cache import FeatureCache
 from capeval_core.encoders.engine import Encoded, Encoding, Item, Units, chunks, encode_stream, with_extras
 from capeval_core.encoders.texts import bytes_of
 from capeval_core.encoders.tokenizers import Ids, Tokens, WordPiece
+from capeval_core.kept import write_whole
 from capeval_core.models.batching import BatchSize
 from capeval_core.models.config import Layers, Switch, Width, Words
 from capeval_core.models.copies import Arriving
 from capeval_core.models.model import CheckedModel
-from capeval_core.weights.folder import (
-    TOKENIZER,
-    WeightsError,
-    WeightsFolder,
-    words_beside,
-    write_beside,
-)
+from capeval_core.weights.folder import TOKENIZER, WeightsError, WeightsFolder, read_words, sha256_of
 
 Floats = NDArray[np.float32]
 Pair = tuple[int, Ids, str]
@@ -131,12 +126,18 @@ class PairEncoder(CheckedModel):
         config = super().read_config(folder)
         if isinstance(config["vocabulary"], list):
             return config
-        return {**config, "vocabulary": words_beside(folder.path, cls.words_file, config["vocabulary"])}
+        file = folder.path / cls.words_file
+        words = read_words(file)
+        if sha256_of(file) != config["vocabulary"].get("sha256"):
+            raise WeightsError(f"{file.name} is not the one that these weights were saved with")
+        return {**config, "vocabulary": words}
 
     def save_beside(self, folder: Path) -> dict[str, Any]:
         in_json = self.words_file == TOKENIZER
         text = self.tokenizer.to_json() if in_json else "\n".join(self.config["vocabulary"]) + "\n"
-        return {**self.config, "vocabulary": write_beside(folder, self.words_file, text)}
+        write_whole(folder / self.words_file, text)
+        stated = {"file": self.words_file, "sha256": sha256_of(folder / self.words_file)}
+        return {**self.config, "vocabulary": stated}
 
     def _tokens(self, captions: Iterable[Sequence[str]]) -> Iterator[Tokens]:
         """Token ids of the texts of each visual; those of some are made together, by several threads."""

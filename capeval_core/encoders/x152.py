@@ -42,8 +42,11 @@ from capeval_core.inputs.boxes import BoxFeatures
 from capeval_core.models.config import Closed, Count, Layers, Share, Width
 from capeval_core.models.copies import on_device, on_host
 from capeval_core.regions.suppression import Suppression, best_on_device, class_confidences
-from capeval_core.weights.x152 import EXPANSION, STAGES, X152Conversion
+from capeval_core.weights.detectors import X152Conversion
 
+_STAGES = ("layer1", "layer2", "layer3", "layer4")
+_EXPANSION = 4
+"""Times as many channels behind a residual block as it has planes."""
 _STRIDES = (4, 8, 16, 32, 64)
 """Pixels of the resized image per cell of each level of the pyramid."""
 _LEVELS = 4
@@ -75,8 +78,8 @@ class _Architecture(Closed):
     classes: Count
 
     def __post_init__(self) -> None:
-        planes = self.groups * (self.out_width // EXPANSION)
-        if self.width % self.groups or self.out_width % EXPANSION or self.width * 64 % planes:
+        planes = self.groups * (self.out_width // _EXPANSION)
+        if self.width % self.groups or self.out_width % _EXPANSION or self.width * 64 % planes:
             shared = f"{self.groups} groups of blocks with out_width {self.out_width} cannot share"
             raise ValueError(f"width is {self.width}, which {shared}")
 
@@ -127,7 +130,7 @@ class _Stem(nn.Module):
 
 def _stage(inputs: int, width: int, outputs: int, groups: int, blocks: int, stride: int) -> nn.Sequential:
     """Residual blocks of ResNeXt with their stride in the 3x3 convolution, of `groups` groups."""
-    planes = outputs // EXPANSION
+    planes = outputs // _EXPANSION
     layers: list[nn.Module] = []
     for block in range(blocks):
         first = None
@@ -150,7 +153,7 @@ class _X152Model(nn.Module):
         self.body = nn.ModuleDict({"stem": _Stem(shape.stem_width)})
         inputs, width, outputs = shape.stem_width, shape.width, shape.out_width
         channels = []
-        for index, (name, blocks) in enumerate(zip(STAGES, shape.layers, strict=True)):
+        for index, (name, blocks) in enumerate(zip(_STAGES, shape.layers, strict=True)):
             self.body[name] = _stage(inputs, width, outputs, shape.groups, blocks, 2 if index else 1)
             channels.append(outputs)
             inputs, width, outputs = outputs, 2 * width, 2 * outputs
@@ -175,7 +178,7 @@ class _X152Model(nn.Module):
     def feature_maps(self, pixels: Tensor) -> list[Tensor]:
         """(1, c, h, w) float32 of each level, the finest first."""
         x, maps = self.body["stem"](pixels.to(self.dtype)), OrderedDict()
-        for name in STAGES:
+        for name in _STAGES:
             x = self.body[name](x)
             maps[name] = x.float()
         return list(self.fpn(maps).values())

@@ -273,7 +273,7 @@ class Augmentation(Settings):
         default = type(self).model
         pinned = str(self.model) if self.revision is None else f"{self.model}@{self.revision}"
         path, name, commit = open_foreign(
-            pinned, self.what, _CONFIGS, (), default=str(default), tensors=lambda _: _TENSORS
+            pinned, self.what, _CONFIGS, (), default=str(default), tensors=_TENSORS
         )
         files = {file for pattern in (*_CONFIGS, *_TENSORS) for file in path.rglob(pattern)}
         sums = "".join(f"{own.relative_to(path).as_posix()} {file_checksum(own)}\n" for own in sorted(files))

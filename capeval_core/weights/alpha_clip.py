@@ -13,9 +13,8 @@ from torch import nn
 
 from capeval_core.errors import InputError, Problem, expanded_path, naming, option_name, setting, wrong_option
 from capeval_core.options import option
-from capeval_core.weights.adapters import is_adapter
 from capeval_core.weights.catalogue import MASK_MEAN, MASK_STD
-from capeval_core.weights.checkpoint import name_some, read_checkpoint
+from capeval_core.weights.checkpoint import read_checkpoint
 from capeval_core.weights.clip import Activation, ClipConversion, read_architecture, translate_open_clip
 from capeval_core.weights.conversion import (
     Conversion,
@@ -23,9 +22,7 @@ from capeval_core.weights.conversion import (
     Release,
     Shapes,
     Tensors,
-    as_float32,
     clip_preprocessing,
-    naming_files,
     shapes_of,
 )
 from capeval_core.weights.folder import OPEN_CLIP_TENSORS, open_weights
@@ -38,9 +35,6 @@ class AlphaClipConversion(Conversion):
     """Alpha-CLIP, with the text tower of its base; or a plain CLIP with a mask channel of zeros."""
 
     encoder = "alpha_clip"
-    title = "Alpha-CLIP"
-    anchors = (_KERNEL,)
-    names = ((r"\.attn\.in_proj\.", ".attn.in_proj_"), (r"^", "visual."))
 
     base: str | PathLike[str] | None = option(
         None,
@@ -68,14 +62,14 @@ class AlphaClipConversion(Conversion):
             notes.append("the mask channel is zero: masks change nothing, these are the features of CLIP")
         else:
             content = read_checkpoint(path)
-            with naming_files([path], self.title):
+            with self.naming(files):
                 tower = self.translate(self.select(content, notes), notes)
             name, base = self._base(path, tower, empty)
             files += [file for file in [expanded_path(str(self.base))] if file.is_file()]
             texts = {key: value for key, value in base.tensors.items() if not key.startswith("visual.")}
             tensors = {**tower, **texts}
             notes.append(f"text tower: of {name}")
-        with naming_files([path], self.title):
+        with self.naming([path]):
             heads = base.config["architecture"]["text"].get("heads")
             config = replace(self, text_heads=heads).config(shapes_of(tensors), tensors, [])
         config |= {"activation": base.config["activation"], "base": name}
@@ -87,11 +81,6 @@ class AlphaClipConversion(Conversion):
             raise ValueError(
                 "this is a plain CLIP: convert an Alpha-CLIP checkpoint and pass this one as base, or pass "
                 "zero_mask (--zero-mask), a mask channel of zeros, under which masks change nothing"
-            )
-        if adapters := [name for name in content if is_adapter(name)]:
-            raise ValueError(
-                f"{len(adapters)} low-rank adapters ({name_some(adapters, 2)}): the published checkpoints "
-                "have none, they were tuned in full; merge these where they were trained, and save again"
             )
         return super().select(content, notes)
 
@@ -105,19 +94,24 @@ class AlphaClipConversion(Conversion):
 
     def _base(self, path: Path, tower: Tensors, empty: Empty) -> tuple[str, Release]:
         """The name and the content of the CLIP that the image tower was tuned from."""
+        shapes = shapes_of(tower)
+        kernel, positions = (shapes.get(name, ()) for name in (_CLIP_KERNEL, "visual.positional_embedding"))
+        sizes = " ".join(map(str, (*kernel[:1], *kernel[-1:], *positions[:1])))
+        guess = self.facts["bases"].get(sizes)
+        hint = f"; its sizes are those of {guess}" if guess else ""
         if self.base is None:
             fix = f"pass {option_name('base')}, the CLIP that it was tuned from and whose text tower it uses"
-            raise InputError(Problem("", f"{path} holds the image tower alone", f"{fix}{_guess(tower)}"))
+            raise InputError(Problem("", f"{path} holds the image tower alone", fix + hint))
         file = expanded_path(self.base)
         if file.is_file():
             name, base = file.name, self._base_file(file, empty)
         else:
             name, base = self._base_folder(fspath(self.base))
-        own = {key: tuple(tensor.shape) for key, tensor in base.tensors.items() if key in tower}
-        if other := [key for key, shape in own.items() if shape != tuple(tower[key].shape)]:
+        theirs = shapes_of(base.tensors)
+        if other := [key for key in shapes.keys() & theirs if shapes[key] != theirs[key]]:
             found = f"{path} was not {setting('base', fspath(self.base), 'tuned from ')}"
-            more = f"{len(other)} tensors of the image towers have different shapes, as {other[0]}"
-            raise InputError(Problem("", found, more + _guess(tower)))
+            more = f"{len(other)} tensors of the image towers have different shapes, as {min(other)}"
+            raise InputError(Problem("", found, more + hint))
         return name, base
 
     def _base_file(self, path: Path, empty: Empty) -> Release:
@@ -143,20 +137,4 @@ class AlphaClipConversion(Conversion):
                 other = f"not what {setting('base', name)} says, {value!r}"
                 raise wrong_option(own, getattr(self, own), other, "leave it out")
         notes: list[str] = []
-        return folder.name, Release(config, as_float32(folder.tensors(), notes), notes)
-
-
-_BASES = {
-    (768, 16, 197): "timm/vit_base_patch16_clip_224.openai",
-    (1024, 14, 257): "timm/vit_large_patch14_clip_224.openai",
-    (1024, 14, 577): "timm/vit_large_patch14_clip_336.openai",
-}
-"""Width, patch and positions of the published towers -> the CLIP that each was tuned from, on the Hub."""
-
-
-def _guess(tower: Tensors) -> str:
-    kernel, positions = tower.get(_CLIP_KERNEL), tower.get("visual.positional_embedding")
-    if kernel is None or positions is None or kernel.ndim != 4:
-        return ""
-    base = _BASES.get((kernel.shape[0], kernel.shape[-1], positions.shape[0]))
-    return f"; its sizes are those of {base}" if base else ""
+        return folder.name, Release(config, self.typed(folder.tensors(), notes), notes)

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -22,7 +22,6 @@ from capeval_core.weights.conversion import (
     Shapes,
     Tensors,
     clip_preprocessing,
-    count_blocks,
     heads_of,
     required_words,
     side_of,
@@ -36,26 +35,14 @@ from capeval_core.weights.folder import (
     read_words,
 )
 
-if TYPE_CHECKING:
-    from transformers import Blip2ForImageTextRetrieval
-
-CONTEXT = 32
-"""Ids of a text in the original code, marks included."""
-_VISION_HEAD, _QFORMER_HEAD = 88, 64
-"""Widths of the heads of the released models' towers."""
 _TOWER = "visual_encoder."
 _IN_TOWER = r"cls_token$|pos_embed$|patch_embed\.proj\.|blocks\."
-_BIAS = re.compile(r"(vision_model\.encoder\.layers\.\d+)\.attn\.([qv])_bias")
-_LAYER = "vision_model.encoder.layers.0"
-_VISION_KEYS = (
-    "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "image_size",
-    "patch_size", "hidden_act", "layer_norm_eps", "qkv_bias",
-)  # fmt: skip
+_BIAS = re.compile(r"(vision_model\.encoder\.layers\.\d+)\.attn\.q_bias")
+_LAYERS = "hidden_size intermediate_size num_hidden_layers num_attention_heads hidden_act layer_norm_eps"
+_VISION_KEYS = f"{_LAYERS} image_size patch_size qkv_bias".split()
 _QFORMER_KEYS = (
-    "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
-    "hidden_act", "max_position_embeddings", "layer_norm_eps", "pad_token_id", "cross_attention_frequency",
-    "encoder_hidden_size",
-)  # fmt: skip
+    f"{_LAYERS} vocab_size max_position_embeddings pad_token_id cross_attention_frequency encoder_hidden_size"
+).split()
 """What the towers depend on, named as in transformers' configuration."""
 
 
@@ -64,29 +51,6 @@ class Blip2Conversion(Conversion):
     """BLIP-2 of LAVIS, with or without its frozen image tower."""
 
     encoder = "blip2"
-    title = "BLIP-2 with matching heads"
-    anchors = ("Qformer.bert.embeddings.word_embeddings.weight",)
-    unused = r"temp$|Qformer\.cls\.|Qformer\.bert\.embeddings\.position_ids$"
-    names = (
-        (r"^visual_encoder\.cls_token", "vision_model.embeddings.class_embedding"),
-        (r"^visual_encoder\.pos_embed", "vision_model.embeddings.position_embedding"),
-        (r"^visual_encoder\.patch_embed\.proj", "vision_model.embeddings.patch_embedding"),
-        (r"^visual_encoder\.blocks\.(\d+)\.attn\.qkv", r"vision_model.encoder.layers.\1.self_attn.qkv"),
-        (
-            r"^visual_encoder\.blocks\.(\d+)\.attn\.proj",
-            r"vision_model.encoder.layers.\1.self_attn.projection",
-        ),
-        (r"^visual_encoder\.blocks\.(\d+)\.norm", r"vision_model.encoder.layers.\1.layer_norm"),
-        (r"^visual_encoder\.blocks\.(\d+)\.", r"vision_model.encoder.layers.\1."),
-        (r"^ln_vision", "vision_model.post_layernorm"),
-        (r"^Qformer\.bert\.embeddings\.LayerNorm", "qformer.layernorm"),
-        (r"^Qformer\.bert\.embeddings", "embeddings"),
-        (r"^Qformer\.bert\.(encoder\.layer\.\d+\.(?:cross)?attention)\.self\.", r"qformer.\1.attention."),
-        (r"^Qformer\.bert\.", "qformer."),
-        (r"^vision_proj\.", "vision_projection."),
-        (r"^text_proj\.", "text_projection."),
-    )
-    default_licence = "BSD-3-Clause"  # of their code
 
     vocabulary: str | None = option(
         None, "vocab.txt of bert-base-uncased, whose tokenizer the model was trained with"
@@ -99,8 +63,7 @@ class Blip2Conversion(Conversion):
     qformer_heads: int | None = option(None, "heads of the Q-Former; None: its width / 64", minimum=1)
 
     def load(self, path: Path) -> tuple[Mapping[str, Any], list[Path]]:
-        content = read_checkpoint(path)
-        return content, [path, *([expanded_path(self.vision)] if self.vision else [])]
+        return read_checkpoint(path), [path, *([expanded_path(self.vision)] if self.vision else [])]
 
     def select(self, content: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
         content = super().select(content, notes)
@@ -130,62 +93,32 @@ class Blip2Conversion(Conversion):
 
     def translate(self, content: Mapping[str, Any], notes: list[str]) -> Tensors:
         tensors = super().translate(content, notes)
-        biases = {name: bias for name in tensors if (bias := _BIAS.fullmatch(name))}
-        for layer in {bias[1]: None for bias in biases.values()}:
-            query, value = (tensors[f"{layer}.attn.{part}_bias"] for part in "qv")
+        for layer in [bias[1] for bias in map(_BIAS.fullmatch, tensors) if bias]:
+            query, value = (tensors.pop(f"{layer}.attn.{part}_bias") for part in "qv")
             # A bias of the keys would change no attention: there is none.
             tensors[f"{layer}.self_attn.qkv.bias"] = torch.cat([query, torch.zeros_like(query), value])
-        return {name: tensor for name, tensor in tensors.items() if name not in biases}
+        return tensors
 
     def config(self, shapes: Shapes, content: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
-        width, _, _, patch = shapes["vision_model.embeddings.patch_embedding.weight"]
+        config = super().config(shapes, content, notes)
+        vision, qformer = config["architecture"]["vision"], config["architecture"]["qformer"]
+        for own, given, usual, name in (
+            (vision, self.vision_heads, 88, "vision_heads"),
+            (qformer, self.qformer_heads, 64, "qformer_heads"),
+        ):
+            own["num_attention_heads"] = heads_of(own["hidden_size"], given, usual, name)
         positions = shapes["vision_model.embeddings.position_embedding"][1] - 1
-        words, hidden = shapes["embeddings.word_embeddings.weight"]
-        side = side_of(positions, "visual_encoder.pos_embed")
-        crossed = [
-            int(layer[1])
-            for name in shapes
-            if (layer := re.match(r"qformer\.encoder\.layer\.(\d+)\.crossattention\.output\.dense\.w", name))
-        ]
-        vision = {
-            "hidden_size": width,
-            "intermediate_size": shapes[f"{_LAYER}.mlp.fc1.weight"][0],
-            "num_hidden_layers": count_blocks(shapes, r"vision_model\.encoder\.layers\.(\d+)\."),
-            "num_attention_heads": heads_of(width, self.vision_heads, _VISION_HEAD, "vision_heads"),
-            "image_size": side * patch,
-            "patch_size": patch,
-            "hidden_act": "gelu",
-            "layer_norm_eps": 1e-6,
-            "qkv_bias": f"{_LAYER}.self_attn.qkv.bias" in shapes,
-        }
-        qformer = {
-            "vocab_size": words,
-            "hidden_size": hidden,
-            "num_hidden_layers": count_blocks(shapes, r"qformer\.encoder\.layer\.(\d+)\."),
-            "num_attention_heads": heads_of(hidden, self.qformer_heads, _QFORMER_HEAD, "qformer_heads"),
-            "intermediate_size": shapes["qformer.encoder.layer.0.intermediate_query.dense.weight"][0],
-            "hidden_act": "gelu",
-            "max_position_embeddings": shapes["embeddings.position_embeddings.weight"][0],
-            "layer_norm_eps": 1e-12,
-            "pad_token_id": 0,
-            "cross_attention_frequency": min((layer for layer in crossed if layer), default=len(crossed) + 1),
-            "encoder_hidden_size": width,
-        }
-        architecture = {
-            "vision": vision,
-            "qformer": qformer,
-            "num_query_tokens": shapes["query_tokens"][1],
-            "image_text_hidden_size": shapes["vision_projection.weight"][0],
-        }
-        return {
-            "architecture": architecture,
-            "preprocessing": preprocessing(architecture),
-            "context_length": CONTEXT,
-            # BLIP-2 adds the start mark of captioning to BERT's words.
-            "vocabulary": required_words(
-                self.vocabulary, "google-bert/bert-base-uncased", words, notes, added="[DEC]"
-            ),
-        }
+        vision["image_size"] = side_of(positions, "visual_encoder.pos_embed") * vision["patch_size"]
+        vision["qkv_bias"] = "vision_model.encoder.layers.0.self_attn.qkv.bias" in shapes
+        looking = re.compile(r"qformer\.encoder\.layer\.(\d+)\.crossattention\.output\.dense\.weight")
+        crossed = [int(layer[1]) for layer in map(looking.fullmatch, shapes) if layer]
+        every = min((layer for layer in crossed if layer), default=len(crossed) + 1)
+        qformer["cross_attention_frequency"] = every
+        # BLIP-2 adds the start mark of captioning to BERT's words.
+        words = required_words(
+            self.vocabulary, "bert-base-uncased", qformer["vocab_size"], notes, added="[DEC]"
+        )
+        return {**config, "preprocessing": clip_preprocessing(vision["image_size"]), "vocabulary": words}
 
 
 def translate_transformers(folder: WeightsFolder) -> dict[str, Any]:
@@ -198,7 +131,6 @@ def translate_transformers(folder: WeightsFolder) -> dict[str, Any]:
         )
     from transformers import Blip2Config
 
-    vocabulary = folder.path / VOCABULARY
     try:
         whole = Blip2Config.from_dict(folder.config).to_dict()
         architecture = {
@@ -209,17 +141,28 @@ def translate_transformers(folder: WeightsFolder) -> dict[str, Any]:
         }
     except Exception as error:  # versions of transformers refuse in different ways
         raise WeightsError(f"config.json cannot be understood ({error})") from error
+    processors = [folder.path / name for name in ("preprocessor_config.json", "processor_config.json")]
+    found = next(filter(Path.is_file, processors), None)
+    if found is None:
+        raise WeightsError(f"{folder.path} has no {processors[0].name}: download the repository again")
+    processor = read_config(found)
+    processor = processor.get("image_processor", processor)
+    if processor.get("resample", 3) != 3:
+        raise WeightsError(f"images are resized by method {processor['resample']}, expected 3 (bicubic)")
+    stated = {name: processor.get(f"image_{name}") for name in ("mean", "std")}
+    pixels = clip_preprocessing(architecture["vision"]["image_size"])
+    vocabulary = folder.path / VOCABULARY
     return {
         "encoder": "blip2",
         "architecture": architecture,
-        "preprocessing": preprocessing(architecture, _processor(folder.path)),
-        "context_length": CONTEXT,
+        "preprocessing": pixels | {name: list(values) for name, values in stated.items() if values},
+        "context_length": Blip2Conversion.facts["config"]["context_length"],
         "vocabulary": read_words(vocabulary if vocabulary.is_file() else folder.path / TOKENIZER),
     }
 
 
-def empty_model(architecture: dict[str, Any]) -> Blip2ForImageTextRetrieval:
-    """The model of an architecture (names as in transformers' configuration), its weights still random."""
+def empty_model(architecture: dict[str, Any]) -> Any:
+    """transformers' Blip2ForImageTextRetrieval of an architecture, its weights still random."""
     from transformers import Blip2Config, Blip2ForImageTextRetrieval
 
     try:
@@ -232,21 +175,3 @@ def empty_model(architecture: dict[str, Any]) -> Blip2ForImageTextRetrieval:
         return Blip2ForImageTextRetrieval(config)
     except Exception as error:  # versions of transformers refuse in different ways
         raise WeightsError(f"the architecture of the config cannot be built ({error})") from error
-
-
-def preprocessing(architecture: Mapping[str, Any], processor: Mapping[str, Any] = {}) -> dict[str, Any]:
-    """How pixels are made of images, as a processor of transformers says where there is one."""
-    if processor.get("resample", 3) != 3:
-        raise WeightsError(f"images are resized by method {processor['resample']}, expected 3 (bicubic)")
-    settings = clip_preprocessing(architecture["vision"]["image_size"])
-    stated = {name: processor.get(f"image_{name}") for name in ("mean", "std")}
-    return settings | {name: list(values) for name, values in stated.items() if values}
-
-
-def _processor(folder: Path) -> dict[str, Any]:
-    names = ("preprocessor_config.json", "processor_config.json")
-    path = next((folder / name for name in names if (folder / name).is_file()), None)
-    if path is None:
-        raise WeightsError(f"{folder} has no {names[0]}: download the repository again")
-    processor = read_config(path)
-    return dict(processor.get("image_processor", processor))

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 PROMPT = "A photo depicts "
 """Put before every caption and reference by PAC-S."""
@@ -23,44 +22,47 @@ EVA_CLIP, FASTER_RCNN, X152 = "eva-clip", "faster-rcnn", "x152"
 """Networks in `capeval convert` that are no metric's own."""
 
 _FILE = tomllib.loads(Path(__file__).with_name("catalogue.toml").read_text(encoding="utf-8"))
-LICENCES: Mapping[str, str | None] = {name: text or None for name, text in _FILE["licences"].items()}
-"""Every licence of listed weights, and what it restricts, word for word; None: nothing."""
+CONVERTED_AS: Mapping[str, str] = _FILE["converted_as"]
+TINY_OF: Mapping[str, str] = _FILE["tiny"]
 
 
 def restriction_of(licence: str) -> str | None:
-    """What a licence restricts, in its own words; None: nothing, or it is none of `LICENCES`."""
-    return next((text for name, text in LICENCES.items() if name.lower() == licence.lower()), None)
+    """What a licence restricts, in its own words; None: nothing, or no listed weights have it."""
+    return (
+        next((text for name, text in _FILE["licences"].items() if name.lower() == licence.lower()), None)
+        or None
+    )
 
 
 @dataclass(frozen=True)
 class WeightsEntry:
-    """A Hub repository of weights.
+    """A Hub repository of weights; the head of `catalogue.toml` says what its values are.
 
-    repository: id on the Hub.
-    original: where the authors' own release lives.
-    checkpoint: file name of that release, with its folder where the name alone may be any other's; None if
-        the repository is the authors' or a known mirror.
-    licence: one of `LICENCES`, as its authors state it; None if they state none.
-    settings: values that their config must have; a repository with others is refused. They are also flags of
-        `capeval convert`, for what the tensors do not show.
-    metrics: names of those whose published weights these are; none where no metric here is named after them.
     architecture: how encoders describe these weights, without their activation; None: not recorded.
     """
 
     repository: str
     title: str
     original: str
-    checkpoint: str | None
-    licence: str | None
-    settings: Mapping[str, str]
-    metrics: Sequence[str]
-    architecture: str | None
+    checkpoint: str | None = None
+    licence: str | None = None
+    settings: Mapping[str, str] = field(default_factory=dict)
+    metrics: Sequence[str] = ()
+    architecture: str | None = None
+    users: Sequence[str] = ()
+    member: str | None = None
 
     def is_another(self, described: str) -> str | None:
         """The problem of weights that have this entry's name but are described as another model."""
         if self.architecture is None or described.startswith(self.architecture):
             return None
         return f"{self.title} is {self.architecture}, but these weights are {described}"
+
+    def is_released_as(self, path: str) -> bool:
+        """Whether a file is the release; weights that are taken as they are have but an address."""
+        if self.checkpoint is None:
+            return self.original.endswith(path[path.rindex("/") :])
+        return path.endswith(f"/{self.checkpoint}")
 
     @property
     def folder(self) -> str:
@@ -90,22 +92,11 @@ class WeightsEntry:
         )
 
 
-def _entry(table: dict[str, Any]) -> WeightsEntry:
-    owner, _, name = table["repository"].partition("/")
-    stated: dict[str, Any] = {
-        "checkpoint": None,
-        "licence": None,
-        "settings": {},
-        "metrics": (),
-        "architecture": None,
-    }
-    fields = stated | {key: value for key, value in table.items() if key not in ("member", "for")}
-    return WeightsEntry(**{**fields, "repository": f"{NAMESPACE if owner == 'capeval' else owner}/{name}"})
-
-
-WEIGHTS = tuple(map(_entry, _FILE["weights"]))
-_TABLES = list(zip(WEIGHTS, _FILE["weights"], strict=True))
-ECO_MEMBERS = {table["member"]: entry for entry, table in _TABLES if "member" in table}
+WEIGHTS = tuple(
+    WeightsEntry(**{**table, "repository": table["repository"].replace("capeval/", f"{NAMESPACE}/")})
+    for table in _FILE["weights"]
+)
+ECO_MEMBERS = {entry.member: entry for entry in WEIGHTS if entry.member}
 """Dual encoders of ECO's ensemble by their names in its option `members`."""
 
 
@@ -114,40 +105,14 @@ def listed(folder: str) -> WeightsEntry:
     return next(entry for entry in WEIGHTS if entry.folder == folder)
 
 
-PACS_B32, CLIP_B32 = listed("pacs-clip-vit-b-32"), listed("vit_base_patch32_clip_224.openai")
-ALPHA_L14, BLIP2_COCO = listed("alpha-clip-vit-l-14"), listed("blip2-itm-vit-g-coco")
-UMIC, VILBERT = listed("umic-uniter-base"), listed("vilbert-12-in-1")
+PACS_B32, BLIP2_COCO = listed("pacs-clip-vit-b-32"), listed("blip2-itm-vit-g-coco")
 FASTER_RCNN_VG, X152_VG = listed("faster-rcnn-vg-resnet-101"), listed("faster-rcnn-vg-resnext-152")
-
-CONVERTED_AS: Mapping[str, str] = {
-    "clip": "pacs",
-    "alpha_clip": "hices",
-    "blip2": "eco",
-    "uniter": "umic",
-    "vilbert": "vilbertscore",
-    "scene_regions": "umic",
-    "open_clip": "eco",
-    "eva_clip": EVA_CLIP,
-    "faster_rcnn": FASTER_RCNN,
-    "x152": X152,
-    "sam": "regions",
-}
-"""Name of a network, as `encoder` in a config -> of its original releases in `capeval convert`."""
-TINY_OF: Mapping[str, str] = {
-    "clip": "pacs",
-    "alpha_clip": "hices",
-    "blip2": "blip2",
-    "uniter": "umic",
-    "vilbert": "vilbertscore",
-    "scene_regions": "scene-regions",
-}
-"""Name of a network -> folder of its embedded small model."""
 
 
 def weights_of(metric: str) -> Sequence[WeightsEntry]:
     """The entries that a metric, or a network in `capeval convert`, can use; all where none is known."""
     own = [entry for entry in WEIGHTS if metric in entry.metrics]
-    return own or [entry for entry, table in _TABLES if metric in table.get("for", ())] or WEIGHTS
+    return own or [entry for entry in WEIGHTS if metric in entry.users] or WEIGHTS
 
 
 def entry_known_as(name: str, original: str | None) -> WeightsEntry | None:

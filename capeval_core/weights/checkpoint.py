@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import re
 import warnings
 import zipfile
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from capeval_core.weights.folder import read_json
-
 INDEX = ".index.json"
 """How the name of an index ends: `model.safetensors.index.json`, `pytorch_model.bin.index.json`."""
-_ZIP = b"PK\x03\x04"
-_PICKLE = b"\x80"
 _EXTRACT = (
     "python -c \"import torch; m = torch.jit.load('{0}', map_location='cpu'); torch.save({{'state_dict': "
     "m.state_dict()}}, '{0}.pth')\""
@@ -41,20 +39,40 @@ def read_checkpoint(path: str | Path, *, in_place: bool = False) -> dict[str, An
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist: download the original checkpoint first")
     with path.open("rb") as file:
-        head = file.read(512)
-    # A safetensors file starts with the length of its header (little endian, 8 bytes), then JSON.
-    if head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= path.stat().st_size:
-        try:
-            return dict(load_file(path))
-        except (SafetensorError, OSError) as error:
-            raise _damaged(path, error) from error
-    zipped = head.startswith(_ZIP)
-    if zipped:
-        _check_archive(path)
-    elif not head.startswith(_PICKLE):
-        found = f"is not a checkpoint, or damaged (it begins with {head[:24]!r})" if head else "is empty"
+        head = file.read(24)
+    zipped = head.startswith(b"PK\x03\x04")
+    # A safetensors file starts with the length of its header in 8 bytes, then JSON.
+    safe = head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= path.stat().st_size
+    if not zipped and not safe and not head.startswith(b"\x80"):
+        found = f"is not a checkpoint, or damaged (it begins with {head!r})" if head else "is empty"
         raise ValueError(f"{path} {found}: expected a file of tensors, no web page or Git LFS pointer")
-    return _state_dict(_read_pickle(path, mapped=in_place and zipped), path)
+    with suppress(zipfile.BadZipFile):  # torch says what is wrong with it
+        if zipped and any(name.endswith("/constants.pkl") for name in zipfile.ZipFile(path).namelist()):
+            raise ValueError(
+                f"{path} is a TorchScript archive (a program with its weights, as OpenAI distributes CLIP), "
+                "not a state dict. Extract the tensors first, then convert the result:\n"
+                f"    {_EXTRACT.format(path)}"
+            )
+    try:
+        if safe:
+            return dict(load_file(path))
+        with warnings.catch_warnings():
+            # Of the pickle's protocol, with the advice to file an issue: the error below says what to do.
+            warnings.filterwarnings("ignore", "Detected pickle protocol", UserWarning)
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=in_place and zipped)
+    except pickle.UnpicklingError as error:
+        # torch's own message advises weights_only=False, which nobody should do here: hence from None.
+        code = re.search(r"(?:GLOBAL|Unsupported (?:global|class)) ([\w.]+)", str(error))
+        runs = f"reading it would run code (it asks for {code[1]})" if code else ""
+        found = runs or "it is damaged, or no file of tensors"
+        raise ValueError(
+            f"{path} is refused: {found}. Nothing was executed. Fetch it again, or ask its author for a "
+            "plain state dict or a .safetensors file"
+        ) from None
+    except (SafetensorError, RuntimeError, EOFError, OSError, LookupError, ValueError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:160]
+        raise ValueError(f"{path} is damaged or incomplete: download it again ({reason})") from error
+    return _state_dict(content, path)
 
 
 def read_shards(index: Path) -> tuple[dict[str, Any], list[Path]]:
@@ -62,15 +80,12 @@ def read_shards(index: Path) -> tuple[dict[str, Any], list[Path]]:
     if not index.exists():
         raise FileNotFoundError(f"{index} does not exist: download the original checkpoint first")
     try:
-        shard_of: dict[str, str] = dict(read_json(index)["weight_map"])
+        shard_of: dict[str, str] = dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
         shards = sorted({str(shard) for shard in shard_of.values()})
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{index} is no index of shards ({error}): download it again") from error
     if outside := [shard for shard in shards if Path(shard).name != shard]:
         raise ValueError(f"{index} names files elsewhere ({name_some(outside, 2)}): they must lie beside it")
-    if missing := [shard for shard in shards if not (index.parent / shard).is_file()]:
-        found = f"{len(missing)} of its {len(shards)} shards are not beside it ({name_some(missing, 3)})"
-        raise FileNotFoundError(f"{index}: {found}: download them too")
     content: dict[str, Any] = {}
     for shard in shards:
         tensors = read_checkpoint(index.parent / shard, in_place=True)
@@ -81,27 +96,8 @@ def read_shards(index: Path) -> tuple[dict[str, Any], list[Path]]:
     return content, [index, *(index.parent / shard for shard in shards)]
 
 
-def _read_pickle(path: Path, mapped: bool) -> Any:
-    try:
-        with warnings.catch_warnings():
-            # Of the pickle's protocol, with the advice to file an issue: the error below says what to do.
-            warnings.filterwarnings("ignore", "Detected pickle protocol", UserWarning)
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
-    except pickle.UnpicklingError as error:
-        # torch's own message advises weights_only=False, which nobody should do here: hence from None.
-        code = re.search(r"(?:GLOBAL|Unsupported (?:global|class)) ([\w.]+)", str(error))
-        found = "it is damaged, or no file of tensors"
-        if code:
-            found = f"reading it would run code (it asks for {code[1]})"
-        raise ValueError(
-            f"{path} is refused: {found}. Nothing was executed. Fetch it again, or ask its author for a "
-            "plain state dict or a .safetensors file"
-        ) from None
-    except (RuntimeError, EOFError, OSError, KeyError, IndexError, ValueError) as error:
-        raise _damaged(path, error) from error
-
-
 def _state_dict(content: Any, path: Path) -> dict[str, Any]:
+    """The tensors of a checkpoint by name, wrapped or in parts."""
     if isinstance(content, Mapping) and isinstance(content.get("state_dict"), Mapping):
         content = content["state_dict"]
     if isinstance(content, Mapping) and not _holds_tensors(content):
@@ -120,28 +116,8 @@ def _holds_tensors(content: Any) -> bool:
     return isinstance(content, Mapping) and any(isinstance(v, torch.Tensor) for v in content.values())
 
 
-def _check_archive(path: Path) -> None:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            members = [name.partition("/")[2] for name in archive.namelist()]
-    except zipfile.BadZipFile as error:
-        raise _damaged(path, error) from error
-    if "constants.pkl" in members:
-        raise ValueError(
-            f"{path} is a TorchScript archive (a program with its weights, as OpenAI distributes CLIP), not "
-            f"a state dict. Extract the tensors first, then convert the result:\n    {_EXTRACT.format(path)}"
-        )
-    if "data.pkl" not in members:
-        raise ValueError(f"{path} is a zip archive without a checkpoint: unpack it ({name_some(members)})")
-
-
 def name_some(names: Any, most: int = 6) -> str:
     """The first few names of many, for a message: ``'a', 'b' and 7 more``."""
     names = [repr(name) for name in names]
     rest = f" and {len(names) - most} more" if len(names) > most else ""
     return (", ".join(names[:most]) + rest) or "nothing"
-
-
-def _damaged(path: Path, error: BaseException) -> ValueError:
-    reason = (str(error).splitlines() or [type(error).__name__])[0][:160]
-    return ValueError(f"{path} is damaged or incomplete: download it again ({reason})")

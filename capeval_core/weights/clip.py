@@ -1,39 +1,50 @@
 """CLIP: original PAC-S checkpoints and open_clip's repositories in our format, sizes read off the tensors.
 
 The releases of PAC-S differ in wrapping (``{"state_dict": ...}`` or bare), precision, prefixes and, for
-PAC-S++, in low-rank adapters; all of them are one CLIP underneath.
+PAC-S++, in low-rank adapters, which are merged into the weights that they change.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
+
 from capeval_core.errors import InputError, Problem, option_name, setting, wrong_option
 from capeval_core.options import option
-from capeval_core.weights.adapters import Adapters, is_adapter, merge_adapters
 from capeval_core.weights.catalogue import PROMPT
 from capeval_core.weights.conversion import (
     Conversion,
     Shapes,
     Tensors,
-    as_float32,
     clip_preprocessing,
     count_blocks,
     heads_of,
-    shape_of,
     side_of,
 )
 from capeval_core.weights.folder import OPEN_CLIP_CONFIG, WeightsError
 
 Activation = Literal["quick_gelu", "gelu"]
+Adapters = Literal["released", "all", "none"]
 
-HEAD_WIDTH = 64
+ALPHA = 1.0
+"""The scale of an adapter's update is alpha / r; PAC-S++ was trained with alpha = 1."""
+_ADAPTER = re.compile(
+    r"(visual\.conv1"
+    r"|(?:visual\.)?transformer\.resblocks\.\d+\.(?:attn\.in_proj_weight|attn\.out_proj|mlp\.c_fc|mlp\.c_proj))"
+    r"[._]lora_([AB])"
+)
+_MODES = (
+    "a checkpoint written in training mode needs adapters='all' to give the model that was trained; one "
+    "written in evaluation mode has them in its MLP weights already, and 'all' would add them twice (compare "
+    "mlp.c_fc.weight with the CLIP that was tuned: equal means not yet added)"
+)
+_HEAD_WIDTH, _WIDEST_REGULAR = 64, 1024
 """Of the attention heads in CLIP's towers, up to ViT-L/14; in wider ones it differs (80, 88, 104, ...)."""
-_WIDEST_REGULAR = 1024
 _RESNET_STRIDE = 32
 """The modified ResNet shrinks the image as many times before its attention pool."""
 # The order in which a class registers the parts of a block is the order in which it saves them.
@@ -42,14 +53,65 @@ _OPEN_CLIP_BLOCK = ("ln_1", "attn", "ln_2", "mlp")
 _PART = re.compile(r"((?:visual\.)?transformer\.resblocks\.\d+)\.(attn|ln_1|ln_2|mlp)\.")
 
 
+def low_rank_update(weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """The change of `weight` that an adapter stands for: ``(B @ A) * alpha / r`` in float64.
+
+    For a matrix (out, in), `a` is (r, in) and `b` (out, r). For a convolution (out, in, k, k), `a` is
+    (r*k, in*k), `b` (out*k, r*k), and the product is read row by row as (out, in, k, k).
+    """
+    kernel = weight.shape[-1] if weight.ndim == 4 else 1
+    rank, update = a.shape[0] // kernel, b.double() @ a.double()
+    if update.shape != (weight.shape[0] * kernel, weight.shape[1] * kernel):
+        raise ValueError(f"A {tuple(a.shape)} and B {tuple(b.shape)} change no weight {tuple(weight.shape)}")
+    return update.reshape(weight.shape) * (ALPHA / rank)
+
+
+def merge_adapters(tensors: Tensors, adapters: Adapters, notes: list[str]) -> Tensors:
+    """Tensors of the plain model, with the chosen adapters added to their weights.
+
+    `adapters` is ``"released"`` (those that the released PAC-S++ script applies: attention and patch
+    embedding, not the MLP), ``"all"`` or ``"none"``. Sums are made in float64 and kept as float32.
+    """
+    plain = {name: tensor for name, tensor in tensors.items() if "lora" not in name.lower()}
+    pairs: dict[str, dict[str, torch.Tensor]] = {}
+    for name in [name for name in tensors if name not in plain]:
+        parts = _ADAPTER.fullmatch(name)
+        if parts is None:
+            known = "attn.in_proj_weight, attn.out_proj, mlp.c_fc, mlp.c_proj and visual.conv1"
+            raise ValueError(f"unknown adapter {name}: PAC-S++ has them at {known}")
+        target = parts[1] if parts[1].endswith("in_proj_weight") else f"{parts[1]}.weight"
+        pairs.setdefault(target, {})[parts[2]] = tensors[name]
+    merged = 0
+    for target, halves in pairs.items():
+        try:
+            update = low_rank_update(plain[target], halves["A"], halves["B"])
+        except (RuntimeError, KeyError, ValueError, IndexError, ZeroDivisionError) as error:
+            found = f"adapter of {target} does not fit it, or lacks a half ({error})"
+            raise ValueError(f"{found}: the checkpoint is not whole") from error
+        if adapters == "all" or (adapters == "released" and ".mlp." not in target):
+            plain[target] = (plain[target].double() + update).float()
+            merged += 1
+    if pairs:
+        ignored = len(pairs) - merged
+        notes.append(
+            f"{merged} low-rank adapters were merged into their weights, {ignored} ignored ({adapters})"
+        )
+        if adapters == "released" and ignored:
+            notes.append(
+                "the released script ignores adapters of MLP layers: it enters evaluation mode before it "
+                "loads the checkpoint, which marks these layers as merged"
+            )
+        notes += [_MODES] if adapters != "none" else []
+    else:
+        notes.append("no adapters in the checkpoint: its weights are taken as they are")
+    return plain
+
+
 @dataclass(frozen=True, kw_only=True)
 class ClipConversion(Conversion):
     """PAC-S or PAC-S++ in OpenAI's or open_clip's naming, with or without adapters."""
 
     encoder = "clip"
-    title = "CLIP"
-    anchors = ("visual.conv1.weight",)
-    unused = r"(input_resolution|context_length|vocab_size|attn_mask)$"
 
     activation: Activation | None = option(
         None,
@@ -63,7 +125,7 @@ class ClipConversion(Conversion):
     )
 
     def translate(self, content: Mapping[str, Any], notes: list[str]) -> Tensors:
-        return merge_adapters(as_float32(content, notes), self.adapters, notes)
+        return merge_adapters(super().translate(content, notes), self.adapters, notes)
 
     def config(self, shapes: Shapes, content: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
         heads = {"head_width": self.head_width, "text_heads": self.text_heads}
@@ -82,9 +144,12 @@ def _infer_activation(names: list[str], option: Activation | None) -> tuple[Acti
     """The activation of the blocks, and the reason."""
     if option is not None:
         return option, "as given"
-    if any(is_adapter(name) for name in names):
+    if any("lora" in name.lower() for name in names):
         return "quick_gelu", "because adapters exist in OpenAI's code only"
-    orders = _block_orders(names)
+    blocks: dict[str, dict[str, None]] = {}
+    for part in filter(None, map(_PART.match, names)):
+        blocks.setdefault(part[1], {})[part[2]] = None
+    orders = {tuple(parts) for parts in blocks.values()}
     if orders == {_OPENAI_BLOCK}:
         return "quick_gelu", "because the order of the tensors is that of OpenAI's code"
     if orders == {_OPEN_CLIP_BLOCK}:
@@ -99,15 +164,6 @@ def _infer_activation(names: list[str], option: Activation | None) -> tuple[Acti
     raise InputError(Problem("", found, more))
 
 
-def _block_orders(names: Iterable[str]) -> set[tuple[str, ...]]:
-    """The orders of first appearance of a block's four parts that occur in the checkpoint."""
-    blocks: dict[str, dict[str, None]] = {}
-    for name in names:
-        if part := _PART.match(name):
-            blocks.setdefault(part[1], {})[part[2]] = None
-    return {tuple(parts) for parts in blocks.values()}
-
-
 def read_architecture(
     shapes: Shapes, notes: list[str], *, head_width: int | None = None, text_heads: int | None = None
 ) -> dict[str, Any]:
@@ -116,20 +172,20 @@ def read_architecture(
     Head counts leave no trace in shapes: they are width / 64 unless they are given.
     """
     text = read_text(shapes, notes, text_heads)
-    embed_dim = shape_of(shapes, "text_projection", 2)[1]
+    embed_dim = shapes["text_projection"][1]
     read_vision = _read_resnet if "visual.layer1.0.conv1.weight" in shapes else _read_vit
-    notes.append(f"heads of the image tower: {head_width or HEAD_WIDTH} wide (not visible in the tensors)")
+    notes.append(f"heads of the image tower: {head_width or _HEAD_WIDTH} wide (not visible in the tensors)")
     return {"embed_dim": embed_dim, "vision": read_vision(shapes, head_width), "text": text}
 
 
 def read_text(shapes: Shapes, notes: list[str], text_heads: int | None = None) -> dict[str, Any]:
     """Architecture of the text tower; otherwise as `read_architecture`."""
-    context, width = shape_of(shapes, "positional_embedding", 2)
-    heads = heads_of(width, text_heads, HEAD_WIDTH, "text_heads")
+    context, width = shapes["positional_embedding"]
+    heads = heads_of(width, text_heads, _HEAD_WIDTH, "text_heads")
     notes.append(f"text heads: {heads} of width {width // heads} (not visible in the tensors)")
     return {
         "context_length": context,
-        "vocab_size": shape_of(shapes, "token_embedding.weight", 2)[0],
+        "vocab_size": shapes["token_embedding.weight"][0],
         "width": width,
         "heads": heads,
         "layers": count_blocks(shapes, r"transformer\.resblocks\.(\d+)\."),
@@ -138,11 +194,11 @@ def read_text(shapes: Shapes, notes: list[str], text_heads: int | None = None) -
 
 
 def _read_vit(shapes: Shapes, head_width: int | None) -> dict[str, Any]:
-    width, _, patch, _ = shape_of(shapes, "visual.conv1.weight", 4)
-    positions, _ = shape_of(shapes, "visual.positional_embedding", 2)
+    width, _, patch, _ = shapes["visual.conv1.weight"]
+    positions, _ = shapes["visual.positional_embedding"]
     if head_width is None and width > _WIDEST_REGULAR:
         fix = (
-            f"above {_WIDEST_REGULAR} the attention heads of published models are not {HEAD_WIDTH} wide "
+            f"above {_WIDEST_REGULAR} the attention heads of published models are not {_HEAD_WIDTH} wide "
             "(ViT-H 80, ViT-g 88, ViT-bigG 104), and the tensors do not show them; pass "
             f"{option_name('head_width')}"
         )
@@ -152,18 +208,18 @@ def _read_vit(shapes: Shapes, head_width: int | None) -> dict[str, Any]:
         "patch_size": patch,
         "width": width,
         "layers": count_blocks(shapes, r"visual\.transformer\.resblocks\.(\d+)\."),
-        "head_width": head_width_of(width, head_width or HEAD_WIDTH),
+        "head_width": head_width_of(width, head_width or _HEAD_WIDTH),
         "mlp_ratio": _mlp_ratio(shapes, "visual.transformer", width),
     }
 
 
 def _read_resnet(shapes: Shapes, head_width: int | None) -> dict[str, Any]:
-    positions, features = shape_of(shapes, "visual.attnpool.positional_embedding", 2)
+    positions, features = shapes["visual.attnpool.positional_embedding"]
     return {
         "image_size": side_of(positions - 1, "visual.attnpool.positional_embedding") * _RESNET_STRIDE,
-        "width": shape_of(shapes, "visual.layer1.0.conv1.weight", 4)[0],
+        "width": shapes["visual.layer1.0.conv1.weight"][0],
         "layers": [count_blocks(shapes, rf"visual\.layer{stage}\.(\d+)\.") for stage in (1, 2, 3, 4)],
-        "head_width": head_width_of(features, head_width or HEAD_WIDTH),
+        "head_width": head_width_of(features, head_width or _HEAD_WIDTH),
     }
 
 
@@ -175,7 +231,7 @@ def head_width_of(width: int, own: int) -> int:
 
 
 def _mlp_ratio(shapes: Shapes, tower: str, width: int) -> float:
-    hidden = shape_of(shapes, f"{tower}.resblocks.0.mlp.c_fc.weight", 2)[0]
+    hidden = shapes[f"{tower}.resblocks.0.mlp.c_fc.weight"][0]
     ratio = hidden / width
     # The model has int(width * ratio) hidden units: step over the rounding that would lose one.
     while int(width * ratio) < hidden:
@@ -188,28 +244,25 @@ def translate_open_clip(config: dict[str, Any]) -> dict[str, Any]:
     try:
         model, preprocess = config["model_cfg"], config["preprocess_cfg"]
         vision, text = model["vision_cfg"], model["text_cfg"]
-        sizes = preprocess.get("size", vision["image_size"])
-        sizes = sizes if isinstance(sizes, list) else [sizes]
-        expected = {
-            "vision_cfg and text_cfg": isinstance(vision, dict) and isinstance(text, dict),
-            "quick_gelu": isinstance(model.get("quick_gelu", False), bool),
-            "size, which is square in CLIP": len(set(sizes)) == 1,
-            "resize_mode, which is 'shortest' in CLIP": preprocess.get("resize_mode", "shortest")
-            == "shortest",
-        }
-        if wrong := [name for name, well in expected.items() if not well]:
-            raise WeightsError(f"{OPEN_CLIP_CONFIG} has another {wrong[0]}")
+        size = preprocess.get("size", vision["image_size"])
+        sides = set(size) if isinstance(size, list) else {size}
+        if len(sides) != 1 or preprocess.get("resize_mode", "shortest") != "shortest":
+            raise WeightsError(
+                f"{OPEN_CLIP_CONFIG}: images of CLIP are square, resized by their shortest side"
+            )
         return {
             "format": 1,
             "encoder": "clip",
-            "architecture": {"embed_dim": model["embed_dim"], "vision": vision, "text": text},
+            "architecture": {"embed_dim": model["embed_dim"], "vision": dict(vision), "text": dict(text)},
             "activation": "quick_gelu" if model.get("quick_gelu", False) else "gelu",
             "preprocessing": {
-                "image_size": sizes[0],
+                "image_size": sides.pop(),
                 "mean": preprocess["mean"],
                 "std": preprocess["std"],
                 "interpolation": preprocess.get("interpolation", "bicubic"),
             },
         }
-    except (KeyError, TypeError, AttributeError) as error:
-        raise WeightsError(f"{OPEN_CLIP_CONFIG} lacks {error}") from error
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        if isinstance(error, WeightsError):
+            raise
+        raise WeightsError(f"{OPEN_CLIP_CONFIG} cannot be understood ({error!r})") from error

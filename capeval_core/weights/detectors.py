@@ -1,32 +1,31 @@
-"""What conversions of detectors share: settings that no tensor shows, from the YAML file of a release."""
+"""The two Faster R-CNNs whose boxes metrics were trained on; names and settings are in `releases.toml`.
+
+Bottom-up attention's is of LXMERT's PyTorch release, `unc-nlp/frcnn-vg-finetuned`: 1600 classes and 400
+attributes of Visual Genome on ResNet-101. 12-in-1's ResNeXt-152-32x8d FPN is of Lu et al., CVPR 2020,
+https://github.com/facebookresearch/vilbert-multi-task, trained by a fork of maskrcnn-benchmark.
+"""
 
 from __future__ import annotations
 
 import ast
-from abc import ABC
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
+
+import torch
 
 from capeval_core.errors import described, file_error, wrong_option
 from capeval_core.options import option
-from capeval_core.weights.conversion import Conversion, Empty, Release
+from capeval_core.weights.conversion import Conversion, Empty, Release, Shapes, Tensors
+
+_LEVELS = 5
 
 
 @dataclass(frozen=True, kw_only=True)
-class DetectorConversion(Conversion, ABC):
+class _DetectorConversion(Conversion):
     """A checkpoint of a detector, with the file of settings that lies beside it."""
-
-    yaml: ClassVar[str]
-    """That file's name."""
-    released: ClassVar[Mapping[str, Any]]
-    """Settings that are read, by their dotted names, with the values of the release."""
-    fixed: ClassVar[Mapping[str, Any]]
-    """Settings of which the network here knows one value only."""
-    partial: ClassVar[bool] = False
-    """Whether the file leaves out settings whose value is the default."""
 
     release_config: str | PathLike[str] | None = option(
         None,
@@ -35,11 +34,10 @@ class DetectorConversion(Conversion, ABC):
     )
 
     def read(self, path: Path, empty: Empty) -> Release:
-        beside = path.with_name(self.yaml)
+        beside = path.with_name(self.facts["yaml"])
         if self.release_config is None and beside.is_file():
             return replace(self, release_config=beside).read(path, empty)
-        if self.release_config is not None:
-            self.settings([])  # before the checkpoint, which takes longer
+        self.settings([])  # before the checkpoint, which takes longer
         return super().read(path, empty)
 
     def load(self, path: Path) -> tuple[Mapping[str, Any], list[Path]]:
@@ -47,38 +45,33 @@ class DetectorConversion(Conversion, ABC):
         return content, files if self.release_config is None else [*files, Path(self.release_config)]
 
     def settings(self, notes: list[str]) -> dict[str, Any]:
-        """The values of `released` that hold, and a note that says where they come from."""
-        if self.release_config is None:
-            notes.append(f"sizes, thresholds and means: as released, since there is no {self.yaml}")
-            return dict(self.released)
-        path = Path(self.release_config)
-        found = self._read_settings(path)
-        notes.append(f"sizes, thresholds and means: of {path.name}")
-        return found
-
-    def _read_settings(self, path: Path) -> dict[str, Any]:
+        """The settings that no tensor shows, and a note that says where they come from."""
         import yaml
 
+        name, released = self.facts["yaml"], self.facts["released"]
+        if self.release_config is None:
+            notes.append(f"sizes, thresholds and means: as released, since there is no {name}")
+            return dict(released)
+        path = Path(self.release_config)
         if not path.is_file():
-            fix = f"pass the {self.yaml} of the release, which lies beside its checkpoint"
+            fix = f"pass the {name} of the release, which lies beside its checkpoint"
             raise wrong_option("release_config", str(path), "no file", fix)
         try:
             content = yaml.safe_load(path.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-            found = f"no {self.yaml} of a release ({' '.join(str(error).split())[:200]})"
-            raise file_error(path, found, verb="is") from error
-        values = {name: _value(content, name) for name in (*self.released, *self.fixed)}
-        lacking = [name for name in self.released if values[name] is None and not self.partial]
-        other = [name for name, known in self.fixed.items() if values[name] not in (None, known)]
-        fix = "pass the one that lies beside this checkpoint"
-        if lacking:
-            raise file_error(path, f"{lacking[0]} is missing", fix)
-        if other:
-            found = f"{other[0]} is {described(values[other[0]])}, but only {self.fixed[other[0]]!r} is known"
-            raise file_error(path, found, fix)
-        return {
-            name: default if values[name] is None else values[name] for name, default in self.released.items()
-        }
+            found = f"is no {name} of a release ({' '.join(str(error).split())[:200]})"
+            raise file_error(path, found) from error
+        values = {key: _value(content, key) for key in (*released, *self.facts["fixed"])}
+        lacking = [key for key in released if values[key] is None and not self.facts.get("partial")]
+        problems = [f"{key} is missing" for key in lacking] + [
+            f"{key} is {described(values[key])}, but only {known!r} is known"
+            for key, known in self.facts["fixed"].items()
+            if values[key] not in (None, known)
+        ]
+        if problems:
+            raise file_error(path, problems[0], "pass the one that lies beside this checkpoint")
+        notes.append(f"sizes, thresholds and means: of {path.name}")
+        return {key: default if values[key] is None else values[key] for key, default in released.items()}
 
 
 def _value(content: Any, name: str) -> Any:
@@ -91,8 +84,33 @@ def _value(content: Any, name: str) -> Any:
         content = content.get(part) if isinstance(content, dict) else None
     if isinstance(content, str) and content.startswith("("):
         try:
-            value = ast.literal_eval(content)
-        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            return list(ast.literal_eval(content))
+        except (ValueError, TypeError, SyntaxError):
             return content
-        return list(value) if isinstance(value, tuple) else content
     return content
+
+
+@dataclass(frozen=True, kw_only=True)
+class FasterRcnnConversion(_DetectorConversion):
+    """Bottom-up attention's checkpoint, or one that was trained by the same code with another size."""
+
+    encoder = "faster_rcnn"
+
+
+@dataclass(frozen=True, kw_only=True)
+class X152Conversion(_DetectorConversion):
+    """12-in-1's checkpoint, or one that was trained by the same code with another size."""
+
+    encoder = "x152"
+
+    def translate(self, content: Mapping[str, Any], notes: list[str]) -> Tensors:
+        tensors = super().translate(content, notes)
+        levels = [f"rpn.anchor_generator.cell_anchors.{level}" for level in range(_LEVELS)]
+        tensors["head.anchors"] = torch.stack([tensors.pop(name) for name in levels])
+        return tensors
+
+    def config(self, shapes: Shapes, content: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
+        config = super().config(shapes, content, notes)
+        width, per_group, _, _ = shapes["body.layer1.0.conv2.weight"]
+        config["architecture"]["groups"] = width // per_group
+        return config

@@ -8,7 +8,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,9 +26,8 @@ if TYPE_CHECKING:
 CONFIG, TENSORS = "config.json", "model.safetensors"
 OPEN_CLIP_CONFIG, OPEN_CLIP_TENSORS = "open_clip_config.json", "open_clip_model.safetensors"
 VOCABULARY, TOKENIZER = "vocab.txt", "tokenizer.json"
-_TRANSFORMERS = ("blip-2",)
-"""Models that are also read from repositories in transformers' format."""
 TINY = Path(__file__).parent / "tiny"
+_AGAIN = "download or convert the weights again"
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
 
 
@@ -51,8 +50,7 @@ def naming_weights(name: str) -> Iterator[None]:
 class WeightsFolder:
     """A folder of weights, its config read and its checksum verified.
 
-    name: a repository id, a folder's name, or `tiny`, as in the signature. revision: commit on the Hub, None
-    for a local folder. config: the content of `config_file`. checksum: sha256 of the tensors' file.
+    name: a repository id, a folder's name, or `tiny`. revision: commit on the Hub, None for a local folder.
     """
 
     path: Path
@@ -79,10 +77,7 @@ class WeightsFolder:
         return entry_known_as(self.name, self.original)
 
     def label(self, fingerprint: str) -> str:
-        """Name and exact version, e.g. `capeval/pacs-clip-vit-b-32@1f3c9a2b`.
-
-        The version is the commit on the Hub, else the encoder's `fingerprint`, which also covers the config.
-        """
+        """Name and version: the commit on the Hub, else the fingerprint, which also covers the config."""
         return f"{self.name}@{(self.revision or fingerprint)[:8]}"
 
     def tensors(self) -> dict[str, Tensor]:
@@ -94,14 +89,13 @@ class WeightsFolder:
             try:
                 tensors = load_file(self.tensor_file)
             except (SafetensorError, OSError, KeyError) as error:
-                fix = "download or convert the weights again"
-                raise WeightsError(f"{self.tensor_file.name} cannot be read ({error}): {fix}") from error
-            check_finite(tensors, f"download or convert {self.tensor_file.name} again")
+                raise WeightsError(f"{self.tensor_file.name} cannot be read ({error}): {_AGAIN}") from error
+            check_finite(tensors)
         # Not where the file happens to put them: by where a tensor begins, last bits of products differ.
         return {name: own.clone() if own.data_ptr() % 64 else own for name, own in tensors.items()}
 
 
-def check_finite(tensors: Mapping[str, Tensor], fix: str = "download or convert the weights again") -> None:
+def check_finite(tensors: Mapping[str, Tensor], fix: str = _AGAIN) -> None:
     """Refuse tensors that hold NaN or infinity, which would make scores NaN."""
     import torch
 
@@ -133,13 +127,23 @@ def open_weights(weights: str | os.PathLike[str], *, metric: str, tiny: str) -> 
             f"neither a folder, nor a Hub id (org/name[@revision]), nor 'tiny'{_did_you_mean(name, metric)}"
         )
         raise wrong_option("weights", name, found, kind=WeightsError)
+
+    def unavailable(repository: str, reason: str) -> Exception:
+        tiny = setting("weights", "tiny", "pass ")
+        ways = f"To try the library without real weights, {tiny} (trained on synthetic scenes only)."
+        hint = _did_you_mean(repository, metric)
+        if entry := entry_of(repository):
+            ways = f"{entry.how_to_convert(metric)}and {setting('weights', entry.folder, 'pass ')}.\n{ways}"
+            hint = ""
+        return WeightsError(Problem("", f"weights {repository!r} could not be loaded ({reason}){hint}", ways))
+
     path = download(
         name,
         f"weights {name!r}",
         # Small files first: they show which format the tensors have.
         ["*config.json", VOCABULARY, TOKENIZER],
         lambda path: [OPEN_CLIP_TENSORS if (path / OPEN_CLIP_CONFIG).exists() else TENSORS],
-        error=lambda repository, reason: _unavailable(repository, metric, reason),
+        error=unavailable,
     )
     return _read(path, name.partition("@")[0], path.name, metric)
 
@@ -171,16 +175,6 @@ def _did_you_mean(name: str, metric: str) -> str:
     return f": did you mean {listed[close[0]]!r}?" if close else ""
 
 
-def _unavailable(repository: str, metric: str, reason: str) -> Exception:
-    tiny = setting("weights", "tiny", "pass ")
-    ways = f"To try the library without real weights, {tiny} (trained on synthetic scenes only)."
-    hint = _did_you_mean(repository, metric)
-    if entry := entry_of(repository):
-        ways = f"{entry.how_to_convert(metric)}and {setting('weights', entry.folder, 'pass ')}.\n{ways}"
-        hint = ""
-    return WeightsError(Problem("", f"weights {repository!r} could not be loaded ({reason}){hint}", ways))
-
-
 def _read(path: Path, name: str, revision: str | None, metric: str = "") -> WeightsFolder:
     from_convert = "pass a folder made by `capeval convert`, or an open_clip repository"
     theirs = (path / OPEN_CLIP_CONFIG).exists()
@@ -190,11 +184,11 @@ def _read(path: Path, name: str, revision: str | None, metric: str = "") -> Weig
             held = ", ".join(sorted(each.name for each in path.iterdir())[:5] if path.is_dir() else [])
             raise WeightsError(f"{path} has no {CONFIG} (it holds {held or 'nothing'}): {from_convert}")
         config = read_config(path / file)
-        if not theirs and config.get("format") != 1 and config.get("model_type") not in _TRANSFORMERS:
+        if not theirs and config.get("format") != 1 and config.get("model_type") != "blip-2":
             found = f'{CONFIG} is not one of ours (it lacks "format": 1)'
             raise WeightsError(f"{found}: {from_convert}{_did_you_mean(name, metric)}")
         if not (path / tensor_file).is_file():
-            raise WeightsError(f"{path} has no {tensor_file}: download or convert the weights again")
+            raise WeightsError(f"{path} has no {tensor_file}: {_AGAIN}")
         checksum = _verified_checksum(path / tensor_file, config, name, revision)
     return WeightsFolder(path, name, revision, config, path / tensor_file, checksum)
 
@@ -216,9 +210,7 @@ def _verified_checksum(tensor_file: Path, config: dict[str, Any], name: str, rev
             f'or convert it again, or, if the edit is meant, take "{CONFIG}" out of its "checksum"'
         )
     written = str(expected.get(tensor_file.name, checksum))
-    if checksum != written:  # or the remembered checksum is wrong
-        checksum = sha256_of(tensor_file)
-    if checksum != written:
+    if written not in (checksum, checksum := sha256_of(tensor_file)):  # or the remembered checksum is wrong
         again = "download or convert it again"
         if revision:  # or the client's cache would give the same file again
             again = f"run `hf download {name} {tensor_file.name} --revision {revision} --force-download`"
@@ -232,19 +224,9 @@ def _verified_checksum(tensor_file: Path, config: dict[str, Any], name: str, rev
 def read_config(path: Path) -> dict[str, Any]:
     """The content of a config, an object."""
     try:
-        config = read_json(path)
-    except (ValueError, OSError, RecursionError) as error:
-        raise WeightsError(f"{path.name} cannot be read ({error})") from error
-    if not isinstance(config, dict):
-        raise WeightsError(f"{path.name} holds a {type(config).__name__}, expected an object")
-    return config
-
-
-def read_json(path: Path) -> Any:
-    """The content of a JSON file beside weights."""
-    if not path.is_file():
-        raise ValueError("it is no regular file")
-    return json.loads(path.read_text(encoding="utf-8"))
+        return dict(**json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError, OSError, RecursionError) as error:
+        raise WeightsError(f"{path.name} cannot be read ({error}): it holds an object in JSON") from error
 
 
 def file_checksum(path: Path) -> str:
@@ -256,15 +238,14 @@ def file_checksum(path: Path) -> str:
     if time.time() - max(stat.st_mtime, stat.st_ctime) < LIMITS.settled_seconds:
         return sha256_of(path)
     identity = [path.resolve(), stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
-    key = "|".join(map(str, identity)).encode("utf-8", "surrogateescape")
-    memory = expanded_path(os.environ.get("CAPEVAL_CACHE", "~/.cache/capeval")) / "checksums"
-    note = memory / hashlib.sha256(key).hexdigest()
+    key = hashlib.sha256(repr(identity).encode("utf-8", "surrogateescape")).hexdigest()
+    note = expanded_path(os.environ.get("CAPEVAL_CACHE", "~/.cache/capeval")) / "checksums" / key
     with suppress(OSError, ValueError):
         if re.fullmatch(r"[0-9a-f]{64}", checksum := note.read_text(encoding="ascii")):
             return checksum
     checksum = sha256_of(path)
     with suppress(OSError):  # a read-only home costs a second hashing, nothing else
-        memory.mkdir(parents=True, exist_ok=True)
+        note.parent.mkdir(parents=True, exist_ok=True)
         write_whole(note, checksum)
     return checksum
 
@@ -278,26 +259,13 @@ def sha256_of(path: Path) -> str:
 def read_words(file: Path) -> list[str]:
     """The words of a vocab.txt, or of a tokenizer.json."""
     try:
-        if file.name == TOKENIZER:
-            words = read_json(file)["model"]["vocab"]
-            return sorted(words, key=words.__getitem__)
-        return file.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+        text = file.read_text(encoding="utf-8")
+        if file.name != TOKENIZER:
+            return text.removesuffix("\n").split("\n")
+        words = json.loads(text)["model"]["vocab"]
+        return sorted(words, key=words.__getitem__)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise WeightsError(f"{file} cannot be read ({error}): it holds the words of the token ids") from error
-
-
-def write_beside(folder: Path, name: str, text: str) -> dict[str, str]:
-    """Write a file of words into a folder of weights; what its config says of it: file and sha256."""
-    write_whole(folder / name, text)
-    return {"file": name, "sha256": sha256_of(folder / name)}
-
-
-def words_beside(folder: Path, name: str, stated: dict[str, Any]) -> list[str]:
-    """The words of the file `name` in a folder of weights, which must be the one that its config states."""
-    words = read_words(folder / name)
-    if sha256_of(folder / name) != stated.get("sha256"):
-        raise WeightsError(f"{name} is not the one that these weights were saved with")
-    return words
 
 
 def open_foreign(
@@ -308,14 +276,14 @@ def open_foreign(
     *,
     default: str,
     without: str = "",
-    tensors: Callable[[Path], Sequence[str]] = lambda _: [TENSORS],
+    tensors: Sequence[str] = (TENSORS,),
     error: type[WeightsError] = WeightsError,
 ) -> tuple[Path, str, str | None]:
     """A model in transformers' format: its folder, its name, and its commit on the Hub (None: it is local).
 
     model: folder or Hub id. what: what it is for, in messages. files: patterns of the files beside the
     tensors. required: alternatives of patterns; of each of them one file must be there. default: a repository
-    that fits. without: how to work without the model. tensors: their files, by the folder of the other ones.
+    that fits. without: how to work without the model.
     """
     without = without and f" {without}"
 
@@ -332,7 +300,7 @@ def open_foreign(
     if not path.is_dir():
         if not _may_be_on_the_hub(model):
             raise error(f"{what} {model!r} is neither a folder nor a Hub id (org/name[@revision]).{without}")
-        path = download(model, f"{what} {model!r}", list(files), tensors, error=unavailable)
+        path = download(model, f"{what} {model!r}", list(files), lambda _: tensors, error=unavailable)
         name, commit = model.partition("@")[0], path.name
     for patterns in required:
         if not any(file.is_file() for pattern in patterns for file in path.glob(pattern)):
@@ -354,10 +322,7 @@ def open_foreign_weights(
     path, name, commit = open_foreign(
         given, what, ["*config.json"], [[CONFIG], [TENSORS]], default=default, without=without
     )
-    try:
-        config = read_config(path / CONFIG)
-    except WeightsError as error:
-        raise WeightsError(f"{what} {given!r}: {error}") from error
+    config = read_config(path / CONFIG)
     converted = config.get("format") == 1
     kind = config.get("encoder" if converted else "model_type")
     if kind != model_type:

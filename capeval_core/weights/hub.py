@@ -11,12 +11,13 @@ from __future__ import annotations
 import json
 import re
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from capeval_core.errors import warn
 from capeval_core.limits import LIMITS
 
 T = TypeVar("T")
@@ -43,11 +44,52 @@ def download(
     what: the files in the warning. small: patterns of the files that come first. large: the other ones, by
     the folder of the first. error: the error for a repository and the reason why it could not be loaded.
     """
-    from huggingface_hub import errors
+    from huggingface_hub import HfApi, constants, errors, snapshot_download
 
     repository, _, revision = name.partition("@")
+
+    def newest() -> str:
+        wanted, timeout = revision or constants.DEFAULT_REVISION, constants.HF_HUB_ETAG_TIMEOUT
+        commit = HfApi().model_info(repository, revision=wanted, timeout=timeout).sha
+        if not commit:
+            raise OSError(f"{constants.ENDPOINT} gives no commit of {repository!r}: is it a Hub?")
+        return str(commit)
+
+    def snapshot(commit: str | None) -> Path:
+        """Of the cache alone where there is no commit."""
+        get = partial(snapshot_download, repository, local_files_only=commit is None)
+        # By its name, for the cache to remember what that means.
+        path = Path(get(revision=revision or None, allow_patterns=small))
+        if commit and path.name != commit:  # the answer was an old one
+            path = Path(get(revision=commit, allow_patterns=small))
+        get(revision=path.name, allow_patterns=list(large(path)))
+        return path
+
     try:
-        path, unverified = _fetch(repository, revision or None, small, large)
+        if re.fullmatch(r"[0-9a-f]{40}", revision):
+            with suppress(OSError):
+                path = snapshot(None)
+                if all((path / file).is_file() for file in large(path)):
+                    return path  # a commit does not change
+        try:
+            commit = patiently(newest)
+        except (errors.DisabledRepoError, errors.RepositoryNotFoundError, errors.RevisionNotFoundError):
+            raise
+        except failures() as failed:
+            try:
+                path = snapshot(None)
+            except OSError:
+                raise failed from None
+            # A commit may be shortened, as signatures show it.
+            pinned = re.fullmatch(r"[0-9a-f]{7,40}", revision) and path.name.startswith(revision)
+            if not pinned and not isinstance(failed, errors.OfflineModeIsEnabled):
+                warn(
+                    f"{what}: the Hub did not say which version is the newest ({reason(failed)}). Commit "
+                    f"{path.name} of the local cache is used. To stay at it, pass "
+                    f"'{repository}@{path.name}'; to work offline on purpose, set HF_HUB_OFFLINE=1"
+                )
+            return path
+        return patiently(lambda: snapshot(commit))
     except errors.HFValidationError:
         raise error(repository, "it is no Hub id") from None
     except failures() as failed:
@@ -59,65 +101,6 @@ def download(
         elif isinstance(failed, errors.RepositoryNotFoundError):
             why = "no such repository on the Hub, or it is private"
         raise error(repository, why) from None
-    if unverified:
-        warnings.warn(
-            f"{what}: the Hub did not say which version is the newest ({unverified}). Commit {path.name} of "
-            f"the local cache is used. To stay at it, pass '{repository}@{path.name}'; to work offline on "
-            "purpose, set HF_HUB_OFFLINE=1",
-            stacklevel=3,
-        )
-    return path
-
-
-def _fetch(
-    repository: str, revision: str | None, small: list[str], large: Callable[[Path], Sequence[str]]
-) -> tuple[Path, str | None]:
-    """The folder of a snapshot, and why the Hub did not say whether it is still the newest.
-
-    That is None where the Hub did, where a commit is pinned, and where the user works offline on purpose.
-    """
-    from huggingface_hub import HfApi, constants, errors, snapshot_download
-
-    def newest() -> str:
-        name, timeout = revision or constants.DEFAULT_REVISION, constants.HF_HUB_ETAG_TIMEOUT
-        commit = HfApi().model_info(repository, revision=name, timeout=timeout).sha
-        if not commit:
-            raise OSError(f"{constants.ENDPOINT} gives no commit of {repository!r}: is it a Hub?")
-        return str(commit)
-
-    def snapshot(commit: str | None) -> Path:
-        """Of the cache alone where there is no commit."""
-
-        def get(name: str | None, files: list[str]) -> Path:
-            local = commit is None
-            return Path(
-                snapshot_download(repository, revision=name, allow_patterns=files, local_files_only=local)
-            )
-
-        path = get(revision, small)  # by its name, for the cache to remember what that means
-        if commit and path.name != commit:  # the answer was an old one
-            path = get(commit, small)
-        get(path.name, list(large(path)))
-        return path
-
-    if revision and re.fullmatch(r"[0-9a-f]{40}", revision):
-        with suppress(OSError):
-            path = snapshot(None)
-            if all((path / name).is_file() for name in large(path)):
-                return path, None  # a commit does not change
-    try:
-        commit = patiently(newest)
-    except (errors.DisabledRepoError, errors.RepositoryNotFoundError, errors.RevisionNotFoundError):
-        raise
-    except failures() as error:
-        try:
-            path = snapshot(None)
-        except OSError:
-            raise error from None
-        # A commit may be shortened, as signatures show it.
-        pinned = re.fullmatch(r"[0-9a-f]{7,40}", revision or "-") and path.name.startswith(str(revision))
-        return path, None if pinned or isinstance(error, errors.OfflineModeIsEnabled) else reason(error)
-    return patiently(lambda: snapshot(commit)), None
 
 
 def patiently(call: Callable[[], T]) -> T:
