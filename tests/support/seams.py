@@ -470,7 +470,7 @@ def layout_problems(kind: str, header: Mapping[str, Tensor], **settings: Any) ->
     """What is wrong with the original names and shapes of a checkpoint, whose tensors are on `meta`."""
     class_: Any = registry.network(kind)
     conversion = class_.Conversion.of("convert", settings)
-    with mock.patch.object(conversions, "as_float32", lambda content, notes: dict(content)):
+    with mock.patch.object(type(conversion), "typed", lambda self, content, notes: dict(content)):
         tensors = conversion.translate(conversion.select(header, []), [])
     config = conversion.config(conversions.shapes_of(tensors), tensors, [])
     return conversions.tensor_problems(class_.empty({"encoder": kind, **config}).state_dict(), tensors)
