@@ -8,7 +8,6 @@ import re
 import warnings
 import zipfile
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -46,20 +45,16 @@ def read_checkpoint(path: str | Path, *, in_place: bool = False) -> dict[str, An
     if not zipped and not safe and not head.startswith(b"\x80"):
         found = f"is not a checkpoint, or damaged (it begins with {head!r})" if head else "is empty"
         raise ValueError(f"{path} {found}: expected a file of tensors, no web page or Git LFS pointer")
-    with suppress(zipfile.BadZipFile):  # torch says what is wrong with it
-        if zipped and any(name.endswith("/constants.pkl") for name in zipfile.ZipFile(path).namelist()):
-            raise ValueError(
-                f"{path} is a TorchScript archive (a program with its weights, as OpenAI distributes CLIP), "
-                "not a state dict. Extract the tensors first, then convert the result:\n"
-                f"    {_EXTRACT.format(path)}"
-            )
     try:
         if safe:
             return dict(load_file(path))
+        names = zipfile.ZipFile(path).namelist() if zipped else []
+        script = any(name.endswith("/constants.pkl") for name in names)
         with warnings.catch_warnings():
             # Of the pickle's protocol, with the advice to file an issue: the error below says what to do.
             warnings.filterwarnings("ignore", "Detected pickle protocol", UserWarning)
-            content = torch.load(path, map_location="cpu", weights_only=True, mmap=in_place and zipped)
+            mapped = in_place and zipped
+            content = script or torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except pickle.UnpicklingError as error:
         # torch's own message advises weights_only=False, which nobody should do here: hence from None.
         code = re.search(r"(?:GLOBAL|Unsupported (?:global|class)) ([\w.]+)", str(error))
@@ -69,9 +64,23 @@ def read_checkpoint(path: str | Path, *, in_place: bool = False) -> dict[str, An
             f"{path} is refused: {found}. Nothing was executed. Fetch it again, or ask its author for a "
             "plain state dict or a .safetensors file"
         ) from None
-    except (SafetensorError, RuntimeError, EOFError, OSError, LookupError, ValueError) as error:
+    except (
+        SafetensorError,
+        zipfile.BadZipFile,
+        RuntimeError,
+        EOFError,
+        OSError,
+        LookupError,
+        ValueError,
+    ) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0][:160]
         raise ValueError(f"{path} is damaged or incomplete: download it again ({reason})") from error
+    if script:
+        raise ValueError(
+            f"{path} is a TorchScript archive (a program with its weights, as OpenAI distributes CLIP), "
+            "not a state dict. Extract the tensors first, then convert the result:\n"
+            f"    {_EXTRACT.format(path)}"
+        )
     return _state_dict(content, path)
 
 
