@@ -7,7 +7,7 @@ image enters evaluate's Arrow cache; `compute` combines the rows of all batches 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -16,13 +16,14 @@ import pyarrow as pa
 from datasets import Features, Value
 
 from capeval_core.description import describe_metric
-from capeval_core.errors import Problems, did_you_mean, naming, warn
-from capeval_core.inputs.samples import ARGUMENTS, Samples, argument_of, medium_of
-from capeval_core.integrations.opening import has_no_rows, warn_failed, warn_ignored
+from capeval_core.errors import Problem, Problems, did_you_mean, naming, warn
+from capeval_core.inputs.samples import ARGUMENTS, Samples, argument_of
+from capeval_core.inputs.texts import as_list
+from capeval_core.integrations.opening import warn_failed, warn_ignored
 from capeval_core.metric import CaptionMetric, prepared
 from capeval_core.options import describe_options
 from capeval_core.project import LICENCE, address
-from capeval_core.registry import MEDIA_VARIANTS, media_of, metric_class
+from capeval_core.registry import metric_class
 from capeval_core.result import stands_for_zero
 
 _ONE_DAY = 86_400.0  # evaluate's own 100 seconds are gone while the last shard is encoded
@@ -47,21 +48,17 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
 
     def __init__(self, config_name: str | None = None, *, timeout: float = _ONE_DAY, **keywords: Any) -> None:
         own = {name: keywords.pop(name) for name in _OWN_KEYWORDS & keywords.keys()}
-        self.metric_type = self.configuration(config_name)
-        self.options = self.metric_type.Options.of(self.metric_name, keywords)
-        if self.options.evidence:
+        with naming({"media": "config_name"}):
+            medium = None if config_name == _DEFAULT else config_name
+            self.metric_type: type[CaptionMetric] = metric_class(self.metric_name, medium)
+        options = self.metric_type.Options.of(self.metric_name, keywords)
+        if options.evidence:
             raise ValueError("evidence=True: evaluate keeps numbers only, use capeval_core.load(...)")
-        self._rows_added = 0
+        self._images_added = 0
         self._unread: set[str] = set()  # arguments that were warned of
         super().__init__(config_name, timeout=timeout, **own)
         # Opened now: wrong weights must not wait for the end of an epoch of training.
-        self.metric = self._prepared = self.metric_type(self.options)
-
-    @classmethod
-    def configuration(cls, name: str | None = None) -> type[CaptionMetric]:
-        """The class of the metric behind a configuration of this module; ValueError if it has no such."""
-        with naming({"media": "config_name"}):
-            return metric_class(cls.metric_name, None if name == _DEFAULT else name)
+        self.metric = self._prepared = self.metric_type(options)
 
     @property
     def inputs(self) -> dict[str, str]:
@@ -71,26 +68,26 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
     def _info(self) -> evaluate.EvaluationModuleInfo:
         metric, project = self.metric_type, address()
         about = describe_metric(metric)
-        inputs = {"Inputs:": [f"{name}: {meaning}" for name, meaning in about.inputs.items()]}
-        example = {"Example:": _example(metric)}
-        result = [
-            f"{metric.key}: mean over all {about.mean}.",
-            "with per_caption=True also per_caption, signature, and counts: captions, failed, truncated "
-            "(longer than the text encoder reads, references too), empty.",
-        ]
-        options = [
-            f"{option.name} ({option.type}, default {option.default!r}): {option.help}"
-            for option in describe_options(metric.Options)
-            if option.name != "evidence"
-        ]
-        usage = {"Result:": result, **example, "Options, keywords of `evaluate.load`:": options}
         # evaluate wants a column for each input by its name: the metric's row under the first, nulls else.
-        columns = {name: Value("null") for name in _inputs_of(metric)}
+        columns: dict[str, Any] = {name: Value("null") for name in about.inputs if name in _INPUTS}
+        usage = [
+            "Inputs:",
+            *(f"    {name}: {meaning}" for name, meaning in about.inputs.items()),
+            f"\nExample: metric.compute({', '.join(f'{name}=[...]' for name in columns)})",
+            f"\nResult: {metric.key}, the mean over all {about.mean}; with per_caption=True per_caption, "
+            "signature and counts: captions, failed, truncated (longer than the text encoder reads), empty.",
+            "\nOptions, keywords of `evaluate.load`:",
+            *(
+                f"    {option.name} ({option.type}, default {option.default!r}): {option.help}"
+                for option in describe_options(metric.Options)
+                if option.name != "evidence"
+            ),
+        ]
         columns["predictions"] = dict(Features.from_arrow_schema(metric.ROW))
         info = evaluate.EvaluationModuleInfo(
-            description=f"{about}\n\n{_sections({**inputs, **example})}",
+            description=str(about),
             citation=about.bibtex or metric.paper,
-            inputs_description=_sections({**inputs, **usage}),
+            inputs_description="\n".join(usage),
             features=Features(columns),
             homepage=project or "",
             license=f"{LICENCE}; weights {about.weights}: {about.licence}",
@@ -112,17 +109,14 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
 
         Many captions are faster in one `add_batch`.
         """
-        given = {"prediction": prediction, "reference": reference, **others}
         batch: dict[str, Any] = {}
-        for name, value in given.items():
+        for name, value in {"prediction": prediction, "reference": reference, **others}.items():
             plural = name if name in _INPUTS or f"{name}s" not in _INPUTS else f"{name}s"
             if value is not None and plural in batch:
                 raise TypeError(f"add: pass {plural[:-1]} or {plural}, not both")
             if value is not None:
                 batch[plural] = [value]
-        for name in self.features:
-            batch.setdefault(name, [None])
-        self.add_batch(**batch)
+        self.add_batch(**{name: batch.get(name, [None]) for name in [*self.features, *batch]})
 
     def add_batch(
         self,
@@ -156,18 +150,12 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
             None on processes other than the first.
         """
         given = {"predictions": predictions, "references": references, **others}
-        self._refuse_unknown("compute", given, "per_caption")
+        self._refuse_unknown("compute", given)
         if any(given.get(name) is not None for name in self.features):
             self._add(given, whole=self.writer is None and self.num_process == 1)
         self._open_writer()  # a process that never added takes part with no rows
         self.metric.stores.flush()
-        try:
-            output: dict[str, Any] | None = super().compute(per_caption=per_caption)
-        except pa.ArrowInvalid as error:
-            if self.num_process == 1:
-                raise
-            found = f"the rows of another process cannot be read ({error})"
-            raise ValueError(f"{found}: it ended before its compute()") from error
+        output: dict[str, Any] | None = super().compute(per_caption=per_caption)
         if output == {}:
             raise ValueError("predictions is empty: there is nothing to score")
         return output
@@ -195,8 +183,10 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
         self._unread |= unread
         visuals = given.get(argument_of(metric.media) or "")
         references = given.get("references") if metric.needs_references else None
-        needed = [name for name in self.features if name != "references" or references is not None]
-        if has_no_rows(*map(given.get, needed)):
+        needed = [given.get(name) for name in self.features if name != "references" or references is not None]
+        if as_list(given.get("predictions")) == [] and all(
+            isinstance(x, Sized) and not len(x) for x in needed
+        ):
             self._open_writer()
             return
         with naming({"captions": "predictions"}):
@@ -214,14 +204,14 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
         if self.writer is None:
             self.selected_feature_format = self.features
             self._init_writer()
-            self._rows_added = 0
+            self._images_added = 0
 
     def _numbered(self, samples: Samples) -> Samples:
         """The batch with its numbers among all that was added, for rows and late messages."""
         start = len(self)
         of_process = f" of process {self.process_id}" if self.process_id else ""
-        numbers = [self._rows_added + i for i in samples.places]
-        self._rows_added = numbers[-1] + 1
+        numbers = [self._images_added + i for i in samples.places]
+        self._images_added = numbers[-1] + 1
         argument = argument_of(self.metric_type.media) or "references"
         named = zip(numbers, samples.images, strict=True)
         return replace(
@@ -230,24 +220,20 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
             images=[visual.at(f"{argument}[{number}]{of_process}") for number, visual in named],
         )
 
-    def _refuse_unknown(self, method: str, given: Mapping[str, Any], *own: str) -> None:
+    def _refuse_unknown(self, method: str, given: Mapping[str, Any]) -> None:
         """Refuse arguments that this configuration does not have, but not those that other metrics need."""
-        known = [*(name for name in _INPUTS if name in self.features or not self.metric_type.media), *own]
-        options = [option.name for option in describe_options(type(self.options))]
-        problems = Problems()
-        for name in given:
-            medium = medium_of(name)
-            if name in known or name == "references":
-                continue
-            if name in options:
-                fix = f": it is an option of the metric, pass it to evaluate.load(..., {name}=...)"
-            elif medium in media_of(self.metric_name) and not did_you_mean(name, known):
-                configuration = medium if (self.metric_name, medium) in MEDIA_VARIANTS else _DEFAULT
-                fix = f": {medium}s are scored by evaluate.load(..., {configuration!r})"
-            else:
-                fix = f"{did_you_mean(name, known)} (arguments: {', '.join(known)})"
-            problems.add(f"{self.metric_name}.{method} has no argument {name!r}{fix}", kind=TypeError)
-        problems.raise_if_any()
+        known = [*self.inputs] if self.metric_type.media else [*_INPUTS, "per_caption"]
+        options = f"arguments: {', '.join(known)}; options and the medium are given to evaluate.load"
+        Problems(
+            Problem(
+                f"{self.metric_name}.{method}",
+                f"has no argument {name!r}{did_you_mean(name, known)}",
+                options,
+                TypeError,
+            )
+            for name in given
+            if name not in (*known, "references")
+        ).raise_if_any()
 
 
 def module(name: str, config_name: str | None = None, **keywords: Any) -> MetricModule:
@@ -261,35 +247,3 @@ def module(name: str, config_name: str | None = None, **keywords: Any) -> Metric
     """
     metric_class(name)
     return type(name, (MetricModule,), {"metric_name": name})(config_name, **keywords)  # type: ignore[no-any-return]
-
-
-def _example(metric: type[CaptionMetric]) -> list[str]:
-    """Lines that run wherever the package is installed, as a doctest with `ELLIPSIS`."""
-    values = {
-        "predictions": "[item.good, item.unrelated, *item.references]" if metric.relative else "item.good",
-        "images": "item.image",
-        "videos": "[item.image, item.image]",
-        "references": "item.references",
-    }
-    of_package = metric.__module__.startswith("capeval_core.")
-    opening = "evaluate.load(capeval_core.module_path({!r})" if of_package else "capeval_core.module({!r}"
-    options = "" if metric.variant is None else f', "{metric.variant}"'
-    options += "" if metric.tiny is None else ', weights="tiny"'
-    return [
-        ">>> import capeval_core, capeval_core.demo, evaluate",
-        ">>> items = capeval_core.demo.demo_set()",
-        f">>> metric = {opening.format(metric.name)}{options})".replace("'", '"'),
-        ">>> metric.compute(",
-        *(f"...     {name}=[{values[name]} for item in items]," for name in _inputs_of(metric)),
-        "... )",
-        f"{{{metric.key!r}: ...}}",
-    ]
-
-
-def _inputs_of(metric: type[CaptionMetric]) -> list[str]:
-    return [name for name in describe_metric(metric).inputs if name in _INPUTS]
-
-
-def _sections(sections: Mapping[str, Sequence[str]]) -> str:
-    texts = ["\n    ".join([title, *lines]) for title, lines in sections.items()]
-    return "\n\n".join(texts)

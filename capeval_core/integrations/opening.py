@@ -17,8 +17,6 @@ from capeval_core.registry import metric_class
 from capeval_core.result import Result
 
 _WAYS = 'expected a name ("pacs"), a dict ({"name": "pacs", "w": 2.5}) or a metric of capeval_core.load(...)'
-Chosen = tuple[type[CaptionMetric], Options]
-"""A metric with its options, whose weights are not open yet."""
 
 
 def choose_metrics(
@@ -28,38 +26,36 @@ def choose_metrics(
     *,
     media: str | None = None,
     has_references: bool = False,
-) -> list[Chosen]:
-    """Metrics in their order, each with `empty="score"`: a young captioner may write nothing.
+) -> list[tuple[type[CaptionMetric], Options]]:
+    """Metrics, not open yet, each with `empty="score"`: a young captioner may write nothing.
 
     options, media: of metrics given by name; a dict's own come first. cache: where a metric has no other.
     has_references: whether statistics can be made of references before a caption is encoded.
     """
     single = isinstance(metrics, str) or not isinstance(metrics, Sequence)
     listed = [metrics] if single else metrics
-    places = [at("metrics", None if single else i) for i in range(len(listed))]
-    problems = Problems()
+    problems, keys = Problems(), dict[str, str]()
     if not listed:
         problems.add(Problem("metrics", "is empty", "name at least one"))
+    elif options and all(isinstance(one, CaptionMetric) for one in listed):
+        found = f"{', '.join(options)}: the metrics are open already, pass options to capeval_core.load"
+        problems.add(found, TypeError)
+    places = [at("metrics", None if single else i) for i in range(len(listed))]
     for where, one in zip(places, listed, strict=True):
         if not isinstance(one, (str, Mapping, CaptionMetric)):
             problems.add(Problem(where, f"is {described(one)}", _WAYS, TypeError))
         elif isinstance(one, Mapping) and "name" not in one:
             problems.add(Problem(where, 'has no "name"', _WAYS))
-    if options and listed and all(isinstance(one, CaptionMetric) for one in listed):
-        found = f"{', '.join(options)}: the metrics are open already, pass options to capeval_core.load"
-        problems.add(found, TypeError)
     problems.raise_if_any()
     chosen = [_chosen(one, options, cache, media) for one in listed]
-    keys: dict[str, str] = {}
-    for where, (metric, _) in zip(places, chosen, strict=True):
+    for where, (metric, own) in zip(places, chosen, strict=True):
         if metric.relative:
             problems.add(f"{where}: {metric.name} cannot be used during training: {metric.relative}")
         elif (first := keys.setdefault(metric.key, where)) != where:
             problems.add(Problem(where, f"gives {metric.key} as {first} does", "name each metric once"))
-    problems.raise_if_any()
-    for metric, own in chosen:  # statistics of references do not change with the captions
-        if not (has_references and metric.corpus_texts == "references"):
+        elif not (has_references and metric.corpus_texts == "references"):  # whose statistics stay
             own.check_separable(metric, scores=False)
+    problems.raise_if_any()
     return chosen
 
 
@@ -72,7 +68,9 @@ def open_one(metric: Any, options: Mapping[str, Any], door: str) -> CaptionMetri
     return chosen[0][0](chosen[0][1])
 
 
-def _chosen(metric: Any, options: Mapping[str, Any], cache: FeatureCache, media: str | None) -> Chosen:
+def _chosen(
+    metric: Any, options: Mapping[str, Any], cache: FeatureCache, media: str | None
+) -> tuple[type[CaptionMetric], Options]:
     if isinstance(metric, CaptionMetric):
         # Opened anew, which shares the loaded encoder: the user's own metric stays as it is.
         class_, chosen = type(metric), replace(metric.options, empty="score")
@@ -84,34 +82,19 @@ def _chosen(metric: Any, options: Mapping[str, Any], cache: FeatureCache, media:
         has_none = {*class_.Options.without, *(["weights"] if class_.default_weights is None else [])}
         shared = {option: value for option, value in options.items() if option not in has_none}
         chosen = class_.Options.of(name, {"empty": "score", **shared, **own})
-    return class_, replace(chosen, cache=chosen.cache or cache, device=chosen.device or _own_device())
+    device, rank = chosen.device, int(os.environ.get("LOCAL_RANK", -1))  # as torchrun and accelerate set it
+    if device is None and rank >= 0:
+        import torch
 
-
-def _own_device() -> str | None:
-    """The GPU of this process where several share a machine, e.g. `cuda:1`; None: let the metric choose.
-
-    It is read before the Trainer makes it the current one, which may be after the metrics are opened.
-    """
-    import torch
-
-    number = int(os.environ.get("LOCAL_RANK", -1))  # as torchrun and accelerate set it
-    if number < 0 or not torch.cuda.is_available():
-        return None
-    return f"cuda:{number % torch.cuda.device_count()}"  # each may be shown its own GPU only
+        if torch.cuda.is_available():  # read before the Trainer makes a GPU of several the current one
+            device = f"cuda:{rank % torch.cuda.device_count()}"
+    return class_, replace(chosen, cache=chosen.cache or cache, device=device)
 
 
 def combine_tables(metric: CaptionMetric, tables: Iterable[pa.Table]) -> Result:
     """The result of tables whose rows follow each other, whatever indices they had where they were made."""
     rows = pa.concat_tables(table.cast(metric.ROW) for table in tables)
     return metric.combine(rows.set_column(0, metric.ROW.field(0), pa.array(range(len(rows)), pa.int64())))
-
-
-def has_no_rows(*columns: Any) -> bool:
-    """Whether columns that are given are empty lists or arrays."""
-    try:
-        return all(not isinstance(column, (str, bytes, Mapping)) and not len(column) for column in columns)
-    except TypeError:  # no length at all, as a generator, None or a 0-d array
-        return False
 
 
 def warn_ignored(metric: type[CaptionMetric], names: Iterable[str]) -> None:

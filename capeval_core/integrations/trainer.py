@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from capeval_core.cache import UNBOUNDED, FeatureCache
 from capeval_core.errors import Problem, Problems, described, naming, warn
-from capeval_core.inputs.images import InputReferences, InputVisual
-from capeval_core.inputs.samples import Samples, argument_of, check_decodable, check_visuals, medium_of
-from capeval_core.inputs.texts import check_captions, check_references
+from capeval_core.inputs.images import InputReferences
+from capeval_core.inputs.samples import Samples, argument_of, check_samples, medium_of
+from capeval_core.inputs.texts import check_captions
 from capeval_core.integrations.opening import choose_metrics, shown, warn_failed, warn_ignored
 from capeval_core.metric import CaptionMetric, prepared
 from capeval_core.result import Result
@@ -72,18 +72,25 @@ class CaptionMetrics:
         self.cache = FeatureCache(UNBOUNDED)
         medium = None if given is None else medium_of(given)
         chosen = choose_metrics(metrics, options, self.cache, media=medium, has_references=True)
-        classes = [metric for metric, _ in chosen]
-        self._compares = any(metric.needs_references for metric in classes)
+        self._argument = _needed(given, [metric for metric, _ in chosen])
+        self._compares = any(metric.needs_references for metric, _ in chosen)
         self._empty = "error" if any(own.empty == "error" for _, own in chosen) else "score"
-        self._argument = _needed(given, classes)
-        problems = Problems()
-        decodable = any(own.on_error == "raise" and metric.media for metric, own in chosen)
-        self._visuals = self._check_visuals(videos if images is None else images, decodable, problems)
-        self._references = self._check_references(references, classes, problems)
-        problems.raise_if_any()
-        self._count = len((self._references or []) if self._argument is None else self._visuals)
+        self._has_references = references is not None and self._compares
+        if references is not None and not self._compares:
+            warn_ignored(chosen[0][0], ["references"])
+        about = {"images": images, "videos": videos, None: references}[self._argument]
+        with naming({"captions": self._argument or "references"}):
+            self._samples = check_samples(
+                ["to be written"] * (len(about) if hasattr(about, "__len__") else 1),
+                about,
+                references,
+                needs_references=self._has_references or self._argument is None,
+                on_error="raise" if any(own.on_error == "raise" for _, own in chosen) else "nan",
+                empty=self._empty,
+                media=() if self._argument is None else (medium_of(self._argument),),
+            )
         self.metrics = [metric(own) for metric, own in chosen]
-        self._batches: list[list[_Row]] = []
+        self._rows: list[_Row] = []
         self._labels: list[str] | None = None
         self.captions, self.results = [], {}
 
@@ -95,18 +102,18 @@ class CaptionMetrics:
             compute_result: with `batch_eval_metrics=True`, whether this batch is the last one; the others are
                 kept and give `{}`. A Trainer passes it.
         """
-        batches, self._batches = self._batches if compute_result is not None else [], []
-        batches.append(_rows_of(evaluation, self.processor))
+        rows, self._rows = self._rows if compute_result is not None else [], []
+        rows = rows + _rows_of(evaluation, self.processor)
         if compute_result is not None and not compute_result:
-            self._batches = batches
+            self._rows = rows
             return {}
         rank, size = _processes()
         unit = self._argument or "lists of references"
-        samples = self._samples(_last_evaluation(batches, self._count, size, unit))
+        samples = self._captioned(_of_evaluation(rows, len(self._samples), unit, size))
         # Statistics of all references stay those of the first evaluation; each process has all of them.
         self.metrics = [prepared(metric, _for(metric, samples)) for metric in self.metrics]
         part = range(len(samples) * rank // size, len(samples) * (rank + 1) // size)
-        tables = _gathered(lambda: [self._encode(metric, samples, part) for metric in self.metrics])
+        tables = _gathered(lambda: [_encode(metric, samples, part) for metric in self.metrics])
         self.captions = samples.captions
         self.results = {
             metric.name: metric.combine(table, samples=_for(metric, samples))
@@ -118,49 +125,20 @@ class CaptionMetrics:
         return {key: value for result in self.results.values() for key, value in result.numbers.items()}
 
     def __repr__(self) -> str:
-        inputs = [] if self._argument is None else [f"{self._argument}: {self._count:,}"]
+        inputs = [] if self._argument is None else [f"{self._argument}: {len(self._samples):,}"]
         if self._compares:
-            inputs.append(f"references: {'labels' if self._references is None else 'given'}")
+            inputs.append(f"references: {'given' if self._has_references else 'labels'}")
         return f"CaptionMetrics({'; '.join([*inputs, *map(shown, self.metrics)])})"
 
-    def _check_visuals(self, values: Any, decodable: bool, problems: Problems) -> Sequence[InputVisual[Any]]:
-        if self._argument is None:
-            return []
-        name, media = self._argument, (medium_of(self._argument),)
-        if isinstance(values, Mapping):
-            found = f"{name} is a dict: one CaptionMetrics belongs to one evaluation set, pass its {name}"
-            raise TypeError(found)
-        visuals = check_visuals(values, problems, media)
-        if visuals == []:
-            problems.add(f"{name} is empty: there is nothing to caption")
-        if decodable:
-            check_decodable(visuals or [], problems, media)
-        return [visual for visual in visuals or [] if visual is not None]
-
-    def _check_references(
-        self, references: Any, metrics: Sequence[type[CaptionMetric]], problems: Problems
-    ) -> list[list[str]] | None:
-        """References per row; None: the labels of an evaluation are its references."""
-        if references is not None and self._compares:
-            count = None if self._argument is None else len(self._visuals)
-            per = self._argument or "references"
-            return check_references(references, count, self._empty, problems, per=per)
-        if references is not None:
-            warn_ignored(metrics[0], ["references"])
-        elif self._argument is None:
-            fix = "pass those of the evaluation set, a list for each of its rows and in its order"
-            problems.add(Problem("references", "is missing", fix))
-        return None
-
-    def _samples(self, rows: list[_Row]) -> Samples:
+    def _captioned(self, rows: list[_Row]) -> Samples:
         """The evaluation set with the captions of these rows."""
         problems = Problems()
         with naming({"captions": "predictions"}):
-            captions = check_captions([row.caption for row in rows], self._empty, problems)
+            captions = check_captions([caption for caption, _ in rows], self._empty, problems)
         problems.raise_if_any()
-        labels = [row.label for row in rows if row.label is not None]
-        references = self._references
-        if references is None and self._compares:
+        labels = [label for _, label in rows if label is not None]
+        references = self._samples.references
+        if self._compares and not self._has_references:
             if len(labels) != len(rows):
                 found = "the labels of this evaluation are no token ids, so they cannot be the references"
                 raise ValueError(f"{found}: pass CaptionMetrics(..., references=[[...], ...])")
@@ -168,27 +146,19 @@ class CaptionMetrics:
         if len(labels) == len(rows):
             self._compare_with_first(labels)
         texts = [caption for caption in captions or [] if caption is not None]
-        return Samples(texts, self._visuals, references, range(len(texts)))
+        return replace(self._samples, captions=texts, references=references)
 
     def _compare_with_first(self, labels: list[str]) -> None:
         """Labels show whether captions meet their own images, as far as labels can."""
         if self._labels is None:
-            if self._references is not None:
-                _refuse_misplaced(labels, self._references)
+            if self._has_references:
+                _refuse_misplaced(labels, self._samples.references or [])
             self._labels = labels
         elif labels != self._labels:
             warn(
                 "the labels differ from those of the first evaluation: if this is another evaluation set, "
                 "its captions are scored against the wrong images; make one CaptionMetrics for each set"
             )
-
-    def _encode(self, metric: CaptionMetric, samples: Samples, part: range) -> pa.Table:
-        """Rows of a part of the captions, this process's."""
-        if not part:
-            return metric.ROW.empty_table()
-        table = metric.encode_all(_for(metric, samples).select(part))
-        metric.stores.flush()
-        return table
 
     def _warn(self) -> None:
         """Warn of what the last evaluation has too much of: empty captions, and some without a score."""
@@ -202,21 +172,17 @@ class CaptionMetrics:
             warn_failed(result, "row {}", f".results[{result.metric!r}].errors has")
 
 
-# the evaluation set
-
-
-def _needed(argument: str | None, metrics: Sequence[type[CaptionMetric]]) -> str | None:
+def _needed(given: str | None, metrics: Sequence[type[CaptionMetric]]) -> str | None:
     """What the metrics are about, `images` or `videos`; None: texts alone. TypeError if others are given."""
-    problems, needed = Problems(), [argument_of(metric.media) for metric in metrics]
-    for name, metric in zip(needed, metrics, strict=True):
-        if argument is not None and name not in (None, argument):
-            found = f"{metric.name} is about {name}, but {argument} are given"
-            problems.add(Problem("metrics", found, f"pass {name}=...", TypeError))
-    problems.raise_if_any()
-    named = next(filter(None, needed), None)
-    if named is None and argument is not None:
-        warn_ignored(metrics[0], [argument])
-    return named
+    needed = {metric.name: name for metric in metrics if (name := argument_of(metric.media))}
+    Problems(
+        Problem("metrics", f"{metric} is about {name}, but {given} are given", f"pass {name}=...", TypeError)
+        for metric, name in needed.items()
+        if given not in (None, name)
+    ).raise_if_any()
+    if given and not needed:
+        warn_ignored(metrics[0], [given])
+    return next(iter(needed.values()), None)
 
 
 def _for(metric: CaptionMetric, samples: Samples) -> Samples:
@@ -225,6 +191,15 @@ def _for(metric: CaptionMetric, samples: Samples) -> Samples:
         texts = enumerate(samples.references or [])
         return replace(samples, images=[InputReferences.of(own, f"references[{i}]") for i, own in texts])
     return samples if metric.needs_references else replace(samples, references=None)
+
+
+def _encode(metric: CaptionMetric, samples: Samples, part: range) -> pa.Table:
+    """Rows of a part of the captions, this process's."""
+    if not part:
+        return metric.ROW.empty_table()
+    table = metric.encode_all(_for(metric, samples).select(part))
+    metric.stores.flush()
+    return table
 
 
 def _refuse_misplaced(labels: list[str], references: list[list[str]]) -> None:
@@ -243,16 +218,8 @@ def _refuse_misplaced(labels: list[str], references: list[list[str]]) -> None:
 
 # the captions of an evaluation
 
-
-class _Row(NamedTuple):
-    """A generated caption and the text of its labels, None where those are no token ids."""
-
-    caption: str
-    label: str | None
-
-    def same(self, other: _Row) -> bool:
-        place = 0 if self.label is None or other.label is None else 1
-        return self[place] == other[place]
+_Row = tuple[str, str | None]
+"""A generated caption and the text of its labels, None where those are no token ids."""
 
 
 def _rows_of(evaluation: Any, processor: Any) -> list[_Row]:
@@ -264,7 +231,8 @@ def _rows_of(evaluation: Any, processor: Any) -> list[_Row]:
     labels: Sequence[str | None] = []
     with suppress(TypeError, ValueError):  # labels of another task: no score depends on them
         labels = _decoded(getattr(evaluation, "label_ids", None), processor)
-    return list(map(_Row, captions, labels if len(labels) == len(captions) else [None] * len(captions)))
+    labels = labels if len(labels) == len(captions) else [None] * len(captions)
+    return list(zip(captions, labels, strict=True))
 
 
 def _decoded(ids: Any, processor: Any) -> list[str]:
@@ -293,35 +261,17 @@ def _token_ids(value: Any) -> list[list[int]]:
     return [row[row >= 0].tolist() for row in ids]
 
 
-def _last_evaluation(batches: list[list[_Row]], count: int, processes: int, unit: str) -> list[_Row]:
-    """The `count` rows of the evaluation that ends with the last batch; ValueError if others remain.
-
-    Others are those of interrupted evaluations before it, and the padding of several processes' last batch.
-    """
-    start, rows = len(batches), 0
-    while start and rows < count:  # without its last batch an evaluation holds fewer rows
-        start -= 1
-        rows += len(batches[start])
-    earlier = [row for batch in batches[:start] for row in batch]
-    own = [row for batch in batches[start:] for row in batch]
-    padded = processes > 1 and _repeats(own[count:], own[:count] or own)
-    if len(own) < count or (len(own) > count and not padded) or not _repeats(earlier, own[:count]):
+def _of_evaluation(rows: list[_Row], count: int, unit: str, processes: int) -> list[_Row]:
+    """The rows without those that fill up the last batch of several processes: the first ones again."""
+    keys = [caption if label is None else label for caption, label in rows]
+    filled = processes > 1 and all(key == keys[i % count] for i, key in enumerate(keys[count:]))
+    if len(rows) < count or (len(rows) > count and not filled):
         raise ValueError(
-            f"the evaluation gave {len(earlier) + len(own):,} captions, but there are {count:,} {unit}: "
-            "pass those of the evaluation set, one for each row; make one CaptionMetrics for each set"
+            f"the evaluation gave {len(rows):,} captions, but there are {count:,} {unit}: pass those of the "
+            "evaluation set, one for each row; make one CaptionMetrics for each set; start again after an "
+            "evaluation that was interrupted"
         )
-    return own[:count]
-
-
-def _repeats(rows: list[_Row], own: list[_Row]) -> bool:
-    """Whether rows are the first rows of `own`, once or several times."""
-    place = 0
-    for row in rows:
-        same = [index for index in (place, 0) if index < len(own) and row.same(own[index])]
-        if not same:
-            return False
-        place = same[0] + 1
-    return True
+    return rows[:count]
 
 
 # processes
@@ -343,17 +293,17 @@ def _gathered(work: Callable[[], list[pa.Table]]) -> list[pa.Table]:
         return work()
     from torch import distributed
 
-    failure: Exception | None = None
-    tables: list[pa.Table] = []
+    tables: list[pa.Table] | Exception
     try:
         tables = work()
     except Exception as error:
-        failure = error
+        tables = error
     gathered: list[Any] = [None] * size
-    distributed.all_gather_object(gathered, (tables, failure and f"{type(failure).__name__}: {failure}"))
-    if failure is not None:
-        raise failure
-    for process, (_, message) in enumerate(gathered):
-        if message is not None:
-            raise RuntimeError(f"process {process} of {size} could not score its captions: {message}")
-    return [pa.concat_tables(parts) for parts in zip(*(parts for parts, _ in gathered), strict=True)]
+    own = f"{type(tables).__name__}: {tables}" if isinstance(tables, Exception) else tables
+    distributed.all_gather_object(gathered, own)
+    if isinstance(tables, Exception):
+        raise tables
+    for process, found in enumerate(gathered):
+        if isinstance(found, str):
+            raise RuntimeError(f"process {process} of {size} could not score its captions: {found}")
+    return [pa.concat_tables(parts) for parts in zip(*gathered, strict=True)]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import math
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -33,7 +34,6 @@ from capeval_core.integrations.shards.readers import stem_of
 from capeval_core.integrations.shards.shard import (
     DamagedError,
     ShardResult,
-    found_in,
     is_same,
     opened,
     read_batches,
@@ -68,47 +68,49 @@ def plan_shards(inputs: Sequence[str], output: str) -> list[Planned]:
         problems.add(option_problem("output", output, "a file", "pass a folder"))
     planned: dict[str, str] = {}  # source by target
     for pattern in inputs:
-        sources = _files(Place.of("input", pattern))
-        if not sources:
+        place = Place.of("input", pattern)
+        paths = [path for path in place.matching() if not path.rpartition("/")[2].startswith(".")]
+        if not paths:
             problems.add(option_problem("input", pattern, "no file matches", "check the path", verb=""))
-        for source in sources:
-            target = folder.child(stem_of(source.name) + ".parquet")
-            if source.parent.identity == folder.identity:
+        for path in paths:
+            source = path if place.is_local else place.filesystem.unstrip_protocol(path)
+            parent, _, name = path.rpartition("/")
+            if Place(parent, place.filesystem, parent).identity == folder.identity:
                 found, fix = "the folder of the input", "choose another folder for the scores"
                 problems.add(option_problem("output", output, found, fix))
                 break
-            other = planned.setdefault(target.address, source.address)
-            if other != source.address:
-                found = f"{other} and {source.address} would both go to {target.name}"
+            target = folder.child(stem_of(name) + ".parquet")
+            other = planned.setdefault(target.address, source)
+            if other != source:
+                found = f"{other} and {source} would both go to {target.name}"
                 problems.add(Problem("input", found, "give them other names, or run twice"))
     problems.raise_if_any()
     return [(planned[target], target) for target in sorted(planned)]
 
 
+def existing(shards: Sequence[Planned], output: str) -> list[Planned]:
+    """The shards whose target is there, whatever it holds."""
+    names = {place.name for place in _files_in(_output_folder(output))}
+    return [shard for shard in shards if shard[1].rpartition("/")[2] in names]
+
+
 def refuse_other_scores(shards: Sequence[Planned], settings: Mapping[str, Any], images: str | None) -> None:
     """Raise FileError for targets that hold scores of other settings, or something else; others pass."""
 
-    def problems_of(shard: Planned) -> Iterable[Problem]:
+    def problems_of(shard: Planned) -> Problems:
         source, target = Place.of("input", shard[0]), Place.of("output", shard[1])
         folder = source.parent if images is None else Place.of("images", images)
         try:
             now = {**settings, "images": folder.identity}
             is_same(target, read_note(target), now, "choose another --output")
         except DamagedError:
-            return ()  # it is scored again
+            pass  # it is scored again
         except FileError as error:
             return error.problems
-        return ()
+        return Problems()
 
     with ThreadPoolExecutor(_FILES) as threads:
         Problems(problem for found in threads.map(problems_of, shards) for problem in found).raise_if_any()
-
-
-def existing(shards: Sequence[Planned], output: str) -> list[Planned]:
-    """The shards whose target is there, whatever it holds."""
-    folder = _output_folder(output)
-    names = set(folder.names()) if folder.filesystem.isdir(folder.path) else set()
-    return [shard for shard in shards if shard[1].rpartition("/")[2] in names]
 
 
 def write_manifest(
@@ -133,20 +135,10 @@ def _output_folder(output: str) -> Place:
     return Place(place.path, place.filesystem, place.path) if place.is_local else place
 
 
-def _files(pattern: Place) -> list[Place]:
-    """The files that a pattern matches, by path; hidden ones, such as unfinished outputs, are none."""
-    filesystem, found = pattern.filesystem, {pattern.path: {"type": "file"}}
-    with pattern.reading():
-        if not filesystem.isfile(pattern.path):  # whose name may have brackets
-            found = filesystem.glob(pattern.path, detail=True)
-    paths = [
-        path
-        for path, one in found.items()
-        if (one["type"] == "file" or (one.get("islink") and filesystem.isfile(path)))
-        and not path.rpartition("/")[2].startswith(".")
-    ]
-    whole = str if pattern.is_local else filesystem.unstrip_protocol
-    return [Place(whole(path), filesystem, path) for path in sorted(paths)]
+def _files_in(folder: Place) -> list[Place]:
+    """All files in a folder, by name; none where there is no such folder."""
+    pattern = Place(folder.address, folder.filesystem, f"{glob.escape(folder.path.rstrip('/'))}/*")
+    return [folder.child(path.rpartition("/")[2]) for path in pattern.matching()]
 
 
 # after it
@@ -155,7 +147,7 @@ def _files(pattern: Place) -> list[Place]:
 def _outputs_in(folder: str | PathLike[str]) -> list[Place]:
     """The Parquet files in a folder, by name; files that were not finished are none."""
     place = Place.of("folder", folder)
-    outputs = [place.child(name) for name in place.names() if name.endswith(".parquet") and name[0] != "."]
+    outputs = [one for one in _files_in(place) if one.name.endswith(".parquet") and one.name[0] != "."]
     if not outputs:
         fix = "pass the folder that shards were scored into"
         raise file_error(place.address, "has no scores of shards (*.parquet)", fix)
@@ -237,16 +229,15 @@ def check_shards(folder: str | PathLike[str]) -> ShardCheck:
     """Check the outputs of all shards in a folder: every uid once, one signature, every page as written.
 
     Uids are compared by hash, sorted on disk (8 bytes each); those that are named are confirmed by their
-    texts. FileError if there is no such folder, or no output in it.
+    texts. FileError if there is no output in such a folder.
     """
     outputs = _outputs_in(folder)
-    found = ShardCheck(len(outputs))
-    whole: list[Place] = []
+    found, whole = ShardCheck(len(outputs)), list[Place]()
     for output in outputs:
         try:
             note = read_note(output, whole=True)
         except FileError as error:
-            found.damaged[output.name] = found_in(error)
+            found.damaged[output.name] = error.problems[0].found
             continue
         whole.append(output)
         found.signatures.setdefault(note["signature"], []).append(output.name)
@@ -256,7 +247,8 @@ def check_shards(folder: str | PathLike[str]) -> ShardCheck:
                 found.without_scores.append(output.name)
         found.rows += note["rows"]
     found.duplicates, found.repeated = _duplicates(whole)
-    found.unfinished = [name for name in Place.of("folder", folder).names() if name.endswith(PARTIAL)]
+    files = _files_in(Place.of("folder", folder))
+    found.unfinished = [file.name for file in files if file.name.endswith(PARTIAL)]
     return found
 
 
@@ -327,7 +319,7 @@ def score_histogram(folder: str | PathLike[str], *, keep: float | None = None) -
         raise wrong_option("keep", keep, "", "expected a share above 0, at most 1, such as 0.3", verb="")
     outputs = _outputs_in(folder)
     failed = sum(read_note(output)["failed"] for output in outputs)
-    with _on_disk(outputs, "score", lambda column: column.drop_null(), np.float64) as scores:
+    with _on_disk(outputs, "score", pa.Array.drop_null, np.float64) as scores:
         scored = len(scores)
         if not scored:
             counts, edges = np.histogram([], _BINS)

@@ -15,9 +15,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from capeval_core.errors import FileError, described, file_error, path_problem, wrong_option
 from capeval_core.kept import whole_file
-from capeval_core.project import install_command
 
-_INSTALL = {"s3": install_command("s3"), "gs": "pip install gcsfs", "gcs": "pip install gcsfs"}
 _VERSION = ("size", "mtime", "ino", "ETag", "etag", "md5Hash")  # what file systems tell of a file
 
 
@@ -36,18 +34,12 @@ class Place:
             fix = "expected a path, or an address such as s3://bucket/00000.tar"
             raise wrong_option(argument, value, described(value), fix, kind=TypeError)
         address = os.fspath(value)
-        if not address:
-            raise wrong_option(argument, address, "empty", "pass the path of a file")
-        if wrong := path_problem(address):
+        if wrong := path_problem(address) if address else ("is empty", "pass the path of a file"):
             raise wrong_option(argument, address, *wrong, verb="")
         try:
             return cls(address, *fsspec.core.url_to_fs(address))
-        except ImportError as error:
-            protocol = address.partition("://")[0]
-            install = _INSTALL.get(protocol, f"install fsspec's package for {protocol}")
-            raise wrong_option(argument, address, f"missing a package ({error})", install) from error
-        except ValueError as error:
-            raise wrong_option(argument, address, f"no address of fsspec's ({error})") from error
+        except (ImportError, ValueError) as error:  # says which package is to be installed, or what is known
+            raise wrong_option(argument, address, f"no address that can be opened ({error})") from error
 
     @property
     def is_local(self) -> bool:
@@ -74,15 +66,16 @@ class Place:
             return os.path.realpath(self.path)
         return str(self.filesystem.unstrip_protocol(self.path.rstrip("/")))
 
-    def names(self) -> list[str]:
-        """The names of all files in this folder, sorted. Raises FileError where there is no such folder."""
+    def matching(self) -> list[str]:
+        """The paths of the files that this path, or pattern, matches, sorted."""
+        filesystem = self.filesystem
         with self.reading():
-            self.filesystem.invalidate_cache()  # what others have written since counts
-            found = self.filesystem.ls(self.path, detail=True)
-        if [one["name"] for one in found if one["type"] == "file"] == [self.path]:
-            raise file_error(self.address, "is a file", "pass the folder")
-        files = [one["name"] for one in found if one["type"] == "file" or Path(one["name"]).is_file()]
-        return sorted(name.rpartition("/")[2] for name in files)
+            filesystem.invalidate_cache()  # what others have written since counts
+            if filesystem.isfile(self.path):  # whose name may have brackets
+                return [self.path]
+            found = filesystem.glob(self.path, detail=True)
+            links = [path for path, one in found.items() if one.get("islink") and filesystem.isfile(path)]
+            return sorted({*links, *(path for path, one in found.items() if one["type"] == "file")})
 
     def version(self) -> str:
         """What changes when the file does: size and time, or the store's tag; '' where it has none."""
@@ -120,23 +113,20 @@ class Place:
 
     @contextmanager
     def whole(self) -> Iterator[Path]:
-        """A local file for the block to write, which then appears here as a whole or not at all.
-
-        OSError names this place if it cannot be written.
-        """
+        """A local file for the block to write, which then appears here as a whole, or OSError not at all."""
         try:
             if self.is_local:
                 Path(self.path).parent.mkdir(parents=True, exist_ok=True)
                 with whole_file(Path(self.path)) as partial:
                     yield partial
-            else:
-                with tempfile.TemporaryDirectory(prefix="capeval-") as folder:
-                    copy = Path(folder, "shard")
-                    yield copy
-                    try:
-                        self.filesystem.put_file(str(copy), self.path)
-                    except Exception as error:  # whatever the store's client raises
-                        raise OSError(reason_of(error)) from error
+                return
+            with tempfile.TemporaryDirectory(prefix="capeval-") as folder:
+                copy = Path(folder, "shard")
+                yield copy
+                try:
+                    self.filesystem.put_file(str(copy), self.path)
+                except Exception as error:  # whatever the store's client raises
+                    raise OSError(reason_of(error)) from error
         except OSError as error:
             raise OSError(f"{self.address} cannot be written ({reason_of(error)})") from error
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import bz2
 import gzip
 import json
-import lzma
 import os
 import re
 import tarfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -24,8 +23,6 @@ from capeval_core.inputs.images import LONGEST_FILE, URL
 from capeval_core.integrations.shards.places import Place, reason_of
 from capeval_core.limits import LIMITS
 
-Rows = dict[str, list[Any]]
-"""Columns of equal length: `uid`, `caption`, `image` or `video`, `references`, and `error`."""
 Record = dict[str, Any]
 """A row as it is in a shard: values by the name of their column, `_KEY` and `_ERROR`."""
 NAMES: dict[str, tuple[str, ...]] = {
@@ -52,8 +49,7 @@ _BLOCK = 512  # bytes of a tar
 
 def check_columns(columns: Mapping[str, str] | None) -> dict[str, str]:
     """The columns that a user names. Raises ValueError or TypeError if they are no names of columns."""
-    if columns is None:
-        return {}
+    columns = {} if columns is None else columns
     if not isinstance(columns, Mapping) or not all(isinstance(name, str) for name in columns.values()):
         fix = 'expected names by what they hold, {"caption": "alt_text"}'
         raise wrong_option("columns", columns, "", fix, verb="", kind=TypeError)
@@ -87,11 +83,9 @@ def column_problems(
             problems.append(f"no column {chosen[role]!r} for {role}{did_you_mean(chosen[role], present)}")
         elif not names and role != "uid":
             problems.append(f"no column for {role} (known names: {', '.join(NAMES[role])})")
-    return problems + [
-        f"several columns for {role} ({' and '.join(map(repr, names))})"
-        for role, names in found.items()
-        if len(names) > 1 and role in _TEXTS
-    ]
+        elif len(names) > 1 and role in _TEXTS:
+            problems.append(f"several columns for {role} ({' and '.join(map(repr, names))})")
+    return problems
 
 
 # shards
@@ -104,7 +98,7 @@ def stem_of(name: str) -> str:
 
 @dataclass
 class Shard:
-    """A shard on a local disk, and what was read of it.
+    """A shard on a local disk, whose rows come a window at a time, with images where they lie.
 
     needed: what rows must have beside a uid. columns: names of columns where they are not found by
     themselves. images: the folder that paths of images are relative to. used: the names of the columns that
@@ -120,6 +114,26 @@ class Shard:
     looked_up: bool = False
     _found: dict[tuple[str, ...], dict[str, list[str]]] = field(default_factory=dict)
 
+    def windows(self, most: int) -> Iterator[dict[str, list[Any]]]:
+        """Columns `uid`, `error` and those needed, of so many consecutive rows at most.
+
+        FileError comes now if the first rows lack a needed column, or have texts that differ.
+        """
+        records = self._records()
+        first = list(islice(records, _LOOKED_AT))
+        names = [name for name in dict.fromkeys(chain(*first)) if name not in (_KEY, _ERROR)]
+        missing = {role: found for role, found in self.find(names).items() if not found} if names else {}
+        problems = column_problems(missing, self.columns, names)
+        problems += dict.fromkeys(text for one in first for text in self._differing(one))
+        captions = [record[name] for record in first for name in self.find(record)["caption"][:1]]
+        if captions and not any(isinstance(text, (str, bytes, type(None))) for text in captions):
+            problems.append(f"no text as caption, only {described(captions[0])}")
+        if problems:
+            rows = f"its first {len(first)} rows have {', '.join(names)}"
+            raise self.refuse(f"has {'; '.join(problems)}; {rows}", _FIX)
+        # Popped, so that images leave memory with their window.
+        return self._windows(chain((first.pop(0) for _ in range(len(first))), records), most)
+
     def find(self, names: Iterable[str]) -> dict[str, list[str]]:
         """`find_columns` for the names of a record, once for all records of the same columns."""
         key = tuple(names)
@@ -127,98 +141,92 @@ class Shard:
             self._found[key] = find_columns(key, ["uid", *self.needed], self.columns)
         return self._found[key]
 
-    def differing(self, record: Record) -> dict[str, list[str]]:
-        """The columns of a record that may hold the same text, and do not."""
-        found = {}
-        for role, names in self.find(record).items():
-            if len(names) > 1 and role in _TEXTS:
-                values = [record[name] for name in names if isinstance(record[name], (str, list))]
-                texts = [value.strip() if isinstance(value, str) else value for value in values]
-                if any(text != texts[0] for text in texts):
-                    found[role] = names
-        return found
-
     def refuse(self, found: str, fix: str = "write it again") -> FileError:
         """The error of this file, to be raised."""
         return file_error(self.source.address, found, fix)
 
-    def open(self) -> IO[bytes]:
-        """The file, uncompressed as it is read."""
-        end = os.path.splitext(self.source.name.lower())[1]  # noqa: PTH122
-        opened: IO[bytes] = _OPEN.get(end, open)(self.path, "rb")
-        return opened
+    def _records(self) -> Iterator[Record]:
+        with self.source.reading():
+            yield from FORMATS[format_of(self.source)](self)
 
+    def _differing(self, record: Record) -> list[str]:
+        """Columns of a record that may hold the same text, and do not."""
+        found = {}
+        for role, names in self.find(record).items():
+            values = [record[name] for name in names if isinstance(record[name], (str, list))]
+            texts = [value.strip() if isinstance(value, str) else value for value in values]
+            if any(text != texts[0] for text in texts):
+                found[role] = names
+        return column_problems(found, {}, [])
 
-def format_of(name: str) -> Callable[[Shard], Iterator[Record]] | None:
-    """What reads a shard of this name."""
-    return next((read for end, read in FORMATS.items() if name.lower().endswith(end)), None)
+    def _windows(self, records: Iterable[Record], most: int) -> Iterator[dict[str, list[Any]]]:
+        roles = ("uid", *self.needed, "error")
+        rows: list[Record] = []
+        size = 0
+        for position, record in enumerate(records):
+            if len(rows) >= most or size > LIMITS.window_bytes:
+                yield self._looked_up({role: [row[role] for row in rows] for role in roles})
+                rows, size = [], 0
+            rows.append(self._row(record, position))
+            size += _size(rows[-1])
+        if rows:
+            yield self._looked_up({role: [row[role] for row in rows] for role in roles})
 
-
-def read_shard(shard: Shard, most: int) -> Iterator[Rows]:
-    """Consecutive rows, so many at a time at most, with images where they lie.
-
-    FileError comes now if the first rows lack a needed column, or have texts that differ.
-    """
-    read = format_of(shard.source.name)
-    assert read is not None
-    all_ = _readable(shard, read)
-    first = list(islice(all_, _LOOKED_AT))
-    names = [name for name in dict.fromkeys(chain(*first)) if name not in (_KEY, _ERROR)]
-    missing = {role: found for role, found in shard.find(names).items() if not found} if names else {}
-    problems = column_problems(missing, shard.columns, names)
-    problems += dict.fromkeys(text for one in first for text in column_problems(shard.differing(one), {}, []))
-    captions = [record[name] for record in first for name in shard.find(record)["caption"][:1]]
-    if captions and not any(isinstance(text, (str, bytes, type(None))) for text in captions):
-        problems.append(f"no text as caption, only {described(captions[0])}")
-    if problems:
-        rows = f"its first {len(first)} rows have {', '.join(names)}"
-        raise shard.refuse(f"has {'; '.join(problems)}; {rows}", _FIX)
-
-    def records() -> Iterator[Record]:
-        while first:  # whose images leave memory
-            yield first.pop(0)
-        yield from all_
-
-    return _windows(shard, records(), most)
-
-
-def _readable(shard: Shard, read: Callable[[Shard], Iterator[Record]]) -> Iterator[Record]:
-    with shard.source.reading():
-        yield from read(shard)
-
-
-def _windows(shard: Shard, records: Iterable[Record], most: int) -> Iterator[Rows]:
-    stem = stem_of(shard.source.name)
-    window: Rows = {name: [] for name in ("uid", *shard.needed, "error")}
-    size = 0
-    for position, record in enumerate(records):
-        if len(window["uid"]) >= most or size > LIMITS.window_bytes:
-            _look_up(shard, window)
-            yield window
-            window, size = {name: [] for name in window}, 0
-        row: Record = {}
+    def _row(self, record: Record, position: int) -> Record:
+        """What is needed of a record, `uid` and `error`."""
+        row: Record = dict.fromkeys(("uid", *self.needed))
         missing = []
-        for role, names in shard.find(record).items():
+        for role, names in self.find(record).items():
             if names:  # the first one that holds something
                 several = names if role in _TEXTS else names[:1]
                 name = next((name for name in several if record[name] is not None), names[0])
-                shard.used.setdefault(role, {})[name] = None
+                self.used.setdefault(role, {})[name] = None
                 row[role] = record[name]
-            elif role != "uid" or role in shard.columns:
+            elif role != "uid" or role in self.columns:
                 missing.append(role)
-        uid = row.get("uid")
-        window["uid"].append(_valid(str(f"{stem}/{position}" if uid is None else uid)))
-        for role in shard.needed:
-            window[role].append(row.get(role))
-            size += _size(row.get(role))
-        error = record.get(_ERROR) or "; ".join(column_problems(shard.differing(record), {}, []))
+        error = record.get(_ERROR) or "; ".join(self._differing(record))
         if missing and not error:
             own = ", ".join(name for name in record if name not in (_KEY, _ERROR))
             error = f"no {' and no '.join(missing)}, only {own or 'a uid'}"
-        window["error"].append(_valid(str(error)) if error else None)
-    if window["uid"]:
-        _look_up(shard, window)
-        yield window
+        uid = f"{stem_of(self.source.name)}/{position}" if row["uid"] is None else row["uid"]
+        return row | {"uid": _valid(str(uid)), "error": _valid(str(error)) if error else None}
+
+    def _looked_up(self, rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        """Rows whose paths are those in the folder of images, or the files' bytes where it is in a store.
+
+        Bytes stay as they are, and so do addresses: what a shard names is not fetched.
+        """
+        folder, fetched = self.images, defaultdict[str, list[int]](list)
+        name = "video" if "video" in rows else "image"
+        visuals, errors = rows.get(name, []), rows["error"]
+        for i, value in enumerate(visuals):
+            path = value
+            if isinstance(value, Mapping):
+                path = value.get("path") if value.get("bytes") is None else None
+            if not isinstance(path, str) or not path or URL.match(path):
+                continue
+            self.looked_up |= not (folder.is_local and os.path.isabs(path))  # noqa: PTH117
+            if folder.is_local:
+                visuals[i] = os.path.join(folder.path, path)  # noqa: PTH118  (absolute ones stay)
+            else:
+                fetched[f"{folder.path.rstrip('/')}/{path.lstrip('/')}"].append(i)
+        # Not `cat`, which sorts paths and takes `*` and `[` in them for patterns.
+        paths = list(fetched)
+        contents = folder.filesystem.cat_ranges(paths, None, None, on_error="return") if paths else []
+        for path, content in zip(paths, contents, strict=True):
+            for i in fetched[path]:
+                visuals[i] = {"bytes": content, "path": path} if isinstance(content, bytes) else None
+                if visuals[i] is None:
+                    errors[i] = f"{name}: cannot read {path!r} ({reason_of(content)})"
+        return rows
+
+
+def format_of(source: Place) -> str:
+    """The end of a shard's name that says how it is read. Raises FileError."""
+    ends = [end for end in FORMATS if source.name.lower().endswith(end)]
+    if not ends:
+        raise file_error(source.address, "is no shard by its name", f"one ends in {', '.join(FORMATS)}")
+    return ends[0]
 
 
 def _valid(text: str) -> str:
@@ -231,37 +239,6 @@ def _size(value: Any) -> int:
     if isinstance(value, (dict, list)):
         return sum(map(_size, value.values() if isinstance(value, dict) else value))
     return len(value) if isinstance(value, (str, bytes)) else 8
-
-
-def _look_up(shard: Shard, rows: Rows) -> None:
-    """Replace paths by those in the folder of images, or by the files' bytes where it is in an object store.
-
-    Bytes stay as they are, and so do addresses: what a shard names is not fetched.
-    """
-    folder, fetched = shard.images, defaultdict[str, list[int]](list)
-    name = "video" if "video" in rows else "image"
-    visuals, errors = rows.get(name, []), rows["error"]
-    for i, value in enumerate(visuals):
-        path = value
-        if isinstance(value, Mapping):
-            path = value.get("path") if value.get("bytes") is None else None
-        if not isinstance(path, str) or not path or URL.match(path):
-            continue
-        shard.looked_up |= not (folder.is_local and os.path.isabs(path))  # noqa: PTH117
-        if folder.is_local:
-            visuals[i] = os.path.join(folder.path, path)  # noqa: PTH118  (absolute ones stay)
-        else:
-            fetched[f"{folder.path.rstrip('/')}/{path.lstrip('/')}"].append(i)
-    # Not `cat`, which sorts paths and takes `*` and `[` in them for patterns.
-    paths = list(fetched)
-    contents = folder.filesystem.cat_ranges(paths, None, None, on_error="return") if paths else []
-    for path, content in zip(paths, contents, strict=True):
-        for i in fetched[path]:
-            visuals[i] = {"bytes": content, "path": path} if isinstance(content, bytes) else None
-            if isinstance(content, FileNotFoundError):
-                errors[i] = f"{name}: there is no file {path!r}"
-            elif visuals[i] is None:
-                errors[i] = f"{name}: cannot read {path!r} ({reason_of(content)})"
 
 
 # formats
@@ -299,7 +276,8 @@ def _decoded(batch: pa.RecordBatch) -> list[Record]:
 
 def _json_lines(shard: Shard) -> Iterator[Record]:
     """An object per line, with paths of images."""
-    with shard.open() as file:
+    opened: Any = gzip.open if shard.source.name.lower().endswith(".gz") else open
+    with opened(shard.path, "rb") as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue
@@ -323,7 +301,7 @@ def _tar(shard: Shard) -> Iterator[Record]:
     used = {*chosen.values(), _JSON, *(name for role in shard.needed for name in NAMES[role])}
     texts = {_JSON, *NAMES["caption"], chosen.get("caption")}
     record: Record = {}
-    with shard.open() as file, tarfile.open(fileobj=file, mode="r:") as tar:
+    with tarfile.open(shard.path, "r:*") as tar:
         while (member := tar.next()) is not None:
             tar.members = []  # type: ignore[attr-defined]  # tarfile keeps a list of all
             folder, slash, name = member.name.rpartition("/")
@@ -345,13 +323,11 @@ def _tar(shard: Shard) -> Iterator[Record]:
                 assert opened is not None  # it is a file
                 image = {"bytes": (data := opened.read()), "path": member.name}
                 record[extension] = _text(data) if extension in texts else image
-        # tarfile takes a damaged header, or the end of the file, for the archive's end: two blocks of 0.
+        # tarfile takes a damaged header, or the end of the file, for the archive's end: only zeros.
+        file: Any = tar.fileobj
         file.seek(tar.offset)
-        if file.read(_BLOCK) != bytes(_BLOCK):
-            raise shard.refuse("is cut off or damaged (it does not end as a tar ends)")
-        while block := file.read(1 << 20):
-            if any(block):
-                raise shard.refuse("goes on behind its end", "split it into the tars it was joined of")
+        if file.read(_BLOCK) != bytes(_BLOCK) or any(map(any, iter(partial(file.read, 1 << 20), b""))):
+            raise shard.refuse("is cut off, joined or damaged (it does not end as a tar ends)")
         if record:
             yield _with_fields(record)
 
@@ -373,12 +349,6 @@ def _with_fields(record: Record) -> Record:
     return {**fields, **record} if isinstance(fields, dict) else record
 
 
-_OPEN: dict[str, Callable[..., Any]] = {
-    ".gz": gzip.open,
-    ".tgz": gzip.open,
-    ".bz2": bz2.open,
-    ".xz": lzma.open,
-}
 FORMATS: dict[str, Callable[[Shard], Iterator[Record]]] = {
     **dict.fromkeys((".parquet", ".pq"), _parquet),
     **dict.fromkeys((".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz"), _tar),

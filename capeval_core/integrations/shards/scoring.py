@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,8 +17,10 @@ from capeval_core.options import Options
 from capeval_core.registry import metric_class
 from capeval_core.rows import canonical
 
-CACHE_BYTES, TEXT_BYTES = 32 << 20, 8 << 20
+_CACHE_BYTES, _TEXT_BYTES = 32 << 20, 8 << 20
 """Memory for features of images and of texts: those of a web collection rarely come again."""
+_COLUMNS = {"captions": "caption", "images": "image", "videos": "video"}
+_ROW = "\n"  # between the number of a row and the place of a problem in it
 
 
 class BatchScorer:
@@ -62,7 +63,7 @@ class BatchScorer:
         self.options = replace(chosen, on_error="nan", evidence=False)
         self.options.check(self.metric_class)
         argument = argument_of(self.metric_class.media)
-        self._visual = [] if argument is None else [str(medium_of(argument))]
+        self._visual = [] if argument is None else [medium_of(argument)]
         references = ["references"] if self.metric_class.needs_references else []
         self.columns = ["caption", *self._visual, *references]
         self._given = metric if isinstance(metric, CaptionMetric) else None  # keeps its models in memory
@@ -79,7 +80,7 @@ class BatchScorer:
     def forget(self) -> None:
         """Forget features in memory, whose last bits depend on the batch that they were made in."""
         if self._opened is not None and self.options.cache is None:
-            self._opened.cache = FeatureCache(CACHE_BYTES, text_bytes=TEXT_BYTES)
+            self._opened.cache = FeatureCache(_CACHE_BYTES, text_bytes=_TEXT_BYTES)
 
     @property
     def signature(self) -> str:
@@ -88,10 +89,9 @@ class BatchScorer:
 
     def schema(self) -> pa.Schema:
         """The columns that come out; `parts` has a field per component of the metric, a number or a list."""
-        values = self.metric.aggregate(self.metric.ROW.empty_table())
         kinds = {
             name: pa.from_numpy_dtype(part.dtype) if isinstance(part, np.ndarray) else pa.list_(pa.float64())
-            for name, part in values.parts.items()
+            for name, part in self.metric.aggregate(self.metric.ROW.empty_table()).parts.items()
         }
         parts = pa.struct(list(kinds.items())) if kinds else pa.null()
         columns = {"score": pa.float64(), "parts": parts, "truncated": pa.int32(), "error": pa.string()}
@@ -129,44 +129,26 @@ class BatchScorer:
         self, columns: Mapping[str, list[Any]], errors: list[str | None]
     ) -> tuple[Samples | None, list[int]]:
         """Checked samples of the rows that can be scored, and which these are; the others get an error."""
-        rows = [row for row, error in enumerate(errors) if error is None]
-        try:
-            return self._check(columns, rows), rows
-        except ProblemsError:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # those of the sound rows come once, below
-                sound = self._sound(columns, rows, errors)
-        return self._check(columns, sound), sound
 
-    def _sound(
-        self, columns: Mapping[str, list[Any]], rows: list[int], errors: list[str | None]
-    ) -> list[int]:
-        """The rows that can be scored, found by halves; the others get an error."""
-        try:
-            self._check(columns, rows)
-        except ProblemsError as error:
-            if len(rows) == 1:
-                errors[rows[0]] = "; ".join(str(problem._replace(fix="")) for problem in error.problems)
-                return []
-            middle = len(rows) // 2
-            return [
-                row for half in (rows[:middle], rows[middle:]) for row in self._sound(columns, half, errors)
-            ]
-        return rows
+        def named(argument: str, path: Sequence[int | str]) -> str:
+            return f"{path[0]}{_ROW}{place(argument, path[1:])}"
 
-    def _check(self, columns: Mapping[str, list[Any]], rows: list[int]) -> Samples | None:
-        if not rows:
-            return None
-        chosen = {name: [column[row] for row in rows] for name, column in columns.items()}
-        visuals = chosen[self._visual[0]] if self._visual else None
-        names = {"captions": "caption", "images": "image", "videos": "video"}
-        # A row's reason must not depend on where its batch begins.
-        with naming(names, row=lambda argument, path: place(argument, path[1:])):
-            samples = self.options.check_input(
-                self.metric_class, chosen["caption"], visuals, chosen.get("references")
-            )
-        named = [image.at(self._visual[0]) if self._visual else image for image in samples.images]
-        return replace(samples, images=named)
+        while rows := [row for row, error in enumerate(errors) if error is None]:
+            chosen = {name: [column[row] for row in rows] for name, column in columns.items()}
+            visuals = chosen[self._visual[0]] if self._visual else None
+            texts = chosen["caption"], visuals, chosen.get("references")
+            try:
+                with naming(_COLUMNS, row=named):
+                    samples = self.options.check_input(self.metric_class, *texts)
+            except ProblemsError as error:
+                for problem in error.problems:
+                    number, _, where = problem.where.partition(_ROW)
+                    row, reason = rows[int(number)], str(problem._replace(where=where, fix=""))
+                    errors[row] = "; ".join(filter(None, [errors[row], reason]))
+            else:
+                images = [image.at(self._visual[0]) if self._visual else image for image in samples.images]
+                return replace(samples, images=images), rows
+        return None, []
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_given": None, "_opened": None}

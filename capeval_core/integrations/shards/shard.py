@@ -16,14 +16,7 @@ import pyarrow.parquet as pq
 
 from capeval_core.errors import FileError, file_error, file_problem, warn, wrong_option
 from capeval_core.integrations.shards.places import Place, reason_of
-from capeval_core.integrations.shards.readers import (
-    FORMATS,
-    Rows,
-    Shard,
-    check_columns,
-    format_of,
-    read_shard,
-)
+from capeval_core.integrations.shards.readers import Shard, check_columns, format_of
 from capeval_core.integrations.shards.scoring import BatchScorer
 from capeval_core.metric import CaptionMetric
 from capeval_core.rows import FreedMemory
@@ -34,7 +27,6 @@ NOTE = b"capeval_scores"
 """Key of an output's metadata: what its scores depend on, how many there are, and a digest of both."""
 _COLUMNS = ["uid", "score", "parts", "truncated", "error"]
 _MAGIC = b"PAR1"
-_FIX = "delete it and score its shard again"
 _AT_ONCE = 65_536  # rows of an output that are read together
 
 
@@ -99,19 +91,17 @@ def score_shard(
     """
     begin, end = Place.of("source", source), Place.of("target", target)
     chosen = check_columns(columns)
-    if not isinstance(window, int) or isinstance(window, bool) or window < 1:
+    if not isinstance(window, int) or window < 1:
         raise wrong_option("window", window, "", "expected a whole number of at least 1", verb="")
     if begin.identity == end.identity:
         raise wrong_option("target", end.address, "the source", "name another file")
     if isinstance(metric, BatchScorer) and options:
         raise wrong_option("metric", "BatchScorer(...)", f"open already: pass {', '.join(options)} to it")
     scorer = metric if isinstance(metric, BatchScorer) else BatchScorer(metric, **options)
-    if format_of(begin.name) is None:
-        fix = f"one ends in {', '.join(FORMATS)}"
-        raise file_error(begin.address, "is no shard by its name", fix)
+    format_of(begin)
     version = begin.version()
     folder = begin.parent if images is None else images_folder(images)
-    stored, kept = _finished(end), None
+    stored = _finished(end)
 
     def result(note: Mapping[str, Any], **run: Any) -> ShardResult:
         names = ("rows", "failed", "error", "truncated", "signature", "checksum")
@@ -129,21 +119,21 @@ def score_shard(
     with begin.local_copy() as path:
         with path.open("rb") as file:
             checksum = hashlib.file_digest(file, "sha256").hexdigest()
-        if stored is not None and is_kept(checksum):
-            if not retry:
-                return result(stored, skipped=True)
-            kept = pa.Table.from_batches(read_batches(end))
+        kept = is_kept(checksum)
+        if stored is not None and kept and not retry:
+            return result(stored, skipped=True)
+        earlier = pa.Table.from_batches(read_batches(end)) if kept else None
         shard = Shard(path, begin, scorer.columns, chosen, folder)
-        windows, memory, scored = read_shard(shard, window), FreedMemory(), 0
-        settings = {**settings_of(scorer, chosen), "images": folder.identity, "checksum": checksum}
-        note = {**settings, "source": begin.address, "version": version}
-        note |= {"rows": 0, "failed": 0, "truncated": 0, "error": None}
+        windows, memory, scored = shard.windows(window), FreedMemory(), 0
+        note = {**settings_of(scorer, chosen), "images": folder.identity, "checksum": checksum}
+        note |= {"source": begin.address, "version": version, "error": None}
+        note |= {"rows": 0, "failed": 0, "truncated": 0}
         scorer.forget()  # so that a rerun, by whichever worker, writes the very same file
         schema = pa.schema([pa.field("uid", pa.string(), nullable=False), *scorer.schema()])
         with written(end, schema, note) as parquet:
             for rows in windows:
                 size = len(rows["uid"])
-                before = None if kept is None else kept.slice(note["rows"], size).to_pydict()
+                before = None if earlier is None else earlier.slice(note["rows"], size).to_pydict()
                 table, again = _scored(rows, scorer, schema, before)
                 del rows  # its images leave memory before the next ones are read
                 parquet.write_table(table)
@@ -165,7 +155,7 @@ def score_shard(
 
 
 def _scored(
-    rows: Rows, scorer: BatchScorer, schema: pa.Schema, before: dict[str, list[Any]] | None
+    rows: dict[str, list[Any]], scorer: BatchScorer, schema: pa.Schema, before: dict[str, list[Any]] | None
 ) -> tuple[pa.Table, int]:
     """The output of rows, and how many of them were scored: those without a score in an earlier one."""
     output = {**(before or {name: [None] * len(rows["uid"]) for name in schema.names}), "uid": rows["uid"]}
@@ -213,7 +203,7 @@ def _finished(target: Place) -> dict[str, Any] | None:
     try:
         return read_note(target, whole=True) if there else None
     except DamagedError as error:
-        warn(f"{target.address} {found_in(error)}: it is made again")
+        warn(f"{target.address} {error.problems[0].found}: it is made again")
         return None
 
 
@@ -223,10 +213,8 @@ def _finished(target: Place) -> dict[str, Any] | None:
 class DamagedError(FileError):
     """An output is not as it was written."""
 
-
-def found_in(error: FileError) -> str:
-    """What is wrong with a file, without its path and the fix."""
-    return str(next(iter(error.problems)).found)
+    def __init__(self, place: Place, found: str) -> None:
+        super().__init__(file_problem(place.address, found, "delete it and score its shard again"))
 
 
 @contextmanager
@@ -249,16 +237,14 @@ def opened(place: Place) -> Iterator[pq.ParquetFile]:
     """An open table, which the block does nothing but read. DamagedError: it is not as it was written."""
     place.version()  # refuses pipes and devices: opening one could block for ever
     with place.reading(), place.filesystem.open(place.path, "rb") as file:
-        begin = file.read(len(_MAGIC))
-        if begin and begin != _MAGIC:
+        if file.read(len(_MAGIC)) not in (b"", _MAGIC):
             raise file_error(place.address, "is not Parquet", "choose another file")
         try:
             yield pq.ParquetFile(file, page_checksum_verification=True)
         except MemoryError:
             raise
         except (pa.ArrowException, OSError) as error:
-            found = f"is cut off or damaged ({reason_of(error)})"
-            raise DamagedError(file_problem(place.address, found, _FIX)) from error
+            raise DamagedError(place, f"is cut off or damaged ({reason_of(error)})") from error
 
 
 def read_note(place: Place, key: bytes = NOTE, *, whole: bool = False) -> dict[str, Any]:
@@ -274,12 +260,12 @@ def read_note(place: Place, key: bytes = NOTE, *, whole: bool = False) -> dict[s
     except (KeyError, ValueError) as error:
         found = "is Parquet of something else, not the scores of a shard"
         raise file_error(place.address, found, "choose another file") from error
-    found = "" if note.pop("digest", None) == _digest(note) else "has a damaged note"
-    if whole and not found and (names != _COLUMNS or rows != note["rows"]):
-        found = f"has {rows:,} rows of {', '.join(names)}, and should have {note['rows']:,} of "
-        found += ", ".join(_COLUMNS)
-    if found:
-        raise DamagedError(file_problem(place.address, found, _FIX))
+    if note.pop("digest", None) != _digest(note):
+        raise DamagedError(place, "has a damaged note")
+    if whole and (names != _COLUMNS or rows != note["rows"]):
+        raise DamagedError(
+            place, f"has {rows:,} rows of {', '.join(names)}, not its {note['rows']:,} of scores"
+        )
     return note
 
 

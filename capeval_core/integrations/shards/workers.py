@@ -74,9 +74,8 @@ def score_shards(
 ) -> Iterator[Outcome]:
     """Score shards on Ray, one task each, and give their results as they come; OSError if no worker starts.
 
-    Ray starts a worker that is killed anew, and scores its shard again, three times in all. One that met a
+    Ray starts a killed worker anew, and scores its shard again, three times in all. One that met a
     RuntimeError, after which CUDA may be lost to its process, has failed that shard and is started anew too.
-
     gpus: of each worker; None: those that there are, shared. address: of a cluster; None: this machine.
     """
     import ray
@@ -93,9 +92,8 @@ def score_shards(
             while todo or any(shard is not None for _, shard in tasks.values()):
                 (task,), _ = ray.wait(list(tasks))
                 worker, shard = tasks.pop(task)
-                outcome: Outcome | None
                 try:
-                    outcome = ray.get(task)
+                    outcome: Outcome | None = ray.get(task)
                 except ray.exceptions.RayTaskError:
                     raise
                 except ray.exceptions.RayError as error:
@@ -141,27 +139,20 @@ def _connected(workers: int, gpus: float | None, address: str | None) -> Iterato
 
     folder, mine = None, not ray.is_initialized()
     if mine:
-        settings: dict[str, Any] = {"address": address}
+        own: dict[str, Any] = {}
         if address is None:
             folder = tempfile.mkdtemp(prefix="capeval-ray-")
-            settings = {
-                "address": "local",
-                "num_cpus": max(workers, os.cpu_count() or 1),
-                "include_dashboard": False,
-                "object_store_memory": _STORE_BYTES,
-                "_temp_dir": folder,
-            }
-        ray.init(logging_level=logging.ERROR, log_to_driver=False, **settings)
+            own = {"num_cpus": max(workers, os.cpu_count() or 1), "object_store_memory": _STORE_BYTES}
+            own |= {"include_dashboard": False, "_temp_dir": folder}
+        ray.init(address or "local", logging_level=logging.ERROR, log_to_driver=False, **own)
     try:
         resources: Any = ray.cluster_resources  # which has no types
         there = int(resources().get("GPU", 0))
         # A share of a GPU that lets all workers run at once; no share lies on two GPUs.
         share = math.floor(1000 / math.ceil(workers / there)) / 1000 if there else 0.0
         each = share if gpus is None else gpus
-        fitting = there * math.floor(1 / each + 1e-9) if 0 < each <= 1 else there // math.ceil(each or 1)
-        if folder is not None and each > 0 and workers > fitting:
-            found = f"{workers} workers need {each:g} GPU{'s' * (each > 1)} each, and there are {there}"
-            fix = "lower it, or the number of workers" if there else "leave it out"
+        if folder is not None and each > there:  # no worker would ever start
+            found, fix = f"there are {there} GPUs", "lower it, or leave it out"
             raise wrong_option("gpus_per_worker", each, found, fix, verb="")
         yield each
     finally:
