@@ -17,6 +17,7 @@ from PIL import Image
 
 # Small models run faster on one thread than on threads that wait for each other; processes inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("MALLOC_ARENA_MAX", "2")  # threads that end leave no memory behind
 
 import torch
 

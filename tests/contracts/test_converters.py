@@ -475,7 +475,7 @@ def test_broken_shards_are_refused(tmp_path: Path) -> None:
 
 def test_what_evas_sizes_do_not_show(tmp_path: Path) -> None:
     eva = RELEASES["EVA-CLIP"]
-    for width, expected in ((4096, "pre"), (5120, "post")):
+    for width, expected in ((4096, "pre"), (256, "post")):
         sizes = Sizes(width=width, head_width=128, hidden=8, layers=1, text_layers=1, text_width=64)
         content = {name: tensor.half() for name, tensor in seeded(sizes).items()}
         release = read(eva, tmp_path, content, head_width=128)

@@ -399,7 +399,7 @@ def test_all_networks_are_here() -> None:
         ("vilbert", "architecture.visual_layers_before", [1]),
         ("vilbert", "architecture.tasks", 0),
         ("vilbert", "task", None),
-        ("sam", "architecture.vision.mlp_dim", 1 << 20),
+        ("sam", "architecture.vision.mlp_dim", 1 << 12),
         ("alpha_clip", "mask", {"mean": 0.5}),
         ("alpha_clip", "mask", {"mean": 0, "std": -1}),
         ("faster_rcnn", "preprocessing.shortest_side", 2000),
