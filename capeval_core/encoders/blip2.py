@@ -26,8 +26,7 @@ from capeval_core.encoders.engine import Encoded, Encoding, ImageFeatures, chunk
 from capeval_core.encoders.packed import Packing, attend
 from capeval_core.encoders.pairs import BertSizes, LayerSizes, Pair, PairEncoder, TextSettings
 from capeval_core.encoders.preprocessing import normalised
-from capeval_core.encoders.texts import TextFeatures, encode_distinct
-from capeval_core.encoders.tokenizers import Ids, Tokens
+from capeval_core.encoders.tokenizers import Ids, TextFeatures, Tokens, encode_distinct
 from capeval_core.inputs.images import InputImage
 from capeval_core.models.canary import TEXTS, canary_images, cosines
 from capeval_core.models.config import Deviations, Layers, Means, Share, Side, Width

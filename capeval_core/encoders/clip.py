@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, repeat
@@ -23,7 +23,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional
 
-from capeval_core.cache import SHARED, FeatureCache
+from capeval_core.cache import SHARED, Feature, FeatureCache
 from capeval_core.encoders.blocks import (
     Causal,
     LayerNorm,
@@ -32,20 +32,28 @@ from capeval_core.encoders.blocks import (
     run_packed,
     usable_kernels,
 )
-from capeval_core.encoders.engine import Encoding, ImageFeatures, encode_stream
+from capeval_core.encoders.engine import (
+    Encoding,
+    ImageFeatures,
+    Item,
+    Units,
+    chunks,
+    encode_stream,
+    preparing,
+)
 from capeval_core.encoders.preprocessing import Preprocessing, normalised
-from capeval_core.encoders.texts import (
+from capeval_core.encoders.tokenizers import (
+    ClipTokenizer,
+    Ids,
     TextFeatures,
     TokenFeatures,
-    common_prefix,
+    Tokens,
     encode_distinct,
 )
-from capeval_core.encoders.tokenizers import ClipTokenizer, Ids, Tokens
-from capeval_core.encoders.videos import VideoFeatures, encode_frames
 from capeval_core.errors import expanded_path
 from capeval_core.inputs.decoders import shared_decoders
 from capeval_core.inputs.images import InputImage
-from capeval_core.inputs.videos import EVERY, InputFrames, Sampling
+from capeval_core.inputs.videos import EVERY, InputFrames, Reading, Sampling
 from capeval_core.models.batching import BatchSize
 from capeval_core.models.canary import TEXTS, canary_images, cosines
 from capeval_core.models.config import Closed, Layers, Side, Switch, Text, Width, read
@@ -69,6 +77,7 @@ Floats = NDArray[np.float32]
 Pixels = NDArray[np.uint8]
 Ratio = Annotated[float, (0, 64)]
 _VOCABULARY, _CONTEXT = 49_408, 77
+_VIDEOS_AHEAD = 8  # videos that are opened before their turn, each with a decoder and a batch of frames
 
 
 @dataclass(frozen=True)
@@ -175,86 +184,13 @@ def run_vision(visual: VisionTransformer, patches: Tensor, triton: bool) -> Tens
     return features
 
 
-class Bottleneck(nn.Module):
-    """Three convolutions, added to what they are given; a stride is an average pool."""
-
-    def __init__(self, channels: int, planes: int, stride: int) -> None:
-        super().__init__()
-        self.conv1, self.bn1 = nn.Conv2d(channels, planes, 1, bias=False), nn.BatchNorm2d(planes)
-        self.conv2, self.bn2 = nn.Conv2d(planes, planes, 3, padding=1, bias=False), nn.BatchNorm2d(planes)
-        self.conv3, self.bn3 = nn.Conv2d(planes, 4 * planes, 1, bias=False), nn.BatchNorm2d(4 * planes)
-        self.pool = nn.AvgPool2d(stride) if stride > 1 else nn.Identity()
-        self.downsample: nn.Module = nn.Identity()
-        if stride > 1 or channels != 4 * planes:
-            self.downsample = nn.Sequential()
-            self.downsample.add_module("-1", self.pool)
-            self.downsample.add_module("0", nn.Conv2d(channels, 4 * planes, 1, bias=False))
-            self.downsample.add_module("1", nn.BatchNorm2d(4 * planes))
-
-    def forward(self, x: Tensor) -> Tensor:
-        out = functional.relu(self.bn1(self.conv1(x)))
-        out = self.pool(functional.relu(self.bn2(self.conv2(out))))
-        return functional.relu(self.bn3(self.conv3(out)) + self.downsample(x))
-
-
-class _AttentionPool(nn.Module):
-    """(n, dimension) features of a map (n, channels, h, w): what its mean attends to."""
-
-    def __init__(self, side: int, channels: int, heads: int, dimension: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.positional_embedding = nn.Parameter(torch.empty(side**2 + 1, channels))
-        self.q_proj, self.k_proj = nn.Linear(channels, channels), nn.Linear(channels, channels)
-        self.v_proj, self.c_proj = nn.Linear(channels, channels), nn.Linear(channels, dimension)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x.flatten(2).transpose(1, 2)
-        x = torch.cat([x.mean(dim=1, keepdim=True), x], dim=1) + self.positional_embedding.to(x.dtype)
-        projected = self.q_proj(x), self.k_proj(x), self.v_proj(x)
-        query, keys, values = (t.unflatten(2, (self.heads, -1)).transpose(1, 2) for t in projected)
-        attended = functional.scaled_dot_product_attention(query, keys, values)
-        pooled: Tensor = self.c_proj(attended.transpose(1, 2).flatten(2))[:, 0]
-        return pooled
-
-
-class ResNet(nn.Module):
-    """CLIP's ResNet: (n, embed_dim) features of pixels (n, 3, image_size, image_size)."""
-
-    def __init__(self, embed_dim: int, sizes: _VisionSizes) -> None:
-        super().__init__()
-        width, half = sizes.width, sizes.width // 2
-        self.conv1, self.bn1 = nn.Conv2d(3, half, 3, 2, padding=1, bias=False), nn.BatchNorm2d(half)
-        self.conv2, self.bn2 = nn.Conv2d(half, half, 3, padding=1, bias=False), nn.BatchNorm2d(half)
-        self.conv3, self.bn3 = nn.Conv2d(half, width, 3, padding=1, bias=False), nn.BatchNorm2d(width)
-        channels, layers = width, sizes.layers
-        assert isinstance(layers, list)
-        for stage, blocks in enumerate(layers):
-            made = []
-            for block in range(blocks):
-                made.append(Bottleneck(channels, width << stage, 2 if stage and not block else 1))
-                channels = 4 * width << stage
-            self.add_module(f"layer{stage + 1}", nn.Sequential(*made))
-        side, heads = sizes.image_size // 32, channels // sizes.head_width
-        self.attnpool: nn.Module = _AttentionPool(side, channels, heads, embed_dim)
-
-    def forward(self, pixels: Tensor) -> Tensor:
-        x = functional.relu(self.bn1(self.conv1(pixels)))
-        x = functional.relu(self.bn2(self.conv2(x)))
-        x = functional.avg_pool2d(functional.relu(self.bn3(self.conv3(x))), 2)
-        for stage in range(1, 5):
-            x = getattr(self, f"layer{stage}")(x)
-        features: Tensor = self.attnpool(x)
-        return features
-
-
 class Clip(nn.Module):
     """An image tower beside a causal text transformer. Parameters start empty: those of weights fill them."""
 
     def __init__(self, embed_dim: int, visual: nn.Module, activation: str, text: _TextSizes) -> None:
         super().__init__()
-        width = text.width
+        width, self.context_length = text.width, text.context_length
         self.visual: Any = visual
-        self.context_length = text.context_length
         self.transformer = Transformer(text.layers, width, text.heads, text.mlp_ratio, activation)
         self.token_embedding = nn.Embedding(
             text.vocab_size, width, _weight=torch.empty(text.vocab_size, width)
@@ -263,6 +199,24 @@ class Clip(nn.Module):
         self.ln_final = LayerNorm(width)
         self.text_projection = nn.Parameter(torch.empty(width, embed_dim))
         self.logit_scale = nn.Parameter(torch.empty(()))
+
+
+@dataclass(frozen=True)
+class VideoFeatures:
+    """Features of the frames of some consecutive videos.
+
+    features: per video (T, d) float32, un-normalised, a row per frame that is used; (0, d) where the video
+        could not be read.
+    keys: content key of each video, '' where it could not be read.
+    errors: why a video could not be read, None where it could.
+    incomplete: why frames of a video are missing, where it is damaged and the others are used; None where
+        none are.
+    """
+
+    features: list[Floats]
+    keys: list[str]
+    errors: list[str | None]
+    incomplete: list[str | None]
 
 
 class ClipTowers(CheckedModel):
@@ -285,9 +239,16 @@ class ClipTowers(CheckedModel):
     @classmethod
     def tower(cls, config: dict[str, Any], sizes: Any) -> nn.Module:
         """The image tower."""
-        if isinstance(sizes.vision.layers, list):
-            return ResNet(sizes.embed_dim, sizes.vision)
-        return VisionTransformer(sizes.embed_dim, config["activation"], sizes.vision)
+        vision = sizes.vision
+        if not isinstance(vision.layers, list):
+            return VisionTransformer(sizes.embed_dim, config["activation"], vision)
+        from open_clip.modified_resnet import ModifiedResNet  # which takes seconds to import
+
+        heads = 32 * vision.width // vision.head_width
+        tower: nn.Module = ModifiedResNet(
+            vision.layers, sizes.embed_dim, heads, vision.image_size, vision.width
+        )
+        return tower
 
     def build(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> Clip:
         """Filled strictly; norms and embeddings stay in float32. No second copy of a large model is made."""
@@ -376,29 +337,29 @@ class ClipTowers(CheckedModel):
     def _encoded(
         self, texts: Sequence[str], kind: str, cache: FeatureCache, batch_size: int | None
     ) -> tuple[list[Floats], Tokens]:
-        found = self.tokenizer.encode(texts)
+        found, size = self.tokenizer.encode(texts), BatchSize.of(batch_size, self._automatic_texts)
         # Nothing after the first end token can reach it.
         tokens = Tokens([row[: row.index(self.tokenizer.end) + 1] for row in found.ids], found.truncated)
-        forward = partial(self._run_texts, batch_size=batch_size, every=kind == "tokens")
-        return encode_distinct(tokens, partial(self.key, kind), forward, cache), tokens
+        every = kind == "tokens"
 
-    def _run_texts(
-        self, sequences: list[Ids], batch_size: int | None, every: bool
-    ) -> Iterator[tuple[slice, Iterable[Floats]]]:
-        """Features of sequences sorted by length; the ids that all begin with run once in a batch."""
-        shared = common_prefix(sequences)
-        size = BatchSize.of(batch_size, self._automatic_texts)
-        costs = [1 if batch_size else len(row) - shared for row in sequences]
-        forward = partial(self._forward_texts, shared=shared, every=every)
-        # Nothing waits for a batch before the last one is launched.
-        for part, features in list(size.run(sequences, forward, cost=costs, after=to_host)):
-            rows: Floats = features.values()
-            if not every:
-                yield part, rows
-                continue
-            ends = np.cumsum([len(row) - shared for row in sequences[part]])
-            own = np.split(rows[shared:], ends[:-1])
-            yield part, [np.concatenate([rows[:shared], each]) if shared else each for each in own]
+        def run(sequences: list[Ids]) -> Iterator[tuple[slice, Iterable[Floats]]]:
+            # The ids that all begin with run once in a batch. In lexicographic order all lie between two.
+            first, last, longest = min(sequences), max(sequences), min(map(len, sequences)) - 1
+            shared = next((i for i in range(longest) if first[i] != last[i]), longest)
+            shared = shared if len(sequences) > 1 else 0
+            costs = [1 if batch_size else len(row) - shared for row in sequences]
+            forward = partial(self._forward_texts, shared=shared, every=every)
+            # Nothing waits for a batch before the last one is launched.
+            for part, features in list(size.run(sequences, forward, cost=costs, after=to_host)):
+                rows: Floats = features.values()
+                if every:
+                    ends = np.cumsum([len(row) - shared for row in sequences[part]])
+                    own = np.split(rows[shared:], ends[:-1])
+                    yield part, [np.concatenate([rows[:shared], each]) for each in own]
+                else:
+                    yield part, rows
+
+        return encode_distinct(tokens, partial(self.key, kind), run, cache), tokens
 
     @exact
     def _forward_texts(self, sequences: list[Ids], shared: int, every: bool) -> Tensor:
@@ -448,19 +409,21 @@ class ClipEncoder(ClipTowers, tags=["image-captioning", "clip"]):
         Args:
             decoders: processes that decode image files instead, and give the same pixels.
         """
+        own = self.preprocessing
+
+        def decoded(images: Sequence[InputImage]) -> list[Pixels | None]:
+            sources = [each.source for each in images]
+            return shared_decoders(decoders or 1).pixels(sources, own.image_size, own.method)
+
         encoding = Encoding(
             size=self.images_per_batch(batch_size),
             keys=lambda content, _: (self.key("image", content.encode()),),
-            prepare=self.preprocessing.pixels,
+            prepare=own.pixels,
             forward=self.run_images,
-            elsewhere=None if decoders is None else self._decoded_by(decoders),
+            elsewhere=None if decoders is None else decoded,
         )
         parts = encode_stream(zip(images, repeat(None)), encoding, cache)
         return map(partial(ImageFeatures.of, shape=(self.dimension,)), parts)
-
-    def _decoded_by(self, count: int) -> Callable[[Sequence[InputImage]], list[Pixels | None]]:
-        decoders, own = shared_decoders(count), self.preprocessing
-        return lambda images: decoders.pixels([each.source for each in images], own.image_size, own.method)
 
     def encode_videos(
         self,
@@ -481,7 +444,44 @@ class ClipEncoder(ClipTowers, tags=["image-captioning", "clip"]):
             sampling: which frames are used, every one by default.
             batch_size: frames per forward pass.
         """
-        return encode_frames(self, videos, sampling, cache, self.images_per_batch(batch_size))
+        size = self.images_per_batch(batch_size)
+
+        def units(item: Item, video: Any, prepared: Any, missing: Sequence[str]) -> Units:
+            reading: Reading = video.read(sampling)
+            used: list[int] = []
+
+            def frames() -> Iterator[Pixels]:
+                for index, image in reading:
+                    used.append(index)
+                    with preparing(item[0], image):
+                        taken = self.preprocessing.pixels(image)
+                    yield taken
+
+            def join(values: list[Any]) -> dict[str, Feature]:
+                row_of = {index: row for row, index in enumerate(used)}
+                features = np.stack([values[row_of[index]] for index in reading.indices])
+                why = np.frombuffer((reading.incomplete or "").encode(), dtype=np.uint8)
+                return {missing[0]: (features, why)}
+
+            return Units(chunks(frames(), size.size), join)
+
+        encoding = Encoding(
+            size=size,
+            keys=lambda content, _: (self.key("video", f"{content} {sampling}".encode()),),
+            prepare=lambda video: video,
+            forward=self.run_images,
+            units=units,
+            ahead=_VIDEOS_AHEAD,
+        )
+        nothing = np.empty((0, self.dimension), dtype=np.float32), np.empty(0, dtype=np.uint8)
+        for part in encode_stream(zip(videos, repeat(None)), encoding, cache):
+            found = [item.arrays[item.keys[0]] if item.arrays else nothing for item in part]
+            yield VideoFeatures(
+                features=[features for features, _ in found],
+                keys=[item.content for item in part],
+                errors=[item.error for item in part],
+                incomplete=[why.tobytes().decode() or None for _, why in found],
+            )
 
     def preprocess(self, image: Image.Image) -> Floats:
         """(3, image_size, image_size) float32 pixels of a PIL image, as the image tower sees them."""
@@ -585,15 +585,6 @@ class OpenClipEncoder(ClipEncoder, tags=["image-captioning", "clip"]):
 def _own_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Where a model has another image tower, open_clip puts the text tower's tensors under `text.`."""
     return {name.removeprefix("text."): tensor for name, tensor in tensors.items()}
-
-
-def frozen_clip(config: dict[str, Any], tensors: dict[str, Tensor]) -> Any:
-    """The modules of a `ClipEncoder` in float32, with copies of these tensors, for training."""
-    model = ClipEncoder.empty(config)
-    check_tensors(model.state_dict(), tensors)
-    copies = {name: own.float() if own.is_floating_point() else own for name, own in tensors.items()}
-    model.load_state_dict({name: own.clone() for name, own in copies.items()}, assign=True)
-    return model.eval().requires_grad_(False)
 
 
 def context_length(weights: str | os.PathLike[str], *, tiny: str) -> int | None:

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from capeval_core.cache import FeatureCache
 from capeval_core.encoders.engine import Encoded, Encoding, Item, Units, chunks, encode_stream, with_extras
-from capeval_core.encoders.texts import bytes_of
-from capeval_core.encoders.tokenizers import Ids, Tokens, WordPiece
+from capeval_core.encoders.tokenizers import Ids, Tokens, WordPiece, bytes_of
 from capeval_core.kept import write_whole
 from capeval_core.models.batching import BatchSize
 from capeval_core.models.config import Layers, Switch, Width, Words

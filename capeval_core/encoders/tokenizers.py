@@ -1,10 +1,10 @@
-"""Tokenizers: CLIP's byte-level BPE and BERT's WordPiece, with the ids of the original codes."""
+"""Texts as token ids, by CLIP's BPE or BERT's WordPiece as in the original codes; equal texts run once."""
 
 from __future__ import annotations
 
 import gzip
 import html
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib.util import find_spec
@@ -12,9 +12,14 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import regex
+from numpy.typing import NDArray
+
+from capeval_core.cache import FeatureCache
 
 Ids = tuple[int, ...]
+Floats = NDArray[np.float32]
 
 PAD, UNKNOWN, START, END = "[PAD]", "[UNK]", "[CLS]", "[SEP]"
 _CLIP_START, _CLIP_END = "<|startoftext|>", "<|endoftext|>"
@@ -167,3 +172,61 @@ class WordPiece:
     def to_json(self) -> str:
         """The tokenizer as the text of a tokenizer.json."""
         return str(self._pieces.to_str(pretty=True))
+
+
+@dataclass(frozen=True)
+class TextFeatures:
+    """Features of n texts: (n, d) float32, un-normalised.
+
+    truncated: per text, token ids beyond the context length.
+    """
+
+    features: Floats
+    truncated: list[int]
+
+    @classmethod
+    def of(cls, arrays: Sequence[Floats], dimension: int, truncated: list[int]) -> TextFeatures:
+        """Features (d,) of each text."""
+        nothing = np.empty((0, dimension), dtype=np.float32)
+        return cls(np.stack(arrays) if arrays else nothing, truncated)
+
+
+@dataclass(frozen=True)
+class TokenFeatures:
+    """Features of the tokens of n texts.
+
+    features: per text (length, d) float32, un-normalised, start and end token included; the last row is the
+        text's own feature.
+    ids: the token ids of each text, one per row.
+    truncated: per text, token ids beyond the context length.
+    """
+
+    features: list[Floats]
+    ids: list[Ids]
+    truncated: list[int]
+
+
+def encode_distinct(
+    tokens: Tokens,
+    key: Callable[[bytes], str],
+    forward: Callable[[list[Ids]], Iterable[tuple[slice, Iterable[Floats]]]],
+    cache: FeatureCache,
+) -> list[Floats]:
+    """One array per text, in order: (d,) of a sentence, or (length, d) of its tokens; equal texts run once.
+
+    key: the cache's key of a sequence, by its bytes. forward: arrays of sorted sequences, in slices.
+    """
+    keys = {ids: key(bytes_of(ids)) for ids in dict.fromkeys(tokens.ids)}
+    arrays = cache.get(keys.values())
+    missing = sorted((ids for ids in keys if keys[ids] not in arrays), key=lambda ids: (len(ids), ids))
+    if missing:
+        for part, rows in forward(missing):
+            new = {keys[ids]: row for ids, row in zip(missing[part], rows, strict=True)}
+            cache.put(new)
+            arrays.update(new)
+    return [arrays[keys[ids]] for ids in tokens.ids]
+
+
+def bytes_of(ids: Ids) -> bytes:
+    """Token ids for a key."""
+    return np.array(ids, dtype="<u4").tobytes()

@@ -33,8 +33,7 @@ from capeval_core.encoders.region_text import (
     bert_embeddings,
     bert_layers,
 )
-from capeval_core.encoders.texts import encode_distinct
-from capeval_core.encoders.tokenizers import Ids, Tokens
+from capeval_core.encoders.tokenizers import Ids, Tokens, encode_distinct
 from capeval_core.inputs.boxes import BoxFeatures
 from capeval_core.models.batching import BatchSize
 from capeval_core.models.canary import TEXTS, cosines

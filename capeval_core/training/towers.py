@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from capeval_core.cache import FeatureCache
-from capeval_core.encoders.clip import Clip, ClipEncoder, VisionTransformer, frozen_clip
+from capeval_core.encoders.clip import Clip, ClipEncoder, VisionTransformer
 from capeval_core.encoders.engine import Encoding, encode_stream
 from capeval_core.encoders.tokenizers import Ids
 from capeval_core.errors import Problems, wrong_option
@@ -114,6 +114,15 @@ def _stored_images(
     return keys
 
 
+def _frozen_clip(config: dict[str, Any], tensors: dict[str, Tensor]) -> Any:
+    """The modules of a `ClipEncoder` in float32, with copies of these tensors."""
+    model = ClipEncoder.empty(config)
+    copies = {name: own.clone() for name, own in tensors.items()}
+    floats = {name: own.float() if own.is_floating_point() else own for name, own in copies.items()}
+    model.load_state_dict(floats, assign=True)
+    return model.eval().requires_grad_(False)
+
+
 class _Trained(nn.Module):
     """The trained part of a CLIP, with log(1 / temperature). fixed: a temperature that is not trained."""
 
@@ -134,7 +143,7 @@ class Projections(_Trained):
 
     def __init__(self, config: dict[str, Any], tensors: dict[str, Tensor], fixed: float | None) -> None:
         super().__init__(tensors, fixed)
-        clip = frozen_clip(config, tensors)
+        clip = _frozen_clip(config, tensors)
         self.text_projection = nn.Parameter(clip.text_projection.detach().clone())
         self.visual = nn.Module()
         if isinstance(clip.visual, VisionTransformer):
@@ -202,7 +211,7 @@ class AdaptedClip(_Trained):
         self, config: dict[str, Any], tensors: dict[str, Tensor], training: Any, device: torch.device
     ) -> None:
         super().__init__(tensors, training.temperature)
-        clip = frozen_clip(config, tensors)
+        clip = _frozen_clip(config, tensors)
         if not isinstance(clip.visual, VisionTransformer):
             raise wrong_option("lora", training.lora, "only for ViTs: these weights are a ResNet's", "pass 0")
         self._targets: dict[str, Tensor] = {}
