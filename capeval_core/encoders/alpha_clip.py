@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, repeat
@@ -33,13 +32,12 @@ from capeval_core.encoders.engine import (
 )
 from capeval_core.encoders.preprocessing import (
     MaskTransform,
-    check_mask_transform,
-    crop_masks,
+    RunMask,
     image_pixels,
-    patch_rows,
     resize_masks,
+    shares_of,
+    window_of,
 )
-from capeval_core.encoders.run_masks import RunMask, shares_of
 from capeval_core.inputs.images import InputImage
 from capeval_core.models.batching import BatchSize
 from capeval_core.models.canary import TEXTS, canary_images, cosines
@@ -51,10 +49,8 @@ from capeval_core.weights.folder import WeightsError
 
 Floats = NDArray[np.float32]
 
-_EXPANDED = 1 << 24
-"""Pixels of masks that are unpacked at a time."""
-_AHEAD_AS_RUNS = 32
-"""Images that are prepared before their turn where their masks stay run lengths: about four batches of 30."""
+_EXPANDED = 1 << 24  # pixels of masks that are unpacked at a time
+_AHEAD_AS_RUNS = 32  # images prepared before their turn where masks stay runs: about four batches of 30
 
 
 @dataclass(frozen=True)
@@ -131,7 +127,7 @@ class AlphaClipEncoder(ClipTowers, tags=["image-captioning", "clip", "alpha-clip
             size=rows.size,
             keys=lambda content, _: (self.key("whole", f"{rows.transform}\n{content}".encode()),),
             prepare=lambda loaded: Row(rows.pixels(loaded), rows.full),
-            forward=self.launch_rows,
+            forward=self.run_rows,
         )
         parts = encode_stream(zip(images, repeat(None)), encoding, cache)
         return map(partial(ImageFeatures.of, shape=(self.dimension,)), parts)
@@ -162,7 +158,6 @@ class AlphaClipEncoder(ClipTowers, tags=["image-captioning", "clip", "alpha-clip
         An image that cannot be read, or whose regions are wrong or could not be found, gives NaN and
         the reason.
         """
-        check_mask_transform(mask_transform)
         rows = _Regions(self, mask_transform, self.images_per_batch(batch_size))
         if isinstance(regions, RegionSource):
             items: Iterable[Item] = zip(images, repeat(regions))
@@ -173,7 +168,7 @@ class AlphaClipEncoder(ClipTowers, tags=["image-captioning", "clip", "alpha-clip
             size=rows.size,
             keys=rows.keys,
             prepare=rows.pixels,
-            forward=self.launch_rows,
+            forward=self.run_rows,
             units=rows.units,
             ahead=_AHEAD_AS_RUNS if rows.as_runs else 3,
         )
@@ -187,50 +182,46 @@ class AlphaClipEncoder(ClipTowers, tags=["image-captioning", "clip", "alpha-clip
 
     def preprocess(self, image: Image.Image, mask_transform: MaskTransform = "square_crop") -> Floats:
         """(3, n, n) float32 pixels of a PIL image, as the image tower sees them."""
-        check_mask_transform(mask_transform)
         return np.asarray(self.normalised(image_pixels(image, self.preprocessing, mask_transform)))
 
     def preprocess_masks(
         self, masks: NDArray[np.bool_], mask_transform: MaskTransform = "square_crop"
     ) -> Floats:
         """(k, 1, n, n) float32 of masks (k, h, w), as the image tower sees them."""
-        check_mask_transform(mask_transform)
-        return np.asarray(self.alphas(crop_masks(masks, mask_transform), mask_transform))
-
-    def run_rows(self, rows: Sequence[Row]) -> Floats:
-        """(n, d) float32 features of n rows; an image's patches are embedded once for all its masks."""
-        return on_host(self.launch_rows(rows))
+        top, left, height, width = window_of(masks.shape[1], masks.shape[2], mask_transform)
+        cropped = masks[:, top : top + height, left : left + width]
+        return np.asarray(self.alphas(cropped, mask_transform))
 
     @exact
-    def launch_rows(self, rows: Sequence[Row]) -> Tensor:
-        """As `run_rows`, on the device; the host waits for nothing that runs there."""
+    def run_rows(self, rows: Sequence[Row]) -> Tensor:
+        """(n, d) features of rows, on the device; an image's patches are embedded once for all its masks."""
         dtype, visual = DTYPES[self.dtype], self.model.visual
         distinct = list({id(row.pixels): row.pixels for row in rows}.values())
         position = {id(pixels): index for index, pixels in enumerate(distinct)}
         pixels = on_device(torch.stack(distinct), self.device).to(dtype)
         alphas = self._alphas_of([row.alpha for row in rows]).to(dtype)
-        of_row = on_device(
-            torch.tensor([position[id(row.pixels)] for row in rows], device="cpu"), self.device
-        )
-        # As products, whose rows are already in the order of tokens.
-        of_image, of_mask = (
-            patch_rows(x, visual.conv1.kernel_size[0]) @ kernel.weight.flatten(1).t()
-            for x, kernel in ((pixels, visual.conv1), (alphas, visual.conv1_alpha))
-        )
-        embedded = of_mask.unflatten(0, (len(rows), -1))
-        embedded.add_(of_image.unflatten(0, (len(pixels), -1))[of_row])
-        return run_vision(visual, embedded, self.triton)
+        of_row = on_device(np.array([position[id(row.pixels)] for row in rows]), self.device)
+        patch = visual.conv1.kernel_size[0]
+
+        def embedded(x: Tensor, kernel: nn.Conv2d) -> Tensor:
+            """(n, patches, width): a convolution as a product, whose rows are in the order of tokens."""
+            cells = x.unfold(2, patch, patch).unfold(3, patch, patch)  # (n, c, rows, columns, patch, patch)
+            rows = cells.permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2)
+            return rows @ kernel.weight.flatten(1).t()
+
+        of_mask = embedded(alphas, visual.conv1_alpha)
+        return run_vision(visual, of_mask.add_(embedded(pixels, visual.conv1)[of_row]), self.triton)
 
     def _alphas_of(self, masks: Sequence[Tensor | RunMask]) -> Tensor:
         """(n, 1, s, s) float32 on the device; either all are tensors or none is."""
         if isinstance(masks[0], Tensor):
             return on_device(torch.stack(cast(list[Tensor], masks)), self.device)
-        runs = cast(Sequence[RunMask], masks)
-        return self._scaled(shares_of(runs, self.preprocessing.image_size, self.device))
+        return self._scaled(
+            shares_of(cast(Sequence[RunMask], masks), self.preprocessing.image_size, self.device)
+        )
 
     def _scaled(self, shares: Tensor) -> Tensor:
-        scaling = self.config["mask"]
-        scaled: Tensor = (shares - scaling["mean"]) / scaling["std"]
+        scaled: Tensor = (shares - self.config["mask"]["mean"]) / self.config["mask"]["std"]
         return scaled
 
     def alphas(self, masks: NDArray[np.bool_], transform: MaskTransform) -> Tensor:
@@ -245,7 +236,7 @@ class AlphaClipEncoder(ClipTowers, tags=["image-captioning", "clip", "alpha-clip
         masks = np.ones((2, images[0].height, images[0].width), dtype=np.bool_)
         masks[0, :, images[0].width // 2 :] = False
         alphas = torch.from_numpy(self.preprocess_masks(masks))
-        image_features = self.run_rows(list(map(Row, pixels, alphas)))
+        image_features = on_host(self.run_rows(list(map(Row, pixels, alphas))))
         return cosines(image_features, self.encode_texts(TEXTS, cache=FeatureCache(0)).features)
 
 
@@ -261,12 +252,14 @@ class _Regions:
         # A GPU decodes and resizes masks itself; elsewhere threads do, while the network runs.
         self.as_runs = encoder.device.type == "cuda"
         self.full: Tensor | RunMask = (
-            RunMask.full(n, transform)
+            RunMask(np.array([0, n * n], dtype=np.int32), (n, n), transform)
             if self.as_runs
             else encoder.alphas(np.ones((1, n, n), dtype=np.bool_), transform)[0]
         )
         self._finding = threading.Lock()
-        self._stream: torch.cuda.Stream | None = None
+        # A stream of its own on a GPU: whoever reads a source's results need not wait for this encoder.
+        cuda: Any = torch.cuda  # whose functions have no types
+        self._stream = cuda.Stream(encoder.device) if self.as_runs else None
 
     def keys(self, content: str, regions: Any) -> tuple[str, ...]:
         name = f"{self.transform}\n{content}\n{name_of(regions)}"
@@ -278,7 +271,8 @@ class _Regions:
     def units(self, item: Item, loaded: Image.Image, prepared: Tensor, missing: Sequence[str]) -> Units:
         image, regions = cast(InputImage, item[0]), item[1]
         if isinstance(regions, RegionSource):
-            with self._finding, self._beside():  # a source may be a network, which fills the machine alone
+            # A source may be a network, which fills the machine alone.
+            with self._finding, torch.cuda.stream(self._stream):
                 regions = regions.find(image)
         checked = fitting(regions, image, (loaded.height, loaded.width))
         kept: list[int] = []
@@ -298,26 +292,23 @@ class _Regions:
 
         return Units(rows(), join)
 
-    def _beside(self) -> AbstractContextManager[Any]:
-        """A stream of its own on a GPU: whoever reads a source's results need not wait for this encoder."""
-        if not self.as_runs:
-            return nullcontext()
-        if self._stream is None:
-            self._stream = torch.cuda.Stream(self.encoder.device)  # type: ignore[no-untyped-call]
-        return torch.cuda.stream(self._stream)
-
     def _visible(self, regions: Regions, pixels: Tensor) -> Iterator[list[tuple[int, Row]]]:
         """The masks that the tower sees, some at a time, each with its index."""
         if self.as_runs:
             for start in range(0, len(regions), self.size.size):
-                runs = regions.runs[start : start + self.size.size]
-                masks_ = (RunMask.of(own, regions.size, self.transform) for own in runs)
-                yield [(index, Row(pixels, mask)) for index, mask in enumerate(masks_, start) if mask.visible]
+                part = []
+                for index, runs in enumerate(regions.runs[start : start + self.size.size], start):
+                    bounds = np.cumsum(runs, dtype=np.int64).astype(np.int32)
+                    mask = RunMask(bounds[: len(bounds) // 2 * 2], regions.size, self.transform)
+                    if mask.visible:
+                        part.append((index, Row(pixels, mask)))
+                yield part
             return
         height, width = regions.size
+        top, left, high, wide = window_of(height, width, self.transform)
         at_once = max(1, min(_EXPANDED // (height * width), self.size.size))
         for start in range(0, len(regions), at_once):
-            masks = crop_masks(regions.masks(start, start + at_once), self.transform)
+            masks = regions.masks(start, start + at_once)[:, top : top + high, left : left + wide]
             visible = np.flatnonzero(masks.any(axis=(1, 2)))
             if len(visible):
                 alphas = self.encoder.alphas(masks[visible], self.transform)

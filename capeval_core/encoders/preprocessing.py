@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from itertools import groupby
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -28,6 +29,8 @@ from capeval_core.models.copies import on_device
 from capeval_core.weights.catalogue import CLIP_MEAN, CLIP_STD
 
 MaskTransform = Literal["square_crop", "released", "released_no_antialias"]
+
+_DECODED = 1 << 22  # pixels of masks that are decoded at a time, of 16 bytes each while they are
 
 
 @dataclass(frozen=True)
@@ -61,19 +64,6 @@ def normalised(pixels: Tensor, mean: Sequence[float], std: Sequence[float]) -> T
     return (pixels - shift.view(3, 1, 1)) / scale.view(3, 1, 1)
 
 
-def patch_rows(x: Tensor, patch: int) -> Tensor:
-    """(n * cells, c * patch * patch): the patches of (n, c, s, s), row by row."""
-    cells = x.unfold(2, patch, patch).unfold(3, patch, patch)  # (n, c, rows, columns, patch, patch)
-    return cells.permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(0, 2)
-
-
-def check_mask_transform(name: str) -> None:
-    """Refuse a name that is none of `MaskTransform`."""
-    if name not in get_args(MaskTransform):
-        choices = ", ".join(map(repr, get_args(MaskTransform)))
-        raise ValueError(f"mask_transform={name!r}: expected one of {choices}")
-
-
 def image_pixels(image: Image.Image, preprocessing: Preprocessing, transform: MaskTransform) -> Tensor:
     """(3, n, n) float32, in [0, 1] but for what the bicubic filter of `square_crop` overshoots."""
     image = image.convert("RGB")
@@ -86,10 +76,10 @@ def image_pixels(image: Image.Image, preprocessing: Preprocessing, transform: Ma
     return functional.interpolate(pixels, (n, n), mode="bicubic", antialias=True)[0]
 
 
-def crop_masks(masks: NDArray[np.bool_], transform: MaskTransform) -> NDArray[np.bool_]:
-    """Of masks (k, h, w) what the image tower gets to see: (k, side, side), or all of them."""
-    top, left, height, width = window_of(masks.shape[1], masks.shape[2], transform)
-    return masks[:, top : top + height, left : left + width]
+def central_square(height: int, width: int) -> tuple[int, int, int]:
+    """Top, left and side of the largest square in the middle."""
+    side = min(height, width)
+    return height // 2 - side // 2, width // 2 - side // 2, side
 
 
 def window_of(height: int, width: int, transform: MaskTransform) -> tuple[int, int, int, int]:
@@ -107,7 +97,48 @@ def resize_masks(masks: Tensor, size: int, transform: MaskTransform) -> Tensor:
     return functional.interpolate(shares, (size, size), mode="bilinear", antialias=antialias)
 
 
-def central_square(height: int, width: int) -> tuple[int, int, int]:
-    """Top, left and side of the largest square in the middle."""
-    side = min(height, width)
-    return height // 2 - side // 2, width // 2 - side // 2, side
+class RunMask(NamedTuple):
+    """A mask by the pixels at which it changes, counted column by column, until it is on a GPU.
+
+    A mask of 12 megapixels is 12 MB as an array and some kilobytes so: threads hand it over, and it is
+    decoded, cropped and resized on the device.
+
+    bounds: (2k,) int32, where each of k runs of ones begins and ends. size: (height, width) of the mask.
+    transform: how it comes to the image tower's size.
+    """
+
+    bounds: NDArray[np.int32]
+    size: tuple[int, int]
+    transform: MaskTransform
+
+    @property
+    def visible(self) -> bool:
+        """Whether the image tower sees any of its pixels."""
+        top, left, high, wide = window_of(*self.size, self.transform)
+        height = self.size[0]
+        starts = np.maximum(self.bounds[0::2], left * height)
+        ends = np.minimum(self.bounds[1::2], (left + wide) * height)
+        row = starts % height
+        # A run that begins in no row of the window reaches one if it is long enough.
+        reached = ((row >= top) & (row < top + high)) | ((top - row) % height < ends - starts)
+        return bool((reached & (ends > starts)).any())
+
+
+def shares_of(masks: Sequence[RunMask], side: int, device: torch.device) -> Tensor:
+    """(n, 1, side, side) float32 shares of each cell that a mask covers, as `resize_masks` gives them."""
+    shares = []
+    for ((height, width), transform), group in groupby(masks, key=lambda mask: mask[1:]):
+        alike, pixels = list(group), height * width
+        top, left, high, wide = window_of(height, width, transform)
+        at_once = max(1, _DECODED // pixels)
+        for start in range(0, len(alike), at_once):
+            chunk = alike[start : start + at_once]
+            own = np.concatenate([mask.bounds + np.int32(i * pixels) for i, mask in enumerate(chunk)])
+            index, row, column = (
+                torch.arange(n, dtype=torch.int32, device=device) for n in (len(chunk), high, wide)
+            )
+            place = (column + left) * height + (row + top)[:, None] + (index * pixels)[:, None, None]
+            # A pixel is one where the number of bounds up to it is odd; each mask has an even number of them.
+            counts = torch.searchsorted(on_device(own, device), place, right=True, out_int32=True)
+            shares.append(resize_masks(counts & 1, side, transform))
+    return torch.cat(shares)
