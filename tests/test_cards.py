@@ -1,4 +1,4 @@
-"""Cards and pages: the code that they show is run, and gives what they say."""
+"""Cards: the code that they show is run, and gives what they say."""
 
 from __future__ import annotations
 
@@ -7,21 +7,16 @@ from pathlib import Path
 import evaluate
 import pytest
 
+from capeval_core.registry import METRICS
 from tests.snippets import run_snippets
-from tools.documents import CHECKOUT, documents
+from tools.documents import CHECKOUT
+from tools.site import cards, metric_card, weights_card
 
-PAGES = [
-    path
-    for path in documents()
-    if path.parents[1].name in ("metrics",) or path.parent.name == "hub_cards"
-    if "```python" in path.read_text("utf-8")
-]
+CODE = {name: card for name in cards() if "```python" in (card := weights_card(name))}
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(CHECKOUT)))
-def test_the_code_does_what_the_page_says(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("name", [*METRICS, *CODE])
+def test_the_code_does_what_the_card_says(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(CHECKOUT)
     monkeypatch.setattr(evaluate.config, "HF_METRICS_CACHE", tmp_path)
-    assert run_snippets(path.read_text(encoding="utf-8"), str(path)) > 0
+    assert run_snippets(CODE.get(name) or metric_card(name), name) > 0

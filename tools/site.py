@@ -18,6 +18,7 @@ from unittest import mock
 from capeval_core.cli import COMMANDS, main
 from capeval_core.description import describe_metric
 from capeval_core.options import describe_options
+from capeval_core.publishing import cards, metric_card, weights_card
 from capeval_core.registry import METRICS, metric_class, variant_classes
 from tools.documents import CHECKOUT, filled, markdown
 from tools.exactness import ON_CPU, ON_GPU, exactness_rows, has_networks, legend, read_lines
@@ -93,8 +94,7 @@ def exactness_table(metric: str, media: str | None = None) -> str:
 
 def metric_page(name: str) -> str:
     """The page of a metric: its card, and what is made from its class."""
-    card = (CHECKOUT / "metrics" / name / "README.md").read_text(encoding="utf-8").split("---\n", 2)[2]
-    parts = [re.sub(r"^# Metric card for ", "# ", card.strip(), flags=re.M)]
+    parts = [metric_card(name).split("---\n", 2)[2].strip()]
     for media in [None, *(medium for other, medium in variant_classes() if other == name)]:
         of = f" for a {media}" if media else ""
         parts += [f"## Inputs{of}", inputs_list(name, media), f"## Options{of}", options_table(name, media)]
@@ -124,6 +124,7 @@ def pages() -> dict[str, str]:
     made = {"reference/python.md": python, "reference/commands.md": commands_page()}
     changes = (CHECKOUT / "CHANGELOG.md").read_text(encoding="utf-8").replace("](docs/", "](")
     made |= {"changelog.md": changes} | {f"metrics/{name}.md": metric_page(name) for name in METRICS}
+    made |= {f"weights/{name}.md": weights_card(name).split("---\n", 2)[2] for name in cards()}
     return made
 
 

@@ -13,27 +13,25 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from jinja2 import Environment, PackageLoader
+
 from capeval_core._version import __version__
+from capeval_core.description import describe_metric
 from capeval_core.errors import did_you_mean, expanded_path
 from capeval_core.registry import METRICS, metric_class, module_path, network_of, shipped
-from capeval_core.weights.catalogue import LICENCE_NOT_STATED, WeightsEntry, entry_known_as, restriction_of
-from capeval_core.weights.folder import (
-    CONFIG,
-    OPEN_CLIP_CONFIG,
-    OPEN_CLIP_TENSORS,
-    TENSORS,
-    TOKENIZER,
-    VOCABULARY,
-    WeightsFolder,
-    open_weights,
-)
+from capeval_core.weights import catalogue
+from capeval_core.weights import folder as saved
+from capeval_core.weights.catalogue import WeightsEntry
 from capeval_core.weights.hub import failures, patiently, reason, status_of
 
 CARD, PYPI = "README.md", "pypi"
-_IN_A_CHECKOUT = re.compile(r"`metrics/\.\.\.` is [^`]*`capeval`[^`]*`pip install \.` in a checkout\.")
+_CARDS = Environment(
+    loader=PackageLoader("capeval_core.reports"), trim_blocks=True, keep_trailing_newline=True
+)
 _PUBLIC = re.compile(r"(?a)((git\+)?https://|git\+ssh://[\w.-]+@)[\w.-]+(:\d+)?/[\w./~+%-]*(@[\w./-]+)?")
 """Addresses that pip installs from: nothing in them can be a password, a token or a query."""
-_SENT = (CONFIG, OPEN_CLIP_CONFIG, TENSORS, OPEN_CLIP_TENSORS, VOCABULARY, TOKENIZER)
+_SENT = (saved.CONFIG, saved.OPEN_CLIP_CONFIG, saved.TENSORS, saved.OPEN_CLIP_TENSORS)
+_SENT += (saved.VOCABULARY, saved.TOKENIZER)
 """Files of a weights folder that may go out, beside the card: those that encoders read."""
 _NAME, _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*"), re.compile(r"v?\d+\.\d+(\.\d+)?")
 
@@ -61,14 +59,12 @@ class Publication:
 def module(name: str, namespace: str, install_from: str) -> Publication:
     """The Space of a metric: the folder that `evaluate.load` reads, with its page and card."""
     folder = Path(module_path(name))
-    package = "capeval" if install_from == PYPI else install_from
-    loading = f"The package must be installed: `pip install {package}`."
     files: dict[str, bytes | Path] = {}
-    for file in (CARD, "app.py", f"{name}.py", "requirements.txt"):
+    for file in ("app.py", f"{name}.py", "requirements.txt"):
         if path := _own_file(folder, file):
-            text = _installing(path.read_text(encoding="utf-8"), install_from)
-            text = _IN_A_CHECKOUT.sub(lambda _: loading, text)
-            files[file] = _in_namespace(text, namespace, METRICS).encode()
+            files[file] = _installing(path.read_text(encoding="utf-8"), install_from).encode()
+    card_text = metric_card(name, package="capeval" if install_from == PYPI else install_from)
+    files[CARD] = _in_namespace(card_text, namespace, METRICS).encode()
     message = f"{metric_class(name).title}, capeval {__version__}"
     others = _others(folder, files)
     return Publication(f"{_checked(namespace)}/{name}", "space", files, message, not_sent=others)
@@ -83,37 +79,56 @@ def weights(
         raise PublishError(f"{path} is not a folder: pass one that `capeval convert` has made")
     # Before anything is read: what is opened is what will be sent.
     own = {file: found for file in _SENT if (found := _own_file(path, file))}
-    opened = open_weights(path, metric="METRIC", tiny="")
+    opened = saved.open_weights(path, metric="METRIC", tiny="")
     network = network_of(opened).open(opened, device="cpu")
     name = _checked(name or opened.name)
-    entry = entry_known_as(name, opened.original)
+    entry = catalogue.entry_known_as(name, opened.original)
     if not permission and not private and (refusal := _refusal(name, entry, opened)):
         raise PublishError(refusal)
     if entry is not None and (difference := entry.is_another(network.describe(network.config))):
         raise PublishError(f"{path}: {difference}: convert the file that the authors released")
-    listed = _own_file(shipped("hub_cards", "hub_cards"), f"{name}.md")
-    shown = listed or _own_file(path, CARD)
-    if shown is None:
+    own_card = None if name in cards() else _own_file(path, CARD)
+    if own_card is None and name not in cards():
         raise PublishError(f"there is no card for {name!r}: put a {CARD} into {path}, or name listed weights")
+    shown = own_card.read_text(encoding="utf-8") if own_card else weights_card(name)
     quoted = f"\n\nPublished with permission: {permission}" if permission else ""
     message = f"Weights {opened.checksum[:12]}, capeval {__version__}{quoted}"
     words = opened.config.get("vocabulary")
-    read = [opened.config_file.name, opened.tensor_file.name, VOCABULARY]
-    read += [TOKENIZER] if isinstance(words, dict) and words.get("file") == TOKENIZER else []
-    files: dict[str, bytes | Path] = {CARD: _card_text(shown, name, namespace, permission)}
+    read = [opened.config_file.name, opened.tensor_file.name, saved.VOCABULARY]
+    read += [saved.TOKENIZER] if isinstance(words, dict) and words.get("file") == saved.TOKENIZER else []
+    shown += f"\n## Permission\n\n{permission}\n" if permission else ""
+    files: dict[str, bytes | Path] = {CARD: _in_namespace(shown, namespace, [name, *METRICS]).encode()}
     files |= {file: own[file] for file in own if file in read}
-    others = _others(path, [file for file in files if file != CARD or not listed])
+    others = _others(path, [file for file in files if file != CARD or own_card])
     return Publication(f"{_checked(namespace)}/{name}", "model", files, message, not_sent=others)
 
 
 def card(name: str, namespace: str) -> Publication:
     """The card alone of weights that are published already."""
-    path = _own_file(shipped("hub_cards", "hub_cards"), f"{_checked(name)}.md")
-    if path is None:
-        names = cards()
+    if name not in (names := cards()):
         raise PublishError(f"no card {name!r}{did_you_mean(name, names)} (known: {', '.join(names)})")
-    files, message = {CARD: _card_text(path, name, namespace)}, f"Card, capeval {__version__}"
+    text = _in_namespace(weights_card(name), namespace, [name, *METRICS])
+    files, message = {CARD: text.encode()}, f"Card, capeval {__version__}"
     return Publication(f"{_checked(namespace)}/{name}", "model", files, message, create=False)
+
+
+def metric_card(name: str, package: str | None = None) -> str:
+    """The card of a metric, which pip installs as `package`; in a checkout as `.`."""
+    _, short, own = (Path(module_path(name)) / CARD).read_text(encoding="utf-8").split("\n\n", 2)
+    own, _, licence = own.partition("\n## Licence\n")
+    metric = metric_class(name)
+    values = {"metric": metric, "about": describe_metric(metric), "short": short, "package": package}
+    return _CARDS.get_template("metric_card.md.j2").render(values, own=own.strip(), licence=licence.strip())
+
+
+def weights_card(name: str) -> str:
+    """The card of weights: its own lines, and what the catalogue and all cards have."""
+    text = (shipped("hub_cards", "hub_cards") / f"{name}.md").read_text(encoding="utf-8")
+    _, matter, text = text.split("---\n", 2)
+    title, first, own = text.strip().split("\n\n", 2)
+    entry = next((entry for entry in catalogue.WEIGHTS if entry.folder == name and entry.checkpoint), None)
+    values = {"name": name, "entry": entry, "matter": matter.strip(), "title": title, "first": first}
+    return _CARDS.get_template("weights_card.md.j2").render(values, own=own)
 
 
 def cards() -> list[str]:
@@ -122,11 +137,7 @@ def cards() -> list[str]:
 
 
 def _in_namespace(text: str, namespace: str, names: Iterable[str]) -> str:
-    """The text with `capeval/name` and `metrics/name` moved to a namespace, but for default weights.
-
-    >>> _in_namespace('evaluate.load("metrics/pacs"), weights of capeval/pacs-clip-vit-b-32', "me", ["pacs"])
-    'evaluate.load("me/pacs"), weights of capeval/pacs-clip-vit-b-32'
-    """
+    """The text with `capeval/name` and `metrics/name` moved to a namespace, but for default weights."""
     ids = "|".join(map(re.escape, names))
     return re.sub(rf"(?<![\w.-])(?:capeval|metrics)/({ids})(?![\w-]|\.\w)", rf"{namespace}/\1", text)
 
@@ -150,15 +161,15 @@ def _checked(name: str) -> str:
     return name
 
 
-def _refusal(name: str, entry: WeightsEntry | None, folder: WeightsFolder) -> str | None:
+def _refusal(name: str, entry: WeightsEntry | None, folder: saved.WeightsFolder) -> str | None:
     """Why weights are not hosted again for everyone, by the catalogue before what their config states."""
     source = folder.config.get("source")
     stated = source.get("licence") if isinstance(source, dict) else None
     licence = entry.licence if entry else stated
     why = f"the authors of the original{f' ({entry.original})' if entry else ''}"
-    if not isinstance(licence, str) or licence in ("", LICENCE_NOT_STATED):
+    if not isinstance(licence, str) or licence in ("", catalogue.LICENCE_NOT_STATED):
         why += " state no licence, so it may not be hosted again"
-    elif restriction := restriction_of(licence):
+    elif restriction := catalogue.restriction_of(licence):
         why += f' restrict its use ({licence}: "{restriction}")'
     else:
         return None
@@ -166,11 +177,6 @@ def _refusal(name: str, entry: WeightsEntry | None, folder: WeightsFolder) -> st
         f"{name}: {why}: link to it, and let everyone get it from them. Pass --private for a repository of "
         'your own that nobody else sees, or --permission "who allows it, and where" if you have it in writing'
     )
-
-
-def _card_text(path: Path, name: str, namespace: str, permission: str | None = None) -> bytes:
-    text = _in_namespace(path.read_text(encoding="utf-8"), namespace, [name, *METRICS])
-    return (f"{text.rstrip()}\n\n## Permission\n\n{permission}\n" if permission else text).encode()
 
 
 def _own_file(folder: Path, name: str) -> Path | None:

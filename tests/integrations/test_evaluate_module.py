@@ -110,5 +110,3 @@ def test_each_metric_has_a_complete_folder(name: str) -> None:
     assert (folder / "requirements.txt").read_text().split() == [f"capeval[{extras}]"]
     # Without the package evaluate tells what to install: by the name it has there, not by its module's.
     assert get_imports(str(folder / f"{name}.py")) == [("library", "capeval_core", "capeval", None)]
-    card = (folder / "README.md").read_text(encoding="utf-8")
-    assert f'evaluate.load("metrics/{name}"' in card

@@ -85,6 +85,6 @@ def test_a_metric_loads_from_its_installed_folder(installed: Path, weights: str,
     )
     folder = Path(done.stdout.strip())
     assert folder == installed / "capeval_core" / "hub_metrics" / "refpacs"
-    assert (folder / "README.md").read_text(encoding="utf-8").startswith("---\n")
+    assert (folder / "README.md").read_text(encoding="utf-8").startswith("# RefPAC-S\n")
     module = evaluate.load(str(folder), weights=weights, cache_dir=str(tmp_path))
     assert list(module.features) == ["predictions", "images", "references"]
