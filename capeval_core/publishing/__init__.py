@@ -30,8 +30,8 @@ _CARDS = Environment(
 )
 _PUBLIC = re.compile(r"(?a)((git\+)?https://|git\+ssh://[\w.-]+@)[\w.-]+(:\d+)?/[\w./~+%-]*(@[\w./-]+)?")
 """Addresses that pip installs from: nothing in them can be a password, a token or a query."""
-_SENT = (saved.CONFIG, saved.OPEN_CLIP_CONFIG, saved.TENSORS, saved.OPEN_CLIP_TENSORS)
-_SENT += (saved.VOCABULARY, saved.TOKENIZER)
+_SENT = [saved.CONFIG, saved.OPEN_CLIP_CONFIG, saved.TENSORS, saved.OPEN_CLIP_TENSORS]
+_SENT += [saved.VOCABULARY, saved.TOKENIZER]
 """Files of a weights folder that may go out, beside the card: those that encoders read."""
 _NAME, _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*"), re.compile(r"v?\d+\.\d+(\.\d+)?")
 
