@@ -213,12 +213,19 @@ class ProblemsError(Exception):
 
 
 @contextmanager
-def beside(problems: Problems) -> Iterator[None]:
-    """Raise these problems together with those of the block, which is run whatever they are."""
+def noting(problems: Problems) -> Iterator[None]:
+    """Note what the block raises about its input, and go on."""
     try:
         yield
     except ProblemsError as error:
         problems.extend(error.problems)
+
+
+@contextmanager
+def beside(problems: Problems) -> Iterator[None]:
+    """Raise these problems together with those of the block, which is run whatever they are."""
+    with noting(problems):
+        yield
     problems.raise_if_any()
 
 

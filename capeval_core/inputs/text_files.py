@@ -35,7 +35,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path, PurePosixPath
-from typing import Any, NoReturn
+from typing import Any
 
 from capeval_core.errors import (
     FileError,
@@ -44,6 +44,7 @@ from capeval_core.errors import (
     did_you_mean,
     file_error,
     file_problem,
+    noting,
     option_problem,
     refuse_nul,
     setting,
@@ -113,12 +114,17 @@ def contents(path: Path) -> bytes:
 
 def decoded(path: Path, data: bytes) -> str:
     """The text of a file in UTF-8, or in UTF-16 with a byte order mark. Raises FileError."""
-    wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))  # as Excel and PowerShell write
+    encoding = _encoding(data)
     try:
-        return data.decode("utf-16" if wide else "utf-8-sig")
+        return data.decode(encoding)
     except UnicodeDecodeError as error:
-        found = f"is not a text in UTF-{16 if wide else 8} ({error.reason} at position {error.start})"
-        raise file_error(path, found, "convert it") from None
+        found = f"is not a text in {encoding[:6].upper()} ({error.reason} at position {error.start})"
+        raise file_error(path, found.replace("UTF-8-", "UTF-8"), "convert it") from None
+
+
+def _encoding(data: bytes) -> str:
+    """UTF-16 is what Excel and PowerShell write."""
+    return "utf-16" if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig"
 
 
 def load_json(path: Path, once: str = "for several captions of an image use {image id: [captions]}") -> Any:
@@ -126,7 +132,14 @@ def load_json(path: Path, once: str = "for several captions of an image use {ima
     return _parsed(path, decoded(path, contents(path)), once=once)
 
 
-def _parsed(path: Path, text: str, first_line: int = 1, once: str = "write each key once") -> Any:
+def _quoted(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, names))
+
+
+_SEVERAL = "for several captions of an image use {image id: [captions]}"
+
+
+def _parsed(path: Path, text: str, first_line: int = 1, once: str = _SEVERAL) -> Any:
     """JSON in which a repeated key is an error: `json` would silently keep the last."""
     repeated: list[str] = []
 
@@ -158,16 +171,17 @@ class Texts:
     """The texts of a file by image id, in the file's order; what is wrong with its rows is noted.
 
     fields: the names that a row's text may have, the first that is there counts. column: which of the options
-    names the texts. entries: for each text, what its row calls the image, by column where it has several;
-    texts of one row share it.
+    names the texts. wide: a table may have one row per image. entries: for each text, what its row calls the
+    image, by column where it has several; texts of one row share it.
     """
 
     path: Path
     fields: Sequence[str]
     problems: Problems
-    options: FileOptions = field(default_factory=FileOptions)
-    column: str = "caption_column"
-    wide: bool = False
+    options: FileOptions
+    column: str
+    wide: bool
+    is_table: bool = False
     rows: list[tuple[str, str]] = field(default_factory=list)
     entries: list[Mapping[str, str]] = field(default_factory=list)
     file_names: dict[str, str] = field(default_factory=dict)
@@ -175,9 +189,11 @@ class Texts:
     splits: Counter[str] = field(default_factory=Counter)
     _lists: dict[str, list[str]] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self.chosen: str | None = getattr(self.options, self.column)
+    @property
+    def chosen(self) -> str | None:
         """The column of texts that the user names."""
+        chosen: str | None = getattr(self.options, self.column)
+        return chosen
 
     def by_id(self) -> dict[str, list[str]]:
         """All texts of each id."""
@@ -186,34 +202,31 @@ class Texts:
             gathered.setdefault(image_id, []).append(text)
         return gathered
 
-    def complain(self, row: str | None, found: str, fix: str = "") -> None:
+    def complain(self, place: str | None, found: str, fix: str = "") -> None:
         """Note a problem with a row, such as `line 3`, or a part of it; None: with the file."""
-        self.problems.add(file_problem(self.path, found, fix, index=row))
+        self.problems.add(file_problem(self.path, found, fix, index=place))
 
-    def fail(self, found: str, fix: str = "") -> NoReturn:
-        raise file_error(self.path, found, fix)
-
-    # which column names the image
+    # which column names the image, and which the text
 
     def id_column(self, find: Callable[[str], Sequence[str]]) -> str | None:
         """The column whose values name something in most rows; None where no row has several columns."""
         known: Counter[str] = Counter()
-        differing: list[dict[str, str]] = []
+        differing: list[dict[str, tuple[str, ...]]] = []
         cached = cache(lambda value: tuple(sorted(find(value))))
         for ids in self.entries:
             found = {name: things for name, value in ids.items() if (things := cached(value))}
             known.update(found.keys())
             if len(set(found.values())) > 1:
-                differing.append({name: things[0] for name, things in found.items()})
+                differing.append(found)
         if self.options.id_column in known:
             return self.options.id_column
         if differing:
-            names, images = (" and ".join(map(repr, of)) for of in (differing[0], differing[0].values()))
+            names = " and ".join(map(repr, differing[0]))
+            images = " and ".join(repr(things[0]) for things in differing[0].values())
             wrong = f"{names} name different images in {len(differing):,} rows, such as {images}"
             best = next(name for name in differing[0] if name != "id")
             self.complain(None, wrong, setting("id_column", best, "choose the column of image ids with "))
-        columns = {name: None for ids in self.entries for name in ids if len(ids) > 1}
-        return max(columns, key=known.__getitem__, default=None)
+        return max(known, key=known.__getitem__, default=None)
 
     def use_id_column(self, find: Callable[[str], Sequence[str]]) -> None:
         """Let that column name the images: as file names of ids, or as the ids where they are no pairs."""
@@ -243,43 +256,32 @@ class Texts:
         captions = self.options.caption_column
         return usual if captions is None or captions not in names else list(dict.fromkeys([captions, *usual]))
 
-    def _unclear(self, names: Collection[str], ids: Sequence[str]) -> tuple[str, str]:
-        """What a row or table of these names lacks, or has too much of, and the fix."""
+    def unclear(self, names: Sequence[str], ids: Sequence[str]) -> tuple[str, str] | None:
+        """What a row or a table of these names, of which some are ids, lacks or has too much of; the fix."""
         texts = self.text_fields(names)
         if ids and texts:
-            found = f"of which {' or '.join(map(repr, texts))} may be the text"
-            return found, setting(self.column, texts[0], "name it with ")
-        others = [name for name in names if name and name not in (*ID_FIELDS, *_PATH_FIELDS, _SPLIT, *texts)]
-        lacking, settings = [], []
-        if not ids:
-            lacking.append(self.options.id_column or " or ".join(ID_FIELDS))
-            settings += [setting("id_column", name) for name in others[:1]]
+            found = f"has {_listed(names)}, of which {' or '.join(map(repr, texts))} may be the text"
+            return None if len(texts) == 1 else (found, setting(self.column, texts[0], "name it with "))
+        lacking = {} if ids else {"id_column": self.options.id_column or " or ".join(ID_FIELDS)}
         if not texts:
-            lacking.append(self.chosen or " or ".join(self.fields))
-            settings += [setting(self.column, name) for name in others[0 if ids else 1 :][-1:]]
-        found = f"but no {', and no '.join(lacking)}"
-        them = "it" if len(settings) == 1 else "them"
-        return found, f"name {them} with {' and '.join(settings)}" if settings else ""
+            lacking[self.column] = self.chosen or " or ".join(self.fields)
+        fix = f"expected that, or a name with {' and '.join(setting(name, 'NAME') for name in lacking)}"
+        return f"has {_listed(names)}, but no {', and no '.join(lacking.values())}", fix
 
-    def require_columns(self, names: Sequence[str], table: str) -> str:
-        """The column of texts of a table, which has to name ids and texts, once; else raise FileError."""
+    def check_header(self, names: Sequence[str]) -> None:
+        """Refuse a table unless its columns say what its ids and its texts are, each once."""
         self.columns = dict.fromkeys(names)
-        ids, texts = self.id_fields(names), self.text_fields(names)
-        if not ids or len(texts) != 1:
-            found, fix = self._unclear(names, ids)
-            if not ids and fix:
-                fix += ", or write a header above the first row if there is none"
-            self.fail(f"{table} {_listed(names)}, {found}", fix)
-        if twice := [name for name, count in Counter(names).items() if name and count > 1]:
-            self.fail(f"{twice[0]!r} names several columns", "give every column a name of its own")
-        return texts[0]
+        twice = [f"{name!r} comes twice" for name, count in Counter(names).items() if name and count > 1]
+        wrong = (twice[0], "name each column once") if twice else self.unclear(names, self.id_fields(names))
+        if wrong is not None:
+            raise file_error(self.path, f"the header {wrong[0][:500]}", wrong[1])
 
     # rows
 
-    def row(self, row: Any, name: str) -> None:
-        """One object with an id and a text, from any kind of file; `name`: such as `line 3`."""
+    def row(self, row: Any, place: str) -> None:
+        """One object with an id and a text, from any kind of file."""
         if not isinstance(row, dict):
-            self.complain(name, f"is {described(row)}", "expected an object with an id and a caption")
+            self.complain(place, f"is {described(row)}", "expected an object with an id and a caption")
             return
         self.columns = self.columns or dict.fromkeys(row)
         if isinstance(split := row.get(_SPLIT), str):
@@ -288,76 +290,72 @@ class Texts:
                 return
         # An image in a table of Hugging Face is an object, and another column has its name.
         usable = [key for key, value in row.items() if value is not None and not isinstance(value, dict)]
-        id_fields, text_fields = self.id_fields(usable), self.text_fields(row)
+        ids = self.id_fields(usable)
         if self.options.id_column in self.columns:  # where it is empty, no other takes its place
-            id_fields.insert(0, str(self.options.id_column))
-        if not id_fields or len(text_fields) != 1:
-            found, fix = self._unclear(row, id_fields)
-            self.complain(name, f"has {_listed(row)}, {found}", fix)
+            ids.insert(0, str(self.options.id_column))
+        if wrong := self.unclear(list(row), ids):
+            self.complain(place, *wrong)
             return
-        (text_field,) = text_fields
-        image_id = self.image_id(row.get(id_fields[0]), f"{name}: {id_fields[0]}")
-        if image_id is None:
-            return
-        ids = {key: one for key in self.id_fields(usable) if (one := _as_id(row[key]))}
-        name = f"{name} (id {image_id!r}): {text_field}"
-        value = row[text_field]
-        if isinstance(value, str) and text_field in (*_LIST_FIELDS, self.chosen):
-            texts = read_written_list(value)
-            if texts is None and is_written_list(value, whole=text_field not in _LIST_FIELDS):
-                found = f"begins like a list but cannot be read as one ({value[:40]!r})"
-                self.complain(name, found, 'write a list of strings as JSON, ["...", "..."]')
-                return
-            value = value if texts is None else texts
-        repeats = text_field == "references"  # rows that carry their image's whole list each
-        self.add(image_id, value, name, repeats, ids if len(ids) > 1 else None)
-
-    def image_id(self, value: Any, name: str) -> str | None:
-        """The id as a string, or None with the problem noted."""
-        if isinstance(value, str) and not valid_unicode(value):
-            self.complain(name, f"is {value!a}, which is not UTF-8", "rename the image, and its id here")
-            return None
-        if image_id := _as_id(value):
-            return image_id
-        found = "an empty string" if value == "" else described(value)
-        self.complain(name, f"is {found}", "expected a string or a whole number")
-        return None
+        (name,) = self.text_fields(row)
+        names = {key: one for key in self.id_fields(usable) if (one := _as_id(row[key]))}
+        self.add(row.get(ids[0]), row[name], place, name, names, ids[0])
 
     def add(
         self,
-        image_id: str,
+        image: Any,
         value: Any,
-        name: str,
-        repeats: bool = False,
+        place: str = "",
+        name: str = "",
         ids: Mapping[str, str] | None = None,
+        id_name: str = "the id",
     ) -> None:
-        """A caption or a list of them; with `repeats` the same list counts once."""
-        if isinstance(value, str) and "references" in self.fields and is_written_list(value):
-            self.complain(name, f"is a list written as text ({value[:40]!r})", "write it as a list")
+        """A caption or a list of them; name, ids and id_name: the names of its columns."""
+        image_id = _as_id(image)
+        if image_id is None or not valid_unicode(image_id):
+            found = (
+                f"is {image_id!a}, which is not UTF-8"
+                if image_id
+                else f"is {'empty' if image == '' else described(image)}"
+            )
+            fix = "rename the image, and its id here" if image_id else "expected a text or a whole number"
+            self.complain(f"{place}: {id_name}" if place else id_name, found, fix)
             return
-        values = value if isinstance(value, list) else [value]
-        if not values:
-            self.complain(name, "is an empty list")
-        texts: list[str] = []
-        for j, text in enumerate(values):
-            item = f"{name}[{j}]" if isinstance(value, list) else name
-            if isinstance(text, dict):
-                inner = next((n for n in (self.chosen, *self.fields, *_FOREIGN_FIELDS) if n in text), None)
-                if inner is None:
-                    self.complain(item, f"has {_listed(text)}, but no {' or '.join(self.fields)}")
-                    return
+        place = f"{place} (id {image_id!r})" if place else f"id {image_id!r}"
+        place += f": {name}" if name else ""
+        if isinstance(value, str) and name and name in (*_LIST_FIELDS, self.chosen):
+            texts = read_written_list(value)
+            if texts is None and is_written_list(value, whole=name not in _LIST_FIELDS):
+                found = f"begins like a list but cannot be read as one ({value[:40]!r})"
+                self.complain(place, found, 'write a list of strings as JSON, ["...", "..."]')
+                return
+            value = value if texts is None else texts
+        several = isinstance(value, list)
+        texts = []
+        for j, text in enumerate(value if several else [value]):
+            own = f"{place}[{j}]" if several else place
+            names = (
+                (self.chosen, *self.fields, *_FOREIGN_FIELDS) if several and isinstance(text, dict) else ()
+            )
+            if inner := next((name for name in names if name in text), None):
                 self.columns.setdefault(inner)
                 text = text[inner]
             if not isinstance(text, str):
-                self.complain(item, f"is {described(text, none='null')}", "expected a string")
+                without = f" without {' or '.join(self.fields)}" if isinstance(text, dict) else ""
+                self.complain(own, f"is {described(text, none='null')}{without}", "expected a string")
+                return
+            if (self.is_table or "references" in self.fields) and is_written_list(text):
+                fix = "write it as a list, in a table in a column captions"
+                self.complain(own, f"is a list written as text ({text[:40]!r})", fix)
                 return
             texts.append(text)
-        if repeats and isinstance(value, list) and self._lists.setdefault(image_id, texts) is not texts:
-            if self._lists[image_id] != texts:
-                self.complain(name, "differ from those given for this id before")
+        if not texts:
+            self.complain(place, "is an empty list")
+        if several and name == "references" and self._lists.setdefault(image_id, texts) is not texts:
+            if self._lists[image_id] != texts:  # each row may carry the list, which counts once
+                self.complain(place, "differ from those given for this id before")
             return
         self.rows.extend((image_id, text) for text in texts)
-        self.entries.extend([{} if ids is None else ids] * len(texts))
+        self.entries.extend([ids if ids and len(ids) > 1 else {}] * len(texts))
 
 
 def _as_id(value: Any) -> str | None:
@@ -375,9 +373,9 @@ def _listed(names: Collection[str]) -> str:
 
 def refuse_unused(options: FileOptions, read: Mapping[Path, Texts], problems: Problems) -> None:
     """Note columns and splits that the user names and none of the files has."""
-    columns = list(dict.fromkeys(name for texts in read.values() for name in texts.columns))
-    splits = sum((texts.splits for texts in read.values()), Counter[str]())
     files = " or ".join(map(str, read))
+    columns = dict.fromkeys(name for texts in read.values() for name in texts.columns)
+    splits = sum((texts.splits for texts in read.values()), Counter[str]())
     has = f"the columns are {_listed(columns)}" if columns else "captions there have no columns"
     for name in ("id_column", "caption_column", "reference_column"):
         value = getattr(options, name)
@@ -387,10 +385,6 @@ def refuse_unused(options: FileOptions, read: Mapping[Path, Texts], problems: Pr
     for split in options.splits:
         if split not in splits:
             problems.add(option_problem("split", split, f"no split of {files}", has))
-
-
-def _quoted(names: Iterable[str]) -> str:
-    return ", ".join(map(repr, names))
 
 
 def _counted(splits: Counter[str]) -> str:
@@ -413,26 +407,25 @@ def _read_json(data: bytes, texts: Texts) -> None:
     if first.rstrip().endswith("}") and rest.lstrip().startswith("{"):
         _read_json_lines(data, texts)
         return
-    content = _parsed(texts.path, text, once="for several captions of an image use {image id: [captions]}")
+    content = _parsed(texts.path, text)
     under: dict[str, Any] = content if isinstance(content, dict) else {}
-    images: Any = under.get("images")
+    rows, name, images = content, "entry", under.get("images", [])
     if _are_objects(under.get("annotations")):
-        _read_annotations(under["annotations"], under.get("images", []), texts)
+        rows, name = under["annotations"], "annotation"
+        _read_file_names(images, texts)
     elif _are_objects(images) and any("sentences" in image for image in images):
-        for i, image in enumerate(images):
-            texts.row(_of_karpathy(image), f"image {i}")
-    elif isinstance(content, dict) and (not content or any(_is_text(value) for value in content.values())):
+        rows, name = [_of_karpathy(image) for image in images], "image"
+    if _are_objects(rows):
+        for i, row in enumerate(rows):
+            texts.row(row, f"{name} {i}")
+    elif content == {} or any(isinstance(value, (str, list)) for value in under.values()):
         # Captions by image id. Values of another kind, but null, are reported alone.
-        unfit = any(value is not None and not _is_text(value) for value in content.values())
-        for image_id, value in content.items():
-            if not _is_text(value):
-                found = f"is {described(value, none='null')}"
-                texts.complain(f"id {image_id!r}", found, "expected a caption or a list of them")
-            elif not unfit and texts.image_id(image_id, "an image id") is not None:
-                texts.add(image_id, value, f"id {image_id!r}")
-    elif _are_objects(content):
-        for i, row in enumerate(content):
-            texts.row(row, f"entry {i}")
+        unfit = [
+            value for value in under.values() if value is not None and not isinstance(value, (str, list))
+        ]
+        for image_id, value in under.items():
+            if not unfit or not isinstance(value, (str, list)):
+                texts.add(image_id, value)
     else:
         found = described(content, none="null")
         if content and isinstance(content, (dict, list)):
@@ -444,32 +437,21 @@ def _are_objects(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(row, dict) for row in value)
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, (str, list))
-
-
-def _read_annotations(rows: list[Any], images: Any, texts: Texts) -> None:
-    """COCO's annotations, and from its images the file names of their ids."""
-    for i, row in enumerate(rows):
-        texts.row(row, f"annotation {i}")
-    if not isinstance(images, list):
-        texts.complain("images", f"is {described(images, none='null')}", "expected a list, or leave it out")
-        return
-    for i, image in enumerate(images):
+def _read_file_names(images: Any, texts: Texts) -> None:
+    """From the images of COCO's annotations the file names of their ids."""
+    for i, image in enumerate(images if isinstance(images, list) else [None]):
         name = image.get("file_name", "") if isinstance(image, dict) else None
-        if not isinstance(name, str):
-            texts.complain(f"image {i}", f"is {described(image, none='null')}", "expected id and file_name")
-        elif name and (image_id := texts.image_id(image.get("id"), f"image {i}: id")) is not None:
-            other = texts.file_names.setdefault(image_id, name)
-            if other != name:
-                texts.complain(f"image {i}", f"the id {image_id!r} is also that of {other!r}")
+        image_id = _as_id(image.get("id")) if name else None
+        if not isinstance(name, str) or (name and image_id is None):
+            found = f"is {described(image, none='null')}"
+            texts.complain(f"image {i}", found, "expected an object with id and file_name")
+        elif image_id and (other := texts.file_names.setdefault(image_id, name)) != name:
+            texts.complain(f"image {i}", f"the id {image_id!r} is also that of {other!r}")
 
 
 def _of_karpathy(image: dict[str, Any]) -> dict[str, Any]:
     """An image with its sentences. The number of COCO is the id where there is one, else the file's name."""
-    row = dict(image)
-    if "cocoid" in image:
-        row.setdefault("image_id", image["cocoid"])
+    row = {"image_id": image["cocoid"], **image} if "cocoid" in image else dict(image)
     folder, name = image.get("filepath"), image.get("filename")
     if isinstance(folder, str) and isinstance(name, str):
         row.setdefault("file_name", f"{folder}/{name}")
@@ -477,16 +459,11 @@ def _of_karpathy(image: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read_json_lines(data: bytes, texts: Texts) -> None:
-    """One object a line."""
     # Not splitlines: a caption may hold U+2028, which JSON does not escape.
     for number, line in enumerate(decoded(texts.path, data).split("\n"), start=1):
         if line.strip():
-            try:
-                row = _parsed(texts.path, line, first_line=number)
-            except FileError as error:
-                texts.problems.extend(error.problems)
-            else:
-                texts.row(row, f"line {number}")
+            with noting(texts.problems):
+                texts.row(_parsed(texts.path, line, first_line=number), f"line {number}")
 
 
 # ---- tables
@@ -499,7 +476,6 @@ _TOKEN = re.compile(r"([^\t]+)#[0-9]+\t(.*)")
 _JOINED = re.compile(r"\s*[0-9]+\s\s+(\S.*)")
 """Number and caption of an image of Flickr30k in one cell: a row of the published table lacks a `|`."""
 _QUOTED = re.compile(r'"((?:[^"]|"")*)"')
-_COMMAS = "quote captions that hold commas"
 
 
 def _read_table(data: bytes, texts: Texts) -> None:
@@ -507,112 +483,91 @@ def _read_table(data: bytes, texts: Texts) -> None:
     text = decoded(texts.path, data).replace("\r\n", "\n")
     first = text.lstrip("\n").partition("\n")[0]
     if _TOKEN.match(first):
-        numbered: dict[str, str] = {}  # captions with numbers of their own belong together
-        for number, line in enumerate(text.split("\n"), start=1):
-            if match := _TOKEN.fullmatch(line):
-                texts.add(match[1], match[2], f"line {number} (id {match[1]!r})", ids=numbered)
-            elif line.strip():
-                found = f"is {line[:40]!r}, expected a file name, # and a number, a tab, and a caption"
-                texts.complain(f"line {number}", found)
+        _read_tokens(text, texts)
         return
 
     def known(delimiter: str) -> bool:
         names = [name.strip().strip('"') for name in first.split(delimiter)]
         return bool(texts.id_fields(names) and texts.text_fields(names))
 
+    texts.is_table = True
     delimiter = next(filter(known, _DELIMITERS), max(_DELIMITERS, key=first.count))
-    lines = text.split("\n")
-    even = len({line.count("\t") for line in lines if line.strip()}) == 1
-    rows = _lines(lines) if delimiter == "\t" and even else _records(text, delimiter, texts)
-    header = [name.strip() for name in next(rows, ("", []))[1]]
-    if len(header) == 1:
-        found = f"the first line is {first.strip()[:40]!r}, expected a header that names an id and a caption"
-        texts.fail(found, "write image_id and caption above the first row, or use JSON")
-    if texts.wide and not texts.text_fields(header):
-        _read_wide_rows(header, rows, texts)
+    records = _records(text, delimiter, texts)
+    header = [name.strip() for name in next(records, ("", []))[1]]
+    # One row per image, its id first; a first row that is no header would be lost, and is refused.
+    wide = texts.wide and len(header) > 1 and not texts.text_fields(header)
+    ids = (*ID_FIELDS, texts.options.id_column)
+    if wide and ((header[0] and header[0] not in ids) or set(header[1:]) & set(ids)):
+        fix = f"expected a header that begins with {' or '.join(ID_FIELDS)}, then any names"
+        texts.complain("line 1", f"has {_listed(header)[:200]}", f"{fix}; write one above the first image")
     else:
-        _read_rows(header, rows, texts, delimiter)
+        if not wide:
+            texts.check_header(header)
+        _read_records(header, records, texts, delimiter, wide)
     # Tables are often written with a word for what is missing, which nobody wants to have scored.
-    if ids := [image_id for image_id, text in texts.rows if text.strip() in _MISSING]:
+    if missing := [image_id for image_id, text in texts.rows if text.strip() in _MISSING]:
         warn(
-            f"{texts.path}: {len(ids):,} of {len(texts.rows):,} captions are a word for a missing value, "
-            f"such as 'nan' (ids {some_of(ids)}), and are read: leave those rows out if there is none"
+            f"{texts.path}: {len(missing):,} of {len(texts.rows):,} captions are a word for a missing value, "
+            f"such as 'nan' (ids {some_of(missing)}), and are read: leave those rows out if there is none"
         )
 
 
-def _records(text: str, delimiter: str, texts: Texts) -> Iterator[tuple[str, list[str]]]:
-    """Each record that is not blank, with the line on which it begins."""
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-    begins = 1
-    try:
-        for cells in reader:
-            if cells:
-                yield f"line {begins}", cells
-            begins = reader.line_num + 1
-    except csv.Error as error:
-        fix = "if a cell is too large, close the quotation mark with which it begins, or use JSON lines"
-        texts.complain(f"line {begins}", f"is not CSV ({error})", fix)
-
-
-def _lines(lines: list[str]) -> Iterator[tuple[str, list[str]]]:
-    """Each line of a table with tabs, all of as many: marks that do not enclose a cell are the caption's."""
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            quoted = [(_QUOTED.fullmatch(cell), cell) for cell in line.split("\t")]
-            yield f"line {number}", [mark[1].replace('""', '"') if mark else cell for mark, cell in quoted]
-
-
-def _read_rows(
-    header: list[str], rows: Iterator[tuple[str, list[str]]], texts: Texts, delimiter: str
+def _read_records(
+    header: list[str], records: Iterable[tuple[str, list[str]]], texts: Texts, delimiter: str, wide: bool
 ) -> None:
-    name = texts.require_columns(header, "the header has")
-    alone = name not in _LIST_FIELDS and name != texts.chosen
+    known: set[str] = set()
     joined = 0
-    for line, cells in rows:
+    for place, cells in records:
         if delimiter == "|":
             cells = [cell.strip() for cell in cells]
             if len(cells) == len(header) - 1 and (match := _JOINED.fullmatch(cells[-1])):
                 cells[-1:] = ["", match[1]]
                 joined += 1
-        row = dict(zip(header, cells, strict=False))
         if len(cells) != len(header):
-            fix = _COMMAS if delimiter == "," and len(cells) > len(header) else ""
-            texts.complain(line, f"has {len(cells)} cells, the header has {len(header)}", fix)
-        elif alone and is_written_list(row[name]):
-            found = f"is a list written as text ({row[name][:40]!r})"
-            fix = "call the column captions, or write one row per caption"
-            texts.complain(f"{line}: {name}", found, fix)
+            found = f"has {len(cells)} cells, the header has {len(header)}"
+            texts.complain(place, found, "quote captions that hold commas, and leave no cell out")
+        elif not wide:
+            texts.row(dict(zip(header, cells, strict=True)), place)
+        elif cells[0] in known:
+            texts.complain(place, f"the id {cells[0]!r} comes twice, expected one row per image")
         else:
-            texts.row(row, line)
+            texts.add(cells[0], [text for text in cells[1:] if text.strip()], place, "its captions")
+            known.add(cells[0])
     if joined:
         found = f"{joined:,} row lacks" if joined == 1 else f"{joined:,} rows lack"
         warn(f"{texts.path}: {found} the | behind the number; what follows is taken for the caption")
 
 
-def _read_wide_rows(header: list[str], rows: Iterator[tuple[str, list[str]]], texts: Texts) -> None:
-    """One row per image, its id first; a first row that is no header would be lost, and is refused."""
-    ids = (*ID_FIELDS, texts.options.id_column)
-    if (header[0] and header[0] not in ids) or set(header[1:]) & set(ids):
-        fix = f"expected a header that begins with {' or '.join(ID_FIELDS)}, then any names"
-        found = f"has {', '.join(repr(name[:40]) for name in header[:4])}"
-        texts.complain("line 1", found, f"{fix}; write one above the first image")
+def _read_tokens(text: str, texts: Texts) -> None:
+    numbered = {"file": "", "number": ""}  # captions with numbers of their own belong together
+    for number, line in enumerate(text.split("\n"), start=1):
+        if match := _TOKEN.fullmatch(line):
+            texts.add(match[1], match[2], f"line {number}", ids=numbered)
+        elif line.strip():
+            fix = "expected a file name, # and a number, a tab, and a caption"
+            texts.complain(f"line {number}", f"is {line[:40]!r}", fix)
+
+
+def _records(text: str, delimiter: str, texts: Texts) -> Iterator[tuple[str, list[str]]]:
+    """The cells of each record that is not blank, with the line on which it begins."""
+    lines = text.split("\n")
+    if delimiter == "\t" and len({line.count("\t") for line in lines if line.strip()}) == 1:
+        # All of as many tabs: marks that do not enclose a cell are the caption's.
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                cells = [(_QUOTED.fullmatch(cell), cell) for cell in line.split("\t")]
+                yield f"line {number}", [mark[1].replace('""', '"') if mark else cell for mark, cell in cells]
         return
-    known: set[str] = set()
-    for line, (image_id, *cells) in rows:
-        captions = [text for text in cells if text.strip()]
-        lists = [text for text in captions if is_written_list(text)]
-        if len(cells) != len(header) - 1:
-            found = f"has {len(cells) + 1} cells, the header has {len(header)}"
-            texts.complain(line, found, f"{_COMMAS}, and leave cells empty where an image has fewer captions")
-        elif image_id in known:
-            texts.complain(line, f"the id {image_id!r} comes twice, expected one row per image")
-        elif lists:
-            fix = "write one caption per cell, or call the column captions"
-            found = f"is a list written as text ({lists[0][:40]!r})"
-            texts.complain(f"{line} (id {image_id!r}): a cell", found, fix)
-        elif (checked := texts.image_id(image_id, f"{line}: {header[0] or 'the id'}")) is not None:
-            texts.add(checked, captions, f"{line} (id {image_id!r}): its captions")
-        known.add(image_id)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    begins = 1
+    try:
+        for record in reader:
+            if record:
+                yield f"line {begins}", record
+            begins = reader.line_num + 1
+    except csv.Error as error:
+        fix = "if a cell is too large, close the quotation mark with which it begins, or use JSON lines"
+        texts.complain(f"line {begins}", f"is not CSV ({error})", fix)
 
 
 def _read_parquet(data: bytes, texts: Texts) -> None:
@@ -623,12 +578,11 @@ def _read_parquet(data: bytes, texts: Texts) -> None:
     try:
         file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
         columns, options = file.schema_arrow.names, texts.options
-        texts.require_columns(columns, "the columns are")
         chosen = (options.id_column, options.caption_column, options.reference_column)
         known = {*ID_FIELDS, *_PATH_FIELDS, *texts.fields, *_FOREIGN_FIELDS, _SPLIT, *chosen}
-        used = [name for name in columns if name in known]
-        rows = (row for batch in file.iter_batches(columns=used) for row in batch.to_pylist())
-        for i, row in enumerate(rows):
+        texts.check_header(columns)
+        batches = file.iter_batches(columns=[name for name in columns if name in known])
+        for i, row in enumerate(row for batch in batches for row in batch.to_pylist()):
             texts.row(row, f"row {i}")
     except FileError:
         raise
@@ -665,26 +619,25 @@ def read_texts(
     path, name = Path(path), Path(path)
     if os.fspath(path) == _STANDARD_INPUT:
         name = Path("standard input")
-        data = _limited(sys.stdin.buffer.read(LIMITS.file_bytes + 1), name)
+        data = _limited(sys.stdin.buffer, name)
     else:
         data = contents(path)
     if data.startswith(b"\x1f\x8b"):
         path = path.with_suffix("")
         try:
             with gzip.open(io.BytesIO(data)) as file:
-                data = _limited(file.read(LIMITS.file_bytes + 1), name)
+                data = _limited(file, name)
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise file_error(name, f"is damaged ({error})", "compress it again") from None
     before = len(problems)
     texts = Texts(name, fields, problems, options or FileOptions(), column, wide)
     if not data.removeprefix(codecs.BOM_UTF8).strip():
-        texts.fail("is empty")
+        raise file_error(name, "is empty")
     (_READERS.get(path.suffix.lower()) or _reader_of(data))(data, texts)
     chosen, splits = texts.options.splits, texts.splits
     if not texts.rows and len(problems) == before:
-        if splits and chosen:
-            texts.fail(f"holds no captions of split {_quoted(chosen)}, only of {_counted(splits)}")
-        texts.fail("holds no captions")
+        others = f" of split {_quoted(chosen)}, only of {_counted(splits)}" if splits and chosen else ""
+        raise file_error(name, f"holds no captions{others}")
     if len(splits) > 1 and not chosen and not all_splits:
         first = "test" if "test" in splits else next(iter(splits))
         texts.complain(None, f"holds the splits {_counted(splits)}", setting("split", first, "choose with "))
@@ -697,15 +650,14 @@ def _reader_of(data: bytes) -> Callable[[bytes, Texts], None]:
     """The reader of a file whose name does not say what it is."""
     if data.startswith(b"PAR1"):
         return _read_parquet
-    wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-    first = data[:4096].decode("utf-16" if wide else "utf-8-sig", "ignore").lstrip()[:1]
+    first = data[:4096].decode(_encoding(data), "ignore").lstrip()[:1]
     return _read_json if first in ("{", "[") else _read_table
 
 
-def _limited(data: bytes, name: Path) -> bytes:
+def _limited(file: Any, name: Path) -> bytes:
+    data: bytes = file.read(LIMITS.file_bytes + 1)
     if len(data) > LIMITS.file_bytes:
-        found = f"is longer than {LIMITS.file_bytes >> 30} GiB"
-        raise file_error(name, found, "give it in parts")
+        raise file_error(name, f"is longer than {LIMITS.file_bytes >> 30} GiB", "give it in parts")
     return data
 
 
@@ -746,30 +698,30 @@ def read_collection(
     `Folder.match`, also for `absent_too`). `problems`: where to note what is wrong with rows, left out then.
     Raises FileError that lists everything that does not match.
     """
-    noted, problems = problems, Problems()
-    options = options or FileOptions()
     if references is not None and os.fspath(candidates) == os.fspath(references) == _STANDARD_INPUT:
         fix = "name a file for one of them"
         raise file_error("standard input", "cannot be both candidates and references", fix)
-
-    def noting(read: Callable[..., Any], *arguments: Any, **more: Any) -> Any:
-        """What is wrong with a file is noted, so that the other files are read as well."""
-        try:
-            return None if arguments[0] is None else read(*arguments, **more)
-        except FileError as error:
-            problems.extend(error.problems)
-            return None
-
-    texts: Texts | None = noting(read_texts, candidates, CANDIDATE_FIELDS, problems, options, wide=wide)
-    folder: Folder | None = noting(Folder, images, medium)
-    more = {"column": "reference_column", "all_splits": True}
-    known: Texts | None = noting(read_texts, references, REFERENCE_FIELDS, problems, options, **more)
+    noted, problems = problems, Problems()
+    file, options = Path(candidates), options or FileOptions()
+    texts: Texts | None = None
+    known: Texts | None = None
+    folder: Folder | None = None
+    # What is wrong with one of them is noted, so that the others are read as well.
+    with noting(problems):
+        texts = read_texts(candidates, CANDIDATE_FIELDS, problems, options, wide=wide)
+    with noting(problems):
+        folder = None if images is None else Folder(images, medium)
+    with noting(problems):
+        if references is not None:
+            more: dict[str, Any] = {"column": "reference_column", "all_splits": True}
+            known = read_texts(references, REFERENCE_FIELDS, problems, options, **more)
     if texts is not None and (known is not None or references is None):
-        read = [(candidates, texts), (references, known)]
-        refuse_unused(options, {Path(path): one for path, one in read if path and one}, problems)
+        read = (
+            {file: texts} if known is None or references is None else {file: texts, Path(references): known}
+        )
+        refuse_unused(options, read, problems)
     if texts is None or (folder is None and images is not None) or (known is None and references is not None):
         raise problems.error()
-    file = Path(candidates)
     if folder is not None:
         texts.use_id_column(folder.find)
     if known is not None:
@@ -784,14 +736,13 @@ def read_collection(
     references_of: dict[str, list[str]] = {}
     if known is not None and references is not None:
         entries = known.by_id()
-        matches = _matches(texts, known, entries)
         part = f" in split {_quoted(options.splits)}" if options.splits else ""
         lacking = f"no references{part}; it has ids like {_quoted([*entries][:3])}"
-        matched = only_matches(Path(references), matches, lacking, problems)
+        matched = only_matches(Path(references), _matches(texts, known, entries), lacking, problems)
         if len({*paths.values()}) == len(paths):  # else they are refused already
             _refuse_two_ids(file, matched, problems)
         references_of = {image_id: entries[entry] for image_id, entry in matched.items()}
-    if not len(problems):
+    if not problems:
         _warn_of_repeats(file, texts, references_of, wide=wide)
     if noted is None:
         problems.raise_if_any()
@@ -809,13 +760,25 @@ def read_collection(
 
 
 def _matches(texts: Texts, known: Texts, entries: Mapping[str, Any]) -> dict[str, list[str]]:
-    """What each id of the candidates can mean among the entries of the references."""
-    find = _finder(known, entries)
+    """What each id of the candidates can mean among the entries of the references: by id or file name."""
+    named: dict[str, list[str]] = {}
+    for entry, name in known.file_names.items():
+        for written in {name, PurePosixPath(name).name} if entry in entries else ():
+            named.setdefault(written, []).append(entry)
+    by_id, by_name = Names(entries), Names(named)
+
+    def found(name: str) -> list[str]:
+        exact = [name] if name in entries else named.get(name)
+        return exact or by_id.find(name) or [one for other in by_name.find(name) for one in named[other]]
+
+    def find(name: str) -> list[str]:
+        return found(name) or found(PurePosixPath(name).name)
+
     column = texts.id_column(find) or ""
     matches: dict[str, list[str]] = {}
     for (image_id, _), own in zip(texts.rows, texts.entries, strict=True):
-        found = matches.setdefault(image_id, [])
-        found += [entry for entry in find(own.get(column, image_id)) if entry not in found]
+        meant = matches.setdefault(image_id, [])
+        meant += [entry for entry in find(own.get(column, image_id)) if entry not in meant]
     return matches
 
 
@@ -827,21 +790,6 @@ def _finder_of_candidates(texts: Texts) -> Callable[[str], list[str]]:
             named.setdefault(PurePosixPath(name).name, {})[image_id] = None
     names = Names(named)
     return lambda name: [one for entry in names.find(PurePosixPath(name).name) for one in named[entry]]
-
-
-def _finder(texts: Texts, entries: Mapping[str, Any]) -> Callable[[str], list[str]]:
-    """Finds the entries that an image id, or its path, can mean, by their ids or the file names they have."""
-    named: dict[str, list[str]] = {}
-    for entry, name in texts.file_names.items():
-        for written in {name, PurePosixPath(name).name} if entry in entries else ():
-            named.setdefault(written, []).append(entry)
-    by_id, by_name = Names(entries), Names(named)
-
-    def find(image_id: str) -> list[str]:
-        exact = [image_id] if image_id in entries else named.get(image_id)
-        return exact or by_id.find(image_id) or [e for name in by_name.find(image_id) for e in named[name]]
-
-    return lambda image_id: find(image_id) or find(PurePosixPath(image_id).name)
 
 
 def _refuse_two_ids(path: Path, meant: Mapping[str, Path | str], problems: Problems) -> None:
@@ -859,10 +807,8 @@ def _warn_of_repeats(path: Path, texts: Texts, references: Mapping[str, list[str
     if several >= 2 and all(len(of_image) == 1 for of_image in references.values()):
         warn(f"{path}: {several:.3g} captions and one reference of each image: are the two files swapped?")
     if references and all(caption in references[image_id] for image_id, caption in texts.rows):
-        warn(
-            f"{path}: every caption is one of its own references, so a score says nothing: are they the "
-            "captions of people?"
-        )
+        why = "so a score says nothing: are they the captions of people?"
+        warn(f"{path}: every caption is one of its own references, {why}")
     if wide:
         return
     if repeats := len(texts.rows) - len(set(texts.rows)):
