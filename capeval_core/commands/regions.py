@@ -14,7 +14,7 @@ from tqdm import tqdm
 from capeval_core.commands.common import add_flags, chosen, tell_reasons, visual_of, write
 from capeval_core.commands.terminal import interruptible, parser_of, summary
 from capeval_core.errors import FileError, Problems, naming, wrong_option
-from capeval_core.inputs.box_stores import MANIFEST, Manifest, file_of, is_whole, npz_bytes, released_store
+from capeval_core.inputs.box_stores import EXTENSION, MANIFEST, Manifest, Released, is_whole, npz_bytes
 from capeval_core.inputs.folder import paths_by_id
 from capeval_core.inputs.images import ImageError, InputImage
 from capeval_core.kept import PARTIAL
@@ -89,7 +89,7 @@ def convert_box_features(arguments: list[str]) -> int:
     """`capeval convert box-features`: released pickles as a folder of `.npz` files; the exit status."""
     flags = parser_of(f"convert {BOX_FEATURES}").read(arguments)
     _check_folder(flags.out)
-    released = released_store(flags.released)
+    released = Released(flags.released)
     manifest = Manifest(f"released:{released.path.name}", _ALL, "float32", released.fingerprint)
     _check_folder(flags.out, manifest)
 
@@ -100,7 +100,7 @@ def convert_box_features(arguments: list[str]) -> int:
             except ImageError as error:
                 yield name, str(error), ""
                 continue
-            path = file_of(flags.out, name)
+            path = flags.out / f"{name}{EXTENSION}"
             there = path.exists() and is_whole(path, features.key)
             yield name, None if there else replace(features, selection=_ALL), features.key
 
@@ -127,7 +127,7 @@ def _write_all(
             elif found is None:
                 there += 1
             else:
-                write("--out", file_of(out, name), npz_bytes(found, key))
+                write("--out", out / f"{name}{EXTENSION}", npz_bytes(found, key))
                 written, boxes = written + 1, boxes + len(found)
             bar.update()
     share = f" ({boxes / written:.1f} boxes each)" if written else ""
@@ -137,7 +137,7 @@ def _write_all(
 
 
 def _is_there(out: Path, name: str, image: InputImage) -> bool:
-    path = file_of(out, name)
+    path = out / f"{name}{EXTENSION}"
     try:
         return path.exists() and is_whole(path, image.key)
     except ImageError:  # the encoder reports it

@@ -17,11 +17,11 @@ import os
 import pickle
 import re
 import threading
-from bisect import bisect
-from collections.abc import Callable, Iterator, Mapping
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
-from functools import cached_property, lru_cache, partial
+from dataclasses import dataclass, fields
+from functools import cached_property, lru_cache
 from hashlib import blake2b
 from importlib import import_module
 from io import SEEK_END, BytesIO
@@ -62,23 +62,18 @@ from capeval_core.project import install_command
 _FORMS = (
     "a folder of .npz files (one per image, named by its id), UNITER's LMDB, or a bottom-up-attention .tsv"
 )
-_EXTENSION = ".npz"
+EXTENSION = ".npz"
 _AGAIN = "write or download it again"
 
 
-@dataclass(eq=False)
 class BoxFeatureStore(Mapping[str, Source[BoxFeatures]]):
-    """Image id -> the source of its box features. It may be pickled and used from several threads.
+    """Image id -> the source of its box features. It may be pickled and used from several threads."""
 
-    listed: by id, what `read` makes arrays of. digest: changes with what is stored, as far as sizes and
-    samples show. selection: the rule that chose the boxes, where that is known.
-    """
-
-    path: Path
-    listed: Callable[[], Mapping[str, Any]]
-    read: Callable[[str, Any], Mapping[str, Any]]
-    digest: Callable[[], str]
     selection: str | None = None
+    """The rule that chose the boxes, where that is known."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
 
     @staticmethod
     def open(path: str | os.PathLike[str]) -> BoxFeatureStore:
@@ -87,18 +82,26 @@ class BoxFeatureStore(Mapping[str, Source[BoxFeatures]]):
         refuse_nul(path)
         with _readable(path, _FORMS):
             if found := _databases_at(path):
-                return _lmdb_store(path, _chosen(path, found))
-            if path.is_dir() and any(entry.suffix == _EXTENSION for entry in path.iterdir()):
-                manifest = Manifest.read(path)
-                digest, selection = partial(_digest_of_folder, path, manifest), None
-                if manifest is not None:
-                    selection = manifest.selection
-                return BoxFeatureStore(path, partial(_files_in, path), _read_npz, digest, selection)
+                return _Database(path, _chosen(path, found))
+            if path.is_dir() and any(entry.suffix == EXTENSION for entry in path.iterdir()):
+                return _Folder(path)
             if path.suffix.lower() == ".tsv" and path.is_file():
-                return _tsv_store(path)
-        fix = "pass the folder that it lies in" if path.suffix == _EXTENSION else f"expected {_FORMS}"
+                return _Lines(path)
+        fix = "pass the folder that it lies in" if path.suffix == EXTENSION else f"expected {_FORMS}"
         known = path.is_dir() or path.is_file()  # a pipe could block for ever
         raise file_error(path, "has no box features of a known form" if known else "is no regular file", fix)
+
+    @abstractmethod
+    def listed(self) -> Mapping[str, Any]:
+        """By id, what `read` makes arrays of."""
+
+    @abstractmethod
+    def read(self, image_id: str, entry: Any) -> Mapping[str, Any]:
+        """The arrays of an entry; what it raises says why they cannot be read."""
+
+    @abstractmethod
+    def digest(self) -> str:
+        """It changes with what is stored, as far as sizes and samples show."""
 
     @property
     def name(self) -> str:
@@ -110,43 +113,36 @@ class BoxFeatureStore(Mapping[str, Source[BoxFeatures]]):
         return self.digest()
 
     @cached_property
-    def _names(self) -> Names:
-        return Names(self._entries)
-
-    @cached_property
-    def _entries(self) -> Mapping[str, Any]:
+    def entries(self) -> Mapping[str, Any]:
         return self.listed()
 
-    def arrays(self, image_id: str) -> Mapping[str, Any]:
-        """The arrays of one of the ids, by name. Raises ImageError."""
-        return self.read(image_id, self._entries[image_id])
+    @cached_property
+    def _names(self) -> Names:
+        return Names(self.entries)
 
     def __getitem__(self, image_id: str) -> Source[BoxFeatures]:
-        if image_id not in self._names:
+        if image_id not in self.entries:
             raise KeyError(image_id)
-        return _StoredEntry(self, image_id)
+        return _Entry(self, image_id)
 
     def __len__(self) -> int:
-        return len(self._names.entries)
+        return len(self.entries)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names.entries)
 
     def find(self, image_id: str) -> Source[BoxFeatures]:
         """The source of an id, however it is written; a path is looked up by its last part."""
-        last = image_id.replace("\\", "/").rpartition("/")[2]
-        matches = self._names.find(image_id) or self._names.find(last)
+        matches = self._names.find(image_id) or self._names.find(re.split(r"[/\\]", image_id)[-1])
         if len(matches) == 1:
             return self[matches[0]]
         if matches:
             several = " and ".join(map(repr, matches[:3]))
             found = f"the id {quoted(image_id)} is ambiguous, it can mean {several}"
             raise refused(found, "write it in full")
-        ids = self._names.entries
-        at = bisect(ids, last)
-        near = ", ".join(map(repr, ids[max(0, at - 1) : at + 1]))
-        found = f"there are no box features of {quoted(image_id)} among the {len(ids):,} of {self.path}"
-        raise refused(found + f", the nearest: {near}" * bool(ids), "compute them, or correct the id")
+        such = f", such as {self._names.entries[0]!r}" if len(self) else ""
+        found = f"there are no box features of {quoted(image_id)} among the {len(self):,} of {self.path}"
+        raise refused(found + such, "compute them, or correct the id")
 
 
 def id_of(image: Any) -> str:
@@ -163,7 +159,7 @@ def id_of(image: Any) -> str:
     raise refused(f"is {value}", "with precomputed box features, images are ids or paths", kind=TypeError)
 
 
-class _StoredEntry(Boxes):
+class _Entry(Boxes):
     """One image's box features in a store. What is wrong with them names the image's id and the store."""
 
     __slots__ = ("image_id", "store")
@@ -177,7 +173,12 @@ class _StoredEntry(Boxes):
         return f"{self.image_id!r} of {self.store.path}"
 
     def read(self) -> Mapping[str, Any]:
-        return self.store.arrays(self.image_id)
+        try:
+            return self.store.read(self.image_id, self.store.entries[self.image_id])
+        except ImageError:
+            raise
+        except Exception as error:  # numpy, LMDB and others raise whatever the damaged part trips over
+            raise refused(f"its entry is damaged ({short_reason(error)})", _AGAIN) from None
 
     def decode(self, reduced: bool = False) -> BoxFeatures:
         try:
@@ -224,7 +225,7 @@ class Manifest:
     fingerprint: str
 
     def text(self) -> str:
-        return json.dumps({"format": 1, **asdict(self)}, indent=1) + "\n"
+        return json.dumps({"format": 1, **vars(self)}, indent=1) + "\n"
 
     @classmethod
     def read(cls, folder: Path) -> Manifest | None:
@@ -232,32 +233,29 @@ class Manifest:
         path = folder / MANIFEST
         if not path.exists():
             return None
-        content = load_json(path)
-        names = [spec.name for spec in fields(cls)]
-        known = isinstance(content, dict) and content.get("format") == 1
-        if not known or not all(isinstance(content.get(name), str) for name in names):
+        content, names = load_json(path), [spec.name for spec in fields(cls)]
+        if not isinstance(content, dict) or content.get("format") != 1 or not content.keys() >= {*names}:
             found = f"is no file of `capeval regions` of this version (format 1: {', '.join(names)})"
             raise file_error(path, found, "name another folder, or delete that file")
-        return cls(*(content[name] for name in names))
+        return cls(*(str(content[name]) for name in names))
 
 
-def _files_in(folder: Path) -> dict[str, Path]:
-    ids = [name.removesuffix(_EXTENSION) for name in names_in(folder) if name.endswith(_EXTENSION)]
-    return {image_id: file_of(folder, image_id) for image_id in ids}
+class _Folder(BoxFeatureStore):
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.manifest = Manifest.read(path)
+        self.selection = None if self.manifest is None else self.manifest.selection
 
+    def listed(self) -> Mapping[str, Path]:
+        names = [name for name in names_in(self.path) if name.endswith(EXTENSION)]
+        return {name.removesuffix(EXTENSION): self.path / name for name in names}
 
-def _read_npz(image_id: str, path: Path) -> Mapping[str, Any]:
-    return npz_arrays(read_file(str(path), "file of boxes"), "its file")
+    def read(self, image_id: str, entry: Path) -> Mapping[str, Any]:
+        return npz_arrays(read_file(str(entry), "file of boxes"), "its file")
 
-
-def _digest_of_folder(folder: Path, manifest: Manifest | None) -> str:
-    sizes = [(image_id, path.stat().st_size) for image_id, path in sorted(_files_in(folder).items())]
-    return f"npz-{_digest(manifest, sizes)}"
-
-
-def file_of(folder: Path, image_id: str) -> Path:
-    """The file of an image's box features."""
-    return folder / f"{image_id}{_EXTENSION}"
+    def digest(self) -> str:
+        sizes = [(image_id, path.stat().st_size) for image_id, path in sorted(self.entries.items())]
+        return f"npz-{_digest(self.manifest, sizes)}"
 
 
 def npz_bytes(found: BoxFeatures, image_key: str) -> bytes:
@@ -303,6 +301,16 @@ def _databases_at(path: Path) -> list[Path]:
         return [path] * (file.read(20)[16:] == (0xBEEFC0DE).to_bytes(4, "little"))
 
 
+def _chosen(path: Path, databases: list[Path]) -> Path:
+    by_name = {data.parent.name: data for data in databases}
+    preferred = [f"feat_{_RULE}_compressed", f"feat_{_RULE}", "all_compressed", "all"]
+    for name in preferred if len(databases) > 1 else by_name:
+        if name in by_name:
+            return by_name[name]
+    names = ", ".join(map(repr, sorted(by_name)))
+    raise file_error(path, f"holds several databases ({names})", "pass the path of one of them")
+
+
 def _imported(name: str) -> Any:
     """A package of the extra."""
     try:
@@ -323,8 +331,7 @@ def _environment(data: Path) -> Any:
         before, environment = _OPENED.get(real, (None, None))
         if before != state:
             if environment is not None:
-                del _OPENED[real]
-                environment.close()
+                _OPENED.pop(real)[1].close()
             try:
                 environment = lmdb.open(real, **settings)
             except lmdb.Error as error:
@@ -346,26 +353,19 @@ def _keys_in(data: Path) -> list[bytes]:
         raise file_error(data, f"cannot be read ({error})", _AGAIN) from None
 
 
-def _digest_of_lmdb(data: Path, *more: object) -> str:
+def _value_of(data: Path, key: bytes) -> bytes:
+    with _environment(data).begin() as transaction:
+        return bytes(transaction.get(key))
+
+
+def _digest_of_database(data: Path, *more: object) -> str:
     """Of the last commit, the last page and the number of entries."""
     environment = _environment(data)
     info, entries = environment.info(), environment.stat()["entries"]
     return f"lmdb-{_digest(info['last_txnid'], info['last_pgno'], entries, *more)}"
 
 
-def _value_of(data: Path, key: bytes) -> bytes:
-    """The value of a key. Raises ImageError."""
-    try:
-        with _environment(data).begin() as transaction:
-            value = transaction.get(key)
-    except _imported("lmdb").Error as error:
-        raise refused(f"its entry cannot be read ({error})", "write the database again") from None
-    if value is None:
-        raise refused("its entry is gone", "open the database again")
-    return bytes(value)
-
-
-def _lmdb_store(path: Path, data: Path) -> BoxFeatureStore:
+class _Database(BoxFeatureStore):
     """An LMDB of box features; of several in a folder that of the published rule.
 
     https://github.com/ChenRocks/UNITER: the key is the name of the image's `.npz`; the value is that file, or
@@ -374,75 +374,42 @@ def _lmdb_store(path: Path, data: Path) -> BoxFeatureStore:
     database, or in its name, that many are read and no more chosen: scores are rounded, and could choose
     others.
     """
-    for package in ("lmdb", "lz4.frame", "msgpack"):  # now, not at the first entry that needs one
-        _imported(package)
-    rule, counts = _read_counts(data.parent)
-    listed, read = partial(_keys_by_id, data, counts), partial(_read_entry, data, rule, counts)
-    digest, selection = partial(_digest_of_lmdb, data, counts), rule if counts else None
-    return BoxFeatureStore(path, listed, read, digest, selection)
 
+    def __init__(self, path: Path, data: Path) -> None:
+        super().__init__(path)
+        for package in ("lmdb", "lz4.frame", "msgpack"):  # now, not at the first entry that needs one
+            _imported(package)
+        self.data = data
+        self.rule, self.counts = _read_counts(data.parent)
+        self.selection = self.rule if self.counts else None
 
-def _keys_by_id(data: Path, counts: dict[str, int] | int) -> dict[str, bytes]:
-    keys = _keys_in(data)
-    names = [key.decode(errors="replace") for key in keys]
-    found = {name.removesuffix(_EXTENSION): key for name, key in zip(names, keys, strict=True)}
-    wrong = ""
-    if odd := [name for name in names if "\ufffd" in name]:
-        wrong = f"has the key {odd[0][:40]!r}, which is no name of an image"
-    elif isinstance(counts, dict) and counts and not counts.keys() & set(names):
-        wrong = f"the numbers of boxes beside it are of other images: {next(iter(counts))!r}"
-    elif len(found) < len(names):
-        twice = next(name for name in names if f"{name}{_EXTENSION}" in names)
-        wrong = f"the id {twice!r} comes twice"
-    if wrong:
-        raise file_error(data, wrong, "expected UNITER's image database")
-    return found
+    def digest(self) -> str:
+        return _digest_of_database(self.data, self.counts)
 
+    def listed(self) -> Mapping[str, bytes]:
+        names = {key.decode(errors="replace"): key for key in _keys_in(self.data)}
+        wrong = ""
+        if odd := [name for name in names if "\ufffd" in name]:
+            wrong = f"has the key {odd[0][:40]!r}, which is no name of an image"
+        elif isinstance(self.counts, dict) and self.counts and not self.counts.keys() & names.keys():
+            wrong = f"the numbers of boxes beside it are of other images: {next(iter(self.counts))!r}"
+        elif twice := [name for name in names if f"{name}{EXTENSION}" in names]:
+            wrong = f"the id {twice[0]!r} comes twice"
+        if wrong:
+            raise file_error(self.data, wrong, "expected UNITER's image database")
+        return {name.removesuffix(EXTENSION): key for name, key in names.items()}
 
-def _read_entry(
-    path: Path, rule: str, counts: dict[str, int] | int, image_id: str, key: bytes
-) -> Mapping[str, Any]:
-    data = _value_of(path, key)
-    if data[:1] == b"\x80" and len(data) > 1:
-        fix = "convert them once: capeval convert box-features DATABASE --out FOLDER"
-        raise refused("its entry is a pickle, as 12-in-1 releases features", fix)
-    arrays = npz_arrays(data, "its entry") if data.startswith(b"PK\x03\x04") else _unpacked(data)
-    n = counts if isinstance(counts, int) else counts.get(key.decode())
-    if n is None:
-        return arrays
-    cut = {name: array[:n] for name, array in arrays.items() if name in PER_BOX and array.ndim}
-    return {**arrays, **cut, "selection": np.array(rule)}
-
-
-def _unpacked(data: bytes) -> dict[str, NDArray[Any]]:
-    """The arrays of a map in msgpack; what is no array of numbers is not looked into."""
-    index: tuple[str, ...] = ()
-    try:
-        if data.startswith(b"\x04\x22\x4d\x18"):
-            data = _imported("lz4.frame").decompress(data)
-        # Not `msgpack.unpackb`: `msgpack_numpy.patch()` has that decode arrays, and unpickle.
-        content = _imported("msgpack.fallback").unpackb(data, raw=True)
-        arrays = {}
-        for name in NAMES:
-            if (packed := content.get(name.encode())) is not None:
-                index = (name,)
-                dtype = np.dtype(packed[b"type"].decode())
-                if dtype.kind not in "fiu":
-                    raise ValueError(f"an array of {dtype}, and nothing is unpickled")
-                arrays[name] = np.frombuffer(packed[b"data"], dtype).reshape(packed[b"shape"])
-        return arrays
-    except Exception as error:  # msgpack and numpy raise whatever the damaged part trips over
-        raise refused(f"its entry is damaged ({short_reason(error)})", _AGAIN, index=index) from None
-
-
-def _chosen(path: Path, databases: list[Path]) -> Path:
-    by_name = {data.parent.name: data for data in databases}
-    preferred = [f"feat_{_RULE}_compressed", f"feat_{_RULE}", "all_compressed", "all"]
-    for name in preferred if len(databases) > 1 else by_name:
-        if name in by_name:
-            return by_name[name]
-    names = ", ".join(map(repr, sorted(by_name)))
-    raise file_error(path, f"holds several databases ({names})", "pass the path of one of them")
+    def read(self, image_id: str, entry: bytes) -> Mapping[str, Any]:
+        data = _value_of(self.data, entry)
+        if data[:1] == b"\x80" and len(data) > 1:
+            fix = "convert them once: capeval convert box-features DATABASE --out FOLDER"
+            raise refused("its entry is a pickle, as 12-in-1 releases features", fix)
+        arrays = npz_arrays(data, "its entry") if data.startswith(b"PK\x03\x04") else _unpacked(data)
+        n = self.counts if isinstance(self.counts, int) else self.counts.get(entry.decode())
+        if n is None:
+            return arrays
+        cut = {name: array[:n] for name, array in arrays.items() if name in PER_BOX and array.ndim}
+        return {**arrays, **cut, "selection": np.array(self.rule)}
 
 
 def _read_counts(folder: Path) -> tuple[str, dict[str, int] | int]:
@@ -461,6 +428,23 @@ def _read_counts(folder: Path) -> tuple[str, dict[str, int] | int]:
     return (_PUBLISHED if rule == _RULE else rule), counts
 
 
+def _unpacked(data: bytes) -> dict[str, NDArray[Any]]:
+    """The arrays of a map in msgpack; what is no array of numbers is not looked into."""
+    if data.startswith(b"\x04\x22\x4d\x18"):
+        data = _imported("lz4.frame").decompress(data)
+    # Not `msgpack.unpackb`: `msgpack_numpy.patch()` has that decode arrays, and unpickle.
+    content = _imported("msgpack.fallback").unpackb(data, raw=True)
+    arrays = {}
+    for name in NAMES:
+        if (packed := content.get(name.encode())) is not None:
+            try:
+                dtype = np.dtype(packed[b"type"].decode())
+                arrays[name] = np.frombuffer(packed[b"data"], dtype).reshape(packed[b"shape"])
+            except Exception as error:  # numpy raises whatever the damaged part trips over
+                raise refused(f"is damaged ({short_reason(error)})", _AGAIN, index=(name,)) from None
+    return arrays
+
+
 # ---- a .tsv of bottom-up attention: one line per image, arrays of float32 in base64
 
 _BOTTOM_UP = ("image_id", "image_w", "image_h", "num_boxes", "boxes", "features")
@@ -469,60 +453,47 @@ _LXMERT = (
     *("num_boxes", "boxes", "features"),
 )
 _COLUMNS = {len(columns): columns for columns in (_BOTTOM_UP, _LXMERT)}
-_LONGEST_ID = 1_000
 _SAMPLE = 1 << 16
 
 
-def _tsv_store(path: Path) -> BoxFeatureStore:
+class _Lines(BoxFeatureStore):
     """A `.tsv` file as https://github.com/peteanderson80/bottom-up-attention writes it, or LXMERT."""
-    with path.open("rb") as file:
-        first = file.readline()
-        size = file.seek(0, SEEK_END)
-        ends = [file.seek(start) or file.read(_SAMPLE) for start in (0, max(0, size - _SAMPLE))]
-    count = first.count(b"\t") + 1
-    if count not in _COLUMNS:
-        fix = f"expected {' or '.join(', '.join(form) for form in _COLUMNS.values())}, separated by tabs"
-        raise file_error(path, f"has {count if first else 'no'} columns", fix)
-    columns = _COLUMNS[count]
-    status, digest = path.stat(), partial(str, f"tsv-{_digest(size, *ends)}")
-    listed = partial(_lines_of, path.absolute(), columns, status.st_size, status.st_mtime_ns)
-    return BoxFeatureStore(path, listed, partial(_read_line, path, columns), digest)
 
-
-def _read_line(path: Path, names: tuple[str, ...], image_id: str, place: tuple[int, int]) -> dict[str, Any]:
-    try:
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
         with path.open("rb") as file:
-            file.seek(place[0])
-            values = file.read(place[1]).rstrip(b"\r\n").split(b"\t")
-    except OSError as error:
-        raise refused(f"it cannot be read ({error.strerror})") from None
-    if values[0].strip() != image_id.encode():
-        raise refused("its line is no longer there", "open the file again, which has changed")
-    if len(values) != len(names):
-        raise refused(f"its line has {len(values)} columns", f"expected {', '.join(names)}; {_AGAIN}")
-    columns = dict(zip(names, values, strict=True))
-    whole = {name: _whole(columns[name], name) for name in columns if name.endswith(("_w", "_h", "_boxes"))}
-    n = whole.pop("num_boxes")
-    if not 1 <= n <= MOST_BOXES:
-        raise refused(f"is {n}", f"expected 1 to {MOST_BOXES:,}", index=("num_boxes",))
-    arrays: dict[str, Any] = {"size": [whole[name] for name in sorted(whole, reverse=True)]}
-    for name in {"boxes", "features", "objects_conf"} & columns.keys():
-        with within("", name):
-            numbers = _from_base64(columns[name].strip())
-            if numbers.size % n:
-                found = f"the array has {numbers.nbytes:,} bytes"
-                raise refused(found, f"expected float32 of shape ({n}, d)")
-            arrays[name] = numbers.reshape(n, -1)
-    if "objects_conf" in arrays:
-        arrays["scores"] = arrays.pop("objects_conf")[:, 0]
-    return arrays
+            first = file.readline()
+            size = file.seek(0, SEEK_END)
+            ends = [file.seek(start) or file.read(_SAMPLE) for start in (0, max(0, size - _SAMPLE))]
+        count = first.count(b"\t") + 1
+        if count not in _COLUMNS:
+            fix = f"expected {' or '.join(', '.join(form) for form in _COLUMNS.values())}, separated by tabs"
+            raise file_error(path, f"has {count if first else 'no'} columns", fix)
+        self.columns = _COLUMNS[count]
+        self.sampled = f"tsv-{_digest(size, *ends)}"
 
+    def digest(self) -> str:
+        return self.sampled
 
-def _whole(value: bytes, name: str) -> int:
-    if not re.fullmatch(rb"\s*[0-9]{1,7}\s*", value):
-        shown = ascii(value[:20].decode(errors="replace"))
-        raise refused(f"is {shown}", "expected a whole number", index=(name,))
-    return int(value)
+    def listed(self) -> Mapping[str, tuple[int, int]]:
+        status = self.path.stat()
+        return _lines_of(self.path.absolute(), self.columns, status.st_size, status.st_mtime_ns)
+
+    def read(self, image_id: str, entry: tuple[int, int]) -> Mapping[str, Any]:
+        with self.path.open("rb") as file:
+            file.seek(entry[0])
+            values = file.read(entry[1]).rstrip(b"\r\n").split(b"\t")
+        if values[0].strip() != image_id.encode():
+            raise refused("its line is no longer there", "open the file again, which has changed")
+        columns = dict(zip(self.columns, values, strict=True))
+        sides = [int(columns[name]) for suffix in "wh" for name in columns if name.endswith(f"_{suffix}")]
+        arrays: dict[str, Any] = {"size": sides}
+        for name in {"boxes", "features", "objects_conf"} & columns.keys():
+            with within("", name):
+                arrays[name] = _from_base64(columns[name].strip(), int(columns["num_boxes"]))
+        if "objects_conf" in arrays:
+            arrays["scores"] = arrays.pop("objects_conf")[:, 0]
+        return arrays
 
 
 @lru_cache(maxsize=4)
@@ -538,10 +509,10 @@ def _lines_of(path: Path, columns: tuple[str, ...], size: int, time: int) -> Map
                 if names != list(columns):  # such as the height before the width
                     wrong = f"has the columns {ascii(', '.join(names))[1:201]}"
             elif line.strip(b"\r\n"):
-                if not 0 < len(image_id) <= _LONGEST_ID or "\ufffd" in image_id:
+                if not image_id or "\ufffd" in image_id:
                     wrong = f"line {number} is not a line of an image, which begins with its id"
                 elif image_id in lines:
-                    wrong = f"the id {image_id!r} comes twice"
+                    wrong = f"the id {image_id[:200]!r} comes twice"
                 lines[image_id] = offset, len(line)
             if wrong:
                 raise file_error(path, wrong, f"expected one line of {', '.join(columns)} each")
@@ -549,11 +520,12 @@ def _lines_of(path: Path, columns: tuple[str, ...], size: int, time: int) -> Map
     return lines
 
 
-def _from_base64(value: bytes | str) -> NDArray[np.float32]:
+def _from_base64(value: bytes | str, rows: int | None = None) -> NDArray[np.float32]:
     try:
-        return np.frombuffer(base64.b64decode(value, validate=True), dtype="<f4")
+        array = np.frombuffer(base64.b64decode(value, validate=True), dtype="<f4")
+        return array if rows is None else array.reshape(rows, -1)
     except ValueError as error:
-        raise refused(f"the base64 is damaged ({error})", _AGAIN) from None
+        raise refused(f"the base64 is damaged, or of another number of boxes ({error})", _AGAIN) from None
 
 
 # ---- 12-in-1's pickles, of which every name stands for a function of this file or of NumPy's arrays
@@ -579,6 +551,8 @@ _OTHERS = {
 
 
 class _Unpickler(pickle.Unpickler):
+    """For pickles of plain data; nothing that they name is run."""
+
     def find_class(self, module: str, name: str) -> Any:
         if module.partition(".")[0] == "numpy" and name in _OF_NUMPY:
             return _OF_NUMPY[name]
@@ -588,66 +562,53 @@ class _Unpickler(pickle.Unpickler):
         raise refused(f"the pickle names {shown}", "expected NumPy arrays, dicts, texts and numbers only")
 
 
-def _load_plain(data: bytes) -> Any:
-    """What a pickle of plain data holds; nothing that it names is run."""
-    try:
-        value = _Unpickler(BytesIO(data), encoding="latin-1").load()
-        return value.item() if isinstance(value, np.ndarray) and value.dtype == object else value
-    except ImageError:
-        raise
-    except Exception as error:  # a damaged file may trip over anything
-        raise refused(f"the pickle is damaged ({short_reason(error)})", _AGAIN) from None
-
-
-def released_store(path: Path) -> BoxFeatureStore:
+class Released(BoxFeatureStore):
     """Features that 12-in-1 released: https://github.com/facebookresearch/vilbert-multi-task, whose
     `extract_features.py` writes an `.npy` per image, which is a dict, and `convert_to_lmdb.py` an LMDB of
     pickled dicts; older ones hold base64.
     """
-    entries: dict[str, Callable[[], bytes]] = {}
-    with _readable(path, _RELEASED):
-        if databases := _databases_at(path):
-            data = _chosen(path, databases)
-            for key in _keys_in(data):
-                entries[key.decode(errors="replace")] = partial(_value_of, data, key)
-            digest = _digest_of_lmdb(data)
-        else:
-            files = sorted(path.glob("*.npy")) if path.is_dir() else [path] * (path.suffix == ".npy")
-            entries = {file.stem: partial(_pickle_in, file) for file in files}
-            digest = f"npy-{_digest([(file.name, file.stat().st_size) for file in files])}"
-    if not entries:
-        raise file_error(path, "holds no such features", f"expected {_RELEASED}")
-    return BoxFeatureStore(path, partial(dict, entries), _read_pickle, partial(str, digest))
 
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        with _readable(path, _RELEASED):
+            databases = _databases_at(path)
+            self.data = _chosen(path, databases) if databases else None
+            if not self.entries:
+                raise file_error(path, "holds no such features", f"expected {_RELEASED}")
 
-def _read_pickle(image_id: str, stored: Callable[[], bytes]) -> dict[str, Any]:
-    """All boxes, also those behind `num_boxes`: the release's networks read them too."""
-    if not image_id.isprintable() or set(image_id) & set("/\\\ufffd") or image_id[:1] in ("", "."):
-        raise refused("its id can name no file", "give the image another id")
-    content = _load_plain(stored())
-    if not isinstance(content, dict):
-        raise refused(f"the pickle is {described(content)}", "expected a dict of box features")
-    given = {name: next((content[k] for k in keys if k in content), None) for name, keys in _ALIASES.items()}
-    if missing := [" or ".join(_ALIASES[name]) for name, value in given.items() if value is None]:
-        raise refused(f"there is no {', no '.join(missing)}", f"expected {_RELEASED}")
-    boxes, features = (
-        np.asarray(_from_base64(value) if isinstance(value, (str, bytes)) else value)
-        for value in (given["boxes"], given["features"])
-    )
-    if boxes.ndim == 1 and boxes.size % 4 == 0:
-        boxes = boxes.reshape(-1, 4)
-    if features.ndim == 1 and len(boxes) and features.size % len(boxes) == 0:
-        features = features.reshape(len(boxes), -1)
-    return {"boxes": boxes, "features": features, "size": (given["width"], given["height"])}
+    def listed(self) -> Mapping[str, Any]:
+        if self.data is not None:
+            return {key.decode(errors="replace"): key for key in _keys_in(self.data)}
+        files = sorted(self.path.glob("*.npy")) if self.path.is_dir() else [self.path]
+        return {file.stem: file for file in files if file.suffix == ".npy"}
 
+    def digest(self) -> str:
+        if self.data is not None:
+            return _digest_of_database(self.data)
+        return f"npy-{_digest([(file.name, file.stat().st_size) for file in self.entries.values()])}"
 
-def _pickle_in(path: Path) -> bytes:
-    """The pickle in an `.npy` file of one object."""
-    data = read_file(str(path), "file of boxes")
-    file = BytesIO(data)
-    try:
-        version = np.lib.format.read_magic(file)
-        getattr(np.lib.format, f"read_array_header_{version[0]}_{version[1]}")(file)
-    except Exception as error:  # numpy raises whatever the damaged part trips over
-        raise refused(f"it is not an .npy file, or damaged ({short_reason(error)})", _AGAIN) from None
-    return data[file.tell() :]
+    def read(self, image_id: str, entry: Any) -> Mapping[str, Any]:
+        """All boxes, also those behind `num_boxes`: the release's networks read them too."""
+        if not image_id.isprintable() or set(image_id) & set("/\\\ufffd") or image_id[:1] in ("", "."):
+            raise refused("its id can name no file", "give the image another id")
+        file = BytesIO(read_file(str(entry)) if self.data is None else _value_of(self.data, entry))
+        if self.data is None:
+            version = np.lib.format.read_magic(file)
+            getattr(np.lib.format, f"read_array_header_{version[0]}_{version[1]}")(file)
+        content = _Unpickler(file, encoding="latin-1").load()
+        if isinstance(content, np.ndarray) and content.dtype == object:
+            content = content.item()
+        if not isinstance(content, dict):
+            raise refused(f"the pickle is {described(content)}", "expected a dict of box features")
+        given = {
+            name: next((content[k] for k in keys if k in content), None) for name, keys in _ALIASES.items()
+        }
+        if missing := [" or ".join(_ALIASES[name]) for name, value in given.items() if value is None]:
+            raise refused(f"there is no {', no '.join(missing)}", f"expected {_RELEASED}")
+        boxes, features = (
+            np.asarray(_from_base64(value) if isinstance(value, (str, bytes)) else value)
+            for value in (given["boxes"], given["features"])
+        )
+        boxes = boxes.reshape(-1, 4) if boxes.ndim == 1 else boxes
+        features = features.reshape(len(boxes), -1) if features.ndim == 1 else features
+        return {"boxes": boxes, "features": features, "size": (given["width"], given["height"])}

@@ -265,7 +265,7 @@ class Texts:
         lacking = {} if ids else {"id_column": self.options.id_column or " or ".join(ID_FIELDS)}
         if not texts:
             lacking[self.column] = self.chosen or " or ".join(self.fields)
-        fix = f"expected that, or a name with {' and '.join(setting(name, 'NAME') for name in lacking)}"
+        fix = f"expected these, or name others with {' and '.join(setting(name, 'NAME') for name in lacking)}"
         return f"has {_listed(names)}, but no {', and no '.join(lacking.values())}", fix
 
     def check_header(self, names: Sequence[str]) -> None:
@@ -341,7 +341,7 @@ class Texts:
                 text = text[inner]
             if not isinstance(text, str):
                 without = f" without {' or '.join(self.fields)}" if isinstance(text, dict) else ""
-                self.complain(own, f"is {described(text, none='null')}{without}", "expected a string")
+                self.complain(own, f"is {described(text, none='null')}{without}", "expected a caption")
                 return
             if (self.is_table or "references" in self.fields) and is_written_list(text):
                 fix = "write it as a list, in a table in a column captions"
