@@ -72,7 +72,7 @@ NETWORKS: dict[str, str] = {
     "uniter": "capeval_core.encoders.uniter:UniterEncoder",
     "vilbert": "capeval_core.encoders.vilbert:VilbertEncoder",
     "faster_rcnn": "capeval_core.encoders.faster_rcnn:FasterRcnn",
-    "x152": "capeval_core.encoders.x152:X152",
+    "x152": "capeval_core.encoders.faster_rcnn:X152",
     "scene_regions": "capeval_core.encoders.scene_regions:SceneRegionEncoder",
     "sam": "capeval_core.regions.sam:Sam",
 }

@@ -1,41 +1,47 @@
-"""Faster R-CNN of bottom-up attention: image -> boxes, features and confidences.
+"""Faster R-CNN: image -> boxes, features and confidences. Two networks, with the numbers of their releases.
 
-Anderson et al.: Bottom-Up and Top-Down Attention for Image Captioning and Visual Question Answering, CVPR
-2018, https://arxiv.org/abs/1707.07998. Networks on regions, such as LXMERT and UNITER, take its features of
-2048 numbers; its PyTorch release is the one of LXMERT (Tan, Bansal, EMNLP 2019,
-https://arxiv.org/abs/1908.07490).
+Bottom-up attention's (Anderson et al.: Bottom-Up and Top-Down Attention for Image Captioning and Visual
+Question Answering, CVPR 2018, https://arxiv.org/abs/1707.07998), in the PyTorch release of LXMERT (Tan,
+Bansal, EMNLP 2019, https://arxiv.org/abs/1908.07490); UNITER takes its features of 2048 numbers.
+
+ResNeXt-152-32x8d FPN of 12-in-1 (Lu, Goswami, Rohrbach, Parikh, Lee, CVPR 2020,
+https://arxiv.org/abs/1912.02315), as the `extract_features.py` of its release makes them for ViLBERT.
 """
 
 from __future__ import annotations
 
+import math
+from abc import abstractmethod
+from collections import OrderedDict
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
-from typing import Annotated, Self, cast, get_args
+from typing import Annotated, Any, ClassVar, NamedTuple, Self, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional
-from torchvision.ops import RoIPool, clip_boxes_to_image, nms
-
-from capeval_core.encoders.detector import (
-    Detector,
-    Integers,
-    Pixels,
-    ProposalHead,
-    Proposals,
-    ProposalSettings,
-    Stages,
-    anchor_boxes,
-    arrays_by_one_copy,
-    blue_first,
-    decoded,
-    in_order,
-    size_of,
+from torchvision.models.resnet import Bottleneck
+from torchvision.ops import (
+    FeaturePyramidNetwork,
+    FrozenBatchNorm2d,
+    RoIPool,
+    clip_boxes_to_image,
+    nms,
+    roi_align,
 )
+from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
+
+from capeval_core.encoders.detector import BoxEncoder
 from capeval_core.inputs.boxes import BoxFeatures
-from capeval_core.models.config import Closed, Count, Deviations, Layers, Width
+from capeval_core.models.canary import canary_images
+from capeval_core.models.config import Closed, Count, Deviations, Layers, Means, Share, Width, read
+from capeval_core.models.copies import on_device, on_host
+from capeval_core.models.device import DTYPES, exact
+from capeval_core.models.model import check_tensors
 from capeval_core.regions.features import Selection, boxes_kept
 from capeval_core.regions.suppression import (
     Suppression,
@@ -44,26 +50,195 @@ from capeval_core.regions.suppression import (
     clipped,
     enough_boxes,
 )
-from capeval_core.weights.detectors import FasterRcnnConversion
+from capeval_core.weights.detectors import FasterRcnnConversion, X152Conversion
 
-_STAGES = ("res2", "res3", "res4", "res5")
-_STRIDE = 16
-"""Pixels of the image per cell of the feature map."""
-_POOLED = 14
-"""Cells along each side of a pooled proposal."""
-_AT_A_TIME = 50
-"""Proposals whose features are made together, which bounds memory: 300 at once take 2 GB."""
-_SMALLEST = 3
-"""Pixels that the stem needs along each side."""
-_ONE_THING = Suppression(0.3)
-"""When two boxes of one class show one thing; without the additional pixel of Caffe's detectors. No published
-numbers pin it."""
-_CANARY_BOXES = [[0.0, 0.0, 60.0, 50.0], [30.0, 20.0, 119.0, 89.0], [0.0, 0.0, 120.0, 90.0]]
+Floats = NDArray[np.float32]
+Integers = NDArray[np.int64]
+
+_LONGEST_STEP = math.log(1000 / 16)
+"""Bound of the logarithm by which a box may grow."""
+
+
+# what both share
+
+
+_Stages = Annotated[list[int], range(1, 1_001), 4]
+_Kept = Annotated[int, range(1, 10_001)]
+_Side = Annotated[int, range(1, 16_385)]
+_Weights = Annotated[list[float], (0, 1e3), 4]
 
 
 @dataclass(frozen=True)
-class _Architecture(Closed):
-    layers: Stages
+class _Pixels(Closed):
+    """How images are resized and scaled."""
+
+    shortest_side: _Side
+    longest_side: _Side
+    mean: Means
+
+    def __post_init__(self) -> None:
+        if self.shortest_side > self.longest_side:
+            raise ValueError("shortest_side is above preprocessing.longest_side")
+
+
+@dataclass(frozen=True)
+class _ProposalSettings(Closed):
+    """Which anchors become proposals."""
+
+    before_nms: Count
+    after_nms: _Kept
+    overlap: Share
+    delta_weights: _Weights
+
+
+class Proposals(NamedTuple):
+    """What a network finds in one image, in pixels of the resized image; best proposal first.
+
+    boxes: (n, 4) x0, y0, x1, y1. objectness: (n,). features: (n, d). class_logits: (n, 1 + classes).
+    """
+
+    boxes: Tensor
+    objectness: Tensor
+    features: Tensor
+    class_logits: Tensor
+
+
+class _ProposalHead(nn.Module):
+    """Whether there is an object at each anchor of a feature map, and the box around it.
+
+    anchors: (a, 4) boxes around the centre of a cell, in pixels; (levels, a, 4) for maps of several levels.
+    """
+
+    def __init__(self, inputs: int, width: int, anchors: int, *levels: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(inputs, width, 3, padding=1)
+        self.objectness_logits = nn.Conv2d(width, anchors, 1)
+        self.anchor_deltas = nn.Conv2d(width, 4 * anchors, 1)
+        self.register_buffer("anchors", torch.zeros(*levels, anchors, 4))
+
+    def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits (1, a, h, w) and deltas (1, 4a, h, w) of a feature map (1, c, h, w)."""
+        hidden = functional.relu(self.conv(features))
+        return self.objectness_logits(hidden), self.anchor_deltas(hidden)
+
+
+def _candidates(logits: Tensor, deltas: Tensor, cells: Tensor, stride: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits (n,), deltas (n, 4) and anchors (n, 4) of a feature map, row by row, by the head's outputs."""
+    _, anchors, height, width = logits.shape
+    x, y = (torch.arange(n, device=cells.device) * float(stride) for n in (width, height))
+    row, column = torch.meshgrid(y, x, indexing="ij")
+    centres = torch.stack([column, row, column, row], dim=-1).view(-1, 1, 4)
+    steps = deltas[0].view(anchors, 4, height, width).permute(2, 3, 0, 1).reshape(-1, 4)
+    return logits[0].permute(1, 2, 0).reshape(-1), steps, (centres + cells).view(-1, 4)
+
+
+def _decoded(deltas: Tensor, boxes: Tensor, weights: Sequence[float], pixel: float = 0.0) -> Tensor:
+    """(n, 4) boxes that lie as `deltas` (n, 4) say of boxes (n, 4).
+
+    A delta is the step of the centre in widths and heights of the box, and the logarithm of the growth of
+    either side, each times its weight. `pixel` is 1 where corners are the first and the last pixel of a box.
+    """
+    sides = boxes[:, 2:] - boxes[:, :2] + pixel
+    centres = boxes[:, :2] + 0.5 * sides
+    steps = deltas / on_device(torch.tensor(weights, dtype=deltas.dtype, device="cpu"), deltas.device)
+    moved = steps[:, :2] * sides + centres
+    grown = steps[:, 2:].clamp(max=_LONGEST_STEP).exp() * sides
+    return torch.cat([moved - 0.5 * grown, moved + 0.5 * grown - pixel], dim=1)
+
+
+class _Detector(BoxEncoder):
+    """A Faster R-CNN.
+
+    Colours are in the order that the weights expect, blue first, wherever an image comes from. In bfloat16
+    and float16 only the convolutions of the backbone are rounded: coordinates need float32.
+    """
+
+    depends_on = ("architecture", "preprocessing", "proposals", "detections")
+    Network: ClassVar[type[Any]]
+    """The modules, by settings."""
+    backbone: ClassVar[tuple[str, ...]]
+    """Modules whose convolutions have the encoder's dtype."""
+
+    model: Any
+
+    @classmethod
+    def modules(cls, config: dict[str, Any]) -> nn.Module:
+        model: nn.Module = cls.Network(read(cls.Settings, config, ""))
+        return model
+
+    def build(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> nn.Module:
+        model: Any = self.empty(config)
+        expected = model.state_dict()
+        check_tensors(expected, tensors)
+        typed = {name: tensor.to(expected[name].dtype) for name, tensor in tensors.items()}
+        model.load_state_dict(typed, assign=True)
+        model.dtype = DTYPES[self.dtype]
+        for module in (module for part in self.backbone for module in model.get_submodule(part).modules()):
+            if isinstance(module, nn.Conv2d):
+                module.weight.data = module.weight.data.to(model.dtype)
+        built: nn.Module = model.eval().requires_grad_(False)
+        return built
+
+    def find(self, prepared: tuple[Tensor, Any], size: tuple[int, int]) -> BoxFeatures:
+        pixels, scale = prepared
+        return self.select(self.propose(pixels), scale, size)[0]
+
+    @exact
+    def propose(self, pixels: Tensor, size: tuple[int, int] | None = None) -> Proposals:
+        """The proposals of one image (3, h, w), of (height, width) if it has a margin of its own."""
+        found: Proposals = self.model(on_device(pixels[None], self.device), size or _size_of(pixels))
+        return found
+
+    @abstractmethod
+    def select(self, found: Proposals, scale: Any, size: tuple[int, int]) -> tuple[BoxFeatures, Integers]:
+        """What is kept of the proposals of an image of (width, height), and their indices."""
+
+    @abstractmethod
+    def canary_rows(self, pixels: Tensor) -> list[Tensor]:
+        """(3, ...) each: what the network tells of an image (3, h, w), blue first, at its own size."""
+
+    @exact
+    def canary(self) -> Floats:
+        """(n, 3) cosines of three places of a drawn image, in all that the network tells."""
+        pixels = torch.from_numpy(_blue_first(canary_images()[0]).transpose(2, 0, 1).astype(np.float32))
+        pairs = [functional.cosine_similarity(row, row.roll(1, 0)) for row in self.canary_rows(pixels)]
+        return on_host(torch.stack(pairs))
+
+
+def _size_of(pixels: Tensor) -> tuple[int, int]:
+    """Height and width of (3, h, w)."""
+    return int(pixels.shape[1]), int(pixels.shape[2])
+
+
+def _arrays(*columns: Tensor) -> list[Floats]:
+    """Tensors (n, ...) of float32 on any device as arrays on the CPU, for which the host waits once."""
+    if columns[0].device.type == "cpu":
+        return [on_host(own) for own in columns]
+    flat = on_host(torch.cat([own.flatten() for own in columns]))
+    ends = np.cumsum([own.numel() for own in columns])[:-1]
+    return [part.reshape(own.shape) for part, own in zip(np.split(flat, ends), columns, strict=True)]
+
+
+def _blue_first(image: Image.Image) -> NDArray[np.uint8]:
+    """(h, w, 3): blue, green and red of an image of any mode, as Caffe's networks take them."""
+    blue: NDArray[np.uint8] = np.asarray(image.convert("RGB"))[:, :, ::-1].copy()
+    return blue
+
+
+# bottom-up attention's
+
+
+_RES = ("res2", "res3", "res4", "res5")
+_STRIDE = 16
+"""Pixels of the image per cell of the feature map."""
+_ONE_THING = Suppression(0.3)
+"""When two boxes of one class show one thing; without the additional pixel of Caffe's detectors. No published
+numbers pin it."""
+
+
+@dataclass(frozen=True)
+class _FasterRcnnSizes(Closed):
+    layers: _Stages
     stem_width: Width
     width: Width
     out_width: Width
@@ -76,16 +251,16 @@ class _Architecture(Closed):
 
 
 @dataclass(frozen=True)
-class _ScaledPixels(Pixels):
+class _ScaledPixels(_Pixels):
     std: Deviations
 
 
 @dataclass(frozen=True)
-class _DetectionSettings(Closed):
+class _FasterRcnnDetections(Closed):
     overlaps: Annotated[list[float], (0, 1)]
     least: Layers
     most: Layers
-    delta_weights: Annotated[list[float], (0, 1e3), 4]
+    delta_weights: _Weights
 
     def __post_init__(self) -> None:
         if self.least > self.most:
@@ -94,10 +269,10 @@ class _DetectionSettings(Closed):
 
 @dataclass(frozen=True)
 class _FasterRcnnSettings:
-    architecture: _Architecture
+    architecture: _FasterRcnnSizes
     preprocessing: _ScaledPixels
-    proposals: ProposalSettings
-    detections: _DetectionSettings
+    proposals: _ProposalSettings
+    detections: _FasterRcnnDetections
 
 
 class _ConvNorm(nn.Conv2d):
@@ -114,10 +289,7 @@ class _ConvNorm(nn.Conv2d):
 
 
 class _Bottleneck(nn.Module):
-    """A residual block of ResNet with its stride in the first convolution, where Caffe's have it.
-
-    torchvision's has it in the second one, and outputs four times as wide as its inner layers.
-    """
+    """A residual block of ResNet with its stride in the first convolution, where Caffe's have it."""
 
     def __init__(self, inputs: int, width: int, outputs: int, stride: int, dilation: int) -> None:
         super().__init__()
@@ -132,7 +304,7 @@ class _Bottleneck(nn.Module):
         return functional.relu_(self.conv3(inner) + self.shortcut(x))
 
 
-class _Stem(nn.Module):
+class _CaffeStem(nn.Module):
     """A convolution and a maximum, each of which halves the resolution, rounded up as in Caffe."""
 
     def __init__(self, width: int) -> None:
@@ -146,7 +318,7 @@ class _Stem(nn.Module):
 class _Predictor(nn.Module):
     """Class, box per class, and attribute of a feature; the attribute depends on the likeliest class."""
 
-    def __init__(self, inputs: int, shape: _Architecture) -> None:
+    def __init__(self, inputs: int, shape: _FasterRcnnSizes) -> None:
         super().__init__()
         self.cls_score = nn.Linear(inputs, shape.classes + 1)
         self.bbox_pred = nn.Linear(inputs, 4 * shape.classes)
@@ -164,36 +336,32 @@ class _Predictor(nn.Module):
 class _FasterRcnnModel(nn.Module):
     """A Faster R-CNN whose features are those of its proposals."""
 
-    def __init__(self, settings: _FasterRcnnSettings, dtype: torch.dtype) -> None:
+    dtype = torch.float32
+
+    def __init__(self, settings: _FasterRcnnSettings) -> None:
         super().__init__()
-        shape, self.settings, self.dtype = settings.architecture, settings.proposals, dtype
-        self.backbone = nn.ModuleDict({"stem": _Stem(shape.stem_width)})
+        shape, self.settings = settings.architecture, settings.proposals
+        self.backbone = nn.ModuleDict({"stem": _CaffeStem(shape.stem_width)})
         inputs, width, outputs = shape.stem_width, shape.width, shape.out_width
-        for index, (name, blocks) in enumerate(zip(_STAGES, shape.layers, strict=True)):
-            last = name == _STAGES[-1]  # runs on pooled proposals, at their resolution
+        for index, (name, blocks) in enumerate(zip(_RES, shape.layers, strict=True)):
+            last = name == _RES[-1]  # runs on pooled proposals, at their resolution
             stride, dilation = (1 if last or not index else 2), (2 if last else 1)
-            stage = nn.Sequential(
-                *(
-                    _Bottleneck(
-                        outputs if block else inputs, width, outputs, 1 if block else stride, dilation
-                    )
-                    for block in range(blocks)
-                )
-            )
+            stage = nn.Sequential(_Bottleneck(inputs, width, outputs, stride, dilation))
+            stage.extend(_Bottleneck(outputs, width, outputs, 1, dilation) for _ in range(blocks - 1))
             if last:
                 self.res5 = stage
-                self.head = ProposalHead(inputs, shape.proposal_width, shape.anchors)
+                self.head = _ProposalHead(inputs, shape.proposal_width, shape.anchors)
                 self.predictor = _Predictor(outputs, shape)
             else:
                 self.backbone[name] = stage
                 inputs, width, outputs = outputs, 2 * width, 2 * outputs
-        self.pool = RoIPool((_POOLED, _POOLED), 1 / _STRIDE)
+        self.pool = RoIPool((14, 14), 1 / _STRIDE)
 
     def forward(self, pixels: Tensor, size: tuple[int, int]) -> Proposals:
         """The proposals of an image of (height, width) whose pixels (1, 3, h, w) may have a margin."""
         map_ = self.feature_map(pixels)
-        objectness, deltas = self.head(map_)
-        boxes, logits = self.propose(objectness, deltas, size)
+        logits, deltas = self.head(map_)
+        boxes, logits = self.propose(logits, deltas, size)
         features = self.box_features(map_, boxes)
         return Proposals(boxes, logits, features, self.predictor.cls_score(features))
 
@@ -211,11 +379,9 @@ class _FasterRcnnModel(nn.Module):
         overlap the best is kept.
         """
         settings = self.settings
-        height, width = logits.shape[2:]
-        scores, steps = in_order(logits, deltas)
+        scores, steps, around = _candidates(logits, deltas, cast(Tensor, self.head.anchors), _STRIDE)
         scores, best = scores.topk(min(settings.before_nms, len(scores)))
-        around = anchor_boxes(cast(Tensor, self.head.anchors), _STRIDE, height, width)[best]
-        boxes = clip_boxes_to_image(decoded(steps[best], around, settings.delta_weights), size)
+        boxes = clip_boxes_to_image(_decoded(steps[best], around[best], settings.delta_weights), size)
         whole = (boxes[:, 2:] > boxes[:, :2]).all(dim=1)
         if boxes.device.type == "cuda":  # where torchvision's kernel would round otherwise
             (kept,) = best_on_device(Suppression(settings.overlap), [boxes], settings.after_nms, whole)
@@ -226,14 +392,12 @@ class _FasterRcnnModel(nn.Module):
 
     def box_features(self, map_: Tensor, boxes: Tensor) -> Tensor:
         """(n, d) float32 features of boxes (n, 4): the mean of the last stage over their pooled cells."""
-        parts = [
-            self.res5(self.pool(map_, [part]).to(self.dtype)).float().mean(dim=(2, 3))
-            for part in torch.split(boxes, _AT_A_TIME)
-        ]
-        return torch.cat(parts)
+        parts = torch.split(boxes, 50)  # 300 at once take 2 GB
+        pooled = (self.pool(map_, [part]).to(self.dtype) for part in parts)
+        return torch.cat([self.res5(cells).float().mean(dim=(2, 3)) for cells in pooled])
 
 
-class FasterRcnn(Detector, tags=["object-detection", "faster-rcnn"]):
+class FasterRcnn(_Detector, tags=["object-detection", "faster-rcnn"]):
     """Bottom-up attention's Faster R-CNN, with the numbers of its PyTorch release.
 
     (The release reads a file with blue first only where it is given as a URL.)
@@ -245,16 +409,16 @@ class FasterRcnn(Detector, tags=["object-detection", "faster-rcnn"]):
     Conversion = FasterRcnnConversion
     Network = _FasterRcnnModel
     backbone = ("backbone", "res5")
-    rules = get_args(Selection)
+    rule: Selection = "bua10_100"
 
     def prepare(self) -> None:
         pixels = self.settings.preprocessing
         self._mean, self._std = (torch.tensor(own).view(3, 1, 1) for own in (pixels.mean, pixels.std))
 
-    def selecting(self, selection: str) -> Self:
-        """This network with one way to choose boxes."""
+    def selecting(self, selection: Selection) -> Self:
+        """This network with another way to choose boxes."""
         chosen = copy(self)
-        chosen.rules = (self._checked_rule(selection),)
+        chosen.rule = selection
         chosen.fingerprint = f"{self.fingerprint}-{selection}"
         return chosen
 
@@ -270,29 +434,29 @@ class FasterRcnn(Detector, tags=["object-detection", "faster-rcnn"]):
         if max(sides) > pixels.longest_side:
             scale = pixels.longest_side / max(sides)
             sides = [scale * side for side in sides]
-        height, width = (max(int(side + 0.5), _SMALLEST) for side in sides)
+        height, width = (max(int(side + 0.5), 3) for side in sides)
         return height, width
 
     def preprocess(self, image: Image.Image) -> tuple[Tensor, tuple[int, int]]:
         """(3, h, w) float32: blue, green, red, resized without antialiasing, less the mean; and (h, w)."""
-        bgr = torch.from_numpy(blue_first(image)).permute(2, 0, 1)[None].float()
+        bgr = torch.from_numpy(_blue_first(image)).permute(2, 0, 1)[None].float()
         size = self.resized((image.height, image.width))
         resized = functional.interpolate(bgr, size, mode="bilinear", align_corners=False)[0]
-        return (resized - self._mean) / self._std, size_of(resized)
+        return (resized - self._mean) / self._std, size
 
     @torch.inference_mode()
     def select(
-        self, found: Proposals, scale: tuple[int, int], size: tuple[int, int], rule: str
+        self, found: Proposals, scale: tuple[int, int], size: tuple[int, int]
     ) -> tuple[BoxFeatures, Integers]:
-        """What a rule keeps of the proposals of an image, and their indices.
+        """What the rule keeps of the proposals of an image, and their indices.
 
         `bua10_100`: 10 to 100 proposals, those with a confidence above 0.2, see `boxes_kept`. `lxmert36`: the
         36 best boxes after regression, of the likeliest class. `scale` is the (height, width) of the pixels
         that they were found in.
         """
         probabilities = found.class_logits.softmax(dim=1)[:, :-1]
-        if rule == "bua10_100":
-            boxes, by_class, features = arrays_by_one_copy(found.boxes, probabilities, found.features)
+        if self.rule == "bua10_100":
+            boxes, by_class, features = _arrays(found.boxes, probabilities, found.features)
             scores = class_confidences(boxes, by_class, _ONE_THING)
             order = np.argsort(-scores, kind="stable")
             kept = order[: boxes_kept(scores[order])]
@@ -301,8 +465,8 @@ class FasterRcnn(Detector, tags=["object-detection", "faster-rcnn"]):
             best, likeliest = probabilities.max(dim=1)
             each = torch.arange(len(best), device=best.device)
             deltas = self.model.predictor.bbox_pred(found.features).view(len(best), -1, 4)[each, likeliest]
-            moved = decoded(deltas, found.boxes, settings.delta_weights)
-            boxes, scores, features = arrays_by_one_copy(moved, best, found.features)
+            moved = _decoded(deltas, found.boxes, settings.delta_weights)
+            boxes, scores, features = _arrays(moved, best, found.features)
             boxes = clipped(boxes, scale)
             kept = enough_boxes(boxes, scores, settings.overlaps, settings.least, settings.most)
         ratio = np.tile(np.divide(size, scale[::-1], dtype=np.float32), 2)
@@ -313,7 +477,8 @@ class FasterRcnn(Detector, tags=["object-detection", "faster-rcnn"]):
         model = self.model
         map_ = model.feature_map(((pixels - self._mean) / self._std)[None].to(self.device))
         around = torch.cat(model.head(map_), dim=1)[0].flatten(1).T
-        features = model.box_features(map_, torch.tensor(_CANARY_BOXES, device=self.device))
+        boxes = [[0.0, 0.0, 60.0, 50.0], [30.0, 20.0, 119.0, 89.0], [0.0, 0.0, 120.0, 90.0]]
+        features = model.box_features(map_, torch.tensor(boxes, device=self.device))
         classes = torch.zeros(3, dtype=torch.int64, device=self.device)
         return [
             around[:: len(around) // 3][:3],
@@ -322,3 +487,286 @@ class FasterRcnn(Detector, tags=["object-detection", "faster-rcnn"]):
             model.predictor.bbox_pred(features),
             model.predictor.attribute_logits(features, classes),
         ]
+
+
+# 12-in-1's
+
+
+_LAYERS = ("layer1", "layer2", "layer3", "layer4")
+_EXPANSION = 4
+"""Times as many channels behind a residual block as it has planes."""
+_STRIDES = (4, 8, 16, 32, 64)
+"""Pixels of the resized image per cell of each level of the pyramid; all but the last give features."""
+_POOLED = 7
+"""Cells along each side of a pooled proposal."""
+_PIXEL = 1.0
+"""Corners of boxes are their first and last pixel: a side has one pixel more than their difference."""
+
+
+@dataclass(frozen=True)
+class _X152Sizes(Closed):
+    layers: _Stages
+    stem_width: Width
+    width: Width
+    groups: Width
+    out_width: Width
+    pyramid_width: Width
+    anchors: Layers
+    feature_width: Width
+    classes: Count
+
+    def __post_init__(self) -> None:
+        planes = self.groups * (self.out_width // _EXPANSION)
+        if self.width % self.groups or self.out_width % _EXPANSION or self.width * 64 % planes:
+            shared = f"{self.groups} groups of blocks with out_width {self.out_width} cannot share"
+            raise ValueError(f"width is {self.width}, which {shared}")
+
+
+@dataclass(frozen=True)
+class _X152Proposals(_ProposalSettings):
+    most: _Kept
+
+
+@dataclass(frozen=True)
+class _X152Detections(Closed):
+    most: Layers
+    overlap: Share
+    threshold: Annotated[float, (-1e-9, 1)]
+
+
+@dataclass(frozen=True)
+class _X152Settings:
+    architecture: _X152Sizes
+    preprocessing: _Pixels
+    proposals: _X152Proposals
+    detections: _X152Detections
+
+
+class _Norm(FrozenBatchNorm2d):  # type: ignore[misc]
+    """Batch normalisation by fixed statistics in float32, with nothing added to the variance."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        given: Any = (x, self.weight, self.bias, self.running_mean, self.running_var, False, 0.0, 0.0)
+        # torch's function of that name in `nn.functional` refuses an eps of 0 in some releases (2.11).
+        normed: Tensor = torch.batch_norm(*given, torch.backends.cudnn.enabled)  # type: ignore[call-arg]
+        return normed
+
+
+class _Stem(nn.Module):
+    """A convolution and a maximum, each of which halves the resolution."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, width, 7, stride=2, padding=3, bias=False)
+        self.bn1 = _Norm(width)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        return functional.max_pool2d(functional.relu_(self.bn1(self.conv1(pixels))), 3, 2, padding=1)
+
+
+def _stage(inputs: int, width: int, outputs: int, groups: int, blocks: int, stride: int) -> nn.Sequential:
+    """Residual blocks of ResNeXt with their stride in the 3x3 convolution, of `groups` groups."""
+    planes = outputs // _EXPANSION
+    per_group = width * 64 // (planes * groups)  # torchvision's width of a group is of 64 planes
+    first = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), _Norm(outputs))
+    shapes: list[Any] = [(inputs, planes, stride, first), *[(outputs, planes)] * (blocks - 1)]
+    settings: Any = {"groups": groups, "base_width": per_group, "norm_layer": _Norm}
+    return nn.Sequential(*(Bottleneck(*shape, **settings) for shape in shapes))
+
+
+class _X152Model(nn.Module):
+    """A Faster R-CNN on a feature pyramid, whose features are those of its proposals."""
+
+    dtype = torch.float32
+
+    def __init__(self, settings: _X152Settings) -> None:
+        super().__init__()
+        shape, self.settings = settings.architecture, settings.proposals
+        self.body = nn.ModuleDict({"stem": _Stem(shape.stem_width)})
+        inputs, width, outputs = shape.stem_width, shape.width, shape.out_width
+        channels = []
+        for index, (name, blocks) in enumerate(zip(_LAYERS, shape.layers, strict=True)):
+            self.body[name] = _stage(inputs, width, outputs, shape.groups, blocks, 2 if index else 1)
+            channels.append(outputs)
+            inputs, width, outputs = outputs, 2 * width, 2 * outputs
+        pyramid = shape.pyramid_width
+        self.fpn = FeaturePyramidNetwork(channels, pyramid, extra_blocks=LastLevelMaxPool())
+        self.head = _ProposalHead(pyramid, pyramid, shape.anchors, len(_STRIDES))
+        self.fc6 = nn.Linear(pyramid * _POOLED * _POOLED, shape.feature_width)
+        self.fc7 = nn.Linear(shape.feature_width, shape.feature_width)
+        self.cls_score = nn.Linear(shape.feature_width, 1 + shape.classes)
+
+    def forward(self, pixels: Tensor, size: tuple[int, int]) -> Proposals:
+        """The proposals of an image of (height, width), the margin of its pixels (1, 3, h, w) included."""
+        maps = self.feature_maps(pixels)
+        boxes, objectness = self.propose(maps, size)
+        features = self.box_features(maps, boxes)
+        return Proposals(boxes, objectness, features, self.cls_score(self.hidden(features)))
+
+    def hidden(self, features: Tensor) -> Tensor:
+        """(n, d) of the second layer behind the pooled cells, of features (n, d) of the first."""
+        return functional.relu(self.fc7(features))
+
+    def feature_maps(self, pixels: Tensor) -> list[Tensor]:
+        """(1, c, h, w) float32 of each level, the finest first."""
+        x, maps = self.body["stem"](pixels.to(self.dtype)), OrderedDict()
+        for name in _LAYERS:
+            x = self.body[name](x)
+            maps[name] = x.float()
+        return list(self.fpn(maps).values())
+
+    def propose(self, maps: Sequence[Tensor], size: tuple[int, int]) -> tuple[Tensor, Tensor]:
+        """Boxes (n, 4) and objectness (n,) of the proposals, best first, of an input of (height, width).
+
+        In each level the best anchors are decoded and clipped to the input, and of those that overlap the
+        best is kept; then the best of all levels.
+        """
+        settings, groups, scores = self.settings, [], []
+        for map_, cells, stride in zip(maps, cast(Tensor, self.head.anchors), _STRIDES, strict=True):
+            logits, deltas = self.head(map_)
+            logits, steps, around = _candidates(logits, deltas, cells, stride)
+            objectness = logits.sigmoid()
+            best = _best_first(objectness)[: settings.before_nms]
+            boxes = _decoded(steps[best], around[best], settings.delta_weights, _PIXEL)
+            groups.append(clip_boxes_to_image(boxes, (size[0] - 1, size[1] - 1)))
+            scores.append(objectness[best])
+        kept = _best_of(Suppression(settings.overlap, _PIXEL, at_bound=True), groups, settings.after_nms)
+        boxes, objectness = (
+            torch.cat([rows[own] for rows, own in zip(levels, kept, strict=True)])
+            for levels in (groups, scores)
+        )
+        best = _best_first(objectness)[: settings.most]
+        return boxes[best], objectness[best]
+
+    def pooled(self, maps: Sequence[Tensor], boxes: Tensor, levels: Tensor | None = None) -> Tensor:
+        """(n, c, 7, 7) means of points for boxes (n, 4), in the levels (n,), on the host, that fit them.
+
+        Points, two along each side of a cell, lie as in the first RoIAlign, which takes no half pixel off the
+        corners.
+        """
+        levels = _level_of(boxes).cpu() if levels is None else levels
+        cells = maps[0].new_empty(len(boxes), maps[0].shape[1], _POOLED, _POOLED)
+        for level, (map_, stride) in enumerate(zip(maps[:-1], _STRIDES, strict=False)):
+            own = on_device(torch.nonzero(levels == level)[:, 0], boxes.device)
+            cells[own] = roi_align(map_, [boxes[own]], _POOLED, 1 / stride, sampling_ratio=2, aligned=False)
+        return cells
+
+    def box_features(self, maps: Sequence[Tensor], boxes: Tensor) -> Tensor:
+        """(n, d) float32 features of boxes (n, 4): the first layer behind their pooled cells."""
+        levels = _level_of(boxes).cpu()  # the host waits once
+        parts = zip(torch.split(boxes, 250), torch.split(levels, 250), strict=True)  # which bounds memory
+        return torch.cat([functional.relu(self.fc6(self.pooled(maps, *part).flatten(1))) for part in parts])
+
+
+def _best_first(scores: Tensor) -> Tensor:
+    """Indices of scores (n,), the highest first, of equal ones the first: the same on every device."""
+    return scores.sort(descending=True, stable=True).indices
+
+
+def _best_of(rule: Suppression, groups: Sequence[Tensor], most: int) -> list[Tensor]:
+    """`rule.best` of each of several groups of boxes, on any device."""
+    if groups[0].device.type == "cuda":
+        return best_on_device(rule, groups, most)
+    return [torch.from_numpy(rule.best(np.asarray(boxes.cpu()), most)).to(boxes.device) for boxes in groups]
+
+
+def _level_of(boxes: Tensor) -> Tensor:
+    """(n,) the level of the pyramid for boxes (n, 4): floor(4 + log2(sqrt(area) / 224)), less the first's 2.
+
+    Lin et al., 2017, eq. 1, from 0 to 3.
+    """
+    sides = boxes[:, 2:] - boxes[:, :2] + _PIXEL
+    levels = 4 + torch.log2(sides.prod(dim=1).sqrt() / 224 + 1e-6)
+    return (levels.floor() - 2).clamp(0, len(_STRIDES) - 2).long()
+
+
+class X152(_Detector, tags=["object-detection", "faster-rcnn", "resnext"]):
+    """The detector behind ViLBERT's features, with the numbers of the script that released them.
+
+    The margin of an image is that of its own size. Images with transparency, on which the script fails, are
+    read in RGB. How many boxes are kept is in the config, 100 in the release. They are proposals without
+    regression, and may end up to 31 pixels of the resized image behind its right or lower edge, as released
+    ones do.
+    """
+
+    kind = "x152"
+    described = (
+        "Faster R-CNN, ResNeXt {layers}, width {width} of {groups} groups, FPN {pyramid_width}; "
+        "{classes} classes; {feature_width} dimensions"
+    )
+    Settings = _X152Settings
+    Conversion = X152Conversion
+    Network = _X152Model
+    backbone = ("body",)
+    rule = only_selection = "all"
+    """What this rule is called where features are stored: there is no other one to choose."""
+
+    def prepare(self) -> None:
+        self._mean = np.array(self.settings.preprocessing.mean, dtype=np.float32)
+
+    def preprocess(self, image: Image.Image) -> tuple[Tensor, float]:
+        """(3, h, w) float32, blue, green, red, less the mean, resized, with a margin; and the scale.
+
+        The scale is that of the shorter side, unless the longer one would exceed its own.
+        """
+        sides = self.settings.preprocessing
+        scale: float = sides.shortest_side / min(image.size)
+        if round(scale * max(image.size)) > sides.longest_side:
+            scale = sides.longest_side / max(image.size)
+        resized = _resized_by(_blue_first(image).astype(np.float32) - self._mean, scale)
+        return _with_margin(torch.from_numpy(resized.transpose(2, 0, 1))), scale
+
+    @torch.inference_mode()
+    def select(self, found: Proposals, scale: float, size: tuple[int, int]) -> tuple[BoxFeatures, Integers]:
+        """The most confident proposals of an image, and their indices.
+
+        The confidence of a proposal is its best score among the classes whose suppression it survives, 0
+        where there is none. Of equal confidences the first proposal comes first. `scale`: pixels that they
+        were found in per pixel of the image.
+        """
+        settings = self.settings.detections
+        boxes, probabilities = _arrays(found.boxes, found.class_logits.softmax(dim=1))
+        boxes = boxes / np.float32(scale)
+        one_thing = Suppression(settings.overlap, _PIXEL, at_bound=True)
+        confidences = class_confidences(boxes, probabilities[:, 1:], one_thing, settings.threshold)
+        kept = np.argsort(-confidences, kind="stable")[: settings.most]
+        features = on_host(found.features[on_device(kept, found.features.device)])
+        return BoxFeatures(boxes[kept], features, size, confidences[kept]), kept
+
+    def canary_rows(self, pixels: Tensor) -> list[Tensor]:
+        """Of each level's cells, and of three boxes."""
+        model = self.model
+        centred = pixels - torch.from_numpy(self._mean).view(3, 1, 1)
+        maps = model.feature_maps(_with_margin(centred)[None].to(self.device))
+        around = [torch.cat(model.head(map_), dim=1)[0].flatten(1).T for map_ in maps]
+        boxes = [[0.0, 0.0, 59.0, 49.0], [30.0, 20.0, 118.0, 88.0], [0.0, 0.0, 119.0, 89.0]]
+        features = model.box_features(maps, torch.tensor(boxes, device=self.device))
+        hidden = model.hidden(features)
+        rows = [cells[:: len(cells) // 3][:3] for cells in around]
+        return [*rows, features, hidden, model.cls_score(hidden)]
+
+
+def _resized_by(pixels: Floats, scale: float) -> Floats:
+    """Pixels (h, w, c) resized by one scale for both axes: linear, without antialiasing.
+
+    As OpenCV's `resize` with INTER_LINEAR and a scale: a pixel of the result lies at its centre divided by
+    the scale itself, not by the ratio of the rounded sizes. A side keeps at least one pixel.
+    """
+    (top, bottom, lower), (left, right, further) = (_neighbours(n, scale) for n in pixels.shape[:2])
+    further, lower = further[:, None], lower[:, None, None]
+    wide = pixels[:, left] * (1 - further) + pixels[:, right] * further
+    return np.asarray(wide[top] * (1 - lower) + wide[bottom] * lower, dtype=np.float32)
+
+
+def _neighbours(n: int, scale: float) -> tuple[Integers, Integers, Floats]:
+    """Of each resized pixel along a side of n pixels: the two around it, and the weight of the second."""
+    places = (np.arange(max(1, round(n * scale))) + 0.5) / scale - 0.5
+    places = np.clip(places.astype(np.float32), 0, n - 1)
+    first = places.astype(np.int64)
+    return first, np.minimum(first + 1, n - 1), places - first.astype(np.float32)
+
+
+def _with_margin(pixels: Tensor) -> Tensor:
+    """Pixels (3, h, w) with zeros at the right and the lower edge, up to multiples of 32."""
+    height, width = _size_of(pixels)
+    return functional.pad(pixels, (0, -width % 32, 0, -height % 32))

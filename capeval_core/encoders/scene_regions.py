@@ -85,7 +85,7 @@ class SceneRegionEncoder(BoxEncoder, tags=["image-feature-extraction"]):
     Settings = _SceneSettings
     depends_on = ("architecture",)
     Conversion = Conversion
-    rules = ("confident",)
+    rule = "confident"
 
     model: _SceneNet
 
@@ -104,7 +104,7 @@ class SceneRegionEncoder(BoxEncoder, tags=["image-feature-extraction"]):
         boxes = _scene_boxes(rgb)
         return boxes, _cut(rgb, boxes, self.settings.architecture.image_size)
 
-    def find(self, prepared: tuple[Floats, Bytes], size: tuple[int, int], rule: str) -> BoxFeatures:
+    def find(self, prepared: tuple[Floats, Bytes], size: tuple[int, int]) -> BoxFeatures:
         boxes, crops = prepared
         features, scores = self._run(crops)
         order = np.argsort(-scores, kind="stable")

@@ -69,7 +69,7 @@ def test_bua10_100_is_what_plain_loops_keep(proposals: int, sharp: float) -> Non
         best = best_scores(found.boxes.numpy(), scores, 0.3, 0)
         order = sorted(range(len(best)), key=lambda index: -best[index])
         count = min(100, max(10, sum(each > 0.2 for each in best)))
-        boxes, kept = network.select(found, scale, (96, 64), "bua10_100")
+        boxes, kept = network.select(found, scale, (96, 64))
         assert boxes.scores.tolist() == pytest.approx([best[i] for i in order[:count]], abs=1e-6)
         assert kept.tolist() == order[:count]
         assert np.array_equal(boxes.features, found.features.numpy()[order[:count]])

@@ -128,7 +128,7 @@ def of_variant(encoder: Any, image: Path, rows: int) -> Json:
     with Image.open(image) as decoded:
         pixels, size = encoder.preprocess(decoded)
         ours = detected(encoder, encoder.propose(pixels), size, decoded.size, rows)
-    (shown,) = encoder.encode_boxes([visual("image", image)], selection="lxmert36")
+    (shown,) = encoder.selecting("lxmert36").encode_boxes([visual("image", image)])
     streamed = shown.load()
     assert np.array_equal(padded([streamed.boxes], rows), ours["boxes"], equal_nan=True)
     return ours | {"sizes": [size], "roi_features": padded([streamed.features], rows)}
@@ -137,7 +137,7 @@ def of_variant(encoder: Any, image: Path, rows: int) -> Json:
 @torch.inference_mode()
 def detected(encoder: Any, found: Any, scale: Any, size: tuple[int, int], rows: int) -> Json:
     """What the original returns of one image of (width, height)."""
-    boxes, kept = encoder.select(found, scale, size, "lxmert36")
+    boxes, kept = encoder.selecting("lxmert36").select(found, scale, size)
     features, classes = found.features[kept], found.class_logits[kept]
     attributes = encoder.model.predictor.attribute_logits(features, classes.argmax(1))[:, :-1].softmax(1)
     values = {
@@ -190,7 +190,7 @@ def too_few(release: Any, image: Image.Image) -> Comparison:
     shown = visual("image", image)
     encoders = [variant(release, values) for values in settings]
     ours, expected = (
-        next(encoder.encode_boxes([shown], selection="lxmert36")).load().boxes for encoder in encoders
+        next(encoder.selecting("lxmert36").encode_boxes([shown])).load().boxes for encoder in encoders
     )
     assert len(ours) and np.array_equal(ours, expected)
     return compare("too_few", ours, np.full_like(ours, np.nan), 0.0)
