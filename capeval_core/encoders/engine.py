@@ -1,21 +1,12 @@
 """The streaming engine: items in, arrays out, in order; equal ones run once, and memory does not grow.
 
-How an item travels. An item is a visual (an image, frames, box features) with what belongs to it: nothing,
-its regions, its texts.
-
-1. `encode_stream` takes some items at a time. Threads compute their content keys while those before are
-   encoded.
-2. `_Run.add` gives equal items one `_Entry` and looks its keys up in the cache.
-3. Threads load and prepare what is missing, a bounded number of items ahead (`_Run._prepared`). That gives
-   `Units`, the rows of a forward pass that the item needs.
-4. `_Run._fill` puts units into a batch. It is launched when it is full (`_Run.launch`); two batches may run
-   while the next one is filled.
-5. When the values of all its units have arrived (`_Run._keep`), its features are joined and cached.
-6. `_Run.done` gives out the items at the front that are done. One that cannot be read, prepared or fitted has
-   an error instead of arrays.
-
-An encoder says how in an `Encoding`. Two shapes cover all networks: an item alone, which is the default, and
-an item with each of its texts (`Pairs`).
+An item is a visual (image, frames, box features) with what belongs to it: nothing, its regions, its texts.
+Threads compute content keys of some items while those before are encoded. Equal items share an `_Entry`; its
+keys are looked up in the cache. Threads load and prepare what is missing, a bounded number of items ahead:
+that gives `Units`, the rows of a forward pass that the item needs. They fill a batch, which is launched when
+it is full; two may run while the next one is filled. When the values of all its units have arrived, an item's
+features are joined and cached, and the items at the front that are done are given out. One that cannot be
+read, prepared or fitted has an error instead of arrays.
 """
 
 from __future__ import annotations
@@ -42,11 +33,11 @@ from capeval_core.models.copies import Arriving
 
 Floats = NDArray[np.float32]
 Item = tuple[Any, Any]
+_Keyed = list[tuple[Item, str | ImageError]]
 V = TypeVar("V")
 T = TypeVar("T")
 
-RUNNING = 2
-"""Batches that may wait for their values: the device is busy with one while the next one is launched."""
+_RUNNING = 2  # batches that may wait for values: the device is busy with one while the next is launched
 _THREADS = 16
 _TOGETHER = 8  # items at most that a thread prepares in one task, which costs Python as much as one of them
 
@@ -54,9 +45,8 @@ _TOGETHER = 8  # items at most that a thread prepares in one task, which costs P
 class Units(NamedTuple):
     """The rows of a forward pass that an item needs.
 
-    groups: some at a time; an iterator makes them as they are needed, since an item may have more than fit
-        into memory: threads make the next one while one runs. ImageError where one cannot be made.
-    join: makes the item's features, by key, of the values of all its rows in their order.
+    groups: some at a time; an iterator makes them as they are needed, by threads, since an item may have more
+        than fit into memory. join: makes the item's features, by key, of the values of all its rows.
     """
 
     groups: Iterable[Sequence[Any]]
@@ -67,14 +57,11 @@ class Units(NamedTuple):
 class Encoding:
     """How an encoder turns items into features; by default each into one, of its visual alone.
 
-    size: units per forward pass.
-    keys: the cache's keys of an item's features, by its visual's content key and what belongs to it.
-    prepare: what the network takes of a loaded visual; runs in threads.
-    forward: one value per unit of a list; where they are a tensor on a device, or `Arriving`, further batches
-        are launched meanwhile.
-    units: the rows that an item needs, by the item, its visual as loaded and as prepared, and the keys whose
-        features are to be computed; runs in threads. ImageError if what belongs to the visual does not fit
-        it. None: one row, what is prepared.
+    size: units per forward pass. keys: the cache's keys of an item's features, by its visual's content key
+        and what belongs to it. prepare: what the network takes of a loaded visual. forward: one value per
+        unit; of a tensor on a device, or `Arriving`, further batches are launched meanwhile.
+    units: the rows that an item needs, by the item, its visual as loaded and as prepared, and the keys that
+        are missing; ImageError if what belongs to the visual does not fit it. None: one, what is prepared.
     elsewhere: some visuals as prepared by other processes, None for one that a thread has to prepare.
     ahead: items that are looked up and prepared before their turn; None: two batches.
     """
@@ -90,14 +77,10 @@ class Encoding:
 
 @dataclass(frozen=True)
 class Encoded:
-    """What one item became.
+    """What one item became, beside what belongs to its visual.
 
-    extra: what belongs to its visual.
-    arrays: by cache key, all that `Encoding.keys` names, each an array or a tuple of arrays; None where there
-        is an error.
-    keys: those keys, in order.
-    content: content key of the visual, '' where it could not be read.
-    error: why it could not be encoded, None where it could.
+    arrays: an array, or a tuple of arrays, for each of its `keys`; None where there is an error.
+    content: content key of the visual, '' where it could not be read. error: None, or why there is nothing.
     """
 
     extra: Any
@@ -108,10 +91,8 @@ class Encoded:
 
     def array(self, shape: tuple[int, ...]) -> Floats:
         """The first array, in this shape; NaN where there is none."""
-        if not self.arrays:
-            return np.full(shape, np.nan, dtype=np.float32)
-        found: Floats = self.arrays[self.keys[0]].reshape(shape)
-        return found
+        found: Floats = self.arrays[self.keys[0]] if self.arrays else np.full(shape, np.nan, np.float32)
+        return found.reshape(shape)
 
 
 @dataclass(frozen=True)
@@ -136,17 +117,12 @@ class ImageFeatures:
     @classmethod
     def joined(cls, parts: Iterable[ImageFeatures]) -> ImageFeatures:
         """Parts, at least one, as one."""
-        features, keys, errors = zip(
-            *((part.features, part.keys, part.errors) for part in parts), strict=True
-        )
+        features, keys, errors = zip(*((own.features, own.keys, own.errors) for own in parts), strict=True)
         return cls(np.concatenate(features), list(chain(*keys)), list(chain(*errors)))
 
 
 def encode_stream(items: Iterable[Item], encoding: Encoding, cache: FeatureCache) -> Iterator[list[Encoded]]:
-    """Items as arrays, in order, some at a time; memory does not grow with their number.
-
-    One that cannot be read or prepared costs its own row only.
-    """
+    """Items as arrays, in order, some at a time; one that cannot be read or prepared costs its own row."""
     threads = ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1), thread_name_prefix="capeval-read")
     run = _Run(encoding, cache, threads)
     try:
@@ -161,36 +137,40 @@ def encode_stream(items: Iterable[Item], encoding: Encoding, cache: FeatureCache
         threads.shutdown(cancel_futures=True)  # an interrupted run does not wait for what was read ahead
 
 
-_Keyed = list[tuple[Item, "str | ImageError"]]
-
-
 def _keyed(items: Iterable[Item], together: int, threads: ThreadPoolExecutor) -> Iterator[_Keyed]:
     """Items with their content keys, some at a time; those of the next ones are computed meanwhile."""
-    waiting: deque[list[tuple[list[Item], Future[list[str | ImageError]]]]] = deque()
-    for chunk in chain(chunks(items, together), [None]):
-        if chunk is not None:
-            parts = chunks(chunk, max(1, len(chunk) // _THREADS))
-            waiting.append([(part, threads.submit(_content_keys, part)) for part in parts])
-        if waiting and (chunk is None or len(waiting) > 1):
-            yield [pair for own, keys in waiting.popleft() for pair in zip(own, keys.result(), strict=True)]
+
+    def keyed(part: Sequence[Item]) -> _Keyed:
+        pairs: _Keyed = []
+        for item in part:
+            try:
+                pairs.append((item, item[0].key))
+            except ImageError as error:
+                pairs.append((item, error))
+        return pairs
+
+    waiting: deque[list[Future[_Keyed]]] = deque()
+    for chunk in chunks(items, together):
+        parts = chunks(chunk, max(1, len(chunk) // _THREADS))
+        waiting.append([threads.submit(keyed, part) for part in parts])
+        if len(waiting) > 1:
+            yield [pair for part in waiting.popleft() for pair in part.result()]
+    for last in waiting:
+        yield [pair for part in last for pair in part.result()]
 
 
 @dataclass(eq=False)
 class _Entry:
-    """A distinct item, shared by all equal items in flight.
-
-    values: of the rows that have run, in order. expected: the number of rows, None until all are made.
-    waiting: items that have not been given out.
-    """
+    """A distinct item, shared by all equal items in flight."""
 
     item: Item
     keys: tuple[str, ...]
     error: ImageError | None = None
     arrays: dict[str, Feature] = field(default_factory=dict)
     units: Units | None = None
-    values: list[Any] = field(default_factory=list)
-    expected: int | None = None
-    waiting: int = 0
+    values: list[Any] = field(default_factory=list)  # of the rows that have run, in order
+    expected: int | None = None  # rows, once all are made
+    waiting: int = 0  # items that have not been given out
 
     @property
     def done(self) -> bool:
@@ -269,7 +249,9 @@ class _Run:
         missing = [key for key in entry.keys if key not in entry.arrays]
         try:
             groups, join = self.encoding.units(entry.item, loaded, prepared, missing)
-            return Units(_ahead(groups, self.threads) if isinstance(groups, Iterator) else groups, join)
+            if isinstance(groups, Iterator):
+                groups = _ahead(next(groups, None), groups, self.threads)
+            return Units(groups, join)
         except ImageError:
             raise
         except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, OSError) as error:
@@ -303,7 +285,7 @@ class _Run:
         units = [unit for _, unit in batch]
         for part, values in self.encoding.size.run(units, self.encoding.forward, after=Arriving.of):
             self.running.append(([entry for entry, _ in batch[part]], values))
-            while self.running and (len(self.running) > RUNNING or self.running[0][1].arrived()):
+            while self.running and (len(self.running) > _RUNNING or self.running[0][1].arrived()):
                 self._keep()
 
     def _keep(self) -> None:
@@ -341,13 +323,14 @@ class _Run:
         done: list[Encoded] = []
         while self.in_order and self.in_order[0][2].done:
             (visual, extra), content, entry = self.in_order.popleft()
-            if entry.error is None:
-                done.append(Encoded(extra, entry.arrays, entry.keys, content, None))
-            else:
+            arrays: dict[str, Any] | None = entry.arrays
+            error = None
+            if entry.error is not None:
                 # What is said of the first of equal items holds for this one.
                 first, problems = entry.item[0].where, entry.error.problems
                 own = [p._replace(where=p.where.replace(first, visual.where, 1)) for p in problems]
-                done.append(Encoded(extra, None, entry.keys, content, str(ImageError(Problems(own)))))
+                arrays, error = None, str(Problems(own))
+            done.append(Encoded(extra, arrays, entry.keys, content, error))
             entry.waiting -= 1
             if not entry.waiting:
                 self.entries.pop(entry.keys, None)
@@ -357,18 +340,12 @@ class _Run:
         return done
 
 
-def _ahead(groups: Iterator[T], threads: ThreadPoolExecutor) -> Iterator[T]:
-    """Groups of which the first is made here, and each further one by a thread while one is used."""
-    first = next(groups, None)
-
-    def taken() -> Iterator[T]:
-        group = first
-        while group is not None:
-            following = threads.submit(next, groups, None)
-            yield group
-            group = following.result()
-
-    return taken()
+def _ahead(group: T | None, groups: Iterator[T], threads: ThreadPoolExecutor) -> Iterator[T]:
+    """A group, and those behind it, each made by a thread while the one before is used."""
+    while group is not None:
+        following = threads.submit(next, groups, None)
+        yield group
+        group = following.result()
 
 
 @contextmanager
@@ -380,17 +357,6 @@ def preparing(visual: Any, loaded: Any) -> Iterator[None]:
         mode = f" ({loaded.mode})" if hasattr(loaded, "mode") else ""
         found = f"cannot prepare {visual.name}{mode}: {error}"
         raise ImageError(Problem(visual.where, found)) from None
-
-
-def _content_keys(items: Iterable[Item]) -> list[str | ImageError]:
-    """The content key of each visual, or why it cannot be read."""
-    keys: list[str | ImageError] = []
-    for visual, _ in items:
-        try:
-            keys.append(visual.key)
-        except ImageError as error:
-            keys.append(error)
-    return keys
 
 
 def with_extras(images: Iterable[V], extras: Iterable[T], names: str, hint: str) -> Iterator[tuple[V, T]]:
