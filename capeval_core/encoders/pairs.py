@@ -1,4 +1,4 @@
-"""Visuals with texts: a visual runs once in a network, and then with each of its texts."""
+"""Visuals with texts: a visual runs once in a network, then with each of its texts; layers of BERT."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from capeval_core.cache import FeatureCache
 from capeval_core.encoders.engine import Encoded, Encoding, Item, Units, chunks, encode_stream, with_extras
 from capeval_core.encoders.tokenizers import Ids, Tokens, WordPiece, bytes_of
+from capeval_core.inputs.boxes import InputBoxes
 from capeval_core.kept import write_whole
 from capeval_core.models.batching import BatchSize
-from capeval_core.models.config import Layers, Switch, Width, Words
+from capeval_core.models.config import Layers, Switch, Width, Words, read
 from capeval_core.models.copies import Arriving
 from capeval_core.models.model import CheckedModel
 from capeval_core.weights.folder import TOKENIZER, WeightsError, WeightsFolder, read_words, sha256_of
@@ -29,8 +30,8 @@ Pair = tuple[int, Ids, str]
 """The position of a visual in its batch, a text's token ids, and the cache's key of both."""
 Run = Callable[[Any, Sequence[Pair]], Iterable[Floats] | Tensor | Arriving]
 
-_TOGETHER = 64
-"""Visuals whose texts are tokenized at once."""
+EPS = 1e-12  # of BERT's layer norms
+_TOGETHER = 64  # visuals whose texts are tokenized at once
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,31 @@ class TextSettings:
         if not 3 <= self.context_length <= longest:
             expected = f"expected a whole number from 3 to {longest}"
             raise ValueError(f"context_length is {self.context_length}, {expected}")
+
+
+def bert_config(sizes: LayerSizes, dropout: float) -> Any:
+    """transformers' configuration of BERT layers of these sizes."""
+    from transformers import BertConfig
+
+    dropouts = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
+    common = {"type_vocab_size": 2, "layer_norm_eps": EPS, "hidden_act": "gelu"}
+    return BertConfig(**{**vars(sizes), **common, **dropouts})
+
+
+def bert_embeddings(config: Any) -> Any:
+    """transformers' embeddings of tokens, without buffers that are in no file and only its forward reads."""
+    from transformers.models.bert.modeling_bert import BertEmbeddings
+
+    embeddings: Any = BertEmbeddings(config)  # type: ignore[no-untyped-call]
+    del embeddings.position_ids, embeddings.token_type_ids
+    return embeddings
+
+
+def bert_layers(config: Any) -> nn.ModuleList:
+    """transformers' layers."""
+    from transformers.models.bert.modeling_bert import BertLayer
+
+    return nn.ModuleList(BertLayer(config) for _ in range(config.num_hidden_layers))  # type: ignore[no-untyped-call]
 
 
 class PairEncoder(CheckedModel):
@@ -140,14 +166,9 @@ class PairEncoder(CheckedModel):
 
     def _tokens(self, captions: Iterable[Sequence[str]]) -> Iterator[Tokens]:
         """Token ids of the texts of each visual; those of some are made together, by several threads."""
-        for part in chunks(enumerate(captions), _TOGETHER):
-            for index, texts in part:
-                if isinstance(texts, str):
-                    fix = f"expected a list of texts: write [{texts!r}]"
-                    raise ValueError(f"captions[{index}] is one text, {fix}")
-            found = self.tokenizer.encode([text for _, texts in part for text in texts])
-            start = 0
-            for _, texts in part:
+        for part in chunks(captions, _TOGETHER):
+            found, start = self.tokenizer.encode([text for texts in part for text in texts]), 0
+            for texts in part:
                 own = slice(start, start + len(texts))
                 yield Tokens(found.ids[own], found.truncated[own])
                 start = own.stop
@@ -164,15 +185,8 @@ class PairEncoder(CheckedModel):
     ) -> Iterator[Encoded]:
         """Every visual with the rows of its texts, by `pair_key`, in order; its `extra` are their tokens.
 
-        Args:
-            visuals: any number; they are read ahead by threads, a few at a time.
-            captions: per visual any number of texts. Equal ones run once.
-            run: a row per pair, of the shared states of visuals; the pairs of a visual stand together.
-            kind: of the rows, in their keys.
-            cache: where rows are looked up and kept.
-            batch_size: visuals, and texts, per forward pass; None: as many as fit into memory.
-            image_features: of shared states the features of visuals alone, whose key is `image_key`; None:
-                they mean nothing without a text.
+        run: a row per pair, of the shared states of visuals; the pairs of a visual stand together.
+        image_features: of shared states the features of visuals alone, whose key is `image_key`.
         """
 
         def keys(content: str, tokens: Tokens) -> tuple[str, ...]:
@@ -180,11 +194,10 @@ class PairEncoder(CheckedModel):
             return *own, *dict.fromkeys(self.pair_key(kind, content, ids) for ids in tokens.ids)
 
         def units(item: Item, loaded: Any, prepared: Any, missing: Sequence[str]) -> Units:
-            visual, tokens = item
-            texts = {self.pair_key(kind, visual.key, ids): ids for ids in tokens.ids}
+            content = item[0].key
+            texts = {self.pair_key(kind, content, ids): ids for ids in item[1].ids}
             wanted = {key: texts[key] for key in missing if key in texts}
-            unit = prepared, self.image_key(visual.key), wanted
-            return Units([[unit]], lambda values: values[0])
+            return Units([[(prepared, self.image_key(content), wanted)]], lambda values: values[0])
 
         encoding = Encoding(
             size=self.images_per_batch(batch_size),
@@ -193,8 +206,8 @@ class PairEncoder(CheckedModel):
             forward=partial(self._run_units, run, batch_size, image_features),
             units=units,
         )
-        names = "lists of captions", "give every image its captions"
-        items = with_extras(visuals, self._tokens(captions), *names)
+        hint = "give every image its captions"
+        items = with_extras(visuals, self._tokens(captions), "lists of captions", hint)
         return chain.from_iterable(encode_stream(items, encoding, cache))
 
     def _run_units(
@@ -242,3 +255,31 @@ class PairEncoder(CheckedModel):
     def rows_per_batch(self, batch_size: int | None, rows: int) -> tuple[BatchSize, int]:
         """The batch size, and what a sequence of so many rows costs in its unit."""
         return BatchSize.of(batch_size, self._automatic_rows), rows if batch_size is None else 1
+
+
+class RegionTextEncoder(PairEncoder):
+    """A network over the tokens of a text and the boxes of an image."""
+
+    @classmethod
+    def region_size_of(cls, config: dict[str, Any]) -> int:
+        """Numbers of a box's features, by the config of weights."""
+        return int(read(cls.Settings, config, "").region_size)
+
+    @property
+    def region_size(self) -> int:
+        """Numbers of a box's features."""
+        return int(self.settings.region_size)
+
+    def canary_boxes(self) -> list[InputBoxes]:
+        """Box features from formulas: diagonals of 5 and of 12 boxes whose features are waves."""
+        found = []
+        for count in (5, 12):
+            corners = np.arange(count, dtype=np.float32)[:, None] * [3, 2]
+            phase = np.outer(np.arange(1, count + 1), np.arange(self.region_size))
+            boxes = {
+                "boxes": np.concatenate([corners, np.add(corners, [20, 15])], axis=1).astype(np.float32),
+                "features": np.maximum(np.sin(phase), 0).astype(np.float32),
+                "size": (20 + 3 * count, 15 + 2 * count),
+            }
+            found.append(InputBoxes.of(boxes))
+        return found

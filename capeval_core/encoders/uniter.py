@@ -23,10 +23,12 @@ from capeval_core.cache import SHARED, FeatureCache
 from capeval_core.encoders.blocks import bert_layer
 from capeval_core.encoders.engine import Encoded
 from capeval_core.encoders.packed import Packing, Sorted
-from capeval_core.encoders.pairs import BertSizes, Pair, TextSettings
-from capeval_core.encoders.region_text import (
+from capeval_core.encoders.pairs import (
     EPS,
+    BertSizes,
+    Pair,
     RegionTextEncoder,
+    TextSettings,
     bert_config,
     bert_embeddings,
     bert_layers,

@@ -25,10 +25,14 @@ from capeval_core.cache import SHARED, FeatureCache
 from capeval_core.encoders.blocks import bert_layer, merge
 from capeval_core.encoders.engine import Encoded
 from capeval_core.encoders.packed import Packing, Sorted, attend, groups_of
-from capeval_core.encoders.pairs import AttentionSizes, BertSizes, LayerSizes, Pair, TextSettings
-from capeval_core.encoders.region_text import (
+from capeval_core.encoders.pairs import (
     EPS,
+    AttentionSizes,
+    BertSizes,
+    LayerSizes,
+    Pair,
     RegionTextEncoder,
+    TextSettings,
     bert_config,
     bert_embeddings,
     bert_layers,

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from capeval_core.cache import FeatureCache
-from capeval_core.encoders.region_text import RegionTextEncoder
+from capeval_core.encoders.pairs import RegionTextEncoder
 from capeval_core.encoders.tokenizers import UNKNOWN, Ids, WordPiece
 from capeval_core.encoders.vilbert import LocatedBoxes
 from capeval_core.errors import Problem, Problems

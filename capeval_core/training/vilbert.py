@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from capeval_core.encoders.region_text import EPS
+from capeval_core.encoders.pairs import EPS
 from capeval_core.encoders.tokenizers import Ids
 from capeval_core.encoders.vilbert import LocatedBoxes, Vilbert, VilbertEncoder, located
 from capeval_core.models.copies import on_device
