@@ -43,7 +43,7 @@ from benchmarks.cuda.agreement import (
 from capeval_core.cache import FeatureCache
 from capeval_core.inputs.samples import argument_of
 from capeval_core.metric import CaptionMetric, Reranker
-from capeval_core.registry import METRICS, metric_class, variant_classes
+from capeval_core.registry import MEDIA_VARIANTS, METRICS, metric_class
 from tools.captions import describe, foils
 from tools.scenes import draw, sample_scene
 
@@ -113,7 +113,7 @@ def originals() -> Iterator[Original]:
 def of_tiny(gpu: Gpu) -> Iterator[Row]:
     """Every metric with the packaged weights, on a device and on the CPU."""
     classes = {name: metric_class(name) for name in METRICS}
-    classes |= {f"{name} {medium}": class_ for (name, medium), class_ in variant_classes().items()}
+    classes |= {f"{name} {medium}": metric_class(name, medium) for name, medium in MEDIA_VARIANTS}
     rows = drawn_rows(8 if gpu.small else ROWS)
     for name, class_ in classes.items():
         weights = None if class_.default_weights is None else "tiny"

@@ -1,8 +1,4 @@
-"""Problems with what a user hands in: where, what is wrong, and what to do; all of them in one error.
-
-A door (Python, the command line, a page) says once what it calls arguments and options, by `naming`; `at`,
-`wrong_option` and `setting` then spell them so when a problem is found.
-"""
+"""Problems with what a user hands in: where, what is wrong, and what to do; all of them in one error."""
 
 from __future__ import annotations
 
@@ -31,16 +27,13 @@ _VERB = re.compile(
 _PLURAL = {"is": "are", "has": "have"}
 
 
-# what a door calls arguments and options
-
-
 @dataclass(frozen=True)
-class Names:
-    """What a door calls things.
+class _Names:
+    """What a door (Python, the command line, a page) calls things; it says so once, by `naming`.
 
     names: arguments and options by their names in Python; one that ends with `=` is written with its value.
-    flags: whether options are those of a command. row: what a place in an argument is called; None: as in
-    Python. advice: how an option is set; None: by its name and value.
+    flags: whether options are those of a command. row: what a place in an argument is called. advice: how an
+    option is set.
     """
 
     names: Mapping[str, str] = field(default_factory=dict)
@@ -49,12 +42,12 @@ class Names:
     advice: Callable[[str, Any], str] | None = None
 
 
-_DOOR: ContextVar[Names] = ContextVar("names", default=Names())  # noqa: B039  (frozen)
+_DOOR: ContextVar[_Names] = ContextVar("names", default=_Names())  # noqa: B039  (frozen)
 
 
 @contextmanager
 def naming(names: Mapping[str, str] | None = None, **door: Any) -> Iterator[None]:
-    """Name things so in the block, `naming({"captions": "predictions"})`; `door`: fields of `Names`."""
+    """Name things so in the block: `naming({"captions": "predictions"}, flags=True)`."""
     outer = _DOOR.get()
     inner = {name: outer.names.get(new, new) for name, new in (names or {}).items()}
     token = _DOOR.set(replace(outer, names={**outer.names, **inner}, **door))
@@ -83,11 +76,6 @@ def place(argument: str, path: Sequence[int | str]) -> str:
     return _DOOR.get().names.get(argument, argument) + "".join(steps)
 
 
-def option_name(name: str) -> str:
-    """`batch_size`, or `--batch-size`."""
-    return _label(name).rstrip("= ")
-
-
 def setting(name: str, value: Any, before: str = "") -> str:
     """An option with a value as advice; `before` leads to it, and goes where a door has no such option.
 
@@ -112,15 +100,17 @@ def in_python(text: str) -> str:
     return "" if door.flags or door.advice else text
 
 
+def option_name(name: str) -> str:
+    """`batch_size`, or `--batch-size`."""
+    return _label(name).rstrip("= ")
+
+
 def _label(name: str) -> str:
     door = _DOOR.get()
     name = door.names.get(name, name)
     if name.endswith("="):
         return name
     return f"--{name.replace('_', '-')} " if door.flags else f"{name}="
-
-
-# problems
 
 
 class Problem(NamedTuple):
@@ -205,9 +195,6 @@ class ProblemsError(Exception):
         self.problems = problems if isinstance(problems, Problems) else Problems([problems])
         super().__init__(self.problems)
 
-    def __str__(self) -> str:
-        return str(self.problems)
-
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self)!r})"
 
@@ -277,26 +264,20 @@ def wrong_option(
     return Problems([option_problem(name, value, found, fix, verb=verb, kind=kind)]).error()
 
 
-def path_problem(path: str, *, folder: bool = False) -> tuple[str, str] | None:
-    """What is wrong with a path, and the fix, as far as that shows without a look at the disk."""
-    if folder and not path:
-        return "is empty", "pass the path of a folder, or None for none ('.' is the current folder)"
-    return ("has a NUL character, which no path can have", "leave it out") if "\0" in path else None
-
-
 def refuse_nul(path: str | os.PathLike[str]) -> None:
-    """Raise FileError for a path of a file or folder that has a NUL character."""
-    if wrong := path_problem(os.fspath(path)):
-        raise file_error(repr(os.fspath(path)), *wrong)
+    """Raise FileError for a path that has a NUL character, which no file's has."""
+    if "\0" in os.fspath(path):
+        raise file_error(repr(os.fspath(path)), "has a NUL character, which no path can have")
 
 
 def folder_path(argument: str, value: Any) -> Path:
     """The path of a folder that a user names; whether anything is there is not looked at."""
-    if not isinstance(value, (str, os.PathLike)) or not isinstance(os.fspath(value), str):
-        fix = "pass the path of a folder, or None"
+    fix = "pass the path of a folder ('.' is the current one), or None"
+    if not isinstance(value, (str, os.PathLike)) or not isinstance(text := os.fspath(value), str):
         raise wrong_option(argument, value, described(value), fix, kind=TypeError)
-    if wrong := path_problem(os.fspath(value), folder=True):
-        raise wrong_option(argument, os.fspath(value), *wrong, verb="")
+    if not text or "\0" in text:
+        found = "has a NUL character, which no path can have" if text else "is empty"
+        raise wrong_option(argument, text, found, fix, verb="")
     return Path(value)
 
 
@@ -318,9 +299,6 @@ def did_you_mean(name: str, known: Iterable[str], *, closeness: float = 0.6) -> 
     return f": did you mean {close[0]!r}?" if close else ""
 
 
-# values in few words
-
-
 def described(value: Any, *, none: str = "None") -> str:
     """A wrong value in few words: `the number 5`, `a list of length 3`; `none` is what None is called."""
     if value is None:
@@ -328,23 +306,21 @@ def described(value: Any, *, none: str = "None") -> str:
     if isinstance(value, numbers.Number):
         return f"the {'bool' if isinstance(value, bool) else 'number'} {shown(value)}"
     kind = type(value).__name__
-    article = "an" if kind[:1].lower() in "aeiou" else "a"
+    named = f"{'an' if kind[:1].lower() in 'aeiou' else 'a'} {kind}"
     try:
-        return f"{article} {kind} of length {len(value)}"
+        return f"{named} of length {len(value)}"
     except Exception:  # a length of the user's own may fail in any way
-        return f"{article} {kind}"
+        return named
 
 
 def shown(value: Any) -> str:
     """A value as Python writes it, paths as texts, numbers in at most 40 digits."""
-    if isinstance(value, int) and abs(value) >= 1 << 63:  # Python prints no integer of thousands of digits
-        return f"{'-' * (value < 0)}1e{int(value.bit_length() * 0.30103)} or so"
+    number = isinstance(value, numbers.Number)
     try:
-        named = repr(str(value)) if isinstance(value, PurePath) else repr(value)
-        text = str(value) if isinstance(value, numbers.Number) else named
-    except ValueError:  # such an integer is in it
-        return described(value)
-    return f"{text[:40]}..." if isinstance(value, numbers.Number) and len(text) > 40 else text
+        text = str(value) if number else repr(str(value) if isinstance(value, PurePath) else value)
+    except ValueError:
+        return "of thousands of digits"  # which Python does not print
+    return f"{text[:40]}..." if number and len(text) > 40 else text
 
 
 def signed(value: float, *digits: int) -> str:

@@ -1,23 +1,16 @@
 """Metrics and networks by name, and `load`.
 
-Installed packages add metrics through the entry-point group `capeval.metrics`:
-
-    [options.entry_points]
-    capeval.metrics =
-        mymetric = mypackage.module:MyMetric
-
-The name is the class's `name`, and the class is a `CaptionMetric`.
+Installed packages add metrics through the entry-point group `capeval.metrics`, such as
+`mymetric = mypackage.module:MyMetric`: the name is the class's `name`, and the class is a `CaptionMetric`.
 """
 
 from __future__ import annotations
 
-import inspect
 import re
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
-from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from capeval_core.errors import did_you_mean, warn, wrong_option
 from capeval_core.weights.folder import CONFIG, OPEN_CLIP_TENSORS, WeightsError, WeightsFolder
@@ -49,12 +42,9 @@ MEDIA_VARIANTS: dict[tuple[str, str], str] = {
 }
 """Name, medium and class of the metrics that exist for another medium than images, too."""
 
-_OF_COCO = "METEOR and SPICE are in CocoScores only, computed by pycocoevalcap in Java"
-_NO_BERT = "BERTScore is not part of capeval"
 _OTHER_NAMES = {
-    "meteor": _OF_COCO,
-    "spice": _OF_COCO,
-    "bertscore": _NO_BERT,
+    **dict.fromkeys(("meteor", "spice"), "METEOR and SPICE are in CocoScores only, computed in Java"),
+    "bertscore": "BERTScore is not part of capeval",
     "clipscore": "CLIP-S is called clips",
     "refclipscore": "RefCLIP-S is called refclips",
     "cider": "what papers print as CIDEr is called ciderd, its unclipped form cider",
@@ -103,14 +93,9 @@ def metric_classes() -> dict[str, type[CaptionMetric]]:
     return classes
 
 
-def variant_classes() -> dict[tuple[str, str], type[CaptionMetric]]:
-    """The classes of `MEDIA_VARIANTS`, by name and medium."""
-    return {key: _import_class(reference) for key, reference in MEDIA_VARIANTS.items()}
-
-
 def every_class() -> list[type[CaptionMetric]]:
     """The class of every metric on every medium."""
-    return [*metric_classes().values(), *variant_classes().values()]
+    return [*metric_classes().values(), *map(_import_class, MEDIA_VARIANTS.values())]
 
 
 def titles_of_parts() -> dict[str, str]:
@@ -132,22 +117,20 @@ def metric_class(name: str, media: str | None = None) -> type[CaptionMetric]:
     Raises:
         ValueError: there is none, not for this medium, or that of another package cannot be used.
     """
-    if media is not None:
-        known = media_of(name)
-        if media not in known:
-            others = [metric for metric, medium in MEDIA_VARIANTS if medium == media]
-            hint = did_you_mean(str(media), known) or (f"; {' and '.join(others)} have it" if others else "")
-            listed = ", ".join(known) or "none, it compares texts alone"
-            raise wrong_option("media", media, f"{name} is no metric on it{hint} (known: {listed})", verb="")
-        if (name, media) in MEDIA_VARIANTS:
-            return _import_class(MEDIA_VARIANTS[name, media])
+    if media is not None and media not in (known := media_of(name)):
+        others = [metric for metric, medium in MEDIA_VARIANTS if medium == media]
+        hint = did_you_mean(str(media), known) or (f"; {' and '.join(others)} have it" if others else "")
+        listed = ", ".join(known) or "none, it compares texts alone"
+        raise wrong_option("media", media, f"{name} is no metric on it{hint} (known: {listed})", verb="")
+    if (name, media) in MEDIA_VARIANTS:
+        return _import_class(MEDIA_VARIANTS[name, str(media)])
     if isinstance(name, str) and name in METRICS:
         return _import_class(METRICS[name])
     outside = _entry_points()
     if not isinstance(name, str) or name not in outside:
         names = [*METRICS, *outside]
-        hint = _OTHER_NAMES.get(re.sub(r"[^a-z]", "", str(name).lower()), "")
-        hint = f": {hint}" if hint else did_you_mean(str(name), names)
+        other = _OTHER_NAMES.get(re.sub(r"[^a-z]", "", str(name).lower()))
+        hint = f": {other}" if other else did_you_mean(str(name), names)
         raise ValueError(f"unknown metric {name!r}{hint} (known: {', '.join(names)})")
     return _load_entry_point(outside[name])
 
@@ -197,8 +180,7 @@ def load(name: str, *, media: str | None = None, **options: Any) -> CaptionMetri
 
 def network(kind: str) -> type[CheckedModel]:
     """The class of a kind of network."""
-    class_: type[CheckedModel] = _import_class(NETWORKS[kind])
-    return class_
+    return _import_class(NETWORKS[kind])
 
 
 def network_of(folder: WeightsFolder) -> type[CheckedModel]:
@@ -221,31 +203,26 @@ def network_of(folder: WeightsFolder) -> type[CheckedModel]:
 
 def _import_class(reference: str) -> type[Any]:
     module, _, name = reference.partition(":")
-    class_: type[Any] = getattr(import_module(module), name)
-    return class_
-
-
-# metrics of other packages
+    return cast("type[Any]", getattr(import_module(module), name))
 
 
 def _entry_points() -> dict[str, EntryPoint]:
     """Metrics of other packages by name; a name with two owners is left out with a warning."""
     try:
-        declared = sorted(entry_points(group=_GROUP), key=lambda entry: (entry.name, _package(entry)))
+        declared = list(entry_points(group=_GROUP))
     except Exception as error:  # one damaged installation must not disable every metric
         warn(f"the entry points of installed packages could not be read: {error}")
         return {}
-    by_name: dict[str, EntryPoint] = {}
-    for name, group in groupby(declared, key=lambda entry: entry.name):
-        entries = list(group)
-        owners = ["capeval"] * (name in METRICS) + [_package(entry) for entry in entries]
-        if len(owners) == 1:
-            (by_name[name],) = entries
-        else:
+    by_name = {entry.name: entry for entry in declared}
+    for name in list(by_name):
+        owners = ["capeval"] * (name in METRICS)
+        owners += sorted(_package(entry) for entry in declared if entry.name == name)
+        if len(owners) > 1:
+            del by_name[name]
             kept = "capeval's is used" if name in METRICS else "none is used"
             fix = "uninstall one, or ask its authors for another name"
             warn(f"metric {name!r} is declared by {' and by '.join(owners)}: {kept}; {fix}")
-    return by_name
+    return dict(sorted(by_name.items()))
 
 
 def _load_entry_point(entry: EntryPoint) -> type[CaptionMetric]:
@@ -259,21 +236,15 @@ def _load_entry_point(entry: EntryPoint) -> type[CaptionMetric]:
     if "CaptionMetric" not in {base.__name__ for base in getattr(class_, "__mro__", ())}:
         raise ValueError(f"{declared} is not a subclass of capeval_core.metric.CaptionMetric")
     lacking = [name for name in _REQUIRED if not hasattr(class_, name)]
-    lacking += sorted(class_.__abstractmethods__) if inspect.isabstract(class_) else []
-    if lacking:
+    if lacking := [*lacking, *sorted(class_.__abstractmethods__)]:
         raise ValueError(f"{declared} lacks {', '.join(lacking)}")
     if getattr(class_, "name", None) != entry.name:
         raise ValueError(f"{declared} has another name in its class: {getattr(class_, 'name', None)!r}")
-    found: type[CaptionMetric] = class_
-    return found
+    return cast("type[CaptionMetric]", class_)
 
 
 def _package(entry: EntryPoint) -> str:
-    """Name and version of the installed package that declares an entry point."""
     return f"{entry.dist.name} {entry.dist.version}" if entry.dist is not None else "an unknown package"
-
-
-# folders beside the package
 
 
 def module_path(name: str) -> str:

@@ -18,8 +18,13 @@ from pathlib import Path
 from capeval_core.description import describe_metric, licence_in_words
 from capeval_core.kept import write_whole
 from capeval_core.project import address
+<<<<<<< HEAD
 from capeval_core.registry import METRICS, metric_class, variant_classes
 from capeval_core.weights.catalogue import WEIGHTS
+=======
+from capeval_core.registry import MEDIA_VARIANTS, METRICS, metric_class
+from capeval_core.weights.catalogue import CONVERTED_AS, NAMESPACE, WEIGHTS, WeightsEntry
+>>>>>>> c52d1408 (Registry and errors: one way to a class by name, a door's names without their headings)
 
 Row = list[str]
 CHECKOUT = Path(__file__).parents[1]
@@ -43,7 +48,7 @@ def metrics_table() -> str:
     rows = []
     classes = {f"`{name}`": metric_class(name) for name in METRICS}
     classes |= {
-        f'`{name}`, `media="{medium}"`': class_ for (name, medium), class_ in variant_classes().items()
+        f'`{name}`, `media="{medium}"`': metric_class(name, medium) for name, medium in MEDIA_VARIANTS
     }
     for name, metric in classes.items():
         described = describe_metric(metric)

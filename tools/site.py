@@ -18,8 +18,12 @@ from unittest import mock
 from capeval_core.cli import COMMANDS, main
 from capeval_core.description import describe_metric
 from capeval_core.options import describe_options
+<<<<<<< HEAD
 from capeval_core.publishing import cards, metric_card, weights_card
 from capeval_core.registry import METRICS, metric_class, variant_classes
+=======
+from capeval_core.registry import MEDIA_VARIANTS, METRICS, metric_class
+>>>>>>> c52d1408 (Registry and errors: one way to a class by name, a door's names without their headings)
 from tools.documents import CHECKOUT, filled, markdown
 from tools.exactness import ON_CPU, ON_GPU, exactness_rows, has_networks, legend, read_lines
 
@@ -94,8 +98,14 @@ def exactness_table(metric: str, media: str | None = None) -> str:
 
 def metric_page(name: str) -> str:
     """The page of a metric: its card, and what is made from its class."""
+<<<<<<< HEAD
     parts = [metric_card(name).split("---\n", 2)[2].strip()]
     for media in [None, *(medium for other, medium in variant_classes() if other == name)]:
+=======
+    card = (CHECKOUT / "metrics" / name / "README.md").read_text(encoding="utf-8").split("---\n", 2)[2]
+    parts = [re.sub(r"^# Metric card for ", "# ", card.strip(), flags=re.M)]
+    for media in [None, *(medium for other, medium in MEDIA_VARIANTS if other == name)]:
+>>>>>>> c52d1408 (Registry and errors: one way to a class by name, a door's names without their headings)
         of = f" for a {media}" if media else ""
         parts += [f"## Inputs{of}", inputs_list(name, media), f"## Options{of}", options_table(name, media)]
         parts += [f"## Columns of a row{of}", rows_table(name, media)]

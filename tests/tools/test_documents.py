@@ -12,8 +12,13 @@ import yaml
 
 from benchmarks.exactness import ORIGINALS
 from capeval_core import __version__
+<<<<<<< HEAD
 from capeval_core.registry import METRICS, metric_class, variant_classes
 from tools.documents import CHECKOUT, WEIGHTS, documents, filled
+=======
+from capeval_core.registry import MEDIA_VARIANTS, METRICS, metric_class
+from tools.documents import CHECKOUT, documents, filled, own_weights
+>>>>>>> c52d1408 (Registry and errors: one way to a class by name, a door's names without their headings)
 from tools.exactness import NOT_YET, ON_CPU, exactness_rows, of_subject, read_lines
 from tools.site import cards, exactness_table, metric_card, weights_card
 
@@ -78,7 +83,7 @@ def test_changelog_names_this_version() -> None:
     assert f"## {__version__}" in (CHECKOUT / "CHANGELOG.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("subject", [*METRICS, *(f"{name} {medium}" for name, medium in variant_classes())])
+@pytest.mark.parametrize("subject", [*METRICS, *(f"{name} {medium}" for name, medium in MEDIA_VARIANTS)])
 def test_every_metric_was_measured_and_stays_near(subject: str) -> None:
     name, _, medium = subject.partition(" ")
     own = of_subject(LINES, subject)
