@@ -15,16 +15,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from capeval_core.description import describe_metric, licence_in_words
+from capeval_core.description import MetricDescription, licence_in_words
 from capeval_core.kept import write_whole
 from capeval_core.project import address
-<<<<<<< HEAD
-from capeval_core.registry import METRICS, metric_class, variant_classes
-from capeval_core.weights.catalogue import WEIGHTS
-=======
 from capeval_core.registry import MEDIA_VARIANTS, METRICS, metric_class
-from capeval_core.weights.catalogue import CONVERTED_AS, NAMESPACE, WEIGHTS, WeightsEntry
->>>>>>> c52d1408 (Registry and errors: one way to a class by name, a door's names without their headings)
+from capeval_core.weights.catalogue import WEIGHTS
 
 Row = list[str]
 CHECKOUT = Path(__file__).parents[1]
@@ -51,7 +46,7 @@ def metrics_table() -> str:
         f'`{name}`, `media="{medium}"`': metric_class(name, medium) for name, medium in MEDIA_VARIANTS
     }
     for name, metric in classes.items():
-        described = describe_metric(metric)
+        described = MetricDescription(metric)
         rows.append(
             [
                 name,

@@ -16,14 +16,10 @@ from typing import Any
 from unittest import mock
 
 from capeval_core.cli import COMMANDS, main
-from capeval_core.description import describe_metric
+from capeval_core.description import MetricDescription
 from capeval_core.options import describe_options
-<<<<<<< HEAD
 from capeval_core.publishing import cards, metric_card, weights_card
-from capeval_core.registry import METRICS, metric_class, variant_classes
-=======
 from capeval_core.registry import MEDIA_VARIANTS, METRICS, metric_class
->>>>>>> c52d1408 (Registry and errors: one way to a class by name, a door's names without their headings)
 from tools.documents import CHECKOUT, filled, markdown
 from tools.exactness import ON_CPU, ON_GPU, exactness_rows, has_networks, legend, read_lines
 
@@ -37,7 +33,7 @@ MODULES = (
 
 def inputs_list(metric: str, media: str | None = None) -> str:
     """The arguments of `compute` in a metric's `evaluate` module, or in its configuration for a medium."""
-    inputs = describe_metric(metric_class(metric, media)).inputs
+    inputs = MetricDescription(metric_class(metric, media)).inputs
     return "\n".join(f"- `{name}`: {meaning}" for name, meaning in inputs.items())
 
 
@@ -92,20 +88,14 @@ def exactness_table(metric: str, media: str | None = None) -> str:
         "by `python -m benchmarks.exactness` (48 captions)"
     )
     gpu = "; `python -m benchmarks.cuda` measures it on a GPU" if has_networks(subject, on_cpu) else ""
-    meaning = legend(subject, on_cpu, describe_metric(metric_class(metric, media)).range)
+    meaning = legend(subject, on_cpu, MetricDescription(metric_class(metric, media)).range)
     return f"{meaning}\n\n{table}\n\n{source}{gpu}.\n"
 
 
 def metric_page(name: str) -> str:
     """The page of a metric: its card, and what is made from its class."""
-<<<<<<< HEAD
     parts = [metric_card(name).split("---\n", 2)[2].strip()]
-    for media in [None, *(medium for other, medium in variant_classes() if other == name)]:
-=======
-    card = (CHECKOUT / "metrics" / name / "README.md").read_text(encoding="utf-8").split("---\n", 2)[2]
-    parts = [re.sub(r"^# Metric card for ", "# ", card.strip(), flags=re.M)]
     for media in [None, *(medium for other, medium in MEDIA_VARIANTS if other == name)]:
->>>>>>> c52d1408 (Registry and errors: one way to a class by name, a door's names without their headings)
         of = f" for a {media}" if media else ""
         parts += [f"## Inputs{of}", inputs_list(name, media), f"## Options{of}", options_table(name, media)]
         parts += [f"## Columns of a row{of}", rows_table(name, media)]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from capeval_core.commands.terminal import complain, parser_of, summary
-from capeval_core.description import describe_metric
+from capeval_core.description import MetricDescription
 from capeval_core.errors import Problems, did_you_mean, p_in_words, signed
 from capeval_core.inputs.folder import Folder
 from capeval_core.registry import metric_of, titles_of_parts
@@ -227,7 +227,7 @@ def _column(result: Result) -> Column:
         metric = metric_of(result.signature)
     except ValueError:  # of a package that is not installed here
         return Column(result.metric, result.metric, (nan, nan))
-    about, facts = describe_metric(metric), ("range", "higher_is_better", "relative", "summary")
+    about, facts = MetricDescription(metric), ("range", "higher_is_better", "relative", "summary")
     shown = {name: getattr(metric, name) for name in facts}
     return Column(metric.name, metric.title, **shown, citation=about.citation, address=about.address)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from capeval_core.commands.common import add_flags, chosen
 from capeval_core.commands.regions import BOX_FEATURES, convert_box_features
 from capeval_core.commands.terminal import complain, first_named, parser_of, table
-from capeval_core.description import describe_metric
+from capeval_core.metric import Reranker
 from capeval_core.registry import metric_class, metric_classes, network
 from capeval_core.weights.catalogue import EVA_CLIP, FASTER_RCNN, X152, entry_known_as
 from capeval_core.weights.folder import CONFIG, TENSORS, TOKENIZER, VOCABULARY
@@ -64,7 +64,7 @@ def _score_command(name: str, out: Path) -> str:
         return f"capeval score vilbertscore {files} --references references.json --regions {place}"
     if name == EVA_CLIP:
         return f"capeval rerank {files} --out best.csv --members {shlex.quote(f'{out},blip2-itc')}"
-    if describe_metric(metric_class(name)).command == "rerank":
+    if issubclass(metric_class(name), Reranker):
         return f"capeval rerank {files} --out best.csv --weights {place}"
     references = " --references references.json" if metric_class(name).needs_references else ""
     return f"capeval score {name} {files}{references} --weights {place}"

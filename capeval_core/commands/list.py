@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from capeval_core.commands.terminal import paragraph, parser_of, table
-from capeval_core.description import describe_metric, licence_in_words
+from capeval_core.description import MetricDescription, licence_in_words
 from capeval_core.metric import CaptionMetric
 from capeval_core.registry import every_class, metric_classes
 from capeval_core.result import json_text
@@ -52,7 +52,7 @@ def _described(metric: type[CaptionMetric]) -> dict[str, Any]:
 def _metrics_table(metrics: list[type[CaptionMetric]]) -> str:
     rows = [["METRIC", "RANGE", "WITH", "TITLE"]]
     for metric in metrics:
-        about = describe_metric(metric)
+        about = MetricDescription(metric)
         needs = [*filter(None, [about.visual]), *["refs"] * metric.needs_references]
         rows.append([metric.name, "-" if about.relative else about.range, "+".join(needs), metric.title])
     return table(rows)

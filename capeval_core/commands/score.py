@@ -26,11 +26,10 @@ from capeval_core.commands.terminal import (
     resuming,
     summary,
 )
-from capeval_core.description import describe_metric
 from capeval_core.errors import Problems, ProblemsError, beside, naming
 from capeval_core.inputs.samples import ARGUMENTS, Samples, argument_of, medium_of
 from capeval_core.inputs.text_files import FileOptions, Joined
-from capeval_core.metric import CaptionMetric, prepared
+from capeval_core.metric import CaptionMetric, Reranker, prepared
 from capeval_core.options import OptionDescription, Options, describe_options
 from capeval_core.registry import every_class, media_of, metric_class
 from capeval_core.reports.html import check_report
@@ -130,7 +129,7 @@ def _metrics(given: str, rest: Sequence[str]) -> tuple[list[type[CaptionMetric]]
     """The metrics that the first argument and `--media` choose, and the other arguments."""
     names = TYPES["NAMES"](given) or [given]
     for name in names:
-        if describe_metric(metric_class(name)).command != "score":
+        if issubclass(metric_class(name), Reranker):
             fix = f"; leave {name} out of the list" if len(names) > 1 else ""
             does = "chooses among several captions of each image"
             raise ValueError(f"{name} {does}: use `capeval rerank`, which writes the chosen ones{fix}")

@@ -15,7 +15,7 @@ import evaluate
 import pyarrow as pa
 from datasets import Features, Value
 
-from capeval_core.description import describe_metric
+from capeval_core.description import MetricDescription
 from capeval_core.errors import Problem, Problems, did_you_mean, naming, warn
 from capeval_core.inputs.samples import ARGUMENTS, Samples, argument_of
 from capeval_core.inputs.texts import as_list
@@ -63,11 +63,11 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
     @property
     def inputs(self) -> dict[str, str]:
         """What a user passes to `compute` and `add_batch`."""
-        return dict(describe_metric(self.metric_type).inputs)
+        return MetricDescription(self.metric_type).inputs
 
     def _info(self) -> evaluate.EvaluationModuleInfo:
         metric, project = self.metric_type, address()
-        about = describe_metric(metric)
+        about = MetricDescription(metric)
         # evaluate wants a column for each input by its name: the metric's row under the first, nulls else.
         columns: dict[str, Any] = {name: Value("null") for name in about.inputs if name in _INPUTS}
         usage = [
@@ -86,7 +86,7 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
         columns["predictions"] = dict(Features.from_arrow_schema(metric.ROW))
         info = evaluate.EvaluationModuleInfo(
             description=str(about),
-            citation=about.bibtex or metric.paper,
+            citation=metric.bibtex or metric.paper,
             inputs_description="\n".join(usage),
             features=Features(columns),
             homepage=project or "",

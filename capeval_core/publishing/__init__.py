@@ -16,7 +16,7 @@ from typing import Any, Literal
 from jinja2 import Environment, PackageLoader
 
 from capeval_core._version import __version__
-from capeval_core.description import describe_metric
+from capeval_core.description import MetricDescription
 from capeval_core.errors import did_you_mean, expanded_path
 from capeval_core.registry import METRICS, metric_class, module_path, network_of, shipped
 from capeval_core.weights import catalogue
@@ -117,7 +117,7 @@ def metric_card(name: str, package: str | None = None) -> str:
     _, short, own = (Path(module_path(name)) / CARD).read_text(encoding="utf-8").split("\n\n", 2)
     own, _, licence = own.partition("\n## Licence\n")
     metric = metric_class(name)
-    values = {"metric": metric, "about": describe_metric(metric), "short": short, "package": package}
+    values = {"metric": metric, "about": MetricDescription(metric), "short": short, "package": package}
     return _CARDS.get_template("metric_card.md.j2").render(values, own=own.strip(), licence=licence.strip())
 
 

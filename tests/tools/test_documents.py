@@ -12,13 +12,8 @@ import yaml
 
 from benchmarks.exactness import ORIGINALS
 from capeval_core import __version__
-<<<<<<< HEAD
-from capeval_core.registry import METRICS, metric_class, variant_classes
-from tools.documents import CHECKOUT, WEIGHTS, documents, filled
-=======
 from capeval_core.registry import MEDIA_VARIANTS, METRICS, metric_class
-from tools.documents import CHECKOUT, documents, filled, own_weights
->>>>>>> c52d1408 (Registry and errors: one way to a class by name, a door's names without their headings)
+from tools.documents import CHECKOUT, WEIGHTS, documents, filled
 from tools.exactness import NOT_YET, ON_CPU, exactness_rows, of_subject, read_lines
 from tools.site import cards, exactness_table, metric_card, weights_card
 

@@ -16,7 +16,7 @@ from gradio.processing_utils import save_file_to_cache
 from gradio.utils import get_upload_folder
 
 from capeval_core.demo import KINDS, DemoItem, demo_of
-from capeval_core.description import describe_metric
+from capeval_core.description import MetricDescription
 from capeval_core.errors import described, minus, wrong_option
 from capeval_core.integrations.page import views
 from capeval_core.integrations.page.media import LABELS, component, media_on_page, uploaded
@@ -316,7 +316,7 @@ def _html(content: str, **settings: Any) -> gr.HTML:
 
 def _heading(scorer: Scorer) -> str:
     """The metric's name, and in a sentence what its number means."""
-    described = describe_metric(scorer.metric)
+    described = MetricDescription(scorer.metric)
     links = {"the paper": described.address, "the project": address()}
     return views.shown("heading", about=described, range=minus(described.range), links=links)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from capeval_core.description import describe_metric
+from capeval_core.description import MetricDescription
 from capeval_core.errors import minus
 from capeval_core.integrations.page.scorer import Marks, Scored, capitalised, chooses
 from capeval_core.metric import CaptionMetric
@@ -25,7 +25,7 @@ def shown(view: str, **content: Any) -> str:
 
 def empty(metric: type[CaptionMetric], marks: Marks) -> str:
     """Before the first score: the scale, with what is known of it already."""
-    visual = describe_metric(metric).visual
+    visual = MetricDescription(metric).visual
     needed = [] if visual is None else [f"a{'n' * (visual[0] in 'aeiou')} {visual}"]
     needed += ["captions to choose from" if chooses(metric) else "a caption"]
     needed += ["references"] if metric.needs_references else []
@@ -89,7 +89,7 @@ def _scale(
     rows = [("dot", label, at(value), at(value), number(value)) for label, value in marks]
     if score is not None:
         rows.insert(0, ("bar", "this caption", at(min(score, 0.0)), at(max(score, 0.0)), number(score)))
-    described = describe_metric(metric)
+    described = MetricDescription(metric)
     own = "" if score is None else f"{described.title} of this caption: {number(score)}. "
     others = ", ".join(f"{label} {number(value)}" for label, value in marks)
     typical = f" What typical captions get: {others}." if marks else ""
