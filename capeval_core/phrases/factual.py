@@ -15,11 +15,11 @@ import hashlib
 import json
 import re
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -41,7 +41,7 @@ _BEAMS = 5
 _LONGEST_INPUT = 64
 """Tokens of a sentence with its prompt and end token that the parser reads."""
 _LONGEST_OUTPUT = 128
-_REVISION = 1  # raise it with any change here that changes a phrase
+_REVISION = 1  # raised with any change here that changes a phrase
 _WHAT = "the scene-graph parser"
 _WITHOUT = 'To run without it: phrases="chunks" (rules, no model), or hand in phrases, {caption: [phrases]}.'
 
@@ -113,22 +113,11 @@ def soft_spice_phrases(facts: Iterable[Sequence[str]]) -> dict[str, Kind]:
     return phrases
 
 
-class ParserError(WeightsError):
-    """A scene-graph parser that could not be loaded; the message names it, the reason and a fix."""
-
-
-class _ParsedSentence(NamedTuple):
-    """The graph that the parser wrote of a sentence, and whether the sentence was truncated."""
-
-    graph: str
-    truncated: bool
-
-
 class FactualParser:
     """FACTUAL as a `PhraseSource`; a sentence without a fact is its own phrase.
 
     model: Hub id (`org/name` or `org/name@revision`) or folder of a parser in transformers' format. style:
-    see `phrases_of`. device, dtype, batch_size: as options of metrics. beams: width of the beam search.
+    see `phrases_of`. device, dtype, batch_size: as options of metrics.
     """
 
     def __init__(
@@ -156,31 +145,26 @@ class FactualParser:
         split = {text: sentences(text) for text in dict.fromkeys(texts)}
         distinct = list(dict.fromkeys(chain.from_iterable(split.values())))
         parsed = dict(zip(distinct, self._writer.write(distinct, self._size), strict=True))
-        phrases = {text: self._phrases_of(text, split[text], parsed) for text in split}
-        return [phrases[text] for text in texts]
-
-    def _phrases_of(self, text: str, split: Sequence[str], parsed: Mapping[str, _ParsedSentence]) -> Phrases:
-        phrases: dict[str, None] = {}
-        fallback = 0
-        for sentence in split:
-            of_sentence = phrases_of(parsed[sentence].graph, self.style)
-            fallback += not of_sentence
-            phrases |= dict.fromkeys(of_sentence or [sentence])
-        if not phrases:
-            return Phrases((text,), fallback=1)
-        return Phrases(tuple(phrases), sum(parsed[sentence].truncated for sentence in split), fallback)
+        found = {}
+        for text, own in split.items():
+            of_sentences = [phrases_of(parsed[sentence][0], self.style) for sentence in own]
+            pairs = zip(of_sentences, own, strict=True)
+            phrases = dict.fromkeys(chain.from_iterable(several or [sentence] for several, sentence in pairs))
+            truncated = sum(parsed[sentence][1] for sentence in own)
+            found[text] = Phrases(tuple(phrases) or (text,), truncated, of_sentences.count([]) if own else 1)
+        return [found[text] for text in texts]
 
 
 class _GraphWriter:
-    """The model of a scene-graph parser, with an LRU cache of the graphs that it has written."""
+    """The model of a scene-graph parser, with an LRU cache of its graphs, each with whether its sentence was
+    truncated."""
 
     def __init__(self, folder: Path, label: str, device: torch.device, dtype: str, beams: int) -> None:
         self._tokenizer, loaded = _load(folder, label, DTYPES[dtype])
-        self._model = loaded.to(device).eval()
-        self._device, self._beams = device, beams
-        self._graphs: OrderedDict[str, _ParsedSentence] = OrderedDict()
+        self._model, self._device, self._beams = loaded.to(device).eval(), device, beams
+        self._graphs: OrderedDict[str, tuple[str, bool]] = OrderedDict()
 
-    def write(self, texts: Sequence[str], size: BatchSize) -> list[_ParsedSentence]:
+    def write(self, texts: Sequence[str], size: BatchSize) -> list[tuple[str, bool]]:
         """The graph of each sentence, in batches; cached ones are not written again."""
         graphs = {text: self._graphs[text] for text in dict.fromkeys(texts) if text in self._graphs}
         new = [text for text in dict.fromkeys(texts) if text not in graphs]
@@ -192,21 +176,18 @@ class _GraphWriter:
             self._graphs.popitem(last=False)
         return [graphs[text] for text in texts]
 
-    def _written(self, texts: list[str], size: BatchSize) -> list[_ParsedSentence]:
+    def _written(self, texts: list[str], size: BatchSize) -> list[tuple[str, bool]]:
         if not texts:
             return []
         tokenized = self._tokenizer([_PROMPT + text.strip() for text in texts], verbose=False)["input_ids"]
         # Sorted by length: little padding, and the longest batch, which needs most memory, comes first.
         order = sorted(range(len(texts)), key=lambda index: -len(tokenized[index]))
         # Of a longer sentence the parser reads the beginning and the end token.
-        rows = [tokenized[index] for index in order]
-        inputs = [
-            row if len(row) <= _LONGEST_INPUT else [*row[: _LONGEST_INPUT - 1], row[-1]] for row in rows
-        ]
-        graphs: dict[int, _ParsedSentence] = {}
+        inputs = [[*tokenized[index][:-1][: _LONGEST_INPUT - 1], tokenized[index][-1]] for index in order]
+        graphs: dict[int, tuple[str, bool]] = {}
         for part, written in size.run(inputs, self._generate):
             for index, graph in zip(order[part], written, strict=True):
-                graphs[index] = _ParsedSentence(graph, len(tokenized[index]) > _LONGEST_INPUT)
+                graphs[index] = graph, len(tokenized[index]) > _LONGEST_INPUT
         return [graphs[index] for index in range(len(texts))]
 
     def _generate(self, inputs: list[list[int]]) -> list[str]:
@@ -242,7 +223,6 @@ def _find_parser(model: str) -> tuple[Path, str, str]:
         [[TENSORS], ["tokenizer.json", "*.model"]],
         default=FACTUAL,
         without=_WITHOUT,
-        error=ParserError,
     )
     if version is None:
         files = [path / TENSORS, *sorted(path.glob("*.json")), *sorted(path.glob("*.model"))]
@@ -252,21 +232,18 @@ def _find_parser(model: str) -> tuple[Path, str, str]:
 
 
 def _load(folder: Path, label: str, dtype: Any) -> tuple[Any, Any]:
-    from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+    import transformers
 
+    auto: Any = transformers
+    fix = f"download it again, or pass another. {_WITHOUT}"
     try:
-        tokenizer = cast(Any, AutoTokenizer).from_pretrained(folder)
-        model = cast(Any, AutoModelForSeq2SeqLM).from_pretrained(folder, dtype=dtype, use_safetensors=True)
+        tokenizer = auto.AutoTokenizer.from_pretrained(folder)
+        model = auto.AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=dtype, use_safetensors=True)
         check_finite(model.state_dict(), "they make no sense of any caption")
     except Exception as error:  # a damaged file raises whatever its reader raises
-        raise ParserError(
-            f"{_WHAT} {label!r} in {folder} could not be loaded ({type(error).__name__}: "
-            f"{' '.join(str(error).split())[:300]}): download it "
-            f"again, or pass another. {_WITHOUT}"
-        ) from error
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        raise WeightsError(f"{_WHAT} {label!r} in {folder} could not be loaded ({reason}): {fix}") from error
     if tokenizer.pad_token_id is None or len(tokenizer) > model.get_input_embeddings().num_embeddings:
-        raise ParserError(
-            f"{_WHAT} {label!r} has a tokenizer that is not its own (no pad token, or more "
-            f"tokens than the model has): download it again, or pass another. {_WITHOUT}"
-        )
+        found = "a tokenizer that is not its own (no pad token, or more tokens than the model has)"
+        raise WeightsError(f"{_WHAT} {label!r} has {found}: {fix}")
     return tokenizer, model

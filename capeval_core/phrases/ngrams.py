@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, count
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,16 +20,11 @@ from numpy.typing import NDArray
 from capeval_core.limits import LIMITS
 from capeval_core.ragged import ranges, starts_of
 
-if TYPE_CHECKING:
-    from scipy.sparse import csr_array
-
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Tokens = Sequence[str]
-LONGEST = 4
-"""Words of the longest n-gram of BLEU and CIDEr."""
-SIGMA = 6.0
-"""Width of CIDEr-D's penalty for different lengths."""
+LONGEST = 4  # words of an n-gram of BLEU and CIDEr
+SIGMA = 6.0  # width of CIDEr-D's penalty for different lengths
 Kind = Literal["cider", "cider_d"]
 Documents = Literal[
     "doc_caption_within_pool",
@@ -190,8 +185,8 @@ def tfidf_consensus(pools: Sequence[Sequence[str]]) -> list[Floats]:
     return scores
 
 
-def mean_cider_vectors(pools: Sequence[Sequence[Tokens]]) -> csr_array:
-    """(pools, n-grams) the mean CIDEr vector of the captions of each pool, of their tokens.
+def mean_cider_vectors(pools: Sequence[Sequence[Tokens]]) -> Any:
+    """(pools, n-grams) the mean CIDEr vector of the captions of each pool, of their tokens, as a `csr_array`.
 
     The product of two rows is the mean CIDEr, from 0 to 10, of each caption of one pool with each caption of
     the other, an n-gram's rarity being measured by the pools that hold it.

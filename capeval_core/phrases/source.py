@@ -31,13 +31,12 @@ class PhraseSource(Protocol):
 
 
 class _ChunkPhrases:
-    """Phrases by rules (`capeval_core.phrases.chunks`), without a model."""
+    """Phrases by rules (`capeval_core.phrases.chunks`), without a model; else a text is its own phrase."""
 
     name = "chunks"
     fingerprint = "chunks-1"  # raise it with any rule that changes a phrase
 
     def phrases(self, texts: Sequence[str]) -> list[Phrases]:
-        """The phrases of each text; a text in which the rules find nothing is its own phrase."""
         phrases = {text: _phrases_or_text(chunks(text), text) for text in dict.fromkeys(texts)}
         return [phrases[text] for text in texts]
 
@@ -50,14 +49,23 @@ class _PrecomputedPhrases:
     def __init__(self, phrases: Mapping[str, Sequence[str]]) -> None:
         problems = Problems()
         for caption, listed in phrases.items():
-            _check(problems, f"phrases[{_short(caption)}]", listed)
+            name = f"phrases[{_short(caption)}]"
+            if isinstance(listed, str) or not isinstance(listed, Sequence):
+                shown = repr(listed) if isinstance(listed, str) else f"a {type(listed).__name__}"
+                problems.add(f"{name} is {shown}: pass a list of phrases", kind=TypeError)
+                continue
+            for index, phrase in enumerate(listed):
+                if not isinstance(phrase, str):
+                    kind = type(phrase).__name__
+                    problems.add(f"{name}[{index}] is a {kind}: phrases are strings", kind=TypeError)
+                elif not phrase.strip():
+                    problems.add(f"{name}[{index}] is empty: leave it out")
         problems.raise_if_any()
         self._phrases = {caption: _phrases_or_text(listed, caption) for caption, listed in phrases.items()}
         content = json.dumps(sorted((text, own.phrases) for text, own in self._phrases.items()))
         self.fingerprint = f"given-{hashlib.sha256(content.encode()).hexdigest()[:16]}"
 
     def phrases(self, texts: Sequence[str]) -> list[Phrases]:
-        """The phrases of each text; texts without an entry are refused, each named once."""
         problems = Problems()
         for text in dict.fromkeys(texts):
             if text not in self._phrases:
@@ -73,32 +81,15 @@ def _phrases_or_text(phrases: Sequence[str], text: str) -> Phrases:
     return Phrases(tuple(dict.fromkeys(phrases))) if phrases else Phrases((text,), fallback=1)
 
 
-def _check(problems: Problems, name: str, phrases: Any) -> None:
-    if isinstance(phrases, str) or not isinstance(phrases, Sequence):
-        shown = repr(phrases) if isinstance(phrases, str) else f"a {type(phrases).__name__}"
-        problems.add(f"{name} is {shown}: pass a list of phrases", kind=TypeError)
-        return
-    for index, phrase in enumerate(phrases):
-        if not isinstance(phrase, str):
-            kind = type(phrase).__name__
-            problems.add(f"{name}[{index}] is a {kind}: phrases are strings", kind=TypeError)
-        elif not phrase.strip():
-            problems.add(f"{name}[{index}] is empty: leave it out")
-
-
 def _short(text: Any) -> str:
     shown = repr(text)
     return shown if len(shown) <= 60 else f"{shown[:56]}...{shown[0]}"
 
 
-PhraseSpec = str | os.PathLike[str] | Mapping[str, Sequence[str]] | PhraseSource
-
-
-def phrase_opener(spec: PhraseSpec) -> Callable[..., PhraseSource]:
-    """Check a source of phrases before any model is opened; the result opens it.
+def phrase_opener(spec: Any) -> Callable[..., PhraseSource]:
+    """Check what the option `phrases` of HICE-S names before any model is opened; the result opens it.
 
     It takes the keywords `style`, how a parser's facts become phrases, `device`, `dtype` and `batch_size`.
-    What `spec` can be, the option `phrases` of HICE-S says.
     """
     if isinstance(spec, PhraseSource):
         return lambda **settings: spec
@@ -113,9 +104,9 @@ def phrase_opener(spec: PhraseSpec) -> Callable[..., PhraseSource]:
             "expected 'factual', 'chunks', a Hub id (org/name[@revision]) or folder of a parser, a JSON "
             f"file, or a mapping {{caption: [phrases]}}{did_you_mean(name, ['factual', 'chunks'])}"
         )
-        if isinstance(spec, str | os.PathLike):
-            raise wrong_option("phrases", name, "", fix, verb="")
-        raise wrong_option("phrases", spec, "", fix, verb="", kind=TypeError)
+        text = isinstance(spec, str | os.PathLike)
+        kind = ValueError if text else TypeError
+        raise wrong_option("phrases", name if text else spec, "", fix, verb="", kind=kind)
     from capeval_core.phrases.factual import FACTUAL, FactualParser
 
     return partial(FactualParser, FACTUAL if name == "factual" else name)

@@ -15,11 +15,11 @@ import numpy as np
 
 from capeval_core.errors import FileError, Problem, Problems, did_you_mean, expanded_path, wrong_option
 from capeval_core.inputs.folder import Names
-from capeval_core.inputs.images import InputImage
+from capeval_core.inputs.images import ImageError, InputImage
 from capeval_core.inputs.text_files import load_json
 from capeval_core.regions import rle
 from capeval_core.regions.colours import ColourRegions
-from capeval_core.regions.regions import WITHOUT, Regions, RegionsError, RegionSource
+from capeval_core.regions.regions import WITHOUT, Regions, RegionSource
 
 _NAMES = ("objects", "everything", "rectangles", "colours")
 _EXPECTED = f"expected {', '.join(map(repr, _NAMES))}, or a JSON file of masks by image id"
@@ -166,7 +166,7 @@ class PrecomputedRegions(RegionSource):
                 found.append(_read(entry, (height, width)))
             except ValueError as error:
                 wrong = f"mask {index} of {image.name} {error}"
-                problems.add(Problem(image.where, wrong, kind=RegionsError))
+                problems.add(Problem(image.where, wrong, kind=ImageError))
         problems.raise_if_any()
         runs, qualities, boxes = zip(*found, strict=True) if found else ((), (), ())
         return Regions.of_runs(runs, (height, width), quality=qualities, boxes=boxes)
@@ -178,7 +178,7 @@ class PrecomputedRegions(RegionSource):
         matches = self._names.find(path) or self._names.find(PurePath(path).name)
         if len(matches) > 1:
             found = f"{image.name} may mean any of the masks of {', '.join(matches[:3])}"
-            raise RegionsError(Problem(image.where, found, "name them as the file is named"))
+            raise ImageError(Problem(image.where, found, "name them as the file is named"))
         if path and matches:
             return self._masks[matches[0]]
         if any(key.startswith(("file:", "pixels:")) for key in self._masks) and image.key in self._masks:
@@ -187,7 +187,7 @@ class PrecomputedRegions(RegionSource):
         known = f"there are masks of {len(self._masks)} images: {ids}"
         found = f"there are no precomputed masks of {image.name} ({known})"
         fix = "give it an empty list if it has no regions" if path else _BY_CONTENT
-        raise RegionsError(Problem(image.where, found, fix))
+        raise ImageError(Problem(image.where, found, fix))
 
 
 def _wrong_entry(entry: Any) -> str | None:

@@ -118,10 +118,6 @@ class Regions:
         return self.select(sorted(best.tolist()))
 
 
-class RegionsError(ImageError):
-    """The regions of an image could not be loaded; the message names the image, the reason and a fix."""
-
-
 class RegionSource(ABC):
     """Image -> regions; it may be used from several threads at once.
 
@@ -135,13 +131,13 @@ class RegionSource(ABC):
     def segment(self, image: Any) -> Regions:
         """The regions of a PIL image, a path, an array or an `InputImage`, at its own size, or none.
 
-        Raises ImageError: the image cannot be read; RegionsError: its regions could not be loaded or made.
+        ImageError: the image cannot be read, or its regions cannot be loaded or made.
         """
         return self.find(InputImage.of(image, "image") if not isinstance(image, InputImage) else image)
 
     @abstractmethod
     def find(self, image: InputImage) -> Regions:
-        """As `segment`, for an `InputImage`; the argument of a RegionsError's `Problem` is `image.where`."""
+        """As `segment`, for an `InputImage`; the argument of an ImageError's `Problem` is `image.where`."""
 
 
 class LimitedRegions(RegionSource):

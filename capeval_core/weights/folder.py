@@ -277,7 +277,6 @@ def open_foreign(
     default: str,
     without: str = "",
     tensors: Sequence[str] = (TENSORS,),
-    error: type[WeightsError] = WeightsError,
 ) -> tuple[Path, str, str | None]:
     """A model in transformers' format: its folder, its name, and its commit on the Hub (None: it is local).
 
@@ -289,7 +288,7 @@ def open_foreign(
 
     def unavailable(repository: str, why: str) -> Exception:
         other = "" if repository == default else f" The default is {default}."
-        return error(
+        return WeightsError(
             f"{what} {model!r} could not be loaded ({why}).{other} Check the id and the connection, or "
             f"download it elsewhere (`hf download {repository} --local-dir FOLDER`) and pass the folder."
             f"{without}"
@@ -299,12 +298,14 @@ def open_foreign(
     name = path.resolve().name
     if not path.is_dir():
         if not _may_be_on_the_hub(model):
-            raise error(f"{what} {model!r} is neither a folder nor a Hub id (org/name[@revision]).{without}")
+            raise WeightsError(
+                f"{what} {model!r} is neither a folder nor a Hub id (org/name[@revision]).{without}"
+            )
         path = download(model, f"{what} {model!r}", list(files), lambda _: tensors, error=unavailable)
         name, commit = model.partition("@")[0], path.name
     for patterns in required:
         if not any(file.is_file() for pattern in patterns for file in path.glob(pattern)):
-            raise error(
+            raise WeightsError(
                 f"{what} {name!r} has no {' or '.join(patterns)} in {path}: pass a folder in "
                 f"transformers' format with safetensors, such as {default} from the Hub.{without}"
             )
