@@ -44,7 +44,8 @@ def load_set(name: str, data: str | Path, **settings: Any) -> JudgedSet:
     folder = folder_of(entry, data)
     first = folder / entry.files[0]
     rows = read_rows(first, entry.fields) if entry.fields else _read_lists(first)
-    return _LOADERS[entry.loader or entry.name](entry.name, folder, rows, **settings)
+    loader: Callable[..., JudgedSet] = globals()[f"_{entry.loader or entry.name}"]
+    return loader(entry.name, folder, rows, **settings)
 
 
 # files
@@ -83,23 +84,20 @@ def _named_rows(path: Path) -> Iterator[tuple[str, Any]]:
             reader = csv.DictReader(io.StringIO(decoded(path, contents(path)), newline=""), strict=True)
             header = Counter(filter(None, reader.fieldnames or []))
             if twice := [name for name, count in header.items() if count > 1]:
-                found = f"the column {twice[0]!r} comes twice"
-                raise file_error(path, found, "name each column once")
+                raise file_error(path, f"the column {twice[0]!r} comes twice", "name each column once")
             yield from ((f"row {number}", row) for number, row in enumerate(reader, start=1))
         elif kind == ".json":
             content = load_json(path)
             if not isinstance(content, list):
-                found = f"{described(content, none='null')}, expected a list of objects"
-                raise file_error(path, found)
+                raise file_error(path, f"{described(content, none='null')}, expected a list of objects")
             yield from ((f"entry {index}", row) for index, row in enumerate(content))
         elif kind in (".jsonl", ".ndjson"):
             # A text may hold other ends of lines.
-            for number, line in enumerate(decoded(path, contents(path)).split("\n"), start=1):
-                if line.strip():
-                    yield f"line {number}", json.loads(line)
+            lines = enumerate(decoded(path, contents(path)).split("\n"), start=1)
+            yield from ((f"line {number}", json.loads(line)) for number, line in lines if line.strip())
         else:
-            found = f"extension {path.suffix!r}, expected one of .csv, .json, .jsonl, .ndjson"
-            raise file_error(path, found)
+            expected = "expected one of .csv, .json, .jsonl, .ndjson"
+            raise file_error(path, f"extension {path.suffix!r}, {expected}")
     except FileError:
         raise
     except (csv.Error, ValueError, RecursionError) as error:  # ValueError: also an integer of too many digits
@@ -117,18 +115,20 @@ def numbers(values: Iterable[Any], name: str, dropped: Counter[str]) -> Doubles:
             number = math.nan
         if not math.isfinite(number):
             dropped[f"{name} missing" if missing else f"{name} not a number"] += 1
-            number = math.nan
-        found.append(number)
+        found.append(number if math.isfinite(number) else math.nan)
     return np.array(found, dtype=np.float64)
+
+
+def _read_object(path: Path, expected: str) -> dict[str, Any]:
+    content = load_json(path)
+    if not isinstance(content, dict) or not content:
+        raise file_error(path, f"{described(content, none='null')}, expected {expected}")
+    return content
 
 
 def _read_lists(path: Path) -> dict[str, list[str]]:
     """A JSON object of lists of texts, e.g. {image: [references]}."""
-    content = load_json(path)
-    if not isinstance(content, dict) or not content:
-        found = f"{described(content, none='null')}, expected {{image: [references]}}"
-        raise file_error(path, found)
-    problems = Problems()
+    content, problems = _read_object(path, "{image: [references]}"), Problems()
     for name, value in content.items():
         if not isinstance(value, list) or not value or not all(isinstance(text, str) for text in value):
             found = f"{described(value, none='null')}, expected a list of texts"
@@ -142,8 +142,7 @@ def _references(
 ) -> list[list[str]]:
     """The references of each image, of a file {image: references}."""
     known, wanted = _read_lists(path) if every is None else every, list(images)
-    missing = sorted({image for image in wanted if image not in known})
-    if missing:
+    if missing := sorted({image for image in wanted if image not in known}):
         found = f"{len(missing):,} of {len(set(wanted)):,} images ({', '.join(map(repr, missing[:3]))})"
         raise file_error(path, f"{found} have no references")
     return [list(known[image]) for image in wanted]
@@ -162,7 +161,6 @@ def _collapsed(texts: Iterable[str]) -> list[str]:
 
 
 def _table(name: str) -> dict[str, RatingColumn]:
-    """The columns of a set's table."""
     columns = SETS[name].columns or {"tau_b": {"statistic": "tau_b"}, "tau_c": {"statistic": "tau_c"}}
     return {title: RatingColumn(**column) for title, column in columns.items()}
 
@@ -202,9 +200,7 @@ def _flickr8k_expert(name: str, folder: Path, rows: pd.DataFrame) -> RatedSet:
 def _flickr8k_cf(name: str, folder: Path, rows: pd.DataFrame) -> RatedSet:
     """The rating is the share of CrowdFlower's votes that say yes."""
     path, dropped = folder / "captions.json", Counter[str]()
-    captions = load_json(path)
-    if not isinstance(captions, dict):
-        raise file_error(path, f"{described(captions)}, expected {{caption_id: caption}}")
+    captions = _read_object(path, "{caption_id: caption}")
     if unknown := sorted(set(rows.caption_id) - set(captions)):
         found = f"no caption of {', '.join(map(repr, unknown[:3]))}"
         raise file_error(path, found, "expected {caption_id: caption}", verb="has")
@@ -219,8 +215,7 @@ def _flickr8k_cf(name: str, folder: Path, rows: pd.DataFrame) -> RatedSet:
 def _composite(name: str, folder: Path, rows: pd.DataFrame) -> RatedSet:
     """The candidate of slot 0 is taken out of the references of all three candidates of its image."""
     path, references = folder / REFERENCES, {}
-    content = load_json(path)
-    for key, entry in content.items() if isinstance(content, dict) else ():
+    for key, entry in _read_object(path, "{subset/image: {references, human_candidate_index}}").items():
         texts, human = (entry.get(field) for field in ("references", "human_candidate_index"))
         if not isinstance(texts, list) or not (human is None or 0 <= human < len(texts)):
             raise file_error(path, "no references", index=f"key {key!r}", verb="has")
@@ -246,16 +241,11 @@ def _thumb(name: str, folder: Path, rows: pd.DataFrame) -> RatedSet:
     dropped, columns = Counter[str](), ("P", "R", "human_score")
     values = {column: numbers(_column(rows, column), column, dropped) for column in columns}
     kept = np.flatnonzero(np.isfinite(list(values.values())).all(axis=0))
-    references = _references(folder / REFERENCES, rows.seg_id)
-    return RatedSet(
-        name,
-        (Scoring("", Items(rows.hyp.tolist(), rows.image.tolist(), references)),),
-        kept,
-        {column: own[kept] for column, own in values.items()},
-        _table(name),
-        subsets=["people" if rows.SYS.iloc[row] == "Human" else "without human captions" for row in kept],
-        dropped=dropped,
-    )
+    items = Items(rows.hyp.tolist(), rows.image.tolist(), _references(folder / REFERENCES, rows.seg_id))
+    ratings = {column: own[kept] for column, own in values.items()}
+    subsets = ["people" if rows.SYS.iloc[row] == "Human" else "without human captions" for row in kept]
+    scoring = (Scoring("", items),)
+    return RatedSet(name, scoring, kept, ratings, _table(name), subsets=subsets, dropped=dropped)
 
 
 def _vatex_eval(name: str, folder: Path, rows: pd.DataFrame) -> RatedSet:
@@ -266,15 +256,9 @@ def _vatex_eval(name: str, folder: Path, rows: pd.DataFrame) -> RatedSet:
     annotators = max(map(len, values))
     dropped["captions that not all annotators rated"] = sum(len(own) != annotators for own in values)
     kept = [row for row, own in enumerate(values) if len(own) == annotators and np.isfinite(own).all()]
-    return RatedSet(
-        name,
-        _first_references(items, (0, 1, 9)),
-        np.array(kept, dtype=np.int64),
-        {"rating": np.array([values[row] for row in kept]).reshape(-1, annotators)},
-        _table(name),
-        by_annotator=True,
-        dropped=dropped,
-    )
+    ratings = {"rating": np.array([values[row] for row in kept]).reshape(-1, annotators)}
+    scorings, item = _first_references(items, (0, 1, 9)), np.array(kept, dtype=np.int64)
+    return RatedSet(name, scorings, item, ratings, _table(name), by_annotator=True, dropped=dropped)
 
 
 def _first_references(items: Items, counts: Sequence[int]) -> tuple[Scoring, ...]:
@@ -289,19 +273,16 @@ def _first_references(items: Items, counts: Sequence[int]) -> tuple[Scoring, ...
 
 
 def _pairs(
-    rows: pd.DataFrame, first: str, second: str, references: Sequence[list[str]], visual: str = "image"
+    rows: pd.DataFrame, columns: tuple[str, str], references: Sequence[list[str]], visual: str = "image"
 ) -> Items:
     """The first and the second caption of each pair, one after the other."""
-    return Items(
-        rows[[first, second]].to_numpy().ravel().tolist(),
-        rows[visual].repeat(2).tolist(),
-        [texts for texts in references for _ in range(2)],
-    )
+    captions = rows[[*columns]].to_numpy().ravel().tolist()
+    return Items(captions, rows[visual].repeat(2).tolist(), [own for own in references for _ in range(2)])
 
 
 def _foil(name: str, folder: Path, rows: pd.DataFrame) -> PairedSet:
     """Right captions against foils, with the first references of each."""
-    items = _pairs(rows, "true_caption", "foil_caption", rows.references)
+    items = _pairs(rows, ("true_caption", "foil_caption"), rows.references)
     scorings = _first_references(items, SETS[name].references)
     labels = ([0] * len(rows),) * len(scorings)
     return PairedSet(name, scorings, labels, rows.image.tolist(), by_scoring=True)
@@ -309,11 +290,10 @@ def _foil(name: str, folder: Path, rows: pd.DataFrame) -> PairedSet:
 
 def _activitynet_foil(name: str, folder: Path, rows: pd.DataFrame) -> PairedSet:
     """Paragraphs about a video: the scores of their sentences are averaged first."""
-    items = _pairs(rows, "true_caption", "foil_caption", rows.references, "video")
-    scorings, paragraphs = (Scoring("accuracy", items),), (rows.video + "/" + rows.paragraph).tolist()
-    return PairedSet(
-        name, scorings, ([0] * len(rows),), rows.video.tolist(), by_scoring=True, paragraphs=paragraphs
-    )
+    items = _pairs(rows, ("true_caption", "foil_caption"), rows.references, "video")
+    scorings, labels = (Scoring("accuracy", items),), ([0] * len(rows),)
+    paragraphs, videos = (rows.video + "/" + rows.paragraph).tolist(), rows.video.tolist()
+    return PairedSet(name, scorings, labels, videos, by_scoring=True, paragraphs=paragraphs)
 
 
 def _pascal50s(
@@ -331,15 +311,11 @@ def _pascal50s(
     if not len(kept):
         raise file_error(folder / "pairs.jsonl", f"no pair has {labels!r} a or b")
     pairs = rows.iloc[kept]
-    items = _pairs(pairs, "caption_a", "caption_b", [references[row] for row in kept])
-    return PairedSet(
-        name,
-        _draws(items, [[draw[row] for row in kept] for draw in every]),
-        ([int(label == "b") for label in pairs[labels]],) * len(every),
-        pairs.image.tolist(),
-        pairs.category.tolist(),
-        dropped={f"pairs without {labels}": len(rows) - len(kept)},
-    )
+    items = _pairs(pairs, ("caption_a", "caption_b"), [references[row] for row in kept])
+    scorings = _draws(items, [[draw[row] for row in kept] for draw in every])
+    preferred = ([int(label == "b") for label in pairs[labels]],) * len(every)
+    images, dropped = pairs.image.tolist(), {f"pairs without {labels}": len(rows) - len(kept)}
+    return PairedSet(name, scorings, preferred, images, pairs.category.tolist(), dropped=dropped)
 
 
 def _abstract50s(name: str, folder: Path, rows: pd.DataFrame) -> PairedSet:
@@ -361,7 +337,7 @@ def _abstract50s(name: str, folder: Path, rows: pd.DataFrame) -> PairedSet:
         for _ in draws:
             coins = rng.integers(0, 2, len(signs))
             preferred.append(np.where(signs == 0, coins, signs < 0).tolist())
-    items = _pairs(rows, "caption_b", "caption_c", references)
+    items = _pairs(rows, ("caption_b", "caption_c"), references)
     return PairedSet(name, _draws(items, draws), tuple(preferred), rows.image.tolist())
 
 
@@ -406,9 +382,7 @@ def _coco_systems(name: str, folder: Path, references: Mapping[str, list[str]]) 
     for file in sorted(folder.glob("*.json")):
         if file.name in (own, "expected.json"):
             continue
-        captions = load_json(file)
-        if not isinstance(captions, dict) or not captions:
-            raise file_error(file, f"{described(captions)}, expected {{image id: caption}}")
+        captions = _read_object(file, "{image id: caption}")
         for image, caption in captions.items():
             if not isinstance(caption, str):
                 where = f"key {image!r}"
@@ -430,15 +404,6 @@ def _nice_pools(name: str, folder: Path, pools: Mapping[str, list[str]]) -> Pool
     return PoolSet(name, (Scoring("", Items(captions, images, _references(folder / REFERENCES, images))),))
 
 
-_LOADERS: dict[str, Callable[..., JudgedSet]] = {
-    loader.__name__[1:]: loader
-    for loader in (
-        *(_captions, _flickr8k_expert, _flickr8k_cf, _composite, _own, _thumb, _vatex_eval),
-        *(_foil, _activitynet_foil, _pascal50s, _abstract50s, _hat, _coco_systems, _nice_pools),
-    )
-}
-
-
 # rated captions to train on
 
 
@@ -458,7 +423,7 @@ class Judgements(NamedTuple):
 def read_judgements(path: Path) -> Judgements:
     """The judgements of a JSON list, JSON lines, or CSV: rows with an image's id, a caption and a score."""
     rows, problems = read_rows(path), Problems()
-    scores = numbers(rows.get("score", [None] * len(rows)), "score", Counter())
+    scores = numbers(_column(rows, "score"), "score", Counter())
     images, captions = [], []
     for name, row, score in zip(rows.index, rows.to_dict("records"), scores, strict=True):
         images.append(next((str(row[field]) for field in ID_FIELDS if row.get(field) not in (None, "")), ""))
