@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -20,13 +19,9 @@ Doubles = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class Coefficient:
-    """A correlation of scores with ratings.
-
-    value: from -1 to 1; NaN where it is undefined. p_value: two-sided, of no association, for independent
-    rows. rows: how many it is over. undefined: why there is no value, None where there is one.
-    """
+class Coefficient(NamedTuple):
+    """A correlation of scores with ratings, NaN where it is undefined. p_value: two-sided, of no association,
+    for independent rows. rows: how many it is over. undefined: why there is no value."""
 
     value: float
     p_value: float
@@ -91,17 +86,11 @@ def annotator_mean(
     *,
     digits: int | None = 4,
 ) -> float:
-    """The mean of a coefficient over annotators, the protocol of VATEX-EVAL.
+    """The mean of a coefficient of this module over annotators, the protocol of VATEX-EVAL; NaN where one is
+    undefined.
 
-    Args:
-        coefficient: one of this module, e.g. `kendall_tau_b`.
-        scores: (n,).
-        ratings: (n, annotators).
-        digits: to which scores are rounded before and the mean after, as the published numbers are (EMScore,
-            Shi et al., CVPR 2022); None: nothing is rounded.
-
-    Returns:
-        NaN where the coefficient of an annotator is undefined.
+    scores: (n,). ratings: (n, annotators). digits: to which scores are rounded before and the mean after, as
+    the published numbers are (EMScore, Shi et al., CVPR 2022); None: nothing is rounded.
 
     >>> annotator_mean(kendall_tau_b, [0.1, 0.2, 0.3], [[1, 2], [2, 1], [3, 3]])
     0.6667
@@ -128,8 +117,7 @@ def won_pairs(better: ArrayLike, worse: ArrayLike, *, ties: Literal["wrong", "ha
 
 def majority(votes: ArrayLike) -> Integers:
     """The sign of the sum of votes of +1 and -1 in each row: 1, -1, or 0 where they are tied."""
-    signs: Integers = np.sign(np.asarray(votes).sum(axis=-1)).astype(np.int64)
-    return signs
+    return np.asarray(np.sign(np.asarray(votes).sum(axis=-1)), dtype=np.int64)
 
 
 def average_precision(scores: ArrayLike, positive: ArrayLike, weights: ArrayLike | None = None) -> float:

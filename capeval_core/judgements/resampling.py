@@ -21,8 +21,7 @@ from numpy.typing import ArrayLike
 from capeval_core.judgements.correlation import COEFFICIENTS, Doubles, Integers, equally_many, scaled
 from capeval_core.statistics import LEAST_IMAGES, Interval, check_level
 
-DRAWS = 1_000
-"""Resamples of an interval."""
+DRAWS = 1_000  # resamples of an interval
 _CELLS, _CELLS_PER_ROW = 20_000, 16
 """Cells of a table of counts up to which it takes less time than scipy's sorting of the rows."""
 
@@ -43,8 +42,7 @@ class Resamples:
 
     def weights(self, draw: int) -> Integers:
         """(n,) how often each row is in a resample."""
-        drawn: Integers = self._counts[draw][self._of_row].astype(np.int64)
-        return drawn
+        return np.asarray(self._counts[draw][self._of_row], dtype=np.int64)
 
     def means(self, values: ArrayLike) -> Doubles:
         """(draws,) the mean of the finite values in each resample; NaN in one without any."""
@@ -80,8 +78,7 @@ def centred(draws: Doubles, value: float) -> Doubles:
     every resample alike: with few images by more than an interval's width.
     """
     finite = draws[np.isfinite(draws)]
-    moved: Doubles = np.clip(draws - (finite.mean() - value if len(finite) else 0.0), -1.0, 1.0)
-    return moved
+    return np.clip(draws - (finite.mean() - value if len(finite) else 0.0), -1.0, 1.0)
 
 
 class WeightedRows:
@@ -91,8 +88,7 @@ class WeightedRows:
         self.sides = equally_many(scores, ratings)
         self._scaled = scaled(self.sides[0]), scaled(self.sides[1])
         ranked = [np.unique(side, return_inverse=True) for side in self.sides]
-        self._codes = [codes.astype(np.int64) for _, codes in ranked]
-        """The rank of each row's value among the distinct ones, from 0."""
+        self._codes = [codes.astype(np.int64) for _, codes in ranked]  # among distinct values, from 0
         self._counts = [len(distinct) for distinct, _ in ranked]
         self._many, self._few = (1, 0) if self._counts[0] < self._counts[1] else (0, 1)
         self._cells = self._codes[self._many] * self._counts[self._few] + self._codes[self._few]

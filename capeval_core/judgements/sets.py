@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
 from capeval_core.errors import did_you_mean, file_error
 from capeval_core.inputs.folder import Names, names_in, some_of
 
 
-@dataclass(frozen=True)
-class SetEntry:
-    """A judged set of the field: what people judged and what is computed, and what `sets.toml` says."""
+class SetEntry(NamedTuple):
+    """A judged set of the field, as `sets.toml` has it."""
 
     name: str
     title: str
@@ -22,14 +20,14 @@ class SetEntry:
     files: Sequence[str]
     form: str
     source: str = ""
-    fields: Mapping[str, str] = field(default_factory=dict)
+    fields: Mapping[str, str] = {}
     folders: Sequence[str] = ()
     media: str = "image"
     loader: str = ""
     rating: str = "rating"
     references: Sequence[int] = ()
-    columns: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    settings: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    columns: Mapping[str, Mapping[str, Any]] = {}
+    settings: Mapping[str, Sequence[str]] = {}
 
     def advice(self) -> str:
         """Where the set comes from, and in which form it is read."""
@@ -39,7 +37,6 @@ class SetEntry:
 
 _FILE = tomllib.loads(Path(__file__).with_name("sets.toml").read_text(encoding="utf-8"))
 SETS: dict[str, SetEntry] = {name: SetEntry(name, **entry) for name, entry in _FILE.items()}
-"""Every judged set by its name."""
 
 
 def set_entry(name: str) -> SetEntry:
@@ -82,11 +79,9 @@ def _downloaded(entry: SetEntry, dataset: str) -> Path:
     from huggingface_hub import snapshot_download
 
     name, _, revision = dataset.partition("@")
-    wanted = [*entry.files, "*.json"]
+    wanted: Any = {"revision": revision or None, "allow_patterns": [*entry.files, "*.json"]}
     try:
-        return Path(
-            snapshot_download(name, repo_type="dataset", revision=revision or None, allow_patterns=wanted)
-        )
+        return Path(snapshot_download(name, repo_type="dataset", **wanted))
     except Exception as error:  # the Hub's own errors have no common base
         first = str(error).strip().split("\n")[0]
         found = f"the data set could not be loaded from the Hub ({first or type(error).__name__})"

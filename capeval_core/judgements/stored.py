@@ -71,12 +71,11 @@ def _read(path: Path) -> _File:
             return _File(content)
         return _File({path.stem: list(content.values())}, list(content))
     label, values = str(content.get("metric", path.stem)), content["scores"]
-    for name in ("ids", "captions"):
-        column = content.get(name)
+    ids, captions = content.get("ids"), content.get("captions")
+    for name, column in {"ids": ids, "captions": captions}.items():
         if column is not None and not (isinstance(column, list) and len(column) == len(values)):
             raise file_error(path, f"{name} and scores are not equally many")
-    ids = content.get("ids")
-    return _File({label: values}, None if ids is None else list(map(str, ids)), content.get("captions"))
+    return _File({label: values}, None if ids is None else list(map(str, ids)), captions)
 
 
 def _numbers(path: Path, label: str, values: Any, ids: Sequence[str] | None = None) -> Doubles:

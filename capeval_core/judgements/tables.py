@@ -160,9 +160,8 @@ def _williams_p(first: float, second: float, between: float, rows: int) -> float
     """The two-sided p-value of Williams' test that two correlations with the same ratings are equal.
 
     Williams, The Comparison of Regression Variables, JRSS B 21, 1959; for metrics: Graham and Baldwin,
-    Testing for Significance of Increased Correlation with Human Judgment, EMNLP 2014. It is for Pearson's
-    correlation of independent rows; rows of one image are not, so it is beside the bootstrap, not in its
-    place. NaN with fewer than four rows, or where a correlation is undefined.
+    Testing for Significance of Increased Correlation with Human Judgment, EMNLP 2014. Rows of one image are
+    not independent, as it assumes, so it is beside the bootstrap, not in its place.
     """
     if rows < 4 or not all(map(math.isfinite, (first, second, between))):
         return math.nan
@@ -264,27 +263,26 @@ def _counted(count: int, rows: str) -> str:
 
 def long_table(judged: Judged, signatures: Mapping[str, str]) -> Table:
     """A line per cell with everything that is known of it, for programs."""
-    rows = []
-    for entry in judged.entries:
-        rows.append(
-            {
-                "set": judged.judged.name,
-                "metric": entry.label,
-                "column": entry.column,
-                "value": _digits(entry.value),
-                "low": _digits(entry.low),
-                "high": _digits(entry.high),
-                "level": f"{judged.level:g}" if math.isfinite(entry.low) else "",
-                "rows": str(entry.cell.rows),
-                "deviation": _digits(100 * entry.cell.deviation),
-                "published": _printed(entry),
-                "distance": _digits(entry.distance),
-                "z_score": _digits(entry.z_score),
-                "source": "" if entry.published is None else entry.published.source,
-                "undefined": entry.cell.undefined or "",
-                "signature": signatures.get(entry.label, ""),
-            }
-        )
+    rows = [
+        {
+            "set": judged.judged.name,
+            "metric": entry.label,
+            "column": entry.column,
+            "value": _digits(entry.value),
+            "low": _digits(entry.low),
+            "high": _digits(entry.high),
+            "level": f"{judged.level:g}" if math.isfinite(entry.low) else "",
+            "rows": str(entry.cell.rows),
+            "deviation": _digits(100 * entry.cell.deviation),
+            "published": _printed(entry),
+            "distance": _digits(entry.distance),
+            "z_score": _digits(entry.z_score),
+            "source": "" if entry.published is None else entry.published.source,
+            "undefined": entry.cell.undefined or "",
+            "signature": signatures.get(entry.label, ""),
+        }
+        for entry in judged.entries
+    ]
     return Table(judged.judged.name, list(rows[0]), [list(row.values()) for row in rows])
 
 
@@ -319,10 +317,8 @@ def draw_scores(judged: Judged) -> Image.Image | None:
 
 
 def eval_results(judged: Judged, label: str, *, signature: str, **about: str | None) -> str:
-    """The `.eval_results` YAML of one metric, for the repository of its weights on the Hub.
-
-    about: `dataset_id`, `date` (ISO 8601) and `dataset_revision` of the entries.
-    """
+    """The `.eval_results` YAML of one metric, for the repository of its weights on the Hub; about:
+    `dataset_id`, `date` (ISO 8601) and `dataset_revision` of the entries."""
     import yaml
     from huggingface_hub import EvalResultEntry, eval_result_entries_to_yaml
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from capeval_core.errors import FileError
 from capeval_core.inputs.text_files import load_json
@@ -31,8 +31,7 @@ _SET = "flickr8k_expert"
 _SET_TOLERANCE = 0.15  # of tau times 100: decoders of JPEG differ in the last bits
 
 
-@dataclass(frozen=True)
-class Check:
+class Check(NamedTuple):
     """One thing that was verified: what, the verdict (`ok`, `FAIL`, `not checked`), and what was found."""
 
     what: str
@@ -52,15 +51,14 @@ def verify(
         yield Check("weights", "not checked", f"{metric.name} has none")
     else:
         folder = metric.folder
-        found = f"sha256 {folder.checksum[:16]}... of {folder.tensor_file.name}"
-        if folder.tensor_file.name in folder.config.get("checksum", {}):
+        found, stated = f"sha256 {folder.checksum[:16]}... of {folder.tensor_file.name}", folder.config
+        if folder.tensor_file.name in stated.get("checksum", {}):
             yield Check("checksum", "ok", found)
         else:
             yield Check("checksum", "not checked", f"{found}; the config records none")
-        if folder.config.get("canary"):
-            yield Check("canary", "ok", "the outputs that are stored with the weights came out again")
-        else:
-            yield Check("canary", "not checked", "the config stores none")
+        same = "the outputs that are stored with the weights came out again"
+        there = bool(stated.get("canary"))
+        yield Check("canary", "ok" if there else "not checked", same if there else "the config stores none")
     if published_weights:
         yield from _examples(metric, data)
         yield from _flickr(metric, data, images)
@@ -88,8 +86,8 @@ def _examples(metric: CaptionMetric, data: Path | None) -> Iterator[Check]:
         visuals = [paths[image] for image in captions] if metric.media else None
         mean = metric.score(list(captions.values()), visuals, chosen).mean
         verdict = "ok" if abs(mean - expected) <= tolerance else "FAIL"
-        origin = f"README of {source} repository"
-        found = f"{mean:.4f}, published {expected:.4f} ({mean - expected:+.4f}; {origin})"
+        distance = f"{mean - expected:+.4f}; README of {source} repository"
+        found = f"{mean:.4f}, published {expected:.4f} ({distance})"
         yield Check(f"two photographs, {kind} captions", verdict, found)
 
 

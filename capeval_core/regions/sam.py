@@ -24,7 +24,7 @@ from torch.nn import functional
 from capeval_core.inputs.images import InputImage, resized
 from capeval_core.limits import LIMITS
 from capeval_core.models.canary import canary_images
-from capeval_core.models.config import Deviations, Few, Layers, Means, Side, Width, read
+from capeval_core.models.config import Deviations, Means, Side, read
 from capeval_core.models.copies import on_device
 from capeval_core.models.device import DTYPES, exact_float32
 from capeval_core.models.model import CheckedModel, check_tensors
@@ -52,36 +52,12 @@ the Hub have 1e-6, which moves logits by up to 6e-4."""
 
 
 @dataclass(frozen=True)
-class _VitSizes:
-    hidden_size: Width
-    num_hidden_layers: Layers
-    num_attention_heads: Width
-    mlp_dim: Width
-    window_size: Few
-
-
-@dataclass(frozen=True)
-class _DecoderSizes:
-    hidden_size: Width
-    mlp_dim: Width
-    num_hidden_layers: Layers
-    num_attention_heads: Width
-    attention_downsample_rate: Side
-    num_multimask_outputs: Side
-    iou_head_depth: Layers
-    iou_head_hidden_dim: Width
-    mask_input_channels: Width
-
-
-@dataclass(frozen=True)
 class _SamSizes:
-    """Sizes under transformers' names; `vision` of a `vit` alone."""
+    """Beside sizes of `decoder`, and of `vision` where the kind is `vit`, under transformers' names."""
 
     kind: Literal["vit", "tiny_vit_5m", "efficientvit_l2"]
     image_size: Side
     patch_size: Side
-    vision: _VitSizes | None
-    decoder: _DecoderSizes
 
 
 @dataclass(frozen=True)
@@ -229,10 +205,10 @@ class Sam(CheckedModel, tags=["mask-generation", "sam"]):
     Conversion = SamConversion
 
     def build(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> nn.Module:
-        model = self.modules(config)
         if GAUSSIAN in tensors:  # transformers' files hold tied tensors once
             tensors = {COPY: tensors[GAUSSIAN], **tensors}
-        check_tensors(model.state_dict(), tensors)
+        check_tensors(self.empty(config).state_dict(), tensors)  # before memory is taken for them
+        model = self.modules(config)
         model.load_state_dict(tensors)
         encoder: Any = model.vision_encoder
         encoder.to(DTYPES[self.dtype])
