@@ -43,12 +43,9 @@ _GRID_LOGITS = 1 << 26
 """Logits at the size of the image in memory at a time, of a grid of points."""
 _CHANNELS, _SIDE = 256, 64
 """Features that SAM's decoder takes: channels, and cells along each side of a grid."""
-_EFFICIENT_INPUT = 512
-"""Pixels along each side of what EfficientViT sees."""
-_EPS = 1e-6
-_RELEASED_EPS = 1e-5
-"""Epsilon of the layer norms in the decoder's transformer: PyTorch's default, as in the original. Configs on
-the Hub have 1e-6, which moves logits by up to 6e-4."""
+_EPS, _RELEASED_EPS = 1e-6, 1e-5
+"""The second is that of the layer norms in the decoder's transformer: PyTorch's default, as in the original.
+Configs on the Hub have 1e-6, which moves logits by up to 6e-4."""
 
 
 @dataclass(frozen=True)
@@ -109,15 +106,10 @@ class _EfficientVit(nn.Module):
         self.norm = LayerNorm2d(_CHANNELS)
 
     def forward(self, pixels: Tensor, **_: Any) -> tuple[Tensor]:
-        x = functional.interpolate(
-            pixels, (_EFFICIENT_INPUT, _EFFICIENT_INPUT), mode="bilinear", align_corners=False
-        )
-        x = self.stem(x)
-        maps = []
+        maps = [self.stem(functional.interpolate(pixels, (512, 512), mode="bilinear", align_corners=False))]
         for stage in self.stages:
-            x = stage(x)
-            maps.append(x)
-        return (self.norm(self.neck(maps[:0:-1])),)
+            maps.append(stage(maps[-1]))
+        return (self.norm(self.neck(maps[:1:-1])),)
 
 
 class _Neck(nn.Module):
@@ -130,12 +122,12 @@ class _Neck(nn.Module):
         self.output = nn.Conv2d(_CHANNELS, _CHANNELS, 1)
 
     def forward(self, maps: list[Tensor]) -> Tensor:
-        total: Tensor | None = None
+        total: Any = 0
         for convolution, features in zip(self.inputs, maps, strict=True):
             x = convolution(features)
             if x.shape[-1] != _SIDE:
                 x = functional.interpolate(x, (_SIDE, _SIDE), mode="bicubic", align_corners=False)
-            total = x if total is None else total + x
+            total = total + x
         return cast(Tensor, self.output(self.middle(total)))
 
 

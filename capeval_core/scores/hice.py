@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
+from PIL.Image import Image
 
 from capeval_core.inputs.images import ImageError, InputImage
 from capeval_core.inputs.samples import Samples, windows
@@ -30,10 +31,11 @@ from capeval_core.options import option
 from capeval_core.phrases.source import PhraseSource, phrase_opener
 from capeval_core.ragged import Integers, Ragged, inner
 from capeval_core.regions.opening import region_opener
-from capeval_core.regions.regions import CachedRegions, LimitedRegions, RegionSource
+from capeval_core.regions.regions import CachedRegions, LimitedRegions, Regions, RegionSource
+from capeval_core.reports.explanations import DrawnExplanation, wrong_spans
+from capeval_core.reports.overlay import outlined
 from capeval_core.result import Values
 from capeval_core.rows import FLOATS, NESTED, Texts, column, lists, row_schema
-from capeval_core.scores.explanations import HiceExplanation
 from capeval_core.scores.facts import facts
 
 Doubles = NDArray[np.float64]
@@ -415,3 +417,81 @@ def _counts(rows: pa.Table) -> dict[str, Doubles]:
         "without_phrases": rows["without_phrases"],
     }
     return {name: np.where(failed, np.nan, count.to_numpy()) for name, count in counts.items()}
+
+
+class HiceExplanation(DrawnExplanation):
+    """The explanation of a score, by `result.explain(i)`: numbers and texts, and `plot()`, which draws them.
+
+    Keys: `caption`, `image`; the score under its name (`hice_s`, `refhice_s`) and its terms (`gitc`, `litc`,
+    `precision`, `recall`; `gttc`, `lttc`); `threshold`; `phrases` and `regions`, see below; `whole`, the
+    recall and phrase of the whole image where it counts as a region, else None; `square`, x0, y0, x1, y1 of
+    the part that the image tower sees, and `outside`, the number of regions outside of it; `truncated`, how
+    many token ids and sentences were truncated; with references `compared`; and `error`, the reason where
+    there is no score.
+
+    A phrase has `precision`, w max(cos, 0) with the best `region` (None: the whole image); it is a `mistake`
+    where that is below the threshold, but not `judged` where it may be about a region outside of the square.
+    A region has its `box` in pixels, its `area` as a share of the image, `recall`, w max(cos, 0) with the
+    best `phrase`, and is `unmentioned` where that is below the threshold. A `reference` that is compared has
+    `gttc` (eq. 3), `lttc` (eq. 9), and is `chosen` where the score uses either.
+
+    The score clamps at 0 after the mean, these notes before it: where cosines are negative, the mean of the
+    phrases' precisions is more than `precision`.
+
+    >>> import capeval_core
+    >>> from capeval_core.demo import demo_set
+    >>> metric = capeval_core.load("hices", weights="tiny", evidence=True)
+    >>> item = demo_set()[0]
+    >>> explanation = metric.score([item.good], [item.image]).explain(0)
+    >>> [note["phrase"] for note in explanation["phrases"] if note["mistake"]]
+    []
+    >>> explanation.plot(width=900).size[0]
+    900
+    """
+
+    def __init__(self, content: Mapping[str, Any], image: InputImage, masks: Regions | None) -> None:
+        super().__init__(content)
+        self._image, self._masks = image, masks
+
+    def with_threshold(self, threshold: float) -> HiceExplanation:
+        """The same explanation with another threshold for mistakes and unmentioned regions."""
+        outside = bool(self["outside"])  # a phrase that fits no region may be about one of those
+        phrases = [(note, note["precision"] < threshold) for note in self["phrases"]]
+        changed = {
+            "threshold": threshold,
+            "phrases": [
+                {**note, "mistake": below and not outside, "judged": not (below and outside)}
+                for note, below in phrases
+            ],
+            "regions": [{**note, "unmentioned": note["recall"] < threshold} for note in self["regions"]],
+        }
+        return HiceExplanation({**self, **changed}, self._image, self._masks)
+
+    def plot(self, width: int = 1280, *, threshold: float | None = None) -> Image:
+        """The explanation as one image, `width` pixels wide: the image with its regions outlined and the part
+        that the image tower does not see dimmed, the caption with its mistakes marked, and the numbers of
+        phrases, regions and references.
+
+        `threshold` replaces that of the explanation.
+
+        Raises:
+            ValueError: there is no score, or the width is below 320 pixels.
+            ImageError: the image can no longer be read.
+            ModuleNotFoundError: matplotlib is not installed.
+        """
+        from capeval_core.reports.figures import draw_card
+
+        self.check_drawable(width)
+        shown = self if threshold is None else self.with_threshold(threshold)
+        return draw_card(shown, shown.overlay(1000), wrong_spans(shown), width)
+
+    def overlay(self, width: int = 1280) -> Image:
+        """The image with its regions outlined; errors are those of `plot`.
+
+        It is narrower where it would be more than twice as high as wide.
+        """
+        self.check_drawable(width)
+        image = self._image.load()
+        regions = self._masks or Regions.of([], size=(image.height, image.width))
+        unmentioned = [note["unmentioned"] for note in self["regions"]]
+        return outlined(image, regions, unmentioned, width, self["square"])

@@ -8,28 +8,31 @@ Embedding Matching, CVPR 2022, https://arxiv.org/abs/2111.08919
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+from PIL.Image import Image
 
 from capeval_core.errors import at, in_python, warn, wrong_option
+from capeval_core.inputs.images import InputVisual
 from capeval_core.inputs.samples import Samples, windows
 from capeval_core.inputs.texts import corpus_texts
-from capeval_core.inputs.videos import Sampling, check_samplings
+from capeval_core.inputs.videos import EVERY, Sampling, check_samplings
 from capeval_core.limits import LIMITS
 from capeval_core.matching.cosine import harmonic_mean, paired_cosine, unit
 from capeval_core.metric import CaptionMetric, with_statistics
 from capeval_core.options import CorpusStatistics, option
 from capeval_core.options import Options as CommonOptions
 from capeval_core.ragged import Integers, Ragged, inner
+from capeval_core.reports.explanations import DrawnExplanation, best_frames
 from capeval_core.result import Values
 from capeval_core.rows import FLOATS, NESTED, Texts, column, lists, row_schema
 from capeval_core.scores.corpus import TokenIdf, token_weights
-from capeval_core.scores.explanations import VideoExplanation
 from capeval_core.scores.facts import facts
 from capeval_core.scores.pac import RefPacS
 
@@ -432,3 +435,69 @@ def _reference_columns(tokens: Any, part: slice, texts: Texts) -> dict[str, Any]
         "reference_maxima": lists(found["y_maxima"].combine_chunks(), counts),
         "reference_cosines": lists(found["cosine"].combine_chunks(), counts),
     }
+
+
+class VideoExplanation(DrawnExplanation):
+    """The explanation of a score, by `result.explain(i)`: plain values, and `plot()`, which draws them.
+
+    Keys: `caption`; `image`, the name of the video; the parts of the score; `frame_cosines`, the cosine of
+    the caption as a whole with each frame that was compared; `words`, of each token id its `word` and
+    `weight`, and the `frame` that it fits best with the `cosine`; with references, `references`, the score
+    and components of each; `incomplete`, why decoding stopped early, None where it did not; and `error`, the
+    reason where there is no score.
+
+    >>> note = VideoExplanation({"caption": "a red circle", "frame_cosines": [0.1, 0.3], "words": []})
+    >>> note.plot(720).size[0]
+    720
+    """
+
+    def __init__(
+        self, content: Mapping[str, Any], video: InputVisual[Any] | None = None, sampling: Sampling = EVERY
+    ) -> None:
+        super().__init__(content)
+        self._video, self._sampling = video, sampling
+
+    def plot(self, width: int = 1440) -> Image:
+        """The caption's cosine with each frame as a curve, and the best frames of its words, read again.
+
+        Raises:
+            ValueError: there is no score, or the width is below 320 pixels.
+            ImageError: the video can no longer be read.
+            ModuleNotFoundError: matplotlib is not installed.
+        """
+        from capeval_core.reports.figures import draw_frames
+
+        self.check_drawable(width)
+        best = best_frames(self["words"])
+        images = self.frames(best, width)
+        frames = {frame: (images.get(frame), ", ".join(map(_shown, own))) for frame, own in best.items()}
+        return draw_frames(self["caption"], self["frame_cosines"], frames, width)
+
+    def frames(self, wanted: Collection[int], width: int) -> dict[int, Image]:
+        """Some of the frames that were compared, by position, read again, at most `width` pixels wide."""
+        if self._video is None or not wanted:
+            return {}
+        video = self._video.load()
+        positions: dict[int, list[int]] = {}  # of each number, in a video of which frames are repeated
+        if self._sampling.max_frames is not None:
+            counted = video.read(self._sampling)
+            deque(counted, maxlen=0)
+            for position in wanted:
+                positions.setdefault(counted.indices[position], []).append(position)
+        found: dict[int, Image] = {}
+        for position, (number, image) in enumerate(video.read(self._sampling)):
+            own = positions.get(number, []) if positions else [position] if position in wanted else []
+            if own:
+                shown = image.convert("RGB")
+                shown.thumbnail((width, width))
+                found |= dict.fromkeys(own, shown)
+            if len(found) == len(wanted):
+                break
+        return found
+
+
+def _shown(match: Mapping[str, Any]) -> str:
+    """A word with its cosine; the markers around a text are `start` and `end`."""
+    word = match["word"]
+    word = word[2:-2].removesuffix("oftext") if word.startswith("<|") and word.endswith("|>") else word
+    return f"{word} {match['cosine']:.2f}"
