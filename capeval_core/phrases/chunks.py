@@ -8,7 +8,7 @@ endings and neighbours; a scene-graph parser (`capeval_core.phrases.factual`) ma
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from capeval_core.phrases.english import (
     ADJECTIVES,
@@ -60,13 +60,9 @@ _BACKGROUND = re.compile(r"\s*,? ?\b(?:on|against|with) an? plain background\b",
 _TOKEN = re.compile(r"\w+(?:[-.]\w+)*(?:['’]\w+)?|[^\w\s]")
 
 
-@dataclass(frozen=True)
-class _Noun:
+class _Noun(NamedTuple):
     words: str
     location: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.words} {self.location}".rstrip()
 
 
 class _Reader:
@@ -90,10 +86,9 @@ class _Reader:
     def chunks(self) -> list[str]:
         chunks: dict[str, str] = {}
         for subject, predicate, object in self.facts:
-            text = str(self.nouns[subject])
-            if predicate:
-                end = "" if object is None else self.nouns[object].words
-                text = f"{self.nouns[subject].words} {predicate} {end}".rstrip()
+            words, location = self.nouns[subject]
+            end = "" if object is None else self.nouns[object].words
+            text = (f"{words} {predicate} {end}" if predicate else f"{words} {location}").rstrip()
             chunks.setdefault(text.casefold(), text)
         return list(chunks.values())
 
@@ -120,17 +115,19 @@ class _Reader:
         elif word in RELATIVES and self.at and self._word(1) in BE | VERBS:
             self.relative = True
             self.at += 1
-        elif word in OBJECT_PRONOUNS or (word in ("each", "one") and self._word(1) in ("other", "another")):
-            if word in ("each", "one"):
-                self.predicate += self.tokens[self.at : self.at + 2]
-                self.at += 1
+        elif word in ("each", "one") and self._word(1) in ("other", "another"):
+            self._take(2)
+            self._close()
+        elif word in OBJECT_PRONOUNS:
             self._close()
             self.at += 1
         elif word in BE:
-            self._be(word)
-        elif word in PREPOSITIONS or word == "of":
-            self.predicate.append(self.tokens[self.at])
+            self._finite()
             self.at += 1
+            if not self.predicate and self._plain(self._word()) and not _JOINED_LINK.match(self._rest()):
+                self.predicate.append(word)
+        elif word in PREPOSITIONS or word == "of":
+            self._take()
         else:
             self._words()
 
@@ -164,23 +161,20 @@ class _Reader:
             self._close(location)
         else:
             self._close()
-            self.nouns[self.subject] = replace(self.nouns[self.subject], location=location)
+            self.nouns[self.subject] = self.nouns[self.subject]._replace(location=location)
         return True
 
     def _joined_link(self) -> bool:
         """Read a preposition of several words, such as "next to"."""
         match = _JOINED_LINK.match(self._rest())
         if match:
-            words = len(match[0].split())
-            self.predicate += self.tokens[self.at : self.at + words]
-            self.at += words
+            self._take(len(match[0].split()))
         return match is not None
 
-    def _be(self, word: str) -> None:
-        self._finite()
-        self.at += 1
-        if not self.predicate and self._plain(self._word()) and not _JOINED_LINK.match(self._rest()):
-            self.predicate.append(word)
+    def _take(self, words: int = 1) -> None:
+        """Read words of the predicate."""
+        self.predicate += self.tokens[self.at : self.at + words]
+        self.at += words
 
     def _finite(self) -> None:
         """A finite verb takes the first noun phrase as its subject: "a man in a hat | is ..."."""
@@ -226,8 +220,6 @@ class _Reader:
             self._close()
             return
         verb = self._find_verb(run, opened, single)
-        if verb is None:
-            verb = len(run)
         if verb:
             self._noun(run[:verb])
         if verb == len(run):
@@ -244,8 +236,8 @@ class _Reader:
         if rest:
             self._split(rest, False, False)
 
-    def _find_verb(self, run: list[str], opened: bool, single: bool) -> int | None:
-        """The index in the run at which the predicate begins, None where there is none."""
+    def _find_verb(self, run: list[str], opened: bool, single: bool) -> int:
+        """The index in the run at which the predicate begins, that of its end where there is none."""
         following = self._word()
         for index, word in enumerate(map(str.lower, run)):
             last = index == len(run) - 1
@@ -265,7 +257,7 @@ class _Reader:
             finite = word.endswith("ed") or (single and re.search(r"[^sui]s$", word))
             if last and following in PREPOSITIONS and finite:
                 return index
-        return None
+        return len(run)
 
     def _noun(self, run: list[str]) -> None:
         if not self.predicate and self.subject is not None and self.complete:
@@ -274,7 +266,7 @@ class _Reader:
         # "a group of people" is one noun phrase.
         if self.predicate == ["of"] and self.facts and self.subject is not None:
             whole = self.nouns[self.subject]
-            self.nouns[self.subject] = replace(whole, words=f"{whole.words} of {words}")
+            self.nouns[self.subject] = whole._replace(words=f"{whole.words} of {words}")
             self.predicate = []
             return
         predicate, subject = " ".join(self.predicate), self.subject

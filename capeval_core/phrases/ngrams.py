@@ -43,10 +43,7 @@ _WORD = re.compile(r"\b\w\w+\b")
 @dataclass(frozen=True)
 class Ngrams:
     """The n-grams of one length in a block: n-gram `gram[i]` occurs `count[i]` times in caption `caption[i]`.
-
-    Equal n-grams of different pools are different kinds. start: per kind, the index of a word with which it
-    begins.
-    """
+    Equal n-grams of different pools are different kinds; start: per kind, a word with which it begins."""
 
     n: int
     caption: Integers
@@ -63,8 +60,7 @@ class Ngrams:
         return np.bincount(self.gram, minlength=self.kinds)
 
     def pool_of_gram(self, block: TextBlock) -> Integers:
-        pools: Integers = block.pool[block.caption[self.start]]
-        return pools
+        return np.asarray(block.pool[block.caption[self.start]])
 
 
 class TextBlock:
@@ -124,8 +120,7 @@ def reciprocal(norms: Floats) -> Floats:
 def length_penalty(one: Integers, other: Integers) -> Floats:
     """CIDEr-D's Gaussian of the difference in length, counted in bigrams, of texts of so many words."""
     difference = np.maximum(one - 1, 0) - np.maximum(other - 1, 0)
-    penalty: Floats = np.exp(-(difference**2) / (2 * SIGMA**2))
-    return penalty
+    return np.asarray(np.exp(-(difference**2) / (2 * SIGMA**2)))
 
 
 def consensus(

@@ -15,13 +15,10 @@ from functools import lru_cache
 
 from capeval_core.phrases.english import TREEBANK_ABBREVIATIONS, TREEBANK_STARTERS, TREEBANK_STATES
 
-REVISION = 1
-"""Version of the tokens; a change that moves any raises it."""
+REVISION = 1  # raised with any change that moves a token
 PUNCTUATION = frozenset(["''", "'", "``", "`", ".", "?", "!", ",", ":", "-", "--", "...", ";"])
 """Tokens that COCO's evaluation leaves out. Brackets stay, as `-lrb-`: it looks for them in capitals."""
-
-_SHORT = 200
-"""Characters of a text whose words are kept: 65,536 texts of 50 take 25 MB, and of this length 45."""
+_SHORT = 200  # characters of a text whose words are kept: 65,536 texts of 50 take 25 MB, and of 200 45
 
 
 def ptb_tokens(text: str) -> list[str]:

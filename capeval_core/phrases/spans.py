@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 _WORD = re.compile(r"\w+(?:[-'’]\w+)*")
 _LINKS = frozenset(["a", "an", "the", "is", "are", "was", "were", "be", "of"])
@@ -12,16 +12,14 @@ _STEM = 3  # letters that two forms of a word share at least
 _ENDINGS = frozenset(["", "s", "es", "d", "ed", "ing", "e", "y", "ies", "ning", "ting", "ping"])
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(NamedTuple):
     """Characters `start` to `end` (excluded) of a caption."""
 
     start: int
     end: int
 
 
-@dataclass(frozen=True)
-class Phrases:
+class Phrases(NamedTuple):
     """The phrases of one caption, in its order, at least one, without duplicates.
 
     truncated: sentences that are longer than the parser reads. fallback: those that are their own phrase.
@@ -51,26 +49,21 @@ def wrong_words(caption: str, wrong: Sequence[str], right: Sequence[str]) -> lis
 def _indices(words: Sequence[str], phrase: str) -> list[int]:
     """The words of a phrase: the shortest stretch with all of them in order, else the first of each."""
     targets = [word.casefold() for word in _WORD.findall(phrase)]
-    targets = [target for target in targets if any(_alike(word, target) for word in words)]
+    places = {target: [i for i, word in enumerate(words) if _alike(word, target)] for target in targets}
+    targets = [target for target in targets if places[target]]
     targets = [target for target in targets if target not in _LINKS] or targets
     if not targets:
         return []
-    starts = [start for start, word in enumerate(words) if _alike(word, targets[0])]
-    stretches = [stretch for start in starts if (stretch := _in_order(words, targets, start))]
+    stretches = []
+    for start in places[targets[0]]:
+        stretch = [start]
+        for target in targets[1:]:
+            stretch += [i for i in places[target] if i > stretch[-1]][:1]
+        if len(stretch) == len(targets):
+            stretches.append(stretch)
     if stretches:
         return min(stretches, key=lambda stretch: stretch[-1] - stretch[0])
-    return sorted({next(i for i, word in enumerate(words) if _alike(word, target)) for target in targets})
-
-
-def _in_order(words: Sequence[str], targets: Sequence[str], start: int) -> list[int]:
-    """The next word like each target from `start` on; empty if one is missing."""
-    indices = [start]
-    for target in targets[1:]:
-        index = next((i for i in range(indices[-1] + 1, len(words)) if _alike(words[i], target)), None)
-        if index is None:
-            return []
-        indices.append(index)
-    return indices
+    return sorted({places[target][0] for target in targets})
 
 
 def _alike(word: str, other: str) -> bool:

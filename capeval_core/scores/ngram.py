@@ -63,11 +63,8 @@ def words_of(samples: Samples, tokens: Callable[[str], Tokens] = shared_words) -
 
 
 class Compared:
-    """Captions with their references; what several metrics need of them is made once.
-
-    rows: what `words_of` gives. block: all texts; a row is a pool whose first text is the caption. captions:
-    (rows,) which texts are captions. is_reference: (texts,) the others.
-    """
+    """Captions with their references, as `words_of` gives them: pools whose first text is the caption; what
+    several metrics need of them is made once. captions: (rows,) which texts are captions."""
 
     def __init__(self, rows: Sequence[Sequence[Tokens]]) -> None:
         self.rows, self.block = rows, TextBlock(rows)
@@ -145,12 +142,6 @@ class NgramMetric(CaptionMetric):
         return pa.table({**common, **self.columns(compared)}, schema=self.ROW)
 
 
-SUMS = (
-    *(f"{name}_{n}" for name in ("matches", "totals") for n in range(1, LONGEST + 1)),
-    "length",
-    "reference_length",
-)
-NEEDS = {"matches_4": "no caption has four words in a row of a reference"}
 FOUR = pa.list_(pa.int32(), LONGEST)
 TINY, SMALL = 1e-15, 1e-9
 """What COCO's evaluation adds to counts and to what they are divided by, so that nothing is divided by 0."""
@@ -192,7 +183,16 @@ class Bleu(NgramMetric):
     to the counts.
     """
 
-    formula = CorpusFormula(("bleu_4", "bleu_1", "bleu_2", "bleu_3"), SUMS, bleu_of_sums, NEEDS)
+    formula = CorpusFormula(
+        ("bleu_4", "bleu_1", "bleu_2", "bleu_3"),
+        (
+            *(f"{name}_{n}" for name in ("matches", "totals") for n in (1, 2, 3, 4)),
+            "length",
+            "reference_length",
+        ),
+        bleu_of_sums,
+        {"matches_4": "no caption has four words in a row of a reference"},
+    )
     ROW = row_schema(
         column("matches", FOUR, "for 1 to 4 words, its n-grams that a reference has, clipped"),
         column("totals", FOUR, "for 1 to 4 words, its n-grams"),
@@ -396,11 +396,8 @@ class CiderD(Cider):
 def score_together(
     metrics: Sequence[NgramMetric], samples: Samples, tokens: Callable[[str], Tokens] = shared_words
 ) -> list[Result]:
-    """The result of each metric, as its `score` gives it, of checked captions and references.
-
-    metrics: opened; those that need document frequencies and have none share a table. tokens: the words of a
-    text.
-    """
+    """The result of each open metric, as its `score` gives it, of checked captions and references; those that
+    need document frequencies and have none share a table."""
     words, opened = words_of(samples, tokens), list(metrics)
     if lacking := [i for i, metric in enumerate(metrics) if metric.options.lacks_statistics]:
         table = DocumentFrequencies.of_documents([row[1:] for row in words])

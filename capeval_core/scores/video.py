@@ -85,19 +85,17 @@ Components = dict[str, Doubles]
 Score_c, the cosine of both as a whole; `precision`, `recall` and `fine` of words and frames."""
 
 
-def nearest(components: Components, counts: Integers) -> Components:
-    """Of `counts` consecutive references each, the one with the largest score."""
+def nearest(components: Components, counts: Integers, *, released: bool = False) -> Components:
+    """Of `counts` consecutive references each, the one with the largest score; `released`: the largest of
+    every component by itself."""
+    if released:
+        largest = {name: Ragged(values, counts).max() for name, values in components.items()}
+        return largest | {"score": video_pac_score(largest["coarse"], largest["fine"])}
     scores = Ragged(components["score"], counts)
     if not len(counts):
         return components
     chosen, undefined = scores.argmax(), np.isnan(scores.max())  # features that are no numbers
     return {name: np.where(undefined, np.nan, values[chosen]) for name, values in components.items()}
-
-
-def _largest_each(components: Components, counts: Integers) -> Components:
-    """Of `counts` consecutive references each, the largest of every component by itself."""
-    largest = {name: Ragged(values, counts).max() for name, values in components.items()}
-    return largest | {"score": video_pac_score(largest["coarse"], largest["fine"])}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -301,8 +299,7 @@ class VideoRefPacS(VideoPacS):
         found, unweighted = self._of_video(rows, table)
         references, of_references = self.of_references(rows, table)
         counts = inner(rows["reference_ids"])[1]
-        best = _largest_each if self.options.compat == "released" else nearest
-        reference = best(references, counts)
+        reference = nearest(references, counts, released=self.options.compat == "released")
         unweighted += Ragged(of_references.astype(np.float64), counts).sum().astype(np.int64)
         _warn_of(rows, unweighted)
         score = video_ref_pac_score(found["score"], reference["score"])
