@@ -67,8 +67,7 @@ class Scored(NamedTuple):
     signature: str | None = None  # of the result that they come from
 
 
-@dataclass(frozen=True)
-class Cell:
+class Cell(NamedTuple):
     """One number of a table."""
 
     value: float  # NaN where it is undefined
@@ -191,15 +190,14 @@ class RatedSet(JudgedSet):
         alike: dict[RatingColumn, list[str]] = {}  # columns of the same rows share their resamples
         for column in self.table.values():
             alike.setdefault(column._replace(statistic=""), []).append(column.statistic)
-        cells = {}
+        cells: dict[RatingColumn, Cell] = {}
         for rows, names in alike.items():
             runs = [
                 self._statistics(rows, run, names, resamples)
                 for run, scoring in zip(scored, self.scorings, strict=True)
                 if rows.scoring in (None, scoring.name)
             ]
-            for name in names:
-                cells[rows._replace(statistic=name)] = _mean([run[name] for run in runs])
+            cells |= {rows._replace(statistic=name): _mean([run[name] for run in runs]) for name in names}
         return {name: cells[column] for name, column in self.table.items()}
 
     def _statistics(
@@ -311,7 +309,7 @@ class PairedSet(JudgedSet):
             for name in self.columns[:-1]
         }
         rows = sum(cell.rows for cell in cells.values())
-        return cells | {"mean": replace(_mean(list(cells.values())), rows=rows)}
+        return cells | {"mean": _mean(list(cells.values()))._replace(rows=rows)}
 
 
 @dataclass(frozen=True)
@@ -331,15 +329,14 @@ class MarkedSet(JudgedSet):
         return _by_rating(1.0 - np.asarray(self.marked, dtype=np.float64), run.scores)
 
     def cells(self, scored: Sequence[Scored], resamples: Resamples | None) -> dict[str, Cell]:
-        scores, marks = -scored[0].scores, np.asarray(self.marked, dtype=np.float64)
-        kept = np.isfinite(scores)
-        scores, marks = scores[kept], marks[kept]
-        reason = None
+        kept = np.isfinite(scored[0].scores)
+        scores, marks = -scored[0].scores[kept], np.asarray(self.marked, dtype=np.float64)[kept]
+        reason = f"all {len(scores):,} scores are equal"
         if not marks.any() or marks.all():
             reason = f"of {len(marks):,} captions {'all' if marks.any() else 'none'} are marked"
-        elif (scores == scores[0]).all():
-            reason = f"all {len(scores):,} scores are equal"
-        if reason is not None:
+        elif not (scores == scores[0]).all():
+            reason = ""
+        if reason:
             return {"AP": Cell(math.nan, len(scores), undefined=reason)}
         value, draws = average_precision(scores, marks), None
         if resamples is not None:
@@ -359,7 +356,7 @@ class SystemSet(JudgedSet):
         for name, run in zip(self.columns, scored, strict=True):
             cells[name] = _mean_of(run.scores, resamples, "no caption has a score")
             if run.corpus is not None:  # no mean of rows, so resampled means are not its interval
-                cells[name] = replace(cells[name], value=run.corpus, draws=None)
+                cells[name] = cells[name]._replace(value=run.corpus, draws=None)
         return cells
 
 

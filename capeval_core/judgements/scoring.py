@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -42,12 +41,11 @@ def joined_signature(runs: Iterable[Scored]) -> str | None:
 _Run = tuple[Result | None, list[int]]  # of a set's items, and of which; None where none can be scored
 
 
-@dataclass(frozen=True)
-class SetScorer:
+class SetScorer(NamedTuple):
     """Scores a judged set with metrics."""
 
     judged: JudgedSet
-    visuals: Mapping[str, Any] = field(default_factory=dict)  # by id; captions of others have no score
+    visuals: Mapping[str, Any] = {}  # by id; captions of others have no score
     rows: Path | None = None  # a folder that keeps rows, so that a run that was stopped goes on
     progress: bool = False
 
@@ -55,7 +53,10 @@ class SetScorer:
         """By label, the scores of each scoring of the set."""
         scorings = self.judged.scorings
         shared = all(scoring.items is scorings[0].items for scoring in scorings)
-        if metric.needs_references and shared and len(scorings) > 1 and _can_choose(metric):
+        options = metric.options
+        corpus = isinstance(options, CorpusOptions) and getattr(options, "idf", True) is not None
+        # Where other references are another aggregation of the same rows.
+        if metric.reference_columns and not corpus and shared and len(scorings) > 1:
             results = self._chosen(metric)
         else:
             runs: dict[Any, _Run] = {}
@@ -89,8 +90,8 @@ class SetScorer:
         results: list[_Run] = []
         for own in chosen:
             places = [[used[row].index(place) for place in own[row]] for row in kept]
-            rows = _with_references(table, metric.reference_columns, places) if all(places) else None
-            results.append((None, []) if rows is None else (metric.combine(rows), kept))
+            result = metric.combine(_with_references(metric, table, places)) if all(places) else None
+            results.append((result, kept if all(places) else []))
         return results
 
     def _scored(self, metric: CaptionMetric, scoring: Scoring, name: str) -> _Run:
@@ -134,17 +135,11 @@ class SetScorer:
         return None if self.rows is None else self.rows / metric.name / name.replace(" ", "-")
 
 
-def _can_choose(metric: CaptionMetric) -> bool:
-    """Whether other references are another aggregation of the same rows."""
-    corpus = isinstance(metric.options, CorpusOptions) and getattr(metric.options, "idf", True) is not None
-    return bool(metric.reference_columns) and not corpus
-
-
-def _with_references(rows: pa.Table, columns: Iterable[str], chosen: Sequence[Sequence[int]]) -> pa.Table:
-    """Rows with only some of their references, by positions for each index; `columns` have one entry each."""
+def _with_references(metric: CaptionMetric, rows: pa.Table, chosen: Sequence[Sequence[int]]) -> pa.Table:
+    """Rows with only some of their references, by positions for each index."""
     places = [chosen[index] for index in rows["index"].to_pylist()]
     found: dict[str, list[Any]] = {"references": [len(own) for own in places]}
-    for name in columns:
+    for name in metric.reference_columns:
         pairs = zip(rows[name].to_pylist(), places, strict=True)
         found[name] = [None if own is None else [own[place] for place in chosen] for own, chosen in pairs]
     for name, values in found.items():
