@@ -112,7 +112,7 @@ def padded_pass(model: Vilbert, boxes: Sequence[Tensor], texts: Sequence[Sequenc
     task = model.task_embeddings.weight[TASK].expand(len(texts), 1, -1)
     text = table.LayerNorm(torch.cat([text[:, :1], task, text[:, 1:]], dim=1))
     features, locations = (part.to(dtype).expand(len(texts), -1, -1) for part in boxes)
-    visual = model.region_embeddings(features, locations)
+    visual = model.embed_regions(features, locations)
     done = {"text": 0, "visual": 0}
 
     def run(stream: str, rows: Tensor, until: int) -> Tensor:

@@ -83,13 +83,16 @@ class TextSettings:
             raise ValueError(f"context_length is {self.context_length}, {expected}")
 
 
-def bert_config(sizes: LayerSizes, dropout: float) -> Any:
-    """transformers' configuration of BERT layers of these sizes."""
+def bert_layers(sizes: LayerSizes, dropout: float) -> tuple[Any, nn.ModuleList]:
+    """transformers' configuration of BERT layers of these sizes, and the layers."""
     from transformers import BertConfig
+    from transformers.models.bert.modeling_bert import BertLayer
 
     dropouts = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
     common = {"type_vocab_size": 2, "layer_norm_eps": EPS, "hidden_act": "gelu"}
-    return BertConfig(**{**vars(sizes), **common, **dropouts})
+    config: Any = BertConfig(**{**vars(sizes), **common, **dropouts})
+    layers = (BertLayer(config) for _ in range(sizes.num_hidden_layers))  # type: ignore[no-untyped-call]
+    return config, nn.ModuleList(layers)
 
 
 def bert_embeddings(config: Any) -> Any:
@@ -99,13 +102,6 @@ def bert_embeddings(config: Any) -> Any:
     embeddings: Any = BertEmbeddings(config)  # type: ignore[no-untyped-call]
     del embeddings.position_ids, embeddings.token_type_ids
     return embeddings
-
-
-def bert_layers(config: Any) -> nn.ModuleList:
-    """transformers' layers."""
-    from transformers.models.bert.modeling_bert import BertLayer
-
-    return nn.ModuleList(BertLayer(config) for _ in range(config.num_hidden_layers))  # type: ignore[no-untyped-call]
 
 
 class PairEncoder(CheckedModel):

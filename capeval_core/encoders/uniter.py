@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from capeval_core.cache import SHARED, FeatureCache
 from capeval_core.encoders.blocks import bert_layer
-from capeval_core.encoders.engine import Encoded
 from capeval_core.encoders.packed import Packing, Sorted
 from capeval_core.encoders.pairs import (
     EPS,
@@ -29,7 +28,6 @@ from capeval_core.encoders.pairs import (
     Pair,
     RegionTextEncoder,
     TextSettings,
-    bert_config,
     bert_embeddings,
     bert_layers,
 )
@@ -42,9 +40,6 @@ from capeval_core.models.device import DTYPES, exact
 from capeval_core.weights.uniter import UniterConversion
 
 Floats = NDArray[np.float32]
-
-POSITION = 7
-"""Numbers of a box's position: x0, y0, x1, y1, width, height, area, all relative to the image."""
 
 
 @dataclass(frozen=True)
@@ -75,12 +70,7 @@ class RegionInput(NamedTuple):
 
 @dataclass(frozen=True)
 class Rankings:
-    """An image and its n captions.
-
-    logits: (n,) float32 of the ranking head; NaN where the boxes could not be read.
-    key: content key of the boxes, '' where they could not be read.
-    error: why they could not be read, None where they could.
-    """
+    """An image and the (n,) logits of its captions; NaN where its boxes could not be read, for an `error`."""
 
     logits: Floats
     key: str
@@ -103,23 +93,6 @@ def region_input(boxes: BoxFeatures) -> RegionInput:
     return RegionInput(features, np.concatenate([relative, area], axis=1))
 
 
-class _RegionEmbeddings(nn.Module):
-    """Boxes as tokens: LN(LN(feature W) + LN(position W) + type)."""
-
-    def __init__(self, region_size: int, hidden_size: int) -> None:
-        super().__init__()
-        self.feature = nn.Linear(region_size, hidden_size)
-        self.feature_norm = nn.LayerNorm(hidden_size, eps=EPS)
-        self.position = nn.Linear(POSITION, hidden_size)
-        self.position_norm = nn.LayerNorm(hidden_size, eps=EPS)
-        self.norm = nn.LayerNorm(hidden_size, eps=EPS)
-
-    def forward(self, features: Tensor, positions: Tensor, type_embedding: Tensor) -> Tensor:
-        feature = self.feature_norm(self.feature(features))
-        embedded: Tensor = self.norm(feature + self.position_norm(self.position(positions)) + type_embedding)
-        return embedded
-
-
 class Uniter(nn.Module):
     """UNITER with its matching head (image and text belong together: no, yes) and UMIC's ranking head.
 
@@ -129,11 +102,19 @@ class Uniter(nn.Module):
     def __init__(self, architecture: Mapping[str, Any], dropout: float = 0.0) -> None:
         super().__init__()
         sizes = read(_UniterSizes, architecture)
-        config, hidden = bert_config(sizes, dropout), sizes.hidden_size
-        self.heads = sizes.num_attention_heads
+        config, layers = bert_layers(sizes, dropout)
+        self.heads, hidden = sizes.num_attention_heads, sizes.hidden_size
         self.embeddings = bert_embeddings(config)
-        self.region_embeddings = _RegionEmbeddings(sizes.region_size, hidden)
-        self.layers = bert_layers(config)
+        self.region_embeddings = nn.ModuleDict(
+            {
+                "feature": nn.Linear(sizes.region_size, hidden),
+                "feature_norm": nn.LayerNorm(hidden, eps=EPS),
+                "position": nn.Linear(7, hidden),
+                "position_norm": nn.LayerNorm(hidden, eps=EPS),
+                "norm": nn.LayerNorm(hidden, eps=EPS),
+            }
+        )
+        self.layers = layers
         self.pooler = nn.Linear(hidden, hidden)
         self.matching_head = nn.Linear(hidden, 2)
         self.ranking_head = nn.Linear(hidden, 1)
@@ -147,9 +128,12 @@ class Uniter(nn.Module):
         return dropped
 
     def embed_regions(self, features: Tensor, positions: Tensor) -> Tensor:
-        """(n, hidden) of features (n, region_size) and positions (n, 7) of boxes."""
-        types = self.embeddings.token_type_embeddings.weight
-        dropped: Tensor = self.dropout(self.region_embeddings(features, positions, types[1]))
+        """Boxes as tokens, (n, hidden): LN(LN(feature W) + LN(position W) + type)."""
+        table: Any = self.region_embeddings
+        feature = table.feature_norm(table.feature(features))
+        position = table.position_norm(table.position(positions))
+        embedded = table.norm(feature + position + self.embeddings.token_type_embeddings.weight[1])
+        dropped: Tensor = self.dropout(embedded)
         return dropped
 
     def states(self, regions: Sequence[Tensor], texts: Sequence[Ids]) -> list[Tensor]:
@@ -237,13 +221,11 @@ class UniterEncoder(RegionTextEncoder, tags=["image-captioning", "uniter"]):
     ) -> Iterator[Rankings]:
         """Ranking logits of every image with each of its captions, in order; see `encode_pairs`."""
         for item in self.encode_pairs(boxes, captions, self._run_pairs, "rank", cache, batch_size):
-            yield Rankings(self._logits(item), item.content, item.error)
-
-    def _logits(self, item: Encoded) -> Floats:
-        if item.arrays is None:
-            return np.full(len(item.extra.ids), np.nan, dtype=np.float32)
-        keys = (self.pair_key("rank", item.content, ids) for ids in item.extra.ids)
-        return np.array([item.arrays[key][0] for key in keys], dtype=np.float32)
+            logits = np.full(len(item.extra.ids), np.nan, dtype=np.float32)
+            if item.arrays:
+                keys = [self.pair_key("rank", item.content, ids) for ids in item.extra.ids]
+                logits[:] = [item.arrays[key][0] for key in keys]
+            yield Rankings(logits, item.content, item.error)
 
     def prepare_visual(self, loaded: BoxFeatures) -> RegionInput:
         loaded.check_width(self.region_size)

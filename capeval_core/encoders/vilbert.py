@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -33,7 +34,6 @@ from capeval_core.encoders.pairs import (
     Pair,
     RegionTextEncoder,
     TextSettings,
-    bert_config,
     bert_embeddings,
     bert_layers,
 )
@@ -49,8 +49,6 @@ from capeval_core.weights.vilbert import VilbertConversion
 
 Floats = NDArray[np.float32]
 
-LOCATION = 5
-"""Numbers of a box's location: x0, y0, x1, y1 and area, relative to the image."""
 _TEXT_PADDING = 2.0
 """Most tokens that attention may run over, relative to those there are: texts are short beside boxes."""
 
@@ -62,11 +60,7 @@ class _VisualSizes(LayerSizes):
 
 @dataclass(frozen=True)
 class _VilbertSizes:
-    """Sizes under transformers' names.
-
-    text_layers_before, visual_layers_before: layers of a stream that run before each co-attention block.
-    tasks: the number of task embeddings, 0 for a model without.
-    """
+    """Sizes, and how many layers of a stream run before each co-attention block."""
 
     text: BertSizes
     visual: _VisualSizes
@@ -121,11 +115,8 @@ class TokenFeatures:
     """An image and its texts.
 
     features: per text (rows, hidden) float32: the first token, the task token where the model has one, the
-        words, the end token unless the text was cut; None where the boxes could not be read.
-    key: content key of the boxes, '' where they could not be read.
-    error: why they could not be read, None where they could.
-    on_device: per text the same on CUDA, in the encoder's dtype, where they were computed there just now;
-        None where they come from the cache, or the encoder runs elsewhere.
+        words, the end token unless the text was cut; None where the boxes could not be read, for an `error`.
+    on_device: per text the same on CUDA, where they were computed there just now; else None.
     """
 
     features: list[Floats] | None
@@ -193,13 +184,20 @@ class Vilbert(nn.Module):
     def __init__(self, architecture: Mapping[str, Any], dropout: float = 0.0) -> None:
         super().__init__()
         sizes = read(_VilbertSizes, architecture)
-        text, visual = (bert_config(part, dropout) for part in (sizes.text, sizes.visual))
+        text, text_layers = bert_layers(sizes.text, dropout)
+        visual, visual_layers = bert_layers(sizes.visual, dropout)
         width = sizes.co_attention.hidden_size
         self.text_before, self.visual_before = sizes.text_layers_before, sizes.visual_layers_before
         self.embeddings = bert_embeddings(text)
         self.task_embeddings = nn.Embedding(sizes.tasks, text.hidden_size) if sizes.tasks else None
-        self.region_embeddings = _RegionEmbeddings(sizes.visual.region_size, visual.hidden_size)
-        self.text_layers, self.visual_layers = bert_layers(text), bert_layers(visual)
+        self.region_embeddings = nn.ModuleDict(
+            {
+                "feature": nn.Linear(sizes.visual.region_size, visual.hidden_size),
+                "location": nn.Linear(5, visual.hidden_size),
+                "norm": nn.LayerNorm(visual.hidden_size, eps=EPS),
+            }
+        )
+        self.text_layers, self.visual_layers = text_layers, visual_layers
         self.co_layers = nn.ModuleList(
             CoAttention(text, visual, sizes.co_attention, dropout) for _ in self.text_before
         )
@@ -212,6 +210,11 @@ class Vilbert(nn.Module):
     def device(self) -> torch.device:
         """Where the model is."""
         return self.text_pooler.weight.device
+
+    def embed_regions(self, features: Tensor, locations: Tensor) -> Tensor:
+        """Boxes as tokens: LN(feature W + location W)."""
+        table: Any = self.region_embeddings
+        return self.dropout(table.norm(table.feature(features) + table.location(locations)))  # type: ignore[no-any-return]
 
     def lower_texts(self, texts: Sequence[Ids], task: int | None) -> list[Tensor]:
         """(rows, hidden) of each text before the first co-attention block.
@@ -235,12 +238,8 @@ class Vilbert(nn.Module):
         return self._alone(layers, rows, lengths.tolist(), "text", _TEXT_PADDING)
 
     def lower_regions(self, features: Tensor, locations: Tensor, lengths: Sequence[int]) -> list[Tensor]:
-        """(rows, hidden) of each image before the first co-attention block.
-
-        features: (sum of lengths, region_size), that of the whole image first for each. locations: (sum of
-        lengths, 5).
-        """
-        rows = self.dropout(self.region_embeddings(features, locations))
+        """(rows, hidden) of each image before the first co-attention block, by how many rows it has."""
+        rows = self.embed_regions(features, locations)
         return self._alone(self.visual_layers[: self.visual_before[0]], rows, lengths, "visual")
 
     def _alone(
@@ -277,13 +276,12 @@ class Vilbert(nn.Module):
     def states(
         self, texts: Sequence[Tensor], regions: Sequence[Tensor], pairs: Sequence[tuple[int, int]]
     ) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
-        """Texts and boxes of each pair after every co-attention block, then after the layers that follow the
-        last one; arguments are those of `text_states`."""
+        """Texts and boxes of each pair after every co-attention block, then after all layers."""
         batch = _Pairs(texts, regions, pairs)
         last = len(self.co_layers) - 1
         for text, visual in self._blocks(batch, last, both=True):
             yield batch.split(text, "text"), batch.split(visual, "visual")
-        text, visual = self._between(batch, text, visual, last)
+        text, visual = self._behind(batch, text, visual, last)
         yield batch.split(text, "text"), batch.split(visual, "visual")
 
     def _blocks(self, batch: _Pairs, last: int, *, both: bool) -> Iterator[tuple[Tensor, Tensor]]:
@@ -293,27 +291,26 @@ class Vilbert(nn.Module):
         """
         text, visual = batch.texts, batch.regions  # distinct ones, until they meet
         of_text, of_visual = batch.rows
-        blocks: list[Any] = list(self.co_layers[: last + 1])
-        for number, block in enumerate(blocks):
+        for number in range(last + 1):
+            block: Any = self.co_layers[number]
+            if number:
+                text, visual = self._behind(batch, text, visual, number - 1)
+                of_text = of_visual = slice(None)
             for_text = block.attended("text", text, visual, of_text, of_visual, batch)
             if both or number < last:
                 for_visual = block.attended("visual", visual, text, of_visual, of_text, batch)
                 visual = block.merged("visual", for_visual, visual[of_visual])
             text = block.merged("text", for_text, text[of_text])
             yield text, visual
-            if number < last:
-                of_text = of_visual = slice(None)
-                text, visual = self._between(batch, text, visual, number)
 
-    def _between(self, batch: _Pairs, text: Tensor, visual: Tensor, number: int) -> tuple[Tensor, Tensor]:
+    def _behind(self, batch: _Pairs, text: Tensor, visual: Tensor, number: int) -> tuple[Tensor, Tensor]:
         """Rows of both streams after their own layers behind a co-attention block."""
-        here, there = (
-            slice(*own[number : number + 2])
-            for own in ((*self.text_before, None), (*self.visual_before, None))
+        texts, boxes = (
+            slice(*[*before, None][number : number + 2]) for before in (self.text_before, self.visual_before)
         )
         return (
-            self._run(self.text_layers[here], text, batch.packing["text"], "text"),
-            self._run(self.visual_layers[there], visual, batch.packing["visual"], "visual"),
+            self._run(self.text_layers[texts], text, batch.packing["text"], "text"),
+            self._run(self.visual_layers[boxes], visual, batch.packing["visual"], "visual"),
         )
 
     def pooled(self, text: Sequence[Tensor], visual: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
@@ -324,25 +321,10 @@ class Vilbert(nn.Module):
         )
 
 
-class _RegionEmbeddings(nn.Module):
-    """Boxes as tokens: LN(feature W + location W)."""
-
-    def __init__(self, region_size: int, hidden_size: int) -> None:
-        super().__init__()
-        self.feature = nn.Linear(region_size, hidden_size)
-        self.location = nn.Linear(LOCATION, hidden_size)
-        self.norm = nn.LayerNorm(hidden_size, eps=EPS)
-
-    def forward(self, features: Tensor, locations: Tensor) -> Tensor:
-        embedded: Tensor = self.norm(self.feature(features) + self.location(locations))
-        return embedded
-
-
 class _Pairs:
     """Pairs of a text and an image, sorted so that those of nearly equal lengths stand together.
 
-    texts, regions: packed rows of the distinct texts and images. rows: which of them the pairs have, one pair
-    after another. packing: where the sorted pairs stand in each stream.
+    rows: which packed rows of the distinct texts and images the pairs have. packing: where they then stand.
     """
 
     def __init__(
@@ -407,11 +389,6 @@ class VilbertEncoder(RegionTextEncoder, tags=["image-captioning", "vilbert"]):
         super().prepare()
         self._automatic_texts = BatchSize(64 if self.device.type == "cpu" else 2048, automatic=True)
 
-    @property
-    def hidden_size(self) -> int:
-        """Numbers of a token's features."""
-        return int(self.settings.texts.hidden_size)
-
     def words(self, ids: Ids) -> slice:
         """The rows of a text's features that are its words, behind the first token and the task's."""
         first = 1 if self.settings.task is None else 2
@@ -465,17 +442,19 @@ class VilbertEncoder(RegionTextEncoder, tags=["image-captioning", "vilbert"]):
         features, locations = (rows_on_device(self.device, part, DTYPES[self.dtype]) for part in parts)
         return self.model.lower_regions(features, locations, [len(each.locations) for each in prepared])
 
+    @exact
     def text_states(self, texts: Sequence[Ids], cache: FeatureCache, batch_size: int | None) -> list[Tensor]:
         """(rows, hidden) of each text before it meets an image, on the encoder's device.
 
         On CUDA they are kept nowhere: to wait for what the cache needs costs more than to run them again.
         """
+        lower = partial(self.model.lower_texts, task=self.settings.task)
         if self.device.type == "cuda":
-            return self._lower_texts(list(texts))
+            return lower(texts)
 
         def forward(texts: list[Ids]) -> Iterator[tuple[slice, list[Floats]]]:
             size = BatchSize.of(batch_size, self._automatic_texts)
-            for part, rows in size.run(texts, self._lower_texts):
+            for part, rows in size.run(texts, lower):
                 yield part, arrays_of(rows).values()
 
         arrays = encode_distinct(Tokens(list(texts), []), lambda ids: self.key("lower", ids), forward, cache)
@@ -483,27 +462,15 @@ class VilbertEncoder(RegionTextEncoder, tags=["image-captioning", "vilbert"]):
         return list(torch.split(packed, [len(array) for array in arrays]))
 
     @exact
-    def _lower_texts(self, texts: list[Ids]) -> list[Tensor]:
-        return self.model.lower_texts(texts, self.settings.task)
-
-    @exact
     def _pair_states(
-        self,
-        states: list[Tensor],
-        pairs: Sequence[Pair],
-        block: int,
-        cache: FeatureCache,
-        batch_size: int | None,
+        self, states: list[Tensor], pairs: Sequence[Pair], block: int, *given: Any
     ) -> list[Tensor]:
         """(rows, hidden) of the text of each pair after a co-attention block."""
         images = {position: number for number, position in enumerate(dict.fromkeys(p for p, _, _ in pairs))}
         texts = {ids: number for number, ids in enumerate(dict.fromkeys(ids for _, ids, _ in pairs))}
-        return self.model.text_states(
-            self.text_states(list(texts), cache, batch_size),
-            [states[position] for position in images],
-            [(texts[ids], images[position]) for position, ids, _ in pairs],
-            block,
-        )
+        both = [(texts[ids], images[position]) for position, ids, _ in pairs]
+        regions = [states[position] for position in images]
+        return self.model.text_states(self.text_states(list(texts), *given), regions, both, block)
 
     def canary(self) -> Floats:
         """(3, 2): of three captions, cosines of their words' mean features with two made-up images."""

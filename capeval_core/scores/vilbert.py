@@ -321,7 +321,10 @@ class Matcher:
         from capeval_core.models.copies import rows_on_device
         from capeval_core.models.device import DTYPES
 
-        device, empty = self.encoder.device, np.empty((0, self.encoder.hidden_size), dtype=np.float32)
+        device, empty = (
+            self.encoder.device,
+            np.empty((0, self.encoder.settings.texts.hidden_size), dtype=np.float32),
+        )
         if device.type != "cuda":
             return torch.from_numpy(np.concatenate([empty, *(text.features[rows(text)] for text in texts)]))
         on_host = [empty, *(text.features for text in texts if text.on_device is None)]
