@@ -74,6 +74,8 @@ class CaptionMetric(ABC):
     """What papers call the parts of its scores, by their names in `Result.parts`, where it is another."""
     relative: ClassVar[str | None] = None
     """Why its scores can be compared within one set only; None if with those of other sets, too."""
+    advice: ClassVar[Mapping[str, Any]] = {}
+    """What to choose it by: `for` and `blind`, how many tokens it `reads`, whether it is `slow`."""
     plots: ClassVar[bool] = False
     """Whether the evidence that `Result.explain` returns has a `plot()`."""
     default_weights: ClassVar[WeightsEntry | None] = None

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from capeval_core.commands.list import advice
 from capeval_core.description import MetricDescription, licence_in_words
 from capeval_core.kept import write_whole
 from capeval_core.project import address
@@ -26,6 +27,7 @@ CHECKOUT = Path(__file__).parents[1]
 DOCUMENTS = (
     "README.md",
     "CONTRIBUTING.md",
+    "docs/which.md",
     "setup.cfg",
     "capeval_core/integrations/lmms_tasks/captions",
 )
@@ -60,6 +62,13 @@ def metrics_table() -> str:
     return markdown(
         ["name", "metric", "what it is", "range", "compares a caption with", "default weights"], rows
     )
+
+
+def advice_table() -> str:
+    """What to choose a metric by, and its agreement with people as papers report it."""
+    header = ["metric", "with", "tokens read", "Flickr8k-Expert τ_c", "Pascal-50S", "Flickr8k-CF τ_c"]
+    header += ["Composite τ_c", "FOIL, 1 reference", "for", "blind to"]
+    return markdown(header, [[f"`{name}`", *row] for name, *row in advice()])
 
 
 def weights_table() -> str:
@@ -98,6 +107,7 @@ def lmms_metrics() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "metrics": metrics_table,
+    "advice": advice_table,
     "weights": weights_table,
     "urls": package_urls,
     "lmms_metrics": lmms_metrics,

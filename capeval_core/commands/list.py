@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from capeval_core.commands.terminal import paragraph, parser_of, table
@@ -9,7 +10,7 @@ from capeval_core.description import MetricDescription, licence_in_words
 from capeval_core.metric import CaptionMetric
 from capeval_core.registry import every_class, metric_classes
 from capeval_core.result import json_text
-from capeval_core.weights.catalogue import WEIGHTS
+from capeval_core.weights.catalogue import WEIGHTS, restriction_of
 from capeval_core.weights.folder import TINY
 
 _FACTS = (
@@ -18,8 +19,28 @@ _FACTS = (
 )  # fmt: skip
 
 
+_HAVE = ("images", "videos", "references", "licence", "cpu", "long")
+_AGREEMENT = {
+    "flickr8k_expert": "tau_c",
+    "pascal50s": "mean",
+    "flickr8k_cf": "tau_c",
+    "composite": "tau_c",
+    "foil": "1 reference",
+}
+_NOTE = (
+    "TOKENS: of a caption that are read. TAU-C: agreement with experts' ratings of Flickr8k, PAIRS: with "
+    "choices between two captions of Pascal-50S, both as papers print them. Report two metrics of different "
+    "kinds, one that looks at the image and one that looks at references."
+)
+
+
 def run(arguments: list[str]) -> int:
-    flags = parser_of("list").read(arguments)
+    flags = parser_of("list", known=",".join(_HAVE)).read(arguments)
+    if flags.advise is not None:
+        header = ["METRIC", "WITH", "TOKENS", "TAU-C", "PAIRS", "BLIND TO"]
+        rows = [[*row[:5], row[-1]] for row in advice(flags.advise)]
+        print(f"{table([header, *rows])}\n\n{paragraph(_NOTE)}")
+        return 0
     chosen = [name for name in ("metrics", "weights", "bibtex") if getattr(flags, name)]
     metrics = every_class()
     if flags.json:
@@ -49,12 +70,40 @@ def _described(metric: type[CaptionMetric]) -> dict[str, Any]:
     }
 
 
+def advice(have: Sequence[str] = ()) -> list[list[str]]:
+    """The metrics that fit what someone has: name, needs, tokens, agreement, what it is for and blind to."""
+    from capeval_core.judgements.tables import published
+
+    rows = []
+    media = {name.rstrip("s") for name in have if name in ("images", "videos")}
+    for metric in filter(lambda metric: metric.advice, every_class()):
+        about, own, weights = MetricDescription(metric), metric.advice, metric.default_weights
+        missing = (media or "references" in have) and (
+            (about.visual is not None and about.visual not in media)
+            or (metric.needs_references and "references" not in have)
+        )
+        licence = weights.licence if weights else "MIT"
+        closed = "licence" in have and (not licence or restriction_of(licence))
+        short = "long" in have and own["reads"] in ("37", "77")
+        if missing or closed or short or ("cpu" in have and own.get("slow")):
+            continue
+        agreed = (published(name, metric.title, column) for name, column in _AGREEMENT.items())
+        shown = [f"{cell.value:.1f}" if cell and not metric.variant else "-" for cell in agreed]
+        name = metric.name if metric.variant is None else f"{metric.name} ({metric.variant})"
+        rows.append([name, _needs(metric), own["reads"], *shown, own["for"], own["blind"]])
+    return rows
+
+
+def _needs(metric: type[CaptionMetric]) -> str:
+    return "+".join([*filter(None, [MetricDescription(metric).visual]), *["refs"] * metric.needs_references])
+
+
 def _metrics_table(metrics: list[type[CaptionMetric]]) -> str:
     rows = [["METRIC", "RANGE", "WITH", "TITLE"]]
     for metric in metrics:
         about = MetricDescription(metric)
-        needs = [*filter(None, [about.visual]), *["refs"] * metric.needs_references]
-        rows.append([metric.name, "-" if about.relative else about.range, "+".join(needs), metric.title])
+        extent = "-" if about.relative else about.range
+        rows.append([metric.name, extent, _needs(metric), metric.title])
     return table(rows)
 
 

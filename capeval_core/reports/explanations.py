@@ -22,8 +22,8 @@ from capeval_core.errors import minus
 from capeval_core.inputs.boxes import BoxFeatures
 from capeval_core.phrases.spans import Span, wrong_words
 from capeval_core.regions.features import THRESHOLD
-from capeval_core.reports.figures import TERMS, draw_matches, outside_text, threshold_text
-from capeval_core.reports.overlay import boxed, region_colour
+from capeval_core.reports.figures import TERMS, draw_boxes, draw_matches, outside_text, threshold_text
+from capeval_core.reports.overlay import region_colour
 
 STYLE = Path(__file__).with_name("explanations.css")
 """Of signs and marks; the page that holds explanations defines the colours."""
@@ -77,15 +77,18 @@ class BoxExplanation(DrawnExplanation):
         self._visual = visual
 
     def plot(self, width: int = 880) -> Image:
-        """The image with its boxes outlined and numbered, `width` pixels wide, the most confident on top.
+        """The score, the caption and the image with its boxes, the surest on top, `width` pixels wide.
 
         Raises:
             ValueError: there is no score, there are only features and no image, or the width is below 320
                 pixels.
             ImageError: the image can no longer be read.
+            ModuleNotFoundError: matplotlib is not installed.
         """
         self.check_drawable(width)
-        return boxed(self._load(), [note["box"] for note in self["boxes"]], confident(self["boxes"]), width)
+        score = 1 / (1 + math.exp(-self["logit"]))
+        title = f"UMIC {score:.3f} (logit {self['logit']:.3f})"
+        return draw_boxes(self, self._load(), title, confident(self["boxes"]), width)
 
     @property
     def size(self) -> tuple[int, int]:
@@ -141,7 +144,7 @@ class MatchExplanation(DrawnExplanation):
             raise IndexError(f"reference={chosen}: there are {len(notes)} references")
         if not notes[chosen]["words"] or not notes[chosen]["reference_words"]:
             raise ValueError("there are no words to draw: the caption or the reference is empty")
-        return draw_matches(self["caption"], notes[chosen], width)
+        return draw_matches(self["caption"], f"ViLBERTScore {self['f']:.3f}", notes[chosen], width)
 
 
 def word_matches(

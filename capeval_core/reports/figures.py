@@ -162,6 +162,7 @@ def draw_histogram(
             bins = np.clip(edges, start, stop)
             ax.bar(bins[:-1], counts, np.diff(bins), align="edge", color=shade, edgecolor="white")
         ax.yaxis.set_major_formatter("{x:,.0f}")
+        ax.locator_params(axis="y", integer=True)
         ax.set_xlim(low, high)
         free, within = [-math.inf] * 3, ax.get_xaxis_transform()  # where each of three lines is free again
         for name, value in marks.items():
@@ -197,7 +198,33 @@ def draw_curves(panels: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]
 # explanations
 
 
-def draw_matches(caption: str, note: Mapping[str, Any], width: int) -> Image.Image:
+def draw_boxes(
+    note: Mapping[str, Any], image: Image.Image, title: str, places: Sequence[int], width: int
+) -> Image.Image:
+    """The image with these of its boxes outlined and numbered, the first on top, below score and caption."""
+    lines = [title, *textwrap.wrap(note["caption"], 84, max_lines=3, placeholder=" …")]
+    tall = 700 * min(image.height / image.width, 2)
+
+    def draw(figure: Any) -> None:
+        from matplotlib.patches import Rectangle
+        from matplotlib.patheffects import withStroke
+
+        figure.suptitle("\n".join(lines), x=0.02, ha="left", size=11)
+        ax = figure.subplots()
+        ax.imshow(image, interpolation="bilinear")
+        ax.axis("off")
+        badge: Any = {"color": "white", "size": 9, "weight": "bold", "ha": "center", "va": "center"}
+        for place in reversed(places):
+            x0, y0, x1, y1 = note["boxes"][place]["box"]
+            shade, edge = _colour(region_colour(place)), [withStroke(linewidth=4, foreground="white")]
+            line: Any = {"fill": False, "edgecolor": shade, "linewidth": 2, "path_effects": edge}
+            ax.add_patch(Rectangle((x0, y0), x1 - x0, y1 - y0, **line))
+            ax.text(x0, y0, place + 1, bbox={"boxstyle": "circle", "fc": shade, "ec": "white"}, **badge)
+
+    return _drawn(720, tall + 18 * len(lines) + 30, draw, width)
+
+
+def draw_matches(caption: str, title: str, note: Mapping[str, Any], width: int) -> Image.Image:
     """The cosines of a caption's words (down) with those of a reference (across) as a heat map.
 
     A frame marks the word that each caption word met, a dot the one that each reference word met.
@@ -230,10 +257,11 @@ def draw_matches(caption: str, note: Mapping[str, Any], width: int) -> Image.Ima
             if column == np.argmax(cosines[row]):
                 frame = Rectangle((column, row), 1, 1, fill=False, edgecolor=_colour(INK), zorder=3)
                 ax.add_patch(frame)
-        figure.suptitle(f"{_cut(caption, 88)}\n{_cut(note['reference'], 88)}", x=0.02, ha="left", size=10)
+        texts = [title, _cut(caption, 88), _cut(note["reference"], 88)]
+        figure.suptitle("\n".join(texts), x=0.02, ha="left", size=10)
         _note(figure, f"{scores}; frame: best for the caption's word, dot: best for the reference's")
 
-    return _drawn(720, 26 * len(rows) + 170, draw, width)
+    return _drawn(720, 26 * len(rows) + 186, draw, width)
 
 
 def draw_frames(

@@ -69,7 +69,10 @@ def check_report(folder: Path | None) -> None:
     path = folder / _FILE
     if path.exists() and not (path.is_file() and _GENERATOR.encode() in path.read_bytes()[:2000]):
         raise FileExistsError(f"{path} is there and no report of capeval: name another folder")
-    try_writing(folder)
+    try:
+        try_writing(folder)
+    except OSError as error:  # which names the file that was tried
+        raise OSError(f"{folder}: no report can be written there ({error.strerror})") from error
 
 
 class _Page:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw, ImageFilter, ImageFont
+from PIL import Image, ImageDraw, ImageFilter, ImageFont, ImageOps
 
 from capeval_core.regions import rle
 from capeval_core.regions.regions import Regions
@@ -40,24 +40,23 @@ def region_colour(index: int, unmentioned: bool = False) -> Rgb:
 
 
 def outlined(
-    image: Image.Image,
-    regions: Regions,
-    unmentioned: Sequence[bool],
-    width: int,
-    visible: Sequence[float],
+    image: Image.Image, regions: Regions, unmentioned: Sequence[bool], width: int, visible: Sequence[float]
 ) -> Image.Image:
     """The image, `width` pixels wide; narrower where it would be more than twice as high as wide.
 
     visible: x0, y0, x1, y1 in pixels; what lies outside is dimmed.
     """
-    drawn, scale = _enlarged(image, width)
-    inside = [round(side * drawn.width / image.width) for side in visible]
-    if inside[2] - inside[0] < drawn.width - 1 or inside[3] - inside[1] < drawn.height - 1:
-        sharp = drawn.crop((inside[0], inside[1], inside[2], inside[3]))
+    # Drawn at twice the size at which it is shown, for smooth edges.
+    across = 2 * width * min(1.0, 2 * image.width / image.height)
+    size = max(2, round(across)), max(2, round(across * image.height / image.width))
+    drawn, scale = image.convert("RGB").resize(size, Image.Resampling.LANCZOS), 2 * width / _DESIGNED
+    x0, y0, x1, y1 = (round(side * drawn.width / image.width) for side in visible)
+    if x1 - x0 < drawn.width - 1 or y1 - y0 < drawn.height - 1:
+        sharp = drawn.crop((x0, y0, x1, y1))
         drawn = Image.blend(drawn, Image.new("RGB", drawn.size, (128, 128, 128)), 0.7)
-        drawn.paste(sharp, (inside[0], inside[1]))
+        drawn.paste(sharp, (x0, y0))
         for colour, line in ((_PAPER, 3.0), (INK, 1.0)):
-            ImageDraw.Draw(drawn).rectangle(inside, outline=colour, width=round(line * scale))
+            ImageDraw.Draw(drawn).rectangle((x0, y0, x1, y1), outline=colour, width=round(line * scale))
     edges: list[_Points] = [np.empty((0, 2))] * len(regions)
     colours = [region_colour(index, missed) for index, missed in enumerate(unmentioned)]
     for index in np.argsort(-regions.areas, kind="stable").tolist():  # small ones lie on large ones
@@ -68,61 +67,23 @@ def outlined(
                 alpha *= (np.indices(alpha.shape) // round(_DASH * scale)).sum(axis=0) % 2
             drawn.paste(shade, mask=Image.fromarray(alpha.astype(np.uint8)))
         edges[index] = np.argwhere(band < _LINE)[:, ::-1].astype(np.float64)
-    return _numbered(drawn, edges, range(len(regions)), colours, scale * (11 if len(regions) < 20 else 9))
-
-
-def boxed(
-    image: Image.Image, boxes: Sequence[Sequence[float]], places: Sequence[int], width: int
-) -> Image.Image:
-    """The image with these of its boxes outlined and numbered, the first on top."""
-    drawn, scale = _enlarged(image, width)
-    draw = ImageDraw.Draw(drawn)
-    sides = [[side * drawn.width / image.width for side in boxes[place]] for place in places]
-    for place, box in reversed(list(zip(places, sides, strict=True))):
-        draw.rectangle(box, outline=_PAPER, width=round(3.5 * scale))
-        inner = [box[0] + scale, box[1] + scale, max(box[0], box[2] - scale), max(box[1], box[3] - scale)]
-        if inner[2] > inner[0] and inner[3] > inner[1]:
-            draw.rectangle(inner, outline=region_colour(place), width=round(1.5 * scale))
-    corners = [np.array([[box[0], box[1]], [box[2], box[1]], [box[0], box[3]]]) for box in sides]
-    return _numbered(drawn, corners, places, [region_colour(place) for place in places], 8 * scale)
-
-
-def _enlarged(image: Image.Image, width: int) -> tuple[Image.Image, float]:
-    """The image at twice the size at which it is shown, for smooth edges, and the scale of what is drawn."""
-    across = 2 * width * min(1.0, 2 * image.width / image.height)
-    size = max(2, round(across)), max(2, round(across * image.height / image.width))
-    return image.convert("RGB").resize(size, Image.Resampling.LANCZOS), 2 * width / _DESIGNED
+    radius, draw = scale * (11 if len(regions) < 20 else 9), ImageDraw.Draw(drawn)
+    for number, (left, top) in enumerate(_place_badges(edges, drawn.size, radius)):
+        for half, fill in ((1.14 * radius, _PAPER), (radius, colours[number])):
+            draw.ellipse([left - half, top - half, left + half, top + half], fill=fill)
+        font = ImageFont.load_default(radius * (1.3 if number < 9 else 1.1))
+        draw.text((left, top), str(number + 1), _PAPER, font, anchor="mm", stroke_width=radius / 30)
+    return drawn.resize((drawn.width // 2, drawn.height // 2), Image.Resampling.LANCZOS)
 
 
 def _band(mask: NDArray[np.bool_], size: tuple[int, int], scale: float) -> _Points:
     """How far each pixel is from the mask's edge: 0 on it, up to 128."""
     shares = Image.fromarray(mask.astype(np.uint8) * 255).resize(size, Image.Resampling.BILINEAR)
     edge = round(4 * _SOFT * scale)
-    padded = Image.new("L", (size[0] + 2 * edge, size[1] + 2 * edge))
-    padded.paste(shares, (edge, edge))
-    blurred = np.asarray(padded.filter(ImageFilter.GaussianBlur(_SOFT * scale)), dtype=np.float64)
-    soft = blurred[edge:-edge, edge:-edge]
+    padded = ImageOps.expand(shares, edge).filter(ImageFilter.GaussianBlur(_SOFT * scale))
+    soft = np.asarray(ImageOps.crop(padded, edge), dtype=np.float64)
     most = soft.max(initial=1.0)
     return np.abs(soft * (255 / most if most < 200 else 1) - 127.5)  # a thin mask is blurred away
-
-
-def _numbered(
-    drawn: Image.Image,
-    outlines: Sequence[_Points],
-    numbers: Sequence[int],
-    colours: Sequence[Rgb],
-    radius: float,
-) -> Image.Image:
-    """The image at its final size, with a badge for each region."""
-    draw = ImageDraw.Draw(drawn)
-    places = _place_badges(outlines, drawn.size, radius)
-    for number, colour, (x, y) in zip(numbers, colours, places, strict=True):
-        label = str(number + 1)
-        for reach, fill in ((1.14 * radius, _PAPER), (radius, colour)):
-            draw.ellipse([x - reach, y - reach, x + reach, y + reach], fill=fill)
-        font = ImageFont.load_default(radius * (1.3 if len(label) == 1 else 1.1))
-        draw.text((x, y), label, _PAPER, font, anchor="mm", stroke_width=radius / 30)
-    return drawn.resize((drawn.width // 2, drawn.height // 2), Image.Resampling.LANCZOS)
 
 
 def _place_badges(regions: Sequence[_Points], size: tuple[int, int], radius: float) -> _Points:

@@ -24,7 +24,13 @@ def facts(name: str) -> Callable[[Metric], Metric]:
     of_mean = {"dataset": reported.get("dataset"), "source": reported.get("source")}
     of_mean |= {"settings": reported.get("settings", ""), "weights": weights.repository if weights else ""}
     means = reported.get("means", {}).items()
-    optional: dict[str, Any] = {"relative": None, "part_titles": {}, "network": None, "tiny": None}
+    optional: dict[str, Any] = {
+        "relative": None,
+        "part_titles": {},
+        "advice": {},
+        "network": None,
+        "tiny": None,
+    }
     values = {
         **{fact: stated.get(fact, default) for fact, default in optional.items()},
         **{fact: stated[fact] for fact in ("title", "key", "summary")},

@@ -236,8 +236,10 @@ class VideoPacS(CaptionMetric):
             for part, videos in self._videos(window):
                 for text, place in zip(range(part.start, part.stop), range(len(videos.keys)), strict=True):
                     row, error = len(explained), videos.errors[place]
-                    note: dict[str, Any] = {"frame_cosines": [], "words": [], "error": error}
-                    if error is None:
+                    note: dict[str, Any] = {"frame_cosines": [], "words": []}
+                    if error is not None:
+                        note["error"] = error
+                    else:
                         cosines = np.clip(unit(tokens.features[text]) @ unit(videos.features[place]).T, -1, 1)
                         pieces = self.encoder.tokenizer.pieces(tokens.ids[text])
                         note["frame_cosines"] = cosines[-1].tolist()
