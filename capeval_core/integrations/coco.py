@@ -6,10 +6,12 @@ capeval[ngram]`) and have no implementation here.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import shutil
 from collections.abc import Hashable, Mapping, Sequence
 from functools import cached_property
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -73,26 +75,25 @@ class CocoScores:
         problems.raise_if_any()
         self.metrics, self.tokenize = [name for name in known if name in names], tokenize
         references, captions = _annotations(gts, "gts", problems), _annotations(res, "res", problems)
-        given, fix = {"res": captions, "gts": references}, "pass references and a caption of the same images"
-        for argument, other in (("res", "gts"), ("gts", "res")) if references and captions else ():
-            for key in [key for key in given[argument] if key not in given[other]]:
+        fix = "pass references and a caption of the same images"
+        both = {"res": captions, "gts": references} if references and captions else {}
+        for (argument, own), (other, others) in permutations(both.items(), 2):
+            for key in [key for key in own if key not in others]:
                 problems.add(Problem(_at(argument, key), f"is an image that is not in {other}", fix))
         for key, row in captions.items():
             if len(row) != 1:
                 problems.add(Problem(_at("res", key), f"has {len(row)} captions", "pass a list of one"))
         problems.raise_if_any()
-        self.ids, self._references = list(references), list(references.values())
-        self._captions = [captions[key][0] for key in references]
+        self.ids = list(references)
         check_java([name for name in self.metrics if name in _JAVA])
 
         def of_image(argument: str, path: Sequence[int | str]) -> str:
             inner = (0,) if argument == "captions" else path[1:]  # an image has one caption
             return _at(argument, self.ids[int(path[0])], *inner)
 
+        texts = [captions[key][0] for key in references], None, list(references.values())
         with naming({"captions": "res", "references": "gts"}, row=of_image):
-            self._samples = check_samples(
-                self._captions, None, self._references, needs_references=True, empty="score", media=()
-            )
+            self._samples = check_samples(*texts, needs_references=True, empty="score", media=())
 
     @cached_property
     def results(self) -> dict[str, Result]:
@@ -106,21 +107,26 @@ class CocoScores:
     @cached_property
     def _values(self) -> dict[str, tuple[float, Floats]]:
         """By pycocoevalcap's key, in the order of `metrics`: the value of all images, the score of each."""
-        captions, references = self._captions, self._references
-        if self.tokenize and set(self.metrics) & set(_JAVA):
-            captions, references = ptb_text(captions), [ptb_text(row) for row in references]
         values: dict[str, tuple[float, Floats]] = {}
         for name in self.metrics:
             if name in _JAVA:
-                values[name] = _java_score(name, captions, references)
+                values[name] = self._by_java(name)
             elif name == "BLEU":
                 result = self.results[name]
-                parts = result.parts | {"bleu_4": result.scores}
-                for n in range(1, 5):
-                    values[f"Bleu_{n}"] = result.numbers[f"bleu_{n}"], np.array(parts[f"bleu_{n}"])
+                for part, scores in sorted({**result.parts, "bleu_4": result.scores}.items()):
+                    values[part.capitalize()] = result.numbers[part], np.array(scores)
             else:
                 values[name] = self.results[name].mean, np.array(self.results[name].scores)
         return values
+
+    def _by_java(self, name: str) -> tuple[float, Floats]:
+        tokenized = ptb_text if self.tokenize else list
+        references = {i: tokenized(row) for i, row in enumerate(self._samples.references or [])}
+        captions = {i: [text] for i, text in enumerate(tokenized(self._samples.captions))}
+        module = importlib.import_module(f"pycocoevalcap.{name.lower()}.{name.lower()}")
+        value, found = getattr(module, name.capitalize())().compute_score(references, captions)
+        scores = [one["All"]["f"] if isinstance(one, Mapping) else one for one in found]  # SPICE has details
+        return float(value), np.array(scores, float)
 
     @cached_property
     def eval(self) -> dict[str, float]:
@@ -194,21 +200,3 @@ def check_java(names: Sequence[str]) -> None:
             "SPICE needs Stanford CoreNLP 3.6.0 (about 400 MB), which pycocoevalcap downloads: run "
             f"`python -c 'from get_stanford_models import get_stanford_models as get; get()'` in {folder}"
         )
-
-
-def _java_score(
-    name: str, captions: Sequence[str], references: Sequence[Sequence[str]]
-) -> tuple[float, Floats]:
-    """The value of all tokenized captions, each beside its references, and the score of each."""
-    gts = {i: list(row) for i, row in enumerate(references)}
-    res = {i: [caption] for i, caption in enumerate(captions)}
-    if name == "METEOR":
-        from pycocoevalcap.meteor.meteor import Meteor
-
-        value, scores = Meteor().compute_score(gts, res)
-    else:
-        from pycocoevalcap.spice.spice import Spice
-
-        value, details = Spice().compute_score(gts, res)
-        scores = [detail["All"]["f"] for detail in details]
-    return float(value), np.array([float(score) for score in scores])

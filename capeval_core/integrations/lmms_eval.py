@@ -29,7 +29,6 @@ TEXT_NUMBERS = ("Bleu_1", "Bleu_2", "Bleu_3", "Bleu_4", "ROUGE_L", "CIDEr")
 """By COCO's names; CIDEr is CIDEr-D."""
 _REFERENCES = ("answer", "annotations_captions", "caption")
 """Where documents of COCO, NoCaps and Flickr30k have their references."""
-Item = dict[str, Any]
 
 
 def images(doc: Mapping[str, Any]) -> list[Any]:
@@ -37,7 +36,7 @@ def images(doc: Mapping[str, Any]) -> list[Any]:
     return [doc["image"].convert("RGB")]
 
 
-def process(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, Item]:
+def process(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, dict[str, Any]]:
     """The caption with its references for each number of texts, and a row of each chosen metric.
 
     ValueError names what is wrong with the document, or with CAPEVAL_METRICS.
@@ -45,20 +44,21 @@ def process(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, Item]:
     caption = results[0] if results else ""
     references = list(next(doc[name] for name in _REFERENCES if name in doc))
     texts = {"caption": caption, "references": references}
-    items: dict[str, Item] = {number: {"number": number, **texts} for number in TEXT_NUMBERS}
-    for metric in _chosen(*_settings()):
+    items: dict[str, dict[str, Any]] = {number: {"number": number, **texts} for number in TEXT_NUMBERS}
+    for metric in _chosen(os.environ.get("CAPEVAL_METRICS", ""), os.environ.get("CAPEVAL_WEIGHTS")):
         samples = metric.check([caption], [doc["image"]], [references] if metric.needs_references else None)
         (row,) = metric.encode_all(samples).to_pylist()
         items[metric.key] = {"number": metric.key, "row": row}
     return items
 
 
-def combine(items: Sequence[Item]) -> float:
+def combine(items: Sequence[dict[str, Any]]) -> float:
     """The number of the items of all documents, of whatever process."""
     number = items[0]["number"]
     if number in TEXT_NUMBERS:
         return _text_scores(tuple((one["caption"], tuple(one["references"])) for one in items))[number]
-    metric = next(metric for metric in _chosen(*_settings()) if metric.key == number)
+    chosen = _chosen(os.environ["CAPEVAL_METRICS"], os.environ.get("CAPEVAL_WEIGHTS"))
+    metric = next(metric for metric in chosen if metric.key == number)
     return combine_tables(metric, [pa.Table.from_pylist([one["row"] for one in items], metric.ROW)]).mean
 
 
@@ -69,22 +69,15 @@ def _text_scores(texts: tuple[tuple[str, tuple[str, ...]], ...]) -> dict[str, fl
     return CocoScores(references, {i: [caption] for i, (caption, _) in enumerate(texts)}).eval
 
 
-def _settings() -> tuple[str, str | None]:
-    return os.environ.get("CAPEVAL_METRICS", ""), os.environ.get("CAPEVAL_WEIGHTS")
-
-
 @lru_cache(maxsize=1)
 def _chosen(names: str, weights: str | None) -> list[CaptionMetric]:
     """The metrics of CAPEVAL_METRICS, open, with the weights of CAPEVAL_WEIGHTS or their own."""
-    listed = [name.strip() for name in names.split(",") if name.strip()]
-    chosen = (
-        choose_metrics(listed, {"weights": weights}, FeatureCache(text_bytes=TEXT_BYTES)) if listed else []
-    )
-    for metric, _ in chosen:
-        if not metric.media:
-            found = f"{metric.name} compares texts alone"
-            fix = "BLEU, ROUGE-L and CIDEr-D are always there"
-            raise wrong_option("CAPEVAL_METRICS", names, found, fix, verb="")
+    if not (listed := [name.strip() for name in names.split(",") if name.strip()]):
+        return []
+    chosen = choose_metrics(listed, {"weights": weights}, FeatureCache(text_bytes=TEXT_BYTES))
+    if alone := next((metric.name for metric, _ in chosen if not metric.media), None):
+        fix = "BLEU, ROUGE-L and CIDEr-D are always there"
+        raise wrong_option("CAPEVAL_METRICS", names, f"{alone} compares texts alone", fix, verb="")
     return [metric(options) for metric, options in chosen]
 
 

@@ -12,7 +12,7 @@ from capeval_core.inputs.samples import argument_of, medium_of
 from capeval_core.integrations.opening import open_one, shown
 
 
-def reward(metric: Any, **options: Any) -> Reward:
+class Reward:
     """A reward function: captions and images in, one float per caption out.
 
     For TRL pass it as it is, for self-critical training call it:
@@ -22,6 +22,8 @@ def reward(metric: Any, **options: Any) -> Reward:
         rewards = reward("pacs")
         advantages = [a - b for a, b in zip(rewards(sampled, images), rewards(greedy, images))]
 
+    It can be pickled.
+
     Args:
         metric: a name, a dict such as `{"name": "pacs", "w": 2.5}`, or a metric of `capeval_core.load`.
         **options: of a metric given by name, and `media`; `empty="score"` is the default here.
@@ -30,13 +32,8 @@ def reward(metric: Any, **options: Any) -> Reward:
     >>> [type(value) for value in rewards(["a red circle", "a star"], torch.rand(2, 3, 48, 48))]
     [<class 'float'>, <class 'float'>]
     """
-    return Reward(metric, options)
 
-
-class Reward:
-    """The reward function that `reward` makes; it can be pickled."""
-
-    def __init__(self, metric: Any, options: Mapping[str, Any]) -> None:
+    def __init__(self, metric: Any, **options: Any) -> None:
         self.metric = open_one(metric, options, "reward")
         self.__name__ = self.metric.name  # how TRL calls it in logs
 
@@ -75,21 +72,17 @@ class Reward:
             inputs["references"] = references
         if argument is not None:
             inputs[argument] = in_memory(values[0] if values else None, argument)
-        listed = [column for column in inputs.values() if column is not None]
-        visuals = inputs.get(argument or "")
-        if visuals is None or not all(isinstance(column, (list, tuple)) for column in listed):
-            return [*self.metric.score(**inputs).scores]
-        rows = [row for row, visual in enumerate(visuals) if visual is not None]
-        if len(rows) == len(visuals) or len({*map(len, listed)}) > 1:
+        visuals: Any = inputs.get(argument or "")
+        listed = isinstance(visuals, list) and all(isinstance(one, (list, tuple)) for one in inputs.values())
+        rows = [row for row, visual in enumerate(visuals) if visual is not None] if listed else []
+        if not listed or len(rows) == len(visuals) or len({*map(len, inputs.values())}) > 1:
             return [*self.metric.score(**inputs).scores]
 
         def of_input(argument: str, path: Sequence[int | str]) -> str:
             return place(argument, [rows[int(path[0])], *path[1:]])
 
         scores: list[float | None] = [None] * len(visuals)
-        present: dict[str, Any] = {
-            name: column and [column[row] for row in rows] for name, column in inputs.items()
-        }
+        present: dict[str, Any] = {name: [column[row] for row in rows] for name, column in inputs.items()}
         with naming(row=of_input):  # the rows of the whole input
             found = self.metric.score(**present).scores if rows else []
         for row, score in zip(rows, found, strict=True):
@@ -98,6 +91,9 @@ class Reward:
 
     def __repr__(self) -> str:
         return f"Reward({shown(self.metric)})"
+
+
+reward = Reward
 
 
 def _texts(completions: Sequence[Any]) -> Sequence[Any]:
@@ -132,21 +128,17 @@ def without_reasoning(text: str) -> str:
 
 
 def in_memory(visuals: Any, argument: str) -> Any:
-    """Visuals whose tensors are copied from their device, since pixels are read several times; a list of one
-    image is that image, an empty one none.
-    """
+    """Visuals on the host; of images a list of one is that image, and an empty one none."""
+    if isinstance(visuals, torch.Tensor):  # whose pixels are read several times
+        return visuals if visuals.is_meta else visuals.detach().cpu()
     if not isinstance(visuals, (list, tuple)):
-        return _on_the_host(visuals)
+        return visuals
     problems, copied = Problems(), []
     for i, one in enumerate(visuals):
         if isinstance(one, (list, tuple)) and argument == "images":
             if len(one) > 1:
                 problems.add(f"images[{i}] has {len(one)} images: a caption is scored with exactly one")
             one = one[0] if one else None
-        copied.append([*map(_on_the_host, one)] if isinstance(one, (list, tuple)) else _on_the_host(one))
+        copied.append(in_memory(one, ""))
     problems.raise_if_any()
     return copied
-
-
-def _on_the_host(value: Any) -> Any:
-    return value.detach().cpu() if isinstance(value, torch.Tensor) and not value.is_meta else value

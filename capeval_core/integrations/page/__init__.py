@@ -4,11 +4,7 @@
 
     demo = page.build("pacs")
     page.launch(demo)
-
-Everything that the page says of a metric comes from its class, so a metric in the registry has its page.
 """
-
-from __future__ import annotations
 
 from capeval_core.integrations.page.blocks import build, launch
 

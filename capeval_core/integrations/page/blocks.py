@@ -8,6 +8,7 @@ import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,24 +19,19 @@ from gradio.utils import get_upload_folder
 from capeval_core.demo import KINDS, DemoItem, demo_of
 from capeval_core.description import MetricDescription
 from capeval_core.errors import described, minus, wrong_option
+from capeval_core.inputs.folder import EXTENSIONS
 from capeval_core.integrations.page import views
-from capeval_core.integrations.page.media import LABELS, component, media_on_page, uploaded
-from capeval_core.integrations.page.scorer import (
-    NO_WEIGHTS,
-    Scorer,
-    capitalised,
-    chooses,
-    lines_of,
-    published_marks,
-)
+from capeval_core.integrations.page.scorer import NO_WEIGHTS, Scorer, capitalised, chooses, lines_of, uploaded
 from capeval_core.limits import LIMITS
 from capeval_core.project import address
-from capeval_core.registry import metric_class
+from capeval_core.registry import media_of, metric_class
 from capeval_core.reports.explanations import STYLE
 from capeval_core.weights.folder import WeightsError
 
 _LARGEST_UPLOAD = "20mb"  # room for a JPEG of 25 megapixels at a high quality
 _TEXTS_ALONE = "texts"  # what a page is about where only texts are compared
+_LABELS = {"image": "Image", "video": "Video"}
+"""Of the media that a page can take, in the order in which it offers them."""
 # The answer stands beside other input than it belongs to; it is dimmed until the next one.
 _STALE = "() => { document.getElementById('answer').classList.add('stale'); }"
 _FRESH = "() => { document.getElementById('answer').classList.remove('stale', 'busy'); }"
@@ -62,17 +58,15 @@ def build(name: str, weights: str | os.PathLike[str] | None = None, *, media: st
         media: what captions are about at first; None: the metric's first medium.
     """
     chosen = weights or os.environ.get("CAPEVAL_WEIGHTS") or None
-    offered = media_on_page(name)
+    readable = [medium for medium in _LABELS if medium == "image" or find_spec("av") is not None]
+    offered = [medium for medium in media_of(name) if medium in readable]
     if media is not None and media not in offered:
         fix = f"choose {' or '.join(map(repr, offered))}" if offered else "leave the option out"
         raise wrong_option("media", media, f"not what a page of {name} takes here", fix)
     offered.sort(key=lambda medium: medium != media)
     scorers = {medium: Scorer(name, chosen, medium) for medium in offered}
-    page = gr.Blocks(
-        title=f"{metric_class(name).title} of a caption",
-        analytics_enabled=False,
-        delete_cache=(LIMITS.page_seconds_between, LIMITS.page_seconds_kept),
-    )
+    title, seconds = metric_class(name).title, (LIMITS.page_seconds_between, LIMITS.page_seconds_kept)
+    page = gr.Blocks(title=f"{title} of a caption", analytics_enabled=False, delete_cache=seconds)
     with page:
         _Page(scorers or {_TEXTS_ALONE: Scorer(name, chosen)})
     return page
@@ -111,20 +105,31 @@ class _Page:
                     self._inputs()
                 with gr.Column(elem_id="more"):
                     self._examples()
-                    self._weights()
             with gr.Column(elem_id="answer"):
-                self._outputs()
+                self.shown = _html(views.empty(self.scorer), elem_id="result")
+                go_on = "Go on with tiny, the demonstration weights"
+                self.go_on = gr.Button(go_on, visible=False, elem_id="go-on")
+                self.signature = gr.Textbox(
+                    label="Signature",
+                    info="All that the number depends on: compare numbers whose signatures are equal.",
+                    interactive=False,
+                    buttons=["copy"],
+                    lines=1,
+                    max_lines=6,
+                    visible=False,
+                    elem_id="signature",
+                )
         self._events()
 
     def _inputs(self) -> None:
         self.about = gr.Radio(
-            [(LABELS[medium], medium) for medium in self.media],
+            [(_LABELS[medium], medium) for medium in self.media],
             value=next(iter(self.scorers)),
             label="The caption is about",
             visible=len(self.media) > 1,
             elem_id="about",
         )
-        self.visuals = [component(medium, visible=medium == self.scorer.medium) for medium in self.media]
+        self.visuals = [_upload(medium, visible=medium == self.scorer.medium) for medium in self.media]
         self.caption = gr.Textbox(
             label="Captions to choose from, one per line" if self.chooses else "Caption",
             lines=6 if self.chooses else 1,  # in one Enter scores
@@ -145,28 +150,9 @@ class _Page:
         pressed = "Shift + Enter" if self.chooses else "Enter"
         _html(views.shown("keys", pressed=pressed, references=references), elem_id="keys")
 
-    def _outputs(self) -> None:
-        self.shown = _html(_empty(self.scorer), elem_id="result")
-        self.go_on = gr.Button("Go on with tiny, the demonstration weights", visible=False, elem_id="go-on")
-        self.signature = gr.Textbox(
-            label="Signature",
-            info="All that the number depends on: compare numbers whose signatures are equal.",
-            interactive=False,
-            buttons=["copy"],
-            lines=1,
-            max_lines=6,
-            visible=False,
-            elem_id="signature",
-        )
-
     def _examples(self) -> None:
-        self.kind = gr.Radio(
-            list(KINDS),
-            value=next(iter(KINDS)),
-            label="Example captions",
-            visible=not self.chooses,
-            elem_id="kind",
-        )
+        kinds, label = list(KINDS), "Example captions"
+        self.kind = gr.Radio(kinds, value=kinds[0], label=label, visible=not self.chooses, elem_id="kind")
         self.examples, self.shelves = [], []
         for scorer in self.scorers.values():
             kind = "pictures" if scorer.medium else "texts"
@@ -174,8 +160,6 @@ class _Page:
                 self.examples += [(i, _example(item, kind)) for i, item in enumerate(demo_of(scorer.metric))]
             self.shelves.append(shelf)
         self.chosen = gr.State()
-
-    def _weights(self) -> None:
         labels = {"tiny": "tiny (demonstration: knows drawn scenes only)"}
         with gr.Accordion("Weights", open=False, visible=self.scorer.offered != (NO_WEIGHTS,)):
             self.weights = gr.Radio(
@@ -265,14 +249,9 @@ class _Page:
     def turn(self, about: Any) -> list[Any]:
         """The page about another medium: its component, examples if there are any, and an empty answer."""
         scorer = self._scorer_of(about)
-        return [
-            *(gr.update(visible=medium == about) for medium in self.media),
-            _heading(scorer),
-            gr.update(placeholder=_placeholder(scorer)),
-            *(gr.update(visible=medium == about) for medium in self.media),
-            _empty(scorer),
-            *[gr.update(visible=False)] * 2,
-        ]
+        there, hidden = [gr.update(visible=one == about) for one in self.media], gr.update(visible=False)
+        caption = gr.update(placeholder=_placeholder(scorer))
+        return [*there, _heading(scorer), caption, *there, views.empty(scorer), hidden, hidden]
 
     def fill(self, index: int | None, about: Any, kind: str) -> list[Any]:
         """An example in the boxes, the first where none was chosen."""
@@ -321,13 +300,25 @@ def _heading(scorer: Scorer) -> str:
     return views.shown("heading", about=described, range=minus(described.range), links=links)
 
 
-def _empty(scorer: Scorer) -> str:
-    """The answer before the first score."""
-    return views.empty(scorer.metric, published_marks(scorer.metric, [scorer.first]))
-
-
 def _placeholder(scorer: Scorer) -> str:
     return f"What the {scorer.medium or 'image'} shows"
+
+
+def _upload(medium: str, *, visible: bool) -> Any:
+    """The component that takes an upload."""
+    if medium == "image":
+        return gr.Image(
+            label=_LABELS[medium],
+            type="filepath",
+            sources=["upload", "clipboard"],
+            height=260,
+            placeholder="# Drop an image here\nor click to choose one",
+            visible=visible,
+            elem_id=medium,
+        )
+    # A plain file: Gradio's own component would convert a video and load an editor.
+    label, types = "Video: MP4, WebM, MOV, MKV, AVI or GIF", sorted(EXTENSIONS[medium])
+    return gr.File(label=label, file_types=types, height=160, visible=visible, elem_id=medium)
 
 
 def _example(item: DemoItem, kind: str) -> gr.Button:

@@ -7,15 +7,21 @@ import re
 import threading
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from capeval_core.demo import demo_of, demo_samples, score_kinds
+from gradio.utils import get_upload_folder
+from PIL import ExifTags
+
+from capeval_core.demo import FOLDER, demo_of, demo_samples, score_kinds
 from capeval_core.errors import naming, place
+from capeval_core.inputs.decoders import frames_within_limits
+from capeval_core.inputs.images import open_image
 from capeval_core.inputs.samples import Samples
-from capeval_core.integrations.page.media import notes_on, options_of
+from capeval_core.limits import LIMITS
 from capeval_core.metric import CaptionMetric, Reranker, prepared
 from capeval_core.options import CorpusOptions
 from capeval_core.registry import load, metric_class
@@ -25,9 +31,24 @@ from capeval_core.weights.folder import TINY, open_weights
 NO_WEIGHTS = "none"
 """The only choice of weights where a metric has none."""
 _LONGEST_TEXT = 20_000  # characters of a request: strangers use a page, and encoding takes its time
+_NARROWEST = 0.6  # shorter / longer side of images of which so little is cut off that no note is needed
 _LIST_MARK = re.compile(r"^(?:[-*•–—]|\d{1,3}[.)])(?:\s+|$)")
 _RARE = "Word weights (idf) come from the packaged examples: one caption is too few."
-
+_NOT_HERE = "the {} is not among the uploads of this page, which are deleted after an hour: upload it (again)"
+_TURNED = (
+    "The file says that the image is to be turned (EXIF), and so it is shown here. The score is that of "
+    "the image as it is stored, as in the original code: save it upright if that is not what you mean."
+)
+_DEEP = (
+    "The image has more than 8 bits a channel. As in the original code, everything above 255 is white: "
+    "scale it to 8 bits."
+)
+_TRANSPARENT = (
+    "The image is partly transparent. The metric sees its colours without that, often black where the "
+    "page shows through: put it onto a background if that is not what you mean."
+)
+_CUT = "The metric sees the square in the image's centre only, {:.0%} of it."
+_SPREAD = "The metric sees {} frames, spread evenly over the video."
 
 Marks = tuple[Sequence[tuple[str, float]], str]
 """What typical captions get, best first, and a sentence that says whose means these are."""
@@ -56,6 +77,45 @@ def lines_of(text: str) -> list[str]:
 
 def capitalised(text: str) -> str:
     return text[:1].upper() + text[1:]
+
+
+def uploaded(value: Any, medium: str) -> str | None:
+    """The path of the upload, or packaged example, that an event handed in; None where it has none.
+
+    Gradio checks a path only where the request itself says, by its `meta`, that there is one. ValueError is
+    the same for a file that was not uploaded to this page whether there is such a file or not.
+    """
+    path = value.get("path") if isinstance(value, Mapping) else None
+    if value is None or (path is None and isinstance(value, Mapping) and not value.get("url")):
+        return None
+    resolved = None
+    if isinstance(path, str) and path:
+        with suppress(OSError, ValueError, RuntimeError):  # no such file, a NUL, links in a circle
+            resolved = Path(path).resolve(strict=True)
+    folders = [folder.resolve() for folder in (Path(get_upload_folder()), FOLDER)]
+    if resolved is None or not resolved.is_file() or not any(map(resolved.is_relative_to, folders)):
+        raise ValueError(_NOT_HERE.format(medium))
+    return str(resolved) if _frames(resolved, resolved.stat().st_mtime_ns, medium) else None
+
+
+@lru_cache(maxsize=64)
+def _frames(path: Path, time: int, medium: str) -> int:
+    """The number of frames of an upload, which another process reads within limits. Raises ValueError."""
+    return frames_within_limits(path, medium)
+
+
+def _notes_on(image: str, *, crops: bool) -> list[str]:
+    """Where a metric sees something else than a browser shows; `crops`: the centre alone."""
+    with open_image(image) as decoded:
+        sides = sorted(decoded.size)
+        notes = {
+            _TURNED: decoded.getexif().get(ExifTags.Base.Orientation, 1) in range(2, 9),
+            _DEEP: decoded.mode.startswith(("I", "F")),
+            _TRANSPARENT: decoded.has_transparency_data
+            and decoded.convert("RGBA").getchannel("A").getextrema() != (255, 255),
+            _CUT.format(sides[0] / sides[1]): crops and sides[0] < _NARROWEST * sides[1],
+        }
+    return [note for note, holds in notes.items() if holds]
 
 
 def _naming(metric: type[CaptionMetric]) -> AbstractContextManager[None]:
@@ -128,9 +188,12 @@ class Scorer:
         """One caption, or one list of candidates, of the file at a path, scored; one call at a time."""
         samples = self.check(visual, caption, references, weights)
         options, notes = dict[str, Any](), list[str]()
-        if visual is not None and self.medium is not None:
-            options = options_of(Path(visual), self.medium)
-            notes = notes_on(Path(visual), self.medium, crops=self.metric.crops, options=options)
+        if self.medium == "image" and visual is not None:
+            notes = _notes_on(visual, crops=self.metric.crops)
+        elif visual is not None:
+            path, most = Path(visual), LIMITS.page_frames_encoded
+            if _frames(path, path.stat().st_mtime_ns, "video") > most:
+                options, notes = {"max_frames": most}, [_SPREAD.format(most)]
         with self._busy, _naming(self.metric), warnings.catch_warnings(record=True) as caught:
             metric, marks = self._open(weights, options)
             result = metric.combine(metric.encode_all(samples), samples=samples)
@@ -142,7 +205,7 @@ class Scorer:
         return Scored(chosen, result, marks, notes)
 
     def _open(self, weights: str, options: Mapping[str, Any]) -> tuple[CaptionMetric, Marks]:
-        key = (weights, *sorted(options.items()))
+        key = (weights, *options.items())
         if key not in self._opened:
             chosen = {} if weights == NO_WEIGHTS else {"weights": weights}
             metric = load(self.metric.name, media=self.metric.variant, evidence=True, **chosen, **options)

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from capeval_core.description import MetricDescription
 from capeval_core.errors import minus
-from capeval_core.integrations.page.scorer import Marks, Scored, capitalised, chooses
+from capeval_core.integrations.page.scorer import Scored, Scorer, capitalised, chooses, published_marks
 from capeval_core.metric import CaptionMetric
 from capeval_core.registry import titles_of_parts
 from capeval_core.reports.explanations import TINY_KNOWS, number, panels, parts, template
@@ -23,8 +23,9 @@ def shown(view: str, **content: Any) -> str:
     return str(template("page").render(view=view, **content)).strip()
 
 
-def empty(metric: type[CaptionMetric], marks: Marks) -> str:
+def empty(scorer: Scorer) -> str:
     """Before the first score: the scale, with what is known of it already."""
+    metric, marks = scorer.metric, published_marks(scorer.metric, [scorer.first])
     visual = MetricDescription(metric).visual
     needed = [] if visual is None else [f"a{'n' * (visual[0] in 'aeiou')} {visual}"]
     needed += ["captions to choose from" if chooses(metric) else "a caption"]
