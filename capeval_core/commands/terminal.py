@@ -153,7 +153,7 @@ def _tables() -> dict[str, Any]:
 
 def _filled(name: str, words: Mapping[str, object]) -> dict[str, str]:
     """The texts of a table of `words.toml`."""
-    words = {"files": _tables()["files"]["epilog"], **words}
+    words = {"files": _tables()["files"]["epilog"], "shards": _tables()["collection"]["epilog"], **words}
     texts = {key: text for key, text in _tables()[name].items() if isinstance(text, str)}
     return {key: Template(text).substitute(words) for key, text in texts.items()}
 

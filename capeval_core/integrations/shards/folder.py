@@ -88,14 +88,11 @@ def plan_shards(inputs: Sequence[str], output: str) -> list[Planned]:
     return [(planned[target], target) for target in sorted(planned)]
 
 
-def existing(shards: Sequence[Planned], output: str) -> list[Planned]:
-    """The shards whose target is there, whatever it holds."""
+def refuse_other_scores(
+    shards: Sequence[Planned], output: str, settings: Mapping[str, Any], images: str | None
+) -> int:
+    """How many targets are there; FileError for those of other settings, or of something else."""
     names = {place.name for place in _files_in(_output_folder(output))}
-    return [shard for shard in shards if shard[1].rpartition("/")[2] in names]
-
-
-def refuse_other_scores(shards: Sequence[Planned], settings: Mapping[str, Any], images: str | None) -> None:
-    """Raise FileError for targets that hold scores of other settings, or something else; others pass."""
 
     def problems_of(shard: Planned) -> Problems:
         source, target = Place.of("input", shard[0]), Place.of("output", shard[1])
@@ -109,8 +106,10 @@ def refuse_other_scores(shards: Sequence[Planned], settings: Mapping[str, Any], 
             return error.problems
         return Problems()
 
+    there = [shard for shard in shards if shard[1].rpartition("/")[2] in names]
     with ThreadPoolExecutor(_FILES) as threads:
-        Problems(problem for found in threads.map(problems_of, shards) for problem in found).raise_if_any()
+        Problems(problem for found in threads.map(problems_of, there) for problem in found).raise_if_any()
+    return len(there)
 
 
 def write_manifest(
