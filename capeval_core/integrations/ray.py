@@ -5,6 +5,7 @@ take alike.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,19 +15,13 @@ import torch
 from capeval_core.encoders.preprocessing import Preprocessing
 from capeval_core.errors import wrong_option
 from capeval_core.inputs.images import ImageError, InputImage
-from capeval_core.integrations.shards.readers import (
-    check_columns,
-    column_problems,
-    find_columns,
-)
+from capeval_core.integrations.shards.readers import check_columns, column_problems, find_columns
 from capeval_core.integrations.shards.scoring import BatchScorer
 from capeval_core.registry import network
 from capeval_core.weights.folder import open_weights
 
-Batch = Mapping[str, Any]
 
-
-class CaptionScorer:
+class CaptionScorer(BatchScorer):
     """A metric on batches of columns, for `ray.data`'s `map_batches` and `datasets`' `map`.
 
         ds.map_batches(
@@ -54,36 +49,28 @@ class CaptionScorer:
     """
 
     def __init__(self, metric: str, *, columns: Mapping[str, str] | None = None, **options: Any) -> None:
-        self._metric, self._options, self._columns = metric, options, check_columns(columns)
-        self._scorer = BatchScorer(metric, **options)
-        self._rank: int | None = None
+        super().__init__(metric, **options)
+        self._chosen = check_columns(columns)
 
-    @property
-    def signature(self) -> str:
-        """Everything that a score depends on beside its row; it opens the metric."""
-        return self._scorer.signature
-
-    def __call__(self, batch: Batch, *rank: int | None) -> dict[str, Any]:
+    def __call__(self, batch: Mapping[str, Any], *rank: int | None) -> dict[str, Any]:
         """The columns that come out; `rank`: of this process, as `with_rank=True` passes it."""
-        if rank and rank[0] not in (None, self._rank) and "device" not in self._options:
-            self._rank = rank[0]
-            if torch.cuda.is_available():  # a GPU of its own for each process
-                device = f"cuda:{rank[0] % torch.cuda.device_count()}"
-                self._scorer = BatchScorer(self._metric, device=device, **self._options)
-        names = _names_of(batch, self._scorer.columns, self._columns)
+        if rank and rank[0] is not None and self.options.device is None and torch.cuda.is_available():
+            device = f"cuda:{rank[0] % torch.cuda.device_count()}"  # of its own for each process
+            self.options, self._opened = replace(self.options, device=device), None
+        names = _names_of(batch, self.columns, self._chosen)
         rows = {role: _stored(batch, name) for role, name in names.items()}
         counts = {role: len(values) for role, values in rows.items()}
         if len(set(counts.values())) > 1:
             raise wrong_option("batch", counts, "not equally many of each", "give every row one of each")
         if "error" in batch:  # of `ImageDecoder`
             rows["error"] = [error or None for error in batch["error"]]
-        found = self._scorer(rows)
+        found = super().__call__(rows)
         added: dict[str, Any] = {
             "score": np.array([np.nan if score is None else score for score in found["score"]]),
             "truncated": np.array(found["truncated"], dtype=np.int32),
             "error": np.array([error or "" for error in found["error"]], dtype=object),
         }
-        kind = self._scorer.schema().field("parts").type
+        kind = self.schema().field("parts").type
         if not pa.types.is_null(kind):
             missing: dict[str, Any] = {
                 field.name: np.nan if pa.types.is_floating(field.type) else [] if field.type.num_fields else 0
@@ -122,7 +109,7 @@ class ImageDecoder:
         self._preprocessing = Preprocessing(**network(class_.network).read_config(folder)["preprocessing"])
         self.__name__ = type(self).__name__  # how Ray calls a function
 
-    def __call__(self, batch: Batch) -> dict[str, Any]:
+    def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """The batch with its images decoded."""
         name = _names_of(batch, ["image"], self._columns)["image"]
         n = self._preprocessing.image_size
@@ -137,7 +124,7 @@ class ImageDecoder:
         return {**batch, name: pixels, "error": errors}
 
 
-def _names_of(batch: Batch, needed: Sequence[str], chosen: Mapping[str, str]) -> dict[str, str]:
+def _names_of(batch: Mapping[str, Any], needed: Sequence[str], chosen: Mapping[str, str]) -> dict[str, str]:
     """Columns of a batch by what they hold."""
     found = find_columns(batch, needed, chosen)
     if problems := column_problems(found, chosen, list(batch)):
@@ -146,7 +133,7 @@ def _names_of(batch: Batch, needed: Sequence[str], chosen: Mapping[str, str]) ->
     return {role: names[0] for role, names in found.items()}
 
 
-def _stored(batch: Batch, name: str) -> list[Any]:
+def _stored(batch: Mapping[str, Any], name: str) -> list[Any]:
     """A column of a batch; images of `datasets` as {bytes, path}, since its decoder turns them by EXIF."""
     table = getattr(batch, "pa_table", None)
     if table is not None:

@@ -16,7 +16,7 @@ from typing import Any
 from capeval_core.errors import wrong_option
 from capeval_core.integrations.shards.folder import Planned
 from capeval_core.integrations.shards.scoring import BatchScorer
-from capeval_core.integrations.shards.shard import WINDOW, ShardResult, score_shard
+from capeval_core.integrations.shards.shard import ShardResult, score_shard
 from capeval_core.models.device import cuda_is_lost
 from capeval_core.weights.folder import WeightsError
 
@@ -44,23 +44,20 @@ Outcome = ShardResult | FailedShard
 def score_one(shard: Planned, scorer: BatchScorer, settings: Mapping[str, Any]) -> Outcome:
     """Score a shard; what is wrong with it alone costs no other one.
 
-    A window that does not fit into memory is halved. settings: some of `score_shard`'s keywords.
+    settings: some of `score_shard`'s keywords.
     """
-    source, window = shard[0], WINDOW
-    while True:
-        try:
-            return score_shard(*shard, scorer, window=window, **settings)
-        except MemoryError as error:
-            if window == 1:
-                return FailedShard(source, str(error) or "a row does not fit into memory")
-            window //= 2
-        except (WeightsError, OSError) as error:  # no weights, or a target that cannot be written
-            return FailedShard(source, str(error), ends=True)
-        except (ValueError, TypeError) as error:
-            return FailedShard(source, str(error))
-        except RuntimeError as error:  # of a device, or of a metric's own code
-            reason = f"{type(error).__name__}: {error}"
-            return FailedShard(source, reason, ends=cuda_is_lost(scorer.options.device), unfit=True)
+    source = shard[0]
+    try:
+        return score_shard(*shard, scorer, **settings)
+    except MemoryError as error:
+        return FailedShard(source, str(error) or "a window of its rows does not fit into memory")
+    except (WeightsError, OSError) as error:  # no weights, or a target that cannot be written
+        return FailedShard(source, str(error), ends=True)
+    except (ValueError, TypeError) as error:
+        return FailedShard(source, str(error))
+    except RuntimeError as error:  # of a device, or of a metric's own code
+        reason = f"{type(error).__name__}: {error}"
+        return FailedShard(source, reason, ends=cuda_is_lost(scorer.options.device), unfit=True)
 
 
 def score_shards(
