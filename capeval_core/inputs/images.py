@@ -1,10 +1,8 @@
 """Images, from wherever they lie: lazy, checked, and keyed by their content.
 
-A visual is a place in the input (`images[17]`) and a `Source`, which visuals of one content share: an image
-(`InputImage`), the frames of a video (`InputFrames` in `videos`), or the features of boxes (`InputBoxes` in
-`boxes`). Nothing is read until it is needed, and nothing decoded is kept. An image file is decoded as
-`PIL.Image.open` decodes it: in its own mode, without regard to its EXIF orientation, as the original metric
-scripts do.
+A visual is a place in the input (`images[17]`) and a `Source`, which visuals of one content share. Nothing is
+read until it is needed, and nothing decoded is kept. An image file is decoded as `PIL.Image.open` decodes it:
+in its own mode, without regard to its EXIF orientation, as the original metric scripts do.
 """
 
 from __future__ import annotations
@@ -21,6 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from operator import methodcaller
 from pathlib import Path
 from typing import IO, Any, ClassVar, Generic, Self, TypeVar
 
@@ -39,6 +38,7 @@ _STEEPEST = 200  # longer / shorter side; scaling the shorter side to a model's 
 _MPO = "MPO"  # several images in one file that are not frames: a phone's depth map or thumbnail
 _BOMB = "scale it down, or raise Pillow's limit, PIL.Image.MAX_IMAGE_PIXELS, if you trust the image"
 LONGEST_FILE = 2**30  # bytes; what is longer is a video or a disk image, and would be read into memory
+BYTES = (bytes, bytearray, memoryview)
 _ROUNDING = 1e-5  # how far beyond [0, 1] float arithmetic may carry a pixel
 URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|data:image/")
 _ACCEPTED = (
@@ -199,10 +199,12 @@ class InputImage(InputVisual[Image.Image]):
     def new_source(cls, value: Any) -> Source[Image.Image]:
         if isinstance(value, (str, os.PathLike)):
             return File(local_path(value))
-        if isinstance(value, (bytes, bytearray, memoryview)):
+        if isinstance(value, BYTES):
             return File("", bytes(value))
         if isinstance(value, Image.Image):
-            return Pixels(value, _pil_name(value))
+            file = getattr(value, "filename", "")
+            origin = f" of {quoted(os.fsdecode(file))}" if isinstance(file, (str, Path)) and file else ""
+            return Pixels(value, f"the PIL image{origin} ({value.mode}, {value.width}x{value.height})")
         if isinstance(value, Mapping):
             return File(*content_of_dict(value))
         if is_tensor(value) or (shape_of(value) and hasattr(value, "__array_interface__")):
@@ -238,12 +240,7 @@ class _Changed(Source[Image.Image]):
 
 def in_rgb(image: InputImage) -> InputImage:
     """The image, converted to RGB when it is decoded."""
-    return image.changed("RGB", _to_rgb)
-
-
-def _to_rgb(image: Image.Image) -> Image.Image:
-    converted: Image.Image = image.convert("RGB")
-    return converted
+    return image.changed("RGB", methodcaller("convert", "RGB"))
 
 
 class InputReferences(InputVisual[Any]):
@@ -296,10 +293,12 @@ def content_of_dict(value: Mapping[Any, Any], content: str = "images") -> tuple[
         found = ", ".join(map(repr, list(value)[:5]))
         raise refused(f'a dict needs the keys "bytes" and "path", found {found or "none"}')
     data, path = value.get("bytes"), value.get("path")
-    kinds: dict[str, tuple[Any, ...]] = {"path": (str, os.PathLike), "bytes": (bytes, bytearray, memoryview)}
-    for name, kind in kinds.items():
-        if (one := value.get(name)) is not None and not isinstance(one, kind):
-            fix = f"expected {'bytes' if name == 'bytes' else 'a str'} or None"
+    for name, one, kinds, kind in (
+        ("bytes", data, BYTES, "bytes"),
+        ("path", path, (str, os.PathLike), "a str"),
+    ):
+        if one is not None and not isinstance(one, kinds):
+            fix = f"expected {kind} or None"
             raise refused(f"is {described(one)}", fix, index=(name,), kind=TypeError)
     if data is not None:
         return "" if path is None else os.fsdecode(path), bytes(data)
@@ -309,26 +308,28 @@ def content_of_dict(value: Mapping[Any, Any], content: str = "images") -> tuple[
 
 
 @dataclass(eq=False, slots=True)
-class File(Source[Image.Image]):
-    """The bytes of an image file with the path that they came from, or a path alone."""
+class File(Source[Any]):
+    """The bytes of a file of an image or a video with the path that they came from, or a path alone."""
 
     path: str
     data: bytes | None = None
+    content: ClassVar[str] = "image"
 
     @property
     def name(self) -> str:
         return quoted(self.path) if self.path else f"the bytes object of length {len(self.data or b'')}"
 
-    def read(self) -> bytes:
-        if self.data == b"":
-            raise refused(f"{self.name} is empty (zero bytes)")
-        return read_file(self.path) if self.data is None else self.data
+    def open(self) -> IO[bytes]:
+        return open_file(self.path, self.content) if self.data is None else io.BytesIO(self.data)
 
     def compute_key(self) -> str:
-        return file_key(io.BytesIO(self.read()))
+        with self.open() as file:
+            return file_key(file)
 
-    def decode(self, reduced: bool = False) -> Image.Image:
-        data = self.read()
+    def decode(self, reduced: bool = False) -> Any:
+        if self.data == b"":
+            raise refused(f"{self.name} is empty (zero bytes)")
+        data = read_file(self.path) if self.data is None else self.data
         self._key = self._key or file_key(io.BytesIO(data))
         return _decode(data, self.name, reduced)
 
@@ -355,20 +356,21 @@ def read_file(path: str, content: str = "image") -> bytes:
 
 def open_file(path: str, content: str = "image", longest: int = 1 << 63) -> IO[bytes]:
     """A regular file of at most so many bytes, open for reading."""
-    name = quoted(path)
+    name, found, fix = quoted(path), "is not a regular file", f"pass the path of one {content}"
     try:
         status = os.stat(path)  # noqa: PTH116  (a Path per image costs more than the call)
-        if stat.S_ISREG(status.st_mode) and status.st_size <= longest:
-            return Path(path).open("rb")
+        if stat.S_ISREG(status.st_mode):
+            if status.st_size <= longest:
+                return Path(path).open("rb")
+            found, fix = f"has {status.st_size:,} bytes", f"too many for one {content}"
+        elif stat.S_ISDIR(status.st_mode):
+            found = "is a folder"
     except (FileNotFoundError, NotADirectoryError):
         fix = "~ is not expanded, write the whole path" if path.startswith("~") else ""
         raise refused(f"there is no file {name}", fix) from None
     except (OSError, ValueError) as error:
         raise unreadable(name, error) from None
-    if stat.S_ISREG(status.st_mode):
-        raise refused(f"{name} has {status.st_size:,} bytes", f"too many for one {content}")
-    kind = "is a folder" if stat.S_ISDIR(status.st_mode) else "is not a regular file"
-    raise refused(f"{name} {kind}", f"pass the path of one {content}")
+    raise refused(f"{name} {found}", fix)
 
 
 def unreadable(name: str, error: Exception) -> ImageError:
@@ -437,19 +439,15 @@ def _refuse_unfit(image: Image.Image, name: str) -> None:
 
 def refuse_size(width: int, height: int, name: str) -> None:
     """Refuse a size that is a decompression bomb, or that no encoder can use."""
-    limit = Image.MAX_IMAGE_PIXELS or math.inf
-    bomb, thread = (
-        f"pixels, more than the limit of {limit:,} (a decompression bomb?)",
-        _STEEPEST * min(width, height),
-    )
-    steep = f"one side is more than {_STEEPEST} times the other, crop it"
-    for wrong, found, fix in (
-        (width * height > limit, bomb, _BOMB),
-        (min(width, height) <= 1, "pixels", "an image needs at least 2 on each side"),
-        (max(width, height) > thread, "pixels", steep),
-    ):
-        if wrong:
-            raise refused(f"{name} is {width}x{height} {found}", fix)
+    limit, wrong, fix = Image.MAX_IMAGE_PIXELS or math.inf, "", ""
+    if width * height > limit:
+        wrong, fix = f", more than the limit of {limit:,} (a decompression bomb?)", _BOMB
+    elif min(width, height) <= 1:
+        fix = "an image needs at least 2 on each side"
+    elif max(width, height) > _STEEPEST * min(width, height):
+        fix = f"one side is more than {_STEEPEST} times the other, crop it"
+    if fix:
+        raise refused(f"{name} is {width}x{height} pixels{wrong}", fix)
 
 
 def _undecodable(name: str, error: Exception) -> ImageError:
@@ -472,9 +470,9 @@ class Pixels(Source[Image.Image]):
     name: str
 
     def image(self) -> Image.Image:
-        if isinstance(self.value, Image.Image):
-            return self._copied()
         value = self.value
+        if isinstance(value, Image.Image):
+            return self._copied(value)
         refuse_size(value.shape[1], value.shape[0], self.name)  # a view of few numbers may have any shape
         if is_tensor(value):
             value = value.cpu().float().numpy() if value.is_floating_point() else value.cpu().numpy()
@@ -487,18 +485,17 @@ class Pixels(Source[Image.Image]):
             value = np.rint(np.clip(wide, 0, 1) * 255).astype(np.uint8)
         return Image.fromarray(np.ascontiguousarray(value[:, :, 0] if value.shape[2:] == (1,) else value))
 
-    def _copied(self) -> Image.Image:
+    def _copied(self, image: Image.Image) -> Image.Image:
         """A copy: whoever loads an image may change it, and the original may be closed meanwhile."""
         with _loading:
-            handle = getattr(self.value, "fp", None)
+            handle = getattr(image, "fp", None)
             # Pixels are still to be read (there are tiles) from a file that is no longer open.
-            closed = bool(getattr(self.value, "tile", None)) and getattr(handle, "closed", handle is None)
+            closed = bool(getattr(image, "tile", None)) and getattr(handle, "closed", handle is None)
             if not closed:
-                _refuse_unfit(self.value, self.name)  # before a lazy one is decoded in vain
+                _refuse_unfit(image, self.name)  # before a lazy one is decoded in vain
             try:
-                self.value.load()
-                copied: Image.Image = self.value.copy()
-                return copied
+                image.load()
+                return image.copy()
             except Exception as error:
                 if closed or "closed image" in str(error):
                     raise refused(f"{self.name} is closed", "pass its path, or .load() it in time") from None
@@ -521,12 +518,6 @@ class Pixels(Source[Image.Image]):
         return image
 
 
-def _pil_name(value: Image.Image) -> str:
-    filename = getattr(value, "filename", "")
-    origin = f" of {quoted(os.fsdecode(filename))}" if isinstance(filename, (str, Path)) and filename else ""
-    return f"the PIL image{origin} ({value.mode}, {value.width}x{value.height})"
-
-
 def _of_array(value: Any) -> Pixels:
     """The source of a numpy array (H, W, C), or of a tensor, whose channels may come first."""
     tensor = is_tensor(value)
@@ -546,11 +537,11 @@ def _of_array(value: Any) -> Pixels:
         found = f"the tensor's shape {shape} can be read as (C, H, W) and as (H, W, C)"
         raise refused(found, "pass a numpy array (H, W, C)")
     if not (first or last or len(shape) == 2):
-        fix = f"expected {'(3, H, W), (1, H, W) or (H, W)' if tensor else '(H, W), (H, W, 3) or (H, W, 4)'}"
-        if len(shape) == 3 and shape[0] in (1, 3, 4):
-            fix += "; this looks like channels first: pass array.transpose(1, 2, 0)"
-        fix += f"; of a batch pass {kind}[0]" if len(shape) == 4 else ""
-        raise refused(f"the {kind} has shape {shape}", fix)
+        fix = (
+            "expected (3, H, W), (1, H, W) or (H, W)" if tensor else "expected (H, W), (H, W, 3) or (H, W, 4)"
+        )
+        batch = f"; of a batch pass {kind}[0]" if len(shape) == 4 else ""
+        raise refused(f"the {kind} has shape {shape}", fix + batch)
     if 0 in shape:
         raise refused(f"the {kind} of shape {shape} has no pixels")
     if first:

@@ -36,10 +36,8 @@ from capeval_core.inputs.images import (
     InputVisual,
     Source,
     content_of_dict,
-    file_key,
     is_tensor,
     local_path,
-    open_file,
     quoted,
     refuse_size,
     refused,
@@ -167,23 +165,11 @@ class _FrameList(Frames):
         return self
 
 
-@dataclass(eq=False, slots=True)
-class _VideoFile(Frames):
+class _VideoFile(File, Frames):
     """A video's path or bytes."""
 
-    path: str
-    data: bytes | None = None
-
-    @property
-    def name(self) -> str:
-        return quoted(self.path) if self.path else f"the bytes object of length {len(self.data or b'')}"
-
-    def open(self) -> IO[bytes]:
-        return open_file(self.path, "video") if self.data is None else io.BytesIO(self.data)
-
-    def compute_key(self) -> str:
-        with self.open() as file:
-            return file_key(file)
+    __slots__ = ()
+    content = "video"
 
     def decode(self, reduced: bool = False) -> Frames:
         if reduced:  # damage behind the first frame is no error, frames before it are used
