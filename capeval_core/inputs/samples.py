@@ -18,6 +18,7 @@ from capeval_core.inputs.boxes import REQUIRED, InputBoxes
 from capeval_core.inputs.decoders import shared_decoders
 from capeval_core.inputs.folder import EXTENSIONS
 from capeval_core.inputs.images import (
+    BYTES,
     ImageError,
     InputImage,
     InputReferences,
@@ -39,8 +40,7 @@ from capeval_core.inputs.texts import (
 )
 from capeval_core.inputs.videos import InputFrames
 
-_CHECKED_AT_ONCE = 1024  # visuals queued for the threads; bounds what waits, not what is decoded
-_CHECKED_TOGETHER = 8  # of those by one task, which costs as much of Python as a visual
+_CHECKED_TOGETHER = 8  # visuals by one task, which costs as much of Python as a visual
 _CHECKING = 16  # threads that check at most
 MEDIA: dict[str, type[InputVisual[Any]]] = {
     kind.medium: kind for kind in (InputImage, InputFrames, InputBoxes)
@@ -140,8 +140,10 @@ def check_samples(
     problems = Problems()
     texts = check_captions(captions, empty, problems)
     rows = None if texts is None else len(texts)
-    fix = "pass one {} per caption; repeat it if it has several captions"
-    visuals: list[Any] = (check_visuals(images, problems, media, rows, fix) or []) if media else []
+    visuals: list[Any] = []
+    if media:
+        fix = "pass one {} per caption; repeat it if it has several captions"
+        visuals = _check_visuals(images, problems, media, rows, fix)
     compared = check_references(references, rows, empty, problems) if needs_references else None
     if on_error == "raise" and media:
 
@@ -150,8 +152,8 @@ def check_samples(
             return kept(str(texts[row]), visuals[row], compared[row] if compared else [])
 
         # Where a text is missing, its row is not complete.
-        known = row_kept if kept is not None and not len(problems) else None
-        check_decodable(visuals, problems, media, decoders, kept=known, progress=progress)
+        known = row_kept if kept is not None and not problems else None
+        _check_decodable(visuals, problems, media, decoders, known, progress)
     problems.raise_if_any()
     if not media:
         visuals = [InputReferences.of(row, f"references[{i}]") for i, row in enumerate(compared or [])]
@@ -173,10 +175,11 @@ def check_pools(
     problems = Problems()
     pools = check_candidates(captions, empty, problems)
     rows = None if pools is None else len(pools)
-    fix = "give each {} one pool, a list of its candidates"
-    visuals: list[Any] = check_visuals(images, problems, media, rows, fix) or []
+    visuals: list[Any] = _check_visuals(
+        images, problems, media, rows, "give each {} one pool, a list of its candidates"
+    )
     if on_error == "raise":
-        check_decodable(visuals, problems, media, progress=progress)
+        _check_decodable(visuals, problems, media, None, None, progress)
     problems.raise_if_any()
     pools = pools or []
     texts = list(chain.from_iterable(pools))
@@ -188,47 +191,38 @@ def check_pools(
 # ---- visuals
 
 
-def check_visuals(
-    values: Any,
-    problems: Problems,
-    media: Sequence[str] = ("image",),
-    captions: int | None = None,
-    fix: str = "",
-) -> _Rows | None:
-    """One visual per value, None where the value can be none; None if all are unfit."""
-    argument = str(argument_of(media))
-    visuals = _visuals_in(values, argument, problems, media)
-    if captions is not None and visuals is not None and captions != len(visuals):
+def _check_visuals(
+    values: Any, problems: Problems, media: Sequence[str], captions: int | None, fix: str
+) -> _Rows:
+    """One visual per value, None where the value can be none; as many as there are captions."""
+    argument, many = str(argument_of(media)), " or ".join(_MANY[medium] for medium in media)
+    if values is None:
+        problems.add(Problem(at(argument), "is missing", f"pass a list of {many}"))
+        return []
+    if _is_single(values, media):
+        medium = _medium_of(values, media)
+        found, fix = f"is a single {medium}", f"pass a list, {argument}=[{medium}]"
+        problems.add(Problem(at(argument), found, fix, TypeError))
+        return []
+    # A list, an array or tensor whose first axis counts visuals (rows are views), a Series.
+    at_hand = isinstance(values, (list, tuple)) or (shape_of(values) is not None and not is_table(values))
+    rows = list(values) if at_hand else as_list(values) if hasattr(values, "to_pylist") else None
+    if rows is not None:
+        visuals = _listed(rows, problems, media)
+    elif isinstance(values, Sequence) and not isinstance(values, range):
+        visuals = _lazy_rows(_as_stored(values), problems, media)
+    else:
+        found, fix = f"is {described(values)}", f"expected a list of {many}{how_to_list(values)}"
+        problems.add(Problem(at(argument), found, fix, TypeError))
+        return []
+    if captions is not None and captions != len(visuals):
         problems.add(other_length("captions", captions, argument, len(visuals), fix.format(argument[:-1])))
     return visuals
 
 
-def _visuals_in(values: Any, argument: str, problems: Problems, media: Sequence[str]) -> _Rows | None:
-    many = " or ".join(_MANY[medium] for medium in media)
-    if values is None:
-        problems.add(Problem(at(argument), "is missing", f"pass a list of {many}"))
-        return None
-    if _is_single(values, media):
-        medium = _medium_of(values, media)
-        found, fix = f"is a single {medium}", f"pass a list, {argument}=[{medium}]"
-    elif _is_dataset_column(values):
-        return _lazy_rows(_UndecodedColumn.of(values), problems, media)
-    elif isinstance(values, (list, tuple)) or (shape_of(values) is not None and not is_table(values)):
-        # A list, an array or tensor whose first axis counts visuals (rows are views), a Series.
-        return _listed(list(values), problems, media)
-    elif hasattr(values, "to_pylist") and (rows := as_list(values)) is not None:
-        return _listed(rows, problems, media)
-    elif isinstance(values, Sequence) and not isinstance(values, range):
-        return _lazy_rows(values, problems, media)
-    else:
-        found, fix = f"is {described(values)}", f"expected a list of {many}{how_to_list(values)}"
-    problems.add(Problem(at(argument), found, fix, TypeError))
-    return None
-
-
 def _is_single(value: Any, media: Sequence[str]) -> bool:
     """Whether a value is one visual and not a list of them."""
-    if isinstance(value, (InputVisual, *_PATHS, bytes, bytearray, memoryview, Image.Image)):
+    if isinstance(value, (InputVisual, *_PATHS, *BYTES, Image.Image)):
         return True
     if isinstance(value, Mapping):
         return bool(value.keys() & {"bytes", "path", *(REQUIRED if "boxes" in media else ())})
@@ -247,9 +241,8 @@ def _medium_of(value: Any, media: Sequence[str]) -> str:
     if len(media) == 1:
         return media[0]
     path = os.fsdecode(value) if isinstance(value, _PATHS) else ""
-    if "boxes" in media and (
-        path.endswith(".npz") or (isinstance(value, Mapping) and not value.keys() & {"bytes", "path"})
-    ):
+    is_boxes = isinstance(value, Mapping) and not value.keys() & {"bytes", "path"}
+    if "boxes" in media and (is_boxes or path.endswith(".npz")):
         return "boxes"
     frames = isinstance(value, (list, tuple)) or len(shape_of(value) or ()) == 4
     if "video" in media and (frames or path.lower().endswith(_FILMS) or (path and Path(path).is_dir())):
@@ -323,52 +316,47 @@ def _lazy_rows(rows: Any, problems: Problems, media: Sequence[str]) -> _Rows:
     return [MEDIA[media[0]](f"{argument}[{i}]", _Row(rows, i, media)) for i in range(len(rows))]
 
 
-def _is_dataset_column(value: Any) -> bool:
-    """Whether this is the column of a `datasets.Dataset` (datasets 4 and later), without importing it."""
-    own = type(value).__module__.partition(".")[0] == "datasets" and isinstance(value, Sequence)
-    return own and hasattr(value, "column_name") and hasattr(value, "source")
-
-
-@dataclass
-class _UndecodedColumn:
-    """Rows as stored, one at a time: a dict for an Image or a Video feature, a str for paths.
+def _as_stored(column: Any) -> Any:
+    """The stored rows behind a column of a `datasets.Dataset` (datasets 4 and later); else the rows given.
 
     Decoding by `datasets` turns a photograph upright (EXIF); the published metrics see the file as it is.
     """
+    names: list[str] = []
+    root = column
+    while type(root).__module__.partition(".")[0] == "datasets" and hasattr(root, "column_name"):
+        names.insert(0, root.column_name)
+        root = root.source
+    if not names or root.format["type"] == "custom":
+        return column
+    if type(column.features).__name__ not in ("Image", "Video", "Value"):
+        return column
+    return _Stored(root.with_format("arrow").select_columns([names[0]]), names)
+
+
+@dataclass
+class _Stored(Sequence[Any]):
+    """Rows as stored, one at a time: a dict for an Image or a Video feature, a str for paths."""
 
     table: Any
     names: list[str]
 
-    @classmethod
-    def of(cls, column: Any) -> Any:
-        """The stored rows behind a column; the column itself if it is transformed, or of arrays."""
-        names, root = [column.column_name], column.source
-        while _is_dataset_column(root):
-            names.insert(0, root.column_name)
-            root = root.source
-        transformed = root.format["type"] == "custom"
-        if transformed or type(column.features).__name__ not in ("Image", "Video", "Value"):
-            return column
-        return cls(root.with_format("arrow").select_columns([names[0]]), names)
-
     def __len__(self) -> int:
         return len(self.table)
 
-    def __getitem__(self, row: int) -> Any:
+    def __getitem__(self, row: Any) -> Any:
         value = self.table[row].column(self.names[0])[0].as_py()
         for name in self.names[1:]:
             value = None if value is None else value[name]
         return value
 
 
-def check_decodable(
-    visuals: Sequence[InputVisual[Any] | None],
+def _check_decodable(
+    visuals: _Rows,
     problems: Problems,
-    media: Sequence[str] = ("image",),
-    decoders: int | None = None,
-    *,
-    kept: Callable[[int], bool] | None = None,
-    progress: bool = False,
+    media: Sequence[str],
+    decoders: int | None,
+    kept: Callable[[int], bool] | None,
+    progress: bool,
 ) -> None:
     """Decode every distinct visual once, in threads (Pillow decodes outside the interpreter lock).
 
@@ -401,14 +389,12 @@ def check_decodable(
     distinct = list(indices)
     bar = tqdm(total=len(distinct), desc="checking", unit=media[0], disable=None if progress else True)
     with bar, ThreadPoolExecutor(min(_CHECKING, os.cpu_count() or 1)) as pool:
-        for start in range(0, len(distinct), _CHECKED_AT_ONCE):
-            window = distinct[start : start + _CHECKED_AT_ONCE]
-            groups = [window[k : k + _CHECKED_TOGETHER] for k in range(0, len(window), _CHECKED_TOGETHER)]
-            for source, error in zip(window, chain.from_iterable(pool.map(failures, groups)), strict=True):
-                bar.update()
-                if error is not None:
-                    for index in indices[source]:
-                        problems.add(error.at(str(argument_of(media)), index))
+        groups = [distinct[k : k + _CHECKED_TOGETHER] for k in range(0, len(distinct), _CHECKED_TOGETHER)]
+        for source, error in zip(distinct, chain.from_iterable(pool.map(failures, groups)), strict=True):
+            bar.update()
+            if error is not None:
+                argument = str(argument_of(media))
+                problems.extend(error.at(argument, index) for index in indices[source])
 
 
 # ---- other samples

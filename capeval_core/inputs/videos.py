@@ -19,7 +19,7 @@ import os
 import re
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import IO, Any
@@ -27,7 +27,7 @@ from typing import IO, Any
 import numpy as np
 from PIL import Image
 
-from capeval_core.errors import Problem, Problems, described, wrong_option
+from capeval_core.errors import Problems, described, noting, wrong_option
 from capeval_core.inputs.folder import bare
 from capeval_core.inputs.images import (
     File,
@@ -105,10 +105,6 @@ class Reading(Iterator[tuple[int, Image.Image]]):
         self.indices: list[int] = []
         self.incomplete: str | None = None
         self._where = where
-        if sampling.fps is not None and isinstance(source, _FrameList):
-            found = f"{source.name} does not say when frames are shown, which fps needs"
-            fix = "pass a video file, or take max_frames, or choose the frames yourself"
-            raise ImageError(Problem(where, found, fix))
         self._frames = source.frames(sampling, self)
 
     def __next__(self) -> tuple[int, Image.Image]:
@@ -120,6 +116,8 @@ class Frames(Source["Frames"]):
     """Where the frames of a video come from; it is what it decodes to."""
 
     __slots__ = ()
+    timed = True
+    """Whether it says when frames are shown."""
 
     @abstractmethod
     def frames(self, sampling: Sampling, reading: Reading) -> Iterator[tuple[int, Image.Image]]:
@@ -132,6 +130,7 @@ class _FrameList(Frames):
 
     given: Sequence[Source[Image.Image]]
     path: str = ""
+    timed = False
 
     @property
     def name(self) -> str:
@@ -151,8 +150,8 @@ class _FrameList(Frames):
         return f"frames:{digest.hexdigest()}"
 
     def frames(self, sampling: Sampling, reading: Reading) -> Iterator[tuple[int, Image.Image]]:
-        if sampling.max_frames is None:
-            _refuse_count(len(self.images))
+        if sampling.max_frames is None and len(self.images) > LIMITS.frames:
+            raise _too_many()
         reading.indices = sampling.evenly(len(self.images))
         for i in dict.fromkeys(reading.indices):
             with within("", i):
@@ -173,7 +172,7 @@ class _VideoFile(File, Frames):
 
     def decode(self, reduced: bool = False) -> Frames:
         if reduced:  # damage behind the first frame is no error, frames before it are used
-            with _OpenVideo(self.open(), self.name) as video:
+            with _opened(self.open(), self.name) as video:
                 video.image(next(video.frames()))
         return self
 
@@ -181,7 +180,7 @@ class _VideoFile(File, Frames):
         if sampling.max_frames is not None:
             yield from self._evenly(sampling, reading)
             return
-        with _OpenVideo(self.open(), self.name) as video:
+        with _opened(self.open(), self.name) as video:
             first = seconds = None
             slot = -1
             for i, frame in enumerate(video.frames()):
@@ -192,20 +191,21 @@ class _VideoFile(File, Frames):
                     if own <= slot:
                         continue
                     slot = own
-                _refuse_count(len(reading.indices) + 1)
+                if len(reading.indices) == LIMITS.frames:
+                    raise _too_many()
                 reading.indices.append(i)
                 yield i, video.image(frame)
             reading.incomplete = video.incomplete
 
     def _evenly(self, sampling: Sampling, reading: Reading) -> Iterator[tuple[int, Image.Image]]:
         """By the number of frames that the file states; if it has another one, again by that."""
-        with _OpenVideo(self.open(), self.name) as video:
+        with _opened(self.open(), self.name) as video:
             frames = max(1, video.stated_frames())
         given: set[int] = set()
         while True:
             reading.indices = sampling.evenly(frames)
             wanted = set(reading.indices) - given
-            with _OpenVideo(self.open(), self.name) as video:
+            with _opened(self.open(), self.name) as video:
                 for i, frame in enumerate(video.frames()):
                     if i in wanted:
                         given.add(i)
@@ -216,10 +216,9 @@ class _VideoFile(File, Frames):
             frames = video.count
 
 
-def _refuse_count(frames: int) -> None:
-    if frames > LIMITS.frames:
-        fix = "take fewer of them, by fps or max_frames"
-        raise refused(f"is a video of more than {LIMITS.frames:,} frames", fix)
+def _too_many() -> ImageError:
+    fix = "take fewer of them, by fps or max_frames"
+    return refused(f"is a video of more than {LIMITS.frames:,} frames", fix)
 
 
 def _frame_names(folder: str) -> list[str]:
@@ -231,12 +230,11 @@ def _frame_names(folder: str) -> list[str]:
         raise unreadable(quoted(folder), error) from None
     if not images:
         raise refused(f"{quoted(folder)} holds no image", "write the frames of the video into it")
-    return sorted(images, key=_numbers_as_numbers)
-
-
-def _numbers_as_numbers(name: str) -> tuple[list[tuple[int, str]], str]:
-    parts = re.findall(r"[0-9]+|[^0-9]+", name)
-    return [(int(part[:18]), "") if part[0] in "0123456789" else (-1, part) for part in parts], name
+    parts = {name: re.findall(r"[0-9]+|[^0-9]+", name) for name in images}
+    return sorted(
+        images,
+        key=lambda name: ([(int(p[:18]), "") if p.isdecimal() else (-1, p) for p in parts[name]], name),
+    )
 
 
 class InputFrames(InputVisual[Any]):
@@ -285,8 +283,12 @@ class InputFrames(InputVisual[Any]):
 
     def read(self, sampling: Sampling = EVERY) -> Reading:
         """One pass over the frames that are used. Raises ImageError."""
+        source = self.source
         with within(self.where):
-            source = self.source.decode()
+            source = source.decode()
+            if sampling.fps is not None and not source.timed:
+                found = f"{source.name} does not say when frames are shown, which fps needs"
+                raise refused(found, "pass a video file, or take max_frames, or choose the frames yourself")
         return Reading(self.where, source, sampling)
 
     def __iter__(self) -> Iterator[Image.Image]:
@@ -304,10 +306,8 @@ def check_samplings(videos: Iterable[InputFrames], sampling: Sampling) -> None:
     """Raise ImageError with all of these videos whose frames cannot have that sampling."""
     problems = Problems()
     for video in videos:
-        try:
+        with noting(problems):
             video.read(sampling)
-        except ImageError as error:
-            problems.extend(error.problems)
     problems.raise_if_any()
 
 
@@ -325,74 +325,61 @@ _IMAGE = re.compile(rb"\xff\xd8|\x89PNG|.{4}ftyp(?:avi[fs]|he[iv][cxms]|mif1|msf
 _CLOCK = re.compile(r"(\d+):(\d\d):(\d\d(?:\.\d{1,9})?)\d*")
 
 
-class _OpenVideo:
-    """The first video stream of an open file; a context that closes it.
-
-    count: frames that were given so far. incomplete: why these are not all, known behind the last one. Raises
-    ImageError, and ImportError without PyAV.
-    """
-
-    def __init__(self, file: IO[bytes], name: str) -> None:
+@contextmanager
+def _opened(file: IO[bytes], name: str) -> Iterator[_OpenVideo]:
+    """The first video stream of a file. Raises ImageError, and ImportError without PyAV."""
+    with file:
         try:
             import av
         except ImportError as error:
-            file.close()
             missing = f"video files are read by PyAV, which is not installed: {install_command('video')}"
             raise ImportError(missing) from error
-        self.name = name
-        self.count = 0
-        self.incomplete: str | None = None
-        self._av: Any = av
-        self._file = file
-        self._size: tuple[int, int] | None = None
-        self._end = Fraction(0)  # of the last packet, in seconds
-        self._container: Any = None
-        self._stream: Any = None
-        try:
-            self._open(_most_pixels())
-        except BaseException:
-            self.__exit__()
-            raise
-        self._to_rgb = self._av.video.reformatter.VideoReformatter()
-
-    def __enter__(self) -> _OpenVideo:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._container is not None:
-            self._container.close()
-        self._file.close()
-
-    def _open(self, most_pixels: dict[str, str]) -> None:
-        start = self._file.read(64)
-        self._file.seek(0)
+        start = file.read(64)
+        file.seek(0)
         if not start:
-            raise refused(f"{self.name} is empty (zero bytes)")
+            raise refused(f"{name} is empty (zero bytes)")
         if _IMAGE.match(start):
-            raise refused(f"{self.name} is an image", "pass a list of images, or the path of their folder")
+            raise refused(f"{name} is an image", "pass a list of images, or the path of their folder")
+        # What decoders refuse to make room for: the bound of `refuse_size`, and room for their margins.
+        limit = Image.MAX_IMAGE_PIXELS
+        most_pixels = {} if limit is None else {"max_pixels": str(2 * limit + 2**16)}
         try:
-            self._container = self._av.open(
-                self._file,
+            container: Any = av.open(
+                file,
                 container_options={"format_whitelist": ",".join(_FORMATS), "protocol_whitelist": "none"},
                 metadata_errors="replace",  # titles may be in any encoding
                 options=most_pixels,  # of the decoders that look for the frames' size, too
             )
-        except self._av.FFmpegError:
+        except av.FFmpegError:
             fix = f"expected {_OPENED}, whole or cut off behind its header"
-            raise refused(f"{self.name} is not a video that can be read", fix) from None
+            raise refused(f"{name} is not a video that can be read", fix) from None
         except OSError as error:  # of the file itself
-            raise unreadable(self.name, error) from None
-        videos = self._container.streams.video
-        # Without the picture on the cover of a record.
-        streams = [one for one in videos if not one.disposition & type(one.disposition).attached_pic]
-        if not streams:
-            raise refused(f"{self.name} has no video stream", f"pass a file with frames: {_OPENED}")
-        best = self._container.streams.best("video")
-        self._stream = best if best in streams else streams[0]
-        if self._stream.codec_context is None:
-            raise refused(f"{self.name} is in a video codec that PyAV cannot decode", "convert it to MP4")
-        self._stream.codec_context.thread_count = 1
-        self._stream.codec_context.options = most_pixels
+            raise unreadable(name, error) from None
+        with container:
+            videos = container.streams.video
+            # Without the picture on the cover of a record.
+            streams = [one for one in videos if not one.disposition & type(one.disposition).attached_pic]
+            if not streams:
+                raise refused(f"{name} has no video stream", f"pass a file with frames: {_OPENED}")
+            best = container.streams.best("video")
+            stream = best if best in streams else streams[0]
+            if stream.codec_context is None:
+                raise refused(f"{name} is in a video codec that PyAV cannot decode", "convert it to MP4")
+            stream.codec_context.thread_count = 1
+            stream.codec_context.options = most_pixels
+            yield _OpenVideo(av, file, name, container, stream)
+
+
+class _OpenVideo:
+    """count: frames that were given so far. incomplete: why these are not all, known behind the last one."""
+
+    def __init__(self, av: Any, file: IO[bytes], name: str, container: Any, stream: Any) -> None:
+        self._av, self._file, self.name, self._container, self._stream = av, file, name, container, stream
+        self.count = 0
+        self.incomplete: str | None = None
+        self._size: tuple[int, int] | None = None
+        self._end = Fraction(0)  # of the last packet, in seconds
+        self._to_rgb = av.video.reformatter.VideoReformatter()
 
     def stated_frames(self) -> int:
         """The number of frames by the header, or by counting packets; `frames` may give more or fewer."""
@@ -486,9 +473,3 @@ class _OpenVideo:
         image = Image.fromarray(np.ascontiguousarray(rgb.to_ndarray()))
         turn = _TURNED.get(round(frame.rotation / 90) * 90 % 360)
         return image if turn is None else image.transpose(turn)
-
-
-def _most_pixels() -> dict[str, str]:
-    """What decoders refuse to make room for: the bound of `refuse_size`, and room for their margins."""
-    limit = Image.MAX_IMAGE_PIXELS
-    return {} if limit is None else {"max_pixels": str(2 * limit + 2**16)}
