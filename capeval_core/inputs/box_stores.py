@@ -1,12 +1,7 @@
-"""Box features of many images, on the disk in one of the forms that the field has.
+"""Box features of many images: .npz files, UNITER's LMDB, a .tsv of bottom-up attention or LXMERT, and for
+`capeval convert box-features` alone the pickles of 12-in-1.
 
-    a folder of .npz files    one per image, named by its id: `capeval regions` writes these, and releases too
-    an LMDB                   the image database of UNITER and UMIC
-    a .tsv file               of bottom-up attention, or of LXMERT
-    pickles                   of 12-in-1, for `capeval convert box-features` alone
-
-Ids are listed without reading features, and features of an image are read when they are needed. An id is
-matched as among images (see `folder`): a file name with or without folder and extension, or a COCO number.
+Ids are listed without reading features, and features of an image are read when they are needed.
 """
 
 from __future__ import annotations
@@ -322,8 +317,7 @@ def _imported(name: str) -> Any:
 
 
 def _environment(data: Path) -> Any:
-    """The LMDB of a data file, read only. Raises FileError, also where it is cut off: LMDB would read behind
-    its end, which kills the process."""
+    """The LMDB of a data file. Raises FileError: to read behind the end of one would kill the process."""
     lmdb, real, status = _imported("lmdb"), os.path.realpath(data), data.stat()
     state = status.st_ino, status.st_size, status.st_mtime_ns
     settings = {"subdir": False, "readonly": True, "lock": False, "create": False, "readahead": False}
@@ -366,13 +360,11 @@ def _digest_of_database(data: Path, *more: object) -> str:
 
 
 class _Database(BoxFeatureStore):
-    """An LMDB of box features; of several in a folder that of the published rule.
+    """An LMDB of https://github.com/ChenRocks/UNITER: by name of an image's `.npz` that file, or a map in
+    msgpack (also in a frame of lz4) whose arrays, in float16, are maps with `type`, `shape` and `data`.
 
-    https://github.com/ChenRocks/UNITER: the key is the name of the image's `.npz`; the value is that file, or
-    a map in msgpack whose arrays are maps with `nd`, `type`, `shape` and `data` (also in a frame of lz4).
-    Arrays that were float32 are in float16. Where the number of boxes of an image is given beside the
-    database, or in its name, that many are read and no more chosen: scores are rounded, and could choose
-    others.
+    Where the number of boxes of an image is given beside the database, or in its name, that many are read and
+    no more chosen: scores are rounded, and could choose others.
     """
 
     def __init__(self, path: Path, data: Path) -> None:
@@ -563,10 +555,9 @@ class _Unpickler(pickle.Unpickler):
 
 
 class Released(BoxFeatureStore):
-    """Features that 12-in-1 released: https://github.com/facebookresearch/vilbert-multi-task, whose
-    `extract_features.py` writes an `.npy` per image, which is a dict, and `convert_to_lmdb.py` an LMDB of
-    pickled dicts; older ones hold base64.
-    """
+    """Features of https://github.com/facebookresearch/vilbert-multi-task: `extract_features.py` writes an
+    `.npy` per image, which is a dict, `convert_to_lmdb.py` an LMDB of pickled dicts; older ones hold
+    base64."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)

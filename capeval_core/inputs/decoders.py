@@ -1,7 +1,7 @@
-"""Processes that decode image files, so that decoding does not wait for Python's global lock.
+"""Plain programs that decode image files, so that decoding does not wait for Python's global lock.
 
-They are plain programs that run until their stdin is closed: nothing is imported from the user's script or
-the current folder, and nothing is shared. What one of them cannot do is done in the thread that asked.
+They import nothing of the user's, share nothing, and end when their stdin is closed. What one of them cannot
+do is done in the thread that asked.
 """
 
 from __future__ import annotations

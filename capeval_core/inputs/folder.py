@@ -1,10 +1,8 @@
 """Image ids, and the images of a folder or other entries that they mean.
 
 The field writes the same image as `42`, `000000000042`, `COCO_val2014_000000000042`, with or without `.jpg`.
-An id means, in this order: the entry of exactly that name, the entry of that name but for an image's
-extension, the entry of the same COCO number. Two entries at one step are an ambiguity, never a silent choice.
-Among images an id may also be a path, `dogs/42.jpg`, from the folder of images or from where that folder
-lies; its last part is looked up in the same way.
+An id means, in this order: the entry of exactly that name, of that name but for the extension, of the same
+COCO number. Two entries at one step are an ambiguity. Among images an id may also be a path.
 """
 
 from __future__ import annotations
@@ -88,9 +86,8 @@ class Folder:
     ) -> dict[str, Path]:
         """The image, or video, of every id; note what is missing or ambiguous.
 
-        file_names: the file that an id, of these or others, means by an annotation. It counts and not the id,
-        unless none of these files is there: then the images were renamed, and a warning says so. absent_too:
-        unless all are missing, give those that are a path where nothing is.
+        file_names: the file that an id means by an annotation, which counts unless no such file is there.
+        absent_too: unless all are missing, give those that are a path where nothing is.
         """
         file_names = file_names or {}
         by_file = {image_id: self.find(name) for image_id, name in file_names.items()}

@@ -1,8 +1,7 @@
 """Images, from wherever they lie: lazy, checked, and keyed by their content.
 
-A visual is a place in the input (`images[17]`) and a `Source`, which visuals of one content share. Nothing is
-read until it is needed, and nothing decoded is kept. An image file is decoded as `PIL.Image.open` decodes it:
-in its own mode, without regard to its EXIF orientation, as the original metric scripts do.
+A visual is a place in the input (`images[17]`) and a `Source`, which visuals of one content share. A file is
+decoded as `PIL.Image.open` does: in its own mode, without regard to its EXIF orientation.
 """
 
 from __future__ import annotations
@@ -577,11 +576,10 @@ def resized(
     method: Image.Resampling,
     box: tuple[int, int, int, int] | None = None,
 ) -> Image.Image:
-    """`image.resize(size, method)` as Pillow did it before 13: first to the width, then to the height.
+    """`image.resize(size, method)` as Pillow did it before 13, as published scores need it.
 
-    Pillow rounds to 8 bits between its two passes, and 13 takes the height of a tall image first, which
-    moves pixels by a level or two. Published scores were computed with older versions. `box`: left, top,
-    right and bottom of the part that is wanted; its columns alone take the second pass.
+    Pillow rounds to 8 bits between its two passes, and 13 takes the height of a tall image first. `box`:
+    left, top, right and bottom of the part that is wanted; its columns alone take the second pass.
     """
     if image.size == size:  # as Pillow does: premultiplying and back would move pixels
         return image if box is None else image.crop(box)

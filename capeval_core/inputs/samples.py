@@ -72,10 +72,7 @@ def medium_of(name: str) -> str:
 
 @dataclass(frozen=True)
 class Samples:
-    """Checked input, one entry per caption; `images` holds visuals of the media that the metric takes.
-
-    `indices` holds each row's position in the input as it was handed in: a window or a selection keeps it.
-    """
+    """Checked input, one entry per caption; `indices`: each row's position in the input of the user."""
 
     captions: list[str]
     images: Sequence[Any]
@@ -133,9 +130,8 @@ def check_samples(
 ) -> Samples:
     """Check everything that a user hands to `CaptionMetric.score`, and raise all problems at once.
 
-    media: none for texts alone, whose references then stand for the image. on_error: "raise" decodes every
-    distinct visual now; "nan" leaves them to their `load`, so that a broken file costs its own row later.
-    kept: whether an earlier run has the row of a caption, its visual and references: it is not decoded again.
+    on_error: "nan" leaves visuals to their `load`, so that a broken one costs its own row later. kept:
+    whether an earlier run has the row of a caption, its visual and references: it is not decoded again.
     """
     problems = Problems()
     texts = check_captions(captions, empty, problems)
@@ -317,10 +313,7 @@ def _lazy_rows(rows: Any, problems: Problems, media: Sequence[str]) -> _Rows:
 
 
 def _as_stored(column: Any) -> Any:
-    """The stored rows behind a column of a `datasets.Dataset` (datasets 4 and later); else the rows given.
-
-    Decoding by `datasets` turns a photograph upright (EXIF); the published metrics see the file as it is.
-    """
+    """The stored rows behind a column of `datasets`, whose own decoding turns photographs upright (EXIF)."""
     names: list[str] = []
     root = column
     while type(root).__module__.partition(".")[0] == "datasets" and hasattr(root, "column_name"):
@@ -358,11 +351,7 @@ def _check_decodable(
     kept: Callable[[int], bool] | None,
     progress: bool,
 ) -> None:
-    """Decode every distinct visual once, in threads (Pillow decodes outside the interpreter lock).
-
-    decoders: processes that decode image files, None for these threads. kept: whether the visual at an index
-    was decoded by an earlier run, as its rows show.
-    """
+    """Decode every distinct visual once, in threads or `decoders`, unless its index is `kept`."""
     indices: dict[Source[Any], list[int]] = {}
     for i, visual in enumerate(visuals):
         if visual is not None:

@@ -1,21 +1,13 @@
 """Captions and references in the files that the field already uses, joined with a folder of images.
 
-    .json     {image id: caption}, {image id: [captions]}, {image id: [references]},
-              pycocoevalcap's {image id: [{"caption": ...}]},
-              COCO results [{"image_id": ..., "caption": ...}],
-              COCO annotations {"images": [...], "annotations": [...]},
-              Karpathy's {"images": [{"sentences": [...], "split": ...}]}
-    .jsonl    one object a line, with image_id, image, id or file_name, and caption, captions, references or
-              text; also .ndjson
-    .csv      a header with those names, and cells separated by commas, tabs, `|` (Flickr30k) or semicolons;
-              also .tsv; several rows for one image, or a list in a cell of captions or references, as JSON
-              or as pandas writes it; for candidates to choose from also one row per image, its id first,
-              then its captions under any names
-    .parquet  columns with those names
+    .json             captions, references or objects by image id, COCO's results and annotations, Karpathy's
+    .jsonl, .ndjson   one object a line
+    .csv, .tsv        a header and cells between commas, tabs, `|` (Flickr30k) or semicolons; lists as JSON or
+                      as pandas writes them; of pools also one row per image
+    .parquet          columns of ids and texts
+    others            one of these by its content, or Flickr's lines of `42.jpg#0<tab>caption`
 
-Other files, and standard input, are one of these by their content; lines of `42.jpg#0<tab>caption` are
-Flickr's. Any of them may be compressed with gzip. Image ids are strings throughout: the number 42 of COCO is
-"42".
+Any of them may be compressed with gzip. Image ids are strings throughout: the number 42 of COCO is "42".
 """
 
 from __future__ import annotations
@@ -170,9 +162,8 @@ def _parsed(path: Path, text: str, first_line: int = 1, once: str = _SEVERAL) ->
 class Texts:
     """The texts of a file by image id, in the file's order; what is wrong with its rows is noted.
 
-    fields: the names that a row's text may have, the first that is there counts. column: which of the options
-    names the texts. wide: a table may have one row per image. entries: for each text, what its row calls the
-    image, by column where it has several; texts of one row share it.
+    fields: the names that a row's text may have, the first that is there counts. entries: for each text, what
+    its row calls the image, by column where it has several; texts of one row share it.
     """
 
     path: Path
@@ -612,10 +603,8 @@ def read_texts(
     wide: bool = False,
     all_splits: bool = False,
 ) -> Texts:
-    """Read any of the forms from a file, or from standard input (`-`); arguments are those of `Texts`.
-
-    What is wrong with single rows is noted; a file that cannot be read at all raises FileError.
-    """
+    """Read any of the forms from a file, or from standard input (`-`); a file that cannot be read raises
+    FileError."""
     path, name = Path(path), Path(path)
     if os.fspath(path) == _STANDARD_INPUT:
         name = Path("standard input")
@@ -666,10 +655,7 @@ def _limited(file: Any, name: Path) -> bytes:
 
 @dataclass(frozen=True)
 class Joined:
-    """Rows read from files: one entry per caption; without a folder, images are their ids.
-
-    entries: ids as the file of references writes them; None without such a file.
-    """
+    """Rows of files, one entry per caption; `entries`: ids as the file of references writes them."""
 
     ids: list[str]
     captions: list[str]
@@ -691,12 +677,9 @@ def read_collection(
 ) -> Joined:
     """Join a file of candidates with a folder of images, or of videos, and a file of references.
 
-    Every candidate needs an image, and references if a file of them is given; images and references that
-    no candidate has are left out. Ids need not be written the same way in all three (see `Names`). Where rows
-    have several columns that may be ids, that one counts which names images of the folder (without one: which
-    the other file knows). Where COCO annotations give an id a `file_name`, that image is taken (see
-    `Folder.match`, also for `absent_too`). `problems`: where to note what is wrong with rows, left out then.
-    Raises FileError that lists everything that does not match.
+    Ids need not be written the same way in all three (see `Names`). Where rows have several columns that may
+    be ids, that one counts which names images of the folder, or without one what the other file knows.
+    `problems`: where to note what is wrong with rows, left out then. Raises FileError with all problems.
     """
     if references is not None and os.fspath(candidates) == os.fspath(references) == _STANDARD_INPUT:
         fix = "name a file for one of them"

@@ -147,10 +147,8 @@ def check_references(
 
 
 def united(corpora: Sequence[Sequence[Any]]) -> Sequence[Any]:
-    """The union of corpora as multisets: a document counts as often as where it is most frequent.
-
-    Documents are texts, or lists of texts and visuals, which are equal by content or, if broken, by name.
-    """
+    """The union of corpora as multisets: a document, a text or a list of texts and visuals, counts as
+    often as where it is most frequent."""
     if len(corpora) == 1:
         return corpora[0]
 

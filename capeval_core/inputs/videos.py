@@ -1,13 +1,9 @@
 """Videos as their frames: files, folders of images, images at hand; and which frames are used.
 
-Nothing is decoded before it is read, and one frame at a time. Of files only the containers in `_FORMATS` are
-opened, by PyAV out of a file object that this process holds: FFmpeg gets no path and no protocol, so that no
-playlist or reference in a file can make it open another one.
-
-A frame is converted to RGB by FFmpeg's swscale (bicubic), with the matrix and range that the stream states,
-BT.601 and limited range where it states none: the pixels that OpenCV gives for such streams. Alpha is
-dropped, and there is no tone mapping. A frame is turned as the file's display matrix says, in steps of 90
-degrees, as players and OpenCV do. Pixels that are not square stay so, interlaced frames too.
+Files are opened by PyAV out of a file object that this process holds: FFmpeg gets no path and no protocol, so
+that nothing in a file can make it open another one. A frame is converted to RGB by swscale (bicubic), with
+the matrix and range that the stream states, else BT.601 and limited range: the pixels that OpenCV gives. It
+is turned as the display matrix says; pixels that are not square stay so, interlaced frames too.
 """
 
 from __future__ import annotations
@@ -59,10 +55,8 @@ _ACCEPTED = (
 class Sampling:
     """Which frames of a video are used; every one where nothing is given, as EMScore's released code does.
 
-    fps: so many a second. The time since the first frame is cut into slots of 1 / fps seconds, and the first
-    frame of each slot is used: a video of fewer frames a second keeps all of its own. max_frames: so many in
-    all, at `int(numpy.linspace(0, n - 1, max_frames))` of n frames: a shorter video repeats some. 10 is the
-    protocol of VATEX-EVAL.
+    fps: the first frame of each slot of 1 / fps seconds. max_frames: so many in all, at
+    `int(numpy.linspace(0, n - 1, max_frames))` of n frames, some repeated in a shorter video.
     """
 
     fps: float | None = None
@@ -95,11 +89,9 @@ EVERY = Sampling()
 
 
 class Reading(Iterator[tuple[int, Image.Image]]):
-    """One pass over frames: each that is used with its number in the video, once. Raises ImageError.
-
-    indices: the number of each frame that is used, by `max_frames` some several times. incomplete: why the
-    frames are not all of the video's. Both are whole when the last frame was given.
-    """
+    """One pass over the frames that are used, each once with its number. Behind the last one are whole:
+    `indices`, the number of each, by `max_frames` some several times; `incomplete`, why they are not
+    all of the video's."""
 
     def __init__(self, where: str, source: Frames, sampling: Sampling) -> None:
         self.indices: list[int] = []
@@ -238,11 +230,9 @@ def _frame_names(folder: str) -> list[str]:
 
 
 class InputFrames(InputVisual[Any]):
-    """A video: a file as path or bytes, a folder of images, the dict of a `datasets` Video feature or its
-    decoder, a list of images, an array (T, H, W, 3), or a tensor (T, 3, H, W).
+    """A video: a file, a folder of images, what `datasets` has, a list of images, an array or a tensor.
 
-    `load` gives the video itself, whose frames are decoded while they are read. `check` decodes the first
-    frame of a video file: what is damaged behind it costs the frames from there on, which is reported.
+    `check` decodes the first frame of a file alone: damage behind it costs the frames from there on.
     """
 
     __slots__ = ()
