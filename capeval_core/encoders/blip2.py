@@ -6,11 +6,11 @@ Large Language Models, ICML 2023, section 3.1, https://arxiv.org/abs/2301.12597
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, repeat
+from itertools import chain
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -22,11 +22,11 @@ from torch import Tensor, nn
 
 from capeval_core.cache import SHARED, FeatureCache
 from capeval_core.encoders.blocks import among_all, merge, run_packed, usable_kernels
-from capeval_core.encoders.engine import Encoded, Encoding, ImageFeatures, chunks, encode_stream
+from capeval_core.encoders.engine import chunks
 from capeval_core.encoders.packed import Packing, attend
 from capeval_core.encoders.pairs import BertSizes, LayerSizes, Pair, PairEncoder, TextSettings
 from capeval_core.encoders.preprocessing import normalised
-from capeval_core.encoders.tokenizers import Ids, TextFeatures, Tokens, encode_distinct
+from capeval_core.encoders.tokenizers import Ids, Tokens, encode_distinct
 from capeval_core.inputs.images import InputImage
 from capeval_core.models.canary import TEXTS, canary_images, cosines
 from capeval_core.models.config import Deviations, Layers, Means, Share, Side, Width
@@ -87,31 +87,14 @@ class _Blip2Settings(TextSettings):
             raise ValueError(f"preprocessing.image_size is {sized}, but the tower takes {taken}")
 
 
-def _image_states(model: Any, pixels: Tensor, triton: bool | None) -> Tensor:
-    """(images, patches + 1, width): the vision tower's states of normalised pixels (images, 3, n, n).
-
-    `triton`: whether its blocks run by our kernels; None: transformers' own steps.
-    """
-    tower = model.vision_model
-    if triton is None or tower.config.hidden_act != "gelu":
-        states: Tensor = tower(pixel_values=pixels).last_hidden_state
-        return states
-    x = tower.embeddings(pixels)
-    blocks = [_Block(layer) for layer in tower.encoder.layers]
-    attention = among_all(len(x), tower.config.num_attention_heads)
-    rows = run_packed(blocks, x.flatten(0, 1), attention, triton)
-    normed: Tensor = tower.post_layernorm(rows)
-    return normed.view(x.shape)
-
-
 class _Block:
     """A layer of the vision tower under the names of CLIP's blocks, whose steps are the same."""
 
     def __init__(self, layer: Any) -> None:
         own, mlp = layer.self_attn, layer.mlp
-        self.ln_1, self.ln_2, self.mlp = layer.layer_norm1, layer.layer_norm2, nn.Sequential()
-        for name, part in (("c_fc", mlp.fc1), ("gelu", mlp.activation_fn), ("c_proj", mlp.fc2)):
-            self.mlp.add_module(name, part)
+        self.ln_1, self.ln_2 = layer.layer_norm1, layer.layer_norm2
+        parts = {"c_fc": mlp.fc1, "gelu": mlp.activation_fn, "c_proj": mlp.fc2}
+        self.mlp = nn.Sequential(OrderedDict(parts))
         self.attn = SimpleNamespace(
             in_proj_weight=own.qkv.weight, in_proj_bias=own.qkv.bias, out_proj=own.projection
         )
@@ -174,14 +157,10 @@ def _attended(module: Any, rows: Tensor, context: Tensor, own: Packing, other: P
 
 @dataclass(frozen=True)
 class Matches:
-    """An image and its n captions.
+    """An image and its n captions; arrays are NaN where the image could not be read, for an `error`.
 
-    queries: (q, d) float32, un-normalised features of the image's query tokens; NaN where it could not be
-        read.
-    text_features: (n, d) float32, un-normalised.
-    logits: (n, 2) float32 of the matching head, averaged over the query tokens: no match, match.
-    key: content key of the image, '' where it could not be read.
-    error: why it could not be read, None where it could.
+    queries: (q, d) un-normalised features of the image's query tokens. text_features: (n, d) un-normalised.
+    logits: (n, 2) of the matching head, averaged over the query tokens: no match, match.
     truncated: per caption, token ids beyond the context length.
     """
 
@@ -245,36 +224,6 @@ class Blip2Encoder(PairEncoder, tags=["image-captioning", "blip-2"]):
             folder = replace(folder, config=translate_transformers(folder))
         return super().read_config(folder)
 
-    def encode_images(
-        self, images: Iterable[InputImage], *, cache: FeatureCache = SHARED, batch_size: int | None = None
-    ) -> Iterator[ImageFeatures]:
-        """Features of any number of images, in order, some at a time: (n, queries, d), un-normalised.
-
-        One that cannot be read gives NaN and the reason.
-        """
-        encoding = Encoding(
-            size=self.images_per_batch(batch_size),
-            keys=lambda content, _: (self.image_key(content),),
-            prepare=self.prepare_visual,
-            forward=lambda pixels: self.image_features(self.states(pixels)),
-        )
-        parts = encode_stream(zip(images, repeat(None)), encoding, cache)
-        return map(partial(ImageFeatures.of, shape=(self.queries, self.dimension)), parts)
-
-    def encode_texts(
-        self, texts: Sequence[str], *, cache: FeatureCache = SHARED, batch_size: int | None = None
-    ) -> TextFeatures:
-        """Features of texts, in order, (n, d), un-normalised. Equal ones are encoded once."""
-        return self._text_features(self.tokenizer.encode(texts), cache, batch_size)
-
-    def _text_features(self, tokens: Tokens, cache: FeatureCache, batch_size: int | None) -> TextFeatures:
-        def forward(sequences: list[Ids]) -> Iterator[tuple[slice, Floats]]:
-            size, cost = self.rows_per_batch(batch_size, len(sequences[-1]))
-            return size.run(sequences, self._text_forward, cost=cost)
-
-        arrays = encode_distinct(tokens, partial(self.key, "text"), forward, cache)
-        return TextFeatures.of(arrays, self.dimension, tokens.truncated)
-
     def match(
         self,
         images: Iterable[InputImage],
@@ -287,25 +236,26 @@ class Blip2Encoder(PairEncoder, tags=["image-captioning", "blip-2"]):
 
         An image's states are too large to be kept: give each image once, with all its captions.
         """
+
+        def text_features(sequences: list[Ids]) -> Iterator[tuple[slice, Floats]]:
+            size, cost = self.rows_per_batch(batch_size, len(sequences[-1]))
+            return size.run(sequences, self._text_forward, cost=cost)
+
         encoded = self.encode_pairs(
             images, captions, self._run_pairs, "match", cache, batch_size, self.image_features
         )
         for part in chunks(encoded, self.images_per_batch(batch_size).size):
-            ids = [row for item in part for row in item.extra.ids]
-            features = self._text_features(Tokens(ids, []), cache, batch_size).features
-            start = 0
-            for item in part:
-                stop = start + len(item.extra.ids)
-                yield self._matches(item, features[start:stop])
-                start = stop
-
-    def _matches(self, item: Encoded, text_features: Floats) -> Matches:
-        logits = np.full((len(text_features), 2), np.nan, dtype=np.float32)
-        if item.arrays:
-            for row, ids in zip(logits, item.extra.ids, strict=True):
-                row[...] = item.arrays[self.pair_key("match", item.content, ids)]
-        queries = item.array((self.queries, self.dimension))
-        return Matches(queries, text_features, logits, item.content, item.error, item.extra.truncated)
+            tokens = Tokens([ids for item in part for ids in item.extra.ids], [])
+            arrays = encode_distinct(tokens, partial(self.key, "text"), text_features, cache)
+            features = np.array(arrays, dtype=np.float32).reshape(-1, self.dimension)
+            ends = np.cumsum([len(item.extra.ids) for item in part])
+            for item, own in zip(part, np.split(features, ends[:-1]), strict=True):
+                logits = np.full((len(own), 2), np.nan, dtype=np.float32)
+                if item.arrays and len(own):
+                    keys = (self.pair_key("match", item.content, ids) for ids in item.extra.ids)
+                    logits[:] = [item.arrays[key] for key in keys]
+                queries = item.array((self.queries, self.dimension))
+                yield Matches(queries, own, logits, item.content, item.error, item.extra.truncated)
 
     def preprocess(self, image: Image.Image) -> Floats:
         """(3, n, n) float32 pixels of a PIL image, as the vision tower sees them."""
@@ -340,7 +290,16 @@ class Blip2Encoder(PairEncoder, tags=["image-captioning", "blip-2"]):
     @exact
     def states(self, prepared: Sequence[NDArray[np.uint8]]) -> Tensor:
         """(images, patches + 1, width) states of the vision tower, on the encoder's device."""
-        return _image_states(self.model, self._scaled(prepared).to(DTYPES[self.dtype]), self.triton)
+        tower, pixels = self.model.vision_model, self._scaled(prepared).to(DTYPES[self.dtype])
+        if self.triton is None or tower.config.hidden_act != "gelu":
+            plain: Tensor = tower(pixel_values=pixels).last_hidden_state
+            return plain
+        x = tower.embeddings(pixels)
+        blocks = [_Block(layer) for layer in tower.encoder.layers]
+        attention = among_all(len(x), tower.config.num_attention_heads)
+        rows = run_packed(blocks, x.flatten(0, 1), attention, self.triton)
+        normed: Tensor = tower.post_layernorm(rows)
+        return normed.view(x.shape)
 
     @exact
     def image_features(self, states: Tensor) -> Tensor:

@@ -112,7 +112,7 @@ def test_towers_are_those_of_the_cpus_steps(case: str, kernels: str) -> None:
 def test_other_towers_are_those_of_the_cpus_steps(kind: str, kernels: str) -> None:
     usual = opened(kind)
     more: dict[str, Any] = {"regions": [MASKS[:, :40, :56], MASKS[:1, :40, :56], MASKS[1:2, :40, :56]]}
-    given = more if kind == "alpha_clip" else {}
+    given = more if kind == "alpha_clip" else {"texts": [["a dog"]] * 3}
     found, expected = (
         list(seams.encode(each, noise(3), **given)) for each in (seams.with_kernels(usual, kernels), usual)
     )

@@ -79,7 +79,7 @@ def test_pixels_are_normalised_in_float32(kind: str, dtype: str) -> None:
         part for part in narrow.model.modules() if isinstance(part, torch.nn.Conv2d) and part.in_channels == 3
     )
     hook = convolution.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-    list(seams.encode(narrow, [image]))
+    list(seams.encode(narrow, [image], [["a dog"]] if kind == "blip2" else None))
     hook.remove()
     expected = torch.from_numpy(opened(kind).preprocess(image)).to(seen[0].dtype)
     assert str(seen[0].dtype) == f"torch.{dtype}" and torch.equal(seen[0][0], expected)

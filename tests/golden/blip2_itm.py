@@ -99,12 +99,12 @@ def states(case: Case, encoder: Any, images: list[Any], texts: list[str]) -> Ite
     decoded = [image.load() for image in images]
     yield case.compare("pixel_values", [encoder.preprocess(each) for each in decoded], SCORES)
     image_states = encoder.states([encoder.prepare_visual(each) for each in decoded])
-    (features,) = encoder.encode_images(images, cache=FeatureCache(0))
+    found = list(encoder.match(images, [texts] * len(images), cache=FeatureCache(0)))
     ours = {
         "itm_query_hidden_caption0": blip2_states(encoder, image_states, tokens[0]),
         "image_embeds": image_states,
-        "itc_image_feats": unit(features.features),
-        "itc_text_feats": unit(encoder.encode_texts(texts, cache=FeatureCache(0)).features),
+        "itc_image_feats": unit(np.stack([part.queries for part in found])),
+        "itc_text_feats": unit(found[0].text_features),
     }
     yield from case.compare_all(ours, lambda _: STATES)
 
