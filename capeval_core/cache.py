@@ -29,39 +29,42 @@ UNBOUNDED = sys.maxsize
 _FILE = "features.sqlite"
 
 
-class _Memory:
+class _Memory(OrderedDict[str, tuple[int, Feature]]):
     """Features by key with the number of the run that used them last, the least recently used first."""
 
     def __init__(self, max_bytes: int) -> None:
+        super().__init__()
         self.max_bytes, self.nbytes, self._run = max_bytes, 0, 0
-        self._features: OrderedDict[str, tuple[int, Feature]] = OrderedDict()
 
-    def get(self, key: str) -> Feature | None:
-        if key not in self._features:
+    def use(self, key: str) -> Feature | None:
+        """A feature, which is then the one that was used last."""
+        if key not in self:
             return None
-        feature = self._features[key][1]
-        self._features[key] = self._run, feature
-        self._features.move_to_end(key)
+        feature = self[key][1]
+        self[key] = self._run, feature
+        self.move_to_end(key)
         return feature
 
-    def put(self, key: str, feature: Feature) -> None:
-        if self.get(key) is None:
+    def keep(self, key: str, feature: Feature) -> None:
+        """Hold a feature; the least recently used leave for it."""
+        if self.use(key) is None:
             # A view would keep its whole batch alive.
             kept = tuple(array.copy() for array in _arrays(feature))
             for array in kept:
                 array.setflags(write=False)
-            self._features[key] = self._run, kept if isinstance(feature, tuple) else kept[0]
+            self[key] = self._run, kept if isinstance(feature, tuple) else kept[0]
             self.nbytes += _cost(key, feature)
         while self.nbytes > self.max_bytes:
             self._forget_oldest()
 
     def forget_unused(self) -> None:
-        while self._features and next(iter(self._features.values()))[0] < self._run:
+        """End a run: forget what neither it nor the one before used."""
+        while self and next(iter(self.values()))[0] < self._run:
             self._forget_oldest()
         self._run += 1
 
     def _forget_oldest(self) -> None:
-        key, (_, feature) = self._features.popitem(last=False)
+        key, (_, feature) = self.popitem(last=False)
         self.nbytes -= _cost(key, feature)
 
 
@@ -97,8 +100,7 @@ class FeatureCache:
             raise ValueError(f"max_bytes={max_bytes}: expected at least 0")
         self.max_bytes, self.text_bytes = max_bytes, text_bytes
         self.folder = None if folder is None else folder_path("cache", folder)
-        self._memory = _Memory(max_bytes)
-        self._texts = self._memory if text_bytes is None else _Memory(text_bytes)
+        self._memories = [_Memory(most) for most in (max_bytes, text_bytes) if most is not None]
         self._lock = threading.Lock()
         self._disk: sqlite3.Connection | None = None
         if self.folder is not None:
@@ -108,7 +110,7 @@ class FeatureCache:
     def get(self, keys: Iterable[str]) -> dict[str, Any]:
         """The features of these keys; a key without features is left out."""
         with self._lock:
-            found = {key: self._of(key).get(key) for key in keys}
+            found = {key: self._of(key).use(key) for key in keys}
             features = {key: feature for key, feature in found.items() if feature is not None}
             if self._disk and len(features) < len(found):
                 with self._surviving():
@@ -130,8 +132,7 @@ class FeatureCache:
     def forget_unused(self) -> None:
         """End a run: forget features that were neither read nor put since the end of the last one.
 
-        For runs over the same images with ever new captions, as in training: what all runs need is never
-        lost, and what only one run needed does not pile up.
+        For runs over the same images with ever new captions, as in training.
 
         >>> cache = FeatureCache(UNBOUNDED)
         >>> cache.put({"image": np.float32([1]), "caption": np.float32([2])})
@@ -143,20 +144,20 @@ class FeatureCache:
         ['image']
         """
         with self._lock:
-            for memory in {self._memory, self._texts}:
+            for memory in self._memories:
                 memory.forget_unused()
 
     @property
     def nbytes(self) -> int:
         """Bytes of the features in memory, at most `max_bytes` and `text_bytes`."""
-        return sum(memory.nbytes for memory in {self._memory, self._texts})
+        return sum(memory.nbytes for memory in self._memories)
 
     def _of(self, key: str) -> _Memory:
-        return self._texts if key.split(":")[2:3] == ["text"] else self._memory
+        return self._memories[-1 if key.split(":")[2:3] == ["text"] else 0]
 
     def _remember(self, features: Mapping[str, Feature]) -> None:
         for key, feature in features.items():
-            self._of(key).put(key, feature)
+            self._of(key).keep(key, feature)
 
     def _stored(self, disk: sqlite3.Connection, keys: list[str]) -> dict[str, Feature]:
         features: dict[str, Feature] = {}
@@ -209,17 +210,13 @@ def _database(folder: Path) -> sqlite3.Connection:
     """A table of features, each with a digest. Raises sqlite3.DatabaseError where it is damaged."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        found = f"no folder can be made there ({error.strerror})"
-        raise wrong_option("cache", str(folder), found, "pass another one", verb="") from error
-    try:
         disk = sqlite3.connect(folder / _FILE, timeout=60, check_same_thread=False)
         disk.text_factory = bytes  # text in a damaged page may not be valid
         with suppress(sqlite3.OperationalError):  # another process sets it at this moment
             disk.execute("PRAGMA journal_mode=WAL")
         columns = "(key TEXT PRIMARY KEY, value BLOB, digest BLOB)"
         disk.execute(f"CREATE TABLE IF NOT EXISTS features_3 {columns} WITHOUT ROWID")
-    except sqlite3.DatabaseError as error:
+    except (OSError, sqlite3.DatabaseError) as error:
         if "malformed" in str(error):  # damage costs no more than what was kept
             raise
         found = f"{_FILE} cannot be used ({error})"

@@ -49,8 +49,7 @@ class CaptionMetric(ABC):
 
     A subclass states the facts and implements `encode` (neural, per caption) and `aggregate` (cheap, sees all
     rows). If encoding needs statistics of the whole corpus, its options are `CorpusOptions`, `prepare` makes
-    them, and `encode` reads them from `options.statistics`. What input and options it takes, the class of its
-    options checks.
+    them, and `encode` reads them from `options.statistics`. Its options check what input it takes.
     """
 
     name: ClassVar[str]
@@ -91,7 +90,7 @@ class CaptionMetric(ABC):
     """List columns of `ROW` with one entry per reference, in their order. Where all that depends on
     references stands in them, the score with fewer references is another aggregation of the same rows."""
     corpus_texts: ClassVar[str] = "captions + references"
-    """Which texts `corpus` gives, by these words; in messages."""
+    """Which texts `corpus` gives, in messages, too."""
     Options: ClassVar[type[CommonOptions]] = CommonOptions
     ROW: ClassVar[pa.Schema]
     published: ClassVar[tuple[Published, ...]] = ()
@@ -117,10 +116,9 @@ class CaptionMetric(ABC):
         folder = open_weights(weights, metric=self.name, tiny=self.tiny)
         entry = folder.entry
         if entry is not None and entry.metrics and self.name not in entry.metrics:
-            warn(
-                f"{entry.title} ({folder.name}) is for {' and '.join(entry.metrics)}: what {self.name} "
-                f"computes with it is not {self.title}, and its signature says so"
-            )
+            found = f"{entry.title} ({folder.name}) is for {' and '.join(entry.metrics)}"
+            other = f"what {self.name} computes with it is not {self.title}"
+            warn(f"{found}: {other}, and its signature says so")
         return folder
 
     def open_models(self) -> dict[str, Model]:
@@ -191,9 +189,7 @@ class CaptionMetric(ABC):
         if references is not None and not self.needs_references:
             warn(f"{self.name} needs no references: they are ignored")
             references = None
-        if rows is not None:
-            check_folder("rows", rows)
-        options = self.options if rows is None else replace(self.options, rows=rows)
+        options = self.options if rows is None else replace(self.options, rows=check_folder("rows", rows))
         samples = options.check_input(type(self), captions, visuals, references, progress=progress)
         own = prepared(self, samples)  # combines, too: its signature names the corpus
         result = own.combine(own.encode_all(samples, rows=rows, progress=progress), samples=samples)
@@ -244,9 +240,9 @@ class CaptionMetric(ABC):
         self.stores.flush()
         rows = canonical(rows)
         values = self.aggregate(rows)
-        about: dict[str, Any] = {"metric": self.name, "key": self.key, "signature": self.signature(rows)}
-        about |= {"relative": self.relative, "formula": self.formula, "range": values.range or self.range}
-        result = Result.of(values, rows, **about)
+        about: dict[str, Any] = {"key": self.key, "relative": self.relative, "formula": self.formula}
+        about |= {"signature": self.signature(rows), "range": values.range or self.range}
+        result = Result.of(values, rows, metric=self.name, **about)
         if not self.options.evidence or samples is None:
             return result
         order = np.argsort(np.asarray(samples.indices), kind="stable")  # as the rows are
@@ -257,16 +253,15 @@ class CaptionMetric(ABC):
     ) -> dict[int, dict[str, Any]]:
         """What `Result.explain` returns for each caption: by default its text, image and parts."""
         return {
-            row: {"caption": caption, "image": image.label}
-            | {name: part[row] for name, part in parts.items()}
+            row: {"caption": caption, "image": image.label, **{name: parts[name][row] for name in parts}}
             for row, (caption, image) in enumerate(zip(samples.captions, samples.images, strict=True))
         }
 
     def signature(self, rows: pa.Table | None = None) -> str:
         """Everything that a score depends on, in one line; `rows` add the number of references."""
-        models = [f"{name}:{model.label}" for name, model in self.models.items()]
-        own = [f"{name}:{value}" for name, value in self._origin().items()]
-        fields = [f"capeval:{self.name}", *own, *models, *self.options.signed()]
+        known = self._origin() | {name: model.label for name, model in self.models.items()}
+        fields = [f"capeval:{self.name}", *(f"{name}:{value}" for name, value in known.items())]
+        fields += self.options.signed()
         if self.needs_references and rows is not None and len(rows):
             fewest, most = pc.min_max(rows["references"]).as_py().values()
             fields.append(f"refs:{fewest}" if fewest == most else f"refs:{fewest}-{most}")
@@ -332,7 +327,6 @@ class Reranker(CaptionMetric):
     ) -> dict[int, dict[str, Any]]:
         """What `Result.explain` returns for each image: its name and its parts."""
         return {
-            image: {"image": samples.images[start].label}
-            | {name: part[image] for name, part in parts.items()}
+            image: {"image": samples.images[start].label, **{name: parts[name][image] for name in parts}}
             for image, start in enumerate(cast(Pools, samples).starts)
         }

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -34,8 +34,7 @@ class Values:
     """The scores that a metric's formula makes of rows.
 
     scores: (n,) float64, NaN where a row failed. parts: named components, (n,) each.
-    summands: (n, k) what each row adds to the sums that the metric's `formula` takes; None: its number is
-        the mean of the scores.
+    summands: (n, k) what each row adds to the sums that the metric's `formula` takes, if it has one.
     range: what a score can be at the metric's options; None: its `range`.
     rows: (n,) positions of the rows that have a score, of a metric that chooses; None: all have one.
     """
@@ -64,10 +63,7 @@ class Published:
 
 @dataclass(frozen=True)
 class Counts:
-    """How many captions there are, have no finite score, are longer than the encoder reads, or are empty.
-
-    A caption with a reference that is too long counts as truncated.
-    """
+    """How many captions there are, failed, are longer than is read (or a reference is), or are empty."""
 
     captions: int
     failed: int = 0
@@ -214,8 +210,7 @@ class Result:
             ValueError: fewer than five images have a score, scores that are relative to their set, or BLEU
                 of captions without any four words in a row of a reference.
         """
-        self._refuse_relative("interval()")
-        return mean_interval(self._clusters(), level=level)
+        return mean_interval(self._clusters("interval()"), level=level)
 
     def compare(self, other: Result, level: float = 0.95) -> Comparison:
         """Paired test of this system against another one on the same images.
@@ -226,22 +221,19 @@ class Result:
         """
         if not isinstance(other, Result):
             raise TypeError(f"compare: expected another Result, found a {type(other).__name__}")
-        self._refuse_relative("compare()")
+        self._clusters("compare()")
         if self.signature != other.signature:
             fix = "score both systems with the same settings"
             fields = set(self.signature.split("|")) ^ set(other.signature.split("|"))
             if all(field.startswith("statistics:") for field in fields):
                 fix = "each was weighed by its own texts: score both in one command, or with equal statistics"
-            signatures = f"    {self.signature}\n    {other.signature}"
-            raise ValueError(
-                f"these results are not comparable, their signatures differ:\n{signatures}\n{fix}"
-            )
+            found = "these results are not comparable, their signatures differ"
+            raise ValueError(f"{found}:\n    {self.signature}\n    {other.signature}\n{fix}")
         return self.compare_within_run(other, level)
 
     def compare_within_run(self, other: Result, level: float = 0.95) -> Comparison:
         """`compare` for another system of one run, whose signature may differ in the number of references."""
-        self._refuse_relative("compare()")
-        return paired_comparison(self._clusters(), other._clusters(), level=level)
+        return paired_comparison(self._clusters("compare()"), other._clusters("compare()"), level=level)
 
     def explain(self, index: int) -> Mapping[str, Any]:
         """The evidence of the score of caption `index`.
@@ -256,21 +248,12 @@ class Result:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but the evidence, in JSON's types; NaN and infinities become None."""
-        summands = {} if self.summands is None else {"summands": plain(self.summands)}
-        return {
-            "metric": self.metric,
-            "key": self.key,
-            "mean": plain(self.mean),
-            "signature": self.signature,
-            "counts": dict(vars(self.counts)),
-            "scores": plain(self.scores),
-            "parts": plain(self.parts),
-            "groups": list(self.groups),
-            "errors": {str(index): reason for index, reason in self.errors.items()},
-            "relative": self.relative,
-            "range": plain(self.range),
-            **summands,
-        }
+        names = ("metric", "key", "mean", "signature", "counts", "scores", "parts", "groups", "errors")
+        saved = {name: getattr(self, name) for name in (*names, "relative", "range")}
+        saved |= {"counts": vars(self.counts), "errors": {str(i): why for i, why in self.errors.items()}}
+        if self.summands is not None:
+            saved["summands"] = self.summands
+        return cast("dict[str, Any]", plain(saved))
 
     @staticmethod
     def from_dict(saved: Mapping[str, Any]) -> Result:
@@ -309,21 +292,19 @@ class Result:
             range=(-math.inf if low is None else float(low), math.inf if high is None else float(high)),
         )
 
-    def _refuse_relative(self, method: str) -> None:
-        if self.relative is not None:
-            raise ValueError(f"{method} is undefined for {self.metric}: {self.relative}")
-
     @property
     def lack(self) -> str | None:
         """What the captions lack for a number above 0, such as BLEU's four words in a row; None: nothing."""
-        return None if self.formula is None else self._clusters().lack
+        return None if self.formula is None else self._clusters("lack").lack
 
     @property
     def visual(self) -> str:
         """What its captions are about: "image" or "video"."""
         return "video" if "media:video" in self.signature.split("|")[:2] else "image"
 
-    def _clusters(self) -> Clusters:
+    def _clusters(self, method: str) -> Clusters:
+        if self.relative is not None:
+            raise ValueError(f"{method} is undefined for {self.metric}: {self.relative}")
         summands = None if self.formula is None else np.asarray(self.summands, dtype=np.float64)
         return Clusters.of(self.scores, self.groups, self.formula, summands, self.visual, self.range)
 

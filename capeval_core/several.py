@@ -24,11 +24,10 @@ Integers = NDArray[np.int64]
 
 @dataclass
 class Task:
-    """What one metric encodes: captions of several systems.
+    """What one metric, opened and prepared, encodes: captions of several systems, checked.
 
-    metric: opened and prepared. systems: checked samples of each; with every metric they have the same
-    captions, and equal visuals of one metric share a source. folders: which keep the rows of each system;
-    None: nothing is kept. rows: the outcome, of each system. reused: how many of all these a folder had.
+    Systems have the same captions with every metric, and equal visuals of one metric share a source.
+    folders: which keep the rows of each system. rows: the outcome. reused: how many of these a folder had.
     """
 
     metric: CaptionMetric
@@ -48,8 +47,7 @@ def encode_tasks(tasks: Sequence[Task], *, progress: bool = False) -> None:
         task.metric.options.check_separable(type(task.metric), scores=False)
     order = _picture_by_picture(next((task for task in tasks if task.metric.media), tasks[0]).systems)
     names = ", ".join(task.metric.name for task in tasks)
-    bar = progress_bar(names, len(order) * len(tasks), progress)
-    with bar, ExitStack() as stack:
+    with progress_bar(names, len(order) * len(tasks), progress) as bar, ExitStack() as stack:
         turns = [_Turn(task, order, bar, stack) for task in tasks]
         texts = np.max([turn.texts for turn in turns], axis=0)
         limit = turns[0].collectors[0].texts if len(turns) == 1 else LIMITS.texts_together
@@ -68,7 +66,7 @@ def _picture_by_picture(systems: Sequence[Samples]) -> Integers:
         return np.arange(len(visuals))
     rank: dict[int, int] = {}
     ranks = [rank.setdefault(id(visual.source), len(rank)) for visual in visuals]
-    return np.argsort(np.array(ranks, dtype=np.int64), kind="stable")
+    return np.argsort(ranks, kind="stable")
 
 
 class _Turn:
@@ -76,8 +74,7 @@ class _Turn:
 
     def __init__(self, task: Task, order: Integers, bar: tqdm[object], stack: ExitStack) -> None:
         self.metric, self.order = task.metric, order
-        lengths = [len(samples) for samples in task.systems]
-        self.starts = np.cumsum([0, *lengths[:-1]])
+        self.starts = np.cumsum([0, *map(len, task.systems[:-1])])
         self.samples = _joined(task.systems)
         self.texts = np.array(text_counts(self.samples), dtype=np.int64)[order]
         missing = np.zeros(len(order), dtype=np.bool_)
@@ -148,10 +145,7 @@ class Evidence(Mapping[int, Mapping[str, Any]]):
                 self._pools = self._metric.evidence_of(self._samples, self._rows, self._result.parts)
             return self._pools[index]
         parts = {name: [values[index]] for name, values in self._result.parts.items()}
-        found: Mapping[int, Mapping[str, Any]] = self._metric.evidence_of(
-            self._samples.select([index]), self._rows.slice(index, 1), parts
-        )
-        return found[0]
+        return self._metric.evidence_of(self._samples.select([index]), self._rows.slice(index, 1), parts)[0]
 
     def __iter__(self) -> Iterator[int]:
         return iter(range(len(self)))

@@ -108,18 +108,11 @@ class Comparison:
 
 
 class NoTestError(ValueError):
-    """There is no test of two systems, but their means.
-
-    means: of the two systems over the images that both have a score on. images, left_out: as in `Comparison`.
-    """
+    """There is no test of two systems, but their means over the images that both have a score on."""
 
     def __init__(self, message: str, means: tuple[float, float], images: int, left_out: int) -> None:
         super().__init__(message)
         self.means, self.images, self.left_out = means, images, left_out
-
-
-class FewImagesError(NoTestError):
-    """Too few images for a test."""
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -161,8 +154,7 @@ class CorpusFormula:
 
     def lack(self, sums: Doubles) -> str | None:
         """What a set with these (k,) sums lacks to have more than 0; None where it has it all."""
-        reasons = (why for name, why in self.needs.items() if not sums[self.sums.index(name)] > 0)
-        return next(reasons, None)
+        return next((why for name, why in self.needs.items() if not sums[self.sums.index(name)] > 0), None)
 
     def values(self, summands: Doubles) -> dict[str, float]:
         """The values of a set; `summands` (n, k) are what each caption adds, NaN where it has no score."""
@@ -204,33 +196,27 @@ class Clusters:
         values = np.asarray(scores, dtype=np.float64)
         names, members = np.unique(np.asarray(groups, dtype=object), return_inverse=True)
         finite = np.isfinite(values)
-        columns = values[:, None] if summands is None else np.asarray(summands, dtype=np.float64)
-        kept: Doubles = np.where(finite[:, None], columns, 0.0)
-        sums: Doubles = np.zeros((len(names), kept.shape[1]))
-        np.add.at(sums, members, kept)
+        columns = values[:, None] if summands is None else summands
+        sums: Doubles = np.zeros((len(names), columns.shape[1]))
+        np.add.at(sums, members[finite], columns[finite])
         counts: Doubles = np.bincount(members, finite, len(names)).astype(np.float64)
         some = counts > 0
         sums = sums if formula is not None else sums[:, 0]
-        bounds = (
-            range[0] if (values[finite] >= range[0]).all() else -math.inf,
-            range[1] if (values[finite] <= range[1]).all() else math.inf,
-        )
-        return Clusters(
-            [str(name) for name in names[some]], sums[some], counts[some], formula, visual, bounds
-        )
+        low = range[0] if (values[finite] >= range[0]).all() else -math.inf
+        high = range[1] if (values[finite] <= range[1]).all() else math.inf
+        known = [str(name) for name in names[some]]
+        return Clusters(known, sums[some], counts[some], formula, visual, (low, high))
 
     def take(self, images: NDArray[np.int64]) -> Clusters:
         """The chosen images, in the given order."""
-        return replace(
-            self, names=[self.names[i] for i in images], sums=self.sums[images], counts=self.counts[images]
-        )
+        names = [self.names[i] for i in images]
+        return replace(self, names=names, sums=self.sums[images], counts=self.counts[images])
 
     @property
     def value(self) -> float:
         """The number of all captions together."""
-        if self.formula is not None:
-            return float(self.formula(self.sums.sum(axis=0)))
-        return float(self.sums.sum() / self.counts.sum())
+        total = self.sums.sum(axis=0)
+        return float(self.formula(total) if self.formula else total / self.counts.sum())
 
     @property
     def lack(self) -> str | None:
@@ -243,13 +229,13 @@ def mean_interval(clusters: Clusters, *, level: float) -> Interval:
     check_level(level)
     n = len(clusters.names)
     if n < LEAST_IMAGES:
-        raise ValueError(
-            f"an interval needs at least {LEAST_IMAGES} {clusters.visual}s with a score, found {n}: score "
-            f"more {clusters.visual}s"
-        )
+        found = f"at least {LEAST_IMAGES} {clusters.visual}s with a score, found {n}"
+        raise ValueError(f"an interval needs {found}: score more {clusters.visual}s")
     if clusters.formula and (lack := clusters.lack):
         raise ValueError(f"{clusters.formula.names[0]} has no interval: {lack}")
-    low, high = np.clip(_studentised(clusters).bounds(clusters.value, level), *clusters.range).tolist()
+    low, high = np.clip(
+        _Studentised.of_systems(clusters).bounds(clusters.value, level), *clusters.range
+    ).tolist()
     return Interval(low, high, level, n)
 
 
@@ -257,31 +243,28 @@ def paired_comparison(first: Clusters, second: Clusters, *, level: float) -> Com
     """Interval and test of a difference of means, or formulas, over images that both systems have a score on.
 
     Raises:
-        FewImagesError: fewer than five such images. NoTestError: a system lacks what the formula needs.
+        NoTestError: fewer than five such images, or a system lacks what the formula needs.
     """
     check_level(level)
     _, a, b = np.intersect1d(first.names, second.names, assume_unique=True, return_indices=True)
     n, visual = len(a), first.visual
     if not n and first.names and second.names:
-        raise ValueError(
-            f"the results have no {visual} in common ({len(first.names)} and {len(second.names)}): score "
-            f"both systems on the same {visual}s, given in the same form (files, or decoded)"
-        )
+        found = f"no {visual} in common ({len(first.names)} and {len(second.names)})"
+        fix = f"score both systems on the same {visual}s, given in the same form (files, or decoded)"
+        raise ValueError(f"the results have {found}: {fix}")
     one, other = first.take(a), second.take(b)
     left_out = len(first.names) + len(second.names) - 2 * n
     means = (one.value, other.value) if n else (math.nan, math.nan)
     if n < LEAST_IMAGES:
-        message = (
-            f"a comparison needs at least {LEAST_IMAGES} {visual}s that both systems have a score on, found "
-            f"{n}: score both systems on more {visual}s"
-        )
-        raise FewImagesError(message, means, n, left_out)
+        found = f"at least {LEAST_IMAGES} {visual}s that both systems have a score on, found {n}"
+        message = f"a comparison needs {found}: score both systems on more {visual}s"
+        raise NoTestError(message, means, n, left_out)
     if one.formula and (lack := one.lack or other.lack):
         whose = "both" if one.lack and other.lack else "one of the"
         message = f"{one.formula.names[0]} has no test: in {whose} systems {lack}"
         raise NoTestError(message, means, n, left_out)
     difference = means[0] - means[1]
-    statistic = _studentised(one, other)
+    statistic = _Studentised.of_systems(one, other)
     p_value = statistic.p_value(difference)
     most = max(first.range[1], second.range[1]) - min(first.range[0], second.range[0])
     low, high = np.clip(statistic.bounds(difference, level), -most, most).tolist()
@@ -293,21 +276,12 @@ def paired_comparison(first: Clusters, second: Clusters, *, level: float) -> Com
     return Comparison(means, difference, Interval(low, high, level, n), p_value, n, left_out, visual)
 
 
-def _studentised(*systems: Clusters) -> _Studentised:
-    formula = systems[0].formula  # results with one signature have one formula
-    if formula is not None:
-        return _Studentised.of_formula(formula, [s.sums for s in systems], [s.counts for s in systems])
-    return _Studentised.of([system.sums for system in systems], [system.counts for system in systems])
-
-
 @dataclass(frozen=True)
 class _Studentised:
     """Distribution of a mean, or of a difference of two, divided by its error.
 
-    error: standard error; 0 where the images do not differ.
-    rounding: what counts as 0 then.
-    degrees: of freedom of Student's t. stretch: factor of its quantiles.
-    bend, shift: a and b of g(t).
+    error: standard error; 0 where the images do not differ. rounding: what counts as 0 then. degrees: of
+    freedom of Student's t. stretch: factor of its quantiles. bend, shift: a and b of g(t).
     """
 
     error: float
@@ -316,6 +290,13 @@ class _Studentised:
     stretch: float = 1.0
     bend: float = 0.0
     shift: float = 0.0
+
+    @staticmethod
+    def of_systems(*systems: Clusters) -> _Studentised:
+        """Of one system's number, or of the difference of two."""
+        sums, counts = [system.sums for system in systems], [system.counts for system in systems]
+        formula = systems[0].formula  # results with one signature have one formula
+        return _Studentised.of_formula(formula, sums, counts) if formula else _Studentised.of(sums, counts)
 
     @staticmethod
     def of(sums: Sequence[Doubles], counts: Sequence[Doubles]) -> _Studentised:

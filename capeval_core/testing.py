@@ -70,7 +70,7 @@ def check_metric(metric: type[CaptionMetric], *, within: float = CLOSE, **option
                 contract.run(check)
             except AssertionError as error:
                 broken.append(f"{check}: {error}")
-    _require(not broken, f"{metric.name} breaks {len(broken)} promises:\n  " + "\n  ".join(broken))
+    assert not broken, f"{metric.name} breaks {len(broken)} promises:\n  " + "\n  ".join(broken)
 
 
 def write_images(folder: Path) -> list[Path]:
@@ -86,10 +86,9 @@ def write_images(folder: Path) -> list[Path]:
 def score(metric: CaptionMetric, images: Sequence[Any], only: Any = range(8), **more: Any) -> Result:
     """Score the captions (or only these) on their images; in pools, for a metric that chooses."""
     pools = [[CAPTIONS[i], *CAPTIONS[i - 3 : i], *LAWN] for i in only]
-    captions = pools if isinstance(metric, Reranker) else [CAPTIONS[i] for i in only]
-    return scored(
-        metric, captions, [images[IMAGE_OF[i]] for i in only], [REFERENCES[i] for i in only], **more
-    )
+    captions: Any = pools if isinstance(metric, Reranker) else [CAPTIONS[i] for i in only]
+    given = [images[IMAGE_OF[i]] for i in only], [REFERENCES[i] for i in only]
+    return scored(metric, captions, *given, **more)
 
 
 def scored(metric: CaptionMetric, captions: Any, images: Any, references: Any, **more: Any) -> Result:
@@ -130,11 +129,6 @@ def _alike(one: Sequence[Any], other: Sequence[Any], within: float) -> bool:
     return len(one) == len(other) and np.allclose(one, other, rtol=0, atol=within, equal_nan=True)
 
 
-def _require(kept: bool, message: str) -> None:
-    if not kept:
-        raise AssertionError(message)
-
-
 class Contract:
     """The checks of a metric with some options, on six images, with a folder for files."""
 
@@ -144,12 +138,9 @@ class Contract:
         self.metric, self.images, self.folder, self.options = metric, images, folder, options
         self.within = within
         self._kept = self.open()  # an encoder is shared as long as a metric holds it
-        if getattr(self._kept.options, "statistics", ...) is None:
-            try:
-                self._kept.options.check_separable(metric)
-            except ValueError:
-                corpus = self._kept.corpus(samples(self._kept, images))
-                self.options["statistics"] = self._kept.prepare(corpus)
+        if self._kept.options.weighs_together:
+            corpus = self._kept.corpus(samples(self._kept, images))
+            self.options["statistics"] = self._kept.prepare(corpus)
 
     def run(self, check: str) -> None:
         """One of `CHECKS`, unless the metric's scores depend on the other captions, which breaks it."""
@@ -172,38 +163,34 @@ class Contract:
         return pa.concat_tables([table for part in parts for table in metric.encode(part)])
 
     def check_facts(self) -> None:
-        metric, wrong = self.metric, []
-        for name in ("title", "key", "summary", "paper", "__doc__"):
-            wrong += [name] * (not str(getattr(metric, name) or "").strip())
+        metric = self.metric
+        facts = ("title", "key", "summary", "paper", "__doc__")
+        wrong = [name for name in facts if not str(getattr(metric, name) or "").strip()]
         wrong += ["paper (no address)"] * ("http" not in metric.paper)
         wrong += ["key"] * (not metric.key.isidentifier())
         wrong += ["range"] * (not metric.range[0] < metric.range[1])
         wrong += ["tiny"] * ((metric.default_weights is None) is not (metric.tiny is None))
         wrong += ["ROW (see row_schema)"] * (list(metric.ROW)[: len(COMMON)] != list(COMMON))
         wrong += [f"{one.name} (see column)" for one in metric.ROW if b"meaning" not in (one.metadata or {})]
-        _require(not wrong, ", ".join(wrong))
+        assert not wrong, ", ".join(wrong)
 
     def check_order(self) -> None:
         order = [5, 2, 7, 0, 6, 1, 4, 3]
         straight, mixed = self.score(), self.score(order)
         for name, part in {**values(straight), "group": straight.groups}.items():
             found = {**values(mixed), "group": mixed.groups}[name]
-            _require(_alike(found, [part[i] for i in order], self.within), f"{name} depends on it")
+            assert _alike(found, [part[i] for i in order], self.within), f"{name} depends on it"
 
     def check_batch_size(self) -> None:
         for size in (1, 3):
-            _require(
-                close(self.score(batch_size=size), self.score(), self.within),
-                f"batch_size={size} moves scores",
-            )
+            alike = close(self.score(batch_size=size), self.score(), self.within)
+            assert alike, f"batch_size={size} moves scores"
 
     def check_one_caption(self) -> None:
         for row, expected in enumerate(self.score().scores):
             alone = self.score([row]).mean
-            _require(
-                _alike([alone], [expected], self.within),
-                f"captions[{row}] scores {alone}, among others {expected}",
-            )
+            message = f"captions[{row}] scores {alone}, among others {expected}"
+            assert _alike([alone], [expected], self.within), message
 
     def check_repeats(self) -> None:
         with count_forwards() as once:
@@ -212,38 +199,38 @@ class Contract:
             result = self.score([0, 1, 0, 2, 0, 1])
         for name, part in {**values(result), "group": result.groups}.items():
             equal = part[0] == part[2] == part[4] and part[1] == part[5]
-            _require(equal, f"{name} of equal rows differs: {part}")
-        _require(len(set(result.groups)) == 3, f"groups of three images are {result.groups}")
-        _require(forwards.items == once.items, f"{forwards.items} items run, {once.items} without repeats")
+            assert equal, f"{name} of equal rows differs: {part}"
+        assert len(set(result.groups)) == 3, f"groups of three images are {result.groups}"
+        assert forwards.items == once.items, f"{forwards.items} items run, {once.items} without repeats"
 
     def check_pickling(self) -> None:
         metric = self.open(cache=None)
         pickled = pickle.dumps(metric)
         again, result = pickle.loads(pickled), score(metric, self.images)
         more = len(pickled) - len(pickle.dumps(metric.options))
-        _require(more < 4096, f"it takes {more:,} bytes more than its options, which are enough")
-        _require(again.signature() == metric.signature(), f"its signature becomes {again.signature()}")
-        _require(close(score(again, self.images), result, self.within), "scores differ")
-        _require(pickle.loads(pickle.dumps(result)) == result, "a result is another one")
+        assert more < 4096, f"it takes {more:,} bytes more than its options, which are enough"
+        assert again.signature() == metric.signature(), f"its signature becomes {again.signature()}"
+        assert close(score(again, self.images), result, self.within), "scores differ"
+        assert pickle.loads(pickle.dumps(result)) == result, "a result is another one"
 
     def check_rows(self) -> None:
         metric = self.open()
         empty = metric.combine(metric.ROW.empty_table())
-        _require(math.isnan(empty.mean) and empty.scores == [], "no rows give a score")
+        assert math.isnan(empty.mean) and empty.scores == [], "no rows give a score"
         rows = self.rows(metric)
         expected = metric.combine(rows)
-        _require(rows.schema.equals(metric.ROW), "encode gives other columns than ROW")
-        _require(rows["index"].to_pylist() == [*range(8)], "encode gives rows in another order")
+        assert rows.schema.equals(metric.ROW), "encode gives other columns than ROW"
+        assert rows["index"].to_pylist() == [*range(8)], "encode gives rows in another order"
         mixed = metric.combine(rows.take([7, 3, 5, 1, 0, 2, 6, 4, 5]))
-        _require(mixed == expected, "scores depend on the order of rows")
+        assert mixed == expected, "scores depend on the order of rows"
         shares = metric.combine(self.rows(metric, [7, 5, 3, 1], [0, 2, 4, 6, 0, 1]))
-        _require(close(shares, expected, self.within), "rows of two processes give other scores")
+        assert close(shares, expected, self.within), "rows of two processes give other scores"
 
     def check_range(self) -> None:
         low, high = self.metric.range  # a caption that is its own reference has a cosine of one
         own = scored(self.open(), CAPTIONS, [self.images[i] for i in IMAGE_OF], CAPTIONS)
         outside = [one for one in own.scores + self.score().scores if not low <= one <= high]
-        _require(not outside, f"{outside} lie outside of {self.metric.range}")
+        assert not outside, f"{outside} lie outside of {self.metric.range}"
 
     def check_broken_images(self) -> None:
         if not self.metric.media or "on_error" in self.metric.Options.without:
@@ -253,20 +240,19 @@ class Contract:
         unknown = Image.new("La", (40, 30))  # a mode that Pillow does not convert to RGB
         pictures[2:6] = [broken, unknown, self.folder / "missing.png", broken]
         sound, found = self.score(), score(self.open(on_error="nan"), pictures)
-        _require(sorted(found.errors) == [2, 3, 4, 6], f"not 2, 3, 4 and 6 fail, but {found.errors}")
+        assert sorted(found.errors) == [2, 3, 4, 6], f"not 2, 3, 4 and 6 fail, but {found.errors}"
         wrong = {row: why for row, why in found.errors.items() if f"[{row}]" not in why}
-        _require(not wrong, f"errors name other rows: {wrong}")
+        assert not wrong, f"errors name other rows: {wrong}"
         for row in (0, 1, 5, 7):
-            _require(
-                _alike([found.scores[row]], [sound.scores[row]], self.within), f"the score of row {row} moves"
-            )
+            alike = _alike([found.scores[row]], [sound.scores[row]], self.within)
+            assert alike, f"the score of row {row} moves"
 
     def check_empty_captions(self) -> None:
         if "empty" in self.metric.Options.without:
             return
         found = scored(self.open(empty="score"), ["", "a", " \n"], self.images[:3], [["a", ""], ["b"], [""]])
-        _require(all(map(math.isfinite, found.scores)), f"'', 'a' and ' ' score {found.scores}")
-        _require(found.counts.empty == 2, f"{found.counts.empty} of two are counted")
+        assert all(map(math.isfinite, found.scores)), f"'', 'a' and ' ' score {found.scores}"
+        assert found.counts.empty == 2, f"{found.counts.empty} of two are counted"
 
     def check_options(self) -> None:
         usual, own = self.open(), [field.name for field in self.metric.ROW][len(COMMON) :]
@@ -277,8 +263,8 @@ class Contract:
                     moves = not close(score(other, self.images), self.score(), self.within)
                 equal = self.rows(usual).select(own).equals(self.rows(other).select(own))
                 stamped, signed = other.stamp() != usual.stamp(), other.signature() != usual.signature()
-                _require(stamped or equal, f"{option.name} changes rows: it needs encodes=True")
-                _require(signed or not moves, f"{option.name} moves scores: it needs sign=...")
+                assert stamped or equal, f"{option.name} changes rows: it needs encodes=True"
+                assert signed or not moves, f"{option.name} moves scores: it needs sign=..."
 
     def _with_another(self, option: OptionDescription) -> CaptionMetric | None:
         """The metric with another value of an option; None where none is at hand that fits the others."""

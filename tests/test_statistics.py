@@ -19,8 +19,8 @@ from capeval_core.statistics import (
     Clusters,
     Comparison,
     CorpusFormula,
-    FewImagesError,
     Interval,
+    NoTestError,
     holm,
     mean_interval,
     paired_comparison,
@@ -377,8 +377,6 @@ def test_holm_s_correction_is_closed_testing_by_bonferroni() -> None:
 def test_a_comparison_of_few_images_has_their_means() -> None:
     a = Clusters.of([1.0, 3.0, 5.0], ["x", "y", "z"], visual="video")
     b = Clusters.of([2.0, 2.0, NAN], ["x", "y", "z"], visual="video")
-    with pytest.raises(
-        FewImagesError, match="at least 5 videos that both systems have a score on, found 2"
-    ) as few:
+    with pytest.raises(NoTestError, match="at least 5 videos that both systems have") as few:
         paired_comparison(a, b, level=0.95)
     assert (few.value.means, few.value.images, few.value.left_out) == ((2.0, 2.0), 2, 1)

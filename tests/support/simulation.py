@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from capeval_core.statistics import LEAST_IMAGES, Clusters, FewImagesError, mean_interval, paired_comparison
+from capeval_core.statistics import LEAST_IMAGES, Clusters, NoTestError, mean_interval, paired_comparison
 
 Doubles = NDArray[np.float64]
 Draw = Callable[[np.random.Generator, tuple[int, ...]], Doubles]
@@ -86,7 +86,7 @@ def rejections(first: Design, second: Design, trials: int, seed: int) -> tuple[f
     ]
     tests = []
     for one, other in zip(*systems, strict=True):
-        with suppress(FewImagesError):
+        with suppress(NoTestError):
             tests.append(paired_comparison(one, other, level=LEVEL))
     rejected = [test.p_value < 1 - LEVEL for test in tests]
     outside = [test.interval.low > 0 or test.interval.high < 0 for test in tests]
