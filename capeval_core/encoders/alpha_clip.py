@@ -40,9 +40,9 @@ from capeval_core.encoders.preprocessing import (
 )
 from capeval_core.inputs.images import InputImage
 from capeval_core.models.batching import BatchSize
-from capeval_core.models.canary import TEXTS, canary_images, cosines
 from capeval_core.models.copies import on_device, on_host
 from capeval_core.models.device import DTYPES, exact
+from capeval_core.models.model import TEXTS, canary_images, cosines
 from capeval_core.regions.regions import Regions, RegionSource, fitting, name_of
 from capeval_core.weights.alpha_clip import AlphaClipConversion
 from capeval_core.weights.folder import WeightsError

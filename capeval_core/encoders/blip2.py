@@ -28,10 +28,10 @@ from capeval_core.encoders.pairs import BertSizes, LayerSizes, Pair, PairEncoder
 from capeval_core.encoders.preprocessing import normalised
 from capeval_core.encoders.tokenizers import Ids, Tokens, encode_distinct
 from capeval_core.inputs.images import InputImage
-from capeval_core.models.canary import TEXTS, canary_images, cosines
 from capeval_core.models.config import Deviations, Layers, Means, Share, Side, Width
 from capeval_core.models.copies import indices_on_device, on_device, on_host, stacked_on_device
 from capeval_core.models.device import DTYPES, exact
+from capeval_core.models.model import TEXTS, canary_images, cosines
 from capeval_core.ragged import ranges, starts_of
 from capeval_core.weights.blip2 import Blip2Conversion, empty_model, translate_transformers
 from capeval_core.weights.folder import VOCABULARY, WeightsFolder

@@ -37,11 +37,10 @@ from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
 from capeval_core.encoders.detector import BoxEncoder
 from capeval_core.inputs.boxes import BoxFeatures
-from capeval_core.models.canary import canary_images
 from capeval_core.models.config import Closed, Count, Deviations, Layers, Means, Share, Width, read
 from capeval_core.models.copies import on_device, on_host
 from capeval_core.models.device import DTYPES, exact
-from capeval_core.models.model import check_tensors
+from capeval_core.models.model import canary_images, check_tensors
 from capeval_core.regions.features import Selection, boxes_kept
 from capeval_core.regions.suppression import (
     Suppression,

@@ -40,10 +40,10 @@ from capeval_core.encoders.pairs import (
 from capeval_core.encoders.tokenizers import Ids, Tokens, encode_distinct
 from capeval_core.inputs.boxes import BoxFeatures
 from capeval_core.models.batching import BatchSize
-from capeval_core.models.canary import TEXTS, cosines
 from capeval_core.models.config import Few, Places, Switch, Width, read
 from capeval_core.models.copies import Arriving, arrays_of, indices_on_device, rows_on_device
 from capeval_core.models.device import DTYPES, exact
+from capeval_core.models.model import TEXTS, cosines
 from capeval_core.ragged import ranges, starts_of
 from capeval_core.weights.vilbert import VilbertConversion
 

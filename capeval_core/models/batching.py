@@ -44,8 +44,7 @@ def count_forwards() -> Iterator[ForwardCount]:
 class BatchSize:
     """The size of the next batch, in whatever unit its owner counts (images, tokens).
 
-    An automatic size is halved whenever memory runs out and stays there; a size that the user gave
-    is kept, and running out of memory is an error that says what to lower.
+    An automatic size is halved whenever memory runs out; of one that the user gave an error says to lower it.
     """
 
     def __init__(self, size: int, *, automatic: bool) -> None:
@@ -64,10 +63,9 @@ class BatchSize:
         cost: int | Sequence[int] = 1,
         after: Callable[[Output], Any] = lambda output: output,
     ) -> Iterator[tuple[slice, Any]]:
-        """Outputs of `forward` over slices that cover all items (a list, a tensor).
+        """Outputs of `forward` over slices that cover all items; `after` makes of each what is given.
 
         cost: units of each item; a sequence, where it differs.
-        after: makes of each output what is given, e.g. its copy on the host, which takes memory as well.
         """
         start = 0
         while start < len(items):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from types import UnionType
@@ -83,21 +82,15 @@ def _problem(value: Any, hint: Any) -> str:
     if get_origin(type_) is UnionType:
         several = isinstance(value, list)
     numbers = value if several and isinstance(value, (list, tuple)) else [None if several else value]
-    fit = all(_is_number(each, bounds) for each in numbers)
+    usable = (int,) if whole else (int, float)
+    fit = all(isinstance(each, usable) and not isinstance(each, bool) for each in numbers)
+    # Above the first bound, for a range at it, and at most the last; NaN and infinity are neither.
+    fit = fit and all(each in bounds if whole else bounds[0] < each <= bounds[1] for each in numbers)
     if fit and numbers and (not several or count in (None, len(numbers))):
         return ""
     kind = ("whole number" if whole else "number") + "s" * several
     low, high = (bounds[0], bounds[-1]) if whole else (round(bounds[0], 6) + 0.0, bounds[1])
     return f"{(count or '') if several else 'a'} {kind} from {low:,} to {high:,}".strip()
-
-
-def _is_number(value: Any, bounds: Any) -> bool:
-    """Whether a value is a whole number in a range, or a finite one above one bound and at most the other."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return False
-    if isinstance(bounds, range):
-        return isinstance(value, int) and value in bounds
-    return bool(bounds[0] < value <= bounds[1]) and (isinstance(value, int) or math.isfinite(value))
 
 
 def shown(value: Any) -> str:

@@ -73,11 +73,7 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
 
 @dataclass(frozen=True)
 class Arriving:
-    """Values of a batch that may still be on their way to the host.
-
-    values: waits for them, and gives one per unit of the batch; RuntimeError: what went wrong on the device.
-    arrived: whether `values` need not wait.
-    """
+    """Values of a batch, one per unit, that may still be on their way; `arrived`: whether none is."""
 
     values: Callable[[], Any]
     arrived: Callable[[], bool] = lambda: True

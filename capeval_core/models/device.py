@@ -45,15 +45,10 @@ def resolve_device(name: str | None) -> torch.device:
 
 
 def numbered_device(name: str | None) -> torch.device:
-    """The device to put a network on now: as `resolve_device`, and of several GPUs the current one by number.
-
-    So one network is not opened twice as "cuda" and "cuda:0", and its inputs follow it where a program, or
-    another thread, has another current GPU later.
-    """
+    """As `resolve_device`, and of several GPUs the current one by number: it may be another one later."""
     device = resolve_device(name)
-    if device.type == "cuda" and device.index is None:
-        return torch.device("cuda", torch.cuda.current_device())
-    return device
+    numbered = device.type != "cuda" or device.index is not None
+    return device if numbered else torch.device("cuda", torch.cuda.current_device())
 
 
 def cuda_is_lost(name: str | None = None) -> bool:
@@ -143,8 +138,7 @@ def kernels_agree(
 ) -> bool:
     """Whether kernels give what plain PyTorch gives; warns where they do not, or do not run at all.
 
-    cases: what is tried, the kernels' result, PyTorch's; of numbers of about 1, computed as they are asked
-    for. Memory that runs out says nothing about kernels, and is raised.
+    cases: what is tried, the kernels' result, PyTorch's; of numbers of about 1, as they are asked for.
     """
     bound = 1e-5 if dtype == torch.float32 else 0.02
     try:
@@ -156,7 +150,7 @@ def kernels_agree(
                     break
             else:
                 return True
-    except torch.OutOfMemoryError:
+    except torch.OutOfMemoryError:  # which says nothing about kernels
         raise
     except Exception as error:  # a compiler that is missing, a driver that is too old, in any words
         reason = f"{type(error).__name__}: {error}".split("\n", 1)[0]

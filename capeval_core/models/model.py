@@ -7,21 +7,22 @@ import json
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
 from huggingface_hub import ModelHubMixin
 from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor, nn
 
 from capeval_core.cache import feature_key
 from capeval_core.kept import whole_folder
 from capeval_core.models.batching import BatchSize
-from capeval_core.models.canary import TOLERANCE, check_canary, check_form
 from capeval_core.models.config import read
 from capeval_core.models.device import DTYPES, numbered_device
 from capeval_core.weights.catalogue import CONVERTED_AS, TINY_OF, entry_of
@@ -38,9 +39,10 @@ from capeval_core.weights.folder import (
     open_weights,
 )
 
-Self = TypeVar("Self", bound="CheckedModel")
 T = TypeVar("T")
 
+TOLERANCE = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
+TEXTS = ("A photo depicts a dog", "two red circles", "A photo depicts a street at night in the rain")
 _CARD_FILE = "README.md"
 _CARD = """---
 {{ card_data }}
@@ -57,35 +59,21 @@ that are computed again whenever the weights are loaded. The package's README te
 class CheckedModel(ABC, ModelHubMixin, library_name="capeval", model_card_template=_CARD):
     """A model with checked weights.
 
-    Args:
-        config: as `read_config` gives it.
-        tensors: exactly those of the architecture; missing, extra or misshaped ones are an error.
-        checksum: sha256 that identifies the tensors; computed from them if it is not given.
-        device: torch device name; None means CUDA where available, else the CPU.
-        dtype: "float32", "bfloat16" or "float16".
-
-    Raises:
-        WeightsError: the tensors do not fit the config or hold NaN or infinity, also once they are rounded to
-            `dtype`, or the canary comes out different.
+    config: as `read_config` gives it. tensors: exactly those of the architecture. checksum: sha256 of the
+    file of tensors, None to compute one of them. device: None means CUDA where available, else the CPU.
+    WeightsError: the tensors do not fit the config or hold NaN or infinity, also once they are rounded to
+    `dtype` (float32, bfloat16 or float16), or the canary comes out different.
     """
 
-    kind: ClassVar[str]
-    """What `encoder` in config.json calls this class."""
-    Settings: ClassVar[Any] = None
-    """What is read of a config, as a dataclass; see `models.config`."""
-    revision: ClassVar[int] = 1
-    """Raised whenever a change of the code changes features: those that were kept are then not reused."""
-    images_at_once: ClassVar[tuple[int, int]] = (16, 256)
-    """Visuals of an automatic batch, on the CPU and on a GPU."""
-    depends_on: ClassVar[tuple[str, ...]]
-    """Keys of the config that features depend on."""
-    described: ClassVar[str]
-    """The architecture in one line, with the names of its settings in braces."""
-    Conversion: ClassVar[type[Conversion]]
-    """How an original checkpoint becomes its config and tensors."""
+    kind: ClassVar[str]  # what `encoder` in config.json calls this class
+    Settings: ClassVar[Any] = None  # what is read of a config, as a dataclass; see `models.config`
+    revision: ClassVar[int] = 1  # raised whenever a change of the code changes features: none is then reused
+    images_at_once: ClassVar[tuple[int, int]] = (16, 256)  # of an automatic batch, on the CPU and on a GPU
+    depends_on: ClassVar[tuple[str, ...]]  # keys of the config that features depend on
+    described: ClassVar[str]  # the architecture in one line, with the names of its settings in braces
+    Conversion: ClassVar[type[Conversion]]  # how an original checkpoint becomes its config and tensors
 
-    fingerprint: str
-    """Names tensors, architecture and preprocessing: features of equal ones are equal."""
+    fingerprint: str  # of tensors, architecture and preprocessing: features of equal ones are equal
 
     def __init__(
         self,
@@ -157,7 +145,7 @@ class CheckedModel(ABC, ModelHubMixin, library_name="capeval", model_card_templa
 
     @classmethod
     def from_pretrained(  # type: ignore[override]
-        cls: type[Self],
+        cls,
         weights: str | PathLike[str],
         *,
         revision: str | None = None,
@@ -172,20 +160,12 @@ class CheckedModel(ABC, ModelHubMixin, library_name="capeval", model_card_templa
 
     @classmethod
     def convert(cls, path: str | PathLike[str], **settings: Any) -> Release:
-        """Config and tensors of an original checkpoint: arguments of the encoder, from which it can be saved.
-
-        Args:
-            path: the file that the authors released.
-            settings: of `Conversion`.
-        """
+        """Config and tensors of the file that the authors released, by settings of `Conversion`."""
         return cls.Conversion.of("convert", settings).read(Path(path), cls.empty)
 
     @classmethod
-    def open(
-        cls: type[Self], folder: WeightsFolder, *, device: str | None = None, dtype: str = "float32"
-    ) -> Self:
+    def open(cls, folder: WeightsFolder, *, device: str | None = None, dtype: str = "float32") -> Self:
         """The encoder of a weights folder; loaded once per process, device and dtype while it is in use."""
-
         with naming_weights(folder.name):
             config, sum = cls._config_of(folder), folder.checksum
             key = (cls._fingerprint(config, sum), str(numbered_device(device)), dtype)
@@ -202,8 +182,6 @@ class CheckedModel(ABC, ModelHubMixin, library_name="capeval", model_card_templa
     @classmethod
     def _config_of(cls, folder: WeightsFolder) -> dict[str, Any]:
         config = cls.read_config(folder)
-        if "canary" in config:
-            check_form(config["canary"])
         entry = entry_of(folder.name)
         for key, value in entry.settings.items() if entry else ():
             if config.get(key) != value:
@@ -282,3 +260,37 @@ def _tensors_checksum(tensors: dict[str, Tensor]) -> str:
         stored = tensors[name].cpu().contiguous().flatten().view(torch.uint8)  # numpy has no bfloat16
         digest.update(name.encode() + stored.numpy().tobytes())
     return digest.hexdigest()
+
+
+def canary_images() -> list[Image.Image]:
+    """Two images drawn from formulas: ramps and a chequerboard."""
+    x, y = np.meshgrid(np.arange(120), np.arange(90))
+    ramps = np.stack([2 * x, 255 - 2 * y, (x * y) % 256], axis=-1).astype(np.uint8)
+    board = np.where((x // 20 + y // 15) % 2, 230, 40).astype(np.uint8)
+    return [Image.fromarray(ramps), Image.fromarray(np.stack([board, board // 2, 255 - board], axis=-1))]
+
+
+def cosines(image_features: NDArray[np.float32], text_features: NDArray[np.float32]) -> NDArray[np.float32]:
+    """(images, texts) cosines of un-normalised features."""
+    lengths = np.linalg.norm(image_features, axis=1)[:, None] * np.linalg.norm(text_features, axis=1)
+    return np.asarray(image_features @ text_features.T / lengths, dtype=np.float32)
+
+
+def check_canary(canary: Any, computed: NDArray[np.float32], dtype: str) -> None:
+    """Refuse weights whose cosines are not those that were saved with them, to the tolerance of `dtype`."""
+    expected, tolerance = np.empty(0, dtype=np.float32), np.nan
+    with suppress(KeyError, TypeError, ValueError, OverflowError):
+        expected, tolerance = np.array(canary["cosines"], dtype=np.float32), float(canary["tolerance"][dtype])
+    if expected.ndim != 2 or not np.isfinite(expected).all() or not 0 < tolerance <= 1:
+        wrong = "canary does not hold rows of cosines, and a tolerance from 0 to 1 per dtype"
+        raise WeightsError(f"in the config, {wrong}: download or convert the weights again")
+    if expected.shape != computed.shape:
+        found = f"canary holds {expected.shape} cosines, expected {computed.shape}"
+        raise WeightsError(f"{found}: convert the weights again")
+    difference = float(np.abs(computed - expected).max())
+    if not difference <= tolerance:
+        raise WeightsError(
+            f"the canary cosines are off by {difference:.2g} (at most {tolerance:g} is allowed): tensors, "
+            "activation, heads or preprocessing are not those that the weights were saved with; "
+            "download or convert them again"
+        )
