@@ -10,14 +10,27 @@ own, `capeval shards score` does this shard by shard, and skips what is finished
 from __future__ import annotations
 
 import argparse
+import io
 import os
+from typing import Any
+
+import numpy as np
+from PIL import Image
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 import ray
 import ray.data
 
-from capeval_core.integrations.ray import CaptionScorer, ImageDecoder
+from capeval_core.integrations.ray import CaptionScorer
+
+
+def decoded(batch: dict[str, Any]) -> dict[str, Any]:
+    """Images as arrays of pixels, which an actor with a GPU only resizes."""
+    images = np.empty(len(batch["image"]), dtype=object)
+    for row, data in enumerate(batch["image"]):
+        images[row] = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
+    return {**batch, "image": images}
 
 
 def main() -> None:
@@ -38,7 +51,7 @@ def main() -> None:
     scored = (
         ray.data.read_parquet(arguments.input)
         .repartition(8 * arguments.workers)  # one block would keep one actor busy
-        .map_batches(ImageDecoder(**options), batch_size=256)
+        .map_batches(decoded, batch_size=256)
         .map_batches(
             CaptionScorer,
             fn_constructor_kwargs=options,

@@ -4,7 +4,7 @@ take alike.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,13 +12,9 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from capeval_core.encoders.preprocessing import Preprocessing
 from capeval_core.errors import wrong_option
-from capeval_core.inputs.images import ImageError, InputImage
 from capeval_core.integrations.shards.readers import check_columns, column_problems, find_columns
 from capeval_core.integrations.shards.scoring import BatchScorer
-from capeval_core.registry import network
-from capeval_core.weights.folder import open_weights
 
 
 class CaptionScorer(BatchScorer):
@@ -57,13 +53,14 @@ class CaptionScorer(BatchScorer):
         if rank and rank[0] is not None and self.options.device is None and torch.cuda.is_available():
             device = f"cuda:{rank[0] % torch.cuda.device_count()}"  # of its own for each process
             self.options, self._opened = replace(self.options, device=device), None
-        names = _names_of(batch, self.columns, self._chosen)
-        rows = {role: _stored(batch, name) for role, name in names.items()}
+        names = find_columns(batch, self.columns, self._chosen)
+        if problems := column_problems(names, self._chosen, list(batch)):
+            fix = 'pass columns={"caption": "..."}'
+            raise wrong_option("batch", list(batch), "; ".join(problems), fix, verb="has")
+        rows = {role: _stored(batch, own[0]) for role, own in names.items()}
         counts = {role: len(values) for role, values in rows.items()}
         if len(set(counts.values())) > 1:
             raise wrong_option("batch", counts, "not equally many of each", "give every row one of each")
-        if "error" in batch:  # of `ImageDecoder`
-            rows["error"] = [error or None for error in batch["error"]]
         found = super().__call__(rows)
         added: dict[str, Any] = {
             "score": np.array([np.nan if score is None else score for score in found["score"]]),
@@ -78,59 +75,6 @@ class CaptionScorer(BatchScorer):
             }
             added["parts"] = np.array([parts or missing for parts in found["parts"]], dtype=object)
         return {**batch, **added} if isinstance(batch, dict) else added
-
-
-class ImageDecoder:
-    """Images decoded and resized on CPUs to what a metric's network takes, for `map_batches` before a
-    `CaptionScorer`:
-
-        ds = ds.map_batches(ImageDecoder("pacs"), batch_size=256)
-        ds = ds.map_batches(CaptionScorer, ..., num_gpus=1, batch_size=1024)
-
-    The column of images holds uint8 (n, size, size, 3), and the scores are those without this stage. An image
-    that cannot be read is black and has a reason in the column `error`, by which the scorer leaves it out.
-
-    Args:
-        metric: one that sees the central square of an image at one size: pacs, refpacs, clips, refclips.
-        columns: `{"image": name}` where the column is not found by itself.
-        **options: of the metric; only `weights` matters, whose config alone is read.
-    """
-
-    def __init__(self, metric: str, *, columns: Mapping[str, str] | None = None, **options: Any) -> None:
-        class_ = BatchScorer(metric, **options).metric_class
-        self._columns = check_columns(columns)
-        if class_.network != "clip" or class_.media != ("image",):
-            found = "no metric that sees an image at one size only"
-            fix = "leave this stage out: its CaptionScorer decodes in threads"
-            raise wrong_option("metric", metric, found, fix)
-        default = class_.default_weights
-        weights = options.get("weights") or ("" if default is None else default.repository)
-        folder = open_weights(weights, metric=class_.name, tiny=str(class_.tiny))
-        self._preprocessing = Preprocessing(**network(class_.network).read_config(folder)["preprocessing"])
-        self.__name__ = type(self).__name__  # how Ray calls a function
-
-    def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """The batch with its images decoded."""
-        name = _names_of(batch, ["image"], self._columns)["image"]
-        n = self._preprocessing.image_size
-        pixels = np.zeros((len(batch[name]), n, n, 3), dtype=np.uint8)
-        errors = np.full(len(pixels), "", dtype=object)
-        for row, image in enumerate(_stored(batch, name)):
-            try:
-                loaded = InputImage.of(image, "image").load()
-                pixels[row] = self._preprocessing.pixels(loaded).transpose(1, 2, 0)
-            except (ImageError, TypeError, ValueError, OSError, MemoryError) as error:
-                errors[row] = str(error)
-        return {**batch, name: pixels, "error": errors}
-
-
-def _names_of(batch: Mapping[str, Any], needed: Sequence[str], chosen: Mapping[str, str]) -> dict[str, str]:
-    """Columns of a batch by what they hold."""
-    found = find_columns(batch, needed, chosen)
-    if problems := column_problems(found, chosen, list(batch)):
-        fix = 'pass columns={"caption": "..."}'
-        raise wrong_option("batch", list(batch), "; ".join(problems), fix, verb="has")
-    return {role: names[0] for role, names in found.items()}
 
 
 def _stored(batch: Mapping[str, Any], name: str) -> list[Any]:

@@ -1,46 +1,22 @@
-"""`CaptionScorer` and `ImageDecoder` on plain batches, in `datasets`, and in a Ray pipeline."""
+"""Shards scored by workers of Ray that are killed, or whose device is lost."""
 
 from __future__ import annotations
 
-import io
 import os
 import signal
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from PIL import Image
 
 from capeval_core.cli import main
 from capeval_core.integrations.shards import BatchScorer, ShardResult
 from tests.integrations.breaking import BREAKS, BreakingPacS
 from tests.integrations.shard_inputs import workers, write_shards
 from tests.support.seams import score_shards
-
-SIZE = 48  # of the network with the embedded small weights
-SIZES = [(90, 120), (300, 41), (SIZE, SIZE), (SIZE + 1, SIZE)]
-
-
-def picture(number: int, mode: str = "RGB", form: str = "PNG", **save: Any) -> bytes:
-    """The file of a drawn image."""
-    noise = np.random.default_rng(number).integers(0, 40, (*SIZES[number % len(SIZES)], 3), dtype=np.uint8)
-    noise[..., number % 3] += 200
-    image = Image.fromarray(noise).convert(mode)
-    with io.BytesIO() as file:
-        image.save(file, form, **save)
-        return file.getvalue()
-
-
-def turned() -> bytes:
-    """A photograph that a viewer would show turned by 90 degrees."""
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    return picture(1, form="JPEG", exif=exif)
 
 
 @pytest.fixture(scope="module")

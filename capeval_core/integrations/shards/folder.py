@@ -43,8 +43,7 @@ from capeval_core.integrations.shards.shard import (
 from capeval_core.kept import PARTIAL
 
 MANIFEST = "manifest.json"
-_MERGED = b"capeval_merged"
-"""Key of a merged table's metadata: signature and number of shards."""
+_MERGED = b"capeval_merged"  # in a merged table's metadata: signature and number of shards
 _QUANTILES = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
 _BINS = 60
 _NAMED = 1000  # uids that are named at most where many come twice
@@ -58,11 +57,7 @@ Planned = tuple[str, str]
 
 
 def plan_shards(inputs: Sequence[str], output: str) -> list[Planned]:
-    """The shards that patterns (with `*`, `?`, `[...]`, `**`) match, by name, each with its target.
-
-    ValueError: a pattern matches no file, two shards would have one target, or the output folder is that of
-    a shard, or a file.
-    """
+    """The shards that patterns (with `*`, `?`, `[...]`, `**`) match, by name, each with its target."""
     folder, problems = _output_folder(output), Problems()
     if folder.is_local and Path(folder.path).is_file():
         problems.add(option_problem("output", output, "a file", "pass a folder"))
@@ -157,22 +152,14 @@ def merge_shards(folder: str | PathLike[str], target: str | PathLike[str]) -> in
     """Join the outputs of all shards in a folder into one Parquet table, and return its number of rows.
 
     Shards come in the order of their names. Uids that come twice stay twice: `check_shards` names them.
-
     target: the Parquet file to write, outside of the folder; a merged table that is there is replaced.
-    ValueError: no outputs, one that is damaged or of another signature, or a target that is something else.
     """
     outputs, end = _outputs_in(folder), Place.of("target", target)
-    if end.identity.rpartition("/")[0] == outputs[0].parent.identity:
-        found = "in the folder of the shards, where it would count as one"
-        raise wrong_option("target", end.address, found, "name a file elsewhere")
-    if not end.name.endswith(".parquet"):
-        raise wrong_option("target", end.address, "no table by its name", "end it in .parquet")
+    if end.identity.rpartition("/")[0] == outputs[0].parent.identity or not end.name.endswith(".parquet"):
+        fix = "name a file elsewhere that ends in .parquet"
+        raise wrong_option("target", end.address, "one of the shards, or no table by its name", fix)
     if end.filesystem.exists(end.path):
-        try:
-            read_note(end, _MERGED)
-        except FileError as error:
-            found = "there, and no merged table"
-            raise wrong_option("target", end.address, found, "name another file") from error
+        read_note(end, _MERGED)  # nothing else is replaced
     problems = Problems()
     signatures: list[str] = []
     for output in outputs:

@@ -25,6 +25,7 @@ WINDOW = 2048
 """Rows that are in memory together."""
 NOTE = b"capeval_scores"
 """Key of an output's metadata: what its scores depend on, how many there are, and a digest of both."""
+_NOTED = ("rows", "failed", "error", "truncated", "signature", "checksum")
 _COLUMNS = ["uid", "score", "parts", "truncated", "error"]
 _MAGIC = b"PAR1"
 _AT_ONCE = 65_536  # rows of an output that are read together
@@ -75,10 +76,8 @@ def score_shard(
         source: Parquet, a tar of webdataset, or JSON lines: a path, or an address of fsspec.
         target: the Parquet file to write, in a folder that is made where there is none.
         metric: a name, an open metric, or a `BatchScorer`, which is best for several shards.
-        images: folder that paths of images are relative to, which may be an address too; None: that of the
-            source. Images named by addresses are never fetched.
-        columns: names of columns by what they hold, where they are not found by themselves: {"uid": ...,
-            "caption": ..., "image": ..., "references": ...}.
+        images: folder that paths of images are relative to, or its address; None: that of the source.
+        columns: names of columns where they are not found by themselves: {"caption": "alt_text"}.
         retry_failed: score the rows of a finished target again that have an `error`; the other rows stay.
         window: rows that are in memory together; fewer where they have more than 128 MB.
         progress: called with a number of rows whenever so many more are done.
@@ -87,7 +86,6 @@ def score_shard(
     Raises:
         TypeError, ValueError: as `BatchScorer`; a source that cannot be read, a target of other scores.
         OSError: the target cannot be written; nothing of it stays.
-        MemoryError: a single row does not fit into memory.
     """
     begin, end = Place.of("source", source), Place.of("target", target)
     chosen = check_columns(columns)
@@ -104,9 +102,8 @@ def score_shard(
     stored = _finished(end)
 
     def result(note: Mapping[str, Any], **run: Any) -> ShardResult:
-        names = ("rows", "failed", "error", "truncated", "signature", "checksum")
-        counts = {name: note[name] for name in names}
-        return ShardResult(begin.address, end.address, **counts, columns=note["read"], **run)
+        own = {name: note[name] for name in _NOTED}
+        return ShardResult(begin.address, end.address, **own, columns=note["read"], **run)
 
     def is_kept(checksum: str) -> bool:
         now = {**settings_of(scorer, chosen), "images": folder.identity, "checksum": checksum}
