@@ -60,15 +60,12 @@ class BoxVisual:
 
 def refuse_unusable(visual: BoxVisual) -> BoxVisual:
     """The visual, with an error where no box was found or numbers overflowed: no network reads such boxes."""
-    if visual.packed is None:
-        return visual
-    if len(visual.packed) == 1:
+    error = None
+    if visual.packed is not None and len(visual.packed) == 1:
         error = f"{visual.where}: the detector found no box in {visual.name}"
-    elif not np.isfinite(visual.packed).all():
+    elif visual.packed is not None and not np.isfinite(visual.packed).all():
         error = f'{visual.where}: features of {visual.name} are not finite: pass dtype="float32"'
-    else:
-        return visual
-    return replace(visual, error=error, packed=None)
+    return visual if error is None else replace(visual, error=error, packed=None)
 
 
 @runtime_checkable

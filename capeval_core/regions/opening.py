@@ -7,6 +7,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path, PurePath
 from typing import Any
@@ -57,21 +58,18 @@ def _split_threshold(name: str, kind: str, weights: str) -> tuple[str, float | N
     match = _SETTING.fullmatch(weights)
     if match is None or expanded_path(weights).exists():
         return weights, None
-    found, fix = "", ""
-    try:
-        threshold = float(match["value"])
-    except ValueError:
-        threshold = -1.0
-    if match["setting"] != "threshold":
-        found = f"{kind} has no setting {match['setting']!r}{did_you_mean(match['setting'], ['threshold'])}"
+    setting, value = match["setting"], match["value"]
+    found, fix = "", f"expected a threshold from 0 to 1, as in '{kind}:threshold=0.2'"
+    if setting != "threshold":
+        found, fix = f"{kind} has no setting {setting!r}{did_you_mean(setting, ['threshold'])}", ""
     elif kind == "everything":
         found = "'everything' has no boxes that a threshold could drop"
         fix = "leave it out, or take 'objects' or 'rectangles'"
-    elif not 0 <= threshold <= 1:
-        fix = f"expected a threshold from 0 to 1, as in '{kind}:threshold=0.2'"
-    if found or fix:
-        raise wrong_option("regions", name, found, fix, verb="")
-    return match["weights"] or "", threshold
+    else:
+        with suppress(ValueError):
+            if 0 <= float(value) <= 1:
+                return match["weights"] or "", float(value)
+    raise wrong_option("regions", name, found, fix, verb="")
 
 
 def _open(
@@ -103,10 +101,6 @@ _FORMS = (
     "expected a boolean array (h, w), run lengths {'size': [h, w], 'counts': ...}, or an annotation with "
     "'segmentation' or 'bbox' ([x, y, width, height])"
 )
-_BY_CONTENT = (
-    "images without a file name take theirs from PrecomputedRegions.of(images, masks), in "
-    "capeval_core.regions.opening"
-)
 
 
 class PrecomputedRegions(RegionSource):
@@ -133,18 +127,6 @@ class PrecomputedRegions(RegionSource):
         self._masks = {str(key): list(entries) for key, entries in masks.items()}
         self._names = Names(self._masks)
         self.fingerprint = f"precomputed-{_digest(self._masks)}"
-
-    @classmethod
-    def of(cls, images: Sequence[Any], masks: Sequence[Sequence[Any]]) -> PrecomputedRegions:
-        """Regions in a list parallel to the images, which are identified by their content."""
-        if len(images) != len(masks):
-            raise ValueError(f"len(masks)={len(masks)} but len(images)={len(images)}")
-        by_key: dict[str, Sequence[Any]] = {}
-        for index, (image, entries) in enumerate(zip(images, masks, strict=True)):
-            key = InputImage.of(image, f"images[{index}]").key
-            if _digest({"": by_key.setdefault(key, entries)}) != _digest({"": entries}):
-                raise ValueError(f"masks[{index}] differ from those of an earlier, equal image")
-        return cls(by_key)
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> PrecomputedRegions:
@@ -181,12 +163,12 @@ class PrecomputedRegions(RegionSource):
             raise ImageError(Problem(image.where, found, "name them as the file is named"))
         if path and matches:
             return self._masks[matches[0]]
-        if any(key.startswith(("file:", "pixels:")) for key in self._masks) and image.key in self._masks:
-            return self._masks[image.key]
         ids = ", ".join(list(self._masks)[:3]) + (", ..." if len(self._masks) > 3 else "")
         known = f"there are masks of {len(self._masks)} images: {ids}"
         found = f"there are no precomputed masks of {image.name} ({known})"
-        fix = "give it an empty list if it has no regions" if path else _BY_CONTENT
+        fix = (
+            "give it an empty list if it has no regions" if path else "pass its path, or set `image.filename`"
+        )
         raise ImageError(Problem(image.where, found, fix))
 
 
