@@ -10,8 +10,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from numbers import Real
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -79,16 +77,18 @@ class DocumentFrequencies(CorpusStatistics):
         {'a': 2, 'dog': 1, 'a dog': 1}
         """
         grams: dict[tuple[str, ...], int] = {}
-        _check_count("documents", documents, math.inf)
         for gram, count in counts.items():
             tokens = tuple(gram.split(" ")) if isinstance(gram, str) else gram
-            fix = "the n-gram comes twice" if tokens in grams else ""
             plain = isinstance(tokens, tuple) and all(isinstance(word, str) for word in tokens)
-            if not (plain and 1 <= len(tokens) <= LONGEST and all(w and " " not in w for w in tokens)):
+            fix = ""
+            if not plain or not 1 <= len(tokens) <= LONGEST or not all(w and " " not in w for w in tokens):
                 fix = "expected an n-gram of 1 to 4 words"
+            elif tokens in grams:
+                fix = "the n-gram comes twice"
+            elif count not in range(1, documents + 1):  # a float such as 3.0 is a whole number, too
+                fix = f"expected a whole number from 1 to {documents}, the number of documents"
             if fix:
                 raise wrong_option(f"counts[{gram!r}]", count, "", fix, verb="")
-            _check_count(f"counts[{gram!r}]", count, documents)
             grams[tokens] = int(count)
         # A prefix that is not counted itself stands in no document, so far as is known.
         held = dict.fromkeys([gram[:n] for gram in grams for n in range(1, len(gram) + 1)], 0) | grams
@@ -103,18 +103,15 @@ class DocumentFrequencies(CorpusStatistics):
             numbers |= {gram: number for number, (_, gram) in enumerate(of_length)}
             keys.append(np.array([key for key, _ in of_length], dtype=np.int64))
             frequencies.append(np.array([held[gram] for _, gram in of_length], dtype=np.int64))
-        return cls(int(documents), words, tuple(keys), tuple(frequencies))
+        return cls(documents, words, tuple(keys), tuple(frequencies))
 
     def counts(self) -> dict[str, int]:
         """{n-gram, its words joined by spaces: number of documents}, shorter ones first."""
-        found: dict[str, int] = {}
-        prefixes = [""]
+        found, grams = dict[str, int](), [""]
         for keys, frequencies in zip(self.keys, self.frequencies, strict=True):
-            prefix, word = np.divmod(keys, max(len(self.words), 1))
-            texts = zip(prefix.tolist(), word.tolist(), strict=True)
-            prefixes = [f"{prefixes[p]} {self.words[w]}".lstrip(" ") for p, w in texts]
-            counted = zip(prefixes, frequencies.tolist(), strict=True)
-            found |= {gram: count for gram, count in counted if count}
+            parts = [divmod(key, len(self.words)) for key in keys.tolist()]
+            grams = [f"{grams[prefix]} {self.words[word]}".lstrip(" ") for prefix, word in parts]
+            found |= {gram: n for gram, n in zip(grams, frequencies.tolist(), strict=True) if n}
         return found
 
     def of_block(self, block: TextBlock) -> Iterator[Floats]:
@@ -147,14 +144,6 @@ class DocumentFrequencies(CorpusStatistics):
     def __len__(self) -> int:
         """The number of distinct n-grams."""
         return sum(int(np.count_nonzero(frequencies)) for frequencies in self.frequencies)
-
-
-def _check_count(name: str, value: Any, most: float) -> None:
-    """Refuse what is no whole number from 1 to `most`; a float such as 3.0 is one."""
-    number = isinstance(value, Real) and not isinstance(value, bool)
-    if not number or not float(value).is_integer() or not 1 <= value <= most:
-        fix = f"expected a whole number from 1 to {'the number of documents' if most < math.inf else 'any'}"
-        raise wrong_option(name, value, "", fix, verb="", kind=ValueError if number else TypeError)
 
 
 @dataclass(frozen=True, eq=False)

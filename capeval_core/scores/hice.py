@@ -8,6 +8,7 @@ The authors released no code. The choices that their paper leaves open are optio
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -80,20 +81,19 @@ def image_text_terms(rows: pa.Table, w: float, include_whole_image: bool) -> dic
     return {name: np.where(np.isnan(cosine), np.nan, term) for name, term in terms.items()}
 
 
-def _text_text_terms(rows: pa.Table, reference_reduction: str) -> dict[str, Doubles]:
+def _text_text_terms(rows: pa.Table, reference_reduction: str) -> tuple[Doubles, Doubles]:
     """gTTC (eq. 3) and lTTC (eq. 9) of each row over its references, by the option `reference_reduction`."""
     gttc, lttc = reference_terms(rows)
     if reference_reduction == "best":
-        return {"gttc": gttc.max(), "lttc": lttc.max()}
+        return gttc.max(), lttc.max()
     if reference_reduction == "mean":
-        return {"gttc": gttc.mean(), "lttc": lttc.mean()}
+        return gttc.mean(), lttc.mean()
     if reference_reduction == "pooled":
         precision = [np.mean(np.max(own, axis=0)) for own in rows["caption_phrase_maxima"].to_pylist()]
         recall = [np.mean(np.concatenate(own)) for own in rows["reference_phrase_maxima"].to_pylist()]
-        pooled = harmonic_mean(*(compatibility(np.array(own)) for own in (precision, recall)))
-        return {"gttc": gttc.max(), "lttc": pooled}
+        return gttc.max(), harmonic_mean(*(compatibility(np.array(own)) for own in (precision, recall)))
     chosen = joint(gttc, lttc).argmax()
-    return {"gttc": gttc.values[chosen], "lttc": lttc.values[chosen]}
+    return gttc.values[chosen], lttc.values[chosen]
 
 
 def reference_terms(rows: pa.Table) -> tuple[Ragged, Ragged]:
@@ -226,10 +226,8 @@ class HiceS(CaptionMetric):
 
     def encode_images(self, window: Samples) -> Iterator[tuple[slice, list[Any]]]:
         """Images with their regions, as `RegionFeatures`, `IMAGES_AT_ONCE` at a time."""
-        transform, start = self.options.mask_transform, 0
-        images = self.encoder.encode_regions(
-            window.images, self.regions, mask_transform=transform, **self.run
-        )
+        run, start = {"mask_transform": self.options.mask_transform, **self.run}, 0
+        images = self.encoder.encode_regions(window.images, self.regions, **run)
         while features := list(islice(images, IMAGES_AT_ONCE)):
             yield slice(start, start + len(features)), features
             start += len(features)
@@ -272,12 +270,7 @@ class HiceS(CaptionMetric):
         return found
 
     def _explanation(
-        self,
-        shown: dict[str, Any],
-        row: Mapping[str, Any],
-        text: EncodedText,
-        image: InputImage,
-        view: Any,
+        self, shown: dict[str, Any], row: dict[str, Any], text: EncodedText, image: InputImage, view: Any
     ) -> HiceExplanation:
         """The explanation of a row, by the row's own cosines, so that the numbers add up."""
         from capeval_core.encoders.preprocessing import central_square
@@ -299,10 +292,10 @@ class HiceS(CaptionMetric):
             precision = w * max(whole if by_whole else best, 0.0)
             region = None if by_whole else int(cosines[i].argmax())
             content["phrases"].append({"phrase": phrases[i], "precision": precision, "region": region})
-        height, width = visible.size
-        boxes = zip(visible.boxes.tolist(), visible.areas.tolist(), row["region_maxima"], strict=True)
+        areas = (visible.areas / math.prod(visible.size)).tolist()
+        boxes = zip(visible.boxes.tolist(), areas, row["region_maxima"], strict=True)
         for i, (box, area, best) in enumerate(boxes):
-            note = {"box": box, "area": area / (height * width), "recall": w * max(best, 0.0)}
+            note = {"box": box, "area": area, "recall": w * max(best, 0.0)}
             content["regions"].append(note | {"phrase": phrases[int(cosines[:, i].argmax())]})
         if with_whole:
             best, phrase = max(zip(row["phrase_cosines"], phrases, strict=True), key=itemgetter(0))
@@ -334,7 +327,7 @@ class RefHiceS(HiceS):
 
     def aggregate(self, rows: pa.Table) -> Values:
         terms = image_text_terms(rows, self.options.w, self.options.include_whole_image)
-        terms |= _text_text_terms(rows, self.options.reference_reduction)
+        terms["gttc"], terms["lttc"] = _text_text_terms(rows, self.options.reference_reduction)
         score = harmonic_mean(terms["gitc"], terms["litc"], terms["gttc"], terms["lttc"])  # eq. 11
         highest = 2 * self.options.w / (self.options.w + 1)
         return Values(score, {**terms, **_counts(rows)}, range=(0.0, highest))
@@ -343,18 +336,17 @@ class RefHiceS(HiceS):
         self, samples: Samples, rows: pa.Table, parts: Mapping[str, list[Any]]
     ) -> dict[int, dict[str, Any]]:
         gttc, lttc = reference_terms(rows)
-        reduction = self.options.reference_reduction
-        terms = {"joint": [joint(gttc, lttc)], "best": [gttc, lttc]}.get(reduction, [])
-        chosen = np.full(len(gttc.values), not terms)  # by the other reductions all are
-        for term in terms:
+        deciding = {"joint": [joint(gttc, lttc)], "best": [gttc, lttc]}.get(
+            self.options.reference_reduction, []
+        )
+        chosen = np.full(len(gttc.values), not deciding)  # by the other reductions all are
+        for term in deciding:
             chosen[term.argmax()] = True
-        notes = zip(gttc.values.tolist(), lttc.values.tolist(), chosen.tolist(), strict=True)
+        columns = {"gttc": gttc.values.tolist(), "lttc": lttc.values.tolist(), "chosen": chosen.tolist()}
+        notes = (dict(zip(columns, own, strict=True)) for own in zip(*columns.values(), strict=True))
         shown = super().evidence_of(samples, rows, parts)
         for explanation, references in zip(shown.values(), samples.references or [], strict=True):
-            explanation["compared"] = [
-                {"reference": text, "gttc": whole, "lttc": local, "chosen": is_chosen}
-                for text, (whole, local, is_chosen) in zip(references, notes, strict=False)
-            ]
+            explanation["compared"] = [{"reference": text, **next(notes)} for text in references]
         return shown
 
 
@@ -410,12 +402,8 @@ def _phrase_columns(
 def _counts(rows: pa.Table) -> dict[str, Doubles]:
     """Counts of regions, phrases, dropped regions and sentences without a phrase; NaN where a row failed."""
     failed = rows["cosine"].is_null().to_numpy()
-    counts = {
-        "region_count": pc.list_value_length(rows["region_maxima"]),
-        "phrase_count": pc.list_value_length(rows["phrase_maxima"]),
-        "regions_dropped": rows["regions_dropped"],
-        "without_phrases": rows["without_phrases"],
-    }
+    counts = {f"{name}_count": pc.list_value_length(rows[f"{name}_maxima"]) for name in ("region", "phrase")}
+    counts |= {name: rows[name] for name in ("regions_dropped", "without_phrases")}
     return {name: np.where(failed, np.nan, count.to_numpy()) for name, count in counts.items()}
 
 
@@ -456,15 +444,12 @@ class HiceExplanation(DrawnExplanation):
     def with_threshold(self, threshold: float) -> HiceExplanation:
         """The same explanation with another threshold for mistakes and unmentioned regions."""
         outside = bool(self["outside"])  # a phrase that fits no region may be about one of those
-        phrases = [(note, note["precision"] < threshold) for note in self["phrases"]]
-        changed = {
-            "threshold": threshold,
-            "phrases": [
-                {**note, "mistake": below and not outside, "judged": not (below and outside)}
-                for note, below in phrases
-            ],
-            "regions": [{**note, "unmentioned": note["recall"] < threshold} for note in self["regions"]],
-        }
+        phrases = []
+        for note in self["phrases"]:
+            below = note["precision"] < threshold
+            phrases.append({**note, "mistake": below and not outside, "judged": not (below and outside)})
+        regions = [{**note, "unmentioned": note["recall"] < threshold} for note in self["regions"]]
+        changed = {"threshold": threshold, "phrases": phrases, "regions": regions}
         return HiceExplanation({**self, **changed}, self._image, self._masks)
 
     def plot(self, width: int = 1280, *, threshold: float | None = None) -> Image:

@@ -190,11 +190,11 @@ class VilbertScore(RegionMetric):
             recall = weighted_means(Ragged.of(maxima), Ragged.of(weights))
             f = f_score(precision, recall)
         failed = rows["caption_maxima"].is_null().to_numpy()
-        found = {"precision": precision, "recall": recall, "f": f}
-        means = {
-            name: np.where(failed, np.nan, Ragged(values, counts).mean()) for name, values in found.items()
+        found = {
+            name: Ragged(of, counts) for name, of in (("precision", precision), ("recall", recall), ("f", f))
         }
-        each = {f"reference_{name}": lists(values, counts).to_pylist() for name, values in found.items()}
+        means = {name: np.where(failed, np.nan, own.mean()) for name, own in found.items()}
+        each = {f"reference_{name}": lists(own.values, counts).to_pylist() for name, own in found.items()}
         return Values(means["f"], {**means, **each})
 
     def evidence_of(
@@ -223,13 +223,17 @@ class VilbertScore(RegionMetric):
         notes: list[dict[str, Any]] = []
         for number, (reference, own, rows) in enumerate(zip(references, others, features, strict=True)):
             cosines = np.clip(caption @ rows.T, -1, 1)
-            scores = {name: numbers[f"reference_{name}"][number] for name in ("precision", "recall", "f")}
-            matches = {
-                "caption_matches": word_matches(words, own, cosines.tolist()),
-                "reference_matches": word_matches(own, words, cosines.T.tolist()),
-            }
-            shown = {"words": words, "reference_words": own, "cosines": cosines.tolist()}
-            notes.append({"reference": reference, **scores, **matches, **shown})
+            notes.append(
+                {
+                    "reference": reference,
+                    **{name: numbers[f"reference_{name}"][number] for name in ("precision", "recall", "f")},
+                    "caption_matches": word_matches(words, own, cosines.tolist()),
+                    "reference_matches": word_matches(own, words, cosines.T.tolist()),
+                    "words": words,
+                    "reference_words": own,
+                    "cosines": cosines.tolist(),
+                }
+            )
         return notes
 
 
@@ -265,7 +269,7 @@ class Matcher:
 
     def columns(self) -> dict[str, pa.Array]:
         """The columns of `VilbertScore.ROW`."""
-        words, released = self.words(), self.released()
+        words, released = self.words(), self._released()
         of_captions, of_references = self._weights(self.captions), self._weights(self.references)
         of_pairs = lists(words.x_maxima, of_captions.lengths[self.owner])
         of_words = lists(words.y_maxima, of_references.lengths)
@@ -283,7 +287,7 @@ class Matcher:
         """Words of captions matched with words of each reference, pair by pair."""
         return self._match(lambda text: self.encoder.words(text.ids), return_maxima=True)
 
-    def released(self) -> Any:
+    def _released(self) -> Any:
         """What the released script matches.
 
         With m token ids of a text, marks included, it takes rows 1 to m - 1 of its m + 1 rows: the task token
@@ -309,10 +313,10 @@ class Matcher:
         """The greedy matching of chosen rows, on the encoder's device if that is CUDA; values on the CPU."""
         from capeval_core.matching.greedy import greedy_match
 
-        x, y = (self._packed(texts, rows) for texts in (self.captions, self.references))
-        x_lengths = [len(text.features[rows(text)]) for text in self.captions]
-        y_lengths = [len(text.features[rows(text)]) for text in self.references]
-        return greedy_match(x, y, x_lengths, y_lengths, x_of_pair=self.owner, **settings).to("cpu")
+        sides = self.captions, self.references
+        packed = [self._packed(texts, rows) for texts in sides]
+        lengths = [[len(text.features[rows(text)]) for text in texts] for texts in sides]
+        return greedy_match(*packed, *lengths, x_of_pair=self.owner, **settings).to("cpu")
 
     def _packed(self, texts: Sequence[EncodedText], rows: Callable[[EncodedText], slice]) -> Any:
         """Chosen rows of texts, one text after another; those that are not on CUDA yet get there at once."""
