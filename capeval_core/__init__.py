@@ -11,8 +11,7 @@ result.mean, result.scores, result.signature
 
 from __future__ import annotations
 
-from capeval_core._version import __version__
-from capeval_core.project import lazy_names
+from capeval_core.project import __version__, lazy_names
 
 # Their types are in __init__.pyi. Lazy, so that importing the package costs nothing.
 __all__ = ["Result", "__version__", "list_metrics", "load", "module", "module_path"]

@@ -5,9 +5,9 @@ Options are checked when a metric is opened, all at once. Every other name is a 
 
 from typing import Any, Literal, overload
 
-from capeval_core._version import __version__ as __version__
 from capeval_core.integrations.evaluate_module import module as module
 from capeval_core.metric import CaptionMetric
+from capeval_core.project import __version__ as __version__
 from capeval_core.registry import list_metrics as list_metrics
 from capeval_core.registry import module_path as module_path
 from capeval_core.result import Result as Result

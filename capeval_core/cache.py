@@ -130,19 +130,7 @@ class FeatureCache:
                     disk.executemany("INSERT OR REPLACE INTO features_3 VALUES (?, ?, ?)", stored)
 
     def forget_unused(self) -> None:
-        """End a run: forget features that were neither read nor put since the end of the last one.
-
-        For runs over the same images with ever new captions, as in training.
-
-        >>> cache = FeatureCache(UNBOUNDED)
-        >>> cache.put({"image": np.float32([1]), "caption": np.float32([2])})
-        >>> cache.forget_unused()
-        >>> list(cache.get(["image"]))
-        ['image']
-        >>> cache.forget_unused()
-        >>> list(cache.get(["image", "caption"]))
-        ['image']
-        """
+        """End a run, as of training: forget what was neither read nor put since the end of the last one."""
         with self._lock:
             for memory in self._memories:
                 memory.forget_unused()

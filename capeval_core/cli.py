@@ -8,9 +8,9 @@ import warnings
 from collections.abc import Sequence
 from importlib import import_module
 
-from capeval_core._version import __version__
 from capeval_core.commands.terminal import INTERRUPTED, Parser, announce, complain, table
 from capeval_core.errors import did_you_mean, naming
+from capeval_core.project import __version__
 
 COMMANDS: dict[str, str] = {
     "demo": "score packaged images with a small packaged model, without a network",

@@ -29,17 +29,12 @@ _PLURAL = {"is": "are", "has": "have"}
 
 @dataclass(frozen=True)
 class _Names:
-    """What a door (Python, the command line, a page) calls things; it says so once, by `naming`.
+    """What a door (Python, the command line, a page) calls things; it says so once, by `naming`."""
 
-    names: arguments and options by their names in Python; one that ends with `=` is written with its value.
-    flags: whether options are those of a command. row: what a place in an argument is called. advice: how an
-    option is set.
-    """
-
-    names: Mapping[str, str] = field(default_factory=dict)
-    flags: bool = False
-    row: Callable[[str, Sequence[int | str]], str] | None = None
-    advice: Callable[[str, Any], str] | None = None
+    names: Mapping[str, str] = field(default_factory=dict)  # `weights=`: written with its value
+    flags: bool = False  # whether options are those of a command
+    row: Callable[[str, Sequence[int | str]], str] | None = None  # what a place in an argument is called
+    advice: Callable[[str, Any], str] | None = None  # how an option is set
 
 
 _DOOR: ContextVar[_Names] = ContextVar("names", default=_Names())  # noqa: B039  (frozen)
@@ -58,11 +53,7 @@ def naming(names: Mapping[str, str] | None = None, **door: Any) -> Iterator[None
 
 
 def at(argument: str, index: Index = None) -> str:
-    """An argument or a place in it, as the door calls it.
-
-    >>> at("captions", (3, 1)), at("images", (17, "bytes")), at("good.json", "line 3")
-    ('captions[3][1]', 'images[17]["bytes"]', 'good.json: line 3')
-    """
+    """An argument or a place in it, as the door calls it: `captions[3][1]`, `good.json: line 3`."""
     door = _DOOR.get()
     if index is None or isinstance(index, str):
         name = door.names.get(argument, argument)
@@ -77,14 +68,7 @@ def place(argument: str, path: Sequence[int | str]) -> str:
 
 
 def setting(name: str, value: Any, before: str = "") -> str:
-    """An option with a value as advice; `before` leads to it, and goes where a door has no such option.
-
-    >>> setting("empty", "score", "or pass ")
-    'or pass empty="score"'
-    >>> with naming(flags=True):
-    ...     setting("empty", "score", "or pass ")
-    'or pass --empty score'
-    """
+    """Advice, `empty="score"` or `--empty score`; `before` goes where a door has no such option."""
     door = _DOOR.get()
     if door.advice is not None:
         return door.advice(name, value)
@@ -114,11 +98,7 @@ def _label(name: str) -> str:
 
 
 class Problem(NamedTuple):
-    """One thing that is wrong; `kind` is the error that it is if it is the only one.
-
-    >>> str(Problem(at("captions", 3), "is empty", "write a caption"))
-    'captions[3] is empty: write a caption'
-    """
+    """One thing that is wrong; `kind` is the error that it is if it is the only one."""
 
     where: str
     found: str
@@ -290,11 +270,7 @@ def expanded_path(path: str | os.PathLike[str]) -> Path:
 
 
 def did_you_mean(name: str, known: Iterable[str], *, closeness: float = 0.6) -> str:
-    """`: did you mean 'x'?` for the closest known name, else an empty string.
-
-    >>> did_you_mean("pasc", ["pacs", "clips"])
-    ": did you mean 'pacs'?"
-    """
+    """`: did you mean 'x'?` for the closest known name, else an empty string."""
     close = difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=closeness)
     return f": did you mean {close[0]!r}?" if close else ""
 
@@ -324,11 +300,7 @@ def shown(value: Any) -> str:
 
 
 def signed(value: float, *digits: int) -> str:
-    """A difference with its sign: the first of so many digits (4, else 8) that show that it is not 0.
-
-    >>> signed(0.5), signed(-0.00001), signed(0.0001, 3)
-    ('+0.5000', '-0.00001000', '+1.0e-04')
-    """
+    """A difference with its sign: the first of so many digits (4, else 8) that show that it is not 0."""
     texts = (f"{value:+.{number}f}" for number in digits or (4, 8))
     return next((text for text in texts if float(text) or not value), f"{value:+.1e}")
 

@@ -39,13 +39,6 @@ class Kept:
     argument: what messages call the folder. most_rows, most_seconds: after which rows are written.
     mapped: Arrow files, of which only the rows that are used take memory, instead of Parquet.
     required: a disk that cannot be written is an OSError.
-
-    >>> folder = Path(tempfile.mkdtemp())
-    >>> kept = Kept(folder, {"seed": 1}, "rows")
-    >>> kept.append(pa.table({"dogs": [2, 3]}))
-    >>> kept.flush()
-    >>> [table.to_pydict() for table in Kept(folder, {"seed": 1}, "rows").tables()]
-    [{'dogs': [2, 3]}]
     """
 
     def __init__(

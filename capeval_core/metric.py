@@ -14,7 +14,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from capeval_core._version import __version__
 from capeval_core.cache import shared_cache
 from capeval_core.errors import InputTypeError, Problem, at, warn
 from capeval_core.inputs.samples import Pools, Samples, argument_of, check_pools
@@ -22,6 +21,7 @@ from capeval_core.inputs.texts import united
 from capeval_core.kept import check_folder
 from capeval_core.options import CorpusStatistics
 from capeval_core.options import Options as CommonOptions
+from capeval_core.project import __version__
 from capeval_core.registry import media_of, network, package_of
 from capeval_core.result import Published, Result, Values, stands_for_zero
 from capeval_core.rows import RowCollector, RowStores, canonical, progress_bar

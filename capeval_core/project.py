@@ -1,4 +1,4 @@
-"""What the package says of itself: its address on the web, its licence, its extras, and its lazy names."""
+"""What the package says of itself: version, address on the web, licence, extras, and its lazy names."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
+__version__ = "0.1.0"
 ADDRESS: str | None = None
 """Of the public repository, on GitHub or the Hub, without a slash at its end; None: there is none, and
 nothing links to it. After a change: `python -m tools.documents`."""
@@ -21,24 +22,13 @@ def address(path: str = "") -> str | None:
 
 
 def install_command(extra: str) -> str:
-    """What installs the packages of an extra of setup.cfg.
-
-    >>> install_command("video")
-    'pip install "capeval[video]"'
-    """
+    """What installs the packages of an extra of setup.cfg."""
     return f'pip install "capeval[{extra}]"'
 
 
 @contextmanager
 def needs(package: str, extra: str) -> Iterator[None]:
-    """Import a package, or say which extra brings it.
-
-    >>> with needs("no_such_package", "ray"):
-    ...     import no_such_package
-    Traceback (most recent call last):
-    ...
-    ModuleNotFoundError: no_such_package is not installed: pip install "capeval[ray]"
-    """
+    """Import a package in the block, or say which extra brings it."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -48,17 +48,14 @@ class Values:
 
 @dataclass(frozen=True)
 class Published:
-    """A mean that a paper reports: of whose captions, on which images, with which weights of the catalogue.
-
-    source: paper and table. settings: the options that differed from the defaults, in words; '' if none did.
-    """
+    """A mean that a paper reports: of whose captions, on which images, by which listed weights."""
 
     captions: str
     value: float
     dataset: str
     weights: str
-    source: str
-    settings: str = ""
+    source: str  # paper and table
+    settings: str = ""  # the options that differed from the defaults, in words
 
 
 @dataclass(frozen=True)

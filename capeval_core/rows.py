@@ -74,12 +74,7 @@ def common_columns(
 
 
 class Texts:
-    """Captions and references of samples as one list `all`, captions first, and which are whose.
-
-    >>> texts = Texts(Samples(["a", "b"], [], [["c"], ["d", "e"]], range(2)))
-    >>> texts.all, texts.references(slice(1, 2)), texts.total(slice(0, 2), [1, 0, 0, 5, 1])
-    (['a', 'b', 'c', 'd', 'e'], slice(3, 5, None), array([1, 6]))
-    """
+    """Captions and references of samples as one list `all`, captions first, and which are whose."""
 
     def __init__(self, samples: Samples, *, with_references: bool = True) -> None:
         references = (samples.references if with_references else None) or [[]] * len(samples)
@@ -121,11 +116,7 @@ def nullable(values: NDArray[np.floating[Any]]) -> pa.Array:
 
 
 def lists(values: Any, lengths: NDArray[np.int64]) -> pa.ListArray:
-    """A list column: consecutive values, of an array or a torch tensor, in lists of these lengths.
-
-    >>> lists(np.array([1.0, 2.0, 3.0]), np.array([2, 0, 1])).to_pylist()
-    [[1.0, 2.0], [], [3.0]]
-    """
+    """A list column: consecutive values, of an array or a torch tensor, in lists of these lengths."""
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     return pa.ListArray.from_arrays(offsets, values.numpy() if hasattr(values, "numpy") else values)
 
@@ -280,11 +271,7 @@ class RowCollector:
 
 
 class FreedMemory:
-    """Returns freed pages to the system, every 512 rows of a long run.
-
-    Decoded images of many sizes come and go in several threads, and glibc, alone among C libraries, keeps
-    the holes that they leave: about 30 KB for each further image.
-    """
+    """Returns freed pages to the system: glibc keeps 30 KB for each image that some thread has decoded."""
 
     _trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform.startswith("linux") else None
     _rows = 0

@@ -40,8 +40,8 @@ class Task:
 def encode_tasks(tasks: Sequence[Task], *, progress: bool = False) -> None:
     """Fill in the rows of each task, of metrics on the same captions, none a reranker.
 
-    Captions of one picture are encoded together, whatever their system: a network that reads an image with a
-    text runs the image once. Metrics that share weights take turns, and find its features in the cache.
+    Captions of one picture are encoded together, whatever their system, and metrics take turns: a network
+    that reads an image with a text runs the image once, and metrics that share weights find its features.
     """
     for task in tasks:
         task.metric.options.check_separable(type(task.metric), scores=False)
@@ -116,19 +116,7 @@ def _joined(systems: Sequence[Samples]) -> Samples:
 
 
 class Evidence(Mapping[int, Mapping[str, Any]]):
-    """Where scores come from, by the index of a caption, made when it is asked for: no run keeps it of all.
-
-    A metric chooses among pools by all of them, so their evidence is made at once.
-
-    >>> import capeval_core
-    >>> from capeval_core.demo import demo_set
-    >>> metric, item = capeval_core.load("pacs", weights="tiny"), demo_set()[0]
-    >>> samples = metric.check([item.good, item.unrelated], [item.image, item.image])
-    >>> rows = metric.encode_all(samples)
-    >>> evidence = Evidence(metric, samples, rows, metric.combine(rows))
-    >>> evidence[1]["caption"] == item.unrelated, sorted(evidence[1])
-    (True, ['caption', 'cosine', 'image'])
-    """
+    """Where scores come from, by the index of a caption, made when it is asked for; of pools, all at once."""
 
     def __init__(self, metric: CaptionMetric, samples: Samples, rows: pa.Table, result: Result) -> None:
         options: Any = metric.options

@@ -170,18 +170,14 @@ class CorpusFormula:
 
 @dataclass(frozen=True)
 class Clusters:
-    """Sums and counts of finite scores per image; all re-aggregations need no more.
-
-    sums: (n,) of scores; or (n, k) of what a formula takes. counts: (n,) captions with a score.
-    visual: what messages call an image: "image" or "video". range: what a mean cannot leave.
-    """
+    """Sums and counts of finite scores per image; all re-aggregations need no more."""
 
     names: list[str]
-    sums: Doubles
-    counts: Doubles
+    sums: Doubles  # (n,) of scores; or (n, k) of what a formula takes
+    counts: Doubles  # (n,) captions with a score
     formula: CorpusFormula | None = None
-    visual: str = "image"
-    range: tuple[float, float] = UNBOUNDED
+    visual: str = "image"  # what messages call an image
+    range: tuple[float, float] = UNBOUNDED  # which a mean cannot leave
 
     @staticmethod
     def of(
@@ -240,11 +236,7 @@ def mean_interval(clusters: Clusters, *, level: float) -> Interval:
 
 
 def paired_comparison(first: Clusters, second: Clusters, *, level: float) -> Comparison:
-    """Interval and test of a difference of means, or formulas, over images that both systems have a score on.
-
-    Raises:
-        NoTestError: fewer than five such images, or a system lacks what the formula needs.
-    """
+    """Interval and test of a difference of numbers, over images that both systems have a score on."""
     check_level(level)
     _, a, b = np.intersect1d(first.names, second.names, assume_unique=True, return_indices=True)
     n, visual = len(a), first.visual
@@ -278,18 +270,14 @@ def paired_comparison(first: Clusters, second: Clusters, *, level: float) -> Com
 
 @dataclass(frozen=True)
 class _Studentised:
-    """Distribution of a mean, or of a difference of two, divided by its error.
+    """Distribution of a mean, or of a difference of two, divided by its standard error."""
 
-    error: standard error; 0 where the images do not differ. rounding: what counts as 0 then. degrees: of
-    freedom of Student's t. stretch: factor of its quantiles. bend, shift: a and b of g(t).
-    """
-
-    error: float
-    rounding: float
-    degrees: float = 1.0
-    stretch: float = 1.0
-    bend: float = 0.0
-    shift: float = 0.0
+    error: float  # 0 where the images do not differ
+    rounding: float  # what counts as 0 then
+    degrees: float = 1.0  # of freedom of Student's t
+    stretch: float = 1.0  # factor of its quantiles
+    bend: float = 0.0  # a of g(t)
+    shift: float = 0.0  # b of g(t)
 
     @staticmethod
     def of_systems(*systems: Clusters) -> _Studentised:

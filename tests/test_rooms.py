@@ -22,7 +22,6 @@ SHARED = {
     "ragged",
     "demo",
     "project",
-    "_version",
     "limits",
 }
 """Files beside the rooms that any room may import; the others are the contract, for scores and doors."""

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageOps
 
-from capeval_core._version import __version__
 from capeval_core.errors import minus, p_in_words, signed
 from capeval_core.inputs.images import ImageError, InputImage
 from capeval_core.inputs.videos import InputFrames, Sampling
 from capeval_core.kept import try_writing, write_whole
+from capeval_core.project import __version__
 from capeval_core.reports.explanations import (
     DIGITS,
     STYLE,

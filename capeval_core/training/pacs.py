@@ -22,13 +22,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from capeval_core._version import __version__
 from capeval_core.encoders.clip import ClipEncoder
 from capeval_core.encoders.tokenizers import ClipTokenizer
 from capeval_core.errors import Problems, file_problem, option_problem, warn, wrong_option
 from capeval_core.inputs.images import InputImage
 from capeval_core.models.copies import on_device
 from capeval_core.options import option
+from capeval_core.project import __version__
 from capeval_core.registry import network_of
 from capeval_core.training.augmentation import Positives
 from capeval_core.training.captioned import CaptionedImages

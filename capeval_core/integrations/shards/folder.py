@@ -19,7 +19,6 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from capeval_core._version import __version__
 from capeval_core.errors import (
     FileError,
     Problem,
@@ -41,6 +40,7 @@ from capeval_core.integrations.shards.shard import (
     written,
 )
 from capeval_core.kept import PARTIAL
+from capeval_core.project import __version__
 
 MANIFEST = "manifest.json"
 _MERGED = b"capeval_merged"  # in a merged table's metadata: signature and number of shards
