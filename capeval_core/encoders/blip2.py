@@ -174,10 +174,8 @@ class Matches:
     @property
     def itm(self) -> Floats:
         """(n,) float32 probabilities that a caption belongs to the image."""
-        # Of the larger logit's side, so that the exponential never overflows.
         ahead = self.logits[:, 1].astype(np.float64) - self.logits[:, 0]
-        small = np.exp(-np.abs(ahead))
-        return np.asarray(np.where(ahead < 0, small, 1) / (1 + small), dtype=np.float32)
+        return np.asarray(np.exp(-np.logaddexp(0, -ahead)), dtype=np.float32)
 
 
 class Blip2Encoder(PairEncoder, tags=["image-captioning", "blip-2"]):

@@ -81,11 +81,8 @@ class WeightsEntry:
     def how_to_convert(self, metric: str) -> str:
         """How to get these weights where the Hub repository could not be loaded."""
         if self.checkpoint is None:
-            return (
-                f"Where there is a network, download it with\n"
-                f"    hf download {self.repository} --local-dir {self.folder}\n"
-                f"copy the folder here, "
-            )
+            fetched = f"hf download {self.repository} --local-dir {self.folder}"
+            return f"Where there is a network, download it with\n    {fetched}\ncopy the folder here, "
         return (
             f"The original release is {self.checkpoint} at\n    {self.original}\n"
             f"Download it, run\n    {self.convert_command(metric)}\n"

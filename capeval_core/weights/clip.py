@@ -39,9 +39,8 @@ _ADAPTER = re.compile(
     r"[._]lora_([AB])"
 )
 _MODES = (
-    "a checkpoint written in training mode needs adapters='all' to give the model that was trained; one "
-    "written in evaluation mode has them in its MLP weights already, and 'all' would add them twice (compare "
-    "mlp.c_fc.weight with the CLIP that was tuned: equal means not yet added)"
+    "a checkpoint written in evaluation mode has them in its MLP weights already (compare mlp.c_fc.weight with "
+    "the CLIP that was tuned: equal means not yet added); one written in training mode needs adapters='all'"
 )
 _HEAD_WIDTH, _WIDEST_REGULAR = 64, 1024
 """Of the attention heads in CLIP's towers, up to ViT-L/14; in wider ones it differs (80, 88, 104, ...)."""
@@ -91,19 +90,14 @@ def merge_adapters(tensors: Tensors, adapters: Adapters, notes: list[str]) -> Te
         if adapters == "all" or (adapters == "released" and ".mlp." not in target):
             plain[target] = (plain[target].double() + update).float()
             merged += 1
-    if pairs:
-        ignored = len(pairs) - merged
-        notes.append(
-            f"{merged} low-rank adapters were merged into their weights, {ignored} ignored ({adapters})"
-        )
-        if adapters == "released" and ignored:
-            notes.append(
-                "the released script ignores adapters of MLP layers: it enters evaluation mode before it "
-                "loads the checkpoint, which marks these layers as merged"
-            )
-        notes += [_MODES] if adapters != "none" else []
-    else:
+    ignored = len(pairs) - merged
+    if not pairs:
         notes.append("no adapters in the checkpoint: its weights are taken as they are")
+        return plain
+    notes.append(f"{merged} low-rank adapters were merged into their weights, {ignored} ignored ({adapters})")
+    if adapters == "released" and ignored:
+        notes.append("the released script ignores adapters of MLP layers, which it takes for merged ones")
+    notes += [_MODES] if adapters != "none" else []
     return plain
 
 

@@ -61,11 +61,6 @@ class WeightsFolder:
     checksum: str
 
     @property
-    def config_file(self) -> Path:
-        """config.json, or open_clip_config.json where the folder is in that format."""
-        return self.path / (OPEN_CLIP_CONFIG if self.tensor_file.name == OPEN_CLIP_TENSORS else CONFIG)
-
-    @property
     def original(self) -> str | None:
         """File name of the checkpoint that they were converted from, where that is noted."""
         source = self.config.get("source")
@@ -99,18 +94,17 @@ def check_finite(tensors: Mapping[str, Tensor], fix: str = _AGAIN) -> None:
     """Refuse tensors that hold NaN or infinity, which would make scores NaN."""
     import torch
 
-    for name, tensor in sorted(tensors.items()):
-        if tensor.is_floating_point() and tensor.numel():
-            # NaN comes through, and no copy of a large tensor is made; types of 8 bits have no such function.
-            low, high = torch.aminmax(tensor if tensor.element_size() > 1 else tensor.float())
-            if not (bool(torch.isfinite(low)) and bool(torch.isfinite(high))):
-                raise WeightsError(f"tensor {name} holds NaN or infinity: {fix}")
+    floating = {name: own for name, own in tensors.items() if own.is_floating_point() and own.numel()}
+    for name, tensor in sorted(floating.items()):
+        # NaN comes through, and no copy of a large tensor is made; types of 8 bits have no such function.
+        low, high = torch.aminmax(tensor if tensor.element_size() > 1 else tensor.float())
+        if not (bool(torch.isfinite(low)) and bool(torch.isfinite(high))):
+            raise WeightsError(f"tensor {name} holds NaN or infinity: {fix}")
 
 
 def open_weights(weights: str | os.PathLike[str], *, metric: str, tiny: str) -> WeightsFolder:
-    """The folder that `weights` means; WeightsError where it is missing, unreachable or damaged.
+    """The folder that `weights` means: a local one, a Hub repository (`org/name[@revision]`), or `"tiny"`.
 
-    weights: a local folder, a Hub repository id (`org/name` or `org/name@revision`), or `"tiny"`.
     metric: what `capeval convert` calls such weights, for messages. tiny: folder of the embedded small model.
     """
     name = os.fspath(weights)
@@ -277,12 +271,12 @@ def open_foreign(
     default: str,
     without: str = "",
     tensors: Sequence[str] = (TENSORS,),
+    error: type[WeightsError] = WeightsError,
 ) -> tuple[Path, str, str | None]:
     """A model in transformers' format: its folder, its name, and its commit on the Hub (None: it is local).
 
-    model: folder or Hub id. what: what it is for, in messages. files: patterns of the files beside the
-    tensors. required: alternatives of patterns; of each of them one file must be there. default: a repository
-    that fits. without: how to work without the model.
+    files: patterns of the files beside `tensors`. required: of each alternative one file must be there.
+    default: a repository that fits. without: how to work without the model.
     """
     without = without and f" {without}"
 

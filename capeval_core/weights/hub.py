@@ -1,9 +1,8 @@
 """Files of a Hub repository at one commit: never an old version without a warning.
 
 Where huggingface_hub (read in 2.4) cannot learn which commit a name means now, `snapshot_download` silently
-returns the commit that it meant last time. It requests lists and headers of files six times over 23 seconds,
-even where no server is, but the commit, and a file that is answered with 503, only once. So the commit is
-requested here, and files by commit.
+returns the one that it meant last time. So the commit is requested here, and files by commit; patiently,
+since the client requests it, and a file that is answered with 503, only once.
 """
 
 from __future__ import annotations
@@ -41,8 +40,8 @@ def download(
 ) -> Path:
     """The folder, named by its commit, of `org/name` or `org/name@revision`; it warns where it may be old.
 
-    what: the files in the warning. small: patterns of the files that come first. large: the other ones, by
-    the folder of the first. error: the error for a repository and the reason why it could not be loaded.
+    what: the files in the warning. small: patterns of the files that come first; large: of the other ones, by
+    the folder of the first. error: the error for a repository and the reason.
     """
     from huggingface_hub import HfApi, constants, errors, snapshot_download
 

@@ -97,15 +97,13 @@ class SamConversion(Conversion):
         heads = self.decoder_heads or 8
         evidence = "as given" if self.decoder_heads else "as in every release, since no tensor shows them"
         notes.append(f"decoder: {heads} attention heads, {evidence}")
-        config = super().config(shapes, content, notes)
-        sizes, kind = config["architecture"], self._kind(content)
-        decoder = sizes["decoder"]
+        config, kind = super().config(shapes, content, notes), self._kind(content)
+        sizes = {**config["architecture"], "kind": kind, **(_read_vit(shapes) if kind == "vit" else {})}
         inner = shapes["mask_decoder.transformer.layers.0.cross_attn_token_to_image.q_proj.weight"][0]
-        decoder |= {
+        sizes["decoder"] |= {
             "num_attention_heads": heads,
-            "attention_downsample_rate": decoder["hidden_size"] // inner,
+            "attention_downsample_rate": sizes["decoder"]["hidden_size"] // inner,
         }
-        sizes = {**sizes, "kind": kind, **(_read_vit(shapes) if kind == "vit" else {})}
         return {"architecture": sizes, "preprocessing": {"mean": list(MEAN), "std": list(STD)}}
 
 
