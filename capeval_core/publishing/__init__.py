@@ -94,7 +94,9 @@ def weights(
     quoted = f"\n\nPublished with permission: {permission}" if permission else ""
     message = f"Weights {opened.checksum[:12]}, capeval {__version__}{quoted}"
     words = opened.config.get("vocabulary")
-    read = [saved.CONFIG, saved.OPEN_CLIP_CONFIG, opened.tensor_file.name, saved.VOCABULARY]
+    theirs = opened.tensor_file.name == saved.OPEN_CLIP_TENSORS
+    config = saved.OPEN_CLIP_CONFIG if theirs else saved.CONFIG
+    read = [config, opened.tensor_file.name, saved.VOCABULARY]
     read += [saved.TOKENIZER] if isinstance(words, dict) and words.get("file") == saved.TOKENIZER else []
     shown += f"\n## Permission\n\n{permission}\n" if permission else ""
     files: dict[str, bytes | Path] = {CARD: _in_namespace(shown, namespace, [name, *METRICS]).encode()}
