@@ -40,7 +40,7 @@ _ADAPTER = re.compile(
 )
 _MODES = (
     "a checkpoint written in evaluation mode has them in its MLP weights already (compare mlp.c_fc.weight "
-    "with the CLIP that was tuned: equal means not yet added); one written in training mode needs adapters='all'"
+    "with the CLIP that was tuned: equal means not yet added); one of training mode needs adapters='all'"
 )
 _HEAD_WIDTH, _WIDEST_REGULAR = 64, 1024
 """Of the attention heads in CLIP's towers, up to ViT-L/14; in wider ones it differs (80, 88, 104, ...)."""
