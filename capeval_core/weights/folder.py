@@ -85,7 +85,7 @@ class WeightsFolder:
                 tensors = load_file(self.tensor_file)
             except (SafetensorError, OSError, KeyError) as error:
                 raise WeightsError(f"{self.tensor_file.name} cannot be read ({error}): {_AGAIN}") from error
-            check_finite(tensors)
+            check_finite(tensors, f"download or convert {self.tensor_file.name} again")
         # Not where the file happens to put them: by where a tensor begins, last bits of products differ.
         return {name: own.clone() if own.data_ptr() % 64 else own for name, own in tensors.items()}
 
@@ -218,9 +218,12 @@ def _verified_checksum(tensor_file: Path, config: dict[str, Any], name: str, rev
 def read_config(path: Path) -> dict[str, Any]:
     """The content of a config, an object."""
     try:
-        return dict(**json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, TypeError, OSError, RecursionError) as error:
-        raise WeightsError(f"{path.name} cannot be read ({error}): it holds an object in JSON") from error
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError, RecursionError) as error:
+        raise WeightsError(f"{path.name} cannot be read ({error})") from error
+    if not isinstance(config, dict):
+        raise WeightsError(f"{path.name} holds a {type(config).__name__}, expected an object")
+    return config
 
 
 def file_checksum(path: Path) -> str:
