@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from capeval_core.errors import described, did_you_mean, shown, warn
+from capeval_core.errors import described, shown, warn
 from capeval_core.inputs.images import (
     InputVisual,
     Source,
@@ -187,9 +187,6 @@ def checked(arrays: Mapping[str, Any]) -> BoxFeatures:
         if name not in given and not (name == "boxes" and "relative_boxes" in given):
             keys = ", ".join(map(repr, list(arrays)[:5])) or "none"
             raise refused(f"there is no {name!r} among the keys {keys}", f"expected {_ACCEPTED}")
-    for key in arrays:
-        if key not in NAMES and isinstance(key, str) and (hint := did_you_mean(key, NAMES, closeness=0.85)):
-            raise refused(f"there is {quoted(key)}, which is not known{hint}")
     found = {name: _numbers(given[name], arrays[given[name]], name) for name in _AXES if name in given}
     size = _size_of(arrays["size"]) if "size" in given else None
     relative, scores = found.get("relative_boxes"), found.get("scores")
@@ -203,47 +200,45 @@ def checked(arrays: Mapping[str, Any]) -> BoxFeatures:
     if not 1 <= len(boxes) <= MOST_BOXES or not 1 <= features.shape[1] <= _WIDEST:
         wrong = f"there are {len(boxes) or 'no'} boxes, with {features.shape[1]:,} numbers each"
         raise refused(wrong, f"expected 1 to {MOST_BOXES:,} boxes with at most {_WIDEST:,} numbers")
-    # Of each rule the array, which rows break it, what is behind the value, and the fix.
-    rules: list[tuple[str, Any, str, str]] = []
+
+    def refuse(name: str, bad: Any, fix: str, more: str = "") -> None:
+        """Refuse the first row that breaks a rule; more: behind its value."""
+        if bad.any():
+            row = int(bad.argmax())
+            raise refused(f"is {found[name][row].tolist()}{more}", fix, index=(given[name], row))
+
     if relative is not None:
         outside = ((relative < -_ROUNDED) | (relative > 1 + _ROUNDED)).any(axis=1)
         fix = "expected shares of the image's width and height, from 0 to 1"
-        rules.append(("relative_boxes", outside, ", outside of the image", fix))
+        refuse("relative_boxes", outside, fix, ", outside of the image")
         far = (np.abs(relative[:, 2:4] - relative[:, :2] - relative[:, 4:]) > _ROUNDED).any(axis=1)
-        fix = f"expected {', '.join(_COLUMNS['relative_boxes'])}, and width = x1 - x0"
-        rules.append(("relative_boxes", far, "", fix))
+        refuse(
+            "relative_boxes", far, f"expected {', '.join(_COLUMNS['relative_boxes'])}, and width = x1 - x0"
+        )
     if "boxes" in given:
         fix = "expected x0, y0, x1, y1; of x, y, width, height make x + width"
-        rules.append(("boxes", (boxes[:, 2:] < boxes[:, :2]).any(axis=1), "", fix))
+        refuse("boxes", (boxes[:, 2:] < boxes[:, :2]).any(axis=1), fix)
         outside = (boxes < -1).any(axis=1)  # corners count from 0 or from 1, so one pixel more is right
         if size is not None:
             outside |= (boxes[:, 2:] > np.add(size, max(1, _MARGIN * max(size)))).any(axis=1)
         image = "the image" if size is None else f"an image of {size[0]}x{size[1]}"
-        rules.append(("boxes", outside, f", outside of {image}", "expected pixels of the image, from 0"))
+        refuse("boxes", outside, "expected pixels of the image, from 0", f", outside of {image}")
     if scores is not None:
-        fix = "expected probabilities, from 0 to 1"
-        rules.append(("scores", (scores < 0) | (scores > 1 + 1e-6), "", fix))
-    if relative is not None and "boxes" in given and size is not None:
-        whole = np.array([*size, *size], dtype=np.float32)
-        far = (np.abs(relative[:, :4] * whole - boxes) > _ROUNDED * whole + 1).any(axis=1)
-        fix = "give boxes in pixels of the image that they are relative to"
-        rules.append(("relative_boxes", far, f", but the boxes are others of {size}", fix))
-    for name, bad, more, fix in rules:
-        if bad.any():
-            row = int(bad.argmax())
-            raise refused(f"is {found[name][row].tolist()}{more}", fix, index=(given[name], row))
-    if "boxes" in given and size is not None and min(size) > 2 and 0 < boxes.max() <= 1 + _ROUNDED:
-        wrong = "no box reaches beyond the first pixel of the image, so these are shares of its sides"
-        fix = 'multiply them by its width and height, or give them as "relative_boxes" (n, 6)'
-        raise refused(wrong, fix, index=("boxes",))
-    selection = None
-    if "selection" in given:
-        text = np.asarray(arrays["selection"])
-        selection = str(text)
-        if text.dtype.kind != "U" or text.ndim or not 1 <= len(selection) <= 100:
-            wrong = f"is {described(arrays['selection'])}"
-            raise refused(wrong, "expected a short text", index=("selection",))
-    return BoxFeatures(boxes, features, size, scores, relative, selection)
+        refuse("scores", (scores < 0) | (scores > 1 + 1e-6), "expected probabilities, from 0 to 1")
+    if "boxes" in given and size is not None:
+        if relative is not None:
+            whole = np.array([*size, *size], dtype=np.float32)
+            far = (np.abs(relative[:, :4] * whole - boxes) > _ROUNDED * whole + 1).any(axis=1)
+            fix = "give boxes in pixels of the image that they are relative to"
+            refuse("relative_boxes", far, fix, f", but the boxes are others of {size}")
+        if min(size) > 2 and 0 < boxes.max() <= 1 + _ROUNDED:
+            wrong = "no box reaches beyond the first pixel of the image, so these are shares of its sides"
+            fix = 'multiply them by its width and height, or give them as "relative_boxes" (n, 6)'
+            raise refused(wrong, fix, index=("boxes",))
+    selection = np.asarray(arrays["selection"]) if "selection" in given else None
+    if selection is not None and (selection.dtype.kind != "U" or selection.ndim or len(str(selection)) > 100):
+        raise refused(f"is {described(arrays['selection'])}", "expected a short text", index=("selection",))
+    return BoxFeatures(boxes, features, size, scores, relative, None if selection is None else str(selection))
 
 
 def _numbers(given: str, value: Any, name: str) -> NDArray[np.float32]:

@@ -89,40 +89,37 @@ class Folder:
         file_names: the file that an id means by an annotation, which counts unless no such file is there.
         absent_too: unless all are missing, give those that are a path where nothing is.
         """
-        file_names = file_names or {}
-        by_file = {image_id: self.find(name) for image_id, name in file_names.items()}
-        named = [image_id for image_id in ids if image_id in by_file]
+        names = file_names or {}
+        by_file = {one: self.find(name) for one, name in names.items()}
+        named = [one for one in ids if one in by_file]
         renamed = bool(named) and not any(by_file.values())
         if renamed:
-            by_file.clear()
+            by_file = {}
         matches = {
             one: by_file[one] if one in by_file else self.names.find(one) or self._find_path(one)
             for one in ids
         }
-        absent = [image_id for image_id, entries in matches.items() if not entries]
+        absent = {one: names[one] if one in by_file else one for one in ids if not matches[one]}
         of_files = [one for one in absent if one in by_file]
-        own = self.names.entries[:3]
-        has = f"it holds files like {', '.join(map(repr, own))}" if own else "it holds no files itself"
+        own = some_of(self.names.entries[:3])
+        has = f"it holds files like {own}" if own else "it holds no files itself"
         nowhere: dict[str, Path] = {}
         if absent_too and (len(absent) < len(matches) or of_files):
-            names = {one: file_names[one] if one in by_file else one for one in absent}
             # A path where nothing is, be the name that of a file elsewhere.
-            nowhere = {
-                one: self.path / name.replace("/", "\N{DIVISION SLASH}") for one, name in names.items()
-            }
+            other = {one: name.replace("/", "\N{DIVISION SLASH}") for one, name in absent.items()}
+            nowhere = {one: self.path / name for one, name in other.items()}
         elif of_files:
-            examples = ", ".join(f"{file_names[one]!r} of id {one!r}" for one in of_files[:_NAMED])
+            examples = ", ".join(f"{names[one]!r} of id {one!r}" for one in of_files[:_NAMED])
             found = f"{len(of_files):,} of {len(named):,} file_names ({examples}) are not there; {has}"
             fix = "put these images there, correct the file_name, or leave it out to have the id used"
             problems.add(file_problem(self.path, found, fix))
-        matches = {one: matches[one] for one in matches if one not in nowhere and by_file.get(one) != []}
-        before = len(problems)
+        matches = {one: matches[one] for one in ids if one not in nowhere and one not in of_files}
         fix = f"an id is the {self.medium}'s file name, its path from that folder, or its COCO number"
         matched = only_matches(self.path, matches, f"no {self.medium}; {has}", problems, fix)
-        if renamed and len(problems) == before:
+        if renamed and len(matched) == len(matches):
             warn(
                 f"{self.path}: none of the file_names that {len(named):,} of {len(ids):,} ids are given, "
-                f"such as {file_names[named[0]]!r}, is there: the {self.medium}s of these ids are used"
+                f"such as {names[named[0]]!r}, is there: the {self.medium}s of these ids are used"
             )
         for name in matched.values():
             _refuse_name(self.path, name, problems)
@@ -131,10 +128,10 @@ class Folder:
     def _find_path(self, image_id: str) -> list[str]:
         """What a path means below the folder, from there or from where the folder lies."""
         path = PurePosixPath(image_id)
-        if "/" not in image_id or path.is_absolute() or ".." in path.parts:
-            return []
-        own = path.parts[0] == self.path.absolute().name
-        for parent in (path.parent, PurePosixPath(*path.parts[1:]).parent) if own else (path.parent,):
+        parents = [path.parent] * ("/" in image_id and not path.is_absolute() and ".." not in path.parts)
+        if parents and path.parts[0] == self.path.absolute().name:
+            parents.append(PurePosixPath(*path.parts[1:]).parent)
+        for parent in parents:
             if (self.path / parent).is_dir():
                 if str(parent) not in self._below:  # a subfolder is listed once
                     self._below[str(parent)] = Names(names_in(self.path / parent, self.medium), self.medium)
@@ -159,7 +156,8 @@ def only_matches(
     return {image_id: entries[0] for image_id, entries in matches.items() if len(entries) == 1}
 
 
-def some_of(names: Sequence[str]) -> str:
+def some_of(given: Iterable[str]) -> str:
+    names = list(given)
     return ", ".join(map(repr, names[:_NAMED])) + (", ..." if len(names) > _NAMED else "")
 
 
@@ -168,9 +166,7 @@ def names_in(folder: Path, medium: str = "image") -> list[str]:
     refuse_nul(folder)
     try:
         with os.scandir(folder) as entries:
-            return [
-                entry.name for entry in entries if not entry.name.startswith(".") and _is_one(entry, medium)
-            ]
+            return [one.name for one in entries if not one.name.startswith(".") and _is_one(one, medium)]
     except FileNotFoundError:
         raise file_error(folder, "there is no such folder") from None
     except NotADirectoryError:
@@ -205,7 +201,7 @@ def paths_by_id(folder: Path, problems: Problems, ending: str = "") -> dict[str,
             problems.add(file_problem(folder, found, fix))
     if not by_id:
         below = sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
-        found = f"holds no images, but folders ({', '.join(below[:3])})" if below else "holds no images"
+        found = f"holds no images, but folders ({some_of(below)})" if below else "holds no images"
         kinds = f"expected files with the extension {', '.join(sorted(EXTENSIONS['image']))}"
         fix = "name one of them, with an --out of its own" if below else kinds
         problems.add(file_problem(folder, found, fix))

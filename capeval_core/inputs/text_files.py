@@ -106,12 +106,11 @@ def contents(path: Path) -> bytes:
 
 def decoded(path: Path, data: bytes) -> str:
     """The text of a file in UTF-8, or in UTF-16 with a byte order mark. Raises FileError."""
-    encoding = _encoding(data)
     try:
-        return data.decode(encoding)
+        return data.decode(_encoding(data))
     except UnicodeDecodeError as error:
-        found = f"is not a text in {encoding[:6].upper()} ({error.reason} at position {error.start})"
-        raise file_error(path, found.replace("UTF-8-", "UTF-8"), "convert it") from None
+        found = f"is not a text in {error.encoding.upper()} ({error.reason} at position {error.start})"
+        raise file_error(path, found, "convert it") from None
 
 
 def _encoding(data: bytes) -> str:
@@ -122,10 +121,6 @@ def _encoding(data: bytes) -> str:
 def load_json(path: Path, once: str = "for several captions of an image use {image id: [captions]}") -> Any:
     """The content of a JSON file; `once` is the fix where a key comes twice. Raises FileError."""
     return _parsed(path, decoded(path, contents(path)), once=once)
-
-
-def _quoted(names: Iterable[str]) -> str:
-    return ", ".join(map(repr, names))
 
 
 _SEVERAL = "for several captions of an image use {image id: [captions]}"
@@ -151,7 +146,7 @@ def _parsed(path: Path, text: str, first_line: int = 1, once: str = _SEVERAL) ->
     except (ValueError, RecursionError) as error:  # a number of thousands of digits, thousands of brackets
         raise file_error(path, f"JSON that cannot be read ({error})") from None
     if repeated:
-        raise file_error(path, f"the key {_quoted([*dict.fromkeys(repeated)][:5])} comes twice", once)
+        raise file_error(path, f"the key {some_of([*dict.fromkeys(repeated)])} comes twice", once)
     return content
 
 
@@ -171,6 +166,7 @@ class Texts:
     problems: Problems
     options: FileOptions
     column: str
+    chosen: str | None
     wide: bool
     is_table: bool = False
     rows: list[tuple[str, str]] = field(default_factory=list)
@@ -179,19 +175,6 @@ class Texts:
     columns: dict[str, None] = field(default_factory=dict)
     splits: Counter[str] = field(default_factory=Counter)
     _lists: dict[str, list[str]] = field(default_factory=dict)
-
-    @property
-    def chosen(self) -> str | None:
-        """The column of texts that the user names."""
-        chosen: str | None = getattr(self.options, self.column)
-        return chosen
-
-    def by_id(self) -> dict[str, list[str]]:
-        """All texts of each id."""
-        gathered: dict[str, list[str]] = {}
-        for image_id, text in self.rows:
-            gathered.setdefault(image_id, []).append(text)
-        return gathered
 
     def complain(self, place: str | None, found: str, fix: str = "") -> None:
         """Note a problem with a row, such as `line 3`, or a part of it; None: with the file."""
@@ -251,13 +234,13 @@ class Texts:
         """What a row or a table of these names, of which some are ids, lacks or has too much of; the fix."""
         texts = self.text_fields(names)
         if ids and texts:
-            found = f"has {_listed(names)}, of which {' or '.join(map(repr, texts))} may be the text"
+            found = f"has {some_of(names)}, of which {' or '.join(map(repr, texts))} may be the text"
             return None if len(texts) == 1 else (found, setting(self.column, texts[0], "name it with "))
         lacking = {} if ids else {"id_column": self.options.id_column or " or ".join(ID_FIELDS)}
         if not texts:
             lacking[self.column] = self.chosen or " or ".join(self.fields)
         fix = f"expected these, or name others with {' and '.join(setting(name, 'NAME') for name in lacking)}"
-        return f"has {_listed(names)}, but no {', and no '.join(lacking.values())}", fix
+        return f"has {some_of(names)}, but no {', and no '.join(lacking.values())}", fix
 
     def check_header(self, names: Sequence[str]) -> None:
         """Refuse a table unless its columns say what its ids and its texts are, each once."""
@@ -358,16 +341,12 @@ def _as_id(value: Any) -> str | None:
     return value if isinstance(value, str) and value else None
 
 
-def _listed(names: Collection[str]) -> str:
-    return ", ".join(map(repr, list(names)[:8])) + (", ..." if len(names) > 8 else "") or "nothing"
-
-
 def refuse_unused(options: FileOptions, read: Mapping[Path, Texts], problems: Problems) -> None:
     """Note columns and splits that the user names and none of the files has."""
     files = " or ".join(map(str, read))
     columns = dict.fromkeys(name for texts in read.values() for name in texts.columns)
     splits = sum((texts.splits for texts in read.values()), Counter[str]())
-    has = f"the columns are {_listed(columns)}" if columns else "captions there have no columns"
+    has = f"the columns are {some_of(columns)}" if columns else "captions there have no columns"
     for name in ("id_column", "caption_column", "reference_column"):
         value = getattr(options, name)
         if value is not None and value not in columns:
@@ -490,7 +469,7 @@ def _read_table(data: bytes, texts: Texts) -> None:
     ids = (*ID_FIELDS, texts.options.id_column)
     if wide and ((header[0] and header[0] not in ids) or set(header[1:]) & set(ids)):
         fix = f"expected a header that begins with {' or '.join(ID_FIELDS)}, then any names"
-        texts.complain("line 1", f"has {_listed(header)[:200]}", f"{fix}; write one above the first image")
+        texts.complain("line 1", f"has {some_of(header)[:200]}", f"{fix}; write one above the first image")
     else:
         if not wide:
             texts.check_header(header)
@@ -618,14 +597,14 @@ def read_texts(
                 data = _limited(file, name)
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise file_error(name, f"is damaged ({error})", "compress it again") from None
-    before = len(problems)
-    texts = Texts(name, fields, problems, options or FileOptions(), column, wide)
+    before, options = len(problems), options or FileOptions()
+    texts = Texts(name, fields, problems, options, column, getattr(options, column), wide)
     if not data.removeprefix(codecs.BOM_UTF8).strip():
         raise file_error(name, "is empty")
     (_READERS.get(path.suffix.lower()) or _reader_of(data))(data, texts)
-    chosen, splits = texts.options.splits, texts.splits
+    chosen, splits = options.splits, texts.splits
     if not texts.rows and len(problems) == before:
-        others = f" of split {_quoted(chosen)}, only of {_counted(splits)}" if splits and chosen else ""
+        others = f" of split {some_of(chosen)}, only of {_counted(splits)}" if splits and chosen else ""
         raise file_error(name, f"holds no captions{others}")
     if len(splits) > 1 and not chosen and not all_splits:
         first = "test" if "test" in splits else next(iter(splits))
@@ -709,7 +688,7 @@ def read_collection(
         texts.use_id_column(folder.find)
     if known is not None:
         known.use_id_column(_finder_of_candidates(texts) if folder is None else folder.find)
-    ids = list(texts.by_id())
+    ids = list(dict.fromkeys(image_id for image_id, _ in texts.rows))
     paths: Mapping[str, Path | str] = {image_id: image_id for image_id in ids}
     if folder is not None:
         file_names = {**(known.file_names if known else {}), **texts.file_names}
@@ -718,9 +697,11 @@ def read_collection(
     matched: dict[str, str] = {}
     references_of: dict[str, list[str]] = {}
     if known is not None and references is not None:
-        entries = known.by_id()
-        part = f" in split {_quoted(options.splits)}" if options.splits else ""
-        lacking = f"no references{part}; it has ids like {_quoted([*entries][:3])}"
+        entries: dict[str, list[str]] = {}
+        for entry, text in known.rows:
+            entries.setdefault(entry, []).append(text)
+        part = f" in split {some_of(options.splits)}" if options.splits else ""
+        lacking = f"no references{part}; it has ids like {some_of([*entries][:3])}"
         matched = only_matches(Path(references), _matches(texts, known, entries), lacking, problems)
         if len({*paths.values()}) == len(paths):  # else they are refused already
             _refuse_two_ids(file, matched, problems)
