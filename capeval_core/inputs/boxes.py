@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from capeval_core.errors import described, shown, warn
+from capeval_core.errors import described, did_you_mean, shown, warn
 from capeval_core.inputs.images import (
     InputVisual,
     Source,
@@ -187,6 +187,9 @@ def checked(arrays: Mapping[str, Any]) -> BoxFeatures:
         if name not in given and not (name == "boxes" and "relative_boxes" in given):
             keys = ", ".join(map(repr, list(arrays)[:5])) or "none"
             raise refused(f"there is no {name!r} among the keys {keys}", f"expected {_ACCEPTED}")
+    for key in arrays:
+        if key not in NAMES and isinstance(key, str) and (hint := did_you_mean(key, NAMES, closeness=0.85)):
+            raise refused(f"there is {quoted(key)}, which is not known{hint}")
     found = {name: _numbers(given[name], arrays[given[name]], name) for name in _AXES if name in given}
     size = _size_of(arrays["size"]) if "size" in given else None
     relative, scores = found.get("relative_boxes"), found.get("scores")

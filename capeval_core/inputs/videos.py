@@ -175,11 +175,13 @@ class _VideoFile(File, Frames):
         with _opened(self.open(), self.name) as video:
             first = seconds = None
             slot = -1
+            # By how much a time may be early: one unit of the file's times, if they are fine enough to round.
+            rounding = min(video.unit, Fraction(1, 500))
             for i, frame in enumerate(video.frames()):
                 if sampling.fps is not None:
                     seconds = video.seconds(frame, seconds)
                     first = seconds if first is None else first
-                    own = math.floor((seconds - first + video.rounding) * Fraction(str(sampling.fps)))
+                    own = math.floor((seconds - first + rounding) * Fraction(str(sampling.fps)))
                     if own <= slot:
                         continue
                     slot = own
@@ -312,7 +314,6 @@ _TURNED = {
     270: Image.Transpose.ROTATE_270,
 }
 _IMAGE = re.compile(rb"\xff\xd8|\x89PNG|.{4}ftyp(?:avi[fs]|he[iv][cxms]|mif1|msf1)|.{4}jP", re.DOTALL)
-_CLOCK = re.compile(r"(\d+):(\d\d):(\d\d(?:\.\d{1,9})?)\d*")
 
 
 @contextmanager
@@ -367,8 +368,8 @@ class _OpenVideo:
         self._av, self._file, self.name, self._container, self._stream = av, file, name, container, stream
         self.count = 0
         self.incomplete: str | None = None
-        self._size: tuple[int, int] | None = None
         self._end = Fraction(0)  # of the last packet, in seconds
+        self.unit = Fraction(stream.time_base or 0)
         self._to_rgb = av.video.reformatter.VideoReformatter()
 
     def stated_frames(self) -> int:
@@ -432,8 +433,6 @@ class _OpenVideo:
         if self._stream.duration is not None:
             # Some count it from 0 and not from the first frame: a later start is no reason to miss frames.
             stated = self._stream.duration * self._stream.time_base
-        elif clock := _CLOCK.fullmatch(self._stream.metadata.get("DURATION", "")):
-            stated = Fraction(int(clock[1]) * 3600 + int(clock[2]) * 60) + Fraction(clock[3])
         elif self._container.duration is not None:  # of all streams: sound may end later than the frames
             stated, tolerance = Fraction(self._container.duration, 1_000_000), max(tolerance, Fraction(1))
         else:
@@ -449,16 +448,9 @@ class _OpenVideo:
         rate = self._stream.average_rate or self._stream.guessed_rate or 25
         return Fraction(0) if last is None else last + 1 / Fraction(rate)
 
-    @property
-    def rounding(self) -> Fraction:
-        """By how much a time may be early: one unit of the file's times, if they are fine enough to round."""
-        return min(Fraction(self._stream.time_base or 0), Fraction(1, 500))
-
     def image(self, frame: Any) -> Image.Image:
         """The frame in RGB, turned as the file says."""
-        if self._size != (frame.width, frame.height):
-            refuse_size(frame.width, frame.height, self.name)
-            self._size = frame.width, frame.height
+        refuse_size(frame.width, frame.height, self.name)
         rgb = self._to_rgb.reformat(frame, format="rgb24", interpolation="BICUBIC")
         image = Image.fromarray(np.ascontiguousarray(rgb.to_ndarray()))
         turn = _TURNED.get(round(frame.rotation / 90) * 90 % 360)
