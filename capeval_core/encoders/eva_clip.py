@@ -22,8 +22,6 @@ from capeval_core.models.config import Closed, Layers, Side, Width
 from capeval_core.models.device import DTYPES
 from capeval_core.weights.eva_clip import EvaClipConversion
 
-_EPSILON = 1e-6
-
 
 @dataclass(frozen=True)
 class _EvaSizes(Closed):
@@ -56,11 +54,8 @@ class _EvaClipSettings(ClipSettings):
 class EvaClipEncoder(ClipEncoder, tags=["image-captioning", "clip", "eva-clip"]):
     """EVA-CLIP: a vision transformer with RMS norms beside CLIP's text tower; images are made as for CLIP.
 
-    Memory of the model of 18 billion parameters, whose weights are released in float16: 37 GB in float16 or
-    bfloat16, 38 GB in float32, since weights of the image tower are widened only as they run; plus what
-    a batch needs. On the CPU the file is mapped, not copied.
-
-    Tensors have the release's names, those of the text tower without `text.`.
+    Tensors have the release's names, those of the text tower without `text.`. The weights of 18 billion
+    parameters take 38 GB in float32, and 37 GB in float16 or bfloat16; on the CPU the file is mapped.
     """
 
     kind = "eva_clip"
@@ -79,7 +74,7 @@ class EvaClipEncoder(ClipEncoder, tags=["image-captioning", "clip", "eva-clip"])
         return f"EVA {super().describe(config)}"
 
 
-class RmsNorm(nn.Module):
+class _RmsNorm(nn.Module):
     """x / sqrt(mean(x^2) + epsilon), times a weight per channel, in float32; no mean is subtracted."""
 
     def __init__(self, width: int) -> None:
@@ -88,10 +83,10 @@ class RmsNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         # In float16 the squares of some states are beyond its range.
-        return functional.rms_norm(x.float(), self.weight.shape, self.weight.float(), _EPSILON)
+        return functional.rms_norm(x.float(), self.weight.shape, self.weight.float(), 1e-6)
 
 
-class Linear(nn.Linear):
+class _Linear(nn.Linear):
     """A linear layer in the type of its input, in whatever type its weights are kept."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -99,62 +94,34 @@ class Linear(nn.Linear):
         return functional.linear(x, self.weight.to(x.dtype), bias)
 
 
-class Patches(nn.Module):
-    """(n, patches, width) embeddings of the patches of images (n, 3, s, s), row by row."""
-
-    def __init__(self, width: int, patch_size: int) -> None:
-        super().__init__()
-        self.proj = nn.Conv2d(3, width, patch_size, patch_size)
-
-    def forward(self, pixels: Tensor) -> Tensor:
-        weight, bias = self.proj.weight.to(pixels.dtype), self.proj.bias
-        embedded = functional.conv2d(
-            pixels, weight, None if bias is None else bias.to(pixels.dtype), self.proj.stride
-        )
-        return embedded.flatten(2).transpose(1, 2)
-
-
-class Attention(nn.Module):
-    """Every position looks at all; query, keys and values have no bias."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.qkv = Linear(width, 3 * width, bias=False)
-        self.proj = Linear(width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        query, keys, values = self.qkv(x).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        attended = functional.scaled_dot_product_attention(query, keys, values)
-        projected: Tensor = self.proj(attended.transpose(1, 2).flatten(2))
-        return projected
-
-
-class _Mlp(nn.Module):
-    def __init__(self, width: int, hidden: int) -> None:
-        super().__init__()
-        self.fc1 = Linear(width, hidden)
-        self.fc2 = Linear(hidden, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        done: Tensor = self.fc2(functional.gelu(self.fc1(x)))
-        return done
-
-
-class Block(nn.Module):
+class _Block(nn.Module):
     """x + norm(f(x)) for attention, then for the MLP; with `norm_first` x + f(norm(x)).
 
     The sum x stays in float32 while f computes in `dtype`: over 48 blocks its rounding would add up.
     """
 
-    def __init__(self, width: int, heads: int, hidden: int, norm_first: bool) -> None:
+    def __init__(self, sizes: _EvaSizes) -> None:
         super().__init__()
-        self.norm_first = norm_first
-        self.norm1, self.norm2 = RmsNorm(width), RmsNorm(width)
-        self.attn, self.mlp = Attention(width, heads), _Mlp(width, hidden)
+        width, hidden = sizes.width, sizes.mlp_width
+        self.heads, self.norm_first = width // sizes.head_width, sizes.norm == "pre"
+        self.norm1, self.norm2 = _RmsNorm(width), _RmsNorm(width)
+        self.attn = nn.ModuleDict(
+            {"qkv": _Linear(width, 3 * width, bias=False), "proj": _Linear(width, width)}
+        )
+        self.mlp = nn.ModuleDict({"fc1": _Linear(width, hidden), "fc2": _Linear(hidden, width)})
+
+    def _attended(self, x: Tensor) -> Tensor:
+        query, keys, values = self.attn["qkv"](x).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        attended = functional.scaled_dot_product_attention(query, keys, values)
+        projected: Tensor = self.attn["proj"](attended.transpose(1, 2).flatten(2))
+        return projected
+
+    def _expanded(self, x: Tensor) -> Tensor:
+        done: Tensor = self.mlp["fc2"](functional.gelu(self.mlp["fc1"](x)))
+        return done
 
     def forward(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        for step, norm in ((self.attn, self.norm1), (self.mlp, self.norm2)):
+        for step, norm in ((self._attended, self.norm1), (self._expanded, self.norm2)):
             x = x + (step(norm(x).to(dtype)) if self.norm_first else norm(step(x.to(dtype))))
         return x
 
@@ -164,19 +131,19 @@ class _EvaTower(nn.Module):
 
     def __init__(self, sizes: _EvaSizes, embed_dim: int) -> None:
         super().__init__()
-        width, heads = sizes.width, sizes.width // sizes.head_width
-        self.patch_embed = Patches(width, sizes.patch_size)
+        width, patch = sizes.width, sizes.patch_size
+        self.patch_embed = nn.ModuleDict({"proj": nn.Conv2d(3, width, patch, patch)})
         self.cls_token = nn.Parameter(torch.empty(1, 1, width))
-        self.pos_embed = nn.Parameter(torch.empty(1, (sizes.image_size // sizes.patch_size) ** 2 + 1, width))
-        self.blocks = nn.ModuleList(
-            Block(width, heads, sizes.mlp_width, sizes.norm == "pre") for _ in range(sizes.layers)
-        )
-        self.norm = RmsNorm(width)
-        self.head = Linear(width, embed_dim, bias=False)
+        self.pos_embed = nn.Parameter(torch.empty(1, (sizes.image_size // patch) ** 2 + 1, width))
+        self.blocks = nn.ModuleList(_Block(sizes) for _ in range(sizes.layers))
+        self.norm = _RmsNorm(width)
+        self.head = _Linear(width, embed_dim, bias=False)
 
     def forward(self, pixels: Tensor) -> Tensor:
         """(n, embed_dim) features of normalised pixels (n, 3, image_size, image_size), in their type."""
-        x = self.patch_embed(pixels).float()
+        conv: Any = self.patch_embed["proj"]
+        weight, bias = conv.weight.to(pixels.dtype), conv.bias.to(pixels.dtype)
+        x = functional.conv2d(pixels, weight, bias, conv.stride).flatten(2).mT.float()
         x = torch.cat([self.cls_token.float().expand(len(x), -1, -1), x], dim=1)
         x = x + self.pos_embed.float()
         for block in self.blocks:
