@@ -31,8 +31,7 @@ from capeval_core.ragged import ranges, starts_of
 Attention = Callable[[Tensor, Tensor, Tensor, bool], Tensor]
 """Attention over packed rows: query, keys, values, and whether queries are of the chosen rows alone."""
 
-_LONGEST = 128
-"""Rows of a sequence whose products with all its keys fit into registers."""
+_LONGEST = 128  # rows of a sequence whose products with all its keys fit into registers
 
 
 class LayerNorm(nn.LayerNorm):
@@ -84,11 +83,7 @@ class Transformer(nn.Module):
 
 
 def run_packed(
-    blocks: Sequence[Any],
-    x: Tensor,
-    attention: Attention,
-    triton: bool,
-    chosen: Tensor | slice | None = None,
+    blocks: Sequence[Any], x: Tensor, attention: Attention, triton: bool, chosen: Tensor | slice | None = None
 ) -> Tensor:
     """(rows, width) output of all blocks on packed rows x (rows, width), which may be overwritten.
 
@@ -218,7 +213,7 @@ def _trials(device: torch.device, dtype: torch.dtype) -> Iterator[tuple[str, Ten
     x, before, weight, bias, shift = drawn(5, width), drawn(5, width).flip(0), *drawn(3, width)
     ours = cuda_kernels.norm(x, shift.float(), weight, bias, epsilon)
     yield "norm", ours, normed(x.float() + shift.float())
-    ours = cuda_kernels.add_norm(x, before, weight, bias, epsilon)
+    ours = cuda_kernels.norm(x, before, weight, bias, epsilon)
     yield "norm of a sum", ours, normed(x.float() + before.float())
     places = drawn(3, width)
     ours = cuda_kernels.embed(x[:4], shift, places, weight, bias, epsilon)
@@ -262,9 +257,9 @@ def merge(output: Any, rows: Tensor, before: Tensor) -> Tensor:
     """The layer norm of W rows + b + before, by the module of transformers that ends a half of a layer."""
     learning = torch.is_grad_enabled() or output.training  # the kernels have no gradient
     if rows.device.type == "cuda" and not learning and usable_kernels(rows.device, rows.dtype):
-        from capeval_core.encoders.cuda_kernels import add_norm
+        from capeval_core.encoders import cuda_kernels
 
         norm = output.LayerNorm
-        return add_norm(output.dense(rows), before, norm.weight, norm.bias, norm.eps)
+        return cuda_kernels.norm(output.dense(rows), before, norm.weight, norm.bias, norm.eps)
     merged: Tensor = output(rows, before)
     return merged

@@ -8,7 +8,6 @@ full ("ieee"), since TF32 keeps ten bits only.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 import triton
@@ -176,27 +175,18 @@ def attention_kernel(
 INTERPRETED = not isinstance(norm_kernel, triton.JITFunction)
 
 
-def norm_options(width: int) -> dict[str, int]:
+def _norm_options(width: int) -> dict[str, int]:
     """A warp has a row, or two narrow ones: its sums need no other warp."""
     block = triton.next_power_of_2(width)
     return {"BLOCK": block, "ROWS": max(1, min(8, 8192 // block)), "num_warps": 4}
 
 
-def norm(x: Tensor, shift: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
-    """Layer norm of x (rows, width) + shift (width,)."""
-    return _norm(x, shift, weight, bias, epsilon, each=False)
-
-
-def add_norm(x: Tensor, before: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
-    """Layer norm of x + before, contiguous (rows, width) each; the sum is not rounded."""
-    return _norm(x, before, weight, bias, epsilon, each=True)
-
-
-def _norm(x: Tensor, added: Tensor, weight: Tensor, bias: Tensor, epsilon: float, each: bool) -> Tensor:
+def norm(x: Tensor, added: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
+    """Layer norm of contiguous x (rows, width) + added, (width,) or of each row; the sum is not rounded."""
     rows, width = x.shape
-    out, options = torch.empty_like(x), norm_options(width)
+    out, options = torch.empty_like(x), _norm_options(width)
     norm_kernel[(triton.cdiv(rows, options["ROWS"]),)](
-        x, added, weight, bias, out, rows, width, epsilon, EACH=each, **options
+        x, added, weight, bias, out, rows, width, epsilon, EACH=added.dim() == 2, **options
     )
     return out
 
@@ -207,7 +197,7 @@ def embed(
     """(images * length, width) normed input rows of a ViT, of patches (images * (length - 1), width)."""
     length, width = positions.shape
     rows = len(patches) // (length - 1) * length
-    out, options = patches.new_empty(rows, width), norm_options(width)
+    out, options = patches.new_empty(rows, width), _norm_options(width)
     embed_kernel[(triton.cdiv(rows, options["ROWS"]),)](
         patches, first, positions, weight, bias, out, rows, length, width, epsilon, **options
     )
@@ -233,35 +223,11 @@ def patches(
     return out
 
 
-class Run(NamedTuple):
-    """Sequences whose lengths need a tile of the same size: which ones, and rows of the tile."""
-
-    sequences: slice
-    block: int
-
-
-def runs_of(lengths: Sequence[int]) -> list[Run]:
-    """Runs of sorted lengths that share the size of a tile."""
+def runs_of(lengths: Sequence[int]) -> list[tuple[slice, int]]:
+    """Runs of sorted lengths whose tiles have as many rows, and how many."""
     blocks = [max(16, triton.next_power_of_2(length)) for length in lengths]
     ends = [i for i in range(1, len(blocks) + 1) if i == len(blocks) or blocks[i] != blocks[i - 1]]
-    return [Run(slice(start, end), blocks[start]) for start, end in zip([0, *ends], ends, strict=False)]
-
-
-def attention_options(
-    head: int, block: int, prefix: int, last: bool, dtype: torch.dtype
-) -> dict[str, int | bool]:
-    """Sizes of tiles, and warps, for sequences of up to `block` rows."""
-    queries = 16 if last else block
-    warps = 1 if queries * block <= 512 else 4 if queries * block <= 4096 else 8
-    return {
-        "HEAD": head,
-        "BLOCK_HEAD": max(16, triton.next_power_of_2(head)),
-        "QUERIES": queries,
-        "BLOCK": block,
-        "PREFIX": max(16, triton.next_power_of_2(prefix)) if prefix else 0,
-        "LAST": last,
-        "num_warps": warps,
-    }
+    return [(slice(start, end), blocks[start]) for start, end in zip([0, *ends], ends, strict=False)]
 
 
 def causal_attention(
@@ -271,23 +237,24 @@ def causal_attention(
     heads: int,
     firsts: Tensor,
     lengths: Tensor,
-    runs: Sequence[Run],
+    runs: Sequence[tuple[slice, int]],
     prefix: int,
     last: bool,
 ) -> Tensor:
     """(rows of query, width) causal attention of packed sequences; see `attention_kernel`."""
     width = query.shape[1]
     head = width // heads
+    sizes = {"HEAD": head, "BLOCK_HEAD": max(16, triton.next_power_of_2(head)), "LAST": last}
+    sizes["PREFIX"] = max(16, triton.next_power_of_2(prefix)) if prefix else 0
     # Rows that belong to no sequence stay unwritten: those of the prefix, without `last`.
     out = query.new_empty(query.shape)
-    for run in runs:
-        part = run.sequences
+    for part, block in runs:
         # LAST: row i of the query belongs to sequence i, so each run gets its own part.
-        own, target = (query[part], out[part]) if last else (query, out)
-        options = attention_options(head, run.block, prefix, last, query.dtype)
+        own, target, queries = (query[part], out[part], 16) if last else (query, out, block)
+        warps = 1 if queries * block <= 512 else 4 if queries * block <= 4096 else 8
         attention_kernel[(part.stop - part.start, heads)](
             own, keys, values, target, firsts[part], lengths[part], prefix,
             query.stride(0), keys.stride(0), values.stride(0), width, head**-0.5,
-            **options,
+            QUERIES=queries, BLOCK=block, num_warps=warps, **sizes,
         )  # fmt: skip
     return out

@@ -23,26 +23,19 @@ from capeval_core.models.device import kernels_agree
 from capeval_core.ragged import ranges, starts_of
 
 Whole = NDArray[np.int64]
-Kernel = Literal["flash", "efficient"]
-"""PyTorch's kernels: flash attention for 16 bits, the memory-efficient one for float32."""
+Kernel = Literal["flash", "efficient"]  # PyTorch's: for 16 bits, for float32
 
-_PADDING = 1.15
-"""Most rows that attention may run over, relative to those there are."""
-_BOTTOM_RIGHT = 2
-"""Number of the causal mask, among those of the memory-efficient kernel, by which the last row sees all."""
+_PADDING = 1.15  # most rows that attention may run over, relative to those there are
+_BOTTOM_RIGHT = 2  # number of the memory-efficient kernel's causal mask by which the last row sees all
 
 
 @dataclass(frozen=True)
 class Packing:
-    """Where the sequences of a packed tensor stand.
-
-    lengths: of each sequence. parts: those that are nearly equally long, in runs that cover all.
-    offsets: (sequences + 1,) int32 first row of each sequence, and the end, on the rows' device.
-    """
+    """Where the sequences of a packed tensor stand."""
 
     lengths: Sequence[int]
-    parts: Sequence[slice]
-    offsets: Tensor
+    parts: Sequence[slice]  # runs of sequences that are nearly equally long, which cover all
+    offsets: Tensor  # (sequences + 1,) int32 first row of each sequence, and the end, on the rows' device
 
     @classmethod
     def of(
@@ -68,16 +61,12 @@ class Packing:
 
 @dataclass(frozen=True)
 class Sorted:
-    """Sequences of rows, the shortest first.
-
-    packing: where they stand. order: rows of the sequences as they came, in that order. back: the reverse.
-    rank: (sequences,) the position of each among the sorted ones.
-    """
+    """Sequences of rows, the shortest first."""
 
     packing: Packing
-    order: Tensor
-    back: Tensor
-    rank: Tensor
+    order: Tensor  # rows of the sequences as they came, in the order of the packing
+    back: Tensor  # the reverse
+    rank: Tensor  # (sequences,) the position of each among the sorted ones
 
     @classmethod
     def of(cls, lengths: Sequence[int], device: torch.device, padding: float = _PADDING) -> Sorted:
@@ -91,17 +80,13 @@ class Sorted:
 
 
 class _Group:
-    """Consecutive sequences of nearly equal length, the first of them beginning at row `first`.
-
-    inside: (sequences * longest,) index of the padded rows that are real; None where all are.
-    mask: (sequences, 1, 1, longest), true on real rows; None where all are.
-    """
+    """Consecutive sequences of nearly equal length, the first of them beginning at row `first`."""
 
     def __init__(self, lengths: Sequence[int], first: int, device: torch.device) -> None:
         self.lengths, self.device, self.longest = np.array(lengths), device, max(lengths)
         self.rows = slice(first, first + sum(lengths))
-        self.inside: Tensor | None = None
-        self.mask: Tensor | None = None
+        self.inside: Tensor | None = None  # index of the padded rows that are real, unless all are
+        self.mask: Tensor | None = None  # (sequences, 1, 1, longest) true on real rows, unless all are
         if min(lengths) < self.longest:
             real = np.arange(self.longest) < self.lengths[:, None]
             self.inside = on_device(np.flatnonzero(real), device)
@@ -161,7 +146,7 @@ def attend(
     """
     given = (query, keys, values), heads, own, other, dropout, causal
     kernel = _kernel_of(query, heads)
-    return _attend_in_groups(*given) if kernel is None else _attend_at_once(kernel, *given)
+    return _attend_at_once(kernel, *given) if kernel else _attend_in_groups(*given)
 
 
 def _kernel_of(rows: Tensor, heads: int) -> Kernel | None:
@@ -169,11 +154,10 @@ def _kernel_of(rows: Tensor, heads: int) -> Kernel | None:
     if rows.device.type != "cuda" or torch.version.hip is not None:
         return None
     width, newer = rows.shape[1] // heads, torch.cuda.get_device_capability(rows.device) >= (8, 0)
-    kernel: Kernel | None = None
-    if rows.dtype in (torch.float16, torch.bfloat16) and newer and width <= 256 and width % 8 == 0:
-        kernel = "flash"
-    elif rows.dtype is torch.float32 and width % 4 == 0:
-        kernel = "efficient"
+    if rows.dtype is torch.float32:
+        kernel: Kernel | None = "efficient" if width % 4 == 0 else None
+    else:
+        kernel = "flash" if rows.dtype.itemsize == 2 and newer and width <= 256 and width % 8 == 0 else None
     return kernel if kernel and _usable(kernel, rows.device, rows.dtype, width) else None
 
 

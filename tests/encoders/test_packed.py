@@ -151,7 +151,7 @@ def test_kernels_are_tried_before_they_are_used(dtype: torch.dtype) -> None:
 @seams.needs_triton
 @pytest.mark.parametrize(
     ("kernel", "use"),
-    [("norm", "norm"), ("add_norm", "norm of a sum"), ("embed", "embedding"), ("activate", "activation"),
+    [("norm", "norm"), ("embed", "embedding"), ("activate", "activation"),
      ("patches", "patches"), ("causal_attention", "attention")],
 )  # fmt: skip
 def test_one_kernel_that_is_wrong_takes_all_away(kernel: str, use: str) -> None:
@@ -168,7 +168,7 @@ def test_norms_and_activations_are_those_of_plain_torch(width: int, dtype: torch
     weight, bias = ((torch.randn(width, generator=generator) + 1).to(dtype) for _ in range(2))
     wide = x.double(), before.double(), weight.double(), bias.double()
     bound = {"rtol": 2**-7 if dtype == torch.bfloat16 else 1e-6, "atol": 1e-6}
-    found = seams.kernel("add_norm")(x, before, weight, bias, 1e-12)
+    found = seams.kernel("norm")(x, before, weight, bias, 1e-12)
     assert found.dtype == dtype
     assert torch.allclose(found.double(), layer_norm(wide[0] + wide[1], (width,), *wide[2:], 1e-12), **bound)
     active = seams.kernel("activate")(x.clone(), False)
