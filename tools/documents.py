@@ -41,12 +41,10 @@ def markdown(header: Row, rows: list[Row]) -> str:
 
 
 def metrics_table() -> str:
-    """Every metric: name, summary, range, what a caption is compared with, default weights."""
+    """Every metric: name, summary, range, what a caption is compared with."""
     rows = []
     classes = {f"`{name}`": metric_class(name) for name in METRICS}
-    classes |= {
-        f'`{name}`, `media="{medium}"`': metric_class(name, medium) for name, medium in MEDIA_VARIANTS
-    }
+    classes |= {f"`{name}`, {medium}": metric_class(name, medium) for name, medium in MEDIA_VARIANTS}
     for name, metric in classes.items():
         described = MetricDescription(metric)
         rows.append(
@@ -54,14 +52,11 @@ def metrics_table() -> str:
                 name,
                 f"[{described.title}]({described.address})",
                 described.summary,
-                f"{described.range}, {described.better}",
-                described.compares,
-                "none" if metric.default_weights is None else f"`{described.weights}`",
+                described.range,
+                described.compares.replace("its ", ""),
             ]
         )
-    return markdown(
-        ["name", "metric", "what it is", "range", "compares a caption with", "default weights"], rows
-    )
+    return markdown(["name", "metric", "what it is", "range", "compares a caption with"], rows)
 
 
 def advice_table() -> str:

@@ -138,5 +138,6 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(text: str, **_: Any) -> str:
-    """mkdocs asks this for a page's text: generated parts are filled in, cards are the metrics' pages."""
-    return re.sub(r"\]\(\.\./metrics/(\w+)/README\.md", r"](metrics/\1.md", filled(text))
+    """mkdocs asks this for a page's text: generated parts are filled in, links lead to pages."""
+    text = filled(text).replace("](../CHANGELOG.md)", "](changelog.md)")
+    return re.sub(r"\]\(\.\./metrics/(\w+)/README\.md", r"](metrics/\1.md", text)

@@ -51,7 +51,7 @@ class DrawnExplanation(dict[str, Any]):
         """Raise ValueError where there is no score, or the width is below 320 pixels."""
         if width < _NARROWEST:
             raise ValueError(f"width={width}: expected at least {_NARROWEST} pixels")
-        if "error" in self:
+        if self.get("error"):
             raise ValueError(f"there is no score to draw: {self['error']}")
 
     def _repr_png_(self) -> bytes | None:
