@@ -27,7 +27,6 @@ CHECKOUT = Path(__file__).parents[1]
 DOCUMENTS = (
     "README.md",
     "CONTRIBUTING.md",
-    "docs/which.md",
     "setup.cfg",
     "capeval_core/integrations/lmms_tasks/captions",
 )

@@ -17,6 +17,8 @@ from unittest import mock
 
 from capeval_core.cli import COMMANDS, main
 from capeval_core.description import MetricDescription
+from capeval_core.judgements.sets import SETS
+from capeval_core.judgements.tables import published
 from capeval_core.options import describe_options
 from capeval_core.publishing import cards, metric_card, weights_card
 from capeval_core.registry import MEDIA_VARIANTS, METRICS, metric_class
@@ -29,6 +31,14 @@ MODULES = (
     "scores.video", "scores.vilbert", "statistics",
 )  # fmt: skip
 """The public modules: what the documents name, and what a metric of another package builds on."""
+AGREEMENT = {
+    "flickr8k_expert": ["tau_b", "tau_c"],
+    "flickr8k_cf": ["tau_b", "tau_c"],
+    "composite": ["tau_b", "tau_c"],
+    "pascal50s": ["mean"],
+    "foil": ["1 reference", "4 references"],
+}
+"""The judged sets, and columns of their tables, on a metric's page."""
 
 
 def inputs_list(metric: str, media: str | None = None) -> str:
@@ -92,6 +102,16 @@ def exactness_table(metric: str, media: str | None = None) -> str:
     return f"{meaning}\n\n{table}\n\n{source}{gpu}.\n"
 
 
+def agreement_table(metric: str) -> str:
+    """How well a metric agrees with people, as papers report it; '' where none does."""
+    rows = []
+    for name, columns in AGREEMENT.items():
+        for column in columns:
+            if cell := published(name, metric_class(metric).title, column):
+                rows.append([SETS[name].title, column, f"{cell.value:.1f}", cell.source])
+    return markdown(["judged set", "measure", "value", "source"], rows) if rows else ""
+
+
 def metric_page(name: str) -> str:
     """The page of a metric: its card, and what is made from its class."""
     parts = [metric_card(name).split("---\n", 2)[2].strip()]
@@ -100,6 +120,11 @@ def metric_page(name: str) -> str:
         parts += [f"## Inputs{of}", inputs_list(name, media), f"## Options{of}", options_table(name, media)]
         parts += [f"## Columns of a row{of}", rows_table(name, media)]
         parts += [f"## Exactness{of}", exactness_table(name, media)]
+    if agreement := agreement_table(name):
+        meaning = (
+            "Kendall's tau times 100, accuracies in %, of the published weights. Not reproduced here yet."
+        )
+        parts += ["## Agreement with people", meaning, agreement]
     if metric_class(name).published:
         parts += ["## Published means", published_table(name)]
     return "\n\n".join(parts)
