@@ -126,7 +126,7 @@ def padded_pass(model: Vilbert, boxes: Sequence[Tensor], texts: Sequence[Sequenc
         return rows
 
     blocks: list[Any] = list(model.co_layers)
-    for block, text_until, visual_until in zip(blocks, model.text_before, model.visual_before, strict=True):
+    for block, text_until, visual_until in zip(blocks, *model.before.values(), strict=True):
         text, visual = run("text", text, text_until), run("visual", visual, visual_until)
         of_text, of_visual = block.text, block.visual
         for_text = attention(

@@ -48,6 +48,8 @@ from capeval_core.ragged import ranges, starts_of
 from capeval_core.weights.vilbert import VilbertConversion
 
 Floats = NDArray[np.float32]
+Rows = Mapping[str, Tensor]
+"""Packed rows of either stream, `text` and `visual`."""
 
 _TEXT_PADDING = 2.0
 """Most tokens that attention may run over, relative to those there are: texts are short beside boxes."""
@@ -160,22 +162,28 @@ class CoAttention(nn.Module):
             stream.output = BertOutput(config)  # type: ignore[no-untyped-call]
             setattr(self, name, stream)
 
-    def attended(
-        self, own: str, mine: Tensor, theirs: Tensor, of_mine: Any, of_theirs: Any, batch: _Pairs
-    ) -> Tensor:
-        """What the rows of stream `own` take of the other stream; `of_...` choose the rows of the pairs."""
+    def attended(self, own: str, rows: Rows, chosen: Mapping[str, Any], packing: Any) -> Tensor:
+        """What the rows of stream `own` take of the other stream; `chosen`: the rows that pairs have."""
         other = "visual" if own == "text" else "text"
         stream, source, dropout = getattr(self, own), getattr(self, other), self.dropout * self.training
         # Projections are made once per distinct text and image, then copied to pairs.
-        keys, values = (part(theirs)[of_theirs] for part in (source.key, source.value))
-        stands = batch.packing[own], batch.packing[other]
-        return attend(stream.query(mine)[of_mine], keys, values, self.heads, *stands, dropout=dropout)
+        query = stream.query(rows[own])[chosen[own]]
+        keys, values = (part(rows[other])[chosen[other]] for part in (source.key, source.value))
+        return attend(query, keys, values, self.heads, packing[own], packing[other], dropout=dropout)
+
+    def forward(self, rows: Rows, chosen: Mapping[str, Any], packing: Any, streams: Sequence[str]) -> Rows:
+        """The chosen rows of some streams after the block."""
+        attended = {own: self.attended(own, rows, chosen, packing) for own in streams}
+        after = dict(rows)
+        for own in reversed(streams):  # in which dropout is drawn
+            after[own] = self.merged(own, attended[own], rows[own][chosen[own]])
+        return after
 
     def merged(self, own: str, attended: Tensor, rows: Tensor) -> Tensor:
-        """The rows of stream `own` after the block."""
+        """The rows of stream `own` with what they take of the other one."""
         stream: Any = getattr(self, own)
-        merged = merge(stream.merge, attended, rows)
-        return merge(stream.output, stream.intermediate(merged), merged)
+        met = merge(stream.merge, attended, rows)
+        return merge(stream.output, stream.intermediate(met), met)
 
 
 class Vilbert(nn.Module):
@@ -187,7 +195,7 @@ class Vilbert(nn.Module):
         text, text_layers = bert_layers(sizes.text, dropout)
         visual, visual_layers = bert_layers(sizes.visual, dropout)
         width = sizes.co_attention.hidden_size
-        self.text_before, self.visual_before = sizes.text_layers_before, sizes.visual_layers_before
+        self.before = {"text": sizes.text_layers_before, "visual": sizes.visual_layers_before}
         self.embeddings = bert_embeddings(text)
         self.task_embeddings = nn.Embedding(sizes.tasks, text.hidden_size) if sizes.tasks else None
         self.region_embeddings = nn.ModuleDict(
@@ -199,7 +207,7 @@ class Vilbert(nn.Module):
         )
         self.text_layers, self.visual_layers = text_layers, visual_layers
         self.co_layers = nn.ModuleList(
-            CoAttention(text, visual, sizes.co_attention, dropout) for _ in self.text_before
+            CoAttention(text, visual, sizes.co_attention, dropout) for _ in sizes.text_layers_before
         )
         self.text_pooler = nn.Linear(text.hidden_size, width)
         self.visual_pooler = nn.Linear(visual.hidden_size, width)
@@ -234,26 +242,25 @@ class Vilbert(nn.Module):
             embedded = torch.cat([embedded, self.task_embeddings.weight[task][None]])[order]
             lengths = lengths + 1
         rows = self.dropout(table.LayerNorm(embedded))
-        layers = self.text_layers[: self.text_before[0]]
-        return self._alone(layers, rows, lengths.tolist(), "text", _TEXT_PADDING)
+        return self._alone("text", rows, lengths.tolist(), _TEXT_PADDING)
 
     def lower_regions(self, features: Tensor, locations: Tensor, lengths: Sequence[int]) -> list[Tensor]:
         """(rows, hidden) of each image before the first co-attention block, by how many rows it has."""
         rows = self.embed_regions(features, locations)
-        return self._alone(self.visual_layers[: self.visual_before[0]], rows, lengths, "visual")
+        return self._alone("visual", rows, lengths)
 
-    def _alone(
-        self, layers: nn.ModuleList, rows: Tensor, lengths: Sequence[int], stream: str, *padding: float
-    ) -> list[Tensor]:
-        """Packed sequences after layers of one stream."""
-        if len(layers):
+    def _alone(self, stream: str, rows: Tensor, lengths: Sequence[int], *padding: float) -> list[Tensor]:
+        """Packed sequences after the layers of a stream that run before all co-attention blocks."""
+        if self.before[stream][0]:
             stands = Sorted.of(lengths, rows.device, *padding)
-            rows = self._run(layers, rows[stands.order], stands.packing, stream)[stands.back]
+            rows = self._run(stream, rows[stands.order], stands.packing, -1)[stands.back]
         return list(torch.split(rows, list(lengths)))
 
-    def _run(self, layers: nn.ModuleList, rows: Tensor, packing: Packing, stream: str) -> Tensor:
+    def _run(self, stream: str, rows: Tensor, packing: Packing, number: int) -> Tensor:
+        """Rows of a stream after its own layers behind co-attention block `number`."""
+        start, stop = [0, *self.before[stream], None][number + 1 : number + 3]
         dropout = self.dropout.p if self.training else 0.0
-        for layer in layers:
+        for layer in getattr(self, f"{stream}_layers")[start:stop]:
             rows = bert_layer(layer, rows, packing, self.heads[stream], dropout=dropout)
         return rows
 
@@ -270,8 +277,8 @@ class Vilbert(nn.Module):
         Nothing runs that these states do not depend on.
         """
         batch = _Pairs(texts, regions, pairs)
-        *_, (text, _) = self._blocks(batch, layer, both=False)
-        return batch.split(text, "text")
+        *_, rows = self._blocks(batch, layer, both=False)
+        return batch.split(rows, "text")
 
     def states(
         self, texts: Sequence[Tensor], regions: Sequence[Tensor], pairs: Sequence[tuple[int, int]]
@@ -279,58 +286,44 @@ class Vilbert(nn.Module):
         """Texts and boxes of each pair after every co-attention block, then after all layers."""
         batch = _Pairs(texts, regions, pairs)
         last = len(self.co_layers) - 1
-        for text, visual in self._blocks(batch, last, both=True):
-            yield batch.split(text, "text"), batch.split(visual, "visual")
-        text, visual = self._behind(batch, text, visual, last)
-        yield batch.split(text, "text"), batch.split(visual, "visual")
+        for rows in self._blocks(batch, last, both=True):
+            yield batch.split(rows, "text"), batch.split(rows, "visual")
+        rows = self._behind(batch, rows, last)
+        yield batch.split(rows, "text"), batch.split(rows, "visual")
 
-    def _blocks(self, batch: _Pairs, last: int, *, both: bool) -> Iterator[tuple[Tensor, Tensor]]:
-        """Packed rows of both streams after each co-attention block up to number `last`.
+    def _blocks(self, batch: _Pairs, last: int, *, both: bool) -> Iterator[Rows]:
+        """Packed rows after each co-attention block up to number `last`.
 
         both: whether the boxes' rows after the last block are wanted, too; else they are those before it.
         """
-        text, visual = batch.texts, batch.regions  # distinct ones, until they meet
-        of_text, of_visual = batch.rows
+        rows, chosen = batch.distinct, batch.rows  # until texts and images meet
         for number in range(last + 1):
-            block: Any = self.co_layers[number]
             if number:
-                text, visual = self._behind(batch, text, visual, number - 1)
-                of_text = of_visual = slice(None)
-            for_text = block.attended("text", text, visual, of_text, of_visual, batch)
-            if both or number < last:
-                for_visual = block.attended("visual", visual, text, of_visual, of_text, batch)
-                visual = block.merged("visual", for_visual, visual[of_visual])
-            text = block.merged("text", for_text, text[of_text])
-            yield text, visual
+                rows, chosen = self._behind(batch, rows, number - 1), dict.fromkeys(rows, slice(None))
+            streams = ("text", "visual") if both or number < last else ("text",)
+            rows = self.co_layers[number](rows, chosen, batch.packing, streams)
+            yield rows
 
-    def _behind(self, batch: _Pairs, text: Tensor, visual: Tensor, number: int) -> tuple[Tensor, Tensor]:
-        """Rows of both streams after their own layers behind a co-attention block."""
-        texts, boxes = (
-            slice(*[*before, None][number : number + 2]) for before in (self.text_before, self.visual_before)
-        )
-        return (
-            self._run(self.text_layers[texts], text, batch.packing["text"], "text"),
-            self._run(self.visual_layers[boxes], visual, batch.packing["visual"], "visual"),
-        )
+    def _behind(self, batch: _Pairs, rows: Rows, number: int) -> Rows:
+        return {name: self._run(name, own, batch.packing[name], number) for name, own in rows.items()}
 
     def pooled(self, text: Sequence[Tensor], visual: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """(pairs, width) of each stream: ReLU(W h) of the first row of each pair, from `states`."""
-        return (
-            torch.relu(self.text_pooler(torch.stack([rows[0] for rows in text]))),
-            torch.relu(self.visual_pooler(torch.stack([rows[0] for rows in visual]))),
-        )
+        first = [torch.stack([rows[0] for rows in stream]) for stream in (text, visual)]
+        return torch.relu(self.text_pooler(first[0])), torch.relu(self.visual_pooler(first[1]))
 
 
 class _Pairs:
     """Pairs of a text and an image, sorted so that those of nearly equal lengths stand together.
 
-    rows: which packed rows of the distinct texts and images the pairs have. packing: where they then stand.
+    distinct: packed rows of the texts and images. rows: which of these the pairs have. packing: where they
+    then stand.
     """
 
     def __init__(
         self, texts: Sequence[Tensor], regions: Sequence[Tensor], pairs: Sequence[tuple[int, int]]
     ) -> None:
-        self.texts, self.regions = torch.cat(list(texts)), torch.cat(list(regions))
+        self.distinct: Rows = {"text": torch.cat(list(texts)), "visual": torch.cat(list(regions))}
         lengths = [np.array([len(rows) for rows in side]) for side in (texts, regions)]
         chosen = np.array(pairs).T
         words, boxes = (own[which] for own, which in zip(lengths, chosen, strict=True))
@@ -342,20 +335,18 @@ class _Pairs:
             for inner in groups_of(words[by_text].tolist(), _TEXT_PADDING):
                 parts.append(slice(len(order), len(order) + inner.stop - inner.start))
                 order += by_text[inner].tolist()
-        device = self.texts.device
+        device = self.distinct["text"].device
         self.packing = {
             name: Packing.of(own[order].tolist(), device, parts)
             for name, own in (("text", words), ("visual", boxes))
         }
-        self.rows: Any = indices_on_device(
-            device,
-            *(ranges(starts_of(own)[i], own[i]) for own, i in zip(lengths, chosen[:, order], strict=True)),
-        )
+        rows = (ranges(starts_of(own)[i], own[i]) for own, i in zip(lengths, chosen[:, order], strict=True))
+        self.rows: dict[str, Any] = dict(zip(self.packing, indices_on_device(device, *rows), strict=True))
         self._rank = np.argsort(order).tolist()
 
-    def split(self, rows: Tensor, stream: str) -> list[Tensor]:
+    def split(self, rows: Rows, stream: str) -> list[Tensor]:
         """Packed rows of a stream, by pair."""
-        parts = torch.split(rows, list(self.packing[stream].lengths))
+        parts = torch.split(rows[stream], list(self.packing[stream].lengths))
         return [parts[place] for place in self._rank]
 
 
