@@ -110,14 +110,14 @@ class FeatureCache:
     def get(self, keys: Iterable[str]) -> dict[str, Any]:
         """The features of these keys; a key without features is left out."""
         with self._lock:
-            found = {key: self._of(key).use(key) for key in keys}
-            features = {key: feature for key, feature in found.items() if feature is not None}
-            if self._disk and len(features) < len(found):
+            features = {key: self._of(key).use(key) for key in keys}
+            missing = [key for key, feature in features.items() if feature is None]
+            if self._disk and missing:
                 with self._surviving():
-                    from_disk = self._stored(self._disk, [key for key in found if key not in features])
+                    from_disk = self._stored(self._disk, missing)
                     self._remember(from_disk)
                     features.update(from_disk)
-        return features
+        return {key: feature for key, feature in features.items() if feature is not None}
 
     def put(self, features: Mapping[str, Any]) -> None:
         """Keep these features: arrays of any shape and type of numbers, or tuples of several."""

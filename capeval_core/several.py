@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,84 +22,79 @@ from capeval_core.rows import RowCollector, canonical, progress_bar
 Integers = NDArray[np.int64]
 
 
-@dataclass
 class Task:
     """What one metric, opened and prepared, encodes: captions of several systems, checked.
 
     Systems have the same captions with every metric, and equal visuals of one metric share a source.
-    folders: which keep the rows of each system. rows: the outcome. reused: how many of these a folder had.
+    folders: which keep the rows of each system.
     """
 
-    metric: CaptionMetric
-    systems: Sequence[Samples]
-    folders: Sequence[Path | None]
-    rows: list[pa.Table] = field(default_factory=list)
-    reused: int = 0
+    def __init__(
+        self, metric: CaptionMetric, systems: Sequence[Samples], folders: Sequence[Path | None]
+    ) -> None:
+        self.metric, self.systems, self.folders = metric, systems, folders
+        self.collectors: list[RowCollector] = []
+        self._starts = np.cumsum([0, *map(len, systems[:-1])])
+        self._samples = _joined(systems)
+
+    @property
+    def rows(self) -> list[pa.Table]:
+        """The outcome, of each system."""
+        return [collector.table() for collector in self.collectors]
+
+    @property
+    def reused(self) -> int:
+        """How many rows the folders had."""
+        return sum(collector.reused for collector in self.collectors)
+
+    def begin(self, order: Integers, bar: tqdm[object], stack: ExitStack) -> Integers:
+        """Look for rows in the folders; how many texts each caption has, in the order of encoding."""
+        missing, metric = np.zeros(len(order), dtype=np.bool_), self.metric
+        for start, samples, folder in zip(self._starts, self.systems, self.folders, strict=True):
+            rows = order[(order >= start) & (order < start + len(samples))] - start
+            store = metric.stores.open(folder, metric.ROW, metric.stamp())
+            collector = RowCollector(
+                samples.select(rows.tolist()), metric.ROW, store, bar, metric.options.on_error
+            )
+            self.collectors.append(stack.enter_context(collector))
+            missing[start + np.asarray(collector.missing.indices, dtype=np.int64)] = True
+        self._order, self._missing = order, missing[order]
+        return np.array(text_counts(self._samples), dtype=np.int64)[order]
+
+    def encode(self, part: slice) -> None:
+        """Encode the captions of a part that no folder has rows of, and give each system its own."""
+        chosen = self._order[part][self._missing[part]]
+        for table in self.metric.encode(self._samples.select(chosen.tolist())) if len(chosen) else ():
+            index = table["index"].to_numpy()
+            system = np.searchsorted(self._starts, index, side="right") - 1
+            column = table.schema.get_field_index("index")
+            for number in np.unique(system):
+                rows = table.filter(pa.array(system == number))
+                own = pa.array(index[system == number] - self._starts[number], pa.int64())
+                rows = rows.set_column(column, table.schema.field(column), own)
+                self.collectors[number].add(rows)
 
 
 def encode_tasks(tasks: Sequence[Task], *, progress: bool = False) -> None:
-    """Fill in the rows of each task, of metrics on the same captions, none a reranker.
+    """Encode the rows of each task, of metrics on the same captions, none a reranker.
 
     Captions of one picture are encoded together, whatever their system, and metrics take turns: a network
     that reads an image with a text runs the image once, and metrics that share weights find its features.
     """
     for task in tasks:
         task.metric.options.check_separable(type(task.metric), scores=False)
-    order = _picture_by_picture(next((task for task in tasks if task.metric.media), tasks[0]).systems)
-    names = ", ".join(task.metric.name for task in tasks)
-    with progress_bar(names, len(order) * len(tasks), progress) as bar, ExitStack() as stack:
-        turns = [_Turn(task, order, bar, stack) for task in tasks]
-        texts = np.max([turn.texts for turn in turns], axis=0)
-        limit = turns[0].collectors[0].texts if len(turns) == 1 else LIMITS.texts_together
-        for part in parts(texts.tolist(), limit):
-            for turn in turns:
-                turn.encode(part)
-    for task, turn in zip(tasks, turns, strict=True):
-        task.rows = [collector.table() for collector in turn.collectors]
-        task.reused = sum(collector.reused for collector in turn.collectors)
-
-
-def _picture_by_picture(systems: Sequence[Samples]) -> Integers:
-    """An order of the captions of all systems, counted through, in which a picture's stand together."""
+    systems = next((task for task in tasks if task.metric.media), tasks[0]).systems
     visuals = [visual for samples in systems for visual in samples.images]
-    if len(systems) == 1:
-        return np.arange(len(visuals))
     rank: dict[int, int] = {}
     ranks = [rank.setdefault(id(visual.source), len(rank)) for visual in visuals]
-    return np.argsort(ranks, kind="stable")
-
-
-class _Turn:
-    """One metric, which encodes part after part of the captions of all systems."""
-
-    def __init__(self, task: Task, order: Integers, bar: tqdm[object], stack: ExitStack) -> None:
-        self.metric, self.order = task.metric, order
-        self.starts = np.cumsum([0, *map(len, task.systems[:-1])])
-        self.samples = _joined(task.systems)
-        self.texts = np.array(text_counts(self.samples), dtype=np.int64)[order]
-        missing = np.zeros(len(order), dtype=np.bool_)
-        self.collectors: list[RowCollector] = []
-        for start, samples, folder in zip(self.starts, task.systems, task.folders, strict=True):
-            rows = order[(order >= start) & (order < start + len(samples))] - start
-            store = self.metric.stores.open(folder, self.metric.ROW, self.metric.stamp())
-            chosen = samples.select(rows.tolist())
-            collector = RowCollector(chosen, self.metric.ROW, store, bar, self.metric.options.on_error)
-            self.collectors.append(stack.enter_context(collector))
-            missing[start + np.asarray(collector.missing.indices, dtype=np.int64)] = True
-        self.missing = missing[order]
-
-    def encode(self, part: slice) -> None:
-        """Encode the captions of a part that no folder has rows of, and give each system its own."""
-        chosen = self.order[part][self.missing[part]]
-        for table in self.metric.encode(self.samples.select(chosen.tolist())) if len(chosen) else ():
-            index = table["index"].to_numpy()
-            system = np.searchsorted(self.starts, index, side="right") - 1
-            column = table.schema.get_field_index("index")
-            for number in np.unique(system):
-                rows = table.filter(pa.array(system == number))
-                own = pa.array(index[system == number] - self.starts[number], pa.int64())
-                rows = rows.set_column(column, table.schema.field(column), own)
-                self.collectors[number].add(rows)
+    order = np.argsort(ranks, kind="stable") if len(systems) > 1 else np.arange(len(visuals))
+    names = ", ".join(task.metric.name for task in tasks)
+    with progress_bar(names, len(order) * len(tasks), progress) as bar, ExitStack() as stack:
+        texts = np.max([task.begin(order, bar, stack) for task in tasks], axis=0)
+        limit = tasks[0].collectors[0].texts if len(tasks) == 1 else LIMITS.texts_together
+        for part in parts(texts.tolist(), limit):
+            for task in tasks:
+                task.encode(part)
 
 
 def _joined(systems: Sequence[Samples]) -> Samples:
