@@ -127,9 +127,12 @@ class Problems(list[Problem]):
         for problem in problems:
             self.add(problem)
 
-    def add(self, problem: Problem | str, kind: Kind = ValueError) -> None:
-        """Note a problem; a text says by itself where it is, and is of that kind."""
-        self.append(Problem("", problem, kind=kind) if isinstance(problem, str) else problem)
+    def add(self, problem: Problem | ProblemsError | str, kind: Kind = ValueError) -> None:
+        """Note a problem, or those of an error; a text says by itself where it is, and is of that kind."""
+        if isinstance(problem, ProblemsError):
+            self.extend(problem.problems)
+        else:
+            self.append(Problem("", problem, kind=kind) if isinstance(problem, str) else problem)
 
     def __str__(self) -> str:
         places: dict[Problem, list[str]] = {}
@@ -216,32 +219,20 @@ def warn(message: str) -> None:
     warnings.warn(message, stacklevel=level)
 
 
-def file_problem(
+def file_error(
     path: str | os.PathLike[str], found: str, fix: str = "", *, index: str | None = None, verb: str = ""
-) -> Problem:
-    """A problem with a file or a folder, or with a part of a file such as `line 3`."""
+) -> FileError:
+    """The error about a file or a folder, or a part of a file such as `line 3`."""
     where = os.fspath(path) if index is None else f"{os.fspath(path)}: {index}"
-    return Problem(where, f"{verb} {found}".strip(), fix, FileError)
-
-
-def file_error(path: str | os.PathLike[str], found: str, fix: str = "", **more: Any) -> FileError:
-    """The error about a file or a folder, to be raised; arguments as of `file_problem`."""
-    return FileError(file_problem(path, found, fix, **more))
-
-
-def option_problem(
-    name: str, value: Any, found: str, fix: str = "", *, verb: str = "is", kind: Kind = ValueError
-) -> Problem:
-    """A problem with the value of an option: `batch_size=0 is ...`, or `--batch-size 0 is ...`."""
-    text = shlex.quote(value) if _DOOR.get().flags and isinstance(value, str) else shown(value)
-    return Problem(_label(name) + text, f"{verb} {found}".strip(), fix, kind)
+    return FileError(Problem(where, f"{verb} {found}".strip(), fix, FileError))
 
 
 def wrong_option(
     name: str, value: Any, found: str, fix: str = "", *, verb: str = "is", kind: Kind = ValueError
 ) -> ProblemsError:
-    """The error about the value of an option, to be raised."""
-    return Problems([option_problem(name, value, found, fix, verb=verb, kind=kind)]).error()
+    """The error about the value of an option: `batch_size=0 is ...`, or `--batch-size 0 is ...`."""
+    text = shlex.quote(value) if _DOOR.get().flags and isinstance(value, str) else shown(value)
+    return Problems([Problem(_label(name) + text, f"{verb} {found}".strip(), fix, kind)]).error()
 
 
 def refuse_nul(path: str | os.PathLike[str]) -> None:

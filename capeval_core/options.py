@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self
 import numpy as np
 
 from capeval_core.cache import FeatureCache
-from capeval_core.errors import Kind, Problems, did_you_mean, option_problem, wrong_option
+from capeval_core.errors import Kind, Problems, did_you_mean, wrong_option
 from capeval_core.inputs.samples import Samples, check_samples
 from capeval_core.inputs.texts import valid_unicode
 from capeval_core.kept import check_folder
@@ -63,7 +63,7 @@ class Settings:
                 object.__setattr__(self, one.name, value)  # a frozen class sets its own this way
             if wrong := _wrong(one, value):
                 found, fix, kind = wrong
-                problems.add(option_problem(one.name, value, found, fix, verb="", kind=kind))
+                problems.add(wrong_option(one.name, value, found, fix, verb="", kind=kind))
         problems.raise_if_any()
 
     @classmethod

@@ -24,7 +24,7 @@ from capeval_core.commands.terminal import (
     parser_of,
     resuming,
 )
-from capeval_core.errors import Problems, file_error, file_problem
+from capeval_core.errors import Problems, file_error
 from capeval_core.inputs.samples import argument_of
 from capeval_core.judgements.loaders import load_set
 from capeval_core.judgements.protocols import STATISTICS, Items, JudgedSet, PoolSet, RatedSet, Scored
@@ -173,7 +173,7 @@ def _check_texts(metrics: _Metrics, judged: JudgedSet, data: str) -> None:
     for (name, what), refusing in empty.items():
         settings = " ".join(f"--set {class_.name}.empty=score" for class_ in refusing)
         fix = f"write the {what}, or pass {settings}"
-        problems.add(file_problem(data, f"an empty {what}", fix, index=name, verb="has"))
+        problems.add(file_error(data, f"an empty {what}", fix, index=name, verb="has"))
     problems.raise_if_any()
 
 

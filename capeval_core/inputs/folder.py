@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path, PurePosixPath
 
-from capeval_core.errors import Problems, file_error, file_problem, refuse_nul, warn
+from capeval_core.errors import Problems, file_error, refuse_nul, warn
 from capeval_core.inputs.texts import valid_unicode
 
 EXTENSIONS: Mapping[str, AbstractSet[str]] = {
@@ -112,7 +112,7 @@ class Folder:
             examples = ", ".join(f"{names[one]!r} of id {one!r}" for one in of_files[:_NAMED])
             found = f"{len(of_files):,} of {len(named):,} file_names ({examples}) are not there; {has}"
             fix = "put these images there, correct the file_name, or leave it out to have the id used"
-            problems.add(file_problem(self.path, found, fix))
+            problems.add(file_error(self.path, found, fix))
         matches = {one: matches[one] for one in ids if one not in nowhere and one not in of_files}
         fix = f"an id is the {self.medium}'s file name, its path from that folder, or its COCO number"
         matched = only_matches(self.path, matches, f"no {self.medium}; {has}", problems, fix)
@@ -147,12 +147,12 @@ def only_matches(
         if len(entries) > 1:
             several = " and ".join(map(repr, entries))
             found = f"the id {image_id!r} is ambiguous, it can mean {several}"
-            problems.add(file_problem(source, found))
+            problems.add(file_error(source, found))
     missing = [image_id for image_id, entries in matches.items() if not entries]
     if missing:
         have = "has" if len(missing) == 1 else "have"
         found = f"{len(missing):,} of {len(matches):,} ids ({some_of(missing)}) {have} {lacking}"
-        problems.add(file_problem(source, found, fix))
+        problems.add(file_error(source, found, fix))
     return {image_id: entries[0] for image_id, entries in matches.items() if len(entries) == 1}
 
 
@@ -184,7 +184,7 @@ def _is_one(entry: os.DirEntry[str], medium: str) -> bool:
 
 def _refuse_name(folder: Path, name: str, problems: Problems) -> None:
     if not valid_unicode(name):  # it could not be written into any file of results
-        problems.add(file_problem(folder, f"the name of {name!a} is not UTF-8", "rename that file"))
+        problems.add(file_error(folder, f"the name of {name!a} is not UTF-8", "rename that file"))
 
 
 def paths_by_id(folder: Path, problems: Problems, ending: str = "") -> dict[str, Path]:
@@ -198,11 +198,11 @@ def paths_by_id(folder: Path, problems: Problems, ending: str = "") -> dict[str,
         if len(names) > 1:
             found = f"{' and '.join(map(repr, names))} would both be {image_id + ending!r}"
             fix = "rename one of them, or run for each in a folder of its own"
-            problems.add(file_problem(folder, found, fix))
+            problems.add(file_error(folder, found, fix))
     if not by_id:
         below = sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
         found = f"holds no images, but folders ({some_of(below)})" if below else "holds no images"
         kinds = f"expected files with the extension {', '.join(sorted(EXTENSIONS['image']))}"
         fix = "name one of them, with an --out of its own" if below else kinds
-        problems.add(file_problem(folder, found, fix))
+        problems.add(file_error(folder, found, fix))
     return {image_id: folder / names[0] for image_id, names in by_id.items()}

@@ -35,12 +35,11 @@ from capeval_core.errors import (
     described,
     did_you_mean,
     file_error,
-    file_problem,
     noting,
-    option_problem,
     refuse_nul,
     setting,
     warn,
+    wrong_option,
 )
 from capeval_core.inputs.folder import Folder, Names, only_matches, some_of
 from capeval_core.inputs.images import short_reason
@@ -178,7 +177,7 @@ class Texts:
 
     def complain(self, place: str | None, found: str, fix: str = "") -> None:
         """Note a problem with a row, such as `line 3`, or a part of it; None: with the file."""
-        self.problems.add(file_problem(self.path, found, fix, index=place))
+        self.problems.add(file_error(self.path, found, fix, index=place))
 
     # which column names the image, and which the text
 
@@ -350,11 +349,11 @@ def refuse_unused(options: FileOptions, read: Mapping[Path, Texts], problems: Pr
     for name in ("id_column", "caption_column", "reference_column"):
         value = getattr(options, name)
         if value is not None and value not in columns:
-            problems.add(option_problem(name, value, f"no column of {files}", has))
+            problems.add(wrong_option(name, value, f"no column of {files}", has))
     has = f"the splits are {_counted(splits)}" if splits else "rows there have no split"
     for split in options.splits:
         if split not in splits:
-            problems.add(option_problem("split", split, f"no split of {files}", has))
+            problems.add(wrong_option("split", split, f"no split of {files}", has))
 
 
 def _counted(splits: Counter[str]) -> str:
@@ -762,7 +761,7 @@ def _refuse_two_ids(path: Path, meant: Mapping[str, Path | str], problems: Probl
     for image_id, one in meant.items():
         if first.setdefault(one, image_id) != image_id:
             found = f"the ids {first[one]!r} and {image_id!r} both mean {PurePosixPath(one).name!r}"
-            problems.add(file_problem(path, found, "write its id in one way"))
+            problems.add(file_error(path, found, "write its id in one way"))
 
 
 def _warn_of_repeats(path: Path, texts: Texts, references: Mapping[str, list[str]], *, wide: bool) -> None:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from capeval_core.errors import FileError, Problems, described, did_you_mean, file_error, file_problem
+from capeval_core.errors import FileError, Problems, described, did_you_mean, file_error
 from capeval_core.inputs.text_files import ID_FIELDS, contents, decoded, load_json
 from capeval_core.judgements.correlation import Doubles, kendall_tau_c, majority
 from capeval_core.judgements.protocols import (
@@ -58,16 +58,16 @@ def read_rows(path: Path, fields: Mapping[str, str] | None = None) -> pd.DataFra
     for name, row in _named_rows(path):
         if not isinstance(row, dict):
             fix = f"expected an object with {', '.join(fields or ['a rating'])}"
-            problems.add(file_problem(path, described(row, none="null"), fix, index=name, verb="is"))
+            problems.add(file_error(path, described(row, none="null"), fix, index=name, verb="is"))
             continue
         for field, kind in fields.items():
             types, noun = _KINDS[kind]
             if field not in row:
                 found = f"no {field!r}{did_you_mean(field, row)}"
-                problems.add(file_problem(path, found, index=name, verb="has"))
+                problems.add(file_error(path, found, index=name, verb="has"))
             elif not isinstance(row[field], types) or isinstance(row[field], bool):
                 found = f"{field}: {described(row[field], none='null')}"
-                problems.add(file_problem(path, found, f"expected {noun}", index=name))
+                problems.add(file_error(path, found, f"expected {noun}", index=name))
         rows[name] = row
     problems.raise_if_any()
     if not rows:
@@ -132,7 +132,7 @@ def _read_lists(path: Path) -> dict[str, list[str]]:
     for name, value in content.items():
         if not isinstance(value, list) or not value or not all(isinstance(text, str) for text in value):
             found = f"{described(value, none='null')}, expected a list of texts"
-            problems.add(file_problem(path, found, index=f"key {name!r}"))
+            problems.add(file_error(path, found, index=f"key {name!r}"))
     problems.raise_if_any()
     return content
 
@@ -434,7 +434,7 @@ def read_judgements(path: Path) -> Judgements:
         if not images[-1]:
             lacking = " or ".join(ID_FIELDS)
         if lacking:
-            problems.add(file_problem(path, f"no {lacking}", index=name, verb="has"))
+            problems.add(file_error(path, f"no {lacking}", index=name, verb="has"))
     problems.raise_if_any()
     if len(set(scores)) < 2:
         found = f"{len(scores)} judgements with {len(set(scores))} different scores"

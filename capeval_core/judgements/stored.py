@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from capeval_core.errors import Problems, described, did_you_mean, file_error, file_problem
+from capeval_core.errors import Problems, described, did_you_mean, file_error
 from capeval_core.inputs.folder import bare, some_of
 from capeval_core.inputs.text_files import ID_FIELDS, load_json
 from capeval_core.judgements.correlation import Doubles
@@ -86,7 +86,7 @@ def _numbers(path: Path, label: str, values: Any, ids: Sequence[str] | None = No
         if value is not None and not (number and not abs(value) > sys.float_info.max):
             index = f"{label}[{place[0]}]" if ids is None else f"id {ids[place[0]]!r}"
             fix = "scores are numbers, or null"
-            problems.add(file_problem(path, described(value), fix, index=index, verb="is"))
+            problems.add(file_error(path, described(value), fix, index=index, verb="is"))
     problems.raise_if_any()
     return array.astype(np.float64)
 
@@ -111,7 +111,7 @@ def read_scores(path: Path, judged: JudgedSet) -> dict[str, list[Scored]]:
         if (array.ndim > 1 and not of_pairs) or counts != {array.size}:
             shape = " x ".join(f"{extent:,}" for extent in array.shape)
             fix = f"{judged.name} has {' or '.join(f'{count:,}' for count in sorted(counts))} captions"
-            problems.add(file_problem(path, f"{shape} scores", fix, index=name))
+            problems.add(file_error(path, f"{shape} scores", fix, index=name))
             continue
         found.setdefault(label, {})[scoring] = array.reshape(-1)
     problems.raise_if_any()

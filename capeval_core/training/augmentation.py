@@ -34,7 +34,6 @@ from capeval_core.errors import (
     Problems,
     ProblemsError,
     file_error,
-    option_problem,
     wrong_option,
 )
 from capeval_core.inputs.images import InputImage, in_rgb
@@ -326,10 +325,10 @@ class CaptionAugmentation(Augmentation):
         problems = Problems()
         if not 0 < self.top_p <= 1:
             expected = "expected more than 0 and at most 1"
-            problems.add(option_problem("top_p", self.top_p, "", expected, verb=""))
+            problems.add(wrong_option("top_p", self.top_p, "", expected, verb=""))
         if self.min_length > self.max_length:
             found = f"more than the {self.max_length} of max_length"
-            problems.add(option_problem("min_length", self.min_length, found, "pass less"))
+            problems.add(wrong_option("min_length", self.min_length, found, "pass less"))
         problems.raise_if_any()
 
     def free(self) -> set[str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from capeval_core.errors import Problems, did_you_mean, expanded_path, file_problem, shown, warn, wrong_option
+from capeval_core.errors import Problems, did_you_mean, expanded_path, file_error, shown, warn, wrong_option
 from capeval_core.inputs.box_stores import BoxFeatureStore
 from capeval_core.inputs.folder import Folder, paths_by_id
 from capeval_core.inputs.images import InputImage, InputVisual
@@ -114,9 +114,7 @@ class CaptionSource(FileOptions):
                     images.append(names[row])
                 else:
                     fix = "leave it out, or pass a column of texts"
-                    problems.add(
-                        file_problem(name, shown(text), fix, index=f"row {row}: {caption}", verb="is")
-                    )
+                    problems.add(file_error(name, shown(text), fix, index=f"row {row}: {caption}", verb="is"))
         problems.raise_if_any()
         ids, pictures = list(rows), None
         if "images" in kinds:

@@ -24,7 +24,7 @@ from torch.nn import functional
 
 from capeval_core.encoders.clip import ClipEncoder
 from capeval_core.encoders.tokenizers import ClipTokenizer
-from capeval_core.errors import Problems, file_problem, option_problem, warn, wrong_option
+from capeval_core.errors import Problems, file_error, warn, wrong_option
 from capeval_core.inputs.images import InputImage
 from capeval_core.models.copies import on_device
 from capeval_core.options import option
@@ -239,7 +239,7 @@ class PairData:
                     found = "is no folder of positives"
                 fix = "pass a folder that `capeval augment` made as `--positives`, or 0 to train without them"
                 found = f"a weight of generated {what}, but there {found}"
-                problems.add(option_problem(name, weight, found, fix))
+                problems.add(wrong_option(name, weight, found, fix))
         problems.raise_if_any()
 
     def visuals(self) -> Iterator[InputImage]:
@@ -262,7 +262,7 @@ def _joined(captioned: CaptionedImages, validation: CaptionedImages) -> Captione
     problems = Problems()
     for image_id in sorted({*captioned.ids} & {*validation.ids}):
         fix = "leave it out of one of them"
-        problems.add(file_problem("validation", f"{image_id!r} is also trained on", fix))
+        problems.add(file_error("validation", f"{image_id!r} is also trained on", fix))
     problems.raise_if_any()
     count = len(captioned.ids)
     return CaptionedImages(

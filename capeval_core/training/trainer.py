@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from capeval_core.errors import Problems, file_error, option_problem
+from capeval_core.errors import Problems, file_error, wrong_option
 from capeval_core.kept import whole_file, write_whole
 from capeval_core.models.device import resolve_device
 from capeval_core.models.model import CheckedModel
@@ -93,7 +93,7 @@ class Training(Settings):
         problems = Problems()
 
         def wrong(name: str, found: str, fix: str, verb: str = "is") -> None:
-            problems.add(option_problem(name, getattr(self, name), found, fix, verb=verb))
+            problems.add(wrong_option(name, getattr(self, name), found, fix, verb=verb))
 
         if not self.start:
             wrong("start", "missing", "pass the weights to start from")

@@ -24,8 +24,6 @@ from capeval_core.errors import (
     Problem,
     Problems,
     file_error,
-    file_problem,
-    option_problem,
     wrong_option,
 )
 from capeval_core.integrations.shards.places import Place
@@ -60,19 +58,19 @@ def plan_shards(inputs: Sequence[str], output: str) -> list[Planned]:
     """The shards that patterns (with `*`, `?`, `[...]`, `**`) match, by name, each with its target."""
     folder, problems = _output_folder(output), Problems()
     if folder.is_local and Path(folder.path).is_file():
-        problems.add(option_problem("output", output, "a file", "pass a folder"))
+        problems.add(wrong_option("output", output, "a file", "pass a folder"))
     planned: dict[str, str] = {}  # source by target
     for pattern in inputs:
         place = Place.of("input", pattern)
         paths = [path for path in place.matching() if not path.rpartition("/")[2].startswith(".")]
         if not paths:
-            problems.add(option_problem("input", pattern, "no file matches", "check the path", verb=""))
+            problems.add(wrong_option("input", pattern, "no file matches", "check the path", verb=""))
         for path in paths:
             source = path if place.is_local else place.filesystem.unstrip_protocol(path)
             parent, _, name = path.rpartition("/")
             if Place(parent, place.filesystem, parent).identity == folder.identity:
                 found, fix = "the folder of the input", "choose another folder for the scores"
-                problems.add(option_problem("output", output, found, fix))
+                problems.add(wrong_option("output", output, found, fix))
                 break
             target = folder.child(stem_of(name) + ".parquet")
             other = planned.setdefault(target.address, source)
@@ -170,7 +168,7 @@ def merge_shards(folder: str | PathLike[str], target: str | PathLike[str]) -> in
             continue
         if signature != signatures[0]:
             found = f"has the signature {signature!r}, others have {signatures[0]!r}"
-            problems.add(file_problem(output.address, found, "merge shards of one signature"))
+            problems.add(file_error(output.address, found, "merge shards of one signature"))
     problems.raise_if_any()
     with opened(outputs[0]) as parquet:
         schema = parquet.schema_arrow.remove_metadata()

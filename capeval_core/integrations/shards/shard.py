@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from capeval_core.errors import FileError, file_error, file_problem, warn, wrong_option
+from capeval_core.errors import FileError, file_error, warn, wrong_option
 from capeval_core.integrations.shards.places import Place, reason_of
 from capeval_core.integrations.shards.readers import Shard, check_columns, format_of
 from capeval_core.integrations.shards.scoring import BatchScorer
@@ -211,7 +211,7 @@ class DamagedError(FileError):
     """An output is not as it was written."""
 
     def __init__(self, place: Place, found: str) -> None:
-        super().__init__(file_problem(place.address, found, "delete it and score its shard again"))
+        super().__init__(file_error(place.address, found, "delete it and score its shard again").problems)
 
 
 @contextmanager
