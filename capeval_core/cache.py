@@ -207,8 +207,8 @@ def _database(folder: Path) -> sqlite3.Connection:
     except (OSError, sqlite3.DatabaseError) as error:
         if "malformed" in str(error):  # damage costs no more than what was kept
             raise
-        found = f"{_FILE} cannot be used ({error})"
-        fix = "delete it if it is damaged, or pass another folder"
+        found = f"no features can be kept in a file there ({error})"
+        fix = f"delete {_FILE} if it is damaged, or pass another folder"
         raise wrong_option("cache", str(folder), found, fix, verb="") from error
     return disk
 
