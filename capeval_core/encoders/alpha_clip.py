@@ -68,32 +68,21 @@ class _AlphaClipSettings(ClipSettings):
 
 @dataclass(frozen=True)
 class RegionFeatures:
-    """Features of one image and its regions.
+    """Features of one image and its regions, un-normalised."""
 
-    whole: (d,) float32, un-normalised, of the image under the full-one mask; NaN if there is an error.
-    regions: (n, d) float32, un-normalised, of the regions that were kept.
-    kept: (n,) the index of each among the masks of the image.
-    dropped: masks that are empty, or lie wholly outside what the image tower sees.
-    key: content key of the image, '' where it could not be read.
-    error: why there are no features, None where there are.
-    """
-
-    whole: Floats
-    regions: Floats
-    kept: NDArray[np.int64]
-    dropped: int
-    key: str
-    error: str | None = None
+    whole: Floats  # (d,) of the image under the full-one mask; NaN if there is an error
+    regions: Floats  # (n, d) of the regions that were kept
+    kept: NDArray[np.int64]  # (n,) the index of each among the masks of the image
+    dropped: int  # masks that are empty, or lie wholly outside what the image tower sees
+    key: str  # content key of the image, '' where it could not be read
+    error: str | None = None  # why there are no features
 
 
 class Row(NamedTuple):
-    """One row of a forward pass: the pixels of an image under one mask.
-
-    alpha: the mask as the tower takes it, or, for a GPU, its runs.
-    """
+    """One row of a forward pass: the pixels of an image under one mask."""
 
     pixels: Tensor
-    alpha: Tensor | RunMask
+    alpha: Tensor | RunMask  # the mask as the tower takes it, or, for a GPU, its runs
 
 
 class AlphaClipEncoder(ClipTowers, tags=["image-captioning", "clip", "alpha-clip"]):
@@ -145,18 +134,10 @@ class AlphaClipEncoder(ClipTowers, tags=["image-captioning", "clip", "alpha-clip
 
         An image with n masks costs 1 + n rows of the image tower, and none where the features of the
         same regions of the same image are in the cache; a source is not asked then either. Images
-        are read, and regions found, ahead of the encoder; memory does not grow with their number.
+        are read, and regions found, ahead of the encoder; memory does not grow with their number. An image
+        that cannot be read, or whose regions are wrong or could not be found, gives NaN and the reason.
 
-        Args:
-            images: any number.
-            regions: where regions come from, or per image its own: `Regions`, or masks (n, h, w), boolean,
-                at the image's size (n may be 0).
-            mask_transform: how masks and images come to the tower's size, see `preprocessing`.
-            cache: where features are looked up and kept.
-            batch_size: rows per forward pass; None: as many as fit into memory.
-
-        An image that cannot be read, or whose regions are wrong or could not be found, gives NaN and
-        the reason.
+        regions: where they come from, or per image `Regions`, or boolean masks (n, h, w) at its size.
         """
         rows = _Regions(self, mask_transform, self.images_per_batch(batch_size))
         if isinstance(regions, RegionSource):

@@ -202,20 +202,12 @@ class Clip(nn.Module):
 
 @dataclass(frozen=True)
 class VideoFeatures:
-    """Features of the frames of some consecutive videos.
+    """Features of the frames of some consecutive videos."""
 
-    features: per video (T, d) float32, un-normalised, a row per frame that is used; (0, d) where the video
-        could not be read.
-    keys: content key of each video, '' where it could not be read.
-    errors: why a video could not be read, None where it could.
-    incomplete: why frames of a video are missing, where it is damaged and the others are used; None where
-        none are.
-    """
-
-    features: list[Floats]
-    keys: list[str]
-    errors: list[str | None]
-    incomplete: list[str | None]
+    features: list[Floats]  # per video (T, d) un-normalised, a row per frame that is used; (0, d) without any
+    keys: list[str]  # content key of each video, '' where it could not be read
+    errors: list[str | None]  # why a video could not be read
+    incomplete: list[str | None]  # why frames are missing, of a damaged video whose others are used
 
 
 class ClipTowers(CheckedModel):
@@ -402,11 +394,8 @@ class ClipEncoder(ClipTowers, tags=["image-captioning", "clip"]):
     ) -> Iterator[ImageFeatures]:
         """Features of any number of images, in order, some at a time.
 
-        Images are read and decoded by threads ahead of the encoder. One that cannot be read gives a row
-        of NaN and the reason.
-
-        Args:
-            decoders: processes that decode image files instead, and give the same pixels.
+        Images are read and decoded by threads ahead of the encoder, or by so many processes as `decoders`.
+        One that cannot be read gives a row of NaN and the reason.
         """
         own = self.preprocessing
 
@@ -437,11 +426,7 @@ class ClipEncoder(ClipTowers, tags=["image-captioning", "clip"]):
         A frame is encoded as `encode_images` encodes an image. Frames are decoded by threads ahead of the
         encoder; frames of several videos share a batch, and of a long one a few batches are in memory. Equal
         videos are encoded once. One that cannot be read gives no rows and the reason; of one whose end is
-        damaged the frames before it are used, and `incomplete` says so.
-
-        Args:
-            sampling: which frames are used, every one by default.
-            batch_size: frames per forward pass.
+        damaged the frames before it are used, and `incomplete` says so. `batch_size`: frames per pass.
         """
         size = self.images_per_batch(batch_size)
 
@@ -493,22 +478,17 @@ class ClipEncoder(ClipTowers, tags=["image-captioning", "clip"]):
         there = stacked_on_device(self.device, pixels)
         is_vit = isinstance(visual, VisionTransformer)
         if is_vit and self.triton:
-            return run_vision(visual, self._embedded_patches(there), True)
+            from capeval_core.encoders import cuda_kernels
+
+            own, weight = self.preprocessing, visual.conv1.weight.flatten(1)
+            rows = cuda_kernels.patches(there, visual.conv1.kernel_size[0], own.mean, own.std, dtype)
+            embedded = rows @ functional.pad(weight, (0, rows.shape[1] - weight.shape[1])).t()
+            return run_vision(visual, embedded.view(len(there), -1, embedded.shape[1]), True)
         x = self.normalised(there.float() / 255).to(dtype)
         if is_vit:
             return run_vision(visual, visual.conv1(x).flatten(2).mT, False)
         features: Tensor = visual(x)
         return features
-
-    def _embedded_patches(self, pixels: Tensor) -> Tensor:
-        """(n, patches, width) embeddings of pixels (n, 3, s, s), uint8, by a product."""
-        from capeval_core.encoders import cuda_kernels
-
-        conv, own = self.model.visual.conv1, self.preprocessing
-        weight = conv.weight.flatten(1)
-        rows = cuda_kernels.patches(pixels, conv.kernel_size[0], own.mean, own.std, DTYPES[self.dtype])
-        embedded = rows @ functional.pad(weight, (0, rows.shape[1] - weight.shape[1])).t()
-        return embedded.view(len(pixels), -1, embedded.shape[1])
 
     def canary(self) -> Floats:
         """(2, 3) cosines of two drawn images and three captions: what any change of the weights moves."""
@@ -552,7 +532,8 @@ class OpenClipEncoder(ClipEncoder, tags=["image-captioning", "clip"]):
     Settings = _OpenClipSettings
 
     def __init__(self, config: dict[str, Any], tensors: dict[str, Tensor], **more: Any) -> None:
-        super().__init__(config, _own_names(tensors), **more)
+        # Where a model has another image tower, open_clip puts the text tower's tensors under `text.`.
+        super().__init__(config, {name.removeprefix("text."): own for name, own in tensors.items()}, **more)
 
     @classmethod
     def tower(cls, config: dict[str, Any], sizes: Any) -> nn.Module:
@@ -579,11 +560,6 @@ class OpenClipEncoder(ClipEncoder, tags=["image-captioning", "clip"]):
     @classmethod
     def read_config(cls, folder: WeightsFolder) -> dict[str, Any]:
         return {**super().read_config(folder), "encoder": cls.kind}
-
-
-def _own_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Where a model has another image tower, open_clip puts the text tower's tensors under `text.`."""
-    return {name.removeprefix("text."): tensor for name, tensor in tensors.items()}
 
 
 def context_length(weights: str | os.PathLike[str], *, tiny: str) -> int | None:

@@ -30,12 +30,9 @@ Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
 
 _MOST_BOXES = 36
-_GRID = 3
-"""Cells of the grid per side; the whole image is a box too, so that every image has at least ten."""
-_MARGIN = 0.1
-"""What a crop shows around its box, as a share of the box's sides."""
-_PADDING = 2
-"""Pixels around a patch: its soft edge is not of its colour."""
+_GRID = 3  # cells of the grid per side; the whole image is a box too, so that every image has ten at least
+_MARGIN = 0.1  # what a crop shows around its box, as a share of the box's sides
+_PADDING = 2  # pixels around a patch: its soft edge is not of its colour
 
 
 @dataclass(frozen=True)

@@ -34,14 +34,10 @@ _WORDS = regex.compile(
 
 @dataclass(frozen=True)
 class Tokens:
-    """Token ids of some texts.
+    """Token ids of some texts."""
 
-    ids: per text, start and end token included, at most the context length, unpadded.
-    truncated: per text, how many ids did not fit (0 if nothing was cut off).
-    """
-
-    ids: list[Ids]
-    truncated: list[int]
+    ids: list[Ids]  # per text, start and end token included, at most the context length, unpadded
+    truncated: list[int]  # per text, how many ids did not fit
 
     @classmethod
     def of(cls, rows: Iterable[list[int]], context_length: int, *, keep_end: bool = True) -> Tokens:
@@ -176,13 +172,10 @@ class WordPiece:
 
 @dataclass(frozen=True)
 class TextFeatures:
-    """Features of n texts: (n, d) float32, un-normalised.
+    """Features of n texts."""
 
-    truncated: per text, token ids beyond the context length.
-    """
-
-    features: Floats
-    truncated: list[int]
+    features: Floats  # (n, d), un-normalised
+    truncated: list[int]  # per text, token ids beyond the context length
 
     @classmethod
     def of(cls, arrays: Sequence[Floats], dimension: int, truncated: list[int]) -> TextFeatures:
@@ -193,17 +186,11 @@ class TextFeatures:
 
 @dataclass(frozen=True)
 class TokenFeatures:
-    """Features of the tokens of n texts.
+    """Features of the tokens of n texts."""
 
-    features: per text (length, d) float32, un-normalised, start and end token included; the last row is the
-        text's own feature.
-    ids: the token ids of each text, one per row.
-    truncated: per text, token ids beyond the context length.
-    """
-
-    features: list[Floats]
-    ids: list[Ids]
-    truncated: list[int]
+    features: list[Floats]  # per text (length, d), un-normalised; the last row is the text's own feature
+    ids: list[Ids]  # of each text, one per row
+    truncated: list[int]  # per text, token ids beyond the context length
 
 
 def encode_distinct(

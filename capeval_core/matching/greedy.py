@@ -178,16 +178,12 @@ def greedy_match(
         if x_sets.odd is not None and x_sets.odd.item():
             raise OddRowError
         f = harmonic_mean(x_side.means.clamp(min=0), y_side.means.clamp(min=0))
-        dtype = x_sets.scale.dtype
-        return GreedyMatch(
-            precision=x_side.means.to(dtype),
-            recall=y_side.means.to(dtype),
-            f=f.to(dtype),
-            x_weightless=x_side.totals == 0,
-            y_weightless=y_side.totals == 0,
-            **x_side.kept(return_maxima, return_indices),
-            **y_side.kept(return_maxima, return_indices),
-        ).to(x.device)
+        means = {"precision": x_side.means, "recall": y_side.means, "f": f}
+        found = {name: mean.to(x_sets.scale.dtype) for name, mean in means.items()}
+        found |= {f"{side.name}_weightless": side.totals == 0 for side in sides}
+        for side in sides:
+            found |= side.kept(return_maxima, return_indices)
+        return GreedyMatch(**found).to(x.device)
 
     if not weighted_similarity and _gain_by_own_norms(path, sides):
         odd = torch.zeros(1, dtype=torch.int32, device=device)
@@ -201,10 +197,7 @@ def greedy_match(
 
 
 class _Side:
-    """One side of all pairs: takes the maxima of its rows part by part, and makes their means.
-
-    What is wrong with an argument is noted in `problems`, and another one stands for it.
-    """
+    """One side of all pairs: its arguments checked, the maxima of its rows part by part, their means."""
 
     def __init__(
         self,
@@ -434,11 +427,9 @@ def _as_reference(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def _gain_by_own_norms(path: str, sides: Sequence[_Side]) -> bool:
-    """Whether norms found beside the products, rather than in a pass before, spare time.
-
-    Every set has rows and is in a pair, since a row that is no number must not be missed. For slices sets
-    must be large, and met few more than once, since their norms are found each time.
-    """
+    """Whether norms found beside the products, rather than in a pass before, spare time."""
+    # Every set has rows and is in a pair, since a row that is no number must not be missed. For slices sets
+    # must be large, and met few more than once, since their norms are found each time.
     rows = 0.0
     for side in sides if path in ("slices", "triton") else ():
         lengths, met = side.set_lengths, np.bincount(side.of_pair, minlength=len(side.set_lengths))
