@@ -18,12 +18,10 @@ from capeval_core.options import option
 from capeval_core.weights.catalogue import BLIP2_COCO
 from capeval_core.weights.checkpoint import name_some, read_checkpoint
 from capeval_core.weights.conversion import (
-    Conversion,
+    BertConversion,
     Shapes,
     Tensors,
     clip_preprocessing,
-    heads_of,
-    required_words,
     side_of,
 )
 from capeval_core.weights.folder import (
@@ -47,14 +45,11 @@ _QFORMER_KEYS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Blip2Conversion(Conversion):
+class Blip2Conversion(BertConversion):
     """BLIP-2 of LAVIS, with or without its frozen image tower."""
 
     encoder = "blip2"
 
-    vocabulary: str | None = option(
-        None, "vocab.txt of bert-base-uncased, whose tokenizer the model was trained with"
-    )
     vision: str | None = option(
         None,
         "the frozen image tower (eva_vit_g.pth), where the checkpoint leaves it out; its last block goes",
@@ -102,11 +97,6 @@ class Blip2Conversion(Conversion):
     def config(self, shapes: Shapes, content: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
         config = super().config(shapes, content, notes)
         vision, qformer = config["architecture"]["vision"], config["architecture"]["qformer"]
-        for own, given, usual, name in (
-            (vision, self.vision_heads, 88, "vision_heads"),
-            (qformer, self.qformer_heads, 64, "qformer_heads"),
-        ):
-            own["num_attention_heads"] = heads_of(own["hidden_size"], given, usual, name)
         positions = shapes["vision_model.embeddings.position_embedding"][1] - 1
         vision["image_size"] = side_of(positions, "visual_encoder.pos_embed") * vision["patch_size"]
         vision["qkv_bias"] = "vision_model.encoder.layers.0.self_attn.qkv.bias" in shapes
@@ -114,10 +104,7 @@ class Blip2Conversion(Conversion):
         crossed = [int(layer[1]) for layer in map(looking.fullmatch, shapes) if layer]
         every = min((layer for layer in crossed if layer), default=len(crossed) + 1)
         qformer["cross_attention_frequency"] = every
-        # BLIP-2 adds the start mark of captioning to BERT's words.
-        words = required_words(
-            self.vocabulary, "bert-base-uncased", qformer["vocab_size"], notes, added="[DEC]"
-        )
+        words = self.words(qformer["vocab_size"], notes)
         return {**config, "preprocessing": clip_preprocessing(vision["image_size"]), "vocabulary": words}
 
 

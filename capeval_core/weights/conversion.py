@@ -148,7 +148,11 @@ class Conversion(Settings):
                 return shapes[size[1]][int(size[2])] - bool(size[3])
             return count_blocks(shapes, value) if r"(\d+" in value else settings.get(value, value)
 
-        return filled(self.facts.get("config", {}))  # type: ignore[no-any-return]
+        config: dict[str, Any] = filled(self.facts.get("config", {}))
+        for name, (part, usual) in self.facts.get("heads", {}).items():
+            sizes = config["architecture"][part] if part else config["architecture"]
+            sizes["num_attention_heads"] = heads_of(sizes["hidden_size"], getattr(self, name), usual, name)
+        return config
 
     def settings(self, notes: list[str]) -> dict[str, Any]:
         """What a file beside the checkpoint says."""
@@ -269,23 +273,28 @@ def heads_of(width: int, given: int | None, usual: int, name: str) -> int:
     return heads
 
 
-def required_words(
-    vocabulary: str | None, model: str, rows: int, notes: list[str], added: str | None = None
-) -> list[str]:
-    """As many words as a checkpoint has rows, of the vocab.txt of a BERT by the setting `vocabulary`.
+@dataclass(frozen=True, kw_only=True)
+class BertConversion(Conversion):
+    """Of a network that reads texts by the words of a BERT, which no checkpoint holds."""
 
-    added: a word that the checkpoint has behind those of BERT.
-    """
-    address = f"https://huggingface.co/google-bert/{model}"
-    if vocabulary is None:
-        fix = f"pass {option_name('vocabulary')}, the file vocab.txt of {address}"
-        raise InputError(Problem("", "the checkpoint holds no words", fix))
-    file = expanded_path(vocabulary)
-    words = read_words(file)
-    notes.append(f"words: {file.name}, sha256 {sha256_of(file)[:12]}...")
-    if added and len(words) == rows - 1 and added not in words:
-        words.append(added)
-    if len(words) != rows:
-        found = f"{len(words)} words, but the model has {rows}" + (f", {added} included" if added else "")
-        raise wrong_option("vocabulary", vocabulary, found, f"pass that of {model}", verb="has")
-    return words
+    vocabulary: str | None = option(
+        None, "vocab.txt of the BERT whose tokenizer the model was trained with, cased for UNITER"
+    )
+
+    def words(self, rows: int, notes: list[str]) -> list[str]:
+        """As many words as a checkpoint has rows."""
+        bert, added = self.facts["bert"], self.facts.get("added")
+        if self.vocabulary is None:
+            address = f"https://huggingface.co/google-bert/{bert}"
+            fix = f"pass {option_name('vocabulary')}, the file vocab.txt of {address}"
+            raise InputError(Problem("", "the checkpoint holds no words", fix))
+        file = expanded_path(self.vocabulary)
+        words = read_words(file)
+        notes.append(f"words: {file.name}, sha256 {sha256_of(file)[:12]}...")
+        if added and len(words) == rows - 1 and added not in words:
+            words.append(added)
+        if len(words) != rows:
+            found = f"{len(words)} words, but the model has {rows}"
+            found += f", {added} included" if added else ""
+            raise wrong_option("vocabulary", self.vocabulary, found, f"pass that of {bert}", verb="has")
+        return words

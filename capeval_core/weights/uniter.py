@@ -7,19 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from capeval_core.options import option
-from capeval_core.weights.conversion import Conversion, Shapes, Tensors, heads_of, required_words
+from capeval_core.weights.conversion import BertConversion, Shapes, Tensors
 
 
 @dataclass(frozen=True, kw_only=True)
-class UniterConversion(Conversion):
+class UniterConversion(BertConversion):
     """UMIC's scorer, or a UNITER with its matching head, whose row for a match becomes the ranking head."""
 
     encoder = "uniter"
     keeps_type = True  # of UMIC float16: half the size, no loss
 
-    vocabulary: str | None = option(
-        None, "vocab.txt of bert-base-cased, whose tokenizer the model was trained with"
-    )
     heads: int | None = option(None, "attention heads; None: the width / 64", minimum=1)
 
     def translate(self, content: Mapping[str, Any], notes: list[str]) -> Tensors:
@@ -38,7 +35,4 @@ class UniterConversion(Conversion):
 
     def config(self, shapes: Shapes, content: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
         config = super().config(shapes, content, notes)
-        sizes = config["architecture"]
-        sizes["num_attention_heads"] = heads_of(sizes["hidden_size"], self.heads, 64, "heads")
-        words = required_words(self.vocabulary, "bert-base-cased", sizes["vocab_size"], notes)
-        return {**config, "vocabulary": words}
+        return {**config, "vocabulary": self.words(config["architecture"]["vocab_size"], notes)}

@@ -11,7 +11,7 @@ import torch
 
 from capeval_core.errors import wrong_option
 from capeval_core.options import option
-from capeval_core.weights.conversion import Conversion, Shapes, count_blocks, heads_of, required_words
+from capeval_core.weights.conversion import BertConversion, Shapes, count_blocks
 
 _CONTEXT = 37
 """Ids of a text in the released scorer, marks included."""
@@ -21,14 +21,11 @@ _RETRIEVAL = 7
 
 
 @dataclass(frozen=True, kw_only=True)
-class VilbertConversion(Conversion):
+class VilbertConversion(BertConversion):
     """ViLBERT of either release; heads of its tasks are left out."""
 
     encoder = "vilbert"
 
-    vocabulary: str | None = option(
-        None, "vocab.txt of bert-base-uncased, whose tokenizer the model was trained with"
-    )
     text_heads: int | None = option(
         None, "attention heads of the text layers; None: their width / 64", minimum=1
     )
@@ -61,12 +58,6 @@ class VilbertConversion(Conversion):
         config = super().config(shapes, content, notes)
         sizes = config["architecture"]
         text, visual = sizes["text"], sizes["visual"]
-        for own, usual, name in (
-            (text, 64, "text_heads"),
-            (visual, 128, "visual_heads"),
-            (sizes["co_attention"], 128, "co_heads"),
-        ):
-            own["num_attention_heads"] = heads_of(own["hidden_size"], getattr(self, name), usual, name)
         blocks = count_blocks(shapes, r"co_layers\.(\d+)\.")
         for name, own in (("text_layers_before", text), ("visual_layers_before", visual)):
             sizes[name] = self._before(name, own["num_hidden_layers"], blocks)
@@ -75,7 +66,7 @@ class VilbertConversion(Conversion):
             **config,
             "task": self._task(sizes["tasks"], notes),
             "context_length": min(_CONTEXT, text["max_position_embeddings"]),
-            "vocabulary": required_words(self.vocabulary, "bert-base-uncased", text["vocab_size"], notes),
+            "vocabulary": self.words(text["vocab_size"], notes),
         }
 
     def _before(self, name: str, layers: int, blocks: int) -> list[int]:

@@ -102,7 +102,7 @@ def test_a_dataset_gives_images_and_captions(capeval: Capeval, captioner: Path, 
     ran = augment(capeval, "images", of_images)
     assert ran.status == 0 and "4 generated" in ran.out and "1 captions are longer" in ran.err
     found = pa.concat_tables(
-        [pq.read_table(path) for path in sorted(Path("out").glob("*.parquet"))], promote_options="default"
+        [pq.read_table(path) for path in sorted(Path("out").rglob("*.parquet"))], promote_options="default"
     )
     assert {*found["id"].to_pylist()} == {"7", "8"}
     assert augment(capeval, "images", {**of_images, "caption-column": "cocoid"}).status == 2
