@@ -165,7 +165,7 @@ def resamples(folder: Path, device: str) -> Ways:
     """100 clustered resamples of tau-b and tau-c over 17,000 rows of 1,000 images, beside scipy's."""
     from scipy.stats import kendalltau
 
-    from capeval_core.judgements.resampling import Resamples, WeightedRows
+    from capeval_core.judgements.correlation import Resamples, WeightedRows
 
     rng = np.random.default_rng(0)
     quality = rng.normal(size=5_667)

@@ -29,6 +29,9 @@ from capeval_core.statistics import CorpusFormula
 from capeval_core.weights.catalogue import WeightsEntry
 from capeval_core.weights.folder import WeightsFolder, open_weights
 
+Evidence = dict[int, dict[str, Any]]
+"""Per row what `Result.explain` returns."""
+
 
 @dataclass(frozen=True)
 class Model:
@@ -248,9 +251,7 @@ class CaptionMetric(ABC):
         order = np.argsort(np.asarray(samples.indices), kind="stable")  # as the rows are
         return replace(result, evidence=self.evidence_of(samples.select(order.tolist()), rows, result.parts))
 
-    def evidence_of(
-        self, samples: Samples, rows: pa.Table, parts: Mapping[str, list[Any]]
-    ) -> dict[int, dict[str, Any]]:
+    def evidence_of(self, samples: Samples, rows: pa.Table, parts: Mapping[str, Any]) -> Evidence:
         """What `Result.explain` returns for each caption: by default its text, image and parts."""
         return {
             row: {"caption": caption, "image": image.label, **{name: parts[name][row] for name in parts}}
@@ -322,9 +323,7 @@ class Reranker(CaptionMetric):
     crops = False
     Options: ClassVar[type[CommonOptions]] = RerankerOptions
 
-    def evidence_of(
-        self, samples: Samples, rows: pa.Table, parts: Mapping[str, list[Any]]
-    ) -> dict[int, dict[str, Any]]:
+    def evidence_of(self, samples: Samples, rows: pa.Table, parts: Mapping[str, Any]) -> Evidence:
         """What `Result.explain` returns for each image: its name and its parts."""
         return {
             image: {"image": samples.images[start].label, **{name: parts[name][image] for name in parts}}

@@ -26,10 +26,9 @@ from capeval_core.commands.terminal import (
 )
 from capeval_core.errors import Problems, file_error
 from capeval_core.inputs.samples import argument_of
-from capeval_core.judgements.loaders import load_set
 from capeval_core.judgements.protocols import STATISTICS, Items, JudgedSet, PoolSet, RatedSet, Scored
 from capeval_core.judgements.scoring import SetScorer, joined_signature, labels_of
-from capeval_core.judgements.sets import SETS, SetEntry, find_visuals, set_entry
+from capeval_core.judgements.sets import SETS, SetEntry, find_visuals, load_set, set_entry
 from capeval_core.judgements.stored import FORMS, read_scores
 from capeval_core.judgements.tables import (
     Judged,

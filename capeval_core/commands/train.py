@@ -87,7 +87,7 @@ def _pacs(
 def _on_regions(
     training: RegionTraining, captioned: CaptionedImages, flags: argparse.Namespace, store: Any
 ) -> Callable[..., Path]:
-    from capeval_core.judgements.loaders import read_judgements
+    from capeval_core.judgements.sets import read_judgements
     from capeval_core.training.tags import open_tagger
 
     judged = None

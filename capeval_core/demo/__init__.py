@@ -6,12 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from capeval_core.inputs.samples import Samples
-    from capeval_core.metric import CaptionMetric
-    from capeval_core.result import Result
+from typing import Any
 
 FOLDER = Path(__file__).parent
 KINDS = {"good": "good", "subtly wrong": "subtly_wrong", "unrelated": "unrelated"}  # best first; fields
@@ -48,21 +43,21 @@ def _items(name: str) -> list[DemoItem]:
     ]
 
 
-def demo_of(metric: type[CaptionMetric]) -> list[DemoItem]:
+def demo_of(metric: Any) -> list[DemoItem]:
     """The packaged examples of what a metric's captions are about."""
     return demo_clips() if metric.media[:1] == ("video",) else demo_set()
 
 
-def demo_samples(metric: CaptionMetric) -> Samples:
+def demo_samples(metric: Any) -> Any:
     """The good captions and the references of the demo, for statistics of a small corpus; nothing is read."""
     from capeval_core.inputs.samples import Samples
 
-    items = demo_of(type(metric))
+    items = demo_of(metric)
     references = [list(item.references) for item in items] if metric.needs_references else None
     return Samples([item.good for item in items], [], references, range(len(items)))
 
 
-def score_kinds(metric: CaptionMetric, items: Sequence[DemoItem]) -> dict[str, Result]:
+def score_kinds(metric: Any, items: Sequence[DemoItem]) -> dict[str, Any]:
     """One result per kind of caption, of the same images or videos (and references), or of texts alone."""
     from capeval_core.inputs.samples import argument_of
 

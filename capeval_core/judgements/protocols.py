@@ -19,13 +19,15 @@ from capeval_core.judgements.correlation import (
     COEFFICIENTS,
     Doubles,
     Integers,
+    Resamples,
+    WeightedRows,
     annotator_mean,
     average_precision,
+    centred,
     tie_calibrated_accuracy,
     undefined,
     won_pairs,
 )
-from capeval_core.judgements.resampling import Resamples, WeightedRows, centred
 
 STATISTICS = (*COEFFICIENTS, "acc_eq")
 """What scores can be compared with ratings by; `acc_eq` is tie-calibrated within images."""
@@ -362,10 +364,8 @@ class SystemSet(JudgedSet):
 
 @dataclass(frozen=True)
 class PoolSet(JudgedSet):
-    """Pools of candidates: how good the captions are that a metric chooses, by metrics on references.
-
-    Its one scoring has all candidates, pool after pool.
-    """
+    """Pools of candidates, of one scoring: how good the captions are that a metric chooses, by metrics on
+    references."""
 
     unit = "pools"
 

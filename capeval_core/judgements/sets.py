@@ -1,14 +1,35 @@
-"""The judged sets by name (`sets.toml`): where each comes from, and in which form it lies on disk."""
+"""The judged sets by name (`sets.toml`): where each comes from, where it lies, and the reader of its form."""
 
 from __future__ import annotations
 
+import csv
+import io
+import json
+import math
 import tomllib
-from collections.abc import Mapping, Sequence
-from pathlib import Path, PurePosixPath
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from capeval_core.errors import did_you_mean, file_error
-from capeval_core.inputs.folder import Names, names_in, some_of
+import numpy as np
+import pandas as pd
+
+from capeval_core.errors import FileError, Problems, described, did_you_mean, file_error
+from capeval_core.inputs.folder import Folder, some_of
+from capeval_core.inputs.text_files import ID_FIELDS, contents, decoded, load_json
+from capeval_core.judgements.correlation import Doubles, kendall_tau_c, majority
+from capeval_core.judgements.protocols import (
+    Items,
+    JudgedSet,
+    MarkedSet,
+    PairedSet,
+    PoolSet,
+    RatedSet,
+    RatingColumn,
+    Scoring,
+    SystemSet,
+)
 
 
 class SetEntry(NamedTuple):
@@ -48,10 +69,8 @@ def set_entry(name: str) -> SetEntry:
 
 
 def folder_of(entry: SetEntry, data: str | Path) -> Path:
-    """The folder of a set: `data`, or the folder of its name in it, not that of another set.
-
-    Where there is no such folder, `NAME/NAME`, maybe `@revision`, is a data set on the Hub.
-    """
+    """The folder of a set: `data`, or the folder of its name in it, not that of another set; else
+    `NAME/NAME`, maybe `@revision`, is a data set on the Hub."""
     path, text = Path(data), str(data)
     if not path.exists() and text.count("/") == 1 and not text.startswith((".", "/", "~")):
         path = _downloaded(entry, text)
@@ -90,26 +109,426 @@ def _downloaded(entry: SetEntry, dataset: str) -> Path:
 
 
 def find_visuals(folder: Path, ids: Sequence[str]) -> dict[str, Path]:
-    """The file of each id that has one in a folder, or in the folder inside it that a path names.
-
-    An id is a file's name, with or without its extension, a path from that folder, or a COCO number.
-    """
-    listed: dict[str, Names] = {"": Names(names_in(folder))}
-    found = {}
-    for visual in ids:
-        path = PurePosixPath(visual)
-        parent = "" if path.is_absolute() or ".." in path.parts else str(path.parent).removeprefix(".")
-        if parent not in listed:
-            inner = folder / parent
-            listed[parent] = Names(names_in(inner) if inner.is_dir() else [])
-        for place in dict.fromkeys((parent, "")):
-            entries = listed[place].find(path.name)
-            if len(entries) == 1:
-                found[visual] = folder / place / entries[0]
-                break
+    """The file of each id that has one in a folder, or inside it where a path names: an id is a file's name,
+    with or without its extension, a path from that folder, or a COCO number."""
+    place = Folder(folder)
+    matches = {visual: place.find(visual) for visual in ids}
+    found = {visual: folder / files[0] for visual, files in matches.items() if len(files) == 1}
     if not found:
-        entries = listed[""].entries
-        have = f"it has {some_of(entries)}" if entries else "it is empty"
-        nothing = f"none of the {len(ids):,} ids ({some_of(ids)}) has a file here; {have}"
-        raise file_error(folder, nothing)
+        have = f"it has {some_of(place.names.entries)}" if place.names.entries else "it is empty"
+        raise file_error(folder, f"none of the {len(ids):,} ids ({some_of(ids)}) has a file here; {have}")
     return found
+
+
+# readers
+
+REFERENCES = "references.json"
+_KINDS: Mapping[str, tuple[type | tuple[type, ...], str]] = {
+    "text": (str, "a text"),
+    "list": (list, "a list"),
+    "id": ((str, int), "a text or a whole number"),
+}
+
+
+def load_set(name: str, data: str | Path, **settings: Any) -> JudgedSet:
+    """A judged set of `SETS` from what `folder_of` takes, with settings of its loader."""
+    entry = set_entry(name)
+    folder = folder_of(entry, data)
+    first = folder / entry.files[0]
+    rows = read_rows(first, entry.fields) if entry.fields else _read_lists(first)
+    loader: Callable[..., JudgedSet] = globals()[f"_{entry.loader or entry.name}"]
+    return loader(entry.name, folder, rows, **settings)
+
+
+# files
+
+
+def read_rows(path: Path, fields: Mapping[str, str] | None = None) -> pd.DataFrame:
+    """The rows of a file of CSV, JSON (a list) or JSON lines by their names in messages; `fields` with their
+    kinds are there."""
+    rows, problems, fields = {}, Problems(), fields or {}
+    for name, row in _named_rows(path):
+        if not isinstance(row, dict):
+            fix = f"expected an object with {', '.join(fields or ['a rating'])}"
+            problems.add(file_error(path, described(row, none="null"), fix, index=name, verb="is"))
+            continue
+        for field, kind in fields.items():
+            types, noun = _KINDS[kind]
+            if field not in row:
+                found = f"no {field!r}{did_you_mean(field, row)}"
+                problems.add(file_error(path, found, index=name, verb="has"))
+            elif not isinstance(row[field], types) or isinstance(row[field], bool):
+                found = f"{field}: {described(row[field], none='null')}"
+                problems.add(file_error(path, found, f"expected {noun}", index=name))
+        rows[name] = row
+    problems.raise_if_any()
+    if not rows:
+        raise file_error(path, "holds no rows")
+    names = dict.fromkeys(field for row in rows.values() for field in row if isinstance(field, str))
+    columns = {name: [row.get(name) for row in rows.values()] for name in names}
+    return pd.DataFrame(columns, index=list(rows), dtype=object)
+
+
+def _named_rows(path: Path) -> Iterator[tuple[str, Any]]:
+    kind = path.suffix.lower()
+    try:
+        if kind == ".csv":
+            reader = csv.DictReader(io.StringIO(decoded(path, contents(path)), newline=""), strict=True)
+            header = Counter(filter(None, reader.fieldnames or []))
+            if twice := [name for name, count in header.items() if count > 1]:
+                raise file_error(path, f"the column {twice[0]!r} comes twice", "name each column once")
+            yield from ((f"row {number}", row) for number, row in enumerate(reader, start=1))
+        elif kind == ".json":
+            content = load_json(path)
+            if not isinstance(content, list):
+                raise file_error(path, f"{described(content, none='null')}, expected a list of objects")
+            yield from ((f"entry {index}", row) for index, row in enumerate(content))
+        elif kind in (".jsonl", ".ndjson"):
+            # A text may hold other ends of lines.
+            lines = enumerate(decoded(path, contents(path)).split("\n"), start=1)
+            yield from ((f"line {number}", json.loads(line)) for number, line in lines if line.strip())
+        else:
+            expected = "expected one of .csv, .json, .jsonl, .ndjson"
+            raise file_error(path, f"extension {path.suffix!r}, {expected}")
+    except FileError:
+        raise
+    except (csv.Error, ValueError, RecursionError) as error:  # ValueError: also an integer of too many digits
+        raise file_error(path, f"is not {kind[1:]} ({error})") from error
+
+
+def numbers(values: Iterable[Any], name: str, dropped: Counter[str]) -> Doubles:
+    """Ratings as numbers; those that are missing or no finite numbers are NaN, and counted."""
+    found = []
+    for value in values:
+        missing = value is None or value == ""
+        try:
+            number = math.nan if missing or isinstance(value, bool) else float(value)
+        except (TypeError, ValueError, OverflowError):
+            number = math.nan
+        if not math.isfinite(number):
+            dropped[f"{name} missing" if missing else f"{name} not a number"] += 1
+        found.append(number if math.isfinite(number) else math.nan)
+    return np.array(found, dtype=np.float64)
+
+
+def _read_object(path: Path, expected: str) -> dict[str, Any]:
+    content = load_json(path)
+    if not isinstance(content, dict) or not content:
+        raise file_error(path, f"{described(content, none='null')}, expected {expected}")
+    return content
+
+
+def _read_lists(path: Path) -> dict[str, list[str]]:
+    """A JSON object of lists of texts, e.g. {image: [references]}."""
+    content, problems = _read_object(path, "{image: [references]}"), Problems()
+    for name, value in content.items():
+        if not isinstance(value, list) or not value or not all(isinstance(text, str) for text in value):
+            found = f"{described(value, none='null')}, expected a list of texts"
+            problems.add(file_error(path, found, index=f"key {name!r}"))
+    problems.raise_if_any()
+    return content
+
+
+def _references(
+    path: Path, images: Iterable[str], every: Mapping[str, Sequence[str]] | None = None
+) -> list[list[str]]:
+    """The references of each image, of a file {image: references}."""
+    known, wanted = _read_lists(path) if every is None else every, list(images)
+    if missing := sorted({image for image in wanted if image not in known}):
+        found = f"{len(missing):,} of {len(set(wanted)):,} images ({', '.join(map(repr, missing[:3]))})"
+        raise file_error(path, f"{found} have no references")
+    return [list(known[image]) for image in wanted]
+
+
+# ratings
+
+
+def _column(rows: pd.DataFrame, name: str) -> list[Any]:
+    return rows[name].tolist() if name in rows else [None] * len(rows)
+
+
+def _collapsed(texts: Iterable[str]) -> list[str]:
+    """Texts with single spaces."""
+    return [" ".join(text.split()) for text in texts]
+
+
+def _table(name: str) -> dict[str, RatingColumn]:
+    columns = SETS[name].columns or {"tau_b": {"statistic": "tau_b"}, "tau_c": {"statistic": "tau_c"}}
+    return {title: RatingColumn(**column) for title, column in columns.items()}
+
+
+def _rated(
+    name: str, items: Items, ratings: Iterable[Sequence[Any]], dropped: Counter[str], of: str = "rating"
+) -> RatedSet:
+    """Items with the ratings of each, of which every one is a row."""
+    found = [numbers(own, of, dropped) for own in ratings]
+    item = np.repeat(np.arange(len(found)), [len(own) for own in found])
+    values = np.concatenate([*found, []])
+    kept = np.isfinite(values)
+    columns = {"rating": values[kept]}
+    return RatedSet(name, (Scoring("", items),), item[kept], columns, _table(name), dropped=dropped)
+
+
+def _captions(name: str, folder: Path, rows: pd.DataFrame) -> RatedSet:
+    """Captions with one rating each, with references in their rows or in a file."""
+    images, of = rows.image.tolist(), SETS[name].rating
+    there = "references" in SETS[name].fields
+    references = rows.references.tolist() if there else _references(folder / REFERENCES, images)
+    items = Items(rows.candidate.tolist(), images, references)
+    return _rated(name, items, [[rating] for rating in _column(rows, of)], Counter(), of)
+
+
+def _flickr8k_expert(name: str, folder: Path, rows: pd.DataFrame) -> RatedSet:
+    """Candidates that are a reference of their image are left out."""
+    captions = _collapsed(rows.candidate)
+    references = [_collapsed(own) for own in _references(folder / REFERENCES, rows.image)]
+    kept = [row for row, (text, own) in enumerate(zip(captions, references, strict=True)) if text not in own]
+    left_out = int(rows.ratings.map(len).sum() - rows.ratings.iloc[kept].map(len).sum())
+    dropped = Counter({"ratings of a candidate that is a reference of its image": left_out})
+    items = Items([captions[k] for k in kept], rows.image.iloc[kept].tolist(), [references[k] for k in kept])
+    return _rated(name, items, rows.ratings.iloc[kept], dropped)
+
+
+def _flickr8k_cf(name: str, folder: Path, rows: pd.DataFrame) -> RatedSet:
+    """The rating is the share of CrowdFlower's votes that say yes."""
+    path, dropped = folder / "captions.json", Counter[str]()
+    captions = _read_object(path, "{caption_id: caption}")
+    if unknown := sorted(set(rows.caption_id) - set(captions)):
+        found = f"no caption of {', '.join(map(repr, unknown[:3]))}"
+        raise file_error(path, found, "expected {caption_id: caption}", verb="has")
+    references = [_collapsed(own) for own in _references(folder / REFERENCES, rows.image)]
+    items = Items(_collapsed(rows.caption_id.map(captions)), rows.image.tolist(), references)
+    yes, no = (numbers(rows[column], f"{column} of a row", dropped) for column in ("n_yes", "n_no"))
+    with np.errstate(invalid="ignore"):
+        shares = yes / (yes + no)
+    return _rated(name, items, [[] if np.isnan(share) else [share] for share in shares], dropped)
+
+
+def _composite(name: str, folder: Path, rows: pd.DataFrame) -> RatedSet:
+    """The candidate of slot 0 is taken out of the references of all three candidates of its image."""
+    path, references = folder / REFERENCES, {}
+    for key, entry in _read_object(path, "{subset/image: {references, human_candidate_index}}").items():
+        texts, human = (entry.get(field) for field in ("references", "human_candidate_index"))
+        if not isinstance(texts, list) or not (human is None or 0 <= human < len(texts)):
+            raise file_error(path, "no references", index=f"key {key!r}", verb="has")
+        references[key] = [text for index, text in enumerate(texts) if index != human]
+    images = (rows.subset + "/" + rows.image).tolist()
+    items = Items(rows.candidate.tolist(), images, _references(path, images, references))
+    return _rated(name, items, [[rating] for rating in _column(rows, "rating")], Counter())
+
+
+def _own(name: str, folder: Path, rows: pd.DataFrame) -> RatedSet:
+    """References are for metrics that need them."""
+    path, images = folder / REFERENCES, rows.image.map(str).tolist()
+    references = _references(path, images) if path.exists() else None
+    names = [f"{SETS[name].files[0]} {row}" for row in rows.index]
+    alone, several = _column(rows, "rating"), _column(rows, "ratings")
+    given = [one if own is None else own for one, own in zip(alone, several, strict=True)]
+    ratings = [own if isinstance(own, list) else [own] for own in given]
+    return _rated(name, Items(rows.candidate.tolist(), images, references, names), ratings, Counter())
+
+
+def _thumb(name: str, folder: Path, rows: pd.DataFrame) -> RatedSet:
+    """Pearson's correlation with precision, recall and the total; of a metric's own parts with theirs."""
+    dropped, columns = Counter[str](), ("P", "R", "human_score")
+    values = {column: numbers(_column(rows, column), column, dropped) for column in columns}
+    kept = np.flatnonzero(np.isfinite(list(values.values())).all(axis=0))
+    items = Items(rows.hyp.tolist(), rows.image.tolist(), _references(folder / REFERENCES, rows.seg_id))
+    ratings = {column: own[kept] for column, own in values.items()}
+    subsets = ["people" if rows.SYS.iloc[row] == "Human" else "without human captions" for row in kept]
+    scoring = (Scoring("", items),)
+    return RatedSet(name, scoring, kept, ratings, _table(name), subsets=subsets, dropped=dropped)
+
+
+def _vatex_eval(name: str, folder: Path, rows: pd.DataFrame) -> RatedSet:
+    """Without references, with the first one and with nine; coefficients are means over the annotators."""
+    videos, dropped = rows.video.tolist(), Counter[str]()
+    items = Items(rows.candidate.tolist(), videos, _references(folder / REFERENCES, videos))
+    values = [numbers(own, "rating", dropped) for own in rows.ratings]
+    annotators = max(map(len, values))
+    dropped["captions that not all annotators rated"] = sum(len(own) != annotators for own in values)
+    kept = [row for row, own in enumerate(values) if len(own) == annotators and np.isfinite(own).all()]
+    ratings = {"rating": np.array([values[row] for row in kept]).reshape(-1, annotators)}
+    scorings, item = _first_references(items, (0, 1, 9)), np.array(kept, dtype=np.int64)
+    return RatedSet(name, scorings, item, ratings, _table(name), by_annotator=True, dropped=dropped)
+
+
+def _first_references(items: Items, counts: Sequence[int]) -> tuple[Scoring, ...]:
+    """A scoring with each number of the first references of each item."""
+    names = {0: "no reference", 1: "1 reference"}
+    chosen = [[list(range(min(n, len(own)))) for own in items.references or []] for n in counts]
+    pairs = zip(counts, chosen, strict=True)
+    return tuple(Scoring(names.get(n, f"{n} references"), items, own) for n, own in pairs)
+
+
+# pairs
+
+
+def _pairs(
+    rows: pd.DataFrame, columns: tuple[str, str], references: Sequence[list[str]], visual: str = "image"
+) -> Items:
+    """The first and the second caption of each pair, one after the other."""
+    captions = rows[[*columns]].to_numpy().ravel().tolist()
+    return Items(captions, rows[visual].repeat(2).tolist(), [own for own in references for _ in range(2)])
+
+
+def _foil(name: str, folder: Path, rows: pd.DataFrame) -> PairedSet:
+    """Right captions against foils, with the first references of each."""
+    items = _pairs(rows, ("true_caption", "foil_caption"), rows.references)
+    scorings = _first_references(items, SETS[name].references)
+    labels = ([0] * len(rows),) * len(scorings)
+    return PairedSet(name, scorings, labels, rows.image.tolist(), by_scoring=True)
+
+
+def _activitynet_foil(name: str, folder: Path, rows: pd.DataFrame) -> PairedSet:
+    """Paragraphs about a video: the scores of their sentences are averaged first."""
+    items = _pairs(rows, ("true_caption", "foil_caption"), rows.references, "video")
+    scorings, labels = (Scoring("accuracy", items),), ([0] * len(rows),)
+    paragraphs, videos = (rows.video + "/" + rows.paragraph).tolist(), rows.video.tolist()
+    return PairedSet(name, scorings, labels, videos, by_scoring=True, paragraphs=paragraphs)
+
+
+def _pascal50s(
+    name: str, folder: Path, rows: pd.DataFrame, labels: str = "label", draws: str = "draws"
+) -> PairedSet:
+    """labels: those of the pairs that count. draws: `draws` of references, or `fixed`: references5.json."""
+    references = _references(folder / "references50.json", rows.image)
+    path = folder / ("references5.json" if draws == "fixed" else "draws.json")
+    if path.exists() or draws == "fixed":
+        content = load_json(path)
+        every = [_indices(path, draw, references) for draw in ([content] if draws == "fixed" else content)]
+    else:
+        every = _drawn(references)
+    kept = np.flatnonzero([label in ("a", "b") for label in _column(rows, labels)])
+    if not len(kept):
+        raise file_error(folder / "pairs.jsonl", f"no pair has {labels!r} a or b")
+    pairs = rows.iloc[kept]
+    items = _pairs(pairs, ("caption_a", "caption_b"), [references[row] for row in kept])
+    scorings = _draws(items, [[draw[row] for row in kept] for draw in every])
+    preferred = ([int(label == "b") for label in pairs[labels]],) * len(every)
+    images, dropped = pairs.image.tolist(), {f"pairs without {labels}": len(rows) - len(kept)}
+    return PairedSet(name, scorings, preferred, images, pairs.category.tolist(), dropped=dropped)
+
+
+def _abstract50s(name: str, folder: Path, rows: pd.DataFrame) -> PairedSet:
+    """The label is the majority of the votes; a tied vote is decided at random, as part of a draw."""
+    references, path = rows.references.tolist(), folder / "draws.json"
+    preferred = []
+    if path.exists():
+        content = load_json(path)
+        draws = [_indices(path, draw["reference_indices"], references) for draw in content]
+        for draw in content:
+            labels = draw.get("labels", [])
+            if len(labels) != len(rows) or not set(labels) <= {"b", "c"}:
+                found = f"{len(labels)} labels, expected b or c for each of {len(rows)} pairs"
+                raise file_error(path, found, verb="has")
+            preferred.append([int(label == "c") for label in labels])
+    else:
+        signs = np.array([int(majority(votes)) for votes in rows.votes])
+        rng, draws = np.random.default_rng(0), _drawn(references)
+        for _ in draws:
+            coins = rng.integers(0, 2, len(signs))
+            preferred.append(np.where(signs == 0, coins, signs < 0).tolist())
+    items = _pairs(rows, ("caption_b", "caption_c"), references)
+    return PairedSet(name, _draws(items, draws), tuple(preferred), rows.image.tolist())
+
+
+def _drawn(references: Sequence[list[str]]) -> list[list[list[int]]]:
+    """Five draws of five distinct references for each pair, with a fixed seed."""
+    rng = np.random.default_rng(0)
+    counts = [len(own) for own in references]
+    return [[rng.choice(n, min(5, n), replace=False).tolist() for n in counts] for _ in range(5)]
+
+
+def _draws(items: Items, draws: list[list[list[int]]]) -> tuple[Scoring, ...]:
+    twice = [[indices for indices in draw for _ in range(2)] for draw in draws]
+    return tuple(Scoring(f"draw {number}", items, draw) for number, draw in enumerate(twice, start=1))
+
+
+def _indices(path: Path, draw: Any, references: Sequence[list[str]]) -> list[list[int]]:
+    """A draw's indices, checked against the references of each pair."""
+    if not isinstance(draw, list) or len(draw) != len(references):
+        found = f"{len(draw) if isinstance(draw, list) else 'no'} entries of {len(references)} pairs"
+        raise file_error(path, found, "expected a list of indices per pair", verb="has")
+    for number, (indices, texts) in enumerate(zip(draw, references, strict=True)):
+        if not all(isinstance(index, int) and 0 <= index < len(texts) for index in indices):
+            found = f"{indices}, of {len(texts)} references"
+            raise file_error(path, found, index=f"pair {number}", verb="has")
+    return draw
+
+
+# others
+
+
+def _hat(name: str, folder: Path, rows: pd.DataFrame) -> MarkedSet:
+    """How well low scores find the captions with a hallucination."""
+    kept = rows[[isinstance(mark, bool) for mark in _column(rows, "contains_hallucination")]]
+    items = Items(kept.caption.tolist(), kept.image.tolist(), kept.references.tolist())
+    dropped = {"captions without contains_hallucination": len(rows) - len(kept)}
+    return MarkedSet(name, (Scoring("", items),), _column(kept, "contains_hallucination"), dropped=dropped)
+
+
+def _coco_systems(name: str, folder: Path, references: Mapping[str, list[str]]) -> SystemSet:
+    """A file {image id: caption} of each system, beside the references."""
+    own, systems, left_out = SETS[name].files[0], [], 0
+    for file in sorted(folder.glob("*.json")):
+        if file.name in (own, "expected.json"):
+            continue
+        captions = _read_object(file, "{image id: caption}")
+        for image, caption in captions.items():
+            if not isinstance(caption, str):
+                where = f"key {image!r}"
+                raise file_error(file, described(caption), "expected a caption", index=where)
+        images = [image for image in captions if image in references]
+        left_out += len(captions) - len(images)
+        items = Items([captions[image] for image in images], images, [references[image] for image in images])
+        systems.append(Scoring(file.stem, items))
+    if not systems:
+        fix = "put {image id: caption} there, a file per system"
+        raise file_error(folder, f"no file of a system beside {own}", fix, verb="has")
+    return SystemSet(name, tuple(systems), dropped={"captions of images without references": left_out})
+
+
+def _nice_pools(name: str, folder: Path, pools: Mapping[str, list[str]]) -> PoolSet:
+    """The chosen captions are compared with the references, as the captions of a system are."""
+    images = [image for image, candidates in pools.items() for _ in candidates]
+    captions = [caption for candidates in pools.values() for caption in candidates]
+    return PoolSet(name, (Scoring("", Items(captions, images, _references(folder / REFERENCES, images))),))
+
+
+# rated captions to train on
+
+
+class Judgements(NamedTuple):
+    """Captions of images, and the score that people gave each."""
+
+    images: list[str]
+    captions: list[str]
+    scores: list[float]
+
+    def correlation(self, predicted: Sequence[float]) -> float:
+        """Kendall's tau-c of predicted scores with these; 0 where either are all equal."""
+        tau = kendall_tau_c(predicted, self.scores)
+        return 0.0 if tau.undefined else tau.value
+
+
+def read_judgements(path: Path) -> Judgements:
+    """The judgements of a JSON list, JSON lines, or CSV: rows with an image's id, a caption and a score."""
+    rows, problems = read_rows(path), Problems()
+    scores = numbers(_column(rows, "score"), "score", Counter())
+    images, captions = [], []
+    for name, row, score in zip(rows.index, rows.to_dict("records"), scores, strict=True):
+        images.append(next((str(row[field]) for field in ID_FIELDS if row.get(field) not in (None, "")), ""))
+        captions.append(row.get("caption"))
+        lacking = "" if math.isfinite(score) else f"finite score{did_you_mean('score', row)}"
+        if not isinstance(captions[-1], str) or not captions[-1].strip():
+            lacking = "caption"
+        if not images[-1]:
+            lacking = " or ".join(ID_FIELDS)
+        if lacking:
+            problems.add(file_error(path, f"no {lacking}", index=name, verb="has"))
+    problems.raise_if_any()
+    if len(set(scores)) < 2:
+        found = f"{len(scores)} judgements with {len(set(scores))} different scores"
+        raise file_error(path, found, "a correlation needs at least two", verb="has")
+    return Judgements(images, captions, scores.tolist())

@@ -15,10 +15,9 @@ import numpy as np
 import pandas as pd
 
 from capeval_core.errors import Problems, described, did_you_mean, file_error
-from capeval_core.inputs.folder import bare, some_of
+from capeval_core.inputs.folder import Names, some_of
 from capeval_core.inputs.text_files import ID_FIELDS, load_json
 from capeval_core.judgements.correlation import Doubles
-from capeval_core.judgements.loaders import numbers, read_rows
 from capeval_core.judgements.protocols import (
     STATISTICS,
     Items,
@@ -29,6 +28,7 @@ from capeval_core.judgements.protocols import (
     Scored,
     Scoring,
 )
+from capeval_core.judgements.sets import numbers, read_rows
 
 FORMS = (
     "a .npz or .json with an array of numbers per metric, one per caption in the order of the set; of pairs "
@@ -206,13 +206,13 @@ def _places(
     of_image: dict[str, list[int]] = defaultdict(list)
     for place, image in enumerate(ids):
         of_image[image].append(place)
-    alike = Counter(map(bare, of_image))
-    names = {bare(image): image for image in of_image if alike[bare(image)] == 1} | {i: i for i in of_image}
+    names = Names(of_image)
 
     def place_of(key: str, caption: Any) -> int | str:
-        places = of_image.get(names.get(key) or names.get(bare(key)) or "", [])
-        if not places:
+        found = names.find(key)
+        if len(found) != 1:
             return _UNKNOWN
+        places = of_image[found[0]]
         if not isinstance(caption, str) or texts is None:
             several = "ratings without a caption of an image with several scores"
             return several if places[1:] else places[0]

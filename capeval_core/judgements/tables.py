@@ -17,9 +17,8 @@ import numpy as np
 from PIL import Image
 
 from capeval_core.errors import signed
-from capeval_core.judgements.correlation import Doubles, pearson
+from capeval_core.judgements.correlation import Doubles, Resamples, pearson
 from capeval_core.judgements.protocols import Cell, JudgedSet, PoolSet, RatedSet, Scored
-from capeval_core.judgements.resampling import Resamples
 from capeval_core.judgements.sets import SETS
 from capeval_core.reports.figures import Bar, draw_bars, draw_spreads
 from capeval_core.reports.tables import Table

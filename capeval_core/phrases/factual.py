@@ -28,7 +28,7 @@ from capeval_core.limits import LIMITS
 from capeval_core.models.batching import BatchSize
 from capeval_core.models.device import DTYPES, exact_float32, numbered_device
 from capeval_core.models.model import opened_once
-from capeval_core.phrases.english import sentences
+from capeval_core.phrases.chunks import sentences
 from capeval_core.phrases.spans import Phrases
 from capeval_core.weights.folder import TENSORS, WeightsError, check_finite, file_checksum, open_foreign
 
@@ -81,11 +81,11 @@ def _triplet(fields: list[str]) -> _Triplet:
 
 
 def phrases_of(graph: str, style: Style = "triplet") -> list[str]:
-    """The facts of a graph as phrases, without duplicates; an empty list where there are only entities.
+    """The facts of a graph as phrases, without duplicates; none where there are only entities: the caption
+    says more.
 
-    `triplet`: "subject predicate object", with attributes as "dog is brown". A graph of bare entities gives
-    no phrase: the caption itself says more. `soft-spice`: entities, "brown dog", and
-    "dog run in park", as the Soft-SPICE of the FACTUAL package.
+    `triplet`: "subject predicate object", with attributes as "dog is brown". `soft-spice`: as the FACTUAL
+    package.
     """
     facts = triplets(graph)
     if style == "soft-spice":
@@ -114,11 +114,8 @@ def soft_spice_phrases(facts: Iterable[Sequence[str]]) -> dict[str, Kind]:
 
 
 class FactualParser:
-    """FACTUAL as a `PhraseSource`; a sentence without a fact is its own phrase.
-
-    model: Hub id (`org/name` or `org/name@revision`) or folder of a parser in transformers' format. style:
-    see `phrases_of`. device, dtype, batch_size: as options of metrics.
-    """
+    """FACTUAL as a `PhraseSource`, from a Hub id or a folder in transformers' format; a sentence without a
+    fact is its own phrase."""
 
     def __init__(
         self,

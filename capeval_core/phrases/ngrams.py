@@ -64,11 +64,8 @@ class Ngrams:
 
 
 class TextBlock:
-    """Pools of captions as flat arrays: the caption of each word, the pool of each caption.
-
-    sizes: (pools,) captions of each pool. pool: (captions,) the pool of each caption. lengths: (captions,)
-    words of each. caption: (words,) the caption of each word. words: (words,) positions in `vocabulary`.
-    """
+    """Pools of captions as flat arrays: `pool` and `lengths` (words) of each caption; `caption` of each word,
+    and its place in `vocabulary`; `sizes`, the captions of each pool."""
 
     def __init__(self, pools: Sequence[Sequence[Tokens]]) -> None:
         vocabulary: dict[str, int] = defaultdict(count().__next__)
@@ -131,9 +128,8 @@ def consensus(
 ) -> list[Floats]:
     """The CIDEr of each caption against all the others of its pool, of their tokens; 0 of one that is alone.
 
-    Per n from 1 to 4 the cosine of the captions' TF-IDF vectors, mean over n and over the others, times 10:
-    from 0 to 10. `cider_d` clips the caption's weights to the other's and multiplies by a Gaussian of the
-    difference in length; note that most tools call that CIDEr.
+    Per n from 1 to 4 the cosine of TF-IDF vectors, mean over n and over the others, times 10. `cider_d` clips
+    the caption's weights to the other's and multiplies by a Gaussian of the difference in length.
     """
     agreement = _agreement if kind == "cider" else _agreement_d
     scores: list[Floats] = []
@@ -181,11 +177,9 @@ def tfidf_consensus(pools: Sequence[Sequence[str]]) -> list[Floats]:
 
 
 def mean_cider_vectors(pools: Sequence[Sequence[Tokens]]) -> Any:
-    """(pools, n-grams) the mean CIDEr vector of the captions of each pool, of their tokens, as a `csr_array`.
-
-    The product of two rows is the mean CIDEr, from 0 to 10, of each caption of one pool with each caption of
-    the other, an n-gram's rarity being measured by the pools that hold it.
-    """
+    """(pools, n-grams) the mean CIDEr vector of the captions of each pool, of their tokens, as a `csr_array`:
+    the product of two rows is the mean CIDEr of each caption of one pool with each of the other, by documents
+    of pools."""
     from scipy.sparse import csr_array, hstack
 
     block = TextBlock(pools)
@@ -226,10 +220,8 @@ def _log(count: NDArray[np.generic] | np.float64) -> Floats:
 
 
 def _agreement(block: TextBlock, grams: Ngrams, weights: Floats) -> Floats:
-    """The sum of each caption's cosines with the others of its pool, for CIDEr.
-
-    The sum of its products with all vectors is its product with their sum, so no pair is formed.
-    """
+    """(captions,) the sums of cosines of each caption with the others of its pool: products with all vectors
+    add up to the product with their sum, so no pair is formed."""
     captions = len(block.pool)
     unit = weights * reciprocal(np.sqrt(sums_by(grams.caption, weights**2, captions)))[grams.caption]
     others = sums_by(grams.gram, unit, grams.kinds)[grams.gram] - unit

@@ -13,8 +13,6 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
-from capeval_core.phrases.english import TREEBANK_ABBREVIATIONS, TREEBANK_STARTERS, TREEBANK_STATES
-
 REVISION = 1  # raised with any change that moves a token
 PUNCTUATION = frozenset(["''", "'", "``", "`", ".", "?", "!", ",", ":", "-", "--", "...", ";"])
 """Tokens that COCO's evaluation leaves out. Brackets stay, as `-lrb-`: it looks for them in capitals."""
@@ -203,6 +201,25 @@ _SINGLE = {
     "£": "#", "€": "$", "¢": "cents", "½": "1/2", "¼": "1/4", "¾": "3/4", "⅓": "1/3", "⅔": "2/3",
 }  # fmt: skip
 
+_ABBREVIATIONS = str.split(
+    "adj adm adv al ala alex apr ariz assn assoc asst atty aug ave bancorp bhd bldg blvd brig bros calif "
+    "capt cf cie cmdr co col colo comdr conn corp cos cpl ct dak dec dept det dr drs elec ens esq est etc "
+    "ext feb fla fri ft ga gen gov govs hon inc ind insp intl invt jan jos jr jul jun kan kans ky lieut "
+    "lt ltd maj mar md messrs mfg mich minn mlle mme mo mon mont mr mrs ms msgr mt mtg natl neb nev nov "
+    "oct okla penn pfc ph plc ppte ppty pres prof profs pte ptes pty ptys pvt rd rep reps rev rt sen sens "
+    "sep sept seq sfc sgt spc sq sr st ste supt sys tel tenn thu thurs tue tues univ va vs vt wed wis "
+    "wisc wm wyo"
+)
+"""Abbreviations that keep their full stop in the Penn Treebank's tokens."""
+_STATES = str.split("ark az del ill la mass miss ore pa tex wash")
+"""Abbreviations that keep it where they begin with a capital."""
+_STARTERS = str.split(
+    "a about according after an as at but earlier he her here however if in it last many more now once "
+    "one other our she since so some such that the their then there these they this we what when while "
+    "yet you"
+)
+"""Words that begin a sentence after a single letter with a full stop."""
+
 _L = f"[A-Za-z{LETTER}{MARK}]"
 _A = f"[A-Za-z0-9{LETTER}{DIGIT}{MARK}]"
 _T = f"[A-Za-z0-9{LETTER}{DIGIT}]"
@@ -218,13 +235,13 @@ def _any(words: Iterable[str]) -> str:
     return "|".join(sorted(words, key=len, reverse=True))
 
 
-_STARTER = "|".join(f"{word[0].upper()}(?i:{word[1:]})" for word in sorted(TREEBANK_STARTERS))
+_STARTER = "|".join(f"{word[0].upper()}(?i:{word[1:]})" for word in sorted(_STARTERS))
 _SPLIT = frozenset(["cannot", "gonna", "gotta", "gimme", "lemme", "wanna"])
 _PLAIN = re.compile(rf"(?!(?:{_any(_SPLIT)})\b)[a-z0-9]+(?=\s|$|,\s)", re.ASCII | re.IGNORECASE)
 _SIMPLE = re.compile(r" *[a-z0-9]+(?:(?: ?, +| +)[a-z0-9]+)* *\.? *", re.ASCII | re.IGNORECASE).fullmatch
 """A caption whose only marks are commas between words and a full stop at its end: its words are tokens, but
 for those that the rules split, and for a last one whose stop may be its own."""
-_STOPPED = frozenset([*TREEBANK_ABBREVIATIONS, *(state.lower() for state in TREEBANK_STATES)])
+_STOPPED = frozenset([*_ABBREVIATIONS, *(state.lower() for state in _STATES)])
 # The longest match counts, among equals the first. Groups, where a rule has them, are the tokens.
 _RULES = tuple(
     re.compile(rule)
@@ -258,8 +275,8 @@ _RULES = tuple(
         rf"{_Q}(?i:till?|cause)(?!{_A})",
         rf"({_Q}[tT])(?i:is|was)",
         # Stops that belong to the word.
-        rf"(?i:ph\.d|{_any(TREEBANK_ABBREVIATIONS)})\.",
-        rf"(?:{'|'.join(f'{word[0].upper()}(?i:{word[1:]})' for word in sorted(TREEBANK_STATES))})\.",
+        rf"(?i:ph\.d|{_any(_ABBREVIATIONS)})\.",
+        rf"(?:{'|'.join(f'{word[0].upper()}(?i:{word[1:]})' for word in sorted(_STATES))})\.",
         r"(?i:((?:art|ca|figs?|nos?|op|pp|prop)\.)\s?\d)",
         rf"[A-Za-z]\.(?!\s+(?:(?:{_STARTER})(?:\s|$)|M[rs]\.)|\s*<)",
         r"[A-Za-z](?:\.[A-Za-z])+\.",

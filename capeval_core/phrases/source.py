@@ -87,10 +87,8 @@ def _short(text: Any) -> str:
 
 
 def phrase_opener(spec: Any) -> Callable[..., PhraseSource]:
-    """Check what the option `phrases` of HICE-S names before any model is opened; the result opens it.
-
-    It takes the keywords `style`, how a parser's facts become phrases, `device`, `dtype` and `batch_size`.
-    """
+    """Check what the option `phrases` of HICE-S names before any model is opened; the result opens it, with
+    the keywords `style`, `device`, `dtype` and `batch_size`."""
     if isinstance(spec, PhraseSource):
         return lambda **settings: spec
     name = os.fspath(spec) if isinstance(spec, str | os.PathLike) else ""

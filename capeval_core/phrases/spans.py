@@ -20,10 +20,8 @@ class Span(NamedTuple):
 
 
 class Phrases(NamedTuple):
-    """The phrases of one caption, in its order, at least one, without duplicates.
-
-    truncated: sentences that are longer than the parser reads. fallback: those that are their own phrase.
-    """
+    """The phrases of one caption, in its order, at least one, without duplicates; the sentences that are
+    longer than the parser reads, and those that are their own phrase."""
 
     phrases: tuple[str, ...]
     truncated: int = 0
@@ -31,11 +29,8 @@ class Phrases(NamedTuple):
 
 
 def wrong_words(caption: str, wrong: Sequence[str], right: Sequence[str]) -> list[Span]:
-    """The spans of a caption to mark as wrong, in its order.
-
-    Words that a wrong phrase shares with a right one are not marked, unless it has no other word in the
-    caption.
-    """
+    """The spans of a caption to mark as wrong, in its order: words that a wrong phrase shares with a right
+    one are not, unless it has no other word in the caption."""
     words = list(_WORD.finditer(caption))
     spelt = [word[0].casefold() for word in words]
     right_words = {index for phrase in right for index in _indices(spelt, phrase)}

@@ -67,11 +67,8 @@ def suppress_overlaps(corners: Floats, scores: Floats, overlap: float, max_boxes
 
 
 class Owlv2Boxes(BoxSource):
-    """The boxes of OWLv2 with the highest objectness (at least `threshold`), of any class.
-
-    It takes no text: a detector of fixed classes would miss all others, and captions are the text to be
-    scored. The vision tower runs in `dtype`, the heads of the boxes always in float32.
-    """
+    """The boxes of OWLv2 with the highest objectness (at least `threshold`), of any class: no text takes
+    part. The vision tower runs in `dtype`, the heads of the boxes always in float32."""
 
     def __init__(
         self,

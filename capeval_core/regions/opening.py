@@ -28,12 +28,9 @@ _SETTING = re.compile(r"(?:(?P<weights>.+),)?(?P<setting>\w+)=(?P<value>[^,/]*)"
 
 
 def region_opener(spec: Any) -> Callable[..., RegionSource]:
-    """Check what the option `regions` of HICE-S names before any model is opened; the result opens it.
-
-    It takes the keywords `device` (None: CUDA where there is a GPU) and `dtype` of the image encoders.
-    Weights behind a colon are a Hub id (`@revision` pins it) or a folder, and the threshold of boxes comes
-    last, as in `"objects:mobilesamv2,threshold=0.2"`.
-    """
+    """Check what the option `regions` of HICE-S names before any model is opened; the result opens it, with
+    the keywords `device` and `dtype`. The threshold of boxes comes last:
+    `"objects:mobilesamv2,threshold=0.2"`."""
     if isinstance(spec, (RegionSource, Mapping)):
         given = PrecomputedRegions(spec) if isinstance(spec, Mapping) else spec
         return lambda **settings: given

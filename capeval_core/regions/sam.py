@@ -181,11 +181,8 @@ def _modules(architecture: Mapping[str, Any]) -> nn.Module:
 
 
 class Sam(CheckedModel, tags=["mask-generation", "sam"]):
-    """SAM, MobileSAM or MobileSAMv2, on transformers' modules, in their original behaviour.
-
-    Only the image encoder runs in bfloat16 or float16: coordinates of boxes need float32. It may be used from
-    several threads, one forward pass at a time.
-    """
+    """SAM, MobileSAM or MobileSAMv2, on transformers' modules, in their original behaviour, one forward pass
+    at a time. Only the image encoder runs in bfloat16 or float16: coordinates of boxes need float32."""
 
     kind = "sam"
     described = (
@@ -319,10 +316,8 @@ class ObjectRegions(RegionSource):
 
 
 class EverythingRegions(RegionSource):
-    """SAM's "segment everything": masks at a grid of points, by transformers' `mask-generation` pipeline.
-
-    An image that is larger than SAM's input is scaled down to it first, and masks up again.
-    """
+    """SAM's "segment everything": masks at a grid of points, by transformers' `mask-generation` pipeline, of
+    an image that is scaled down to SAM's input."""
 
     def __init__(self, sam: Sam, *, name: str = "sam") -> None:
         import transformers

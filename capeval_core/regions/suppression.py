@@ -28,11 +28,9 @@ _STEPS = 8
 
 @dataclass(frozen=True)
 class Suppression:
-    """Which of two overlapping boxes is dropped: the worse one, where they share enough.
-
-    overlap: a bound of the intersection over union, which is in float32. pixel: what is added to the sides of
-    boxes: 1 where corners are the first and the last pixel. at_bound: whether equality is enough.
-    """
+    """Of two boxes that share enough the worse one is dropped. overlap: bound of the intersection over union.
+    pixel: added to sides, 1 where corners are the first and the last pixel. at_bound: whether equality is
+    enough."""
 
     overlap: float
     pixel: float = 0.0
@@ -77,12 +75,9 @@ def clipped(corners: Floats, size: tuple[int, int]) -> Floats:
 
 
 def class_confidences(boxes: Floats, scores: Floats, rule: Suppression, threshold: float = 0.0) -> Floats:
-    """(n,) the largest score of each box among the classes whose non-maximum suppression it survives, or 0.
-
-    As bottom-up attention's `tools/generate_tsv.py` chooses its boxes (Anderson et al., CVPR 2018), and the
-    script of 12-in-1 (Lu et al., CVPR 2020). `scores` are (n, classes) from 0 to 1, background left out;
-    those up to `threshold` do not count.
-    """
+    """(n,) the largest score of each box among the classes whose suppression it survives, or 0, as bottom-up
+    attention's `tools/generate_tsv.py` (Anderson et al., CVPR 2018). scores: (n, classes), without
+    background; those up to `threshold` do not count."""
     by_class = np.ascontiguousarray(scores.T)
     order = np.argsort(-by_class, axis=1, kind="stable").T  # n times the next best box of each class
     bits = np.packbits(rule.pairs(boxes[:, None], boxes), axis=1, bitorder="little")
@@ -100,11 +95,9 @@ def class_confidences(boxes: Floats, scores: Floats, rule: Suppression, threshol
 
 
 def enough_boxes(boxes: Floats, scores: Floats, overlaps: Sequence[float], least: int, most: int) -> Integers:
-    """Indices of the boxes that survive non-maximum suppression, best first, at most `most`.
-
-    The overlaps are tried in turn until at least `least` boxes survive; where they never do, those of the
-    last overlap are kept. (The original fails there, or takes the boxes of the image before.)
-    """
+    """Indices of the boxes that survive non-maximum suppression, best first, at most `most`, by the first of
+    these overlaps that leaves at least `least`, or the last. (The original fails there, or takes the image
+    before.)"""
     from torchvision.ops import nms
 
     kept = np.empty(0, dtype=np.int64)

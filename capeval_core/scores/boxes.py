@@ -107,11 +107,8 @@ def error_of(error: str | None, first: Any, own: Any) -> str | None:
 
 
 class BoxSource(NamedTuple):
-    """The box features of images, from a region encoder, or None where they come with the images.
-
-    label, fingerprint: in signatures, and in stamps of rows. selection: which boxes are kept; None: all that
-    a region encoder gives, the first 100 of stored ones.
-    """
+    """The box features of images, from a region encoder, or None where they come with the images. selection:
+    which boxes are kept; None: all that a region encoder gives, the first 100 of stored ones."""
 
     label: str
     fingerprint: str
@@ -167,10 +164,8 @@ class FirstBoxes(InputBoxes):
 
 
 def box_source_opener(spec: Any) -> Callable[..., BoxSource]:
-    """Check a source of box features before any model is opened; the result opens it.
-
-    It takes the keywords `selection`, as `BoxSource` has it, `device` and `dtype`, as options of metrics.
-    """
+    """Check a source of box features before any model is opened; the result opens it, with the keywords
+    `selection`, `device` and `dtype`."""
     if isinstance(spec, RegionEncoder):
         label = Model.of(type(spec).__name__, spec.fingerprint).label
         return lambda selection, **settings: BoxSource(label, spec.fingerprint, spec, selection)

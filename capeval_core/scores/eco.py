@@ -139,10 +139,8 @@ def _best_first(values: Any) -> list[int]:
 def _filter_pool(
     captions: Sequence[str], itm: Sequence[float], rules: Rules = PAPER
 ) -> tuple[list[str | None], str]:
-    """Per candidate why it is dropped, None if it is not; and a filter that was not applied, '' if both were.
-
-    A filter that would leave no candidate of the pool is not applied.
-    """
+    """Per candidate why it is dropped, None if it is not; and a filter that would leave no candidate of the
+    pool, which is not applied, '' if both were."""
     dropped: list[str | None] = [None] * len(captions)
     gave_way = ""
     for rule in rules.order:
@@ -222,11 +220,8 @@ class Ranking:
                 self.dropped[row] = reason
 
     def _standardised(self, values: Doubles) -> Doubles:
-        """z-scores of values (n,) or (n, members).
-
-        The released code keeps values by text, so that of copies in a pool only the last one's value is left.
-        Its filters and its consensus come before that, and take all of them.
-        """
+        """z-scores of values (n,) or (n, members). The released code keeps values by text, after filters and
+        consensus: of copies in a pool only the last one's value is left."""
         counted = np.arange(len(values))  # the row whose value counts for each row
         if self.options.compat == "released":
             valued = np.flatnonzero(np.isfinite(values.reshape(len(values), -1)).all(axis=1)).tolist()
@@ -549,11 +544,8 @@ class Eco(Reranker):
     def encode_all(
         self, samples: Samples, *, rows: str | PathLike[str] | None = None, progress: bool = False
     ) -> pa.Table:
-        """Rows of checked samples. Members run one after another, each over all samples, and then go.
-
-        With `rows` each member keeps its own in a folder of its name, so that a run goes on within a member,
-        and another ensemble reuses the members that it shares.
-        """
+        """Rows of checked samples. Members run one after another, and each keeps its own below `rows`, so
+        that a run goes on within a member, and another ensemble reuses the members that it shares."""
         import torch
 
         pools, folder = cast(Pools, samples), self.options.rows if rows is None else rows

@@ -26,7 +26,7 @@ from capeval_core.inputs.images import ImageError, InputImage
 from capeval_core.inputs.samples import Samples, windows
 from capeval_core.limits import LIMITS
 from capeval_core.matching.cosine import grouped_cosine, harmonic_mean, paired_cosine, unit
-from capeval_core.metric import CaptionMetric, Model
+from capeval_core.metric import CaptionMetric, Evidence, Model
 from capeval_core.options import Options as CommonOptions
 from capeval_core.options import option
 from capeval_core.phrases.source import PhraseSource, phrase_opener
@@ -256,11 +256,9 @@ class HiceS(CaptionMetric):
         score = harmonic_mean(terms["gitc"], terms["litc"])  # eq. 10
         return Values(score, {**terms, **_counts(rows)}, range=(0.0, self.options.w))
 
-    def evidence_of(
-        self, samples: Samples, rows: pa.Table, parts: Mapping[str, list[Any]]
-    ) -> dict[int, dict[str, Any]]:
+    def evidence_of(self, samples: Samples, rows: pa.Table, parts: Mapping[str, Any]) -> Evidence:
         numbers = {self.key: self.aggregate(rows).scores.tolist(), **parts}
-        shown, found = super().evidence_of(samples, rows, numbers), dict[int, dict[str, Any]]()
+        shown, found = super().evidence_of(samples, rows, numbers), Evidence()
         for window in windows(samples, LIMITS.hice_texts):
             texts = self.encode_texts(window.captions)
             for part, views in self.encode_images(window):
@@ -332,9 +330,7 @@ class RefHiceS(HiceS):
         highest = 2 * self.options.w / (self.options.w + 1)
         return Values(score, {**terms, **_counts(rows)}, range=(0.0, highest))
 
-    def evidence_of(
-        self, samples: Samples, rows: pa.Table, parts: Mapping[str, list[Any]]
-    ) -> dict[int, dict[str, Any]]:
+    def evidence_of(self, samples: Samples, rows: pa.Table, parts: Mapping[str, Any]) -> Evidence:
         gttc, lttc = reference_terms(rows)
         deciding = {"joint": [joint(gttc, lttc)], "best": [gttc, lttc]}.get(
             self.options.reference_reduction, []

@@ -20,7 +20,7 @@ from capeval_core.errors import wrong_option
 from capeval_core.inputs.images import InputImage
 from capeval_core.inputs.samples import Samples
 from capeval_core.matching.cosine import harmonic_mean, paired_cosine
-from capeval_core.metric import CaptionMetric, Model
+from capeval_core.metric import CaptionMetric, Evidence, Model
 from capeval_core.options import Options as CommonOptions
 from capeval_core.options import option
 from capeval_core.ragged import Ragged
@@ -156,9 +156,7 @@ class RefPacS(PacS):
         parts = {"cosine": cosine, self.free_key: pac, "reference_cosine": nearest}
         return Values(score, parts, range=(0.0, 2 * w / (w + 1)))  # of a cosine of 1 with both
 
-    def evidence_of(
-        self, samples: Samples, rows: pa.Table, parts: Mapping[str, list[Any]]
-    ) -> dict[int, dict[str, Any]]:
+    def evidence_of(self, samples: Samples, rows: pa.Table, parts: Mapping[str, Any]) -> Evidence:
         shown = super().evidence_of(samples, rows, parts)
         pairs = zip(samples.references or [], rows["reference_cosines"].to_pylist(), strict=True)
         for row, (references, cosines) in enumerate(pairs):

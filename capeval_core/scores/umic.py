@@ -15,6 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from capeval_core.inputs.samples import Samples, windows
+from capeval_core.metric import Evidence
 from capeval_core.options import Options as CommonOptions
 from capeval_core.options import option
 from capeval_core.result import Values
@@ -89,12 +90,10 @@ class Umic(RegionMetric):
         logit = rows["logit"].to_numpy().astype(np.float64)
         return Values(umic_score(logit), {"logit": logit})
 
-    def evidence_of(
-        self, samples: Samples, rows: pa.Table, parts: Mapping[str, list[Any]]
-    ) -> dict[int, dict[str, Any]]:
+    def evidence_of(self, samples: Samples, rows: pa.Table, parts: Mapping[str, Any]) -> Evidence:
         from capeval_core.reports.explanations import BoxExplanation, box_notes
 
-        explained: dict[int, dict[str, Any]] = {}
+        explained: Evidence = {}
         zipped = zip(self.boxes(samples)[0], samples.images, rows["error"].to_pylist(), strict=True)
         shown = super().evidence_of(samples, rows, parts)
         for row, (visual, image, error) in enumerate(zipped):

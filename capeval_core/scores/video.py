@@ -25,7 +25,7 @@ from capeval_core.inputs.texts import corpus_texts
 from capeval_core.inputs.videos import EVERY, Sampling, check_samplings
 from capeval_core.limits import LIMITS
 from capeval_core.matching.cosine import harmonic_mean, paired_cosine, unit
-from capeval_core.metric import CaptionMetric, with_statistics
+from capeval_core.metric import CaptionMetric, Evidence, with_statistics
 from capeval_core.options import CorpusStatistics, option
 from capeval_core.options import Options as CommonOptions
 from capeval_core.ragged import Integers, Ragged, inner
@@ -223,14 +223,12 @@ class VideoPacS(CaptionMetric):
         metric = self if table is None else with_statistics(self, table)
         return super(VideoPacS, metric).signature(rows)
 
-    def evidence_of(
-        self, samples: Samples, rows: pa.Table, parts: Mapping[str, list[Any]]
-    ) -> dict[int, dict[str, Any]]:
+    def evidence_of(self, samples: Samples, rows: pa.Table, parts: Mapping[str, Any]) -> Evidence:
         shown = super().evidence_of(samples, rows, parts)
         weights, _ = token_weights(rows["caption_ids"], self.idf(rows))
         of_row = lists(weights.values, weights.lengths).to_pylist()
         sampling = Sampling(self.options.fps, self.options.max_frames)
-        explained: dict[int, dict[str, Any]] = {}
+        explained: Evidence = {}
         for window in windows(samples, LIMITS.video_texts):
             tokens = self.encoder.encode_tokens(window.captions, **self.run)
             for part, videos in self._videos(window):
@@ -309,9 +307,7 @@ class VideoRefPacS(VideoPacS):
         parts |= {f"reference_{name}": values for name, values in reference.items()}
         return Values(score, parts | {"unweighted_texts": unweighted})
 
-    def evidence_of(
-        self, samples: Samples, rows: pa.Table, parts: Mapping[str, list[Any]]
-    ) -> dict[int, dict[str, Any]]:
+    def evidence_of(self, samples: Samples, rows: pa.Table, parts: Mapping[str, Any]) -> Evidence:
         explained = super().evidence_of(samples, rows, parts)
         found, _ = self.of_references(rows, self.idf(rows))
         values = np.stack([*found.values()], axis=1).tolist()

@@ -19,7 +19,7 @@ from capeval_core.inputs.samples import Samples, windows
 from capeval_core.inputs.texts import corpus_texts
 from capeval_core.limits import LIMITS
 from capeval_core.matching.cosine import harmonic_mean, unit
-from capeval_core.metric import Model
+from capeval_core.metric import Evidence, Model
 from capeval_core.options import CorpusOptions, option
 from capeval_core.options import Options as CommonOptions
 from capeval_core.ragged import Ragged, inner
@@ -197,12 +197,10 @@ class VilbertScore(RegionMetric):
         each = {f"reference_{name}": lists(own.values, counts).to_pylist() for name, own in found.items()}
         return Values(means["f"], {**means, **each})
 
-    def evidence_of(
-        self, samples: Samples, rows: pa.Table, parts: Mapping[str, list[Any]]
-    ) -> dict[int, dict[str, Any]]:
+    def evidence_of(self, samples: Samples, rows: pa.Table, parts: Mapping[str, Any]) -> Evidence:
         shown = super().evidence_of(samples, rows, parts)
         errors = rows["error"].to_pylist()
-        explained: dict[int, dict[str, Any]] = {}
+        explained: Evidence = {}
         for window in windows(samples, LIMITS.token_texts):
             for row, found in enumerate(self.encode_rows(window), len(explained)):
                 if found.texts is None:

@@ -22,7 +22,7 @@ from capeval_core.encoders.tokenizers import UNKNOWN, Ids, WordPiece
 from capeval_core.encoders.vilbert import LocatedBoxes
 from capeval_core.errors import Problem, Problems
 from capeval_core.inputs.images import ImageError
-from capeval_core.judgements.loaders import Judgements
+from capeval_core.judgements.sets import Judgements
 from capeval_core.options import option
 from capeval_core.scores.boxes import FirstBoxes, box_source_opener, store_of
 from capeval_core.training.captioned import CaptionedImages

@@ -36,7 +36,7 @@ from capeval_core.inputs.samples import Samples, check_pools, check_samples
 from capeval_core.inputs.videos import InputFrames, Sampling
 from capeval_core.integrations.shards import workers as workers_of_shards
 from capeval_core.integrations.shards.folder import plan_shards
-from capeval_core.judgements.resampling import Resamples, WeightedRows
+from capeval_core.judgements.correlation import Resamples, WeightedRows
 from capeval_core.kept import Kept
 from capeval_core.limits import LIMITS
 from capeval_core.matching.cosine import grouped_cosine, harmonic_mean, paired_cosine
