@@ -27,20 +27,15 @@ class MetricDescription:
     """
 
     def __init__(self, metric: type[CaptionMetric]) -> None:
-        pools, argument, weights = (
-            issubclass(metric, Reranker),
-            argument_of(metric.media),
-            metric.default_weights,
-        )
-        low, high = metric.range
+        pools, argument = issubclass(metric, Reranker), argument_of(metric.media)
+        (low, high), weights = metric.range, metric.default_weights
         self.title, self.summary, self.relative = metric.title, metric.summary, metric.relative
         self.range = "relative" if pools else f"{low:.3g} to {high:.3g}"
         self.better = f"{'higher' if metric.higher_is_better else 'lower'} is better"
         self.references = f"{'with' if metric.needs_references else 'without'} references"
         self.visual = None if argument is None else medium_of(argument)
-        needed = [f"its {self.visual}"] * (argument is not None) + [
-            "its references"
-        ] * metric.needs_references
+        needed = [] if argument is None else [f"its {self.visual}"]
+        needed += ["its references"] if metric.needs_references else []
         self.compares = "its image and the other candidates" if pools else " and ".join(needed)
         self.mean = "chosen captions" if pools else "captions that have a score"
         self.weights = weights.repository if weights else "none"
@@ -56,12 +51,9 @@ class MetricDescription:
             self.inputs["images"] += more
         if metric.needs_references:
             self.inputs["references"] = "per caption a list of texts, or one text; any number each."
-        own = (
-            "per image the choice, its score and those of every candidate, errors, the signature and counts."
-        )
-        if not pools:
-            own = "scores, parts and errors per caption, the signature and counts."
-        self.inputs["per_caption"] = f"`compute` also gives {own}"
+        own = "per image the choice, its score and those of every candidate, errors"
+        own = own if pools else "scores, parts and errors per caption"
+        self.inputs["per_caption"] = f"`compute` also gives {own}, the signature and counts."
 
     def __str__(self) -> str:
         extent = "relative to its set" if self.relative else f"from {self.range}"
