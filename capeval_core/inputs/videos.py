@@ -313,6 +313,7 @@ _TURNED = {
     180: Image.Transpose.ROTATE_180,
     270: Image.Transpose.ROTATE_270,
 }
+_CLOCK = re.compile(r"(\d+):(\d\d):(\d\d(?:\.\d{1,9})?)\d*")
 _IMAGE = re.compile(rb"\xff\xd8|\x89PNG|.{4}ftyp(?:avi[fs]|he[iv][cxms]|mif1|msf1)|.{4}jP", re.DOTALL)
 
 
@@ -433,6 +434,8 @@ class _OpenVideo:
         if self._stream.duration is not None:
             # Some count it from 0 and not from the first frame: a later start is no reason to miss frames.
             stated = self._stream.duration * self._stream.time_base
+        elif clock := _CLOCK.fullmatch(self._stream.metadata.get("DURATION", "")):  # of Matroska
+            stated = Fraction(int(clock[1]) * 3600 + int(clock[2]) * 60) + Fraction(clock[3])
         elif self._container.duration is not None:  # of all streams: sound may end later than the frames
             stated, tolerance = Fraction(self._container.duration, 1_000_000), max(tolerance, Fraction(1))
         else:
