@@ -215,10 +215,6 @@ def _trials(device: torch.device, dtype: torch.dtype) -> Iterator[tuple[str, Ten
     yield "norm", ours, normed(x.float() + shift.float())
     ours = cuda_kernels.norm(x, before, weight, bias, epsilon)
     yield "norm of a sum", ours, normed(x.float() + before.float())
-    places = drawn(3, width)
-    ours = cuda_kernels.embed(x[:4], shift, places, weight, bias, epsilon)
-    rows = torch.cat([shift.expand(2, 1, -1), x[:4].view(2, 2, -1)], dim=1) + places
-    yield "embedding", ours, normed(rows.float().view(6, -1))
     for quick, plain in ((True, QuickGELU()), (False, functional.gelu)):
         yield "activation", cuda_kernels.activate(x.clone(), quick), plain(x.float())
     pixels = (torch.arange(2 * 3 * 8 * 8, device=device) % 251).to(torch.uint8).view(2, 3, 8, 8)

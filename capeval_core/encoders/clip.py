@@ -168,14 +168,7 @@ class VisionTransformer(nn.Module):
 
 def run_vision(visual: VisionTransformer, patches: Tensor, triton: bool) -> Tensor:
     """`VisionTransformer.forward` of patch embeddings (images, patches, width)."""
-    if triton:
-        from capeval_core.encoders import cuda_kernels
-
-        norm, places = visual.ln_pre, visual.positional_embedding
-        given = patches.flatten(0, 1), visual.class_embedding, places, norm.weight, norm.bias, norm.eps
-        x = cuda_kernels.embed(*given)
-    else:
-        x = visual.embed(patches).flatten(0, 1)
+    x = visual.embed(patches).flatten(0, 1)
     blocks, images = visual.transformer.resblocks, len(patches)
     attention = among_all(images, blocks[0].attn.num_heads)
     first_rows = slice(None, None, len(x) // images)

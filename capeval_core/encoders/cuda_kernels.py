@@ -16,17 +16,6 @@ from torch import Tensor
 
 
 @triton.jit
-def _normalised(x, columns, inside, weight, bias, width, epsilon):
-    """Layer norm of a tile of rows; what is outside the width is 0 on the way in."""
-    mean = tl.sum(x, axis=1) / width
-    centred = tl.where(inside, x - mean[:, None], 0.0)
-    scale = 1.0 / tl.sqrt_rn(tl.sum(centred * centred, axis=1) / width + epsilon)
-    weights = tl.load(weight + columns, mask=columns < width, other=0.0).to(tl.float32)
-    biases = tl.load(bias + columns, mask=columns < width, other=0.0).to(tl.float32)
-    return centred * scale[:, None] * weights[None, :] + biases[None, :]
-
-
-@triton.jit
 def norm_kernel(
     x, added, weight, bias, out, rows, width, epsilon,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, EACH: tl.constexpr,  # noqa: N803
@@ -44,50 +33,24 @@ def norm_kernel(
         values += tl.load(added + place, mask=inside, other=0.0).to(tl.float32)
     else:
         values += tl.load(added + columns, mask=columns < width, other=0.0)[None, :]
-    values = _normalised(values, columns, inside, weight, bias, width, epsilon)
+    centred = tl.where(inside, values - (tl.sum(values, axis=1) / width)[:, None], 0.0)
+    scale = 1.0 / tl.sqrt_rn(tl.sum(centred * centred, axis=1) / width + epsilon)
+    weights = tl.load(weight + columns, mask=columns < width, other=0.0).to(tl.float32)
+    biases = tl.load(bias + columns, mask=columns < width, other=0.0).to(tl.float32)
+    values = centred * scale[:, None] * weights[None, :] + biases[None, :]
     tl.store(out + place, values.to(out.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def embed_kernel(
-    patches, first, positions, weight, bias, out, rows, length, width, epsilon,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr,  # noqa: N803
-):  # fmt: skip
-    """Rows of a ViT's input: (class embedding, then patches) + positions, normed.
-
-    patches: (images * (length - 1), width). first: (width,). positions: (length, width). out: (rows, width).
-    """
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    columns = tl.arange(0, BLOCK)
-    inside = (row < rows)[:, None] & (columns < width)[None, :]
-    image, at = row // length, row % length
-    patch = (image * (length - 1) + at - 1).to(tl.int64)
-    is_patch = (at > 0)[:, None]
-    kind = patches.dtype.element_ty  # in which the sums were always rounded
-    values = tl.load(patches + patch[:, None] * width + columns[None, :], mask=inside & is_patch, other=0.0)
-    of_class = tl.load(first + columns, mask=columns < width, other=0.0).to(kind)
-    values = tl.where(is_patch, values, of_class[None, :]).to(tl.float32)
-    moved = tl.load(positions + at[:, None] * width + columns[None, :], mask=inside, other=0.0).to(kind)
-    values = (values + moved.to(tl.float32)).to(kind).to(tl.float32)
-    values = _normalised(values, columns, inside, weight, bias, width, epsilon)
-    place = row.to(tl.int64)[:, None] * width + columns[None, :]
-    tl.store(out + place, values.to(out.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def activated(x, QUICK: tl.constexpr):  # noqa: N803
-    """QuickGELU or exact GELU of float32 values."""
-    if QUICK:
-        return x / (1.0 + tl.exp(-1.702 * x))
-    return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
 
 
 @triton.jit
 def activation_kernel(x, count, QUICK: tl.constexpr, BLOCK: tl.constexpr):  # noqa: N803
-    """The activation of `count` contiguous numbers, in place."""
+    """QuickGELU, or exact GELU, of `count` contiguous numbers, in place."""
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     values = tl.load(x + place, mask=place < count, other=0.0).to(tl.float32)
-    tl.store(x + place, activated(values, QUICK).to(x.dtype.element_ty), mask=place < count)
+    if QUICK:
+        values = values / (1.0 + tl.exp(-1.702 * values))
+    else:
+        values = 0.5 * values * (1.0 + tl.erf(values * 0.7071067811865476))
+    tl.store(x + place, values.to(x.dtype.element_ty), mask=place < count)
 
 
 @triton.jit
@@ -175,32 +138,15 @@ def attention_kernel(
 INTERPRETED = not isinstance(norm_kernel, triton.JITFunction)
 
 
-def _norm_options(width: int) -> dict[str, int]:
-    """A warp has a row, or two narrow ones: its sums need no other warp."""
-    block = triton.next_power_of_2(width)
-    return {"BLOCK": block, "ROWS": max(1, min(8, 8192 // block)), "num_warps": 4}
-
-
 def norm(x: Tensor, added: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
     """Layer norm of contiguous x (rows, width) + added, (width,) or of each row; the sum is not rounded."""
     rows, width = x.shape
-    out, options = torch.empty_like(x), _norm_options(width)
-    norm_kernel[(triton.cdiv(rows, options["ROWS"]),)](
-        x, added, weight, bias, out, rows, width, epsilon, EACH=added.dim() == 2, **options
-    )
-    return out
-
-
-def embed(
-    patches: Tensor, first: Tensor, positions: Tensor, weight: Tensor, bias: Tensor, epsilon: float
-) -> Tensor:
-    """(images * length, width) normed input rows of a ViT, of patches (images * (length - 1), width)."""
-    length, width = positions.shape
-    rows = len(patches) // (length - 1) * length
-    out, options = patches.new_empty(rows, width), _norm_options(width)
-    embed_kernel[(triton.cdiv(rows, options["ROWS"]),)](
-        patches, first, positions, weight, bias, out, rows, length, width, epsilon, **options
-    )
+    out, block = torch.empty_like(x), triton.next_power_of_2(width)
+    each = max(1, min(8, 8192 // block))  # a warp has a row, or two narrow ones: its sums need no other warp
+    norm_kernel[(triton.cdiv(rows, each),)](
+        x, added, weight, bias, out, rows, width, epsilon,
+        EACH=added.dim() == 2, BLOCK=block, ROWS=each, num_warps=4,
+    )  # fmt: skip
     return out
 
 

@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-
-Batch = TypeVar("Batch", bound=Any)
-Output = TypeVar("Output")
 
 
 @dataclass
 class ForwardCount:
-    """How much went through the networks. items: images, masks, texts, pairs. batches: forward passes."""
+    """How much went through the networks."""
 
-    items: int = 0
+    items: int = 0  # images, masks, texts, pairs
     batches: int = 0
 
 
@@ -57,11 +54,11 @@ class BatchSize:
 
     def run(
         self,
-        items: Batch,
-        forward: Callable[[Batch], Output],
+        items: Any,
+        forward: Callable[[Any], Any],
         *,
         cost: int | Sequence[int] = 1,
-        after: Callable[[Output], Any] = lambda output: output,
+        after: Callable[[Any], Any] = lambda output: output,
     ) -> Iterator[tuple[slice, Any]]:
         """Outputs of `forward` over slices that cover all items; `after` makes of each what is given.
 
@@ -100,8 +97,8 @@ class BatchSize:
     def _shrink(self, part: slice, cost: int | Sequence[int], error: RuntimeError) -> None:
         failed = part.stop - part.start
         if not self.automatic:
-            fix = "lower it, or leave batch_size=None"
-            raise MemoryError(f"batch_size={failed} does not fit into memory: {fix}") from error
+            fix = "does not fit into memory: lower it, or leave batch_size=None"
+            raise MemoryError(f"batch_size={failed} {fix}") from error
         if failed == 1:
             fix = 'use device="cpu" or smaller weights'
             raise MemoryError(f"a single item does not fit into memory: {fix}") from error

@@ -169,9 +169,8 @@ class CheckedModel(ABC, ModelHubMixin, library_name="capeval", model_card_templa
         with naming_weights(folder.name):
             config, sum = cls._config_of(folder), folder.checksum
             key = (cls._fingerprint(config, sum), str(numbered_device(device)), dtype)
-            return opened_once(
-                key, lambda: cls(config, folder.tensors(), checksum=sum, device=device, dtype=dtype)
-            )
+            given: dict[str, Any] = {"checksum": sum, "device": device, "dtype": dtype}
+            return opened_once(key, lambda: cls(config, folder.tensors(), **given))
 
     @classmethod
     def fingerprint_of(cls, folder: WeightsFolder) -> str:
@@ -226,10 +225,9 @@ class CheckedModel(ABC, ModelHubMixin, library_name="capeval", model_card_templa
         tensors = self.model.state_dict().items()
         stored = {name: tensor.cpu().to(self._stored_as[name]).contiguous() for name, tensor in tensors}
         save_file(stored, save_directory / TENSORS)
-        stored_config = self.save_beside(save_directory)
         canary = {"cosines": self.canary().astype(float).round(7).tolist(), "tolerance": TOLERANCE}
         checksum = {TENSORS: file_checksum(save_directory / TENSORS)}
-        config = {**stored_config, "checksum": checksum, "canary": canary}
+        config = {**self.save_beside(save_directory), "checksum": checksum, "canary": canary}
         checksum[CONFIG] = config_checksum(config)
         (save_directory / CONFIG).write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
         # safetensors' file is its owner's alone; other users shall read both files or neither.

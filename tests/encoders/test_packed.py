@@ -151,7 +151,7 @@ def test_kernels_are_tried_before_they_are_used(dtype: torch.dtype) -> None:
 @seams.needs_triton
 @pytest.mark.parametrize(
     ("kernel", "use"),
-    [("norm", "norm"), ("embed", "embedding"), ("activate", "activation"),
+    [("norm", "norm"), ("activate", "activation"),
      ("patches", "patches"), ("causal_attention", "attention")],
 )  # fmt: skip
 def test_one_kernel_that_is_wrong_takes_all_away(kernel: str, use: str) -> None:
