@@ -57,7 +57,9 @@ def options_table(metric: str, media: str | None = None) -> str:
         described = [option for option in described if option not in usual]
         without = " and ".join(filter(None, [", ".join(lost[:-1]), lost[-1]]))
         summary = f"Its own options; the others are those of images, without {without}.\n\n"
-    rows = [[f"`{d.name}`", f"`{d.type}`", f"`{d.default!r}`", d.help] for d in described]
+    rows = [
+        [f"`{d.name}`", f"`{d.type}`".replace(" | ", " or "), f"`{d.default!r}`", d.help] for d in described
+    ]
     return summary + markdown(["option", "type", "default", "meaning"], rows)
 
 
@@ -114,7 +116,10 @@ def agreement_table(metric: str) -> str:
 
 def metric_page(name: str) -> str:
     """The page of a metric: its card, and what is made from its class."""
-    parts = [metric_card(name).split("---\n", 2)[2].strip()]
+    elsewhere = (
+        "Agreement with people, options, rows, intervals, tests and exactness: see the documentation. "
+    )
+    parts = [metric_card(name).split("---\n", 2)[2].replace(elsewhere, "").strip()]
     for media in [None, *(medium for other, medium in MEDIA_VARIANTS if other == name)]:
         of = f" for a {media}" if media else ""
         parts += [f"## Inputs{of}", inputs_list(name, media), f"## Options{of}", options_table(name, media)]
