@@ -20,7 +20,7 @@ from capeval_core.errors import signed
 from capeval_core.judgements.correlation import Doubles, Resamples, pearson
 from capeval_core.judgements.protocols import Cell, JudgedSet, PoolSet, RatedSet, Scored
 from capeval_core.judgements.sets import SETS
-from capeval_core.reports.figures import Bar, draw_bars, draw_spreads
+from capeval_core.reports.figures import draw_bars, draw_spreads
 from capeval_core.reports.tables import Table
 from capeval_core.statistics import LEAST_IMAGES, LEAST_P
 
@@ -300,11 +300,12 @@ def _p(value: float) -> str:
 
 def draw_agreement(judged: Judged) -> Image.Image:
     """Every cell with its interval, a panel per column."""
-    panels: dict[str, list[Bar]] = {column: [] for column in judged.judged.columns}
+    panels: dict[str, list[tuple[str, float, float, float, float]]] = {
+        column: [] for column in judged.judged.columns
+    }
     for entry in judged.entries:
-        low, high = (entry.low, entry.high) if math.isfinite(entry.low) else (None, None)
-        printed = None if entry.published is None else entry.published.value
-        panels[entry.column].append(Bar(entry.label, entry.value, low, high, printed))
+        printed = math.nan if entry.published is None else entry.published.value
+        panels[entry.column].append((entry.label, entry.value, entry.low, entry.high, printed))
     note = "dot: ours, with its interval; red tick: published"
     return draw_bars(panels, note if any(entry.published for entry in judged.entries) else "")
 

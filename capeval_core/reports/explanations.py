@@ -16,6 +16,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
 from PIL.Image import Image
 
 from capeval_core.errors import minus
@@ -218,12 +219,8 @@ def drawing(
     picture: Callable[[int], Image] | None, text: str, width: int = _OVERLAY, quality: int = 90
 ) -> str:
     """A picture as a JPEG of so many pixels; "" without one, as for evidence that came from a file."""
-    from markupsafe import Markup
-
-    if not picture:
-        return ""
-    data = jpeg(picture(width), quality=quality, subsampling=0)
-    return Markup('<img src="data:image/jpeg;base64,{}" alt="{}">').format(data, text)
+    data = jpeg(picture(width), quality=quality, subsampling=0) if picture else ""
+    return data and Markup('<img src="data:image/jpeg;base64,{}" alt="{}">').format(data, text)
 
 
 def jpeg(image: Image, **settings: int) -> str:
@@ -235,7 +232,6 @@ def jpeg(image: Image, **settings: int) -> str:
 
 def panels(evidence: Mapping[str, Any], draw: Draw = drawing) -> str:
     """A panel for each kind of evidence that the metric keeps; none where there is no score to explain."""
-    from markupsafe import Markup
 
     def frame_images(frames: Iterable[int]) -> dict[int, str]:
         """The best frames of a video, which is read once, and only if there is room for one of them."""
@@ -250,8 +246,6 @@ def panels(evidence: Mapping[str, Any], draw: Draw = drawing) -> str:
 
 def parts(values: Mapping[str, Any], titles: Mapping[str, str]) -> str:
     """The components of a score that the paper names; `titles` are what readers know some of them by."""
-    from markupsafe import Markup
-
     rows = [
         (titles.get(name, name.replace("_", " ")), int(value) if name in _COUNTS else value)
         for name, value in values.items()

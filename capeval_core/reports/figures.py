@@ -7,7 +7,6 @@ import re
 import textwrap
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -62,37 +61,29 @@ def _note(figure: Any, text: str) -> None:
 # judged sets, shards and training
 
 
-@dataclass(frozen=True)
-class Bar:
-    """A value with its interval; `low` and `high` None: it has none. published: a value to mark beside it."""
+def draw_bars(
+    panels: Mapping[str, Sequence[tuple[str, float, float, float, float]]], note: str = ""
+) -> Image.Image:
+    """Panels one below the other: a dot per value with its interval, a red tick where one is published.
 
-    name: str
-    value: float
-    low: float | None = None
-    high: float | None = None
-    published: float | None = None
-
-
-def draw_bars(panels: Mapping[str, Sequence[Bar]], note: str = "") -> Image.Image:
-    """Panels one below the other: a dot per value with its interval, a red tick where one is published."""
+    panels: by title, of each value its name, itself, the ends of its interval, what is published; nan: none.
+    """
     rows = [max(len(bars), 1) for bars in panels.values()]
 
     def draw(figure: Any) -> None:
         axes = figure.subplots(len(panels), 1, squeeze=False, height_ratios=rows)[:, 0]
         for ax, (title, bars) in zip(axes, panels.items(), strict=True):
             ax.set_title(title)
-            ax.set_yticks(range(len(bars)), [bar.name for bar in bars], color=_colour(INK))
+            ax.set_yticks(range(len(bars)), [name for name, *_ in bars], color=_colour(INK))
             ax.set_ylim(len(bars) - 0.4, -0.6)
             ax.grid(axis="y", visible=False)
-            for y, bar in enumerate(bars):
-                shade, text = f"C{y % len(REGIONS)}", f"{bar.value:.1f}"
-                if bar.low is not None and bar.high is not None:
-                    ax.hlines(y, bar.low, bar.high, shade, linewidth=2.2)
-                    text += f"  [{bar.low:.1f}, {bar.high:.1f}]"
-                if bar.published is not None:
-                    ax.plot(bar.published, y, "|", color=_colour(_WRONG), markersize=13, markeredgewidth=1.4)
-                ax.plot(bar.value, y, "o", color=shade, markersize=6)
-                text = text if math.isfinite(bar.value) else "undefined"
+            for y, (_, value, low, high, published) in enumerate(bars):
+                shade = f"C{y % len(REGIONS)}"
+                ax.hlines(y, low, high, shade, linewidth=2.2)
+                ax.plot(published, y, "|", color=_colour(_WRONG), markersize=13, markeredgewidth=1.4)
+                ax.plot(value, y, "o", color=shade, markersize=6)
+                text = f"{value:.1f}" if math.isfinite(value) else "undefined"
+                text += f"  [{low:.1f}, {high:.1f}]" if math.isfinite(low) else ""
                 within = ax.get_yaxis_transform()
                 ax.text(1.01, y, text, transform=within, va="center", color=_colour(FAINT))
             ax.margins(x=0.04)
@@ -164,13 +155,12 @@ def draw_histogram(
         ax.yaxis.set_major_formatter("{x:,.0f}")
         ax.locator_params(axis="y", integer=True)
         ax.set_xlim(low, high)
-        free, within = [-math.inf] * 3, ax.get_xaxis_transform()  # where each of three lines is free again
+        within = ax.get_xaxis_transform()
         for name, value in marks.items():
-            half = 0.005 * (high - low) * (len(name) + 2)
-            line = next((i for i, end in enumerate(free) if end <= value - half), 0)
-            free[line], up = value + half, 1.02 + 0.055 * line
-            ax.plot([value] * 2, [0, up], color=_colour(INK), linewidth=0.8, clip_on=False, transform=within)
-            ax.text(value, up + 0.01, name, transform=within, ha="center", size=7.5)
+            ax.plot(
+                [value] * 2, [0, 1.02], color=_colour(INK), linewidth=0.8, clip_on=False, transform=within
+            )
+            ax.text(value, 1.03, name, transform=within, ha="left", rotation=45, size=7.5)
         _note(figure, note)
 
     return _drawn(_WIDTH, 420, draw)
@@ -306,10 +296,7 @@ def draw_frames(
 _COLUMN, _SIDE, _NARROW = 500, 32, 760  # pixels: of a column of a card, beside columns, with one column
 _TITLES = {"hice_s": "HICE-S", "refhice_s": "RefHICE-S"}
 _PARTS = ("gitc", "litc", "precision", "recall", "gttc", "lttc")
-_Line = Sequence[tuple[str, Rgb, float]]
-"""Words with their colours and sizes."""
-_WEIGHTS = {11.0: "bold", 28.0: "bold"}
-_NONE: _Line = [("", INK, 5)]
+_Line = list[tuple[str, Rgb, float]]  # words with their colours and sizes
 
 
 def draw_card(note: Mapping[str, Any], image: Image.Image, wrong: Sequence[Span], width: int) -> Image.Image:
@@ -339,8 +326,10 @@ def draw_card(note: Mapping[str, Any], image: Image.Image, wrong: Sequence[Span]
         for line in lines:
             words: list[Any] = []
             for word, rgb, size in line:
-                style = {"size": size, "color": _colour(rgb), "weight": _WEIGHTS.get(size)}
-                words.append(TextArea(word, textprops=style))
+                weight = "bold" if size in (11, 28) else None
+                words.append(
+                    TextArea(word, textprops={"size": size, "color": _colour(rgb), "weight": weight})
+                )
             row = HPacker(children=words, pad=0, sep=7)
             ax.add_artist(AnnotationBbox(row, (x, y), box_alignment=(0, 1), frameon=False, pad=0))
             y += 2.2 * line[0][2]
@@ -351,52 +340,49 @@ def draw_card(note: Mapping[str, Any], image: Image.Image, wrong: Sequence[Span]
 def _card_lines(note: Mapping[str, Any], wrong: Sequence[Span]) -> list[_Line]:
     """What is written on a card, line by line."""
     key = next(name for name in _TITLES if name in note)
-    terms = [(TERMS.get(name, name), f"{note[name]:.2f}") for name in _PARTS if name in note]
-    lines: list[_Line] = [
-        [(_TITLES[key], FAINT, 10)],
-        [(f"{note[key]:.3f}", INK, 28)],
-        [piece for name, value in terms for piece in ((name, FAINT, 9), (value, INK, 9))],
-        _NONE,
-    ]
+    terms = {TERMS.get(name, name): f"{note[name]:.2f}" for name in _PARTS if name in note}
+    lines: list[_Line] = [[(_TITLES[key], FAINT, 10)], [(f"{note[key]:.3f}", INK, 28)]]
+    lines.append(
+        [piece for name, value in terms.items() for piece in ((name, FAINT, 9.0), (value, INK, 9.0))]
+    )
+    lines.append([("", INK, 5)])
     words = re.finditer(r"\S+", note["caption"])
     for line in textwrap.wrap(note["caption"], 46, break_long_words=False, break_on_hyphens=False):
-        shades = []
+        shades: _Line = []
         for word in (next(words) for _ in line.split()):
             marked = any(span.start < word.end() and word.start() < span.end for span in wrong)
             shades.append((word[0], _WRONG if marked else INK, 13))
         lines.append(shades)
-    lines += [_NONE, [("Phrases: precision, best region", INK, 11)]]
+
+    def row(value: float, text: str, ink: Rgb = INK) -> _Line:
+        return [(f"{value:.2f}", INK, 9.5), (_cut(text, 58), ink, 9.5)]
+
+    def region(index: int | None) -> _Line:
+        """The number of a region in its colour."""
+        if index is None:
+            return [("whole image", FAINT, 9.5)]
+        return [(f"{index + 1:>2}", region_colour(index, note["regions"][index]["unmentioned"]), 11)]
+
+    phrases, references, regions = list[_Line](), list[_Line](), list[_Line]()
     for own in note["phrases"]:
         sign, ink = ("✗", _WRONG) if own["mistake"] else ("✓", _RIGHT) if own["judged"] else ("–", FAINT)
-        phrase = _row(own["precision"], own["phrase"], _WRONG if own["mistake"] else INK)
-        lines.append([(sign, ink, 9.5), *phrase, _region(note, own["region"])])
-    if compared := note.get("compared"):
-        lines += [_NONE, [("References: gTTC, lTTC (●: chosen)", INK, 11)]]
-    for own in compared or ():
-        sign = "●" if own["chosen"] else "○"
-        lines.append(
-            [(sign, FAINT, 9.5), (f"{own['gttc']:.2f}", INK, 9.5), *_row(own["lttc"], own["reference"])]
-        )
-    if note["regions"]:
-        lines += [_NONE, [("Regions: recall, nearest phrase", INK, 11)]]
+        phrase = row(own["precision"], own["phrase"], _WRONG if own["mistake"] else INK)
+        phrases.append([(sign, ink, 9.5), *phrase, *region(own["region"])])
+    for own in note.get("compared") or ():
+        chosen = [("●" if own["chosen"] else "○", FAINT, 9.5), (f"{own['gttc']:.2f}", INK, 9.5)]
+        references.append([*chosen, *row(own["lttc"], own["reference"])])
     for index, own in enumerate(note["regions"]):
         missed = "not mentioned; nearest: " if own["unmentioned"] else ""
-        row = _row(own["recall"], missed + own["phrase"], FAINT if missed else INK)
-        lines.append([_region(note, index), *row])
+        regions.append(region(index) + row(own["recall"], missed + own["phrase"], FAINT if missed else INK))
     if whole := note["whole"]:
-        lines.append([_region(note, None), *_row(whole["recall"], whole["phrase"])])
+        regions.append(region(None) + row(whole["recall"], whole["phrase"]))
+    for title, rows in (
+        ("Phrases: precision, best region", phrases),
+        ("References: gTTC, lTTC (●: chosen)", references),
+        ("Regions: recall, nearest phrase", regions),
+    ):
+        lines += [[("", INK, 5)], [(title, INK, 11)], *rows] if rows else []
     return lines
-
-
-def _row(number: float, text: str, ink: Rgb = INK) -> _Line:
-    return [(f"{number:.2f}", INK, 9.5), (_cut(text, 58), ink, 9.5)]
-
-
-def _region(note: Mapping[str, Any], region: int | None) -> tuple[str, Rgb, float]:
-    """The number of a region in its colour."""
-    if region is None:
-        return "whole image", FAINT, 9.5
-    return f"{region + 1:>2}", region_colour(region, note["regions"][region]["unmentioned"]), 11
 
 
 def _legend(note: Mapping[str, Any]) -> str:

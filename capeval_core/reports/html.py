@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import islice
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from markupsafe import Markup
 from PIL import Image, ImageOps
 
 from capeval_core.errors import minus, p_in_words, signed
@@ -79,18 +80,20 @@ class _Page:
     """A page of systems; its pictures are stored once, up to a size in all, so that it stays small."""
 
     def __init__(self, systems: Systems) -> None:
-        self.systems = systems
-        self.left_out = 0
-        self.pictures: dict[str, dict[str, Any] | None] = {}
-        """By path, the name, size and JPEG of a picture; None where it cannot be shown."""
+        self.systems, self.left_out = systems, 0
+        self.pictures: dict[str, dict[str, Any] | None] = {}  # by path; None where it cannot be shown
         self._room = {"thumbnails": 3_000_000, "drawings": 1_500_000}  # characters of each kind
 
     def html(self) -> str:
-        from markupsafe import Markup
-
         systems = self.systems
         styles = (STYLE.with_name("report.css"), STYLE)
         metrics = [self._metric(column) for column in systems.columns]
+        failed = [
+            f"{system.ids[index]}: {_without_folders(reason)}"
+            for system in systems.systems
+            for cell in system.cells.values()
+            for index, reason in cell.result.errors.items()
+        ]
         content = {
             "systems": systems,
             "generator": Markup(_GENERATOR),
@@ -100,7 +103,7 @@ class _Page:
             "tiny": TINY_KNOWS,
             "rows": {s.name: [self._cell(s, column) for column in systems.columns] for s in systems.systems},
             "metrics": metrics,
-            "failed": self._failed(),
+            "failed": list(dict.fromkeys(failed)),
             "left_out": self.left_out,
             "command": _without_folders(systems.command),
             "footer": f"Made by capeval {__version__}, {datetime.now(UTC).date().isoformat()}.",
@@ -138,23 +141,13 @@ class _Page:
             "range": [minus(f"{systems.scaled(end):.3g}") for end in column.range if math.isfinite(end)],
             "best": systems.best(column, DIGITS),
             "signatures": dict.fromkeys(s.cells[column.name].result.signature for s in all_of_them),
-            "charts": [_means(column, systems), _distributions(column, systems)][len(all_of_them) == 1 :],
+            "chart": _chart(column, systems),
             "ends": [(s.name, self._worst_and_best(s, column)) for s in all_of_them],
             "differences": [
                 (f"{other.name} and {first.name}", self._most_different(other, first, column))
                 for other in others
             ],
         }
-
-    def _failed(self) -> list[str]:
-        """Why captions have no score, each reason once."""
-        reasons = [
-            f"{system.ids[index]}: {_without_folders(reason)}"
-            for system in self.systems.systems
-            for cell in system.cells.values()
-            for index, reason in cell.result.errors.items()
-        ]
-        return list(dict.fromkeys(reasons))
 
     def _worst_and_best(self, system: System, column: Column) -> list[dict[str, Any]]:
         """The captions with the lowest and the highest scores, none in both; how many tie with the last."""
@@ -290,69 +283,43 @@ def _bare(image: Image.Image, width: int, height: int) -> Image.Image:
 # charts
 
 
-class _Axis:
-    """An axis of round numbers that holds the values, and where numbers stand on it, in percent."""
-
-    def __init__(self, values: Sequence[float], systems: Systems) -> None:
-        low, high = min(values), max(values)
-        span = high - low
-        if span <= 1e-9 * max(abs(low), abs(high)):  # what rounding leaves of equal values
-            span = abs(high) or 1.0
-        size = 10.0 ** math.floor(math.log10(span / 5))
-        step = next(factor * size for factor in (1, 2, 2.5, 5, 10) if factor * size >= span / 5 - 1e-12)
-        self.low, last = math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step
-        self.high = last if last > self.low else self.low + step
-        ticks = np.arange(self.low, self.high + step / 2, step).tolist()
-        self.ticks = [(self.at(tick), minus(f"{systems.scaled(tick):.4g}")) for tick in ticks]
-
-    def at(self, value: float) -> str:
-        return f"{100 * (value - self.low) / (self.high - self.low):.2f}%"
-
-
-def _means(column: Column, systems: Systems) -> dict[str, Any] | None:
-    """The number of each system and its interval, on an axis of what these take up."""
+def _chart(column: Column, systems: Systems) -> dict[str, Any] | None:
+    """How many captions of each system have which score, with their mean and its interval, on one axis."""
     cells = {system.name: system.cells[column.name] for system in systems.systems}
-    intervals = {name: (own.interval.low, own.interval.high) for name, own in cells.items() if own.interval}
-    means = [cell.result.mean for cell in cells.values()]
-    extents = [x for x in (*means, *(end for ends in intervals.values() for end in ends)) if math.isfinite(x)]
-    if not extents:
-        return None
-    axis, rows = _Axis(extents, systems), []
-    for name, mean in zip(cells, means, strict=True):
-        value = systems.for_page(mean)
-        row: dict[str, Any] = {"name": name, "value": value, "spoken": value}
-        if name in intervals:
-            row["spoken"] += f", interval {' to '.join(map(systems.for_page, intervals[name]))}"
-            row["interval"] = [*map(axis.at, intervals[name])]
-        rows.append(row | ({"dot": axis.at(mean)} if math.isfinite(mean) else {}))
-    title = "Means with intervals" if intervals else "Means"
-    return {"title": title, "kind": "means", "rows": rows, "ticks": axis.ticks}
-
-
-def _distributions(column: Column, systems: Systems) -> dict[str, Any] | None:
-    """How many captions of each system have which score, on one axis, with the mean marked."""
-    scores = {s.name: np.array(s.cells[column.name].result.scores, float) for s in systems.systems}
+    scores = {name: np.array(cell.result.scores, float) for name, cell in cells.items()}
     finite = {name: own[np.isfinite(own)] for name, own in scores.items()}
-    most = max(map(len, finite.values()))
-    if not most:
-        return None
     values = np.concatenate([*finite.values()])
-    axis = _Axis([float(values.min()), float(values.max())], systems)
-    bins = min(max(int(2 * math.sqrt(most)), _FEWEST_BINS), _MOST_BINS)
+    if not len(values):
+        return None
+    # The axis has round ends.
+    low, high = float(values.min()), float(values.max())
+    span = high - low
+    if span <= 1e-9 * max(abs(low), abs(high)):  # what rounding leaves of equal values
+        span = abs(high) or 1.0
+    size = 10.0 ** math.floor(math.log10(span / 5))
+    step = next(factor * size for factor in (1, 2, 2.5, 5, 10) if factor * size >= span / 5 - 1e-12)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    ticks = [step * place for place in range(first, max(last, first + 1) + 1)]
+
+    def at(value: float) -> str:
+        return f"{100 * (value - ticks[0]) / (ticks[-1] - ticks[0]):.2f}%"
+
+    bins = min(max(int(2 * math.sqrt(max(map(len, finite.values())))), _FEWEST_BINS), _MOST_BINS)
     rows = []
     for name, own in finite.items():
-        counted = np.histogram(own, bins, (axis.low, axis.high))[0]
+        counted = np.histogram(own, bins, (ticks[0], ticks[-1]))[0]
         shares = (100 * counted / max(counted.max(), 1)).tolist()
         bars = [(f"{100 / bins * place:.2f}", share) for place, share in enumerate(shares) if share]
         row: dict[str, Any] = {"name": name, "value": "", "spoken": f"{len(own):,} scores", "bars": bars}
         if len(own):
             below = ", ".join(map(systems.for_page, np.quantile(own, [0.05, 0.5, 0.95]).tolist()))
             row["spoken"] += f"; 5%, 50% and 95% lie below {below}"
-            row |= {"value": systems.for_page(float(own.std())), "mean": axis.at(float(own.mean()))}
+            row |= {"value": systems.for_page(float(own.std())), "mean": at(float(own.mean()))}
+        if (interval := cells[name].interval) and cells[name].result.formula is None:
+            row["interval"] = [at(interval.low), at(interval.high)]
         rows.append(row)
-    note = "line: mean of the captions; bars: each system's own share of captions; right: standard deviation"
-    drawn = {"title": "Distribution of the captions' scores", "kind": "counts", "note": note}
-    return {**drawn, "width": f"{100 / bins:.2f}", "rows": rows, "ticks": axis.ticks}
+    numbers = [(at(tick), minus(f"{systems.scaled(tick):.4g}")) for tick in ticks]
+    return {"width": f"{100 / bins:.2f}", "rows": rows, "ticks": numbers}
 
 
 # texts
