@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from PIL.Image import Image
 
 from capeval_core.commands.terminal import TYPES, Parser, complain, flag
-from capeval_core.errors import did_you_mean, naming, place
+from capeval_core.errors import did_you_mean, file_error, naming, place
 from capeval_core.inputs import text_files
 from capeval_core.inputs.folder import bare, names_in, some_of
 from capeval_core.inputs.images import Texts
@@ -165,11 +165,7 @@ def with_ids(
     media: Sequence[str] = ("image",),
     entries: Sequence[str] | None = None,
 ) -> _Checked:
-    """Samples whose visuals are named by their ids in errors that come later; one id per caption or pool.
-
-    `entries`: ids in the file of references, by which a metric on texts alone groups captions: equal
-    references of two images are no reason to take them for one.
-    """
+    """Samples with visuals named by ids in later errors; texts alone are grouped by `entries`, their ids."""
     argument = argument_of(media) or "references"
     named = zip(samples.images, samples.places, strict=True)
     images = [image.at(visual_of(ids[position], argument)) for image, position in named]
@@ -207,6 +203,19 @@ def check_output(name: str, out: Path | None, read: Sequence[tuple[str, object]]
             raise ValueError(f"{name} {out} is the file of {whose}, which it would overwrite: name another")
     if not os.access(out if out.exists() else out.parent, os.W_OK):
         raise PermissionError(f"{name} {out} cannot be written (permission denied)")
+
+
+def check_folder(out: Path | None, ours: Collection[str] = (), what: str = "") -> set[str]:
+    """The names in the folder of --out; a file is refused, and one that holds more than `what`, if given."""
+    if out is None or not out.exists():
+        return set()
+    if not out.is_dir():
+        raise file_error(out, "is a file: choose a folder for --out")
+    names = {path.name for path in out.glob("[!.]*")}  # less unfinished files
+    if what and (others := sorted(names.difference(ours))):
+        fix = "choose another folder for --out"
+        raise file_error(out, f"holds more than {what} ({others[0]})", fix)
+    return names
 
 
 def write(name: str, path: Path | None, content: str | bytes | Image) -> None:

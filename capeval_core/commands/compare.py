@@ -1,5 +1,4 @@
-"""`capeval compare`: is one system better than others, or is it chance? And what commands share that compare
-systems: their names, the test against a baseline, tables in all formats, the page."""
+"""`capeval compare`: is one system better, or is it chance? And what commands share that compare systems."""
 
 from __future__ import annotations
 
@@ -180,11 +179,7 @@ def cell_of(result: Result, evidence: Mapping[int, Mapping[str, Any]] | None = N
 def compare_systems(
     systems: Sequence[System], baseline: str | None, *, one_run: bool = True, flags: Any = None
 ) -> Systems:
-    """The table of systems by metrics, with Holm's correction over the systems that a metric tests.
-
-    The family of tests is a metric's, so that a further metric changes no p-value of another. `one_run`: they
-    were scored together, so that signatures differ only in the number of references of a system's images.
-    """
+    """The table of systems by metrics; Holm's correction is over the systems that one metric tests."""
     base = next((system for system in systems if system.name == baseline), systems[0])
     cells: dict[str, dict[str, Cell]] = {system.name: {} for system in systems}
     caught = ValueError if one_run else NoTestError  # others refuse results of other settings
@@ -233,10 +228,7 @@ def _column(result: Result) -> Column:
 
 
 def _messages(compared: Systems) -> list[str]:
-    """What failed, was truncated or left out, equal things once, each with the systems and metrics it is of.
-
-    A metric is named where it is not all of them, and so are systems; what is of everything names none.
-    """
+    """What failed, was truncated or left out, once each; where it is not of all, with systems and metrics."""
     whose: dict[str, dict[str, list[str]]] = {}
     for system in compared.systems:
         for metric, cell in system.cells.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from capeval_core.commands.common import add_flags, chosen
+from capeval_core.commands.common import add_flags, check_folder, chosen
 from capeval_core.commands.regions import BOX_FEATURES, convert_box_features
 from capeval_core.commands.terminal import complain, first_named, parser_of, table
 from capeval_core.metric import Reranker
@@ -37,7 +37,8 @@ def run(arguments: list[str]) -> int:
     add_flags(parser, encoder.Conversion, "what the tensors may not show, and what is recorded with them")
     flags = parser.read(rest)
     out: Path = flags.out
-    _refuse_to_overwrite(out, flags.force)
+    if check_folder(out, _OURS, "weights") and not flags.force:
+        raise ValueError(f"--out {out} is not empty: choose another folder, or pass --force to replace it")
     release = encoder.convert(flags.checkpoint, **chosen(flags, encoder.Conversion))
     encoder(release.config, release.tensors, device="cpu").save_pretrained(out)
     architecture = encoder.describe(release.config)
@@ -68,13 +69,3 @@ def _score_command(name: str, out: Path) -> str:
         return f"capeval rerank {files} --out best.csv --weights {place}"
     references = " --references references.json" if metric_class(name).needs_references else ""
     return f"capeval score {name} {files}{references} --weights {place}"
-
-
-def _refuse_to_overwrite(out: Path, force: bool) -> None:
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"--out {out} is a file: choose a folder")
-    files = {entry.name for entry in out.iterdir()} if out.is_dir() else set()
-    if files and not force:
-        raise ValueError(f"--out {out} is not empty: choose another folder, or pass --force to replace it")
-    if others := sorted(files - _OURS):
-        raise ValueError(f"--out {out} holds more than weights ({others[0]}): choose another folder")

@@ -15,9 +15,7 @@ from capeval_core.reports.systems import System, stacked_table
 from capeval_core.weights.catalogue import PACS_B32
 
 METRICS = ("pacs", "refpacs")
-_SHOWN = 4
-"""Images whose captions are printed."""
-_FILES = "--candidates captions.json --images images"
+_SHOWN = 4  # images whose captions are printed
 
 
 def run(arguments: list[str]) -> int:
@@ -25,12 +23,13 @@ def run(arguments: list[str]) -> int:
     if out is not None:
         _write_files(out)
     _print_scores()
+    files = "--candidates captions.json --images images"
+    command = PACS_B32.convert_command("pacs").replace(" --out", " \\\n      --out")
     print("`tiny` knows only such drawings. On yours CLIP-S, with its weights from the Hub:")
-    print(f"  capeval score clips {_FILES}")
+    print(f"  capeval score clips {files}")
     print(f"and PAC-S, with {PACS_B32.checkpoint} of its authors, who host it at")
     print(*(f"  {address}" for address in PACS_B32.original.split(" and ")), sep="\n")
-    print("  " + PACS_B32.convert_command("pacs").replace(" --out", " \\\n      --out"))
-    print(f"  capeval score pacs {_FILES} \\\n      --weights {PACS_B32.folder}")
+    print(f"  {command}\n  capeval score pacs {files} \\\n      --weights {PACS_B32.folder}")
     if out is not None:
         files = f"--candidates {out / 'good.json'} --images {out / 'images'}"
         more = f"--references {out / 'references.json'} --weights tiny"
@@ -49,8 +48,7 @@ def _write_files(folder: Path) -> None:
         for item in items:
             shutil.copy(item.image, partial / "images")
         for name, content in {**texts, "references": {item.id: item.references for item in items}}.items():
-            text = json.dumps(content, indent=1) + "\n"
-            (partial / f"{name}.json").write_text(text, encoding="utf-8")
+            (partial / f"{name}.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 def _print_scores() -> None:
@@ -72,15 +70,6 @@ def _print_scores() -> None:
             scores = [f"{results[name][kind].scores[i]:.3f}" for name in METRICS]
             rows.append([item.image.name if kind == "good" else "", *scores, kind, texts[i]])
     print(table(rows), end="\n\n")
-    mistakes = [
-        f"{titles[name]} of {item.image.name}"
-        for name in METRICS
-        for i, item in enumerate(items)
-        if max(KINDS, key=lambda kind: results[name][kind].scores[i]) != "good"
-    ]
-    if mistakes:
-        lesson = "single scores are noisy; means over many captions much less"
-        print(paragraph(f"A wrong caption wins in {', '.join(mistakes)}: {lesson}."), end="\n\n")
     means = stacked_table(compare_systems(systems, systems[0].name))
     print(f"Means of all {count} images:", table([means.header, *means.rows], width=WHOLE_LINES), sep="\n\n")
     print("", *(note if "|" in note else paragraph(note) for note in means.notes), "", sep="\n")

@@ -60,24 +60,32 @@ def run(arguments: list[str]) -> int:
     metrics = _metrics(entry, flags)
     if flags.data is None:
         raise ValueError(f"--data is missing: {entry.advice()}")
-    if flags.out is not None and flags.out.exists() and not flags.out.is_dir():
-        raise file_error(flags.out, "is a file: choose a folder for --out")
+    common.check_folder(flags.out)
     judged = _load(entry, flags)
     _check_metrics(metrics, judged, flags)
     _check_texts(metrics, judged, flags.data)
     scores: dict[str, list[Scored]] = {}
     signatures: dict[str, str] = {}
-    computed = {label for class_, _ in metrics for label in labels_of(class_)}
+    taken = {label for class_, _ in metrics for label in labels_of(class_)}
     for text in flags.scores:  # `FILE`, or `LABEL=FILE` for one that holds one metric
         name, equals, rest = text.partition("=")
         name, path = (name, Path(rest)) if equals and not Path(text).exists() else ("", Path(text))
         found = read_scores(path, judged)
         for label, runs in found.items():
             label = name if name and len(found) == 1 else label
-            label = f"{label} ({path.name})" if label in computed or label in scores else label
+            label = f"{label} ({path.name})" if label in taken or label in scores else label
             scores[label] = runs
             signatures[label] = f"scores:{path.name}"
-    _score(metrics, judged, flags, scores, signatures)
+    rows = None if flags.out is None else flags.out / "rows" / judged.name  # of a set, not those of another
+    visuals = _visuals(metrics, judged, flags)
+    for class_, options in metrics:  # each is opened when the one before is done
+        metric = class_(options)
+        with interruptible(resuming(rows, "--out FOLDER")):
+            computed = SetScorer(judged, visuals, rows=rows, progress=True).score(metric)
+        scores |= computed
+        signatures |= {
+            label: joined_signature(runs) or metric.signature() for label, runs in computed.items()
+        }
     result = Judged(judged, scores, draws=flags.resamples, level=flags.level, seed=flags.seed)
     tiny = ", ".join(class_.title for class_, options in metrics if options.weights == "tiny")
     note = f"{tiny}: with weights `tiny`; published values are for the published weights"
@@ -136,21 +144,18 @@ def _evaluator(name: str) -> tuple[str, Callable[[Items], Scored]]:
 
 def _check_metrics(metrics: _Metrics, judged: JudgedSet, flags: argparse.Namespace) -> None:
     """Refuse metrics that cannot judge this set, before any is opened."""
-    rerankers = [class_.name for class_, _ in metrics if issubclass(class_, Reranker)]
-    if rerankers and not isinstance(judged, PoolSet):
-        raise ValueError(
-            f"{rerankers[0]} chooses among the captions of an image, and scores of different images cannot "
-            "be compared: judge it by what it chooses, with nice_pools"
-        )
-    needing = ", ".join(class_.name for class_, _ in metrics if class_.needs_references)
-    if needing and any(scoring.items.references is None for scoring in judged.scorings):
-        raise ValueError(f"references are needed by {needing}: put references.json beside judgements.jsonl")
-    looking = ", ".join(class_.name for class_, own in metrics if class_.media and not own.images_are_ids)
-    if looking and flags.visuals is None:
-        raise ValueError(
-            f"{flags.visuals_flag} is missing: {flags.visuals_flag[2:]} are needed by {looking}; metrics on "
-            "texts alone and --scores work without"
-        )
+    for class_, own in metrics:
+        if issubclass(class_, Reranker) and not isinstance(judged, PoolSet):
+            fault = (
+                "chooses among the captions of an image, and scores of different images cannot be compared"
+            )
+            raise ValueError(f"{class_.name} {fault}: judge it by what it chooses, with nice_pools")
+        if class_.needs_references and any(one.items.references is None for one in judged.scorings):
+            fix = "put references.json beside judgements.jsonl"
+            raise ValueError(f"references are needed by {class_.name}: {fix}")
+        if class_.media and not own.images_are_ids and flags.visuals is None:
+            fault = f"{flags.visuals_flag} is missing: {flags.visuals_flag[2:]} are needed by {class_.name}"
+            raise ValueError(f"{fault}; metrics on texts alone and --scores work without")
 
 
 def _check_texts(metrics: _Metrics, judged: JudgedSet, data: str) -> None:
@@ -176,31 +181,15 @@ def _check_texts(metrics: _Metrics, judged: JudgedSet, data: str) -> None:
     problems.raise_if_any()
 
 
-def _score(
-    metrics: _Metrics,
-    judged: JudgedSet,
-    flags: Any,
-    scores: dict[str, list[Scored]],
-    signatures: dict[str, str],
-) -> None:
-    """Add the scores of metrics, each opened when the one before is done."""
-    visuals: dict[str, Path] = {}
-    if flags.visuals is not None and any(class_.media for class_, _ in metrics):
-        visuals = find_visuals(flags.visuals, judged.image_ids)
-        if missing := len(judged.image_ids) - len(visuals):
-            complain(
-                f"warning: {missing:,} of {len(judged.image_ids):,} {flags.visuals_flag[2:]} are not in "
-                f"{flags.visuals}: their captions have no score"
-            )
-    # Rows of different sets would take each other's place.
-    rows = None if flags.out is None else flags.out / "rows" / judged.name
-    how = resuming(rows).replace("--rows FOLDER", "--out FOLDER")
-    for class_, options in metrics:
-        metric = class_(options)
-        with interruptible(how):
-            found = SetScorer(judged, visuals, rows=rows, progress=True).score(metric)
-        scores |= found
-        signatures |= {label: joined_signature(runs) or metric.signature() for label, runs in found.items()}
+def _visuals(metrics: _Metrics, judged: JudgedSet, flags: Any) -> dict[str, Path]:
+    """The images or videos of the set by id, where a metric looks at them."""
+    if flags.visuals is None or not any(class_.media for class_, _ in metrics):
+        return {}
+    visuals = find_visuals(flags.visuals, judged.image_ids)
+    if missing := len(judged.image_ids) - len(visuals):
+        count = f"{missing:,} of {len(judged.image_ids):,} {flags.visuals_flag[2:]}"
+        complain(f"warning: {count} are not in {flags.visuals}: their captions have no score")
+    return visuals
 
 
 def _write(

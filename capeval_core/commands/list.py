@@ -11,7 +11,6 @@ from capeval_core.metric import CaptionMetric
 from capeval_core.registry import every_class, metric_classes
 from capeval_core.result import json_text
 from capeval_core.weights.catalogue import WEIGHTS, restriction_of
-from capeval_core.weights.folder import TINY
 
 _FACTS = (
     "name", "variant", "title", "key", "summary", "range", "needs_references", "media", "higher_is_better",
@@ -44,7 +43,7 @@ def run(arguments: list[str]) -> int:
     chosen = [name for name in ("metrics", "weights", "bibtex") if getattr(flags, name)]
     metrics = every_class()
     if flags.json:
-        tiny = {metric.name: metric.tiny for metric in metric_classes().values() if _has_tiny(metric)}
+        tiny = {metric.name: metric.tiny for metric in metric_classes().values() if metric.tiny}
         content: dict[str, Any] = {"metrics": [*map(_described, metrics)], "weights": [*map(vars, WEIGHTS)]}
         content |= {"tiny": tiny, "bibtex": _bibtex_of(metrics)}
         print(json_text({name: content[name] for name in chosen or ("metrics", "weights", "tiny")}), end="")
@@ -62,12 +61,8 @@ def _bibtex_of(metrics: list[type[CaptionMetric]]) -> str:
 
 def _described(metric: type[CaptionMetric]) -> dict[str, Any]:
     weights = metric.default_weights
-    facts = {name: getattr(metric, name) for name in _FACTS}
-    return {
-        **facts,
-        "default_weights": weights and weights.repository,
-        "licence": weights and weights.licence,
-    }
+    named = {"default_weights": weights and weights.repository, "licence": weights and weights.licence}
+    return {**{name: getattr(metric, name) for name in _FACTS}, **named}
 
 
 def advice(have: Sequence[str] = ()) -> list[list[str]]:
@@ -114,8 +109,7 @@ def _weights_table(metrics: list[type[CaptionMetric]]) -> str:
         names = dict.fromkeys(m.name for m in metrics if m.default_weights == entry)
         default = f" (default of {', '.join(names)})" if names else ""
         lines += [entry.repository, f"  {entry.title}; licence: {licence_in_words(entry)}{default}"]
-    if any(_has_tiny(metric) for metric in metrics):
-        lines += ["tiny", "  packaged, needs no network, knows drawn scenes only; licence: Apache-2.0"]
+    lines += ["tiny", "  packaged, needs no network, knows drawn scenes only; licence: Apache-2.0"]
     return "\n".join(lines)
 
 
@@ -125,7 +119,3 @@ def _papers(metrics: list[type[CaptionMetric]]) -> str:
         papers.setdefault(metric.paper, {})[metric.name] = None
     lines = [", ".join(names) + "\n" + paragraph(paper, "  ") for paper, names in papers.items()]
     return "\n".join(["PAPERS", *lines])
-
-
-def _has_tiny(metric: type[CaptionMetric]) -> bool:
-    return metric.tiny is not None and (TINY / metric.tiny).is_dir()

@@ -11,13 +11,12 @@ from typing import Any, Literal
 
 from tqdm import tqdm
 
-from capeval_core.commands.common import add_flags, chosen, tell_reasons, visual_of, write
+from capeval_core.commands.common import add_flags, check_folder, chosen, tell_reasons, visual_of, write
 from capeval_core.commands.terminal import interruptible, parser_of, summary
 from capeval_core.errors import FileError, Problems, naming, wrong_option
 from capeval_core.inputs.box_stores import EXTENSION, MANIFEST, Manifest, Released, is_whole, npz_bytes
 from capeval_core.inputs.folder import paths_by_id
 from capeval_core.inputs.images import ImageError, InputImage
-from capeval_core.kept import PARTIAL
 from capeval_core.options import Settings, option
 from capeval_core.regions.features import Selection
 from capeval_core.scores.boxes import BoxSource, box_source_opener
@@ -113,10 +112,7 @@ def convert_box_features(arguments: list[str]) -> int:
 def _write_all(
     out: Path, features: Iterable[tuple[str, Any, str]], total: int, there: int, about: list[str]
 ) -> bool:
-    """Write the files of images and say what became of them; whether there is any.
-
-    features: of each image its id, its box features or an error or None where its file is there, its key.
-    """
+    """Write the box features of each id, an error, or None where its file is there; whether there is any."""
     written, boxes = 0, 0
     errors: list[str] = []
     resumed = f"what is in {out} stays: run the same command again to resume"
@@ -163,10 +159,8 @@ def _open(options: _RegionOptions) -> tuple[BoxSource, str]:
 
 def _check_folder(out: Path, manifest: Manifest | None = None) -> None:
     """Refuse a file, a folder of something else, and one that other settings filled; else have the folder."""
-    if out.exists() and not out.is_dir():
-        raise FileError(f"--out {out} is a file: choose a folder")
-    kept = Manifest.read(out)
-    if kept is None and out.exists() and any(not entry.name.endswith(PARTIAL) for entry in out.iterdir()):
+    there, kept = check_folder(out), Manifest.read(out)
+    if kept is None and there:
         found = f"--out {out} is not empty, and `capeval regions` did not fill it (there is no {MANIFEST})"
         raise FileError(f"{found}: choose another folder")
     if manifest is not None and kept is None:

@@ -320,10 +320,7 @@ def _make_folder(folder: Path, metric: type[CaptionMetric], options: Options) ->
 
 
 def _write_explanations(folder: Path, ids: Sequence[str], result: Any) -> None:
-    """Write `ID-NUMBER.png` and `ID-NUMBER.json` for each caption of each image.
-
-    Slashes of ids become underscores. A caption without a score has no image; its numbers say why.
-    """
+    """`ID-NUMBER.json` for each caption of each image, and `ID-NUMBER.png` where it has a score."""
     numbers: Counter[str] = Counter()
     for index, image_id in enumerate(tqdm(ids, "explain", disable=None, unit="caption")):
         name = image_id.replace("/", "_")

@@ -110,23 +110,8 @@ class Parser(argparse.ArgumentParser):
         there = [group for group in self._action_groups if group.title == title]
         return there[0] if there else self.add_argument_group(title)
 
-    def add(self, name: str, **words: object) -> None:
-        """The flags of a table of `words.toml`."""
-        for title, flags in _tables()[name].items():
-            for key, entry in flags.items() if isinstance(flags, dict) else ():
-                settings = entry if isinstance(entry, dict) else {"help": entry}
-                filled = {
-                    key: Template(value).substitute(words) if isinstance(value, str) else value
-                    for key, value in settings.items()
-                }
-                group = self if title == "arguments" else self.group(title)
-                flag(group, Template(key).substitute(words), filled.pop("help"), **filled)
-
     def read(self, arguments: Sequence[str], elsewhere: Collection[str] = ()) -> argparse.Namespace:
-        """The arguments; anything wrong ends the program with status 2 and a message.
-
-        elsewhere: options of other metrics.
-        """
+        """The arguments, or status 2 with a message; `elsewhere`: options of other metrics."""
         for name in (one.partition("=")[0] for one in arguments if one.startswith("--") and one != "--"):
             if name not in self._option_string_actions:
                 hint = did_you_mean(name, self._option_string_actions)
@@ -151,34 +136,35 @@ def _tables() -> dict[str, Any]:
     return tomllib.loads(Path(__file__).with_name("words.toml").read_text(encoding="utf-8"))
 
 
-def _filled(name: str, words: Mapping[str, object]) -> dict[str, str]:
-    """The texts of a table of `words.toml`."""
-    words = {"files": _tables()["files"]["epilog"], "shards": _tables()["collection"]["epilog"], **words}
-    texts = {key: text for key, text in _tables()[name].items() if isinstance(text, str)}
-    return {key: Template(text).substitute(words) for key, text in texts.items()}
+def _filled(value: Any, words: Mapping[str, object]) -> Any:
+    """A part of `words.toml` with `words` in place of `$name`."""
+    if isinstance(value, dict):
+        return {_filled(key, words): _filled(own, words) for key, own in value.items()}
+    shared = {"files": _tables()["files"]["epilog"], "shards": _tables()["collection"]["epilog"]}
+    return Template(value).substitute({**shared, **words}) if isinstance(value, str) else value
 
 
 def parser_of(command: str, *tables: str, **words: object) -> Parser:
     """The parser of a command, made of tables of `words.toml`, where `words` take the place of `$name`."""
-    tables = tables or (command,)
-    texts: dict[str, str] = {}
-    for name in tables:
-        texts |= _filled(name, words)
-    texts.pop("what", None)
-    parser = Parser(command, **texts)
-    for name in tables:
-        parser.add(name, **words)
+    merged: dict[str, Any] = {}
+    groups: list[tuple[str, dict[str, Any]]] = []
+    for name in tables or (command,):
+        found = _filled(_tables()[name], words)
+        groups += [(title, own) for title, own in found.items() if isinstance(own, dict)]
+        merged |= {key: text for key, text in found.items() if isinstance(text, str) and key != "what"}
+    parser = Parser(command, **merged)
+    for title, flags in groups:
+        for name, entry in flags.items():
+            group = parser if title == "arguments" else parser.group(title)
+            flag(group, name, **(entry if isinstance(entry, dict) else {"help": entry}))
     return parser
 
 
 def first_named(
     arguments: list[str], command: str, known: Mapping[str, str], *, others: bool = False, **words: object
 ) -> tuple[str, list[str]]:
-    """The first argument, which names what a command is about, and the others; else its help, or an error.
-
-    known: what can be named, with a line on each. others: more can be, which the command looks at itself.
-    """
-    texts = _filled(command, words)
+    """The first argument, one of `known` or of `others`, and the rest; without one the help, or an error."""
+    texts = _filled(_tables()[command], words)
     what, usage = texts.pop("what"), texts.pop("usage")
     if arguments and not arguments[0].startswith("-"):
         name = arguments[0]
@@ -194,18 +180,13 @@ def first_named(
     parser.error(f"{what} comes first: capeval {command} {{{names}}} ...")
 
 
-def flag(group: argparse._ActionsContainer, name: str, text: str, **settings: Any) -> None:
-    """A flag, or an argument without dashes, with the word that stands for its value: `--out FOLDER`.
-
-    A flag without a text is not shown.
-    """
+def flag(group: argparse._ActionsContainer, name: str, help: str, **settings: Any) -> None:
+    """A flag or an argument, with the word for its value: `--out FOLDER`; hidden without a text."""
     name, _, value = name.partition(" ")
     kind = settings.pop("type", value)
     if value:
-        settings = {
-            "metavar": value,
-            "type": TYPES.get(kind, str) if isinstance(kind, str) else kind,
-        } | settings
+        kind = TYPES.get(kind, str) if isinstance(kind, str) else kind
+        settings = {"metavar": value, "type": kind, **settings}
     elif name.startswith("-"):
         settings = {"action": "store_true", **settings}
     choices = value[1:-1] if value.startswith("{") else settings.get("choices")
@@ -213,7 +194,7 @@ def flag(group: argparse._ActionsContainer, name: str, text: str, **settings: An
         settings["choices"] = choices.split(",")
     if "required" in settings:
         settings["required"] = bool(settings["required"])
-    group.add_argument(*name.split(","), help=text or argparse.SUPPRESS, **settings)
+    group.add_argument(*name.split(","), help=help or argparse.SUPPRESS, **settings)
 
 
 # Ctrl-C ends the process at once until work begins that is kept, and then raises as Python does it
@@ -244,8 +225,8 @@ def interruptible(how: str) -> Iterator[None]:
                 signal.signal(signal.SIGINT, leave)
 
 
-def resuming(rows: object) -> str:
+def resuming(rows: object, flag: str = "--rows FOLDER") -> str:
     """How a run goes on that keeps its rows in a folder, or in none."""
     if rows is None:
-        return "with --rows FOLDER a run can be resumed"
+        return f"with {flag} a run can be resumed"
     return f"rows are kept in {rows}: run the same command again to resume"

@@ -9,9 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from capeval_core.commands.common import add_flags, chosen
+from capeval_core.commands.common import add_flags, check_folder, chosen
 from capeval_core.commands.terminal import complain, first_named, interruptible, parser_of
-from capeval_core.errors import file_error, naming
+from capeval_core.errors import naming
 from capeval_core.training.captioned import CaptionedImages, CaptionSource, images_of
 from capeval_core.training.pacs import PacsTraining, PairData, train_pacs
 from capeval_core.training.regions import RegionTraining, train_on_regions
@@ -36,7 +36,8 @@ def run(arguments: list[str]) -> int:
     flags = parser.read(rest)
     training = settings.of(f"capeval train {name}", chosen(flags, settings))
     out, metric = flags.out, metric_class(settings.metric)
-    _check_out(out)
+    if STATE not in check_folder(out):
+        check_folder(out, {CURVES, LOG, REGIONS, TOWERS, TRACKED, WEIGHTS}, "a training")
     with naming({"weights": "start"}):
         open_unless_on_the_hub(training.start, metric=metric.name, tiny=metric.name)
     regions = getattr(training, "regions", None)
@@ -100,14 +101,3 @@ def _on_regions(
     objective = UmicObjective if isinstance(training, UmicTraining) else VilbertObjective
     tagger = open_tagger(training.tagger)
     return partial(train_on_regions, objective, training, captioned, tagger, judged=judged)
-
-
-def _check_out(out: Path) -> None:
-    """Refuse a file, and a folder that holds anything but a training."""
-    if out.exists() and not out.is_dir():
-        raise file_error(out, "is a file: choose a folder for --out")
-    names = {path.name for path in out.glob("[!.]*")}  # less unfinished files
-    others = sorted(names - {CURVES, LOG, REGIONS, STATE, TOWERS, TRACKED, WEIGHTS})
-    if others and STATE not in names:
-        found = f"holds more than a training ({others[0]})"
-        raise file_error(out, found, "choose another folder for --out")

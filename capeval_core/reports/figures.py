@@ -64,10 +64,7 @@ def _note(figure: Any, text: str) -> None:
 def draw_bars(
     panels: Mapping[str, Sequence[tuple[str, float, float, float, float]]], note: str = ""
 ) -> Image.Image:
-    """Panels one below the other: a dot per value with its interval, a red tick where one is published.
-
-    panels: by title, of each value its name, itself, the ends of its interval, what is published; nan: none.
-    """
+    """Panels of dots with intervals, a red tick at what is published: name, value, low, high, published."""
     rows = [max(len(bars), 1) for bars in panels.values()]
 
     def draw(figure: Any) -> None:
@@ -93,11 +90,7 @@ def draw_bars(
 
 
 def draw_spreads(panels: Mapping[str, Mapping[str, Sequence[float]]]) -> Image.Image:
-    """A chart per metric: boxes from the lower to the upper quartile of the scores at each level of a rating.
-
-    The line in a box is the median, whiskers reach from the 5th to the 95th percentile, and a line joins the
-    means.
-    """
+    """A box plot per metric of scores at each level of a rating (whiskers: 5% and 95%; line: means)."""
     rows = max(1, math.ceil(len(panels) / _ACROSS))
 
     def draw(figure: Any) -> None:
@@ -138,10 +131,7 @@ def draw_histogram(
     kept_from: float | None = None,
     note: str = "",
 ) -> Image.Image:
-    """A histogram with marked values; what is right of `kept_from` has another colour.
-
-    edges: of the bins, one more than `counts`. marks: values by what is written above them, in order.
-    """
+    """A histogram with values marked by their names; what is right of `kept_from` has another colour."""
 
     def draw(figure: Any) -> None:
         ax = figure.subplots()
@@ -215,10 +205,7 @@ def draw_boxes(
 
 
 def draw_matches(caption: str, title: str, note: Mapping[str, Any], width: int) -> Image.Image:
-    """The cosines of a caption's words (down) with those of a reference (across) as a heat map.
-
-    A frame marks the word that each caption word met, a dot the one that each reference word met.
-    """
+    """The cosines of a caption's words (down) with those of a reference (across) as a heat map."""
     rows, columns = ([_cut(word, 18) for word in note[name]] for name in ("words", "reference_words"))
     cosines = np.asarray(note["cosines"])
     scores = f"precision {note['precision']:.3f}, recall {note['recall']:.3f}, F {note['f']:.3f}"
@@ -260,10 +247,7 @@ def draw_frames(
     frames: Mapping[int, tuple[Image.Image | None, str]],
     width: int,
 ) -> Image.Image:
-    """The cosine of a caption with each frame as a curve, and below it its best frames with their words.
-
-    frames: by number, the image, or None where it cannot be read, and the words.
-    """
+    """The cosine of a caption with each frame as a curve; its best frames with their words."""
     title = textwrap.wrap(caption, 84, max_lines=3, placeholder=" …")
     texts = [textwrap.wrap(text, 20, max_lines=8, placeholder=" …") for _, text in frames.values()]
     tall = max((image.height / image.width for image, _ in frames.values() if image), default=0.75)
@@ -300,10 +284,7 @@ _Line = list[tuple[str, Rgb, float]]  # words with their colours and sizes
 
 
 def draw_card(note: Mapping[str, Any], image: Image.Image, wrong: Sequence[Span], width: int) -> Image.Image:
-    """An explanation of HICE-S: the image, and in words the score, the caption, phrases, references, regions.
-
-    image: with its regions outlined. wrong: spans of the caption to mark.
-    """
+    """An explanation of HICE-S: the outlined image, and score, caption, phrases and regions in words."""
     lines, legend = _card_lines(note, wrong), textwrap.wrap(_legend(note), 84)
     shown = min(_COLUMN, 1.1 * _COLUMN * image.width / image.height)
     high = shown * image.height / image.width

@@ -1,5 +1,4 @@
-"""A comparison of systems as one HTML page, which needs no network, no script, and no file beside it; and a
-result for notebooks. The markup is in `templates/`."""
+"""A comparison of systems as one HTML page without network, script or other files; a result for notebooks."""
 
 from __future__ import annotations
 
@@ -50,10 +49,7 @@ _QUICK, _ENDS, _COLUMNS = 100_000, 3, 6
 
 
 def write_report(folder: Path, systems: Systems) -> Path:
-    """Write `index.html` into a folder, which is made where there is none; its path.
-
-    Whatever fails, an existing report stays as it was.
-    """
+    """Write `index.html` into a folder; whatever fails, an existing report stays as it was."""
     check_report(folder)
     content = _Page(systems).html()
     folder.mkdir(parents=True, exist_ok=True)
@@ -136,8 +132,6 @@ class _Page:
         others = [] if column.relative is not None else [s for s in all_of_them if s is not first]
         return {
             "about": column,
-            "anchor": "metric-" + re.sub(r"[^a-z0-9]+", "-", column.name.lower()),
-            "better": f"{'higher' if column.higher_is_better else 'lower'} is better",
             "range": [minus(f"{systems.scaled(end):.3g}") for end in column.range if math.isfinite(end)],
             "best": systems.best(column, DIGITS),
             "signatures": dict.fromkeys(s.cells[column.name].result.signature for s in all_of_them),
@@ -240,10 +234,7 @@ class _Page:
 
 
 def _gains(first: System, second: System, column: Column) -> list[tuple[int, int, float]]:
-    """Index in either system of captions of one visual, and how much better the first one is, least first.
-
-    The captions of an id are paired in the order in which each system has them.
-    """
+    """Captions of one visual in two systems, by index, and how much better the first is, least first."""
     import pandas as pd
 
     frames = []

@@ -42,10 +42,7 @@ def region_colour(index: int, unmentioned: bool = False) -> Rgb:
 def outlined(
     image: Image.Image, regions: Regions, unmentioned: Sequence[bool], width: int, visible: Sequence[float]
 ) -> Image.Image:
-    """The image, `width` pixels wide; narrower where it would be more than twice as high as wide.
-
-    visible: x0, y0, x1, y1 in pixels; what lies outside is dimmed.
-    """
+    """The image with outlines, at most `width` pixels wide; what lies outside of `visible` is dimmed."""
     # Drawn at twice the size at which it is shown, for smooth edges.
     across = 2 * width * min(1.0, 2 * image.width / image.height)
     size = max(2, round(across)), max(2, round(across * image.height / image.width))
@@ -87,10 +84,7 @@ def _band(mask: NDArray[np.bool_], size: tuple[int, int], scale: float) -> _Poin
 
 
 def _place_badges(regions: Sequence[_Points], size: tuple[int, int], radius: float) -> _Points:
-    """A place for each region's badge, on its outline, as far to the top left as there is room.
-
-    Where the whole outline is covered by other badges, the nearest free place in the image (width, height).
-    """
+    """A place for each region's badge: on its outline, to the top left, else the nearest free one."""
     low, high = np.full(2, radius + 1), np.maximum(np.asarray(size) - radius - 1, radius + 1)
     grid = np.mgrid[low[0] : high[0] + 1 : radius, low[1] : high[1] + 1 : radius].reshape(2, -1).T
     found = np.full((len(regions), 2), np.inf)

@@ -36,18 +36,13 @@ class Column:
 
 @dataclass(frozen=True)
 class Cell:
-    """One system by one metric: its `Result`, evidence by index where there is any, its interval and test.
-
-    test: `difference` to the baseline, `low` and `high` of its interval, `p_value`, `adjusted` by Holm's
-    correction, `significant`, `count` of visuals that both have a score on, `left_out`: those that one has.
-    no_interval, no_test: why there is none; the baseline has no test.
-    """
+    """One system by one metric: its `Result`, evidence by index, interval and test, or why there is none."""
 
     result: Any
     evidence: Mapping[int, Mapping[str, Any]] | None = None
     interval: Any = None
     no_interval: str = ""
-    test: Mapping[str, Any] | None = None
+    test: Mapping[str, Any] | None = None  # of the baseline none; keys as in `compare_systems`
     no_test: str = ""
 
     def verdict(self, column: Column) -> str:
@@ -59,26 +54,19 @@ class Cell:
 
 @dataclass(frozen=True)
 class System:
-    """A system's captions, one entry per caption in each list, and its cells by the name of the metric.
-
-    images: paths of images or of videos; None where they are not known, as for results read from files.
-    """
+    """A system's captions, one entry per caption in each list, and its cells by the name of the metric."""
 
     name: str
     ids: Sequence[str]
     captions: Sequence[str]
     cells: Mapping[str, Cell]
-    images: Sequence[Any] | None = None
+    images: Sequence[Any] | None = None  # paths; None for results read from files
     references: Sequence[Sequence[str]] | None = None
 
 
 @dataclass(frozen=True)
 class Systems:
-    """A comparison: systems are rows, metrics columns; one system by one metric is the smallest.
-
-    test, correction: in words. messages: what failed or was left out. titles: of parts of scores. command:
-    what repeats all this. digits: decimals for readers; None: as many as the place has by itself.
-    """
+    """A comparison: systems are rows, metrics columns; one system by one metric is the smallest."""
 
     systems: Sequence[System]
     columns: Sequence[Column]
@@ -89,8 +77,8 @@ class Systems:
     correction: str = ""
     messages: Sequence[str] = ()
     titles: Mapping[str, str] = field(default_factory=dict)
-    command: str = ""
-    digits: int | None = None
+    command: str = ""  # that repeats all this
+    digits: int | None = None  # decimals for readers; None: as many as the place has by itself
     times_100: bool = False
 
     def scaled(self, value: float) -> float:
