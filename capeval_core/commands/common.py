@@ -74,6 +74,8 @@ def options_of(
     metric: type[CaptionMetric], keywords: Mapping[str, Any], given: Sequence[str], metrics: Sequence[str]
 ) -> Any:
     """The checked options of one of several metrics, by keywords and the values `given` to `--set`."""
+    if metrics.count(metric.name) > 1:
+        raise ValueError(f"{metric.name} comes twice: name each metric once")
     own: dict[str, Any] = {}
     for text in given:
         target, equals, value = text.partition("=")
@@ -117,8 +119,8 @@ def read_metrics(
     flag(parser, "--media NAME", "")
     flags, others = parser.parse_known_args(rest)
     # A metric on texts alone fits captions of any medium.
-    media = {name: flags.media if len(names) == 1 or media_of(name) else None for name in names}
-    return [metric_class(name, medium) for name, medium in media.items()], others
+    media = [flags.media if len(names) == 1 or media_of(name) else None for name in names]
+    return list(map(metric_class, names, media)), others
 
 
 def media_words(metrics: Sequence[type[CaptionMetric]]) -> dict[str, str]:

@@ -37,8 +37,9 @@ def run(arguments: list[str]) -> int:
     add_flags(parser, encoder.Conversion, "what the tensors may not show, and what is recorded with them")
     flags = parser.read(rest)
     out: Path = flags.out
-    if check_folder(out, _OURS, "weights") and not flags.force:
+    if check_folder(out) and not flags.force:
         raise ValueError(f"--out {out} is not empty: choose another folder, or pass --force to replace it")
+    check_folder(out, _OURS, "weights")
     release = encoder.convert(flags.checkpoint, **chosen(flags, encoder.Conversion))
     encoder(release.config, release.tensors, device="cpu").save_pretrained(out)
     architecture = encoder.describe(release.config)

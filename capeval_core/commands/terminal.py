@@ -30,7 +30,7 @@ TYPES: dict[str, Callable[[str], Any]] = {
     "Path": Path,
     "N": int,
     "X": float,
-    "NAMES": lambda text: list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip())),
+    "NAMES": lambda text: [name.strip() for name in text.split(",") if name.strip()],
 }
 """What a flag's value is, by the word that stands for it."""
 
@@ -127,8 +127,9 @@ class Parser(argparse.ArgumentParser):
         known = list(map(str, action.choices or ()))
         for one in value if isinstance(value, list) else [value]:
             if known and str(one) not in known:
-                hint = did_you_mean(str(one), known)
-                raise argparse.ArgumentError(action, f"{one!r} is unknown{hint} (known: {', '.join(known)})")
+                hint = did_you_mean(one, known) if isinstance(one, str) else ""
+                text = f"invalid choice: {one!r}{hint} (choose from {', '.join(known)})"
+                raise argparse.ArgumentError(action, text)
 
 
 @cache
