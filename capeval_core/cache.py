@@ -37,7 +37,6 @@ class _Memory(OrderedDict[str, tuple[int, Feature]]):
         self.max_bytes, self.nbytes, self._run = max_bytes, 0, 0
 
     def use(self, key: str) -> Feature | None:
-        """A feature, which is then the one that was used last."""
         if key not in self:
             return None
         feature = self[key][1]
@@ -46,7 +45,6 @@ class _Memory(OrderedDict[str, tuple[int, Feature]]):
         return feature
 
     def keep(self, key: str, feature: Feature) -> None:
-        """Hold a feature; the least recently used leave for it."""
         if self.use(key) is None:
             # A view would keep its whole batch alive.
             kept = tuple(array.copy() for array in _arrays(feature))
@@ -58,7 +56,6 @@ class _Memory(OrderedDict[str, tuple[int, Feature]]):
             self._forget_oldest()
 
     def forget_unused(self) -> None:
-        """End a run: forget what neither it nor the one before used."""
         while self and next(iter(self.values()))[0] < self._run:
             self._forget_oldest()
         self._run += 1

@@ -254,10 +254,7 @@ def folder_path(argument: str, value: Any) -> Path:
 
 def expanded_path(path: str | os.PathLike[str]) -> Path:
     """The path with the user's folder in place of `~`; that of an unknown user stays as it is."""
-    try:
-        return Path(path).expanduser()
-    except RuntimeError:  # there is no such user
-        return Path(path)
+    return Path(os.path.expanduser(path))  # noqa: PTH111  (pathlib's raises where there is no such user)
 
 
 def did_you_mean(name: str, known: Iterable[str], *, closeness: float = 0.6) -> str:

@@ -23,7 +23,7 @@ from capeval_core.options import CorpusStatistics
 from capeval_core.options import Options as CommonOptions
 from capeval_core.project import __version__
 from capeval_core.registry import media_of, network, package_of
-from capeval_core.result import Published, Result, Values, stands_for_zero
+from capeval_core.result import Published, Result, Values, warn_of_zero
 from capeval_core.rows import RowCollector, RowStores, canonical, progress_bar
 from capeval_core.statistics import CorpusFormula
 from capeval_core.weights.catalogue import WeightsEntry
@@ -196,8 +196,7 @@ class CaptionMetric(ABC):
         samples = options.check_input(type(self), captions, visuals, references, progress=progress)
         own = prepared(self, samples)  # combines, too: its signature names the corpus
         result = own.combine(own.encode_all(samples, rows=rows, progress=progress), samples=samples)
-        if message := stands_for_zero(result):
-            warn(message)
+        warn_of_zero(result)
         return result
 
     @classmethod

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from capeval_core.errors import described
+from capeval_core.errors import described, warn
 from capeval_core.registry import METRICS, metric_class
 from capeval_core.statistics import (
     LEAST_IMAGES,
@@ -306,14 +306,11 @@ class Result:
         return Clusters.of(self.scores, self.groups, self.formula, summands, self.visual, self.range)
 
 
-def stands_for_zero(result: Result) -> str | None:
-    """The warning about a number that is not 0 only by what keeps its formula from dividing by 0, if so."""
-    if result.lack is None or len(result) < LEAST_IMAGES:
-        return None
-    return (
-        f"{result.metric}: {result.lack}, so {result.key}={result.mean:.2g} stands for 0, and has neither "
-        "interval nor test"
-    )
+def warn_of_zero(result: Result) -> None:
+    """Warn of a number that is not 0 only by what keeps its formula from dividing by 0."""
+    if result.lack is not None and len(result) >= LEAST_IMAGES:
+        number = f"{result.key}={result.mean:.2g} stands for 0, and has neither interval nor test"
+        warn(f"{result.metric}: {result.lack}, so {number}")
 
 
 def plain(value: Any) -> Any:

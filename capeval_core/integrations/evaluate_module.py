@@ -16,7 +16,7 @@ import pyarrow as pa
 from datasets import Features, Value
 
 from capeval_core.description import MetricDescription
-from capeval_core.errors import Problem, Problems, did_you_mean, naming, warn
+from capeval_core.errors import Problem, Problems, did_you_mean, naming
 from capeval_core.inputs.samples import ARGUMENTS, Samples, argument_of
 from capeval_core.inputs.texts import as_list
 from capeval_core.integrations.opening import warn_failed, warn_ignored
@@ -24,7 +24,7 @@ from capeval_core.metric import CaptionMetric, prepared
 from capeval_core.options import describe_options
 from capeval_core.project import LICENCE, address
 from capeval_core.registry import metric_class
-from capeval_core.result import stands_for_zero
+from capeval_core.result import warn_of_zero
 
 _ONE_DAY = 86_400.0  # evaluate's own 100 seconds are gone while the last shard is encoded
 _RANK_STRIDE = 2**40  # rows of process r have the indices from r times this: unique, and sorted by process
@@ -166,8 +166,7 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
             return {}  # complained about once evaluate has cleaned up
         result = self._prepared.combine(pa.Table.from_struct_array(predictions))
         warn_failed(result, "predictions[{}]", "per_caption=True returns")
-        if message := stands_for_zero(result):
-            warn(message)
+        warn_of_zero(result)
         output: dict[str, Any] = dict(result.numbers)
         if per_caption:
             errors = [result.errors.get(i) for i in range(len(result.scores))]
