@@ -100,12 +100,10 @@ class Options(Settings):
         None, "images or texts per forward pass; None: as many as fit into memory", minimum=1
     )
     cache: str | PathLike[str] | FeatureCache | None = option(
-        None,
-        "folder that keeps features on disk; None: only in memory, 512 MB shared by all metrics",
+        None, "folder that keeps features on disk; None: only in memory, 512 MB shared by all metrics"
     )
     rows: str | PathLike[str] | None = option(
-        None,
-        "folder that keeps each caption's row, so that an interrupted run goes on where it stopped",
+        None, "folder that keeps each caption's row, so that an interrupted run goes on where it stopped"
     )
     on_error: Literal["raise", "nan"] = option(
         "raise",

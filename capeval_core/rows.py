@@ -53,12 +53,7 @@ def row_schema(*own: pa.Field) -> pa.Schema:
 
 
 def common_columns(
-    batch: Samples,
-    part: slice,
-    *,
-    groups: list[str],
-    errors: list[str | None],
-    truncated: NDArray[np.integer[Any]],
+    batch: Samples, part: slice, *, groups: list[str], errors: list[str | None], truncated: Any
 ) -> dict[str, Any]:
     """The common columns for a part of a batch; the keyword arguments come from the encoder."""
     captions = batch.captions[part]
