@@ -86,10 +86,7 @@ class Conversion(Settings):
                 expected = f"expected {' or '.join(anchors)} among the tensors"
                 raise ValueError(f"no {self.facts['title']}: {expected}, found {found}")
             prefix = matches[0][0].removesuffix(matches[0][1])
-            if outside := [name for name in content if not name.startswith(prefix)]:
-                found = f"beside the model under {prefix!r} there is more: {name_some(outside)}"
-                raise ValueError(f"{found}; save it alone")
-            if prefix:
+            if prefix:  # names without it are no part of the model, and reported so
                 notes.append(f"the prefix {prefix!r} of all names was taken off")
             content = {name.removeprefix(prefix): value for name, value in content.items()}
         if unused := [name for name in content if re.match(self.facts.get("unused", "$^"), name)]:
@@ -135,20 +132,7 @@ class Conversion(Settings):
 
     def config(self, shapes: Shapes, content: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
         """The config by `releases.toml`, its sizes read off the shapes of tensors."""
-        settings = self.settings(notes)
-
-        def filled(value: Any) -> Any:
-            if isinstance(value, dict):
-                return {key: filled(part) for key, part in value.items()}
-            if isinstance(value, list):
-                return list(map(filled, value))
-            if not isinstance(value, str):
-                return value
-            if size := re.fullmatch(r"(.*)\[(\d)\]( - 1)?", value):
-                return shapes[size[1]][int(size[2])] - bool(size[3])
-            return count_blocks(shapes, value) if r"(\d+" in value else settings.get(value, value)
-
-        config: dict[str, Any] = filled(self.facts.get("config", {}))
+        config: dict[str, Any] = filled(self.facts.get("config", {}), shapes, self.settings(notes))
         for name, (part, usual) in self.facts.get("heads", {}).items():
             sizes = config["architecture"][part] if part else config["architecture"]
             sizes["num_attention_heads"] = heads_of(sizes["hidden_size"], getattr(self, name), usual, name)
@@ -220,6 +204,19 @@ def renamed(name: str, names: Mapping[str, str]) -> str:
     for pattern, replacement in names.items():
         name = re.sub(pattern, replacement, name)
     return name
+
+
+def filled(value: Any, shapes: Shapes, settings: Mapping[str, Any] = {}) -> Any:
+    """A part of a config of `releases.toml`, with sizes and settings in their places."""
+    if isinstance(value, dict):
+        return {key: filled(part, shapes, settings) for key, part in value.items()}
+    if isinstance(value, list):
+        return [filled(part, shapes, settings) for part in value]
+    if not isinstance(value, str):
+        return value
+    if size := re.fullmatch(r"(.*)\[(\d)\]( - 1)?", value):
+        return shapes[size[1]][int(size[2])] - bool(size[3])
+    return count_blocks(shapes, value) if r"(\d+" in value else settings.get(value, value)
 
 
 def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:

@@ -16,7 +16,7 @@ from typing import Any
 from capeval_core.errors import InputError, Problem, setting
 from capeval_core.options import option
 from capeval_core.weights.checkpoint import name_some, read_checkpoint
-from capeval_core.weights.conversion import Conversion, Shapes, Tensors, count_blocks, renamed
+from capeval_core.weights.conversion import Conversion, Shapes, Tensors, filled, renamed
 
 MEAN = (123.675, 116.28, 103.53)
 STD = (58.395, 57.12, 57.375)
@@ -98,7 +98,7 @@ class SamConversion(Conversion):
         evidence = "as given" if self.decoder_heads else "as in every release, since no tensor shows them"
         notes.append(f"decoder: {heads} attention heads, {evidence}")
         config, kind = super().config(shapes, content, notes), self._kind(content)
-        sizes = {**config["architecture"], "kind": kind, **(_read_vit(shapes) if kind == "vit" else {})}
+        sizes = {**config["architecture"], "kind": kind, **(self._vit(shapes) if kind == "vit" else {})}
         inner = shapes["mask_decoder.transformer.layers.0.cross_attn_token_to_image.q_proj.weight"][0]
         sizes["decoder"] |= {
             "num_attention_heads": heads,
@@ -106,23 +106,17 @@ class SamConversion(Conversion):
         }
         return {"architecture": sizes, "preprocessing": {"mean": list(MEAN), "std": list(STD)}}
 
-
-def _read_vit(shapes: Shapes) -> dict[str, Any]:
-    width, _, patch, _ = shapes["vision_encoder.patch_embed.projection.weight"]
-    grid = shapes["vision_encoder.pos_embed"][1]
-    layers = count_blocks(shapes, r"vision_encoder\.layers\.(\d+)\.")
-    rows = [shapes[f"vision_encoder.layers.{layer}.attn.rel_pos_h"] for layer in range(layers)]
-    reach = [(length + 1) // 2 for length, _ in rows]  # of relative positions: the side of a window
-    windows = [side for side in reach if side != grid]
-    return {
-        "image_size": grid * patch,
-        "patch_size": patch,
-        "vision": {
-            "hidden_size": width,
-            "num_hidden_layers": layers,
-            "num_attention_heads": width // rows[0][1],
-            "mlp_dim": shapes["vision_encoder.layers.0.mlp.lin1.weight"][0],
-            "window_size": windows[0] if windows else grid,
+    def _vit(self, shapes: Shapes) -> dict[str, Any]:
+        vision, patch = (
+            filled(self.facts["vit"], shapes),
+            shapes["vision_encoder.patch_embed.projection.weight"][3],
+        )
+        grid, layers = shapes["vision_encoder.pos_embed"][1], range(vision["num_hidden_layers"])
+        rows = [shapes[f"vision_encoder.layers.{layer}.attn.rel_pos_h"] for layer in layers]
+        reach = [(length + 1) // 2 for length, _ in rows]  # of relative positions: the side of a window
+        vision |= {
+            "num_attention_heads": vision["hidden_size"] // rows[0][1],
+            "window_size": next((side for side in reach if side != grid), grid),
             "global_attn_indexes": [layer for layer, side in enumerate(reach) if side == grid],
-        },
-    }
+        }
+        return {"image_size": grid * patch, "patch_size": patch, "vision": vision}
