@@ -206,8 +206,6 @@ def _histogram(arguments: list[str]) -> int:
     """The distribution of all scores; 1 where there is no score."""
     flags = parser_of("shards histogram", "shards outputs", "shards histogram").read(arguments)
     common.check_output("--png", flags.png)
-    if flags.keep is not None and not 0 < flags.keep <= 1:
-        raise ValueError(f"--keep {flags.keep:g}: expected a share above 0, at most 1, such as 0.3")
     found = outputs.score_histogram(flags.folder, keep=flags.keep)
     rows = [["rows", f"{found.scored + found.failed:,} ({found.failed:,} without a score)"]]
     note = f"{found.scored:,} scores, mean {found.mean:.4f}; {found.failed:,} rows without a score"

@@ -113,7 +113,15 @@ class CaptionMetrics:
         # Statistics of all references stay those of the first evaluation; each process has all of them.
         self.metrics = [prepared(metric, _for(metric, samples)) for metric in self.metrics]
         part = range(len(samples) * rank // size, len(samples) * (rank + 1) // size)
-        tables = _gathered(lambda: [_encode(metric, samples, part) for metric in self.metrics])
+
+        def encode(metric: CaptionMetric) -> pa.Table:
+            table = (
+                metric.encode_all(_for(metric, samples).select(part)) if part else metric.ROW.empty_table()
+            )
+            metric.stores.flush()
+            return table
+
+        tables = _gathered(size, lambda: [encode(metric) for metric in self.metrics])
         self.captions = samples.captions
         self.results = {
             metric.name: metric.combine(table, samples=_for(metric, samples))
@@ -144,17 +152,25 @@ class CaptionMetrics:
                 raise ValueError(f"{found}: pass CaptionMetrics(..., references=[[...], ...])")
             references = [[label] for label in labels]
         if len(labels) == len(rows):
-            self._compare_with_first(labels)
+            self._check_order(labels)
         texts = [caption for caption in captions or [] if caption is not None]
         return replace(self._samples, captions=texts, references=references)
 
-    def _compare_with_first(self, labels: list[str]) -> None:
+    def _check_order(self, labels: list[str]) -> None:
         """Labels show whether captions meet their own images, as far as labels can."""
-        if self._labels is None:
-            if self._has_references:
-                _refuse_misplaced(labels, self._samples.references or [])
-            self._labels = labels
-        elif labels != self._labels:
+        if self._labels is None and self._has_references:
+            own = [{text.strip() for text in texts} for texts in self._samples.references or []]
+            everywhere = set[str]().union(*own)
+            at_home = [label in texts for label, texts in zip(labels, own, strict=True)]
+            astray = [i for i, label in enumerate(labels) if not at_home[i] and label in everywhere]
+            if len(astray) > max(sum(at_home), len(labels) / 2):
+                raise ValueError(
+                    f"{len(astray):,} of {len(labels):,} labels are references of another image, the first "
+                    f"is row {astray[0]} ({labels[astray[0]]!r}): images and references must be in the order "
+                    'of the evaluation set, which train_sampling_strategy="group_by_length" changes'
+                )
+        self._labels = self._labels or labels
+        if labels != self._labels:
             warn(
                 "the labels differ from those of the first evaluation: if this is another evaluation set, "
                 "its captions are scored against the wrong images; make one CaptionMetrics for each set"
@@ -193,29 +209,6 @@ def _for(metric: CaptionMetric, samples: Samples) -> Samples:
     return samples if metric.needs_references else replace(samples, references=None)
 
 
-def _encode(metric: CaptionMetric, samples: Samples, part: range) -> pa.Table:
-    """Rows of a part of the captions, this process's."""
-    if not part:
-        return metric.ROW.empty_table()
-    table = metric.encode_all(_for(metric, samples).select(part))
-    metric.stores.flush()
-    return table
-
-
-def _refuse_misplaced(labels: list[str], references: list[list[str]]) -> None:
-    """Labels that are references of other images show that the evaluation set has another order."""
-    everywhere = {text.strip() for texts in references for text in texts}
-    own = [label in {text.strip() for text in texts} for label, texts in zip(labels, references, strict=True)]
-    elsewhere = [not at_home and label in everywhere for label, at_home in zip(labels, own, strict=True)]
-    if sum(elsewhere) > max(sum(own), len(labels) / 2):
-        first = elsewhere.index(True)
-        raise ValueError(
-            f"{sum(elsewhere):,} of {len(labels):,} labels are references of another image, the first is "
-            f"row {first} ({labels[first]!r}): images and references must be in the order of the evaluation "
-            'set, which train_sampling_strategy="group_by_length" changes'
-        )
-
-
 # the captions of an evaluation
 
 _Row = tuple[str, str | None]
@@ -248,15 +241,12 @@ def _token_ids(value: Any) -> list[list[int]]:
     if not hasattr(value, "shape"):
         raise TypeError(f"predictions is {described(value)}: expected an array of token ids")
     shape, dtype = tuple(value.shape), str(value.dtype).rpartition(".")[2]
-    if len(shape) == 3 or dtype.startswith(("float", "bfloat")):
-        raise ValueError(
-            f"predictions are logits (shape {shape}, {dtype}), not token ids: let the Trainer generate "
-            "captions with Seq2SeqTrainingArguments(predict_with_generate=True), or score the likeliest "
-            "tokens with preprocess_logits_for_metrics=lambda logits, labels: logits.argmax(-1)"
-        )
     if len(shape) != 2 or not dtype.startswith(("int", "uint")):
-        found = f"predictions have shape {shape} and dtype {dtype}"
-        raise ValueError(f"{found}: expected token ids (rows, length)")
+        raise ValueError(
+            f"predictions have shape {shape} and dtype {dtype}, and should be token ids (rows, length); if "
+            "they are logits, generate with Seq2SeqTrainingArguments(predict_with_generate=True), or take "
+            "the likeliest tokens with preprocess_logits_for_metrics=lambda logits, labels: logits.argmax(-1)"
+        )
     ids = np.asarray(value.cpu() if hasattr(value, "cpu") else value)
     return [row[row >= 0].tolist() for row in ids]
 
@@ -286,9 +276,8 @@ def _processes() -> tuple[int, int]:
     return distributed.get_rank(), distributed.get_world_size()
 
 
-def _gathered(work: Callable[[], list[pa.Table]]) -> list[pa.Table]:
+def _gathered(size: int, work: Callable[[], list[pa.Table]]) -> list[pa.Table]:
     """Tables of this and all other processes; one that fails takes part, so that no other waits for it."""
-    _, size = _processes()
     if size == 1:
         return work()
     from torch import distributed

@@ -6,6 +6,323 @@
     page.launch(demo)
 """
 
-from capeval_core.integrations.page.blocks import build, launch
+from __future__ import annotations
 
-__all__ = ["build", "launch"]
+import base64
+import inspect
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+from gradio.processing_utils import save_file_to_cache
+from gradio.utils import get_upload_folder
+
+from capeval_core.demo import KINDS, DemoItem, demo_of
+from capeval_core.errors import described, wrong_option
+from capeval_core.inputs.folder import EXTENSIONS
+from capeval_core.integrations.page import views
+from capeval_core.integrations.page.scorer import NO_WEIGHTS, Scorer, capitalised, chooses, lines_of, uploaded
+from capeval_core.limits import LIMITS
+from capeval_core.registry import media_of, metric_class
+from capeval_core.reports.explanations import STYLE
+from capeval_core.weights.folder import WeightsError
+
+_LARGEST_UPLOAD = "20mb"  # room for a JPEG of 25 megapixels at a high quality
+_TEXTS_ALONE = "texts"  # what a page is about where only texts are compared
+_LABELS = {"image": "Image", "video": "Video"}
+"""Of the media that a page can take, in the order in which it offers them."""
+# The answer stands beside other input than it belongs to; it is dimmed until the next one.
+_STALE = "() => { document.getElementById('answer').classList.add('stale'); }"
+_FRESH = "() => { document.getElementById('answer').classList.remove('stale', 'busy'); }"
+# `show` answers whatever goes wrong in it: what fails otherwise is a full queue or a lost connection.
+_BUSY = "() => { document.getElementById('answer').classList.add('busy'); }"
+_LOG = logging.getLogger(__name__)
+_BLUES = ["#eaf0fd", "#d4e0fb", "#b9cdf6", "#8db0ff", "#8db0ff", *["#2662d9"] * 3, *["#1d4ba6"] * 3]
+"""Those of the report, from light to dark."""
+_FONT = ["ui-sans-serif", "system-ui", "-apple-system", "Segoe UI", "Roboto", "Noto Sans", "sans-serif"]
+_MONO = ["ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "DejaVu Sans Mono", "monospace"]
+_PRIVATE: dict[str, Any] = {"api_visibility": "private"}
+# A file is handed over as it is: Gradio's own reading would turn and convert it.
+_UNREAD: dict[str, Any] = {"preprocess": False, **_PRIVATE}
+_SCORE: dict[str, Any] = {"show_progress": "minimal", **_UNREAD}
+
+
+def build(name: str, weights: str | os.PathLike[str] | None = None, *, media: str | None = None) -> gr.Blocks:
+    """The page of a metric. It opens no weights: the first Score does.
+
+    Args:
+        name: one of `list_metrics()`.
+        weights: those that are chosen at first, as `load` takes them; None: the environment variable
+            `CAPEVAL_WEIGHTS`, else the metric's published weights. `tiny` can always be chosen too.
+        media: what captions are about at first; None: the metric's first medium.
+    """
+    chosen = weights or os.environ.get("CAPEVAL_WEIGHTS") or None
+    readable = [medium for medium in _LABELS if medium == "image" or find_spec("av") is not None]
+    offered = [medium for medium in media_of(name) if medium in readable]
+    if media is not None and media not in offered:
+        fix = f"choose {' or '.join(map(repr, offered))}" if offered else "leave the option out"
+        raise wrong_option("media", media, f"not what a page of {name} takes here", fix)
+    offered.sort(key=lambda medium: medium != media)
+    scorers = {medium: Scorer(name, chosen, medium) for medium in offered}
+    title, seconds = metric_class(name).title, (LIMITS.page_seconds_between, LIMITS.page_seconds_kept)
+    page = gr.Blocks(title=f"{title} of a caption", analytics_enabled=False, delete_cache=seconds)
+    with page:
+        _Page(scorers or {_TEXTS_ALONE: Scorer(name, chosen)})
+    return page
+
+
+def launch(page: gr.Blocks, **settings: Any) -> None:
+    """Serve a page that `build` gave, until it is stopped; `settings` are those of Gradio's `launch`."""
+    own = {
+        "theme": gr.themes.Base(
+            primary_hue=gr.themes.Color(*_BLUES),
+            neutral_hue="slate",
+            radius_size=gr.themes.Size(*["8px"] * 7),
+            font=_FONT,
+            font_mono=_MONO,
+        ),
+        "css_paths": [Path(__file__).with_name("page.css"), STYLE],
+        "max_file_size": _LARGEST_UPLOAD,
+        "footer_links": ["api"],
+    }
+    page.queue(max_size=LIMITS.page_waiting).launch(**(own | settings))
+
+
+class _Page:
+    """The components of a page, made inside of a `gr.Blocks`, and what happens between them."""
+
+    def __init__(self, scorers: Mapping[str, Scorer]) -> None:
+        self.scorers = scorers
+        self.scorer = next(iter(scorers.values()))  # of what the page is about at first
+        self.metric = self.scorer.metric
+        self.chooses = chooses(self.metric)
+        self.media = [scorer.medium for scorer in scorers.values() if scorer.medium is not None]
+        self.heading = _html(views.heading(self.scorer))
+        with gr.Row(elem_id="bench"):
+            with gr.Column(elem_id="left"):
+                with gr.Column(elem_id="inputs"):
+                    self._inputs()
+                with gr.Column(elem_id="more"):
+                    self._examples()
+            with gr.Column(elem_id="answer"):
+                self.shown = _html(views.empty(self.scorer), elem_id="result")
+                go_on = "Go on with tiny, the demonstration weights"
+                self.go_on = gr.Button(go_on, visible=False, elem_id="go-on")
+                self.signature = gr.Textbox(
+                    label="Signature",
+                    info="All that the number depends on: compare numbers whose signatures are equal.",
+                    interactive=False,
+                    buttons=["copy"],
+                    lines=1,
+                    max_lines=6,
+                    visible=False,
+                    elem_id="signature",
+                )
+        self._events()
+
+    def _inputs(self) -> None:
+        self.about = gr.Radio(
+            [(_LABELS[medium], medium) for medium in self.media],
+            value=next(iter(self.scorers)),
+            label="The caption is about",
+            visible=len(self.media) > 1,
+            elem_id="about",
+        )
+        self.visuals = [_upload(medium, visible=medium == self.scorer.medium) for medium in self.media]
+        self.caption = gr.Textbox(
+            label="Captions to choose from, one per line" if self.chooses else "Caption",
+            lines=6 if self.chooses else 1,  # in one Enter scores
+            max_lines=20 if self.chooses else 6,
+            placeholder=_placeholder(self.scorer),
+            elem_id="caption",
+        )
+        references = self.metric.needs_references
+        self.references = gr.Textbox(
+            label="References, one per line",
+            lines=3,
+            max_lines=10,
+            placeholder=f"What people wrote of the same {self.scorer.medium or 'image'}",
+            visible=references,
+            elem_id="references",
+        )
+        self.press = gr.Button("Score", variant="primary", elem_id="score")
+        pressed = "Shift + Enter" if self.chooses else "Enter"
+        _html(views.shown("keys", pressed=pressed, references=references), elem_id="keys")
+
+    def _examples(self) -> None:
+        kinds, label = list(KINDS), "Example captions"
+        self.kind = gr.Radio(kinds, value=kinds[0], label=label, visible=not self.chooses, elem_id="kind")
+        self.examples, self.shelves = [], []
+        for scorer in self.scorers.values():
+            kind = "pictures" if scorer.medium else "texts"
+            with gr.Row(visible=scorer is self.scorer, elem_classes=["examples", kind]) as shelf:
+                self.examples += [(i, _example(item, kind)) for i, item in enumerate(demo_of(scorer.metric))]
+            self.shelves.append(shelf)
+        self.chosen = gr.State()
+        labels = {"tiny": "tiny (demonstration: knows drawn scenes only)"}
+        with gr.Accordion("Weights", open=False, visible=self.scorer.offered != (NO_WEIGHTS,)):
+            self.weights = gr.Radio(
+                [(labels.get(weights, weights), weights) for weights in self.scorer.offered],
+                value=self.scorer.first,
+                label="Weights",
+                show_label=False,
+                container=False,
+                elem_id="weights",
+            )
+
+    def _events(self) -> None:
+        # What captions are about first is the first input, all others follow the texts.
+        references = [self.references] if self.metric.needs_references else []
+        texts = [self.caption, *references, self.weights]
+        others = [self.about, *self.visuals[1:]] if len(self.visuals) > 1 else []
+        inputs = [*self.visuals[:1], *texts, *others]
+        self.names = [one.elem_id for one in inputs]
+        outputs = [self.shown, self.signature, self.go_on]
+        presses = [self.press.click, *(one.submit for one in (self.caption, *references))]
+        gr.on([one.change for one in [*self.visuals, *texts]], js=_STALE, **_PRIVATE)
+        gr.on(presses, js=_FRESH, **_PRIVATE)
+        gr.on(presses, self.show, inputs, outputs, **_SCORE).failure(js=_BUSY, **_PRIVATE)
+
+        def then_score(filled: Any) -> None:
+            """Score what an event has filled in; the answer is fresh again once it has come."""
+            filled.then(js=_FRESH, **_PRIVATE)
+            answered = filled.success(self.show, inputs, outputs, **_SCORE)
+            answered.failure(js=_BUSY, **_PRIVATE)
+            answered.success(js=_FRESH, **_PRIVATE)
+
+        then_score(self.go_on.click(lambda: "tiny", None, self.weights, **_PRIVATE))
+        filled = [*self.visuals, self.caption, *references, self.chosen]
+        for index, button in self.examples:
+            fill = partial(self.fill, index)
+            then_score(button.click(fill, [self.about, self.kind], filled, **_PRIVATE))
+        again = [self.chosen, self.about, self.kind]
+        then_score(self.kind.input(self.fill, again, filled, **_PRIVATE))
+        if others:
+            changed = [*self.visuals, self.heading, self.caption, *self.shelves, *outputs]
+            turned = self.about.input(self.turn, self.about, changed, show_progress="hidden", **_UNREAD)
+            turned.then(js=_FRESH, **_PRIVATE)
+        # A result as data, for programs: buttons are pressed by people.
+        answer, ask = gr.JSON(visible=False), gr.Button(visible=False)
+        ask.click(self._for_programs(), inputs, answer, preprocess=False, api_name="score")
+
+    def show(self, *values: Any) -> Iterator[tuple[Any, Any, Any]]:
+        """What a press of Score shows."""
+        hidden = gr.update(visible=False)
+        weights = None
+        try:
+            scorer, inputs = self._inputs_of(values)
+            weights = inputs[-1]
+            if not scorer.is_open(weights):
+                scorer.check(*inputs)
+                yield views.shown("opening", weights=weights), hidden, hidden
+            scored = scorer.score(*inputs)
+        except (ValueError, TypeError, MemoryError) as error:
+            way_out = isinstance(error, WeightsError) and weights != "tiny" and "tiny" in self.scorer.offered
+            yield views.problem(str(error) or type(error).__name__), hidden, gr.update(visible=way_out)
+        except Exception:
+            _LOG.exception("%s: scoring failed", self.metric.name)
+            yield views.problem("The page itself failed; the log of its server says why."), hidden, hidden
+        else:
+            signature = gr.update(value=scored.result.signature, visible=True)
+            yield views.score(scorer.metric, scored, weights), signature, hidden
+
+    def _for_programs(self) -> Any:
+        """The event for programs, with a name for each input; `weights` and what follows may be left out."""
+
+        def answer(*values: Any) -> dict[str, Any]:
+            """Score a caption of an image or a video; references one per line, for metrics that need them."""
+            try:
+                scorer, inputs = self._inputs_of(values)
+                return scorer.score(*inputs).result.to_dict()
+            except (ValueError, TypeError, MemoryError) as error:
+                reason = capitalised(str(error) or type(error).__name__)
+                raise gr.Error(reason, print_exception=False) from error
+
+        given = {"weights": self.scorer.first, "about": self.about.value}
+        needed, kind = self.names.index("weights"), inspect.Parameter.POSITIONAL_OR_KEYWORD
+        inputs = [inspect.Parameter(name, kind) for name in self.names[:needed]]
+        inputs += [inspect.Parameter(one, kind, default=given.get(one)) for one in self.names[needed:]]
+        answer.__signature__ = inspect.Signature(inputs)  # type: ignore[attr-defined]
+        return answer
+
+    def turn(self, about: Any) -> list[Any]:
+        """The page about another medium: its component, examples if there are any, and an empty answer."""
+        scorer = self._scorer_of(about)
+        there, hidden = [gr.update(visible=one == about) for one in self.media], gr.update(visible=False)
+        caption = gr.update(placeholder=_placeholder(scorer))
+        return [*there, views.heading(scorer), caption, *there, views.empty(scorer), hidden, hidden]
+
+    def fill(self, index: int | None, about: Any, kind: str) -> list[Any]:
+        """An example in the boxes, the first where none was chosen."""
+        scorer = self._scorer_of(about)
+        item = demo_of(scorer.metric)[index or 0]
+        # A copy among the uploads, again if that was deleted: Gradio tells a browser the path.
+        copies = [
+            save_file_to_cache(item.image, get_upload_folder()) if medium == scorer.medium else gr.skip()
+            for medium in self.media
+        ]
+        references = ["\n".join(item.references)] if self.metric.needs_references else []
+        captions = {name: str(getattr(item, field)) for name, field in KINDS.items()}
+        caption = "\n".join([*item.references, *captions.values()]) if self.chooses else captions[kind]
+        return [*copies, caption, *references, index or 0]
+
+    def _scorer_of(self, about: Any) -> Scorer:
+        if about not in [*self.scorers]:  # whatever it is, as requests may hand in anything
+            raise ValueError(f"about: this page takes {' and '.join(map(repr, self.scorers))}")
+        return self.scorers[about]
+
+    def _inputs_of(
+        self, values: Sequence[Any]
+    ) -> tuple[Scorer, tuple[str | None, str | list[str], list[str], str]]:
+        """The scorer, and the arguments of its `score`, of values that may be anything, as requests may."""
+        given = dict(zip(self.names, values, strict=False))  # programs may leave the last ones out
+        scorer = self._scorer_of(given.get("about", next(iter(self.scorers))))
+        texts = {"caption": "", "references": "", "weights": self.scorer.first}
+        for name, text in texts.items():
+            value = given.get(name, text)
+            if not isinstance(value, str) and (value is not None or name == "weights"):
+                raise ValueError(f"{name}: expected a text, found {described(value)}")
+            texts[name] = value or ""
+        visual = None if scorer.medium is None else uploaded(given.get(scorer.medium), scorer.medium)
+        caption = lines_of(texts["caption"]) if self.chooses else texts["caption"]
+        return scorer, (visual, caption, lines_of(texts["references"]), texts["weights"])
+
+
+def _html(content: str, **settings: Any) -> gr.HTML:
+    return gr.HTML(content, apply_default_css=False, **settings)
+
+
+def _placeholder(scorer: Scorer) -> str:
+    return f"What the {scorer.medium or 'image'} shows"
+
+
+def _upload(medium: str, *, visible: bool) -> Any:
+    """The component that takes an upload."""
+    if medium == "image":
+        return gr.Image(
+            label=_LABELS[medium],
+            type="filepath",
+            sources=["upload", "clipboard"],
+            height=260,
+            placeholder="# Drop an image here\nor click to choose one",
+            visible=visible,
+            elem_id=medium,
+        )
+    # A plain file: Gradio's own component would convert a video and load an editor.
+    label, types = "Video: MP4, WebM, MOV, MKV, AVI or GIF", sorted(EXTENSIONS[medium])
+    return gr.File(label=label, file_types=types, height=160, visible=visible, elem_id=medium)
+
+
+def _example(item: DemoItem, kind: str) -> gr.Button:
+    """The button of an example: its picture, or its caption where there are only texts."""
+    if kind == "texts":
+        return gr.Button(item.good, elem_classes="example-text")
+    # Inside the page itself: of a file Gradio would tell the whole path.
+    data = base64.b64encode(item.image.read_bytes()).decode()
+    icon: Any = {"url": f"data:image/{item.image.suffix.removeprefix('.')};base64,{data}"}
+    return gr.Button(f"Example: {item.good}", icon=icon, elem_classes="example", min_width=0)

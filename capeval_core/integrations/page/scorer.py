@@ -6,7 +6,7 @@ import os
 import re
 import threading
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -228,15 +228,14 @@ def _marks_of(metric: CaptionMetric) -> Marks:
     items = demo_of(type(metric))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what is odd about the examples is no news of a visitor's caption
-        values = {kind: result.mean for kind, result in score_kinds(metric, items).items()}
+        values = [(kind, result.mean) for kind, result in score_kinds(metric, items).items()]
     noun = (metric.media or ("image",))[0]
     weighed = ", with these weights" if metric.default_weights else ""
-    return _sorted(
-        type(metric),
-        values.items(),
+    text = (
         f"Means over the {len(items)} drawn examples{weighed}: good captions are true, subtly "
-        f"wrong ones have one word changed, unrelated ones are true of another {noun}.",
+        f"wrong ones have one word changed, unrelated ones are true of another {noun}."
     )
+    return sorted(values, key=lambda mark: mark[1], reverse=metric.higher_is_better), text
 
 
 def published_marks(metric: type[CaptionMetric], weights: Sequence[str]) -> Marks:
@@ -245,11 +244,7 @@ def published_marks(metric: type[CaptionMetric], weights: Sequence[str]) -> Mark
     found = [v for v in metric.published if used & {v.weights.lower(), v.weights.lower().rpartition("/")[2]}]
     if not found:
         return (), ""
-    origins = ["; ".join(filter(None, [value.source, value.settings])) for value in found]
-    sources = dict.fromkeys(f"{v.dataset} ({origin})" for v, origin in zip(found, origins, strict=True))
+    sources = {f"{v.dataset} ({'; '.join(filter(None, [v.source, v.settings]))})": None for v in found}
     text = f"Means over {' and '.join(sources)}. Single captions vary far more than these means."
-    return _sorted(metric, [(value.captions, value.value) for value in found], text)
-
-
-def _sorted(metric: type[CaptionMetric], values: Iterable[tuple[str, float]], source: str) -> Marks:
-    return sorted(values, key=lambda mark: mark[1], reverse=metric.higher_is_better), source
+    values = [(value.captions, value.value) for value in found]
+    return sorted(values, key=lambda mark: mark[1], reverse=metric.higher_is_better), text

@@ -12,6 +12,7 @@ from capeval_core.description import MetricDescription
 from capeval_core.errors import minus
 from capeval_core.integrations.page.scorer import Scored, Scorer, capitalised, chooses, published_marks
 from capeval_core.metric import CaptionMetric
+from capeval_core.project import address
 from capeval_core.registry import titles_of_parts
 from capeval_core.reports.explanations import TINY_KNOWS, number, panels, parts, template
 
@@ -21,6 +22,13 @@ _MOST = 5  # steps; more numbers would run into each other on a phone
 
 def shown(view: str, **content: Any) -> str:
     return str(template("page").render(view=view, **content)).strip()
+
+
+def heading(scorer: Scorer) -> str:
+    """The metric's name, and in a sentence what its number means."""
+    about = MetricDescription(scorer.metric)
+    links = {"the paper": about.address, "the project": address()}
+    return shown("heading", about=about, range=minus(about.range), links=links)
 
 
 def empty(scorer: Scorer) -> str:
@@ -63,23 +71,11 @@ def score(metric: type[CaptionMetric], scored: Scored, weights: str) -> str:
     )
 
 
-def _ticks(low: float, high: float) -> list[float]:
-    """Round numbers along a scale, with its two ends."""
-    step = next((step for step in _STEPS if (high - low) / step <= _MOST), (high - low) / 4)
-    first = math.floor(low / step) + 1
-    inner = [i * step for i in range(first, math.ceil(high / step))]
-    room = 0.4 * step  # a tick this near to an end would run into its number
-    return [low, *(tick for tick in inner if tick - low > room and high - tick > room), high]
-
-
 def _scale(
     metric: type[CaptionMetric], marks: Sequence[tuple[str, float]], score: float | None = None
 ) -> dict[str, Any] | None:
-    """A row for a score, and one for each mark below it, over a common axis; all in percent of the width.
-
-    None for scores that are relative to their set.
-    """
-    if metric.relative:
+    """A row for a score, and one for each mark below it, over a common axis; all in percent of the width."""
+    if metric.relative:  # to its set
         return None
     low, high = metric.range
 
@@ -90,6 +86,10 @@ def _scale(
     rows = [("dot", label, at(value), at(value), number(value)) for label, value in marks]
     if score is not None:
         rows.insert(0, ("bar", "this caption", at(min(score, 0.0)), at(max(score, 0.0)), number(score)))
+    step = next((step for step in _STEPS if (high - low) / step <= _MOST), (high - low) / 4)
+    inner = [i * step for i in range(math.floor(low / step) + 1, math.ceil(high / step))]
+    room = 0.4 * step  # a tick this near to an end would run into its number
+    ticks = [low, *(tick for tick in inner if tick - low > room and high - tick > room), high]
     described = MetricDescription(metric)
     own = "" if score is None else f"{described.title} of this caption: {number(score)}. "
     others = ", ".join(f"{label} {number(value)}" for label, value in marks)
@@ -98,5 +98,5 @@ def _scale(
         "here": None if score is None else at(score),
         "spoken": f"{own}The scale goes from {minus(described.range)}, {described.better}.{typical}",
         "rows": rows,
-        "axis": {at(tick): minus(f"{tick:.3g}") for tick in _ticks(low, high)},
+        "axis": {at(tick): minus(f"{tick:.3g}") for tick in ticks},
     }

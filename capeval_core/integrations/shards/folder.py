@@ -210,11 +210,7 @@ class ShardCheck:
 
 
 def check_shards(folder: str | PathLike[str]) -> ShardCheck:
-    """Check the outputs of all shards in a folder: every uid once, one signature, every page as written.
-
-    Uids are compared by hash, sorted on disk (8 bytes each); those that are named are confirmed by their
-    texts. FileError if there is no output in such a folder.
-    """
+    """Check the outputs of all shards in a folder: every uid once, one signature, every page as written."""
     outputs = _outputs_in(folder)
     found, whole = ShardCheck(len(outputs)), list[Place]()
     for output in outputs:
@@ -237,7 +233,10 @@ def check_shards(folder: str | PathLike[str]) -> ShardCheck:
 
 
 def _duplicates(outputs: Sequence[Place]) -> tuple[dict[str, dict[str, int]], int]:
-    """Uids that come more than once, in which shards how often, and the rows beyond the first of each."""
+    """Uids that come more than once, in which shards how often, and the rows beyond the first of each.
+
+    They are compared by hash, sorted on disk; those that are named are confirmed by their texts.
+    """
     suspects, repeated = set[int](), 0  # hashes that come twice, and how often
     with _on_disk(outputs, "uid", lambda uids: [hash(uid) for uid in uids.to_pylist()], np.int64) as hashes:
         hashes.sort()

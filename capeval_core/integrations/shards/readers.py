@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from capeval_core.errors import FileError, described, did_you_mean, file_error, wrong_option
+from capeval_core.errors import FileError, did_you_mean, file_error, wrong_option
 from capeval_core.inputs.images import LONGEST_FILE, URL
 from capeval_core.integrations.shards.places import Place, reason_of
 from capeval_core.limits import LIMITS
@@ -115,19 +115,13 @@ class Shard:
     _found: dict[tuple[str, ...], dict[str, list[str]]] = field(default_factory=dict)
 
     def windows(self, most: int) -> Iterator[dict[str, list[Any]]]:
-        """Columns `uid`, `error` and those needed, of so many consecutive rows at most.
-
-        FileError comes now if the first rows lack a needed column, or have texts that differ.
-        """
+        """Columns `uid`, `error` and those needed, of consecutive rows; FileError for the first rows now."""
         records = self._records()
         first = list(islice(records, _LOOKED_AT))
         names = [name for name in dict.fromkeys(chain(*first)) if name not in (_KEY, _ERROR)]
         missing = {role: found for role, found in self.find(names).items() if not found} if names else {}
         problems = column_problems(missing, self.columns, names)
         problems += dict.fromkeys(text for one in first for text in self._differing(one))
-        captions = [record[name] for record in first for name in self.find(record)["caption"][:1]]
-        if captions and not any(isinstance(text, (str, bytes, type(None))) for text in captions):
-            problems.append(f"no text as caption, only {described(captions[0])}")
         if problems:
             rows = f"its first {len(first)} rows have {', '.join(names)}"
             raise self.refuse(f"has {'; '.join(problems)}; {rows}", _FIX)
@@ -192,10 +186,7 @@ class Shard:
         return row | {"uid": _valid(str(uid)), "error": _valid(str(error)) if error else None}
 
     def _looked_up(self, rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        """Rows whose paths are those in the folder of images, or the files' bytes where it is in a store.
-
-        Bytes stay as they are, and so do addresses: what a shard names is not fetched.
-        """
+        """Rows with paths in the folder of images, or bytes where it is in a store; addresses stay."""
         folder, fetched = self.images, defaultdict[str, list[int]](list)
         name = "video" if "video" in rows else "image"
         visuals, errors = rows.get(name, []), rows["error"]
@@ -292,11 +283,7 @@ def _json_lines(shard: Shard) -> Iterator[Record]:
 
 
 def _tar(shard: Shard) -> Iterator[Record]:
-    """`0001.jpg` and `0001.txt` or `0001.json` are the row `0001`, whose columns are extensions.
-
-    Members whose names are equal up to the first dot are one row. Fields of its `.json` are columns, too;
-    members count first.
-    """
+    """Members that are equal up to the first dot are a row; extensions and fields of `.json` are columns."""
     chosen = shard.columns
     used = {*chosen.values(), _JSON, *(name for role in shard.needed for name in NAMES[role])}
     texts = {_JSON, *NAMES["caption"], chosen.get("caption")}

@@ -89,8 +89,6 @@ def score_shard(
     """
     begin, end = Place.of("source", source), Place.of("target", target)
     chosen = check_columns(columns)
-    if not isinstance(window, int) or window < 1:
-        raise wrong_option("window", window, "", "expected a whole number of at least 1", verb="")
     if begin.identity == end.identity:
         raise wrong_option("target", end.address, "the source", "name another file")
     if isinstance(metric, BatchScorer) and options:
@@ -121,7 +119,7 @@ def score_shard(
             return result(stored, skipped=True)
         earlier = pa.Table.from_batches(read_batches(end)) if kept else None
         shard = Shard(path, begin, scorer.columns, chosen, folder)
-        windows, memory, scored = shard.windows(window), FreedMemory(), 0
+        windows, memory, scored = shard.windows(max(1, window)), FreedMemory(), 0
         note = {**settings_of(scorer, chosen), "images": folder.identity, "checksum": checksum}
         note |= {"source": begin.address, "version": version, "error": None}
         note |= {"rows": 0, "failed": 0, "truncated": 0}
@@ -179,14 +177,11 @@ def settings_of(scorer: BatchScorer, columns: Mapping[str, str] | None) -> dict[
 
 
 def is_same(target: Place, stored: Mapping[str, Any], now: Mapping[str, Any], fix: str) -> bool:
-    """Whether a target is of these settings; FileError if it has scores of others.
-
-    A folder of images counts where a row has a path in it.
-    """
+    """Whether a target is of these settings; FileError if it has scores of others."""
     found = [
         f"{name}: {stored.get(name)!r} there, {value!r} now"
         for name, value in now.items()
-        if stored.get(name) != value and not (name == "images" and not stored["looked_up"])
+        if stored.get(name) != value and (name != "images" or stored["looked_up"])  # a row has a path there
     ]
     if found and stored["failed"] < stored["rows"]:
         raise file_error(target.address, f"holds other scores ({'; '.join(found)})", fix)
