@@ -86,6 +86,8 @@ def photos(path: Path) -> None:
     path.mkdir()
     for item in items():
         shutil.copy(item.image, path / f"{item.id}.png")
+    for item, name in zip(items()[:2], ("dog", "bench"), strict=True):
+        shutil.copy(item.image, path / f"{name}.jpg")
 
 
 def write_json(path: Path, content: object) -> None:
