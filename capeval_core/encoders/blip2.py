@@ -175,7 +175,8 @@ class Matches:
     def itm(self) -> Floats:
         """(n,) float32 probabilities that a caption belongs to the image."""
         ahead = self.logits[:, 1].astype(np.float64) - self.logits[:, 0]
-        return np.asarray(np.exp(-np.logaddexp(0, -ahead)), dtype=np.float32)
+        with np.errstate(invalid="ignore"):  # NaN where the image could not be read
+            return np.asarray(np.exp(-np.logaddexp(0, -ahead)), dtype=np.float32)
 
 
 class Blip2Encoder(PairEncoder, tags=["image-captioning", "blip-2"]):
