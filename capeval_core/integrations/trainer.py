@@ -108,8 +108,7 @@ class CaptionMetrics:
             self._rows = rows
             return {}
         rank, size = _processes()
-        unit = self._argument or "lists of references"
-        samples = self._captioned(_of_evaluation(rows, len(self._samples), unit, size))
+        samples = self._captioned(_of_evaluation(rows, len(self._samples), self._argument, size))
         # Statistics of all references stay those of the first evaluation; each process has all of them.
         self.metrics = [prepared(metric, _for(metric, samples)) for metric in self.metrics]
         part = range(len(samples) * rank // size, len(samples) * (rank + 1) // size)
@@ -251,15 +250,15 @@ def _token_ids(value: Any) -> list[list[int]]:
     return [row[row >= 0].tolist() for row in ids]
 
 
-def _of_evaluation(rows: list[_Row], count: int, unit: str, processes: int) -> list[_Row]:
+def _of_evaluation(rows: list[_Row], count: int, unit: str | None, processes: int) -> list[_Row]:
     """The rows without those that fill up the last batch of several processes: the first ones again."""
     keys = [caption if label is None else label for caption, label in rows]
     filled = processes > 1 and all(key == keys[i % count] for i, key in enumerate(keys[count:]))
     if len(rows) < count or (len(rows) > count and not filled):
         raise ValueError(
-            f"the evaluation gave {len(rows):,} captions, but there are {count:,} {unit}: pass those of the "
-            "evaluation set, one for each row; make one CaptionMetrics for each set; start again after an "
-            "evaluation that was interrupted"
+            f"the evaluation gave {len(rows):,} captions, but there are {count:,} {unit or 'references'}: "
+            "pass those of the evaluation set, one for each row; make one CaptionMetrics for each set; start "
+            "again after an evaluation that was interrupted"
         )
     return rows[:count]
 

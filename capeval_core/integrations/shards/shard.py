@@ -21,8 +21,6 @@ from capeval_core.integrations.shards.scoring import BatchScorer
 from capeval_core.metric import CaptionMetric
 from capeval_core.rows import FreedMemory
 
-WINDOW = 2048
-"""Rows that are in memory together."""
 NOTE = b"capeval_scores"
 """Key of an output's metadata: what its scores depend on, how many there are, and a digest of both."""
 _NOTED = ("rows", "failed", "error", "truncated", "signature", "checksum")
@@ -61,7 +59,7 @@ def score_shard(
     images: str | PathLike[str] | None = None,
     columns: Mapping[str, str] | None = None,
     retry_failed: bool = False,
-    window: int = WINDOW,
+    window: int = 2048,
     progress: Callable[[int], None] | None = None,
     **options: Any,
 ) -> ShardResult:
