@@ -49,7 +49,7 @@ def test_every_command_has_columns_and_splits(
     monkeypatch.chdir(files)
     rows = [{"photo": "42", "words": text, "split": split} for text in "ab" for split in ("test", "val")]
     write_json(Path("c.json"), rows)
-    assert "name them with --id-column photo and --" in capeval(*command, "c.json").err
+    assert "name others with --id-column NAME and --" in capeval(*command, "c.json").err
     columns = ["--id-column", "photo", "--caption-column", "words"]
     assert "choose with --split test" in capeval(*command, "c.json", *columns).err
     assert "only of 'test' (2)" in capeval(*command, "c.json", *columns, "--split", "tset").err
