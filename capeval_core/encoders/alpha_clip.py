@@ -111,7 +111,7 @@ class AlphaClipEncoder(ClipTowers, tags=["image-captioning", "clip", "alpha-clip
         self, images: Iterable[InputImage], *, cache: FeatureCache = SHARED, batch_size: int | None = None
     ) -> Iterator[ImageFeatures]:
         """Features of images as a whole, under the mask that is one everywhere; as for `ClipEncoder`."""
-        rows = _Regions(self, "square_crop", self.images_per_batch(batch_size))
+        rows = _Regions(self, "square_crop", self.batch("images", batch_size))
         encoding = Encoding(
             size=rows.size,
             keys=lambda content, _: (self.key("whole", f"{rows.transform}\n{content}".encode()),),
@@ -139,7 +139,7 @@ class AlphaClipEncoder(ClipTowers, tags=["image-captioning", "clip", "alpha-clip
 
         regions: where they come from, or per image `Regions`, or boolean masks (n, h, w) at its size.
         """
-        rows = _Regions(self, mask_transform, self.images_per_batch(batch_size))
+        rows = _Regions(self, mask_transform, self.batch("images", batch_size))
         if isinstance(regions, RegionSource):
             items: Iterable[Item] = zip(images, repeat(regions))
         else:

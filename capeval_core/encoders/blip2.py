@@ -197,20 +197,15 @@ class Blip2Encoder(PairEncoder, tags=["image-captioning", "blip-2"]):
     depends_on = ("architecture", "preprocessing", "context_length", "vocabulary")
     Conversion = Blip2Conversion
     words_file = VOCABULARY
-    images_at_once = (8, 64)
+    automatic = PairEncoder.automatic | {"images": (8, 64)}
 
     model: Any
 
-    def build(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> Any:
-        model: Any = super().build(config, tensors)
-        # A buffer that is in no file, and which only transformers' own forward reads.
-        positions = self.settings.texts.max_position_embeddings
-        model.embeddings.position_ids = torch.arange(positions).expand(1, -1)
-        return model
-
     @staticmethod
     def modules(config: dict[str, Any]) -> Any:
-        return empty_model(config["architecture"])
+        model = empty_model(config["architecture"])
+        del model.embeddings.position_ids  # which is in no file, and only transformers' own forward reads
+        return model
 
     def prepare(self) -> None:
         super().prepare()
@@ -243,7 +238,7 @@ class Blip2Encoder(PairEncoder, tags=["image-captioning", "blip-2"]):
         encoded = self.encode_pairs(
             images, captions, self._run_pairs, "match", cache, batch_size, self.image_features
         )
-        for part in chunks(encoded, self.images_per_batch(batch_size).size):
+        for part in chunks(encoded, self.batch("images", batch_size).size):
             tokens = Tokens([ids for item in part for ids in item.extra.ids], [])
             arrays = encode_distinct(tokens, partial(self.key, "text"), text_features, cache)
             features = np.array(arrays, dtype=np.float32).reshape(-1, self.dimension)

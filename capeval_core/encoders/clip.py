@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, repeat
@@ -54,11 +54,10 @@ from capeval_core.errors import expanded_path
 from capeval_core.inputs.decoders import shared_decoders
 from capeval_core.inputs.images import InputImage
 from capeval_core.inputs.videos import EVERY, InputFrames, Reading, Sampling
-from capeval_core.models.batching import BatchSize
 from capeval_core.models.config import Closed, Layers, Side, Switch, Text, Width, read
 from capeval_core.models.copies import indices_on_device, on_host, stacked_on_device, to_host
 from capeval_core.models.device import DTYPES, exact
-from capeval_core.models.model import TEXTS, CheckedModel, canary_images, check_tensors, cosines
+from capeval_core.models.model import TEXTS, CheckedModel, canary_images, cosines
 from capeval_core.ragged import ranges
 from capeval_core.weights.catalogue import entry_of
 from capeval_core.weights.clip import ClipConversion, translate_open_clip
@@ -102,17 +101,12 @@ class _TextSizes(Closed):
     heads: Width = 8
     mlp_ratio: Ratio = 4.0
     context_length: Side = _CONTEXT
-    vocab_size: Width = _VOCABULARY
-    no_causal_mask: Switch = False
+    vocab_size: Annotated[int, range(_VOCABULARY, _VOCABULARY + 1)] = _VOCABULARY
+    no_causal_mask: Literal[False] = False
 
     def __post_init__(self) -> None:
-        if self.vocab_size != _VOCABULARY:
-            known = f"CLIP's vocabulary has {_VOCABULARY} entries"
-            raise ValueError(f"vocab_size is {self.vocab_size}, but {known}")
         if self.width % self.heads:
             raise ValueError(f"heads is {self.heads}, which does not divide the width {self.width}")
-        if self.no_causal_mask:
-            raise ValueError("no_causal_mask is set, but CLIP's text tower is causal")
 
 
 @dataclass(frozen=True)
@@ -206,7 +200,9 @@ class VideoFeatures:
 class ClipTowers(CheckedModel):
     """What every CLIP has, whatever its images look like: a text tower, sizes of batches, cache keys."""
 
-    images_at_once = (32, 256)
+    automatic: ClassVar[Mapping[str, tuple[int, int]]] = {"images": (32, 256), "texts": (1024, 65_536)}
+    """Texts are counted in tokens."""
+    wide = r"(.*\.)?(ln_\w+|bn\d|downsample\.1|\w+_embedding|logit_scale)(\..*)?"  # norms and embeddings
     depends_on: ClassVar[tuple[str, ...]] = ("architecture", "activation", "preprocessing")
     Conversion: ClassVar[type[Conversion]] = ClipConversion
     Settings: ClassVar[Any] = ClipSettings
@@ -234,43 +230,11 @@ class ClipTowers(CheckedModel):
         )
         return tower
 
-    def build(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> Clip:
-        """Filled strictly; norms and embeddings stay in float32. No second copy of a large model is made."""
-        model: Clip = self.unfilled(config)
-        dtype = DTYPES[self.dtype]
-        check_tensors(model.state_dict(), tensors)
-
-        def kept(name: str, tensor: Tensor) -> Tensor:
-            if not tensor.is_floating_point():
-                return tensor
-            wide = self.tower_dtype(tensor.dtype) if name.startswith("visual.") else torch.float32
-            return tensor.to(self.device, wide)
-
-        typed = {name: kept(name, tensor) for name, tensor in tensors.items()}
-        model.load_state_dict(typed, strict=True, assign=True)
-        for module in model.modules() if dtype != torch.float32 else ():
-            if isinstance(module, (nn.Conv2d, nn.Linear, nn.MultiheadAttention)):
-                module.to(dtype)
-        model.text_projection.data = model.text_projection.to(dtype)
-        if isinstance(model.visual, VisionTransformer):
-            model.visual.proj.data = model.visual.proj.to(dtype)
-        return model.eval().requires_grad_(False)
-
-    def unfilled(self, config: dict[str, Any]) -> Any:
-        """The model to be filled."""
-        return self.empty(config)
-
-    def tower_dtype(self, stored: torch.dtype) -> torch.dtype:
-        """The type of the image tower's tensors before that of its linear layers is changed."""
-        return torch.float32
-
     def prepare(self) -> None:
         self.preprocessing = Preprocessing(**self.config["preprocessing"])
         self.dimension: int = self.config["architecture"]["embed_dim"]
         self.tokenizer = ClipTokenizer(self.model.context_length)
-        on_cpu = self.device.type == "cpu"
-        self.triton = not on_cpu and usable_kernels(self.device, DTYPES[self.dtype])
-        self._automatic_texts = BatchSize(1024 if on_cpu else 65_536, automatic=True)  # in tokens
+        self.triton = self.device.type != "cpu" and usable_kernels(self.device, DTYPES[self.dtype])
 
     @classmethod
     def read_config(cls, folder: WeightsFolder) -> dict[str, Any]:
@@ -305,7 +269,8 @@ class ClipTowers(CheckedModel):
         some 65,536 at a time.
         """
         arrays, tokens = self._encoded(texts, "text", cache, batch_size)
-        return TextFeatures.of(arrays, self.dimension, tokens.truncated)
+        features = np.array(arrays, dtype=np.float32).reshape(-1, self.dimension)
+        return TextFeatures(features, tokens.truncated)
 
     def encode_tokens(
         self, texts: Sequence[str], *, cache: FeatureCache = SHARED, batch_size: int | None = None
@@ -321,7 +286,7 @@ class ClipTowers(CheckedModel):
     def _encoded(
         self, texts: Sequence[str], kind: str, cache: FeatureCache, batch_size: int | None
     ) -> tuple[list[Floats], Tokens]:
-        found, size = self.tokenizer.encode(texts), BatchSize.of(batch_size, self._automatic_texts)
+        found, size = self.tokenizer.encode(texts), self.batch("texts", batch_size)
         # Nothing after the first end token can reach it.
         tokens = Tokens([row[: row.index(self.tokenizer.end) + 1] for row in found.ids], found.truncated)
         every = kind == "tokens"
@@ -397,7 +362,7 @@ class ClipEncoder(ClipTowers, tags=["image-captioning", "clip"]):
             return shared_decoders(decoders or 1).pixels(sources, own.image_size, own.method)
 
         encoding = Encoding(
-            size=self.images_per_batch(batch_size),
+            size=self.batch("images", batch_size),
             keys=lambda content, _: (self.key("image", content.encode()),),
             prepare=own.pixels,
             forward=self.run_images,
@@ -421,7 +386,7 @@ class ClipEncoder(ClipTowers, tags=["image-captioning", "clip"]):
         videos are encoded once. One that cannot be read gives no rows and the reason; of one whose end is
         damaged the frames before it are used, and `incomplete` says so. `batch_size`: frames per pass.
         """
-        size = self.images_per_batch(batch_size)
+        size = self.batch("images", batch_size)
 
         def units(item: Item, video: Any, prepared: Any, missing: Sequence[str]) -> Units:
             reading: Reading = video.read(sampling)
@@ -523,6 +488,7 @@ class OpenClipEncoder(ClipEncoder, tags=["image-captioning", "clip"]):
 
     kind = "open_clip"
     Settings = _OpenClipSettings
+    wide = rf"(?!visual\.){ClipTowers.wide}"
 
     def __init__(self, config: dict[str, Any], tensors: dict[str, Tensor], **more: Any) -> None:
         # Where a model has another image tower, open_clip puts the text tower's tensors under `text.`.
@@ -540,15 +506,15 @@ class OpenClipEncoder(ClipEncoder, tags=["image-captioning", "clip"]):
             raise WeightsError(f"the architecture of the config cannot be built ({error})") from error
         return tower
 
-    def unfilled(self, config: dict[str, Any]) -> Clip:
+    @classmethod
+    def empty(cls, config: dict[str, Any]) -> Clip:
         # Really built: timm's towers may have buffers that no file holds. Its random numbers are nobody's.
         with torch.random.fork_rng(devices=[]):
-            model = self.modules(config)
-        model.visual.to(DTYPES[self.dtype])
-        return model
+            return cls.modules(config)
 
-    def tower_dtype(self, stored: torch.dtype) -> torch.dtype:
-        return DTYPES[self.dtype]
+    def prepare(self) -> None:
+        super().prepare()
+        self.model.visual.to(DTYPES[self.dtype])  # with those buffers
 
     @classmethod
     def read_config(cls, folder: WeightsFolder) -> dict[str, Any]:

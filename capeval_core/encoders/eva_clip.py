@@ -66,7 +66,9 @@ class EvaClipEncoder(ClipEncoder, tags=["image-captioning", "clip", "eva-clip"])
     def tower(cls, config: dict[str, Any], sizes: Any) -> nn.Module:
         return _EvaTower(sizes.vision, sizes.embed_dim)
 
-    def tower_dtype(self, stored: torch.dtype) -> torch.dtype:
+    def dtype_of(self, name: str, stored: torch.dtype) -> torch.dtype:
+        if not name.startswith("visual."):
+            return super().dtype_of(name, stored)
         return stored if self.dtype == "float32" else DTYPES[self.dtype]
 
     @classmethod

@@ -39,8 +39,8 @@ from capeval_core.encoders.detector import BoxEncoder
 from capeval_core.inputs.boxes import BoxFeatures
 from capeval_core.models.config import Closed, Count, Deviations, Layers, Means, Share, Width, read
 from capeval_core.models.copies import on_device, on_host
-from capeval_core.models.device import DTYPES, exact
-from capeval_core.models.model import canary_images, check_tensors
+from capeval_core.models.device import exact
+from capeval_core.models.model import canary_images
 from capeval_core.regions.features import Selection, boxes_kept
 from capeval_core.regions.suppression import (
     Suppression,
@@ -155,8 +155,6 @@ class _Detector(BoxEncoder):
     depends_on = ("architecture", "preprocessing", "proposals", "detections")
     Network: ClassVar[type[Any]]
     """The modules, by settings."""
-    backbone: ClassVar[tuple[str, ...]]
-    """Modules whose convolutions have the encoder's dtype."""
 
     model: Any
 
@@ -164,19 +162,6 @@ class _Detector(BoxEncoder):
     def modules(cls, config: dict[str, Any]) -> nn.Module:
         model: nn.Module = cls.Network(read(cls.Settings, config, ""))
         return model
-
-    def build(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> nn.Module:
-        model: Any = self.empty(config)
-        expected = model.state_dict()
-        check_tensors(expected, tensors)
-        typed = {name: tensor.to(expected[name].dtype) for name, tensor in tensors.items()}
-        model.load_state_dict(typed, assign=True)
-        model.dtype = DTYPES[self.dtype]
-        for module in (module for part in self.backbone for module in model.get_submodule(part).modules()):
-            if isinstance(module, nn.Conv2d):
-                module.weight.data = module.weight.data.to(model.dtype)
-        built: nn.Module = model.eval().requires_grad_(False)
-        return built
 
     def find(self, prepared: tuple[Tensor, Any], size: tuple[int, int]) -> BoxFeatures:
         pixels, scale = prepared
@@ -202,6 +187,10 @@ class _Detector(BoxEncoder):
         pixels = torch.from_numpy(_blue_first(canary_images()[0]).transpose(2, 0, 1).astype(np.float32))
         pairs = [functional.cosine_similarity(row, row.roll(1, 0)) for row in self.canary_rows(pixels)]
         return on_host(torch.stack(pairs))
+
+
+def _in_type_of(module: nn.Module, x: Tensor) -> Tensor:
+    return x.to(next(module.parameters()).dtype)
 
 
 def _size_of(pixels: Tensor) -> tuple[int, int]:
@@ -335,8 +324,6 @@ class _Predictor(nn.Module):
 class _FasterRcnnModel(nn.Module):
     """A Faster R-CNN whose features are those of its proposals."""
 
-    dtype = torch.float32
-
     def __init__(self, settings: _FasterRcnnSettings) -> None:
         super().__init__()
         shape, self.settings = settings.architecture, settings.proposals
@@ -366,7 +353,7 @@ class _FasterRcnnModel(nn.Module):
 
     def feature_map(self, pixels: Tensor) -> Tensor:
         """(1, c, h, w) float32: the image at a sixteenth of its resolution."""
-        x = pixels.to(self.dtype)
+        x = _in_type_of(self.backbone, pixels)
         for stage in self.backbone.values():
             x = stage(x)
         return x.float()
@@ -392,7 +379,7 @@ class _FasterRcnnModel(nn.Module):
     def box_features(self, map_: Tensor, boxes: Tensor) -> Tensor:
         """(n, d) float32 features of boxes (n, 4): the mean of the last stage over their pooled cells."""
         parts = torch.split(boxes, 50)  # 300 at once take 2 GB
-        pooled = (self.pool(map_, [part]).to(self.dtype) for part in parts)
+        pooled = (_in_type_of(self.res5, self.pool(map_, [part])) for part in parts)
         return torch.cat([self.res5(cells).float().mean(dim=(2, 3)) for cells in pooled])
 
 
@@ -407,7 +394,7 @@ class FasterRcnn(_Detector, tags=["object-detection", "faster-rcnn"]):
     Settings = _FasterRcnnSettings
     Conversion = FasterRcnnConversion
     Network = _FasterRcnnModel
-    backbone = ("backbone", "res5")
+    wide = r"(?!backbone\.|res5\.).*|.*\.norm\..*"
     rule: Selection = "bua10_100"
 
     def prepare(self) -> None:
@@ -576,8 +563,6 @@ def _stage(inputs: int, width: int, outputs: int, groups: int, blocks: int, stri
 class _X152Model(nn.Module):
     """A Faster R-CNN on a feature pyramid, whose features are those of its proposals."""
 
-    dtype = torch.float32
-
     def __init__(self, settings: _X152Settings) -> None:
         super().__init__()
         shape, self.settings = settings.architecture, settings.proposals
@@ -608,7 +593,7 @@ class _X152Model(nn.Module):
 
     def feature_maps(self, pixels: Tensor) -> list[Tensor]:
         """(1, c, h, w) float32 of each level, the finest first."""
-        x, maps = self.body["stem"](pixels.to(self.dtype)), OrderedDict()
+        x, maps = self.body["stem"](_in_type_of(self.body, pixels)), OrderedDict()
         for name in _LAYERS:
             x = self.body[name](x)
             maps[name] = x.float()
@@ -696,7 +681,7 @@ class X152(_Detector, tags=["object-detection", "faster-rcnn", "resnext"]):
     Settings = _X152Settings
     Conversion = X152Conversion
     Network = _X152Model
-    backbone = ("body",)
+    wide = r"(?!body\.).*|.*\.(bn\d|downsample\.1)\..*"
     rule = only_selection = "all"
     """What this rule is called where features are stored: there is no other one to choose."""
 

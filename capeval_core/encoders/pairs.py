@@ -115,6 +115,7 @@ class PairEncoder(CheckedModel):
     """Whether a text that is cut keeps its end mark."""
     splits: ClassVar[bool] = False
     """Whether texts are split as by `str.split` first."""
+    automatic: ClassVar[dict[str, tuple[int, int]]] = {"images": (16, 256), "rows": (2048, 65_536)}
     visual_rows: int = 100
     """What a pair costs beside the tokens of its text, about."""
 
@@ -140,7 +141,6 @@ class PairEncoder(CheckedModel):
             )
         except ValueError as error:
             raise WeightsError(str(error)) from error
-        self._automatic_rows = BatchSize(2048 if self.device.type == "cpu" else 65_536, automatic=True)
 
     @classmethod
     def read_config(cls, folder: WeightsFolder) -> dict[str, Any]:
@@ -196,7 +196,7 @@ class PairEncoder(CheckedModel):
             return Units([[(prepared, self.image_key(content), wanted)]], lambda values: values[0])
 
         encoding = Encoding(
-            size=self.images_per_batch(batch_size),
+            size=self.batch("images", batch_size),
             keys=keys,
             prepare=self.prepare_visual,
             forward=partial(self._run_units, run, batch_size, image_features),
@@ -250,7 +250,7 @@ class PairEncoder(CheckedModel):
 
     def rows_per_batch(self, batch_size: int | None, rows: int) -> tuple[BatchSize, int]:
         """The batch size, and what a sequence of so many rows costs in its unit."""
-        return BatchSize.of(batch_size, self._automatic_rows), rows if batch_size is None else 1
+        return self.batch("rows", batch_size), rows if batch_size is None else 1
 
 
 class RegionTextEncoder(PairEncoder):

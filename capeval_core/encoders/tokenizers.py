@@ -177,12 +177,6 @@ class TextFeatures:
     features: Floats  # (n, d), un-normalised
     truncated: list[int]  # per text, token ids beyond the context length
 
-    @classmethod
-    def of(cls, arrays: Sequence[Floats], dimension: int, truncated: list[int]) -> TextFeatures:
-        """Features (d,) of each text."""
-        nothing = np.empty((0, dimension), dtype=np.float32)
-        return cls(np.stack(arrays) if arrays else nothing, truncated)
-
 
 @dataclass(frozen=True)
 class TokenFeatures:

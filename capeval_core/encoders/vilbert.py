@@ -39,7 +39,6 @@ from capeval_core.encoders.pairs import (
 )
 from capeval_core.encoders.tokenizers import Ids, Tokens, encode_distinct
 from capeval_core.inputs.boxes import BoxFeatures
-from capeval_core.models.batching import BatchSize
 from capeval_core.models.config import Few, Places, Switch, Width, read
 from capeval_core.models.copies import Arriving, arrays_of, indices_on_device, rows_on_device
 from capeval_core.models.device import DTYPES, exact
@@ -369,16 +368,13 @@ class VilbertEncoder(RegionTextEncoder, tags=["image-captioning", "vilbert"]):
     depends_on = ("architecture", "context_length", "vocabulary", "lowercase", "task")
     Conversion = VilbertConversion
     keeps_end = False
+    automatic = RegionTextEncoder.automatic | {"texts": (64, 2048)}
 
     model: Vilbert
 
     @staticmethod
     def modules(config: dict[str, Any]) -> Vilbert:
         return Vilbert(config["architecture"])
-
-    def prepare(self) -> None:
-        super().prepare()
-        self._automatic_texts = BatchSize(64 if self.device.type == "cpu" else 2048, automatic=True)
 
     def words(self, ids: Ids) -> slice:
         """The rows of a text's features that are its words, behind the first token and the task's."""
@@ -444,8 +440,7 @@ class VilbertEncoder(RegionTextEncoder, tags=["image-captioning", "vilbert"]):
             return lower(texts)
 
         def forward(texts: list[Ids]) -> Iterator[tuple[slice, list[Floats]]]:
-            size = BatchSize.of(batch_size, self._automatic_texts)
-            for part, rows in size.run(texts, lower):
+            for part, rows in self.batch("texts", batch_size).run(texts, lower):
                 yield part, arrays_of(rows).values()
 
         arrays = encode_distinct(Tokens(list(texts), []), lambda ids: self.key("lower", ids), forward, cache)

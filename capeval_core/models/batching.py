@@ -47,11 +47,6 @@ class BatchSize:
     def __init__(self, size: int, *, automatic: bool) -> None:
         self.size, self.automatic = size, automatic
 
-    @classmethod
-    def of(cls, given: int | None, automatic: BatchSize) -> BatchSize:
-        """The size that a user gave, or the automatic one."""
-        return automatic if given is None else cls(given, automatic=False)
-
     def run(
         self,
         items: Any,

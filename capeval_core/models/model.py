@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -68,7 +69,9 @@ class CheckedModel(ABC, ModelHubMixin, library_name="capeval", model_card_templa
     kind: ClassVar[str]  # what `encoder` in config.json calls this class
     Settings: ClassVar[Any] = None  # what is read of a config, as a dataclass; see `models.config`
     revision: ClassVar[int] = 1  # raised whenever a change of the code changes features: none is then reused
-    images_at_once: ClassVar[tuple[int, int]] = (16, 256)  # of an automatic batch, on the CPU and on a GPU
+    automatic: ClassVar[Mapping[str, tuple[int, int]]] = {"images": (16, 256)}
+    """Units of an automatic batch, on the CPU and on a GPU, by what is counted."""
+    wide: ClassVar[str] = "$^"  # a pattern of the tensors that stay in float32, whatever the dtype
     depends_on: ClassVar[tuple[str, ...]]  # keys of the config that features depend on
     described: ClassVar[str]  # the architecture in one line, with the names of its settings in braces
     Conversion: ClassVar[type[Conversion]]  # how an original checkpoint becomes its config and tensors
@@ -89,7 +92,8 @@ class CheckedModel(ABC, ModelHubMixin, library_name="capeval", model_card_templa
         self.device = numbered_device(device)
         self.dtype = dtype
         self.fingerprint = self._fingerprint(config, checksum or _tensors_checksum(tensors))
-        self._automatic_images = BatchSize(self.images_at_once[self.device.type != "cpu"], automatic=True)
+        on_gpu = self.device.type != "cpu"
+        self._sizes = {what: BatchSize(own[on_gpu], automatic=True) for what, own in self.automatic.items()}
         if checksum is None:  # those of a folder were looked at as they were read
             check_finite(tensors)
         self._stored_as = {name: tensor.dtype for name, tensor in tensors.items()}
@@ -106,13 +110,19 @@ class CheckedModel(ABC, ModelHubMixin, library_name="capeval", model_card_templa
     def modules(config: dict[str, Any]) -> nn.Module:
         """The model of a config. Raises WeightsError where there is no such model."""
 
-    def build(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> nn.Module:
-        """The model of a config, filled strictly with tensors, in `self.dtype`."""
+    def build(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> Any:
+        """The model of a config, filled strictly with tensors. No second copy of a large model is made."""
         model = self.empty(config)
         check_tensors(model.state_dict(), tensors)
-        typed = {name: tensor.to(DTYPES[self.dtype]) for name, tensor in tensors.items()}
+        typed = {name: own.to(self.device, self.dtype_of(name, own.dtype)) for name, own in tensors.items()}
         model.load_state_dict(typed, assign=True)
         return model.eval().requires_grad_(False)
+
+    def dtype_of(self, name: str, stored: torch.dtype) -> torch.dtype:
+        """The type of a tensor in the model; counters stay whole numbers."""
+        if not stored.is_floating_point:
+            return stored
+        return torch.float32 if re.fullmatch(self.wide, name) else DTYPES[self.dtype]
 
     @classmethod
     def empty(cls, config: dict[str, Any]) -> nn.Module:
@@ -188,9 +198,9 @@ class CheckedModel(ABC, ModelHubMixin, library_name="capeval", model_card_templa
                 raise WeightsError(f"{found}: scores would be silently wrong; set it right there")
         return config
 
-    def images_per_batch(self, batch_size: int | None) -> BatchSize:
-        """The batch size that a user gave, or the automatic one."""
-        return BatchSize.of(batch_size, self._automatic_images)
+    def batch(self, what: str, batch_size: int | None) -> BatchSize:
+        """The batch size that a user gave, or the automatic one of what is counted."""
+        return self._sizes[what] if batch_size is None else BatchSize(batch_size, automatic=False)
 
     def key(self, kind: str, content: bytes) -> str:
         """The cache's key of a kind of feature of some content."""

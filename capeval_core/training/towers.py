@@ -33,7 +33,7 @@ class TowerEncoder(ClipEncoder):
     """A CLIP without projections: (width,) of a tower, or (channels, h, w) before an attention pool."""
 
     def build(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> Clip:
-        model = super().build(config, tensors)
+        model: Clip = super().build(config, tensors)
         width = len(model.text_projection)
         model.text_projection = nn.Parameter(torch.eye(width), requires_grad=False)
         self.text_shape = (width,)
@@ -97,7 +97,7 @@ def _stored_images(
 ) -> list[str]:
     """Keep what `forward` makes of preprocessed images that the store lacks; the keys of all."""
     encoding = Encoding(
-        size=encoder.images_per_batch(None),
+        size=encoder.batch("images", None),
         keys=lambda content, _: (content,),
         prepare=encoder.preprocessing.pixels,
         forward=forward,
