@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-import re
 import textwrap
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from capeval_core.phrases.spans import Span
 from capeval_core.project import needs
 from capeval_core.reports.overlay import FAINT, INK, REGIONS, Rgb, region_colour
 
@@ -178,18 +176,31 @@ def draw_curves(panels: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]
 # explanations
 
 
+def _wrapped(text: str, width: int = 84, lines: int = 3) -> list[str]:
+    return textwrap.wrap(text, width, max_lines=lines, placeholder=" …")
+
+
+def _explained(title: Sequence[str], height: float, draw: Callable[[Any], None], width: int) -> Image.Image:
+    """A drawing of this height below the lines of its title."""
+    above = 20 * len(title) + 24
+
+    def whole(figure: Any) -> None:
+        head, body = figure.subfigures(2, 1, height_ratios=[above, height])
+        head.text(0.02, 0.9, "\n".join(title), va="top", size=11)
+        draw(body)
+
+    return _drawn(720, above + height, whole, width)
+
+
 def draw_boxes(
     note: Mapping[str, Any], image: Image.Image, title: str, places: Sequence[int], width: int
 ) -> Image.Image:
     """The image with these of its boxes outlined and numbered, the first on top, below score and caption."""
-    lines = [title, *textwrap.wrap(note["caption"], 84, max_lines=3, placeholder=" …")]
-    tall = 700 * min(image.height / image.width, 2)
 
     def draw(figure: Any) -> None:
         from matplotlib.patches import Rectangle
         from matplotlib.patheffects import withStroke
 
-        figure.suptitle("\n".join(lines), x=0.02, ha="left", size=11)
         ax = figure.subplots()
         ax.imshow(image, interpolation="bilinear")
         ax.axis("off")
@@ -201,7 +212,8 @@ def draw_boxes(
             ax.add_patch(Rectangle((x0, y0), x1 - x0, y1 - y0, **line))
             ax.text(x0, y0, place + 1, bbox={"boxstyle": "circle", "fc": shade, "ec": "white"}, **badge)
 
-    return _drawn(720, tall + 18 * len(lines) + 30, draw, width)
+    lines = [title, *_wrapped(note["caption"])]
+    return _explained(lines, 700 * min(image.height / image.width, 2), draw, width)
 
 
 def draw_matches(caption: str, title: str, note: Mapping[str, Any], width: int) -> Image.Image:
@@ -234,11 +246,10 @@ def draw_matches(caption: str, title: str, note: Mapping[str, Any], width: int) 
             if column == np.argmax(cosines[row]):
                 frame = Rectangle((column, row), 1, 1, fill=False, edgecolor=_colour(INK), zorder=3)
                 ax.add_patch(frame)
-        texts = [title, _cut(caption, 88), _cut(note["reference"], 88)]
-        figure.suptitle("\n".join(texts), x=0.02, ha="left", size=10)
         _note(figure, f"{scores}; frame: best for the caption's word, dot: best for the reference's")
 
-    return _drawn(720, 26 * len(rows) + 186, draw, width)
+    lines = [title, _cut(caption, 88), _cut(note["reference"], 88)]
+    return _explained(lines, 26 * len(rows) + 102, draw, width)
 
 
 def draw_frames(
@@ -248,15 +259,12 @@ def draw_frames(
     width: int,
 ) -> Image.Image:
     """The cosine of a caption with each frame as a curve; its best frames with their words."""
-    title = textwrap.wrap(caption, 84, max_lines=3, placeholder=" …")
-    texts = [textwrap.wrap(text, 20, max_lines=8, placeholder=" …") for _, text in frames.values()]
+    texts = [_wrapped(text, 20, 8) for _, text in frames.values()]
     tall = max((image.height / image.width for image, _ in frames.values() if image), default=0.75)
     strip = min(tall, 2.0) * 110 + 14 * max(map(len, texts)) + 34 if frames else 0
-    above = 20 * len(title) + 34
 
     def draw(figure: Any) -> None:
-        parts = figure.subfigures(2, 1, height_ratios=[200 + above, strip]) if frames else [figure]
-        parts[0].suptitle("\n".join(title), x=0.02, ha="left", size=11)
+        parts = figure.subfigures(2, 1, height_ratios=[200, strip]) if frames else [figure]
         ax = parts[0].subplots()
         heading = "cosine of the whole caption with each frame"
         ax.set_title(heading, color=_colour(FAINT), weight="normal", size=8.5)
@@ -274,96 +282,69 @@ def draw_frames(
             words = "\n".join([f"frame {frame}", *lines])
             ax.text(0, -0.06, words, transform=ax.transAxes, va="top", size=7.5, linespacing=1.35)
 
-    return _drawn(720, 200 + above + strip, draw, width)
+    return _explained(_wrapped(caption), 200 + strip, draw, width)
 
 
 _COLUMN, _SIDE, _NARROW = 500, 32, 760  # pixels: of a column of a card, beside columns, with one column
 _TITLES = {"hice_s": "HICE-S", "refhice_s": "RefHICE-S"}
 _PARTS = ("gitc", "litc", "precision", "recall", "gttc", "lttc")
-_Line = list[tuple[str, Rgb, float]]  # words with their colours and sizes
+_SCORE, _CAPTION, _HEADING, _ROW = 28.0, 13.0, 11.0, 9.5  # sizes of letters
 
 
-def draw_card(note: Mapping[str, Any], image: Image.Image, wrong: Sequence[Span], width: int) -> Image.Image:
+def draw_card(note: Mapping[str, Any], image: Image.Image, width: int) -> Image.Image:
     """An explanation of HICE-S: the outlined image, and score, caption, phrases and regions in words."""
-    lines, legend = _card_lines(note, wrong), textwrap.wrap(_legend(note), 84)
+    lines, legend = list(_card_lines(note)), textwrap.wrap(_legend(note), 84)
     shown = min(_COLUMN, 1.1 * _COLUMN * image.width / image.height)
     high = shown * image.height / image.width
-    left, right = high + 18 * len(legend) + 40, sum(2.2 * line[0][2] for line in lines)
+    left, right = high + 18 * len(legend) + 40, sum(2.2 * size for _, size, _ in lines)
     narrow = width < _NARROW
     across = _COLUMN + 2 * _SIDE if narrow else 2 * _COLUMN + 3 * _SIDE
     height = (left + right if narrow else max(left, right)) + 2 * _SIDE
 
     def draw(figure: Any) -> None:
-        from matplotlib.offsetbox import AnnotationBbox, HPacker, TextArea
-
         figure.set_layout_engine("none")
         ax = figure.add_axes((0, 0, 1, 1))
         ax.imshow(image, extent=(_SIDE, _SIDE + shown, _SIDE + high, _SIDE), interpolation="antialiased")
         ax.set(xlim=(0, across), ylim=(height, 0), aspect="auto")
         ax.axis("off")
-        text = "\n".join(legend)
-        ax.text(_SIDE, _SIDE + high + 18, text, va="top", color=_colour(FAINT), size=8, linespacing=1.4)
+        ax.text(_SIDE, _SIDE + high + 18, "\n".join(legend), va="top", color=_colour(FAINT), size=8)
         x, y = (_SIDE, _SIDE + left) if narrow else (_COLUMN + 2 * _SIDE, _SIDE)
-        for line in lines:
-            words: list[Any] = []
-            for word, rgb, size in line:
-                weight = "bold" if size in (11, 28) else None
-                words.append(
-                    TextArea(word, textprops={"size": size, "color": _colour(rgb), "weight": weight})
-                )
-            row = HPacker(children=words, pad=0, sep=7)
-            ax.add_artist(AnnotationBbox(row, (x, y), box_alignment=(0, 1), frameon=False, pad=0))
-            y += 2.2 * line[0][2]
+        for text, size, rgb in lines:
+            weight, lower = ("bold" if size in (_SCORE, _HEADING) else "normal"), 6 * (size == _HEADING)
+            ax.text(x, y + lower, text, va="top", size=size, color=_colour(rgb), weight=weight)
+            y += 2.2 * size
 
     return _drawn(across, height, draw, width)
 
 
-def _card_lines(note: Mapping[str, Any], wrong: Sequence[Span]) -> list[_Line]:
-    """What is written on a card, line by line."""
+def _card_lines(note: Mapping[str, Any]) -> Iterator[tuple[str, float, Rgb]]:
+    """What is written on a card, line by line, with size and colour."""
     key = next(name for name in _TITLES if name in note)
-    terms = {TERMS.get(name, name): f"{note[name]:.2f}" for name in _PARTS if name in note}
-    lines: list[_Line] = [[(_TITLES[key], FAINT, 10)], [(f"{note[key]:.3f}", INK, 28)]]
-    lines.append(
-        [piece for name, value in terms.items() for piece in ((name, FAINT, 9.0), (value, INK, 9.0))]
+    yield _TITLES[key], _ROW, FAINT
+    yield f"{note[key]:.3f}", _SCORE, INK
+    yield (
+        "   ".join(f"{TERMS.get(name, name)} {note[name]:.2f}" for name in _PARTS if name in note),
+        _ROW,
+        FAINT,
     )
-    lines.append([("", INK, 5)])
-    words = re.finditer(r"\S+", note["caption"])
-    for line in textwrap.wrap(note["caption"], 46, break_long_words=False, break_on_hyphens=False):
-        shades: _Line = []
-        for word in (next(words) for _ in line.split()):
-            marked = any(span.start < word.end() and word.start() < span.end for span in wrong)
-            shades.append((word[0], _WRONG if marked else INK, 13))
-        lines.append(shades)
-
-    def row(value: float, text: str, ink: Rgb = INK) -> _Line:
-        return [(f"{value:.2f}", INK, 9.5), (_cut(text, 58), ink, 9.5)]
-
-    def region(index: int | None) -> _Line:
-        """The number of a region in its colour."""
-        if index is None:
-            return [("whole image", FAINT, 9.5)]
-        return [(f"{index + 1:>2}", region_colour(index, note["regions"][index]["unmentioned"]), 11)]
-
-    phrases, references, regions = list[_Line](), list[_Line](), list[_Line]()
+    yield from ((line, _CAPTION, INK) for line in _wrapped(note["caption"], 46, 99))
+    yield "Phrases: precision, best region", _HEADING, INK
     for own in note["phrases"]:
         sign, ink = ("✗", _WRONG) if own["mistake"] else ("✓", _RIGHT) if own["judged"] else ("–", FAINT)
-        phrase = row(own["precision"], own["phrase"], _WRONG if own["mistake"] else INK)
-        phrases.append([(sign, ink, 9.5), *phrase, *region(own["region"])])
+        where = "whole image" if own["region"] is None else f"region {own['region'] + 1}"
+        yield f"{sign}  {own['precision']:.2f}  {_cut(own['phrase'], 48)}: {where}", _ROW, ink
+    if note.get("compared"):
+        yield "References: gTTC, lTTC (●: chosen)", _HEADING, INK
     for own in note.get("compared") or ():
-        chosen = [("●" if own["chosen"] else "○", FAINT, 9.5), (f"{own['gttc']:.2f}", INK, 9.5)]
-        references.append([*chosen, *row(own["lttc"], own["reference"])])
+        sign = "●" if own["chosen"] else "○"
+        yield f"{sign}  {own['gttc']:.2f}  {own['lttc']:.2f}  {_cut(own['reference'], 58)}", _ROW, INK
+    yield "Regions: recall, nearest phrase", _HEADING, INK
     for index, own in enumerate(note["regions"]):
-        missed = "not mentioned; nearest: " if own["unmentioned"] else ""
-        regions.append(region(index) + row(own["recall"], missed + own["phrase"], FAINT if missed else INK))
+        text = "not mentioned; nearest: " * own["unmentioned"] + own["phrase"]
+        shade = region_colour(index, own["unmentioned"])
+        yield f"{index + 1:>2}  {own['recall']:.2f}  {_cut(text, 58)}", _ROW, shade
     if whole := note["whole"]:
-        regions.append(region(None) + row(whole["recall"], whole["phrase"]))
-    for title, rows in (
-        ("Phrases: precision, best region", phrases),
-        ("References: gTTC, lTTC (●: chosen)", references),
-        ("Regions: recall, nearest phrase", regions),
-    ):
-        lines += [[("", INK, 5)], [(title, INK, 11)], *rows] if rows else []
-    return lines
+        yield f"whole image  {whole['recall']:.2f}  {_cut(whole['phrase'], 58)}", _ROW, INK
 
 
 def _legend(note: Mapping[str, Any]) -> str:

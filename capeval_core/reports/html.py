@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import islice
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 from markupsafe import Markup
-from PIL import Image, ImageOps
+from PIL import Image
 
 from capeval_core.errors import minus, p_in_words, signed
 from capeval_core.inputs.images import ImageError, InputImage
@@ -43,7 +43,6 @@ _FEWEST_BINS, _MOST_BINS = 8, 48
 _FRAMES = 4
 """Frames of a video, side by side."""
 _SIDE, _FRAME_HEIGHT, _DRAWN = 320, 130, 640  # pixels: of a picture, a frame and a drawn explanation
-_SLIMMEST, _WIDEST = 0.4, 3.2  # width through height of what is shown; a panorama is cut no further
 _QUICK, _ENDS, _COLUMNS = 100_000, 3, 6
 """Of notebooks: captions with an interval, which takes a second for more; captions at either end; columns."""
 
@@ -161,30 +160,29 @@ class _Page:
         return found
 
     def _most_different(self, first: System, second: System, column: Column) -> dict[str, Any]:
-        """The captions of the same visuals by which either system is furthest ahead, and ties."""
-        both = (first, second)
-        numbers = [[*map(self.systems.for_page, one.cells[column.name].result.scores)] for one in both]
-        gains = _gains(first, second, column)
-        apart = [gain for gain in gains if numbers[0][gain[0]] != numbers[1][gain[1]]]  # others tie
+        """The captions of the same visuals by which either system is furthest ahead, and ties as shown."""
+        both = _joined((first, second), column)
+        shown = [[*map(self.systems.for_page, both[name])] for name in ("score_x", "score_y")]
+        gains = (both.score_x - both.score_y) * (1 if column.higher_is_better else -1)
+        apart = np.array(shown[0]) != np.array(shown[1])
 
-        def pair(index: int, other: int, _: float) -> dict[str, Any]:
+        def pair(place: int) -> dict[str, Any]:
+            rows = int(both.index_x[place]), int(both.index_y[place])
             sides = [
-                {"name": one.name, "score": scores[own], "caption": one.captions[own]}
-                for one, scores, own in zip(both, numbers, (index, other), strict=True)
+                {"name": system.name, "score": scores[place], "caption": system.captions[row]}
+                for system, scores, row in zip((first, second), shown, rows, strict=True)
             ]
-            shown = self._picture(first, index) or self._picture(second, other)
-            return {"picture": shown, "sides": sides, "id": first.ids[index]}
+            picture = self._picture(first, rows[0]) or self._picture(second, rows[1])
+            return {"picture": picture, "sides": sides, "id": first.ids[rows[0]]}
 
-        ahead, behind = [gain for gain in apart if gain[2] > 0][::-1], [gain for gain in apart if gain[2] < 0]
-        return {
-            "word": "higher" if column.higher_is_better else "better",
-            "compared": len(gains),
-            "ties": len(gains) - len(apart),
-            "sides": [
-                {"name": one.name, "ahead": len(own), "pairs": [pair(*gain) for gain in own[:_SHOWN]]}
-                for one, own in zip(both, (ahead, behind), strict=True)
-            ],
-        }
+        sides = []
+        for system, ahead in ((first, gains), (second, -gains)):
+            places = np.flatnonzero(apart & (ahead > 0))
+            furthest = places[np.argsort(-ahead.to_numpy()[places], kind="stable")][:_SHOWN].tolist()
+            pairs = [pair(place) for place in furthest]
+            sides.append({"name": system.name, "ahead": len(places), "pairs": pairs})
+        word = "higher" if column.higher_is_better else "better"
+        return {"word": word, "compared": len(both), "ties": int((~apart).sum()), "sides": sides}
 
     def _card(self, system: System, column: Column, index: int, score: str) -> dict[str, Any]:
         """A caption with its evidence, its parts and its references."""
@@ -233,41 +231,37 @@ class _Page:
         return self._room[kind] >= 0
 
 
-def _gains(first: System, second: System, column: Column) -> list[tuple[int, int, float]]:
-    """Captions of one visual in two systems, by index, and how much better the first is, least first."""
+def _joined(systems: Sequence[System], column: Column) -> Any:
+    """A frame of the captions of one visual that have scores in two systems: their indices and scores."""
     import pandas as pd
 
     frames = []
-    for system in (first, second):
+    for system in systems:
         frame = pd.DataFrame({"id": system.ids, "score": system.cells[column.name].result.scores})
         frames.append(frame.assign(turn=frame.groupby("id").cumcount()).reset_index())
     both = frames[0].merge(frames[1], on=["id", "turn"])
-    both["gain"] = (both.score_x - both.score_y) * (1 if column.higher_is_better else -1)
-    both = both[np.isfinite(both.gain)].sort_values("gain", kind="stable")
-    return list(zip(both.index_x.tolist(), both.index_y.tolist(), both.gain.tolist(), strict=True))
+    return both[np.isfinite(both.score_x) & np.isfinite(both.score_y)].reset_index(drop=True)
 
 
 def _thumbnail(path: str, visual: str) -> Image.Image:
     """An image as metrics see it, small and without metadata; or frames of a video side by side."""
     if visual == "image":
-        image = InputImage.of(path).load()
-        return _bare(image, min(_SIDE, image.width), min(_SIDE, image.height))
+        return _bare(InputImage.of(path).load(), _SIDE, _SIDE)
     reading = InputFrames.of(path).load().read(Sampling(max_frames=_FRAMES))
     frames = [_bare(frame, 4 * _FRAME_HEIGHT, _FRAME_HEIGHT) for _, frame in islice(reading, _FRAMES)]
-    strip = Image.new("RGB", (sum(frame.width + 4 for frame in frames) - 4, _FRAME_HEIGHT), "white")
+    across = frames[0].width + 4
+    strip = Image.new("RGB", (across * len(frames) - 4, _FRAME_HEIGHT), "white")
     for place, frame in enumerate(frames):
-        strip.paste(frame, (sum(before.width + 4 for before in frames[:place]), 0))
+        strip.paste(frame, (across * place, 0))
     return strip
 
 
 def _bare(image: Image.Image, width: int, height: int) -> Image.Image:
-    """The pixels alone, on white, as large as they fit into a box; slim ones keep their middle."""
-    shape = min(max(image.width / image.height, _SLIMMEST), _WIDEST)
-    size = min(width, height * shape), min(height, width / shape)
-    pixels = image.convert("RGBA" if image.has_transparency_data else "RGB")
-    pixels = ImageOps.fit(pixels, (max(1, round(size[0])), max(1, round(size[1]))), Image.Resampling.LANCZOS)
+    """The pixels alone, on white, within a box."""
+    pixels = image.convert("RGBA")
+    pixels.thumbnail((width, height), Image.Resampling.LANCZOS)
     bare = Image.new("RGB", pixels.size, "white")
-    bare.paste(pixels, mask=pixels if pixels.mode == "RGBA" else None)
+    bare.paste(pixels, mask=pixels)
     return bare
 
 
