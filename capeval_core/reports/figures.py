@@ -291,17 +291,24 @@ _PARTS = ("gitc", "litc", "precision", "recall", "gttc", "lttc")
 _SCORE, _CAPTION, _HEADING, _ROW = 28.0, 13.0, 11.0, 9.5  # sizes of letters
 
 
-def draw_card(note: Mapping[str, Any], image: Image.Image, width: int) -> Image.Image:
-    """An explanation of HICE-S: the outlined image, and score, caption, phrases and regions in words."""
-    lines, legend = list(_card_lines(note)), textwrap.wrap(_legend(note), 84)
+def draw_card(
+    note: Mapping[str, Any], image: Image.Image, caption: Sequence[tuple[str, bool]], width: int
+) -> Image.Image:
+    """An explanation of HICE-S: the outlined image, and score, caption, phrases and regions in words.
+
+    caption: its pieces, and whether each is wrong.
+    """
+    lines, legend = list(_card_lines(note, caption)), textwrap.wrap(_legend(note), 84)
     shown = min(_COLUMN, 1.1 * _COLUMN * image.width / image.height)
     high = shown * image.height / image.width
-    left, right = high + 18 * len(legend) + 40, sum(2.2 * size for _, size, _ in lines)
+    left, right = high + 18 * len(legend) + 40, sum(2.2 * size for size, *_ in lines)
     narrow = width < _NARROW
     across = _COLUMN + 2 * _SIDE if narrow else 2 * _COLUMN + 3 * _SIDE
     height = (left + right if narrow else max(left, right)) + 2 * _SIDE
 
     def draw(figure: Any) -> None:
+        from matplotlib.offsetbox import AnnotationBbox, HPacker, TextArea
+
         figure.set_layout_engine("none")
         ax = figure.add_axes((0, 0, 1, 1))
         ax.imshow(image, extent=(_SIDE, _SIDE + shown, _SIDE + high, _SIDE), interpolation="antialiased")
@@ -309,42 +316,45 @@ def draw_card(note: Mapping[str, Any], image: Image.Image, width: int) -> Image.
         ax.axis("off")
         ax.text(_SIDE, _SIDE + high + 18, "\n".join(legend), va="top", color=_colour(FAINT), size=8)
         x, y = (_SIDE, _SIDE + left) if narrow else (_COLUMN + 2 * _SIDE, _SIDE)
-        for text, size, rgb in lines:
-            weight, lower = ("bold" if size in (_SCORE, _HEADING) else "normal"), 6 * (size == _HEADING)
-            ax.text(x, y + lower, text, va="top", size=size, color=_colour(rgb), weight=weight)
+        for size, *words in lines:
+            style = {"size": size, "weight": "bold" if size in (_SCORE, _HEADING) else "normal"}
+            texts = [TextArea(text, textprops=style | {"color": _colour(rgb)}) for text, rgb in words]
+            place = (x, y + 6 * (size == _HEADING))
+            row = HPacker(children=texts, pad=0, sep=6)
+            ax.add_artist(AnnotationBbox(row, place, box_alignment=(0, 1), frameon=False, pad=0))
             y += 2.2 * size
 
     return _drawn(across, height, draw, width)
 
 
-def _card_lines(note: Mapping[str, Any]) -> Iterator[tuple[str, float, Rgb]]:
-    """What is written on a card, line by line, with size and colour."""
+def _card_lines(note: Mapping[str, Any], caption: Sequence[tuple[str, bool]]) -> Iterator[Any]:
+    """What is written on a card: per line the size of its letters, and texts with their colours."""
     key = next(name for name in _TITLES if name in note)
-    yield _TITLES[key], _ROW, FAINT
-    yield f"{note[key]:.3f}", _SCORE, INK
-    yield (
-        "   ".join(f"{TERMS.get(name, name)} {note[name]:.2f}" for name in _PARTS if name in note),
-        _ROW,
-        FAINT,
-    )
-    yield from ((line, _CAPTION, INK) for line in _wrapped(note["caption"], 46, 99))
-    yield "Phrases: precision, best region", _HEADING, INK
+    parts = [f"{TERMS.get(name, name)} {note[name]:.2f}" for name in _PARTS if name in note]
+    yield _ROW, (_TITLES[key], FAINT)
+    yield _SCORE, (f"{note[key]:.3f}", INK)
+    yield _ROW, ("   ".join(parts), FAINT)
+    words = [(word, _WRONG if wrong else INK) for text, wrong in caption for word in text.split()]
+    plain = " ".join(word for word, _ in words)
+    for line in textwrap.wrap(plain, 46, break_long_words=False, break_on_hyphens=False):
+        own, words = words[: len(line.split())], words[len(line.split()) :]
+        yield _CAPTION, *own
+    yield _HEADING, ("Phrases: precision, best region", INK)
     for own in note["phrases"]:
         sign, ink = ("✗", _WRONG) if own["mistake"] else ("✓", _RIGHT) if own["judged"] else ("–", FAINT)
         where = "whole image" if own["region"] is None else f"region {own['region'] + 1}"
-        yield f"{sign}  {own['precision']:.2f}  {_cut(own['phrase'], 48)}: {where}", _ROW, ink
+        yield _ROW, (f"{sign}  {own['precision']:.2f}  {_cut(own['phrase'], 48)}: {where}", ink)
     if note.get("compared"):
-        yield "References: gTTC, lTTC (●: chosen)", _HEADING, INK
+        yield _HEADING, ("References: gTTC, lTTC (●: chosen)", INK)
     for own in note.get("compared") or ():
         sign = "●" if own["chosen"] else "○"
-        yield f"{sign}  {own['gttc']:.2f}  {own['lttc']:.2f}  {_cut(own['reference'], 58)}", _ROW, INK
-    yield "Regions: recall, nearest phrase", _HEADING, INK
+        yield _ROW, (f"{sign}  {own['gttc']:.2f}  {own['lttc']:.2f}  {_cut(own['reference'], 58)}", INK)
+    yield _HEADING, ("Regions: recall, nearest phrase", INK)
     for index, own in enumerate(note["regions"]):
-        text = "not mentioned; nearest: " * own["unmentioned"] + own["phrase"]
-        shade = region_colour(index, own["unmentioned"])
-        yield f"{index + 1:>2}  {own['recall']:.2f}  {_cut(text, 58)}", _ROW, shade
+        text = _cut("not mentioned; nearest: " * own["unmentioned"] + own["phrase"], 58)
+        yield _ROW, (f"{index + 1:>2}  {own['recall']:.2f}  {text}", region_colour(index, own["unmentioned"]))
     if whole := note["whole"]:
-        yield f"whole image  {whole['recall']:.2f}  {_cut(whole['phrase'], 58)}", _ROW, INK
+        yield _ROW, (f"whole image  {whole['recall']:.2f}  {_cut(whole['phrase'], 58)}", INK)
 
 
 def _legend(note: Mapping[str, Any]) -> str:

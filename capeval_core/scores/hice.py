@@ -33,7 +33,7 @@ from capeval_core.phrases.source import PhraseSource, phrase_opener
 from capeval_core.ragged import Integers, Ragged, inner
 from capeval_core.regions.opening import region_opener
 from capeval_core.regions.regions import CachedRegions, LimitedRegions, Regions, RegionSource
-from capeval_core.reports.explanations import DrawnExplanation
+from capeval_core.reports.explanations import DrawnExplanation, marked
 from capeval_core.reports.overlay import outlined
 from capeval_core.result import Values
 from capeval_core.rows import FLOATS, NESTED, Texts, column, lists, row_schema
@@ -450,8 +450,8 @@ class HiceExplanation(DrawnExplanation):
 
     def plot(self, width: int = 1280, *, threshold: float | None = None) -> Image:
         """The explanation as one image, `width` pixels wide: the image with its regions outlined and the part
-        that the image tower does not see dimmed, the caption, and the numbers of phrases (mistakes in red),
-        regions and references.
+        that the image tower does not see dimmed, the caption with its mistakes marked, and the numbers of
+        phrases, regions and references.
 
         `threshold` replaces that of the explanation.
 
@@ -464,7 +464,7 @@ class HiceExplanation(DrawnExplanation):
 
         self.check_drawable(width)
         shown = self if threshold is None else self.with_threshold(threshold)
-        return draw_card(shown, shown.overlay(1000), width)
+        return draw_card(shown, shown.overlay(1000), marked(shown), width)
 
     def overlay(self, width: int = 1280) -> Image:
         """The image with its regions outlined; errors are those of `plot`.
