@@ -23,8 +23,14 @@ from capeval_core.errors import minus
 from capeval_core.inputs.boxes import BoxFeatures
 from capeval_core.phrases.spans import Span, wrong_words
 from capeval_core.regions.features import THRESHOLD
-from capeval_core.reports.figures import TERMS, draw_boxes, draw_matches, outside_text, threshold_text
-from capeval_core.reports.overlay import region_colour
+from capeval_core.reports.figures import (
+    TERMS,
+    draw_boxes,
+    draw_matches,
+    outside_text,
+    region_colour,
+    threshold_text,
+)
 
 STYLE = Path(__file__).with_name("explanations.css")
 """Of signs and marks; the page that holds explanations defines the colours."""

@@ -34,7 +34,7 @@ from capeval_core.ragged import Integers, Ragged, inner
 from capeval_core.regions.opening import region_opener
 from capeval_core.regions.regions import CachedRegions, LimitedRegions, Regions, RegionSource
 from capeval_core.reports.explanations import DrawnExplanation, marked
-from capeval_core.reports.overlay import outlined
+from capeval_core.reports.figures import outlined
 from capeval_core.result import Values
 from capeval_core.rows import FLOATS, NESTED, Texts, column, lists, row_schema
 from capeval_core.scores.facts import facts
