@@ -33,7 +33,7 @@ REGIONS = [
 _DESIGNED = 440
 """Width for which the sizes below are given."""
 _SOFT = 1.7  # of the blur, in which an outline is a band of values
-_LINE, _CASING = 68, 109  # how far from the middle the band of the line and of its white edge reach
+_EDGE, _CASING = 68, 109  # how far from the middle the band of the line and of its white edge reach
 _DASH = 7.0
 _CANDIDATES = 96  # points of an outline that are tried for a badge
 TERMS = {"gitc": "gITC", "litc": "lITC", "gttc": "gTTC", "lttc": "lTTC", "itm": "ITM"}
@@ -103,12 +103,12 @@ def outlined(
     colours = [region_colour(index, missed) for index, missed in enumerate(unmentioned)]
     for index in np.argsort(-regions.areas, kind="stable").tolist():  # small ones lie on large ones
         band = _band(rle.decode(regions.runs[index], regions.size), drawn.size, scale)
-        for reach, shade in ((_CASING, _PAPER), (_LINE, colours[index])):
+        for reach, shade in ((_CASING, _PAPER), (_EDGE, colours[index])):
             alpha = np.clip((reach - band) / 12, 0, 1) * 255
-            if unmentioned[index] and reach == _LINE:
+            if unmentioned[index] and reach == _EDGE:
                 alpha *= (np.indices(alpha.shape) // round(_DASH * scale)).sum(axis=0) % 2
             drawn.paste(shade, mask=Image.fromarray(alpha.astype(np.uint8)))
-        edges[index] = np.argwhere(band < _LINE)[:, ::-1].astype(np.float64)
+        edges[index] = np.argwhere(band < _EDGE)[:, ::-1].astype(np.float64)
     radius, draw = scale * (11 if len(regions) < 20 else 9), ImageDraw.Draw(drawn)
     for number, (left, top) in enumerate(_place_badges(edges, drawn.size, radius)):
         for half, fill in ((1.14 * radius, _PAPER), (radius, colours[number])):
@@ -406,7 +406,9 @@ def draw_card(
         x, y = (_SIDE, _SIDE + left) if narrow else (_COLUMN + 2 * _SIDE, _SIDE)
         for size, *words in lines:
             style = {"size": size, "weight": "bold" if size in (_SCORE, _HEADING) else "normal"}
-            texts = [TextArea(text, textprops=style | {"color": _colour(rgb)}) for text, rgb in words]
+            texts: list[Any] = [
+                TextArea(text, textprops=style | {"color": _colour(rgb)}) for text, rgb in words
+            ]
             place = (x, y + 6 * (size == _HEADING))
             row = HPacker(children=texts, pad=0, sep=6)
             ax.add_artist(AnnotationBbox(row, place, box_alignment=(0, 1), frameon=False, pad=0))
