@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import sqlite3
-import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
@@ -24,25 +23,22 @@ Array = NDArray[Any]
 Feature = Array | tuple[Array, ...]
 DEFAULT_BYTES, TEXT_BYTES = 512 << 20, 64 << 20
 """Memory for features, and for those of texts where they are kept apart: new ones rarely come again."""
-UNBOUNDED = sys.maxsize
-"""For a cache of what the current run and the one before used; see `forget_unused`."""
 _FILE = "features.sqlite"
 
 
 class _Memory(OrderedDict[str, tuple[int, Feature]]):
     """Features by key with the number of the run that used them last, the least recently used first."""
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: float) -> None:
         super().__init__()
         self.max_bytes, self.nbytes, self._run = max_bytes, 0, 0
 
     def use(self, key: str) -> Feature | None:
         if key not in self:
             return None
-        feature = self[key][1]
-        self[key] = self._run, feature
+        self[key] = self._run, self[key][1]
         self.move_to_end(key)
-        return feature
+        return self[key][1]
 
     def keep(self, key: str, feature: Feature) -> None:
         if self.use(key) is None:
@@ -79,7 +75,7 @@ class FeatureCache:
             image out; None: they share `max_bytes`.
 
     Raises:
-        TypeError, ValueError: `max_bytes` below 0, or a folder that cannot be used.
+        TypeError, ValueError: a folder that cannot be used.
 
     >>> cache = FeatureCache(max_bytes=1 << 20)
     >>> cache.put({"clip-1:dog": np.float32([1, 2])})
@@ -89,12 +85,10 @@ class FeatureCache:
 
     def __init__(
         self,
-        max_bytes: int = DEFAULT_BYTES,
+        max_bytes: float = DEFAULT_BYTES,
         folder: str | PathLike[str] | None = None,
         text_bytes: int | None = None,
     ) -> None:
-        if max_bytes < 0:
-            raise ValueError(f"max_bytes={max_bytes}: expected at least 0")
         self.max_bytes, self.text_bytes = max_bytes, text_bytes
         self.folder = None if folder is None else folder_path("cache", folder)
         self._memories = [_Memory(most) for most in (max_bytes, text_bytes) if most is not None]
@@ -138,7 +132,7 @@ class FeatureCache:
         return sum(memory.nbytes for memory in self._memories)
 
     def _of(self, key: str) -> _Memory:
-        return self._memories[-1 if key.split(":")[2:3] == ["text"] else 0]
+        return self._memories[-1 if key.split(":")[2:3] == ["text"] else 0]  # see `CheckedModel.key`
 
     def _remember(self, features: Mapping[str, Feature]) -> None:
         for key, feature in features.items():
@@ -146,16 +140,15 @@ class FeatureCache:
 
     def _stored(self, disk: sqlite3.Connection, keys: list[str]) -> dict[str, Feature]:
         features: dict[str, Feature] = {}
-        key_of = {key.encode(): key for key in keys}
+        key_of, damaged = {key.encode(): key for key in keys}, 0
         query = "SELECT key, value, digest FROM features_3 WHERE key IN (SELECT value FROM json_each(?))"
-        damaged = 0
         for stored_key, value, digest in disk.execute(query, [json.dumps(keys)]):
             key = key_of.get(stored_key)
             # A damaged page may hold anything instead of bytes.
-            if key is None or not isinstance(value, bytes) or digest != _digest(key, value):
-                damaged += 1
-            else:
+            if key is not None and isinstance(value, bytes) and digest == _digest(key, value):
                 features[key] = _unpacked(value)
+            else:
+                damaged += 1
         if damaged:
             warn(f"cache: damaged features in {self.folder}/{_FILE}, computed again: {damaged:,}")
         return features
@@ -175,11 +168,6 @@ class FeatureCache:
     def __reduce__(self) -> tuple[Any, ...]:
         # A copy in another process starts empty in memory and shares the disk.
         return FeatureCache, (self.max_bytes, self.folder, self.text_bytes)
-
-
-def feature_key(fingerprint: str, dtype: str, kind: str, content: bytes) -> str:
-    """The key of a feature: its encoder, the kind of its content (`image`, `text`), and a digest of that."""
-    return f"{fingerprint}:{dtype}:{kind}:{hashlib.blake2b(content, digest_size=16).hexdigest()}"
 
 
 def _arrays(feature: Feature) -> tuple[Array, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import json
 import os
@@ -153,7 +152,7 @@ def check_folder(argument: str, path: str | os.PathLike[str]) -> Path:
                 return folder
             if files:
                 found, fix = f"is a folder of something else ({min(files)})", "pass an empty or new one"
-        elif folder.exists() and not folder.is_dir():  # another run may have made it at this moment
+        elif folder.is_file():
             found, fix = "is a file", "pass a folder"
         if not found:
             try_writing(folder)
@@ -164,16 +163,14 @@ def check_folder(argument: str, path: str | os.PathLike[str]) -> Path:
     return folder
 
 
-def write_whole(path: Path, content: bytes | memoryview | str, *, into_pipes: bool = False) -> None:
+def write_whole(path: Path, content: bytes | memoryview | str) -> None:
     """Write a file under another name and rename it: whatever fails, an existing file stays as it was.
 
     The content is on the disk before the name is. A link stays a link, to the new content; permissions stay.
-    `into_pipes`: an existing pipe or device is written to; otherwise it is an OSError.
+    An existing pipe or device is written to.
     """
     data = content.encode() if isinstance(content, str) else content
     if path.exists() and not path.is_file():
-        if not into_pipes:  # it could block for ever, or never be full
-            raise FileExistsError(errno.EEXIST, "it is no regular file", str(path))
         path.write_bytes(data)
         return
     with whole_file(path) as partial:
@@ -232,11 +229,11 @@ def _replace(file: Path, target: Path) -> None:
 
 def _sync(path: Path) -> None:
     """Have a file, or a folder's names, on the disk."""
-    if path.is_dir() and os.name == "nt":  # Windows opens no folders
-        return
-    opened = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    opened = os.open(path, os.O_RDONLY)
     try:
-        with contextlib.suppress(OSError) if path.is_dir() else contextlib.nullcontext():
-            os.fsync(opened)  # file systems that cannot do so with folders do not need it
+        os.fsync(opened)
+    except OSError:
+        if not path.is_dir():  # file systems that cannot do so with folders do not need it
+            raise
     finally:
         os.close(opened)

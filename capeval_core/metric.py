@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from capeval_core.cache import shared_cache
 from capeval_core.errors import InputTypeError, Problem, at, warn
-from capeval_core.inputs.samples import Pools, Samples, argument_of, check_pools
+from capeval_core.inputs.samples import Pools, Samples, argument_of, check_pools, medium_of
 from capeval_core.inputs.texts import united
 from capeval_core.kept import check_folder
 from capeval_core.options import CorpusStatistics
@@ -24,7 +24,7 @@ from capeval_core.options import Options as CommonOptions
 from capeval_core.project import __version__
 from capeval_core.registry import media_of, network, package_of
 from capeval_core.result import Published, Result, Values, warn_of_zero
-from capeval_core.rows import RowCollector, RowStores, canonical, progress_bar
+from capeval_core.rows import RowStores, Task, canonical, encode_tasks
 from capeval_core.statistics import CorpusFormula
 from capeval_core.weights.catalogue import WeightsEntry
 from capeval_core.weights.folder import WeightsFolder, open_weights
@@ -57,11 +57,9 @@ class CaptionMetric(ABC):
 
     name: ClassVar[str]
     title: ClassVar[str]
-    key: ClassVar[str]
-    """Name of the value in an `evaluate` result."""
+    key: ClassVar[str]  # of the value in an `evaluate` result
     summary: ClassVar[str]
-    paper: ClassVar[str]
-    """Authors, title, venue and address; `bibtex` is its entry."""
+    paper: ClassVar[str]  # authors, title, venue and address
     bibtex: ClassVar[str] = ""
     range: ClassVar[tuple[float, float]]
     higher_is_better: ClassVar[bool] = True
@@ -70,25 +68,20 @@ class CaptionMetric(ABC):
     """Kinds of visuals that captions are about: "image", "video", "boxes"; none for texts alone."""
     variant: ClassVar[str | None] = None
     """The medium that `load(name, media=...)` chooses this class by, where another class is the default."""
-    crops: ClassVar[bool] = True
-    """Whether it sees the square in an image's centre only."""
+    crops: ClassVar[bool] = True  # whether it sees the square in an image's centre only
     part_titles: ClassVar[Mapping[str, str]] = {}
     """What papers call the parts of its scores, by their names in `Result.parts`, where it is another."""
     relative: ClassVar[str | None] = None
     """Why its scores can be compared within one set only; None if with those of other sets, too."""
     advice: ClassVar[Mapping[str, Any]] = {}
     """What to choose it by: `for` and `blind`, how many tokens it `reads`, whether it is `slow`."""
-    plots: ClassVar[bool] = False
-    """Whether the evidence that `Result.explain` returns has a `plot()`."""
-    default_weights: ClassVar[WeightsEntry | None] = None
-    """None: the metric has no weights."""
+    plots: ClassVar[bool] = False  # whether the evidence that `Result.explain` returns has a `plot()`
+    default_weights: ClassVar[WeightsEntry | None] = None  # None: the metric has no weights
     network: ClassVar[str | None] = None
     """Kind of the network that the option `weights` is for, one of `registry.NETWORKS`."""
-    tiny: ClassVar[str | None] = None
-    """Folder of the embedded small model that `weights="tiny"` means."""
+    tiny: ClassVar[str | None] = None  # folder of the small model inside the package, for `weights="tiny"`
     formula: ClassVar[CorpusFormula | None] = None
-    """How its number comes from sums over captions (BLEU), its values' names in `evaluate` included; None:
-    it is the mean of the scores."""
+    """How its number comes from sums over captions (BLEU); None: it is the mean of the scores."""
     reference_columns: ClassVar[tuple[str, ...]] = ()
     """List columns of `ROW` with one entry per reference, in their order. Where all that depends on
     references stands in them, the score with fewer references is another aggregation of the same rows."""
@@ -96,8 +89,7 @@ class CaptionMetric(ABC):
     """Which texts `corpus` gives, in messages, too."""
     Options: ClassVar[type[CommonOptions]] = CommonOptions
     ROW: ClassVar[pa.Schema]
-    published: ClassVar[tuple[Published, ...]] = ()
-    """Means that papers report for this metric, lowest first."""
+    published: ClassVar[tuple[Published, ...]] = ()  # means that papers report for it, lowest first
     encoder: Any
 
     def __init__(self, options: CommonOptions) -> None:
@@ -204,18 +196,18 @@ class CaptionMetric(ABC):
         """Those visuals that this metric is about, None where it is on texts; others are refused."""
         argument = argument_of(cls.media)
         others = [name for name, value in given.items() if value is not None and name != argument]
-        if argument is None and references is None and "images" in others:
-            found = f"are given, but {cls.name} compares texts alone"
-            raise InputTypeError(Problem(at("images"), found, "pass references=... by its name", TypeError))
-        if argument is None:
+        if not others:
+            return None if argument is None else given[argument]
+        found, other = f"is given, but this {cls.name} is about {argument}", ""
+        if argument is None and (references is not None or "images" not in others):
             for name in others:
                 warn(f"{cls.name} compares texts alone: {name} are ignored")
             return None
-        if others:
-            found, medium = f"is given, but this {cls.name} is about {argument}", others[0][:-1]
-            other = f", or open load({cls.name!r}, media={medium!r})" if medium in media_of(cls.name) else ""
-            raise InputTypeError(Problem(at(others[0]), found, f"pass {argument}=...{other}", TypeError))
-        return given[argument]
+        if argument is None:  # they may stand where references do
+            argument, found = "references", f"are given, but {cls.name} compares texts alone"
+        elif (medium := medium_of(others[0])) in media_of(cls.name):
+            other = f", or open load({cls.name!r}, media={medium!r})"
+        raise InputTypeError(Problem(at(others[0]), found, f"pass {argument}=...{other}", TypeError))
 
     def check(self, captions: Any, images: Any, references: Any = None) -> Samples:
         """The input of `score`, checked by this metric's needs and options; `images` may be videos."""
@@ -225,26 +217,15 @@ class CaptionMetric(ABC):
         self, samples: Samples, *, rows: str | PathLike[str] | None = None, progress: bool = False
     ) -> pa.Table:
         """Rows of checked samples, for `combine`, in any order; `rows` and `progress` are as for `score`."""
-        self.options.check_separable(type(self), scores=False)
-        folder = self.options.rows if rows is None else rows
-        store = self.stores.open(folder, self.ROW, self.stamp())
-        with (
-            progress_bar(self.name, len(samples), progress) as bar,
-            RowCollector(samples, self.ROW, store, bar, self.options.on_error) as collector,
-        ):
-            for window in collector.windows():
-                for table in self.encode(window):
-                    collector.add(table)
-        return collector.table()
+        task = Task(self, [samples], [self.options.rows if rows is None else rows])
+        encode_tasks([task], progress=progress)
+        return task.rows[0]
 
     def combine(self, rows: pa.Table, *, samples: Samples | None = None) -> Result:
         """The result of rows from any number of processes; of several with one index the last counts."""
         self.stores.flush()
         rows = canonical(rows)
-        values = self.aggregate(rows)
-        about: dict[str, Any] = {"key": self.key, "relative": self.relative, "formula": self.formula}
-        about |= {"signature": self.signature(rows), "range": values.range or self.range}
-        result = Result.of(values, rows, metric=self.name, **about)
+        result = Result.of(self, self.aggregate(rows), rows)
         if not self.options.evidence or samples is None:
             return result
         order = np.argsort(np.asarray(samples.indices), kind="stable")  # as the rows are
@@ -328,3 +309,23 @@ class Reranker(CaptionMetric):
             image: {"image": samples.images[start].label, **{name: parts[name][image] for name in parts}}
             for image, start in enumerate(cast(Pools, samples).starts)
         }
+
+
+class LazyEvidence(dict[int, Mapping[str, Any]]):
+    """The evidence of each score by its index, made when it is asked for; of pools, all at once."""
+
+    def __init__(self, metric: CaptionMetric, samples: Samples, rows: pa.Table, result: Result) -> None:
+        super().__init__()
+        options: Any = metric.options
+        if getattr(options, "statistics", ...) is None:  # those of all captions, not of the ones explained
+            metric = with_statistics(metric, metric.prepare(metric.corpus(samples)))
+        self._metric, self._samples, self._rows, self._parts = metric, samples, canonical(rows), result.parts
+
+    def __missing__(self, index: int) -> Mapping[str, Any]:
+        if isinstance(self._metric, Reranker):
+            self.update(self._metric.evidence_of(self._samples, self._rows, self._parts))
+        else:
+            parts = {name: [values[index]] for name, values in self._parts.items()}
+            one = self._samples.select([index]), self._rows.slice(index, 1)
+            self[index] = self._metric.evidence_of(*one, parts)[0]
+        return self[index]

@@ -28,6 +28,8 @@ from capeval_core.statistics import (
 if TYPE_CHECKING:
     import pandas as pd
 
+    from capeval_core.metric import CaptionMetric
+
 
 @dataclass(frozen=True)
 class Values:
@@ -156,8 +158,9 @@ class Result:
         return notebook(self)
 
     @staticmethod
-    def of(values: Values, rows: pa.Table, **about: Any) -> Result:
-        """The result of values and their rows; `about` is the metric: name, key, signature, ..."""
+    def of(metric: CaptionMetric, values: Values, rows: pa.Table) -> Result:
+        """The result of what a metric made of rows."""
+        signature = metric.signature(rows)
         rows = rows if values.rows is None else rows.take(pa.array(values.rows, pa.int64()))
         errors = {
             i: error or "the score is not a finite number"
@@ -166,16 +169,21 @@ class Result:
         }
         truncated, empty = (int(np.count_nonzero(rows[name].to_numpy())) for name in ("truncated", "empty"))
         return Result(
+            metric=metric.name,
+            key=metric.key,
             scores=[float(score) for score in values.scores],
             parts={
                 name: part.tolist() if isinstance(part, np.ndarray) else list(part)
                 for name, part in values.parts.items()
             },
             groups=rows["group"].to_pylist(),
+            signature=signature,
             counts=Counts(captions=len(rows), failed=len(errors), truncated=truncated, empty=empty),
             errors=errors,
+            relative=metric.relative,
             summands=None if values.summands is None else values.summands.tolist(),
-            **about,
+            formula=metric.formula,
+            range=values.range or metric.range,
         )
 
     def __repr__(self) -> str:
@@ -261,7 +269,7 @@ class Result:
         Raises:
             KeyError, TypeError, ValueError: something is missing, or does not fit the rest.
         """
-        _check_shape("it", saved, dict)
+        _check_shape("it", saved, {str: object})
         for name, shape in _SHAPES.items():
             _check_shape(name, saved[name], shape)
         summands, formula = saved.get("summands"), None
@@ -347,12 +355,9 @@ def _check_shape(name: str, value: Any, shape: Any) -> None:
     fits = _is_number(value) if kind is float else isinstance(value, kind) and not isinstance(value, bool)
     if not fits and kind is not object:
         raise TypeError(f"{name} should be {_NAMES[kind]}, found {described(value)}")
-    if isinstance(shape, list):
-        for index, one in enumerate(value):
-            _check_shape(f"{name}[{index}]", one, shape[0])
-    if isinstance(shape, dict):
-        for key, one in value.items():
-            _check_shape(f"{name}[{key!r}]", one, shape[str])
+    steps = value.items() if kind is dict else enumerate(value) if kind is list else ()
+    for step, one in steps:
+        _check_shape(f"{name}[{step!r}]", one, shape[str if kind is dict else 0])
 
 
 def _is_number(value: Any) -> bool:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from itertools import starmap
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from tqdm import tqdm
 
 from capeval_core.errors import Problems, folder_path
 from capeval_core.inputs.images import ImageError
-from capeval_core.inputs.samples import Samples, windows
+from capeval_core.inputs.samples import Samples, joined, parts, text_counts
 from capeval_core.kept import DamagedError, Kept, check_folder, read_kept
 from capeval_core.limits import LIMITS
 from capeval_core.matching.cosine import grouped_cosine
@@ -139,15 +140,10 @@ def kept_rows(folder: str | PathLike[str]) -> Callable[[str, Any, Sequence[str]]
     """Whether a folder of rows, or one below it, has a row of a caption, its image and references."""
     kept: set[str] = set()
     for path in Path(folder).rglob("*.parquet"):
-        with contextlib.suppress(DamagedError, KeyError):
+        with suppress(DamagedError, KeyError):
             rows, _ = read_kept(path)
             kept.update(rows.filter(pc.is_null(rows["error"]))[_CONTENT].to_pylist())
     return lambda *parts: _key_of(*parts) in kept
-
-
-def _content_key(samples: Samples, row: int) -> str:
-    references = samples.references[row] if samples.references else []
-    return _key_of(samples.captions[row], samples.images[row], references)
 
 
 def _key_of(caption: str, visual: Any, references: Sequence[str]) -> str:
@@ -168,24 +164,22 @@ class RowStore(Kept):
     def __init__(self, path: str | PathLike[str], schema: pa.Schema, stamp: Mapping[str, Any]) -> None:
         columns = _digest(", ".join(f"{field.name} {field.type}" for field in schema))
         own, stamp = check_folder("rows", path), {**stamp, "columns": columns}
-        rows, seconds = LIMITS.shard_rows, LIMITS.shard_seconds
-        super().__init__(own, stamp, "rows", most_rows=rows, most_seconds=seconds)
-        self._schema = schema.append(pa.field(_CONTENT, pa.string()))
-        tables = (table.select(self._schema.names).cast(self._schema) for table in self.tables())
-        self._rows = [self._schema.empty_table(), *tables]
+        super().__init__(own, stamp, "rows", most_rows=LIMITS.shard_rows, most_seconds=LIMITS.shard_seconds)
+        whole = schema.append(pa.field(_CONTENT, pa.string()))
+        stored = (table.select(whole.names).cast(whole) for table in self.tables())
+        self._rows = [whole.empty_table(), *stored]
 
-    def reuse(self, samples: Samples) -> tuple[pa.Table, list[int]]:
-        """The stored rows of samples that have no error, and the positions of the other samples."""
+    def reuse(self, samples: Samples) -> tuple[pa.Table, dict[int, str]]:
+        """The stored rows of samples that have no error, and the content keys of the others by index."""
         rows = canonical(pa.concat_tables(self._rows))
         rows = rows.filter(pc.is_null(rows["error"]))
         self._rows = [rows]
         stored = dict(zip(rows["index"].to_pylist(), rows[_CONTENT].to_pylist(), strict=True))
-        missing = [
-            row for row, i in enumerate(samples.indices) if stored.get(i) != _content_key(samples, row)
-        ]
-        chosen = set(samples.indices).difference(samples.indices[row] for row in missing)
-        reused = rows.filter(pc.is_in(rows["index"], pa.array(sorted(chosen), pa.int64())))
-        return reused.drop_columns([_CONTENT]), missing
+        texts = zip(samples.captions, samples.images, samples.references or [[]] * len(samples), strict=True)
+        keys = dict(zip(samples.indices, starmap(_key_of, texts), strict=True))
+        missing = {index: key for index, key in keys.items() if stored.get(index) != key}
+        reused = pc.is_in(rows["index"], pa.array(sorted(keys.keys() - missing.keys()), pa.int64()))
+        return rows.filter(reused).drop_columns([_CONTENT]), missing
 
     def append(self, table: pa.Table) -> None:
         """Keep rows with the key of each."""
@@ -193,7 +187,7 @@ class RowStore(Kept):
         super().append(table)
 
 
-class RowStores(dict[tuple[Path, str], RowStore]):
+class RowStores(dict[str, RowStore]):
     """The folders of rows that a metric has opened, each once."""
 
     def open(
@@ -202,7 +196,7 @@ class RowStores(dict[tuple[Path, str], RowStore]):
         """The rows in a folder, None without one; `flush` writes what is added to them."""
         if folder is None:
             return None
-        key = folder_path("rows", folder).resolve(), json.dumps(stamp, sort_keys=True)
+        key = json.dumps([str(folder_path("rows", folder).resolve()), stamp], sort_keys=True)
         return self.get(key) or self.setdefault(key, RowStore(folder, schema, stamp))
 
     def flush(self) -> None:
@@ -217,39 +211,34 @@ def progress_bar(name: str, captions: int, shown: bool) -> tqdm[Any]:
 
 
 class RowCollector:
-    """The rows of samples: those that a store has, and the others as they are encoded, window by window."""
+    """The rows of samples: those that a store has, and the others as they are encoded."""
 
     def __init__(
         self, samples: Samples, schema: pa.Schema, store: RowStore | None, bar: tqdm[Any], on_error: str
     ) -> None:
         self._tables = [schema.empty_table()]
-        self.missing, self.texts = samples, LIMITS.texts  # the samples that the store has no row of
-        self._added = self.reused = 0
+        self.missing = list(range(len(samples)))  # positions of the samples that the store has no row of
+        self.texts, self.reused = LIMITS.texts, 0
         self._store, self._bar, self._on_error, self._memory = store, bar, on_error, FreedMemory()
         if store is not None:
-            reused, missing = store.reuse(samples)
-            self._tables.append(reused)
-            self.missing, self.texts = samples.select(missing), LIMITS.texts_between_shards
-            self.reused = len(reused)
+            rows, self._content = store.reuse(samples)
+            self._tables.append(rows)
+            self.missing = [row for row, index in enumerate(samples.indices) if index in self._content]
+            self.texts, self.reused = LIMITS.texts_between_shards, len(rows)
             if not bar.disable:  # an earlier run made them: they say nothing of how fast this one is
-                bar.initial, bar.n = bar.initial + self.reused, bar.n + self.reused
+                bar.initial += self.reused
                 bar.last_print_n += self.reused
+                bar.n += self.reused
                 bar.refresh()
 
-    def windows(self) -> Iterator[Samples]:
-        """The samples that have no row yet, as many at once as memory allows."""
-        return windows(self.missing, self.texts)
-
     def add(self, table: pa.Table) -> None:
-        """The next rows, in the order of the windows; ValueError for one with an error, if it is refused."""
+        """Some more rows; ValueError for one with an error, if it is refused."""
         if self._store is not None:
-            positions = range(self._added, self._added + len(table))
-            content = [_content_key(self.missing, row) for row in positions]
-            self._store.append(table.append_column(_CONTENT, pa.array(content, pa.string())))
+            content = pa.array([self._content[index] for index in table["index"].to_pylist()], pa.string())
+            self._store.append(table.append_column(_CONTENT, content))
         if self._on_error == "raise":
             Problems(table["error"].drop_null().to_pylist()).raise_if_any()
         self._tables.append(table)
-        self._added += len(table)
         self._memory.add(len(table))
         self._bar.update(len(table))
 
@@ -263,6 +252,72 @@ class RowCollector:
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if error is not None and self._store is not None:
             self._store.flush()  # on Ctrl-C too: nothing that was computed is lost
+
+
+class Task:
+    """What one metric, opened and prepared, encodes: the checked captions of one system or several.
+
+    Systems have the same captions with every metric, and equal visuals of one metric share a source.
+    folders: which keep the rows of each system.
+    """
+
+    def __init__(self, metric: Any, systems: Sequence[Samples], folders: Sequence[Any]) -> None:
+        self.metric, self.systems, self.folders = metric, systems, folders
+        self.collectors: list[RowCollector] = []
+
+    @property
+    def rows(self) -> list[pa.Table]:
+        """The outcome, of each system."""
+        return [collector.table() for collector in self.collectors]
+
+    def begin(self, bar: tqdm[Any], stack: ExitStack) -> NDArray[np.int64]:
+        """Look for rows in the folders; how many texts are to be encoded with each caption."""
+        metric, on_error = self.metric, self.metric.options.on_error
+        for samples, folder in zip(self.systems, self.folders, strict=True):
+            store = metric.stores.open(folder, metric.ROW, metric.stamp())
+            collector = RowCollector(samples, metric.ROW, store, bar, on_error)
+            self.collectors.append(stack.enter_context(collector))
+        sizes = [len(samples) for samples in self.systems]
+        self._system = np.repeat(np.arange(len(sizes)), sizes)
+        self._joined = joined(self.systems)
+        texts, starts = np.zeros(sum(sizes), dtype=np.int64), np.cumsum([0, *sizes])
+        for start, samples, collector in zip(starts, self.systems, self.collectors, strict=False):
+            missing = np.array(collector.missing, dtype=np.int64)
+            texts[start + missing] = np.array(text_counts(samples), dtype=np.int64)[missing]
+        self._missing = texts > 0
+        return texts
+
+    def encode(self, places: NDArray[np.int64]) -> None:
+        """Encode those captions that no folder has rows of, and give each system its own."""
+        places = places[self._missing[places]]
+        for table in self.metric.encode(self._joined.select(places.tolist())) if len(places) else ():
+            systems, places = self._system[places[: len(table)]], places[len(table) :]
+            for number in np.unique(systems):
+                self.collectors[number].add(table.filter(pa.array(systems == number)))
+
+
+def encode_tasks(tasks: Sequence[Task], *, progress: bool = False) -> None:
+    """Encode the rows of each task, of metrics on the same captions; with a reranker's there is one.
+
+    Captions of one picture are encoded together, whatever their system, and metrics take turns: a network
+    that reads an image with a text runs the image once, and metrics that share weights find its features.
+    """
+    for task in tasks:
+        task.metric.options.check_separable(type(task.metric), scores=False)
+    systems = next((task for task in tasks if task.metric.media), tasks[0]).systems
+    order = np.arange(sum(map(len, systems)))
+    if len(systems) > 1:
+        rank: dict[int, int] = {}
+        visuals = [visual for samples in systems for visual in samples.images]
+        ranks = [rank.setdefault(id(visual.source), len(rank)) for visual in visuals]
+        order = np.argsort(ranks, kind="stable")
+    names = ", ".join(task.metric.name for task in tasks)
+    with progress_bar(names, len(order) * len(tasks), progress) as bar, ExitStack() as stack:
+        texts = np.max([task.begin(bar, stack) for task in tasks], axis=0)
+        limit = tasks[0].collectors[0].texts if len(tasks) == 1 else LIMITS.texts_together
+        for part in parts(texts[order].tolist(), limit):
+            for task in tasks:
+                task.encode(order[part])
 
 
 class FreedMemory:

@@ -229,9 +229,8 @@ def mean_interval(clusters: Clusters, *, level: float) -> Interval:
         raise ValueError(f"an interval needs {found}: score more {clusters.visual}s")
     if clusters.formula and (lack := clusters.lack):
         raise ValueError(f"{clusters.formula.names[0]} has no interval: {lack}")
-    low, high = np.clip(
-        _Studentised.of_systems(clusters).bounds(clusters.value, level), *clusters.range
-    ).tolist()
+    bounds = _Studentised.of(clusters).bounds(clusters.value, level)
+    low, high = np.clip(bounds, *clusters.range).tolist()
     return Interval(low, high, level, n)
 
 
@@ -256,7 +255,7 @@ def paired_comparison(first: Clusters, second: Clusters, *, level: float) -> Com
         message = f"{one.formula.names[0]} has no test: in {whose} systems {lack}"
         raise NoTestError(message, means, n, left_out)
     difference = means[0] - means[1]
-    statistic = _Studentised.of_systems(one, other)
+    statistic = _Studentised.of(one, other)
     p_value = statistic.p_value(difference)
     most = max(first.range[1], second.range[1]) - min(first.range[0], second.range[0])
     low, high = np.clip(statistic.bounds(difference, level), -most, most).tolist()
@@ -280,52 +279,47 @@ class _Studentised:
     shift: float = 0.0  # b of g(t)
 
     @staticmethod
-    def of_systems(*systems: Clusters) -> _Studentised:
-        """Of one system's number, or of the difference of two."""
-        sums, counts = [system.sums for system in systems], [system.counts for system in systems]
+    def of(*systems: Clusters) -> _Studentised:
+        """Of one system's number, or of the first one's minus the second one's."""
         formula = systems[0].formula  # results with one signature have one formula
-        return _Studentised.of_formula(formula, sums, counts) if formula else _Studentised.of(sums, counts)
+        return _Studentised.of_formula(formula, systems) if formula else _Studentised.of_means(systems)
 
     @staticmethod
-    def of(sums: Sequence[Doubles], counts: Sequence[Doubles]) -> _Studentised:
-        """Of the first system's mean, minus the second's if there is one; arrays have a value per image."""
-        n = len(counts[0])
-        scale = max(float(np.abs(s / c).max()) for s, c in zip(sums, counts, strict=True))
-        shares = [c / c.sum() for c in counts]
-        signs = (1.0, -1.0)[: len(sums)]
-        # Influence of each image on each mean, in units of `scale`, which keeps squares within range.
-        influences = [
-            sign * n * (s / (scale or 1.0) / c.sum() - h * (s.sum() / (scale or 1.0) / c.sum()))
-            for sign, s, c, h in zip(signs, sums, counts, shares, strict=True)
-        ]
+    def of_means(systems: Sequence[Clusters]) -> _Studentised:
+        """Of means; an image's influence on each is in units of `scale`, which keeps squares within range."""
+        n, shares = len(systems[0].counts), [system.counts / system.counts.sum() for system in systems]
+        scale = max(float(np.abs(system.sums / system.counts).max()) for system in systems)
+        influences = []
+        for sign, system, share in zip((1.0, -1.0), systems, shares, strict=False):
+            mean, own = (x / (scale or 1.0) / system.counts.sum() for x in (system.sums.sum(), system.sums))
+            influences.append(sign * n * (own - share * mean))
         influence = np.add.reduce(influences)
         deviation = math.sqrt(np.mean(influence**2))
         without = np.add.reduce([e / (1 - h) for e, h in zip(influences, shares, strict=True)]) / n
         error = scale * math.sqrt((n - 1) / n * np.sum(without**2)) if deviation > _EQUAL else 0.0
         student = _Studentised(error, _EQUAL * scale, degrees=_degrees(shares))
-        if len(sums) > 1 or not error:
+        if len(systems) > 1 or not error:
             return student
         z = influence / deviation
-        return student._unskewed(z, growth=float(np.mean(z * (n * shares[0] - 1))))
+        return student.unskewed(z, growth=float(np.mean(z * (n * shares[0] - 1))))
 
     @staticmethod
-    def of_formula(
-        formula: CorpusFormula, sums: Sequence[Doubles], counts: Sequence[Doubles]
-    ) -> _Studentised:
-        """The same of a formula of sums, of which arrays (images, k) hold what each image adds."""
-        n = len(counts[0])
+    def of_formula(formula: CorpusFormula, systems: Sequence[Clusters]) -> _Studentised:
+        """Of a formula of sums, of which images that do not differ change a little if one is left out."""
+        n = len(systems[0].counts)
         without = influence = np.zeros(n)
-        for sign, added in zip((1.0, -1.0), sums, strict=False):
+        for sign, system in zip((1.0, -1.0), systems, strict=False):
+            added = system.sums
             total = added.sum(axis=0)
             own = added - total / n
             without = without + sign * (formula(total) - formula(total - added))
             influence = influence + sign * n * (formula(total + own) - formula(total - own)) / 2
         error = math.sqrt((n - 1) / n * np.sum(without**2))
         deviation = math.sqrt(np.mean(influence**2))
-        # Of images that do not differ, leaving one out changes a formula that twice the sums change a little.
         error = error if min(error, deviation) > _EQUAL else 0.0
-        student = _Studentised(error, _EQUAL, degrees=_degrees([c / c.sum() for c in counts]))
-        if len(sums) > 1 or not error:
+        degrees = _degrees([system.counts / system.counts.sum() for system in systems])
+        student = _Studentised(error, _EQUAL, degrees)
+        if len(systems) > 1 or not error:
             return student
         z = influence / deviation
         bias = float(np.mean(formula(total + own) + formula(total - own) - 2 * formula(total))) * n * n / 2
@@ -335,18 +329,14 @@ class _Studentised:
         step = min(math.sqrt(n), float(room.min()) / 2)
         ends = formula(total + step * direction) + formula(total - step * direction)
         growth = -float(ends - 2 * formula(total)) * (n / step) ** 2 / deviation / 2 if step else 0.0
-        return student._unskewed(z, growth, growth + bias / deviation)
+        return student.unskewed(z, growth, growth + bias / deviation)
 
-    def _unskewed(self, z: Doubles, growth: float, shift: float = 0.0) -> _Studentised:
+    def unskewed(self, z: Doubles, growth: float, shift: float = 0.0) -> _Studentised:
         """With the skewness of standardised influence values z removed."""
         n = len(z)
         skewness = float(np.mean(z**3)) * math.sqrt(n * (n - 1)) / (n - 2)
-        return replace(
-            self,
-            stretch=1 + 1 / (4 * n),
-            bend=(skewness / 3 - growth) / math.sqrt(n),
-            shift=(skewness / 6 - shift) / math.sqrt(n),
-        )
+        bend, shift = (skewness / 3 - growth) / math.sqrt(n), (skewness / 6 - shift) / math.sqrt(n)
+        return replace(self, stretch=1 + 1 / (4 * n), bend=bend, shift=shift)
 
     def bounds(self, estimate: float, level: float) -> tuple[float, float]:
         """The truths that are not rejected at `level`."""

@@ -228,7 +228,7 @@ def write(name: str, path: Path | None, content: str | bytes | Image) -> None:
         content = file.getvalue()
     try:
         if path is not None:
-            write_whole(path, content, into_pipes=True)
+            write_whole(path, content)
     except OSError as error:
         raise OSError(f"{name} {path} cannot be written ({error.strerror or error})") from error
 

@@ -12,12 +12,11 @@ from capeval_core.commands.terminal import interruptible, parser_of, resuming, s
 from capeval_core.errors import Problems, beside
 from capeval_core.inputs.folder import some_of
 from capeval_core.inputs.text_files import FileOptions
-from capeval_core.metric import prepared
+from capeval_core.metric import LazyEvidence, prepared
 from capeval_core.registry import metric_class
 from capeval_core.reports.html import check_report
 from capeval_core.reports.systems import System
 from capeval_core.result import Result, json_text
-from capeval_core.several import Evidence
 
 _METRIC = "eco"
 _COLUMNS = ("filename", "caption")
@@ -62,7 +61,7 @@ def run(arguments: list[str]) -> int:
             rows = prepared(opened, samples).encode_all(samples, progress=True)
         result = opened.combine(rows, samples=samples)
     captions = [caption or "" for caption in result.parts["caption"]]
-    cell = cell_of(result, Evidence(opened, samples, rows, result))
+    cell = cell_of(result, LazyEvidence(opened, samples, rows, result))
     system = System(flags.candidates.stem, ids, captions, {_METRIC: cell}, images)
     content = json_text({**result.to_dict(), "ids": ids})
     common.in_turn(

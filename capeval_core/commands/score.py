@@ -29,13 +29,13 @@ from capeval_core.commands.terminal import (
 from capeval_core.errors import Problems, ProblemsError, beside, naming
 from capeval_core.inputs.samples import ARGUMENTS, Samples, argument_of, medium_of
 from capeval_core.inputs.text_files import FileOptions, Joined
-from capeval_core.metric import CaptionMetric, Reranker, prepared
+from capeval_core.metric import CaptionMetric, LazyEvidence, Reranker, prepared
 from capeval_core.options import OptionDescription, Options, describe_options
 from capeval_core.registry import every_class, media_of, metric_class
 from capeval_core.reports.html import check_report
 from capeval_core.reports.systems import Cell, System, Systems
 from capeval_core.result import json_text
-from capeval_core.several import Evidence, Task, encode_tasks
+from capeval_core.rows import Task, encode_tasks
 
 _Metrics = Sequence[type[CaptionMetric]]
 
@@ -233,13 +233,13 @@ def _score(
         for place, (name, own) in enumerate(zip(names, collections, strict=True)):
             cells = {}
             for task in tasks:
-                of_system, rows = task.systems[place], task.rows[place]
-                result = task.metric.combine(rows, samples=of_system)
-                evidence = None if flags.report is None else Evidence(task.metric, of_system, rows, result)
-                cells[task.metric.name] = compare.cell_of(result, evidence)
+                metric, of_system, rows = task.metric, task.systems[place], task.rows[place]
+                result = metric.combine(rows, samples=of_system)
+                evidence = None if flags.report is None else LazyEvidence(metric, of_system, rows, result)
+                cells[metric.name] = compare.cell_of(result, evidence)
             images = own.images if folder is not None else None
             systems.append(System(name, own.ids, own.captions, cells, images, own.references))
-    return systems, sum(task.reused for task in tasks)
+    return systems, sum(one.reused for task in tasks for one in task.collectors)
 
 
 def _opened(several: bool, metric: type[CaptionMetric], options: Options) -> CaptionMetric:

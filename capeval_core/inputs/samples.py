@@ -397,6 +397,15 @@ def images_in_rgb(samples: Samples) -> Samples:
     return replace(samples, images=[first[id(image.source)].at(image.where) for image in samples.images])
 
 
+def joined(systems: Sequence[Samples]) -> Samples:
+    """The samples of several systems, one system after the other."""
+    if len(systems) == 1:
+        return systems[0]
+    names = [name for name, column in vars(systems[0]).items() if column is not None]
+    columns = {name: list(chain.from_iterable(vars(own)[name] for own in systems)) for name in names}
+    return replace(systems[0], **columns)
+
+
 def windows(samples: Samples, texts: int) -> Iterator[Samples]:
     """Consecutive samples of at most so many captions and references together (at least one caption)."""
     for part in parts(text_counts(samples), texts):

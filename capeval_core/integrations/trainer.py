@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from capeval_core.cache import UNBOUNDED, FeatureCache
+from capeval_core.cache import FeatureCache
 from capeval_core.errors import Problem, Problems, described, naming, warn
 from capeval_core.inputs.images import InputReferences
 from capeval_core.inputs.samples import Samples, argument_of, check_samples, medium_of
@@ -69,7 +70,7 @@ class CaptionMetrics:
             raise TypeError("pass images or videos, not both: metrics are about one of them")
         given = "images" if images is not None else None if videos is None else "videos"
         self.processor = processor
-        self.cache = FeatureCache(UNBOUNDED)
+        self.cache = FeatureCache(math.inf)
         medium = None if given is None else medium_of(given)
         chosen = choose_metrics(metrics, options, self.cache, media=medium, has_references=True)
         self._argument = _needed(given, [metric for metric, _ in chosen])

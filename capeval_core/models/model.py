@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 
-from capeval_core.cache import feature_key
 from capeval_core.kept import whole_folder
 from capeval_core.models.batching import BatchSize
 from capeval_core.models.config import read
@@ -204,7 +203,8 @@ class CheckedModel(ABC, ModelHubMixin, library_name="capeval", model_card_templa
 
     def key(self, kind: str, content: bytes) -> str:
         """The cache's key of a kind of feature of some content."""
-        return feature_key(self.fingerprint, self.dtype, kind, content)
+        digest = hashlib.blake2b(content, digest_size=16).hexdigest()
+        return f"{self.fingerprint}:{self.dtype}:{kind}:{digest}"
 
     def save_beside(self, folder: Path) -> dict[str, Any]:
         """Write what lies beside config and tensors in files of its own; the config without it."""

@@ -188,8 +188,8 @@ class _Page:
         """A caption with its evidence, its parts and its references."""
         cell = system.cells[column.name]
         evidence: Mapping[str, Any] = {}
-        with suppress(OSError, ValueError):  # an image that is no longer there costs its explanation alone
-            evidence = {} if cell.evidence is None else cell.evidence.get(index, {})
+        with suppress(KeyError, OSError, ValueError):  # an image that is gone costs its explanation alone
+            evidence = {} if cell.evidence is None else cell.evidence[index]
         compared = "references" in evidence or "compared" in evidence
         values = {name: own[index] for name, own in cell.result.parts.items()}
         return {

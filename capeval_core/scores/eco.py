@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from capeval_core.errors import Problems, at, did_you_mean, expanded_path, naming, warn, wrong_option
-from capeval_core.inputs.samples import Pools, Samples, images_in_rgb
+from capeval_core.inputs.samples import Pools, Samples, images_in_rgb, windows
 from capeval_core.matching.cosine import best_query_cosine, paired_cosine
 from capeval_core.metric import Model, Reranker, RerankerOptions
 from capeval_core.options import Options as CommonOptions
@@ -571,7 +571,7 @@ class Eco(Reranker):
         store = self.stores.open(own, MEMBER_ROW, stamp | self.options.encoding())
         encoder = None
         with RowCollector(pools, MEMBER_ROW, store, bar, self.options.on_error) as collector:
-            for window in collector.windows():
+            for window in windows(pools.select(collector.missing), collector.texts):
                 if encoder is None:  # not where all rows are stored
                     encoder = member.open(self.options.device, self.options.dtype)
                 for table in member.rows(encoder, cast(Pools, window), self.run):
