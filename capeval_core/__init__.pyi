@@ -1,57 +1,80 @@
 """The public names as type checkers see them: `load` gives the class of the metric's name.
 
-Options are checked when a metric is opened, all at once. Every other name is a metric of another package.
+Options of a metric's own are checked when it is opened. Every other name is a metric of another package.
 """
 
-from typing import Any, Literal, overload
+from collections.abc import Callable
+from os import PathLike
+from typing import Any, Generic, Literal, ParamSpec, overload
 
-from capeval_core.integrations.evaluate_module import module as module
+import torch
+
+from capeval_core.cache import FeatureCache
+from capeval_core.integrations.evaluate_module import module
 from capeval_core.metric import CaptionMetric
-from capeval_core.project import __version__ as __version__
-from capeval_core.registry import list_metrics as list_metrics
-from capeval_core.registry import module_path as module_path
-from capeval_core.result import Result as Result
-from capeval_core.scores.eco import Eco
-from capeval_core.scores.hice import HiceS, RefHiceS
-from capeval_core.scores.ngram import Bleu, Cider, CiderD, RougeL
-from capeval_core.scores.pac import ClipS, PacS, RefClipS, RefPacS
-from capeval_core.scores.umic import Umic
-from capeval_core.scores.video import VideoPacS, VideoRefPacS
-from capeval_core.scores.vilbert import VilbertScore
+from capeval_core.project import __version__
+from capeval_core.registry import list_metrics, module_path
+from capeval_core.result import Result
+from capeval_core.scores import eco, hice, ngram, pac, umic, video, vilbert
 
 __all__ = ["Result", "__version__", "list_metrics", "load", "module", "module_path"]
 
-_Image = Literal["image", None]
+_O = ParamSpec("_O")
 
-@overload
-def load(name: Literal["pacs"], *, media: Literal["video"], **options: Any) -> VideoPacS: ...
-@overload
-def load(name: Literal["refpacs"], *, media: Literal["video"], **options: Any) -> VideoRefPacS: ...
-@overload
-def load(name: Literal["pacs"], *, media: _Image = None, **options: Any) -> PacS: ...
-@overload
-def load(name: Literal["refpacs"], *, media: _Image = None, **options: Any) -> RefPacS: ...
-@overload
-def load(name: Literal["clips"], **options: Any) -> ClipS: ...
-@overload
-def load(name: Literal["refclips"], **options: Any) -> RefClipS: ...
-@overload
-def load(name: Literal["hices"], **options: Any) -> HiceS: ...
-@overload
-def load(name: Literal["refhices"], **options: Any) -> RefHiceS: ...
-@overload
-def load(name: Literal["umic"], **options: Any) -> Umic: ...
-@overload
-def load(name: Literal["vilbertscore"], **options: Any) -> VilbertScore: ...
-@overload
-def load(name: Literal["eco"], **options: Any) -> Eco: ...
-@overload
-def load(name: Literal["bleu"], **options: Any) -> Bleu: ...
-@overload
-def load(name: Literal["rougel"], **options: Any) -> RougeL: ...
-@overload
-def load(name: Literal["cider"], **options: Any) -> Cider: ...
-@overload
-def load(name: Literal["ciderd"], **options: Any) -> CiderD: ...
-@overload
-def load(name: str, **options: Any) -> CaptionMetric: ...
+class _Load(Generic[_O]):  # with the options below, whatever the name
+    def __init__(self, options: Callable[_O, Any]) -> None: ...
+    @overload
+    def __call__(
+        self, name: Literal["pacs"], *, media: Literal["video"], **options: Any
+    ) -> video.VideoPacS: ...
+    @overload
+    def __call__(
+        self, name: Literal["refpacs"], *, media: Literal["video"], **options: Any
+    ) -> video.VideoRefPacS: ...
+    @overload
+    def __call__(self, name: Literal["pacs"], *_: _O.args, **own: _O.kwargs) -> pac.PacS: ...
+    @overload
+    def __call__(self, name: Literal["refpacs"], *_: _O.args, **own: _O.kwargs) -> pac.RefPacS: ...
+    @overload
+    def __call__(self, name: Literal["clips"], *_: _O.args, **own: _O.kwargs) -> pac.ClipS: ...
+    @overload
+    def __call__(self, name: Literal["refclips"], *_: _O.args, **own: _O.kwargs) -> pac.RefClipS: ...
+    @overload
+    def __call__(self, name: Literal["hices"], *_: _O.args, **own: _O.kwargs) -> hice.HiceS: ...
+    @overload
+    def __call__(self, name: Literal["refhices"], *_: _O.args, **own: _O.kwargs) -> hice.RefHiceS: ...
+    @overload
+    def __call__(self, name: Literal["umic"], *_: _O.args, **own: _O.kwargs) -> umic.Umic: ...
+    @overload
+    def __call__(
+        self, name: Literal["vilbertscore"], *_: _O.args, **own: _O.kwargs
+    ) -> vilbert.VilbertScore: ...
+    @overload
+    def __call__(self, name: Literal["eco"], *_: _O.args, **own: _O.kwargs) -> eco.Eco: ...
+    @overload
+    def __call__(self, name: Literal["bleu"], *_: _O.args, **own: _O.kwargs) -> ngram.Bleu: ...
+    @overload
+    def __call__(self, name: Literal["rougel"], *_: _O.args, **own: _O.kwargs) -> ngram.RougeL: ...
+    @overload
+    def __call__(self, name: Literal["cider"], *_: _O.args, **own: _O.kwargs) -> ngram.Cider: ...
+    @overload
+    def __call__(self, name: Literal["ciderd"], *_: _O.args, **own: _O.kwargs) -> ngram.CiderD: ...
+    @overload
+    def __call__(self, name: str, *_: _O.args, **own: _O.kwargs) -> CaptionMetric: ...
+
+@_Load
+def load(
+    *,
+    media: Literal["image"] | None = None,
+    weights: str | PathLike[str] | None = None,
+    device: str | torch.device | None = None,
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32",
+    batch_size: int | None = None,
+    cache: str | PathLike[str] | FeatureCache | None = None,
+    rows: str | PathLike[str] | None = None,
+    on_error: Literal["raise", "nan"] = "raise",
+    empty: Literal["error", "score"] = "error",
+    compat: Literal["released"] | None = None,
+    evidence: bool = False,
+    **options: Any,
+) -> Any: ...

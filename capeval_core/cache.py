@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from capeval_core.errors import folder_path, warn, wrong_option
+from capeval_core.errors import warn, wrong_option
 
 Array = NDArray[Any]
 Feature = Array | tuple[Array, ...]
@@ -90,7 +90,7 @@ class FeatureCache:
         text_bytes: int | None = None,
     ) -> None:
         self.max_bytes, self.text_bytes = max_bytes, text_bytes
-        self.folder = None if folder is None else folder_path("cache", folder)
+        self.folder = None if folder is None else Path(folder)
         self._memories = [_Memory(most) for most in (max_bytes, text_bytes) if most is not None]
         self._lock = threading.Lock()
         self._disk: sqlite3.Connection | None = None
@@ -230,5 +230,5 @@ def shared_cache(cache: str | PathLike[str] | FeatureCache | None) -> FeatureCac
         return cache
     if cache is None:
         return SHARED
-    path = folder_path("cache", cache).resolve()
+    path = Path(cache).resolve()
     return _BY_FOLDER.get(path) or _BY_FOLDER.setdefault(path, FeatureCache(folder=path))

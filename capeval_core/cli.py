@@ -3,33 +3,18 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Sequence
 from importlib import import_module
 
-from capeval_core.commands.terminal import INTERRUPTED, Parser, announce, complain, table
+from capeval_core.commands.terminal import INTERRUPTED, Parser, announce, complain, help_texts, leave, table
 from capeval_core.errors import did_you_mean, naming
 from capeval_core.project import __version__
 
-COMMANDS: dict[str, str] = {
-    "demo": "score packaged images with a small packaged model, without a network",
-    "score": "score a file of captions against a folder of images",
-    "rerank": "choose the best of several captions of each image",
-    "compare": "test whether one system is better than another",
-    "judge": "agreement of metrics with people, beside the tables of the papers",
-    "correlate": "agreement of scores with ratings of your own",
-    "verify": "check weights: checksum, canary, and the published values",
-    "regions": "find the regions of images once, for all metrics on regions",
-    "shards": "score a collection of any size, shard by shard, on many workers",
-    "page": "serve a page where captions are typed and scored",
-    "list": "show the metrics and the known weights",
-    "augment": "generate captions of images and images of captions, to train on",
-    "train": "train a metric on captions and images",
-    "convert": "make a weights folder of an original checkpoint",
-    "publish": "put modules, weights and cards onto the Hugging Face Hub",
-}
-"""Every command and what it does. Command `x` is `capeval_core.commands.x.run(arguments) -> exit status`."""
+COMMANDS: dict[str, str] = help_texts()["commands"]
+"""Every command and what it does."""
 NO_SCORE, BAD_INPUT, PIPE_CLOSED = 1, 2, 141
 
 
@@ -61,10 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return NO_SCORE
     except OSError as error:
         complain(f"{error.filename}: {error.strerror}" if error.filename else str(error))
-        return BAD_INPUT
     except (ValueError, TypeError) as error:
         complain(str(error))
-        return BAD_INPUT
+    return BAD_INPUT
 
 
 def _run(arguments: list[str]) -> int:
@@ -78,8 +62,7 @@ def _run(arguments: list[str]) -> int:
             return BAD_INPUT
         name, *rest = arguments
         if name.startswith("-"):
-            parser.read(arguments[:1])
-            parser.error(f"the command comes first: one of {', '.join(COMMANDS)}")
+            parser.read([name])
         if name not in COMMANDS:
             parser.error(f"unknown command {name!r}{did_you_mean(name, COMMANDS)} ({', '.join(COMMANDS)})")
         if (rest or name == "demo") and name != "list" and not {"-h", "--help"} & set(rest):
@@ -88,3 +71,14 @@ def _run(arguments: list[str]) -> int:
         return status
     except SystemExit as stop:  # argparse's own way out: help, version, wrong arguments
         return int(stop.code or 0)
+
+
+def run() -> int:
+    """Run the command of the process's arguments; Ctrl-C ends it before and after the command, too."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a job in the background ignores it
+        signal.signal(signal.SIGINT, leave)
+    status = main()
+    if status == INTERRUPTED:
+        sys.stdout.flush()
+        os._exit(status)  # without waiting for threads
+    return status

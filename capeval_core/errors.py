@@ -17,8 +17,8 @@ from itertools import islice
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
-Index = int | str | tuple[int | str, ...] | None
-"""Position in an argument: `3`, `(3, 1)`, `(17, "bytes")`, or a part of a file such as `line 3`."""
+Index = int | tuple[int | str, ...] | None
+"""Position in an argument: `3`, `(3, 1)`, `(17, "bytes")`."""
 Kind = type[ValueError] | type[TypeError]
 _SHOWN, _NAMED = 20, 3  # lines of a message, and places that are named in one line
 _VERB = re.compile(
@@ -53,12 +53,10 @@ def naming(names: Mapping[str, str] | None = None, **door: Any) -> Iterator[None
 
 
 def at(argument: str, index: Index = None) -> str:
-    """An argument or a place in it, as the door calls it: `captions[3][1]`, `good.json: line 3`."""
-    door = _DOOR.get()
-    if index is None or isinstance(index, str):
-        name = door.names.get(argument, argument)
-        return name if index is None else f"{name}: {index}"
-    return (door.row or place)(argument, index if isinstance(index, tuple) else (index,))
+    """An argument or a place in it, as the door calls it: `captions[3][1]`, `line 4`."""
+    if index is None:
+        return place(argument, ())
+    return (_DOOR.get().row or place)(argument, index if isinstance(index, tuple) else (index,))
 
 
 def place(argument: str, path: Sequence[int | str]) -> str:
@@ -68,33 +66,20 @@ def place(argument: str, path: Sequence[int | str]) -> str:
 
 
 def setting(name: str, value: Any, before: str = "") -> str:
-    """Advice, `empty="score"` or `--empty score`; `before` goes where a door has no such option."""
-    door = _DOOR.get()
-    if door.advice is not None:
-        return door.advice(name, value)
-    if door.flags:
-        return f"{before}{_label(name)}{shlex.quote(str(value))}"
-    quoted = f'"{value}"' if isinstance(value, str) and not set(value) & set('"\\') else shown(value)
-    return f"{before}{_label(name)}{quoted}"
+    """Advice, `empty='score'` or `--empty score`; `before` goes where a door has no such option."""
+    advice = _DOOR.get().advice
+    return f"{before}{_assigned(name, value)}" if advice is None else advice(name, value)
 
 
-def in_python(text: str) -> str:
-    """Words for programmers in Python, which other doors leave out."""
-    door = _DOOR.get()
-    return "" if door.flags or door.advice else text
-
-
-def option_name(name: str) -> str:
-    """`batch_size`, or `--batch-size`."""
-    return _label(name).rstrip("= ")
-
-
-def _label(name: str) -> str:
+def _assigned(name: str, value: Any) -> str:
+    """`empty='score'`, or `--empty score`; an option that is off is `--no-idf`."""
     door = _DOOR.get()
     name = door.names.get(name, name)
-    if name.endswith("="):
-        return name
-    return f"--{name.replace('_', '-')} " if door.flags else f"{name}="
+    text = shlex.quote(value) if door.flags and isinstance(value, str) else shown(value)
+    if name.endswith("=") or not door.flags:
+        return f"{name.removesuffix('=')}={text}"
+    flag = name.replace("_", "-")
+    return f"--no-{flag}" if value is False else f"--{flag} {text}"
 
 
 class Problem(NamedTuple):
@@ -111,16 +96,7 @@ class Problem(NamedTuple):
 
 
 class Problems(list[Problem]):
-    """Problems with one input, which become one exception: a user wants to fix them all, not one per run.
-
-    >>> problems = Problems(Problem(at("captions", i), "is empty", "write a caption") for i in (3, 5, 8))
-    >>> problems.add(Problem("captions[7]", "is the number 5", "captions are strings", TypeError))
-    >>> problems.raise_if_any()
-    Traceback (most recent call last):
-    capeval_core.errors.InputError: 2 problems with the input:
-      captions[3], captions[5] and captions[8] are empty: write a caption
-      captions[7] is the number 5: captions are strings
-    """
+    """Problems with one input, which become one exception: a user wants to fix them all, not one per run."""
 
     def __init__(self, problems: Iterable[Problem | str] = ()) -> None:
         super().__init__()
@@ -145,12 +121,12 @@ class Problems(list[Problem]):
         return "\n  ".join([f"{len(places)} problems with the input:", *lines, *more])
 
     def raise_if_any(self) -> None:
-        """Raise one error with all problems: of their common kind; TypeError if all are; else ValueError."""
+        """Raise one error with all problems."""
         if self:
             raise self.error()
 
     def error(self) -> ProblemsError:
-        """The error that carries these problems."""
+        """One error of their common kind; a TypeError if all are, else a ValueError."""
         kinds = {problem.kind for problem in self}
         if len(kinds) == 1 and issubclass(kind := kinds.pop(), ProblemsError):
             return kind(self)
@@ -178,9 +154,6 @@ class ProblemsError(Exception):
         self.problems = problems if isinstance(problems, Problems) else Problems([problems])
         super().__init__(self.problems)
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({str(self)!r})"
-
 
 @contextmanager
 def noting(problems: Problems) -> Iterator[None]:
@@ -189,14 +162,6 @@ def noting(problems: Problems) -> Iterator[None]:
         yield
     except ProblemsError as error:
         problems.extend(error.problems)
-
-
-@contextmanager
-def beside(problems: Problems) -> Iterator[None]:
-    """Raise these problems together with those of the block, which is run whatever they are."""
-    with noting(problems):
-        yield
-    problems.raise_if_any()
 
 
 class InputError(ProblemsError, ValueError):
@@ -231,25 +196,7 @@ def wrong_option(
     name: str, value: Any, found: str, fix: str = "", *, verb: str = "is", kind: Kind = ValueError
 ) -> ProblemsError:
     """The error about the value of an option: `batch_size=0 is ...`, or `--batch-size 0 is ...`."""
-    text = shlex.quote(value) if _DOOR.get().flags and isinstance(value, str) else shown(value)
-    return Problems([Problem(_label(name) + text, f"{verb} {found}".strip(), fix, kind)]).error()
-
-
-def refuse_nul(path: str | os.PathLike[str]) -> None:
-    """Raise FileError for a path that has a NUL character, which no file's has."""
-    if "\0" in os.fspath(path):
-        raise file_error(repr(os.fspath(path)), "has a NUL character, which no path can have")
-
-
-def folder_path(argument: str, value: Any) -> Path:
-    """The path of a folder that a user names; whether anything is there is not looked at."""
-    fix = "pass the path of a folder ('.' is the current one), or None"
-    if not isinstance(value, (str, os.PathLike)) or not isinstance(text := os.fspath(value), str):
-        raise wrong_option(argument, value, described(value), fix, kind=TypeError)
-    if not text or "\0" in text:
-        found = "has a NUL character, which no path can have" if text else "is empty"
-        raise wrong_option(argument, text, found, fix, verb="")
-    return Path(value)
+    return Problems([Problem(_assigned(name, value), f"{verb} {found}".strip(), fix, kind)]).error()
 
 
 def expanded_path(path: str | os.PathLike[str]) -> Path:
@@ -303,7 +250,6 @@ def p_in_words(p_value: float, level: float) -> str:
     if p_value < 0.001:
         return "p < 0.001"
     limit = round(1 - level, 12)
-    for digits in range(3, 12):
-        if (round(p_value, digits) < limit) == (p_value < 1 - level):
-            return f"p = {p_value:.{digits}f}"
-    return f"p = {p_value:.3f}"
+    texts = (f"{p_value:.{digits}f}" for digits in range(3, 12))
+    on_its_side = (text for text in texts if (float(text) < limit) == (p_value < limit))
+    return f"p = {next(on_its_side, f'{p_value:.3f}')}"

@@ -17,7 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from capeval_core.errors import folder_path, warn, wrong_option
+from capeval_core.errors import warn, wrong_option
 
 PARTIAL = ".partial"
 """How names of unfinished files and folders end."""
@@ -144,7 +144,7 @@ def _digest(content: pa.Buffer) -> str:
 
 def check_folder(argument: str, path: str | os.PathLike[str]) -> Path:
     """The folder that an option means, if files can be kept there, or are; it writes nothing."""
-    folder, found, fix = folder_path(argument, path), "", "pass another folder"
+    folder, found, fix = Path(path), "", "pass another folder"
     try:
         if folder.is_dir():
             files = [file.name for file in folder.iterdir() if file.suffix != PARTIAL and not file.is_dir()]

@@ -19,7 +19,6 @@ class Limits:
     items_waiting: int = 1_024  # images that may wait for an earlier one
     consensus_words: int = 200_000
     graphs: int = 65_536  # parsed captions that FACTUAL keeps
-
     shard_rows: int = 65_536  # rows of a kept shard
     shard_seconds: float = 5.0  # between two kept shards of rows
     augmented: dict[str, int] = field(default_factory=lambda: {"caption": 256, "image": 64})  # of a shard
@@ -27,7 +26,6 @@ class Limits:
     window_bytes: int = 128 << 20  # of a shard that is read at once
     frequent: int = 64  # an n-gram is frequent if more than one image in so many has it
     similarities: int = 1 << 24  # of similar images, at a time
-
     matched_rows: dict[str, int] = field(default_factory=lambda: {"cpu": 1 << 16, "cuda": 1 << 22})
     bucket_rows: int = 1536  # rows of a padded bucket
     bucket_pairs: int = 32
@@ -35,12 +33,10 @@ class Limits:
     norms_from: int = 48  # rows of a set from which its norms are made with the product
     sam_boxes: int = 32
     sam_logits: int = 1 << 25
-
     frames: int = 2**19  # of a video
     file_bytes: int = 2 << 30  # of a file of captions
     settled_seconds: float = 2.0  # age of a file whose time of change can be trusted
     hub_waits: tuple[float, ...] = (1.0, 2.0, 4.0)  # seconds before a busy Hub is asked again
-
     page_seconds: float = 60.0  # for reading an upload
     page_memory: int = 2 << 30  # bytes for reading it
     page_image_pixels: int = 25_000_000  # a photograph of 24 megapixels fits

@@ -18,7 +18,6 @@ from capeval_core.cache import shared_cache
 from capeval_core.errors import InputTypeError, Problem, at, warn
 from capeval_core.inputs.samples import Pools, Samples, argument_of, check_pools, medium_of
 from capeval_core.inputs.texts import united
-from capeval_core.kept import check_folder
 from capeval_core.options import CorpusStatistics
 from capeval_core.options import Options as CommonOptions
 from capeval_core.project import __version__
@@ -184,7 +183,8 @@ class CaptionMetric(ABC):
         if references is not None and not self.needs_references:
             warn(f"{self.name} needs no references: they are ignored")
             references = None
-        options = self.options if rows is None else replace(self.options, rows=check_folder("rows", rows))
+        options = self.options if rows is None else replace(self.options, rows=rows)
+        options.check(type(self))
         samples = options.check_input(type(self), captions, visuals, references, progress=progress)
         own = prepared(self, samples)  # combines, too: its signature names the corpus
         result = own.combine(own.encode_all(samples, rows=rows, progress=progress), samples=samples)

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import os
 import re
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from os import PathLike
 from types import NoneType
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
 from capeval_core.cache import FeatureCache
-from capeval_core.errors import Kind, Problems, did_you_mean, wrong_option
+from capeval_core.errors import Problems, did_you_mean, noting, wrong_option
 from capeval_core.inputs.samples import Samples, check_samples
 from capeval_core.inputs.texts import valid_unicode
 from capeval_core.kept import check_folder
@@ -44,37 +44,96 @@ def option(
     return field(default=default, metadata=metadata)
 
 
+_TYPE_NAMES: dict[type, str] = {PathLike: "path", Mapping: "mapping", Sequence: "list", NoneType: "None"}
+
+
+def _members(hint: Any) -> list[Any]:
+    """The alternatives of a type hint: classes, and the values of Literals."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        return list(arguments)
+    if origin in _TYPE_NAMES:
+        return [origin]
+    return [member for argument in arguments for member in _members(argument)] or [hint]
+
+
+@dataclass(frozen=True)
+class OptionDescription:
+    """One option in words, and what it accepts: `members` are classes, and values of a Literal."""
+
+    name: str
+    default: Any
+    members: list[Any]
+    help: str
+    sign: str | None
+    encodes: bool
+    minimum: float | None
+    flag: bool
+
+    @property
+    def type(self) -> str:
+        names = [_TYPE_NAMES.get(m, m.__name__) if isinstance(m, type) else repr(m) for m in self.members]
+        return " | ".join(names)
+
+    @property
+    def choices(self) -> list[Any]:
+        return [member for member in self.members if not isinstance(member, type)]
+
+    def check(self, value: Any) -> None:
+        """Refuse a value of another type, or out of bounds."""
+        wrong = partial(wrong_option, self.name, value, verb="")
+        expected = f"expected {self.type.replace(' | ', ' or ')}"
+        types = tuple(member for member in self.members if isinstance(member, type))
+        accepted: Any = (*types, int) if float in types else types
+        if isinstance(value, str) and self.choices:
+            if value not in self.choices:
+                raise wrong("", expected.removesuffix(" or None"))
+        elif not isinstance(value, accepted) or (isinstance(value, bool) and bool not in accepted):
+            raise wrong("", expected, kind=TypeError)
+        elif isinstance(value, int) and abs(value) >= 1 << 63:
+            raise wrong("is too large a number", "pass a smaller one")
+        elif self.minimum is not None and value is not None and not self.minimum <= value < math.inf:
+            raise wrong("", f"expected a number of at least {self.minimum:g}")
+        elif isinstance(value, (str, PathLike)):
+            text = os.fspath(value)
+            if PathLike in types and ("\0" in text or (not text and self.default is None)):
+                raise wrong("is no path", "pass one ('.' is the current folder), or leave the option out")
+            if (self.encodes or self.sign or self.name == "weights") and not valid_unicode(text):
+                raise wrong("is not valid Unicode, so no file can record it", "rename it")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """A dataclass whose fields are made by `option` and checked when they are set.
-
-    A scalar of numpy becomes the plain value that it holds.
-    """
+    """A dataclass whose fields are made by `option` and checked when they are set."""
 
     without: ClassVar[tuple[str, ...]] = ()
     """Options of the class's bases that it does not take: no door offers, signs or stamps them."""
 
     def __post_init__(self) -> None:
         problems = Problems()
-        for one in describe_options(type(self)):
+        for one in self.describe().values():
             value = getattr(self, one.name)
             if isinstance(value, np.generic):
-                value = value.item()
-                object.__setattr__(self, one.name, value)  # a frozen class sets its own this way
-            if wrong := _wrong(one, value):
-                found, fix, kind = wrong
-                problems.add(wrong_option(one.name, value, found, fix, verb="", kind=kind))
+                value = value.item()  # the plain value that it holds
+                object.__setattr__(self, one.name, value)
+            with noting(problems):
+                one.check(value)
         problems.raise_if_any()
 
     @classmethod
-    def taken(cls) -> list[dataclasses.Field[Any]]:
-        """The fields that are options of the class."""
-        return [spec for spec in fields(cls) if spec.name not in cls.without]
+    def describe(cls) -> dict[str, OptionDescription]:
+        """The options that the class takes, by name."""
+        hints = typing.get_type_hints(cls)
+        return {
+            spec.name: OptionDescription(spec.name, spec.default, _members(hints[spec.name]), **spec.metadata)
+            for spec in fields(cls)
+            if spec.name not in cls.without
+        }
 
     @classmethod
     def of(cls, whose: str, keywords: dict[str, Any]) -> Self:
         """Options from keyword arguments; an unknown name is an error with the nearest known one."""
-        known, problems = [spec.name for spec in cls.taken()], Problems()
+        known, problems = cls.describe().keys(), Problems()
         for name in [name for name in keywords if name not in known]:
             found = f"{whose} has no option {name!r}{did_you_mean(name, known)}"
             problems.add(f"{found} (options: {', '.join(known)})", kind=TypeError)
@@ -168,24 +227,22 @@ class Options(Settings):
 
     def check_separable(self, metric: Any, *, scores: bool = True) -> None:
         """Refuse options by which a caption's score, or already its row, depends on the other captions."""
-        media = "" if metric.variant is None else f"media={metric.variant!r}, "
-        opened = f"capeval_core.load({metric.name!r}, {media}...)"
         if scores and metric.relative is not None:
             found = f"{metric.name} cannot score a collection part by part: {metric.relative}"
-            raise ValueError(f"{found}; score a whole set by {opened}.score(...)")
+            raise ValueError(f"{found}; score a whole set by its score(...)")
         if self.weighs_together if scores else self.lacks_statistics:
             raise ValueError(
-                f"{metric.name} needs statistics of the whole corpus before it encodes a part: make them by "
-                f"{opened}.prepare({metric.corpus_texts}) and pass statistics=...{self.without_statistics}"
+                f"{metric.name} needs statistics of the whole corpus before it encodes a part: pass "
+                f"statistics=metric.prepare({metric.corpus_texts}){self.without_statistics}"
             )
 
     def encoding(self) -> dict[str, Any]:
         """The options that rows depend on, and their values in JSON's types."""
-        return {spec.name: self._recorded(spec.name) for spec in self.taken() if spec.metadata["encodes"]}
+        return {name: self._recorded(name) for name, one in self.describe().items() if one.encodes}
 
     def signed(self) -> list[str]:
         """`name:value` of each option that moves the score, in the order of the class."""
-        signs = [(spec.metadata["sign"], self._recorded(spec.name)) for spec in self.taken()]
+        signs = [(one.sign, self._recorded(name)) for name, one in self.describe().items()]
         return [f"{sign}:{_compact(value)}" for sign, value in signs if sign and value is not None]
 
     def _recorded(self, name: str) -> Any:
@@ -227,71 +284,6 @@ class CorpusOptions(Options):
     @property
     def lacks_statistics(self) -> bool:
         return self.statistics is None
-
-
-class OptionDescription(NamedTuple):
-    """One option in words, for the command line and the cards; `choices` and `types` are what it accepts."""
-
-    name: str
-    type: str
-    default: Any
-    help: str
-    choices: tuple[Any, ...]
-    types: tuple[Any, ...]
-    flag: bool
-    minimum: float | None
-    recorded: bool
-
-
-def describe_options(options: type[Settings]) -> list[OptionDescription]:
-    """Every option that a class takes, with its type, default and sentence."""
-    hints = typing.get_type_hints(options)
-    described = []
-    for spec in options.taken():
-        members, about = _members(hints[spec.name]), spec.metadata
-        types = tuple(member for member in members if isinstance(member, type))
-        choices = tuple(member for member in members if not isinstance(member, type))
-        names = [_TYPE_NAMES.get(m, m.__name__) if isinstance(m, type) else repr(m) for m in members]
-        recorded = bool(about["encodes"] or about["sign"] or spec.name == "weights")
-        words = (spec.name, " | ".join(names), spec.default, about["help"])
-        described.append(OptionDescription(*words, choices, types, about["flag"], about["minimum"], recorded))
-    return described
-
-
-_TYPE_NAMES: dict[type, str] = {PathLike: "path", Mapping: "mapping", Sequence: "list", NoneType: "None"}
-
-
-def _members(hint: Any) -> list[Any]:
-    """The alternatives of a type hint: classes, and the values of Literals."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin is Literal:
-        return list(arguments)
-    if origin in _TYPE_NAMES:
-        return [origin]
-    return [member for argument in arguments for member in _members(argument)] or [hint]
-
-
-def _wrong(option: OptionDescription, value: Any) -> tuple[str, str, Kind] | None:
-    """What is wrong with a value, what to do, and the kind of error; None where it fits."""
-    accepted = (*option.types, int) if float in option.types else option.types
-    expected = f"expected {option.type.replace(' | ', ' or ')}"
-    if isinstance(value, str) and option.choices:
-        return None if value in option.choices else ("", expected.removesuffix(" or None"), ValueError)
-    if not isinstance(value, accepted) or (isinstance(value, bool) and bool not in accepted):
-        return "", expected, TypeError
-    if isinstance(value, int) and abs(value) >= 1 << 63:
-        return "is too large a number", "pass a smaller one", ValueError
-    if option.minimum is not None and value is not None and not option.minimum <= value < math.inf:
-        return "", f"expected a number of at least {option.minimum:g}", ValueError
-    if isinstance(value, (str, PathLike)):
-        text, path = os.fspath(value), PathLike in option.types
-        if path and not text and option.default is None:
-            return "is empty", "pass a path, or leave the option out ('.' is the current folder)", ValueError
-        if path and "\0" in text:
-            return "has a NUL character, which no path can have", "leave it out", ValueError
-        if option.recorded and not valid_unicode(text):
-            return "is not valid Unicode, so no file can record it", "rename it", ValueError
-    return None
 
 
 def _compact(value: Any) -> str:

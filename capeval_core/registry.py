@@ -7,10 +7,12 @@ Installed packages add metrics through the entry-point group `capeval.metrics`, 
 from __future__ import annotations
 
 import re
+import tomllib
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from capeval_core.errors import did_you_mean, warn, wrong_option
 from capeval_core.weights.folder import CONFIG, OPEN_CLIP_TENSORS, WeightsError, WeightsFolder
@@ -19,40 +21,18 @@ if TYPE_CHECKING:
     from capeval_core.metric import CaptionMetric
     from capeval_core.models.model import CheckedModel
 
+FACTS: dict[str, Any] = tomllib.loads(
+    (Path(__file__).parent / "scores" / "papers.toml").read_text(encoding="utf-8")
+)
+"""What is known of this package's metrics, and the papers that they are from."""
 METRICS: dict[str, str] = {
-    "pacs": "capeval_core.scores.pac:PacS",
-    "refpacs": "capeval_core.scores.pac:RefPacS",
-    "clips": "capeval_core.scores.pac:ClipS",
-    "refclips": "capeval_core.scores.pac:RefClipS",
-    "hices": "capeval_core.scores.hice:HiceS",
-    "refhices": "capeval_core.scores.hice:RefHiceS",
-    "umic": "capeval_core.scores.umic:Umic",
-    "vilbertscore": "capeval_core.scores.vilbert:VilbertScore",
-    "eco": "capeval_core.scores.eco:Eco",
-    "bleu": "capeval_core.scores.ngram:Bleu",
-    "rougel": "capeval_core.scores.ngram:RougeL",
-    "cider": "capeval_core.scores.ngram:Cider",
-    "ciderd": "capeval_core.scores.ngram:CiderD",
+    name: about["class"] for name, about in FACTS["metrics"].items() if "media" not in about
 }
 """Name and class of every metric of this package."""
-
 MEDIA_VARIANTS: dict[tuple[str, str], str] = {
-    ("pacs", "video"): "capeval_core.scores.video:VideoPacS",
-    ("refpacs", "video"): "capeval_core.scores.video:VideoRefPacS",
+    (about["name"], about["media"]): about["class"] for about in FACTS["metrics"].values() if "media" in about
 }
 """Name, medium and class of the metrics that exist for another medium than images, too."""
-
-_OTHER_NAMES = {
-    **dict.fromkeys(("meteor", "spice"), "METEOR and SPICE are in CocoScores only, computed in Java"),
-    "bertscore": "BERTScore is not part of capeval",
-    "clipscore": "CLIP-S is called clips",
-    "refclipscore": "RefCLIP-S is called refclips",
-    "cider": "what papers print as CIDEr is called ciderd, its unclipped form cider",
-    "pacscore": "PAC-S is called pacs",
-    "refpacscore": "RefPAC-S is called refpacs",
-}
-"""What to say of names that are no metric's here, though captions are scored by them; without `-` and `_`."""
-
 NETWORKS: dict[str, str] = {
     "clip": "capeval_core.encoders.clip:ClipEncoder",
     "open_clip": "capeval_core.encoders.clip:OpenClipEncoder",
@@ -118,31 +98,26 @@ def metric_class(name: str, media: str | None = None) -> type[CaptionMetric]:
         hint = did_you_mean(str(media), known) or (f"; {' and '.join(others)} have it" if others else "")
         listed = ", ".join(known) or "none, it compares texts alone"
         raise wrong_option("media", media, f"{name} is no metric on it{hint} (known: {listed})", verb="")
-    if (name, media) in MEDIA_VARIANTS:
-        return _import_class(MEDIA_VARIANTS[name, str(media)])
-    if isinstance(name, str) and name in METRICS:
-        return _import_class(METRICS[name])
+    if reference := MEDIA_VARIANTS.get((name, media or "")) or METRICS.get(name):
+        return _import_class(reference)
     outside = _entry_points()
-    if not isinstance(name, str) or name not in outside:
-        names = [*METRICS, *outside]
-        other = _OTHER_NAMES.get(re.sub(r"[^a-z]", "", str(name).lower()))
-        hint = f": {other}" if other else did_you_mean(str(name), names)
-        raise ValueError(f"unknown metric {name!r}{hint} (known: {', '.join(names)})")
-    return _load_entry_point(outside[name])
+    if name in outside:
+        return _load_entry_point(outside[name])
+    names = [*METRICS, *outside]
+    other = FACTS["other_names"].get(re.sub(r"[^a-z]", "", str(name).lower()))
+    hint = f": {other}" if other else did_you_mean(str(name), names)
+    raise ValueError(f"unknown metric {name!r}{hint} (known: {', '.join(names)})")
 
 
 def metric_of(signature: str) -> type[CaptionMetric]:
     """The class of the metric that a signature is of; ValueError where a package is missing."""
-    name, *fields = signature.split("|")
-    media = [field.removeprefix("media:") for field in fields[:1] if field.startswith("media:")]
-    return metric_class(name.removeprefix("capeval:"), *media)
+    fields = dict(field.split(":", 1) for field in signature.split("|")[:2])
+    return metric_class(fields["capeval"], fields.get("media"))
 
 
 def package_of(metric: type[CaptionMetric]) -> str | None:
     """Name and version of the installed package that declares a metric by an entry point; None: none does."""
-    if metric.__module__.startswith("capeval_core."):
-        return None
-    entry = _entry_points().get(metric.name)
+    entry = None if metric.__module__.startswith("capeval_core.") else _entry_points().get(metric.name)
     if entry is None or entry.dist is None or not issubclass(metric, entry.load()):
         return None
     return f"{entry.dist.name}@{entry.dist.version}"
@@ -166,9 +141,9 @@ def load(name: str, *, media: str | None = None, **options: Any) -> CaptionMetri
     "capeval:pacs|weights:tiny@...|dtype:float32|w:2|prompt:'A photo depicts '|v:0.1.0"
     """
     class_ = metric_class(name, media)
-    unknown = options.keys() - {spec.name for spec in class_.Options.taken()}
+    unknown = options.keys() - class_.Options.describe().keys()
     for medium in media_of(name) if unknown else ():
-        for option in sorted(unknown & {spec.name for spec in metric_class(name, medium).Options.taken()}):
+        for option in sorted(unknown & metric_class(name, medium).Options.describe().keys()):
             found, fix = f"an option of {name} for {medium}s", f"open load({name!r}, media={medium!r})"
             raise wrong_option(option, options[option], found, fix, kind=TypeError)
     return class_(class_.Options.of(name, options))
@@ -199,44 +174,47 @@ def network_of(folder: WeightsFolder) -> type[CheckedModel]:
 
 def _import_class(reference: str) -> type[Any]:
     module, _, name = reference.partition(":")
-    return cast("type[Any]", getattr(import_module(module), name))
+    found: type[Any] = getattr(import_module(module), name)
+    return found
 
 
 def _entry_points() -> dict[str, EntryPoint]:
     """Metrics of other packages by name; a name with two owners is left out with a warning."""
     try:
-        declared = list(entry_points(group=_GROUP))
+        declared = sorted(entry_points(group=_GROUP), key=lambda entry: (entry.name, _package(entry)))
     except Exception as error:  # one damaged installation must not disable every metric
         warn(f"the entry points of installed packages could not be read: {error}")
         return {}
-    by_name = {entry.name: entry for entry in declared}
-    for name in list(by_name):
-        owners = ["capeval"] * (name in METRICS)
-        owners += sorted(_package(entry) for entry in declared if entry.name == name)
-        if len(owners) > 1:
-            del by_name[name]
-            kept = "capeval's is used" if name in METRICS else "none is used"
-            fix = "uninstall one, or ask its authors for another name"
-            warn(f"metric {name!r} is declared by {' and by '.join(owners)}: {kept}; {fix}")
-    return dict(sorted(by_name.items()))
+    by_name: dict[str, EntryPoint] = {}
+    for name, alike in groupby(declared, key=lambda entry: entry.name):
+        first, *others = alike
+        if name in METRICS or others:
+            owners = [*["capeval"] * (name in METRICS), *map(_package, (first, *others))]
+            used = "capeval's is used" if name in METRICS else "none is used"
+            warn(f"metric {name!r} is declared by {' and by '.join(owners)}: {used}; uninstall one")
+        else:
+            by_name[name] = first
+    return by_name
 
 
 def _load_entry_point(entry: EntryPoint) -> type[CaptionMetric]:
     """The class of a metric in another package."""
+    from capeval_core.metric import CaptionMetric  # which asks for packages here
+
     declared = f"metric {entry.name!r} ({_GROUP}: {entry.value}) of {_package(entry)}"
     try:
-        class_: Any = entry.load()
+        class_ = entry.load()
     except (Exception, SystemExit) as error:  # whatever the other package raises
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise ValueError(f"{declared} could not be imported ({reason}): update or uninstall it") from error
-    if "CaptionMetric" not in {base.__name__ for base in getattr(class_, "__mro__", ())}:
+    if not isinstance(class_, type) or not issubclass(class_, CaptionMetric):
         raise ValueError(f"{declared} is not a subclass of capeval_core.metric.CaptionMetric")
     lacking = [name for name in _REQUIRED if not hasattr(class_, name)]
     if lacking := [*lacking, *sorted(class_.__abstractmethods__)]:
         raise ValueError(f"{declared} lacks {', '.join(lacking)}")
-    if getattr(class_, "name", None) != entry.name:
-        raise ValueError(f"{declared} has another name in its class: {getattr(class_, 'name', None)!r}")
-    return cast("type[CaptionMetric]", class_)
+    if class_.name != entry.name:
+        raise ValueError(f"{declared} has another name in its class: {class_.name!r}")
+    return class_
 
 
 def _package(entry: EntryPoint) -> str:
@@ -257,12 +235,10 @@ def module_path(name: str) -> str:
     >>> metric.name
     'pacs'
     """
-    metric = metric_class(name)
+    package = metric_class(name).__module__.partition(".")[0]
     if name not in METRICS:
-        raise ValueError(
-            f"{name} has no folder of a module: {metric.__module__.partition('.')[0]} declares it, open its "
-            f"evaluate module by capeval_core.module({name!r})"
-        )
+        found = f"{name} has no folder of a module, {package} declares it"
+        raise ValueError(f"{found}: open its evaluate module by capeval_core.module({name!r})")
     return str(shipped("hub_metrics", "metrics") / name)
 
 

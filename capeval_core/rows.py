@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from capeval_core.errors import Problems, folder_path
+from capeval_core.errors import Problems
 from capeval_core.inputs.images import ImageError
 from capeval_core.inputs.samples import Samples, joined, parts, text_counts
 from capeval_core.kept import DamagedError, Kept, check_folder, read_kept
@@ -196,7 +196,7 @@ class RowStores(dict[str, RowStore]):
         """The rows in a folder, None without one; `flush` writes what is added to them."""
         if folder is None:
             return None
-        key = json.dumps([str(folder_path("rows", folder).resolve()), stamp], sort_keys=True)
+        key = json.dumps([str(Path(folder).resolve()), stamp], sort_keys=True)
         return self.get(key) or self.setdefault(key, RowStore(folder, schema, stamp))
 
     def flush(self) -> None:

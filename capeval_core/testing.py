@@ -18,7 +18,7 @@ from capeval_core.cache import FeatureCache
 from capeval_core.inputs.samples import Samples, argument_of
 from capeval_core.metric import CaptionMetric, Reranker, prepared
 from capeval_core.models.batching import count_forwards
-from capeval_core.options import OptionDescription, describe_options
+from capeval_core.options import OptionDescription
 from capeval_core.result import Result
 from capeval_core.rows import COMMON
 
@@ -150,7 +150,7 @@ class Contract:
 
     def open(self, **options: Any) -> CaptionMetric:
         chosen = {"cache": FeatureCache(), **self.options, **options}
-        taken = {spec.name for spec in self.metric.Options.taken()}
+        taken = self.metric.Options.describe()
         own = {name: value for name, value in chosen.items() if name in taken or name in self.options}
         return self.metric(self.metric.Options.of(self.metric.name, own))
 
@@ -256,7 +256,7 @@ class Contract:
 
     def check_options(self) -> None:
         usual, own = self.open(), [field.name for field in self.metric.ROW][len(COMMON) :]
-        for option in describe_options(self.metric.Options):
+        for option in self.metric.Options.describe().values():
             if option.name not in _OF_A_RUN and (other := self._with_another(option)) is not None:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")

@@ -19,7 +19,6 @@ import capeval_core
 from capeval_core.cache import FeatureCache
 from capeval_core.integrations import reward
 from capeval_core.metric import CaptionMetric, Reranker
-from capeval_core.options import describe_options
 from capeval_core.registry import MEDIA_VARIANTS, METRICS, metric_class
 from capeval_core.result import Result
 from capeval_core.rows import COMMON
@@ -117,7 +116,7 @@ def test_it_keeps_what_every_metric_promises(
 @EVERY
 def test_every_option_is_described(name: str) -> None:
     options = class_of(name).Options
-    described = describe_options(options)
+    described = options.describe().values()
     fields = [field.name for field in dataclasses.fields(options)]
     assert [d.name for d in described] == [field for field in fields if field not in options.without]
     for d in described:
@@ -212,7 +211,7 @@ def test_the_range_is_never_left(name: str, weights: str, images: list[Path]) ->
     table = pa.Table.from_pylist(rows, schema=metric.ROW)
     extreme = metric.combine(table).scores
     assert low <= min(extreme) <= max(extreme) <= high
-    for w in (2.0, 0.7) if "w" in {spec.name for spec in metric.Options.taken()} else ():
+    for w in (2.0, 0.7) if "w" in metric.Options.describe() else ():
         moved = opened(name, weights, w=w).combine(table)  # cosines of -1 and 1 reach the ends
         assert moved.scores[:2] == pytest.approx(moved.range, abs=1e-12)
     if any("float" in str(column.type) or "double" in str(column.type) for column in metric.ROW):
@@ -316,7 +315,7 @@ def test_the_signature_differs_where_scores_may(
     assert usual.signature.startswith(metric.signature().rpartition("|")[0])
     assert "\n" not in usual.signature and usual.signature.startswith(f"capeval:{metric.name}|")
     changes = {**alternatives(name), "cache": tmp_path / "cache", "rows": tmp_path / "rows"}
-    signs = {spec.name: spec.metadata["sign"] for spec in metric.Options.taken()}
+    signs = {name: option.sign for name, option in metric.Options.describe().items()}
     assert signs.keys() - {"weights"} <= changes.keys(), "give the new option a value in ALTERNATIVES"
     for option in signs.keys() & changes.keys():
         changed = score(
@@ -351,8 +350,8 @@ def test_options_of_the_formula_need_no_new_run(
     name: str, weights: str, images: list[Path], tmp_path: Path
 ) -> None:
     score(opened(name, weights), images, rows=tmp_path)
-    fields = class_of(name).Options.taken()
-    formula = [spec.name for spec in fields if spec.metadata["sign"] and not spec.metadata["encodes"]]
+    described = class_of(name).Options.describe().values()
+    formula = [option.name for option in described if option.sign and not option.encodes]
     assert "compat" in formula or "compat" in class_of(name).Options.without
     options = {option: alternatives(name)[option] for option in formula}
     options |= WITH["idf"] if options.get("idf") is False else {}

@@ -19,7 +19,6 @@ from capeval_core.cli import COMMANDS, main
 from capeval_core.description import MetricDescription
 from capeval_core.judgements.sets import SETS
 from capeval_core.judgements.tables import published
-from capeval_core.options import describe_options
 from capeval_core.publishing import cards, metric_card, weights_card
 from capeval_core.registry import MEDIA_VARIANTS, METRICS, metric_class
 from tools.documents import CHECKOUT, filled, markdown
@@ -49,16 +48,17 @@ def inputs_list(metric: str, media: str | None = None) -> str:
 
 def options_table(metric: str, media: str | None = None) -> str:
     """The options of a metric: type, default, meaning; for a variant those that the metric lacks."""
-    described = describe_options(metric_class(metric, media).Options)
+    described = metric_class(metric, media).Options.describe()
     summary = ""
     if media is not None:
-        usual = describe_options(metric_class(metric).Options)
-        lost = [f"`{d.name}`" for d in usual if d.name not in {other.name for other in described}]
-        described = [option for option in described if option not in usual]
+        usual = metric_class(metric).Options.describe()
+        lost = [f"`{name}`" for name in usual if name not in described]
+        described = {name: option for name, option in described.items() if option != usual.get(name)}
         without = " and ".join(filter(None, [", ".join(lost[:-1]), lost[-1]]))
         summary = f"Its own options; the others are those of images, without {without}.\n\n"
     rows = [
-        [f"`{d.name}`", f"`{d.type}`".replace(" | ", " or "), f"`{d.default!r}`", d.help] for d in described
+        [f"`{name}`", f"`{d.type}`".replace(" | ", " or "), f"`{d.default!r}`", d.help]
+        for name, d in described.items()
     ]
     return summary + markdown(["option", "type", "default", "meaning"], rows)
 

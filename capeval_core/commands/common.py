@@ -24,7 +24,7 @@ from capeval_core.inputs.samples import ARGUMENTS, Samples, argument_of, medium_
 from capeval_core.inputs.text_files import FileOptions
 from capeval_core.kept import write_whole
 from capeval_core.metric import CaptionMetric
-from capeval_core.options import OptionDescription, Settings, describe_options
+from capeval_core.options import OptionDescription, Settings
 from capeval_core.registry import media_of, metric_class
 
 _FAILURES_SHOWN = 20
@@ -42,7 +42,7 @@ def add_flags(
     leave_out: Collection[str] = (),
 ) -> None:
     """A flag for every option. The options class, not the flag, checks values and knows the defaults."""
-    for option in describe_options(options):
+    for option in options.describe().values():
         if option.flag and option.name not in leave_out:
             add_option(parser.group(title), option, help_of(option))
 
@@ -99,7 +99,7 @@ def options_of(
 def chosen(arguments: argparse.Namespace, options: type[Settings]) -> dict[str, Any]:
     """The options that are among the arguments."""
     values = vars(arguments)
-    return {option.name: values[option.name] for option in describe_options(options) if option.name in values}
+    return {name: values[name] for name in options.describe() if name in values}
 
 
 def flag_of(name: str) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from capeval_core.commands import common
 from capeval_core.commands.compare import cell_of, compare_systems, write_page
 from capeval_core.commands.terminal import interruptible, parser_of, resuming, summary
-from capeval_core.errors import Problems, beside
+from capeval_core.errors import Problems, noting
 from capeval_core.inputs.folder import some_of
 from capeval_core.inputs.text_files import FileOptions
 from capeval_core.metric import LazyEvidence, prepared
@@ -53,9 +53,10 @@ def run(arguments: list[str]) -> int:
             fix = "give {image id: [captions]}, or score them with `capeval score`"
             raise ValueError(f"--candidates {flags.candidates}: {fault}: {fix}")
     with common.naming_rows(ids):
-        with beside(problems):
+        with noting(problems):
             checked = options.check_input(metric, list(pools.values()), images, progress=True)
             samples = common.with_ids(checked, ids)
+        problems.raise_if_any()
         opened = metric(options)
         with interruptible(resuming(options.rows)):
             rows = prepared(opened, samples).encode_all(samples, progress=True)

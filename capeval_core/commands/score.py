@@ -26,11 +26,11 @@ from capeval_core.commands.terminal import (
     resuming,
     summary,
 )
-from capeval_core.errors import Problems, ProblemsError, beside, naming
+from capeval_core.errors import Problems, ProblemsError, naming, noting
 from capeval_core.inputs.samples import ARGUMENTS, Samples, argument_of, medium_of
 from capeval_core.inputs.text_files import FileOptions, Joined
 from capeval_core.metric import CaptionMetric, LazyEvidence, Reranker, prepared
-from capeval_core.options import OptionDescription, Options, describe_options
+from capeval_core.options import OptionDescription, Options
 from capeval_core.registry import every_class, media_of, metric_class
 from capeval_core.reports.html import check_report
 from capeval_core.reports.systems import Cell, System, Systems
@@ -44,9 +44,7 @@ def run(arguments: list[str]) -> int:
     known = {_command_of(metric): metric.summary for metric in every_class()}
     given, rest = first_named(arguments, "score", known, others=True)
     metrics, rest = _metrics(given, rest)
-    elsewhere = {
-        common.flag_of(one.name) for metric in every_class() for one in describe_options(metric.Options)
-    }
+    elsewhere = {common.flag_of(name) for metric in every_class() for name in metric.Options.describe()}
     flags = _parser(metrics).read(rest, elsewhere)
     names = compare.names_of_files("--candidates", flags.candidates)
     baseline = compare.baseline_of(flags.baseline, names, flags.candidates)
@@ -218,8 +216,9 @@ def _score(
     ids = [image_id for collection in collections for image_id in collection.ids]
     named = zip(names if len(names) > 1 else [""], collections, strict=True)
     with common.naming_rows(ids, [name for name, collection in named for _ in collection.ids]):
-        with beside(problems):
+        with noting(problems):
             checked = _checked(metrics, options, collections, ids) if ids else []
+        problems.raise_if_any()
         opened = _each(partial(_opened, len(metrics) > 1), metrics, options)
         alone, tasks = len(names) == len(metrics) == 1, []
         with interruptible(resuming(options[0].rows)):
@@ -380,7 +379,7 @@ def _add_flags_of_all(parser: Parser, metrics: _Metrics) -> None:
     options: dict[str, OptionDescription] = {}
     owners: dict[str, dict[str, list[str]]] = {}  # by option and help text, its metrics
     for metric in metrics:
-        for option in describe_options(metric.Options):
+        for option in metric.Options.describe().values():
             if option.flag and (option.name != "weights" or metric.default_weights is not None):
                 options.setdefault(option.name, option)
                 owners.setdefault(option.name, {}).setdefault(common.help_of(option), []).append(metric.name)

@@ -133,7 +133,8 @@ class Parser(argparse.ArgumentParser):
 
 
 @cache
-def _tables() -> dict[str, Any]:
+def help_texts() -> dict[str, Any]:
+    """`words.toml`: what `--help` says."""
     return tomllib.loads(Path(__file__).with_name("words.toml").read_text(encoding="utf-8"))
 
 
@@ -141,7 +142,7 @@ def _filled(value: Any, words: Mapping[str, object]) -> Any:
     """A part of `words.toml` with `words` in place of `$name`."""
     if isinstance(value, dict):
         return {_filled(key, words): _filled(own, words) for key, own in value.items()}
-    shared = {"files": _tables()["files"]["epilog"], "shards": _tables()["collection"]["epilog"]}
+    shared = {"files": help_texts()["files"]["epilog"], "shards": help_texts()["collection"]["epilog"]}
     return Template(value).substitute({**shared, **words}) if isinstance(value, str) else value
 
 
@@ -150,7 +151,7 @@ def parser_of(command: str, *tables: str, **words: object) -> Parser:
     merged: dict[str, Any] = {}
     groups: list[tuple[str, dict[str, Any]]] = []
     for name in tables or (command,):
-        found = _filled(_tables()[name], words)
+        found = _filled(help_texts()[name], words)
         groups += [(title, own) for title, own in found.items() if isinstance(own, dict)]
         merged |= {key: text for key, text in found.items() if isinstance(text, str) and key != "what"}
     parser = Parser(command, **merged)
@@ -165,7 +166,7 @@ def first_named(
     arguments: list[str], command: str, known: Mapping[str, str], *, others: bool = False, **words: object
 ) -> tuple[str, list[str]]:
     """The first argument, one of `known` or of `others`, and the rest; without one the help, or an error."""
-    texts = _filled(_tables()[command], words)
+    texts = _filled(help_texts()[command], words)
     what, usage = texts.pop("what"), texts.pop("usage")
     if arguments and not arguments[0].startswith("-"):
         name = arguments[0]

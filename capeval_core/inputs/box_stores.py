@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from capeval_core.errors import FileError, described, file_error, refuse_nul
+from capeval_core.errors import FileError, described, file_error
 from capeval_core.inputs.boxes import (
     MOST_BOXES,
     NAMES,
@@ -74,7 +74,6 @@ class BoxFeatureStore(Mapping[str, Source[BoxFeatures]]):
     def open(path: str | os.PathLike[str]) -> BoxFeatureStore:
         """The store at a path, whose form shows there. Raises FileError."""
         path = Path(path)
-        refuse_nul(path)
         with _readable(path, _FORMS):
             if found := _databases_at(path):
                 return _Database(path, _chosen(path, found))

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path, PurePosixPath
 
-from capeval_core.errors import Problems, file_error, refuse_nul, warn
+from capeval_core.errors import Problems, file_error, warn
 from capeval_core.inputs.texts import valid_unicode
 
 EXTENSIONS: Mapping[str, AbstractSet[str]] = {
@@ -163,11 +163,10 @@ def some_of(given: Iterable[str]) -> str:
 
 def names_in(folder: Path, medium: str = "image") -> list[str]:
     """The names of the visible files directly in a folder, and of its folders where one may be a video."""
-    refuse_nul(folder)
     try:
         with os.scandir(folder) as entries:
             return [one.name for one in entries if not one.name.startswith(".") and _is_one(one, medium)]
-    except FileNotFoundError:
+    except (FileNotFoundError, ValueError):  # no path has a NUL character
         raise file_error(folder, "there is no such folder") from None
     except NotADirectoryError:
         raise file_error(folder, f"is a file, expected a folder of {medium}s") from None

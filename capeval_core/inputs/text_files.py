@@ -36,7 +36,6 @@ from capeval_core.errors import (
     did_you_mean,
     file_error,
     noting,
-    refuse_nul,
     setting,
     warn,
     wrong_option,
@@ -87,7 +86,6 @@ class FileOptions(Settings):
 
 def contents(path: Path) -> bytes:
     """The bytes of a regular file. Raises FileError, also for pipes and devices, which may never end."""
-    refuse_nul(path)
     found, fix = "is a pipe, a socket or a device", "write its content to a file first, or name -"
     try:
         mode = path.stat().st_mode
@@ -95,7 +93,7 @@ def contents(path: Path) -> bytes:
             return path.read_bytes()
         if stat.S_ISDIR(mode):
             found, fix = "is a folder, expected a file", ""
-    except FileNotFoundError:
+    except (FileNotFoundError, ValueError):  # no path has a NUL character
         beside = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
         found, fix = "there is no such file" + did_you_mean(path.name, beside), ""
     except OSError as error:

@@ -21,7 +21,6 @@ from capeval_core.inputs.samples import ARGUMENTS, Samples, argument_of
 from capeval_core.inputs.texts import as_list
 from capeval_core.integrations.opening import warn_failed, warn_ignored
 from capeval_core.metric import CaptionMetric, prepared
-from capeval_core.options import describe_options
 from capeval_core.project import LICENCE, address
 from capeval_core.registry import metric_class
 from capeval_core.result import warn_of_zero
@@ -79,7 +78,7 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
             "\nOptions, keywords of `evaluate.load`:",
             *(
                 f"    {option.name} ({option.type}, default {option.default!r}): {option.help}"
-                for option in describe_options(metric.Options)
+                for option in metric.Options.describe().values()
                 if option.name != "evidence"
             ),
         ]

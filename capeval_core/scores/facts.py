@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeVar
 
 from capeval_core.metric import CaptionMetric
+from capeval_core.registry import FACTS
 from capeval_core.result import Published
 from capeval_core.weights.catalogue import listed
 
-_FILE = tomllib.loads(Path(__file__).with_name("papers.toml").read_text(encoding="utf-8"))
 Metric = TypeVar("Metric", bound=type[CaptionMetric])
 
 
 def facts(name: str) -> Callable[[Metric], Metric]:
     """Give a metric's class the facts under `metrics.<name>`."""
-    stated = _FILE["metrics"][name]
-    paper = _FILE["papers"][stated["paper"]]
+    stated = FACTS["metrics"][name]
+    paper = FACTS["papers"][stated["paper"]]
     reported = stated.get("published", {})
     weights = listed(stated["weights"]) if "weights" in stated else None
     of_mean = {"dataset": reported.get("dataset"), "source": reported.get("source")}

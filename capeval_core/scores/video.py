@@ -18,7 +18,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from PIL.Image import Image
 
-from capeval_core.errors import at, in_python, warn, wrong_option
+from capeval_core.errors import at, setting, warn, wrong_option
 from capeval_core.inputs.images import InputVisual
 from capeval_core.inputs.samples import Samples, windows
 from capeval_core.inputs.texts import corpus_texts
@@ -335,7 +335,7 @@ def _warn_of(rows: pa.Table, unweighted: NDArray[np.int64]) -> None:
         warn(
             f"there is no idf for {of_texts}, whose words occur in every text of the corpus (as always with "
             "one caption): all words count equally"
-            + in_python(": pass the statistics that prepare(texts) makes of a larger corpus, or idf=False")
+            + setting("idf", False, ": give statistics of a larger corpus, or pass ")
         )
     damaged = rows.filter(rows["incomplete"].is_valid()).select(["index", "incomplete"]).to_pylist()
     if damaged:

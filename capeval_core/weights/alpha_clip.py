@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from capeval_core.errors import InputError, Problem, expanded_path, naming, option_name, setting, wrong_option
+from capeval_core.errors import InputError, Problem, expanded_path, naming, setting, wrong_option
 from capeval_core.options import option
 from capeval_core.weights.catalogue import MASK_MEAN, MASK_STD
 from capeval_core.weights.checkpoint import read_checkpoint
@@ -100,7 +100,9 @@ class AlphaClipConversion(Conversion):
         guess = self.facts["bases"].get(sizes)
         hint = f"; its sizes are those of {guess}" if guess else ""
         if self.base is None:
-            fix = f"pass {option_name('base')}, the CLIP that it was tuned from and whose text tower it uses"
+            fix = (
+                f"pass {setting('base', 'CLIP')}, the one that it was tuned from and whose text tower it uses"
+            )
             raise InputError(Problem("", f"{path} holds the image tower alone", fix + hint))
         file = expanded_path(self.base)
         if file.is_file():

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from capeval_core.errors import InputError, Problem, expanded_path, option_name, wrong_option
+from capeval_core.errors import InputError, Problem, expanded_path, setting, wrong_option
 from capeval_core.options import option
 from capeval_core.weights.catalogue import BLIP2_COCO
 from capeval_core.weights.checkpoint import name_some, read_checkpoint
@@ -69,7 +69,7 @@ class Blip2Conversion(BertConversion):
                     "it holds no image tower, which was frozen and lies in a file of its own "
                     "(eva_vit_g.pth of the same release)"
                 )
-                raise InputError(Problem("", found, f"pass it as {option_name('vision')}"))
+                raise InputError(Problem("", found, f"pass it as {setting('vision', 'eva_vit_g.pth')}"))
             return content
         if inside:
             raise ValueError("it holds its own image tower, tuned with the rest: pass no vision")

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import torch
 
-from capeval_core.errors import InputError, Problem, option_name, setting, wrong_option
+from capeval_core.errors import InputError, Problem, setting, wrong_option
 from capeval_core.options import option
 from capeval_core.weights.catalogue import PROMPT
 from capeval_core.weights.conversion import (
@@ -194,7 +194,7 @@ def _read_vit(shapes: Shapes, head_width: int | None) -> dict[str, Any]:
         fix = (
             f"above {_WIDEST_REGULAR} the attention heads of published models are not {_HEAD_WIDTH} wide "
             "(ViT-H 80, ViT-g 88, ViT-bigG 104), and the tensors do not show them; pass "
-            f"{option_name('head_width')}"
+            f"{setting('head_width', 'N')}"
         )
         raise InputError(Problem("", f"the vision tower is {width} wide", fix))
     return {

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from capeval_core.errors import InputError, Problem, expanded_path, option_name, wrong_option
+from capeval_core.errors import InputError, Problem, expanded_path, setting, wrong_option
 from capeval_core.options import Settings, option
 from capeval_core.weights.catalogue import CLIP_MEAN, CLIP_STD, LICENCE_NOT_STATED, WEIGHTS
 from capeval_core.weights.checkpoint import name_some, read_checkpoint
@@ -266,7 +266,7 @@ def heads_of(width: int, given: int | None, usual: int, name: str) -> int:
     heads = given or width // usual
     if not heads or width % heads:
         found = f"the tensors do not show how many heads share the width {width}"
-        raise InputError(Problem("", found, f"pass {option_name(name)}"))
+        raise InputError(Problem("", found, f"pass {setting(name, 'N')}"))
     return heads
 
 
@@ -283,7 +283,7 @@ class BertConversion(Conversion):
         bert, added = self.facts["bert"], self.facts.get("added")
         if self.vocabulary is None:
             address = f"https://huggingface.co/google-bert/{bert}"
-            fix = f"pass {option_name('vocabulary')}, the file vocab.txt of {address}"
+            fix = f"pass {setting('vocabulary', 'vocab.txt')} of {address}"
             raise InputError(Problem("", "the checkpoint holds no words", fix))
         file = expanded_path(self.vocabulary)
         words = read_words(file)

@@ -9,7 +9,6 @@ import pytest
 
 import capeval_core
 from capeval_core.metric import CaptionMetric
-from capeval_core.options import describe_options
 from capeval_core.registry import metric_class
 
 torchmetrics = pytest.importorskip("torchmetrics")
@@ -23,7 +22,7 @@ REFERENCES = [["a circle", "a red disc"], "blue squares", ["a star"], ["one"], [
 
 def chosen(metric: CaptionMetric) -> dict[str, Any]:
     """The options of an opened metric, with a cache of its own."""
-    names = [one.name for one in describe_options(metric.Options)]
+    names = [*metric.Options.describe()]
     return {**{name: getattr(metric.options, name) for name in names}, "cache": None}
 
 
