@@ -199,22 +199,21 @@ def _entry_points() -> dict[str, EntryPoint]:
 
 def _load_entry_point(entry: EntryPoint) -> type[CaptionMetric]:
     """The class of a metric in another package."""
-    from capeval_core.metric import CaptionMetric  # which asks for packages here
-
     declared = f"metric {entry.name!r} ({_GROUP}: {entry.value}) of {_package(entry)}"
     try:
-        class_ = entry.load()
+        class_: Any = entry.load()
     except (Exception, SystemExit) as error:  # whatever the other package raises
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise ValueError(f"{declared} could not be imported ({reason}): update or uninstall it") from error
-    if not isinstance(class_, type) or not issubclass(class_, CaptionMetric):
+    if "CaptionMetric" not in {base.__name__ for base in getattr(class_, "__mro__", ())}:
         raise ValueError(f"{declared} is not a subclass of capeval_core.metric.CaptionMetric")
     lacking = [name for name in _REQUIRED if not hasattr(class_, name)]
     if lacking := [*lacking, *sorted(class_.__abstractmethods__)]:
         raise ValueError(f"{declared} lacks {', '.join(lacking)}")
     if class_.name != entry.name:
         raise ValueError(f"{declared} has another name in its class: {class_.name!r}")
-    return class_
+    found: type[CaptionMetric] = class_
+    return found
 
 
 def _package(entry: EntryPoint) -> str:

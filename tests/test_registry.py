@@ -111,12 +111,6 @@ def test_entry_points_are_read_only_when_other_metrics_are_in_question(
     assert not recwarn.list
 
 
-# --- media
-
-
-# --- modules of evaluate
-
-
 def test_every_metric_of_this_package_has_a_module() -> None:
     for name in METRICS:
         folder = Path(capeval_core.module_path(name))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 NAME = "colours"
 """The name of the metric that the contract test runs."""
-MODULES = ("capeval_colours", "capeval_twocrops")
+MODULES = ("capeval_colours", "capeval_words")
 _SOURCE = Path(__file__).parent
 
 

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from PIL import Image
 
 import capeval_core
 from capeval_core import authoring
@@ -31,8 +30,8 @@ def outside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def test_a_metric_of_another_package_is_listed_loaded_and_scored(outside: Path) -> None:
-    assert list_metrics() == capeval_core.list_metrics() == [*METRICS, NAME, "twocrops"]
-    assert list(metric_classes()) == [*METRICS, NAME, "twocrops"]
+    assert list_metrics() == capeval_core.list_metrics() == [*METRICS, NAME, "wordf"]
+    assert list(metric_classes()) == [*METRICS, NAME, "wordf"]
     metric = capeval_core.load(NAME)
     items = demo_set()
     result = metric.score([item.good for item in items], [item.image for item in items])
@@ -73,7 +72,7 @@ def test_rows_and_scores_of_another_version_are_not_reused(
 
 def test_check_metric_passes_what_keeps_its_promises(outside: Path) -> None:
     check_metric(metric_class(NAME))
-    check_metric(metric_class("twocrops"), weights="tiny")
+    check_metric(metric_class("wordf"), weights="tiny")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,11 +115,17 @@ def test_check_metric_names_the_broken_promise(
         check_metric(metric)
 
 
-def test_two_crops_are_the_mean_cosine_of_whole_and_centre(outside: Path) -> None:
-    item = demo_set()[0]
-    whole = Image.open(item.image)
-    centre = metric_class("twocrops").__module__
-    crops = [whole, sys.modules[centre].centre(whole)]
-    alone = capeval_core.load("clips", weights="tiny").score([item.good] * 2, crops).parts["cosine"]
-    found = capeval_core.load("twocrops", weights="tiny").score([item.good], [item.image])
-    assert found.parts["cosine"] == [pytest.approx(sum(alone) / 2, abs=1e-6)]
+def test_words_weigh_as_in_the_references_that_are_scored_or_as_prepared(outside: Path) -> None:
+    items = demo_set()
+    captions, images = [item.good for item in items], [item.image for item in items]
+    references = [[*item.references] for item in items]
+    metric = capeval_core.load("wordf", weights="tiny")
+    found, table = metric.score(captions, images, references), metric.prepare(references)
+    assert f"|statistics:{table.fingerprint}|" in found.signature
+    opened = capeval_core.load("wordf", weights="tiny", statistics=table)
+    alone = opened.score(captions[:1], images[:1], references[:1])
+    assert alone.scores == pytest.approx(found.scores[:1], abs=1e-6)
+    own = opened.score(captions, images, [[caption] for caption in captions])
+    assert own.parts["reference_f"] == pytest.approx([1] * len(captions), abs=1e-6)
+    with pytest.raises(TypeError, match=r"statistics=.*make them by prepare"):
+        capeval_core.load("wordf", weights="tiny", statistics=authoring.CorpusStatistics())
