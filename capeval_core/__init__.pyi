@@ -24,12 +24,12 @@ _O = ParamSpec("_O")
 class _Load(Generic[_O]):  # with the options below, whatever the name
     def __init__(self, options: Callable[_O, Any]) -> None: ...
     @overload
-    def __call__(
-        self, name: Literal["pacs"], *, media: Literal["video"], **options: Any
+    def __call__(  # type: ignore[overload-overlap]
+        self, name: Literal["pacs"], *, media: Literal["video"], **own: Any
     ) -> video.VideoPacS: ...
     @overload
-    def __call__(
-        self, name: Literal["refpacs"], *, media: Literal["video"], **options: Any
+    def __call__(  # type: ignore[overload-overlap]
+        self, name: Literal["refpacs"], *, media: Literal["video"], **own: Any
     ) -> video.VideoRefPacS: ...
     @overload
     def __call__(self, name: Literal["pacs"], *_: _O.args, **own: _O.kwargs) -> pac.PacS: ...

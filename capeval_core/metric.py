@@ -184,7 +184,8 @@ class CaptionMetric(ABC):
             warn(f"{self.name} needs no references: they are ignored")
             references = None
         options = self.options if rows is None else replace(self.options, rows=rows)
-        options.check(type(self))
+        if rows is not None:
+            options.check(type(self))
         samples = options.check_input(type(self), captions, visuals, references, progress=progress)
         own = prepared(self, samples)  # combines, too: its signature names the corpus
         result = own.combine(own.encode_all(samples, rows=rows, progress=progress), samples=samples)
