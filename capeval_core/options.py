@@ -97,7 +97,8 @@ class OptionDescription:
         elif isinstance(value, (str, PathLike)):
             text = os.fspath(value)
             if PathLike in types and ("\0" in text or (not text and self.default is None)):
-                raise wrong("is no path", "pass one ('.' is the current folder), or leave the option out")
+                found = "has a NUL character" if text else "is empty"
+                raise wrong(found, "pass a path ('.' is the current folder), or leave the option out")
             if (self.encodes or self.sign or self.name == "weights") and not valid_unicode(text):
                 raise wrong("is not valid Unicode, so no file can record it", "rename it")
 
