@@ -39,12 +39,16 @@ PROMPT = "A photo depicts "
 
 @dataclass(frozen=True)
 class Row:
-    """What is compared: `make(folder, device)` gives our way and the plain one; `largest` may they differ."""
+    """What is compared: `make(folder, device)` gives our way and the plain one; `largest` may they differ.
+
+    captions: so many are scored by one run, where a run is all that a metric computes.
+    """
 
     about: str
     make: Callable[[Path, str], Ways]
     largest: float = 1e-5
     runs: int = 3
+    captions: int | None = None
 
 
 def prompted(texts: Sequence[str]) -> list[str]:
@@ -77,28 +81,33 @@ class OpenClip:
         return self.model.encode_image(pixels.to(self.device), normalize=True).cpu()
 
 
-def refpacs(folder: Path, device: str) -> Ways:
+def clip(name: str) -> Callable[[Path, str], Ways]:
     """The plain way encodes every row's image and references again, with texts padded to 77 tokens."""
-    work, weights = make_workload(folder, 0.02), make_weights("ViT-B-32", folder)
-    shown, references = ([own[i] for i in work.owner] for own in (work.images, work.references))
-    other = OpenClip(weights, device)
 
-    def ours() -> Any:
-        metric = capeval_core.load("refpacs", weights=weights, device=device, cache=FeatureCache())
-        return metric.score(work.captions, shown, references).scores
+    def make(folder: Path, device: str) -> Ways:
+        work, weights = make_workload(folder, 0.02), make_weights("ViT-B-32", folder)
+        shown, references = ([own[i] for i in work.owner] for own in (work.images, work.references))
+        other, referenced = OpenClip(weights, device), name == "refpacs"
 
-    @torch.inference_mode()
-    def plain() -> Any:
-        scores = []
-        for row in range(0, len(shown), 32):
-            captions = other.texts(work.captions[row : row + 32])
-            pac = 2 * (other.images(shown[row : row + 32]) * captions).sum(-1).clamp(min=0)
-            for k, own in enumerate(references[row : row + 32]):
-                nearest = (other.texts(own) @ captions[k]).max().clamp(min=0)
-                scores.append(float(2 * pac[k] * nearest / (pac[k] + nearest).clamp(min=1e-9)))
-        return scores
+        def ours() -> Any:
+            metric = capeval_core.load(name, weights=weights, device=device, cache=FeatureCache())
+            return metric.score(work.captions, shown, references if referenced else None).scores
 
-    return ours, plain
+        @torch.inference_mode()
+        def plain() -> Any:
+            scores = []
+            for row in range(0, len(shown), 32):
+                captions = other.texts(work.captions[row : row + 32])
+                pac = 2 * (other.images(shown[row : row + 32]) * captions).sum(-1).clamp(min=0)
+                for k, own in enumerate(references[row : row + 32] if referenced else ()):
+                    nearest = (other.texts(own) @ captions[k]).max().clamp(min=0)
+                    scores.append(float(2 * pac[k] * nearest / (pac[k] + nearest).clamp(min=1e-9)))
+                scores += [] if referenced else pac.tolist()
+            return scores
+
+        return ours, plain
+
+    return make
 
 
 def texts(folder: Path, device: str) -> Ways:
@@ -196,14 +205,21 @@ def of(case: Callable[..., Ways], *setting: Any) -> Callable[[Path, str], Ways]:
 
 
 ROWS = {
-    "refpacs": Row("RefPAC-S, ViT-B/32, 113 captions of 20 JPEGs, 5 references", refpacs, runs=1),
+    "pacs": Row("PAC-S, ViT-B/32, 113 captions of 20 JPEGs", clip("pacs"), runs=1, captions=113),
+    "refpacs": Row(
+        "RefPAC-S, ViT-B/32, 113 captions of 20 JPEGs, 5 references", clip("refpacs"), runs=1, captions=113
+    ),
     "texts": Row("text encoder alone, ViT-B/32, distinct texts", texts, runs=1),
     "evaluate": Row("`evaluate` beside the core, 300 PIL images", evaluate_module, 1e-9),
-    "hices": Row("HICE-S, ViT-L/14, 4 captions and 30 regions of an image", hice.case, runs=1),
+    "hices": Row(
+        "HICE-S, ViT-L/14, 4 captions and 30 regions of an image", hice.case, runs=1, captions=4
+    ),
     "eco": Row("TF-IDF consensus of pools of 60", eco, 1e-9),
-    "umic": Row("UMIC, UNITER-base, 4 captions an image, 36 boxes", of(umic.case, "36")),
+    "umic": Row("UMIC, UNITER-base, 4 captions an image, 36 boxes", of(umic.case, "36"), captions=128),
     "umic, ragged": Row("UMIC, UNITER-base, 4 captions an image, 10 to 100 boxes", of(umic.case, "10-100")),
-    "vilbertscore": Row("ViLBERTScore, 100 boxes, 5 references, 1 candidate", of(vilbertscore.case, 1)),
+    "vilbertscore": Row(
+        "ViLBERTScore, 100 boxes, 5 references, 1 candidate", of(vilbertscore.case, 1), captions=2
+    ),
     "vilbertscore, 4": Row("ViLBERTScore, 100 boxes, 5 references, 4 candidates", of(vilbertscore.case, 4)),
     "blip2": Row("BLIP-2, 12 captions of an image", of(blip2.case, 12), 1e-4, runs=1),
     **{
@@ -231,6 +247,7 @@ def measure(name: str, device: str) -> dict[str, Any]:
     if not difference <= row.largest:
         raise SystemExit(f"{name}: both ways differ by {difference:.1e}, more than {row.largest:.0e}")
     found = {"name": name, "about": row.about, "ours": ours, "plain": plain, "ratio": plain / ours}
+    found |= {"captions": row.captions} if row.captions else {}
     return {**found, "difference": difference, **machine(device)}
 
 

@@ -21,12 +21,14 @@ from capeval_core.kept import write_whole
 from capeval_core.project import address
 from capeval_core.registry import MEDIA_VARIANTS, METRICS, metric_class
 from capeval_core.weights.catalogue import WEIGHTS
+from tools.exactness import BENCHMARKS, Line, read_lines
 
 Row = list[str]
 CHECKOUT = Path(__file__).parents[1]
 DOCUMENTS = (
     "README.md",
     "CONTRIBUTING.md",
+    "docs/speed.md",
     "setup.cfg",
     "capeval_core/integrations/lmms_tasks/captions",
 )
@@ -40,40 +42,33 @@ def markdown(header: Row, rows: list[Row]) -> str:
 
 
 def metrics_table() -> str:
-    """Every metric: name, summary, range, what a caption is compared with."""
-    rows = []
-    classes = {f"`{name}`": metric_class(name) for name in METRICS}
-    classes |= {f"`{name}`, {medium}": metric_class(name, medium) for name, medium in MEDIA_VARIANTS}
+    """Every metric: name, summary, what a caption is compared with, cost and agreement with people."""
+    rows, known = [], {name: row for name, *row in advice()}
+    classes = {name: metric_class(name) for name in METRICS}
+    classes |= {f"{name} ({medium})": metric_class(name, medium) for name, medium in MEDIA_VARIANTS}
     for name, metric in classes.items():
         described = MetricDescription(metric)
         rows.append(
             [
-                name,
+                f"`{name}`",
                 f"[{described.title}]({described.address})",
                 described.summary,
-                described.range,
                 described.compares.replace("its ", ""),
+                *known[name][2:4],
             ]
         )
-    return markdown(["name", "metric", "what it is", "range", "compares a caption with"], rows)
+    return markdown(["name", "metric", "what it is", "compares a caption with", "seconds", "τ_c"], rows)
 
 
 def advice_table() -> str:
     """What to choose a metric by, and its agreement with people as papers report it."""
     rows = [[f"`{name}`", *row] for name, *row in advice()]
     choice = markdown(
-        ["metric", "with", "tokens read", "for", "blind to"], [row[:3] + row[8:] for row in rows]
+        ["metric", "with", "tokens read", "seconds", "for", "blind to"], [row[:4] + row[9:] for row in rows]
     )
-    header = [
-        "metric",
-        "Flickr8k-Expert τ_c",
-        "Pascal-50S",
-        "Flickr8k-CF τ_c",
-        "Composite τ_c",
-        "FOIL, 1 reference",
-    ]
-    agreed = [[row[0], *row[3:8]] for row in rows if set(row[3:8]) != {"-"}]
-    return f"{choice}\n\n{markdown([*header, 'FOIL, 1 reference'], agreed)}"
+    sets = ["Flickr8k-Expert τ_c", "Pascal-50S", "Flickr8k-CF τ_c", "Composite τ_c", "FOIL, 1 reference"]
+    agreed = [[row[0], *row[4:9]] for row in rows if set(row[4:9]) != {"-"}]
+    return f"{choice}\n\n{markdown(['metric', *sets], agreed)}"
 
 
 def weights_table() -> str:
@@ -89,6 +84,21 @@ def weights_table() -> str:
         for w in WEIGHTS
     ]
     return markdown(["repository", "weights", "original checkpoint", "licence"], rows)
+
+
+def seconds(run: Line) -> float:
+    """What 1,000 captions cost in a stored run, to two digits."""
+    cost = float(f"{1_000 * run['ours'] / run['captions']:.2g}")
+    return int(cost) if cost >= 10 else cost
+
+
+def speed_table() -> str:
+    """Every stored run of `benchmarks.speed`: ours beside the plain way, and what a caption costs."""
+    rows = []
+    for run in read_lines(BENCHMARKS / "speed.jsonl"):
+        cost = f"{seconds(run):,}" if "captions" in run else ""
+        rows.append([run["about"], f"{run['ratio']:.1f}", cost, run["commit"], run["date"]])
+    return markdown(["", "times as fast", "seconds per 1,000 captions", "commit", "date"], rows)
 
 
 def package_urls() -> str:
@@ -114,6 +124,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "metrics": metrics_table,
     "advice": advice_table,
     "weights": weights_table,
+    "speed": speed_table,
     "urls": package_urls,
     "lmms_metrics": lmms_metrics,
 }

@@ -27,7 +27,8 @@ _AGREEMENT = {
     "foil": "1 reference",
 }
 _NOTE = (
-    "TOKENS: of a caption that are read. TAU-C: agreement with experts' ratings of Flickr8k, PAIRS: with "
+    "TOKENS: of a caption that are read. SECONDS: per 1,000 captions on one core, without detectors. "
+    "TAU-C: agreement with experts' ratings of Flickr8k, PAIRS: with "
     "choices between two captions of Pascal-50S, both as papers print them. Report two metrics of different "
     "kinds, one that looks at the image and one that looks at references."
 )
@@ -36,8 +37,8 @@ _NOTE = (
 def run(arguments: list[str]) -> int:
     flags = parser_of("list", known=",".join(_HAVE)).read(arguments)
     if flags.advise is not None:
-        header = ["METRIC", "WITH", "TOKENS", "TAU-C", "PAIRS", "BLIND TO"]
-        rows = [[*row[:5], row[-1]] for row in advice(flags.advise)]
+        header = ["METRIC", "WITH", "TOKENS", "SECONDS", "TAU-C", "PAIRS", "BLIND TO"]
+        rows = [[*row[:6], row[-1]] for row in advice(flags.advise)]
         print(f"{table([header, *rows])}\n\n{paragraph(_NOTE)}")
         return 0
     chosen = [name for name in ("metrics", "weights", "bibtex") if getattr(flags, name)]
@@ -66,7 +67,7 @@ def _described(metric: type[CaptionMetric]) -> dict[str, Any]:
 
 
 def advice(have: Sequence[str] = ()) -> list[list[str]]:
-    """The metrics that fit what someone has: name, needs, tokens, agreement, what it is for and blind to."""
+    """The metrics that fit what someone has: name, needs, tokens, cost, agreement, use, blind spots."""
     from capeval_core.judgements.tables import published
 
     rows = []
@@ -85,7 +86,8 @@ def advice(have: Sequence[str] = ()) -> list[list[str]]:
         agreed = (published(name, metric.title, column) for name, column in _AGREEMENT.items())
         shown = [f"{cell.value:.1f}" if cell and not metric.variant else "-" for cell in agreed]
         name = metric.name if metric.variant is None else f"{metric.name} ({metric.variant})"
-        rows.append([name, _needs(metric), own["reads"], *shown, own["for"], own["blind"]])
+        cost = f"{own['seconds']:,}" if "seconds" in own else "-"
+        rows.append([name, _needs(metric), own["reads"], cost, *shown, own["for"], own["blind"]])
     return rows
 
 

@@ -13,8 +13,8 @@ import yaml
 from benchmarks.exactness import ORIGINALS
 from capeval_core import __version__
 from capeval_core.registry import MEDIA_VARIANTS, METRICS, metric_class
-from tools.documents import CHECKOUT, WEIGHTS, documents, filled
-from tools.exactness import NOT_YET, ON_CPU, exactness_rows, of_subject, read_lines
+from tools.documents import CHECKOUT, WEIGHTS, documents, filled, seconds
+from tools.exactness import BENCHMARKS, NOT_YET, ON_CPU, exactness_rows, of_subject, read_lines
 from tools.site import cards, exactness_table, metric_card, weights_card
 
 SECTIONS = ["How to use", "Limitations and bias", "Licence", "Citation"]
@@ -72,6 +72,15 @@ def test_every_repository_of_weights_has_a_card_and_every_card_a_repository() ->
         licence = card["license_name" if card["license"] == "other" else "license"]
         assert licence == (entry.licence or "unknown").lower().replace(" ", "-")
         assert re.search(r"\n```sh\ncapeval convert .*\n```\n", text) and "\nCite [" in text
+
+
+COSTS = {"pacs": ("pacs", "clips"), "refpacs": ("refpacs", "refclips")}
+
+
+def test_costs_are_those_of_stored_runs() -> None:
+    for run in filter(lambda run: "captions" in run, read_lines(BENCHMARKS / "speed.jsonl")):
+        for name in COSTS.get(run["name"], (run["name"],)):
+            assert metric_class(name).advice["seconds"] == seconds(run)
 
 
 def test_changelog_names_this_version() -> None:
