@@ -152,8 +152,10 @@ def pages() -> dict[str, str]:
     modules = ["capeval_core", *(f"capeval_core.{name}" for name in MODULES)]
     python = "\n\n".join(["# Python API", *(f"::: {name}" for name in modules)])
     made = {"reference/python.md": python, "reference/commands.md": commands_page()}
-    changes = (CHECKOUT / "CHANGELOG.md").read_text(encoding="utf-8").replace("](docs/", "](")
-    made |= {"changelog.md": changes} | {f"metrics/{name}.md": metric_page(name) for name in METRICS}
+    for name in ("CHANGELOG", "CONTRIBUTING"):
+        text = (CHECKOUT / f"{name}.md").read_text(encoding="utf-8")
+        made[f"{name.lower()}.md"] = text.replace("](docs/", "](")
+    made |= {f"metrics/{name}.md": metric_page(name) for name in METRICS}
     made |= {f"weights/{name}.md": weights_card(name).split("---\n", 2)[2] for name in cards()}
     return made
 

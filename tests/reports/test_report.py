@@ -11,6 +11,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import jsonschema
 import pytest
 
 from capeval_core.cli import main
@@ -30,6 +31,7 @@ HOSTILE = [
     "مثلث أخضر فوق مربع أزرق 左边有一个红色的圆圈",
     "w" * 900,
 ]
+SCHEMA = Path(__file__).parents[2] / "docs" / "result.schema.json"
 VOID = ("meta", "img", "input", "circle", "line", "rect", "use", "image", "path", "polyline", "br")
 
 
@@ -95,6 +97,9 @@ def systems(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_it_has_every_number_and_says_what_failed(systems: Path) -> None:
     page = Parsed((systems / "report" / "index.html").read_text(encoding="utf-8"))
     saved = json.loads((systems / "scores.json").read_text())
+    jsonschema.validate(saved, json.loads(SCHEMA.read_text()))
+    for system in saved["systems"]:
+        jsonschema.validate(system["results"][0], json.loads(SCHEMA.read_text()))
     assert {"script", "link", "iframe", "object", "form"}.isdisjoint(tag for tag, _ in page.tags)
     for system in saved["systems"]:
         for result in system["results"]:
