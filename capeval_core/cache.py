@@ -160,10 +160,8 @@ class FeatureCache:
             yield
         except sqlite3.Error as error:
             self._disk = None
-            warn(
-                f"cache: {self.folder}/{_FILE} cannot be used any more ({error}): features are kept in "
-                "memory only; if it is damaged, delete the file, then a later run makes it again"
-            )
+            found = f"cache: {self.folder}/{_FILE} cannot be used any more ({error})"
+            warn(f"{found}: features are kept in memory only; if it is damaged, delete the file")
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A copy in another process starts empty in memory and shares the disk.

@@ -69,11 +69,8 @@ class Kept:
                 warn(f"{what}: what it held is computed again, and the file can be deleted")
                 continue
             if stamp != self.stamp:
-                differing = [
-                    f"{key}: {stamp.get(key)!r} there, {self.stamp.get(key)!r} now"
-                    for key in sorted(stamp.keys() | self.stamp.keys())
-                    if stamp.get(key) != self.stamp.get(key)
-                ]
+                both = {key: (stamp.get(key), self.stamp.get(key)) for key in sorted(stamp | self.stamp)}
+                differing = [f"{key}: {a!r} there, {b!r} now" for key, (a, b) in both.items() if a != b]
                 found = f"{path.name} of other settings ({'; '.join(differing)})"
                 fix = "pass another folder, or the same settings"
                 raise wrong_option(self.argument, str(self.folder), found, fix, verb="holds")

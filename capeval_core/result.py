@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -143,8 +143,9 @@ class Result:
 
         errors = [self.errors.get(index) for index in range(len(self))]
         columns = {self.key: self.scores, **self.parts, "group": self.groups, "error": errors}
-        frame = pd.DataFrame({name: pd.Series(values) for name, values in columns.items()})
-        return frame.rename_axis("index")
+        return pd.DataFrame({name: pd.Series(values) for name, values in columns.items()}).rename_axis(
+            "index"
+        )
 
     def _ordered(self, *, worst_first: bool) -> list[int]:
         higher_is_better = metric_class(self.metric).higher_is_better if self.metric in METRICS else True
@@ -196,7 +197,7 @@ class Result:
         if self.formula is not None:
             return self.numbers[self.key]
         finite = [score for score in self.scores if np.isfinite(score)]
-        return float(np.mean(finite)) if finite else float("nan")
+        return float(np.mean(finite)) if finite else math.nan
 
     @property
     def numbers(self) -> dict[str, float]:
@@ -256,9 +257,8 @@ class Result:
         names = ("metric", "key", "mean", "signature", "counts", "scores", "parts", "groups", "errors")
         saved = {name: getattr(self, name) for name in (*names, "relative", "range")}
         saved |= {"counts": vars(self.counts), "errors": {str(i): why for i, why in self.errors.items()}}
-        if self.summands is not None:
-            saved["summands"] = self.summands
-        return cast("dict[str, Any]", plain(saved))
+        saved |= {} if self.summands is None else {"summands": self.summands}
+        return {name: plain(value) for name, value in saved.items()}
 
     @staticmethod
     def from_dict(saved: Mapping[str, Any]) -> Result:
@@ -272,15 +272,14 @@ class Result:
         _check_shape("it", saved, {str: object})
         for name, shape in _SHAPES.items():
             _check_shape(name, saved[name], shape)
-        summands, formula = saved.get("summands"), None
-        columns = {"scores": saved["scores"], "groups": saved["groups"], **saved["parts"]}
-        if summands is not None or saved["metric"] in METRICS:  # others need not be installed
+        columns, formula = {name: saved[name] for name in ("scores", "groups")} | saved["parts"], None
+        if saved.get("summands") is not None or saved["metric"] in METRICS:  # others need not be installed
             formula = metric_class(saved["metric"]).formula
         if formula is not None:
-            _check_shape("summands", summands, [[float]])
-            if any(len(row) != len(formula.sums) for row in summands or []):
+            columns["summands"] = saved.get("summands")
+            _check_shape("summands", columns["summands"], [[float]])
+            if any(len(row) != len(formula.sums) for row in columns["summands"]):
                 raise ValueError(f"summands should be {len(formula.sums)} numbers per caption")
-            columns["summands"] = summands
         if len({len(column) for column in columns.values()}) != 1:
             lengths = ", ".join(f"{len(column)} {name}" for name, column in columns.items())
             raise ValueError(f"it has {lengths}, which should be equally many")
@@ -292,7 +291,7 @@ class Result:
             counts=Counts(**saved["counts"]),
             errors={int(index): reason for index, reason in saved["errors"].items()},
             relative=saved.get("relative"),
-            summands=None if formula is None else [_numbers(row) for row in summands or []],
+            summands=None if formula is None else [_numbers(row) for row in columns["summands"]],
             formula=formula,
             range=(-math.inf if low is None else float(low), math.inf if high is None else float(high)),
         )

@@ -6,8 +6,8 @@ import ctypes
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import starmap
 from os import PathLike
 from pathlib import Path
@@ -117,18 +117,6 @@ def lists(values: Any, lengths: NDArray[np.int64]) -> pa.ListArray:
     return pa.ListArray.from_arrays(offsets, values.numpy() if hasattr(values, "numpy") else values)
 
 
-def fixed_lists(values: NDArray[Any]) -> pa.FixedSizeListArray:
-    """A column of lists of one length: a row of the array in each."""
-    return pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), values.shape[1])
-
-
-def of_fixed_lists(column: pa.FixedSizeListArray | pa.ChunkedArray) -> NDArray[Any]:
-    """The array (n, length) of a column of lists of one length, none of them null."""
-    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    values: NDArray[Any] = array.flatten().to_numpy(zero_copy_only=False)
-    return values.reshape(-1, column.type.list_size)
-
-
 def canonical(rows: pa.Table) -> pa.Table:
     """Rows sorted by index, the last one of each index only, however they were gathered."""
     index = rows["index"].to_numpy()
@@ -205,31 +193,25 @@ class RowStores(dict[str, RowStore]):
             store.flush()
 
 
-def progress_bar(name: str, captions: int, shown: bool) -> tqdm[Any]:
-    """A bar of so many captions; it shows on a terminal only."""
-    return tqdm(total=captions, desc=name, unit="caption", disable=None if shown else True)
+def progress_bar(name: str, captions: int, shown: bool, reused: int = 0) -> tqdm[Any]:
+    """A bar of so many captions, on a terminal only; the time left goes by those that are not reused."""
+    hidden = None if shown else True
+    return tqdm(total=captions, desc=name, unit="caption", disable=hidden, initial=reused)
 
 
 class RowCollector:
     """The rows of samples: those that a store has, and the others as they are encoded."""
 
-    def __init__(
-        self, samples: Samples, schema: pa.Schema, store: RowStore | None, bar: tqdm[Any], on_error: str
-    ) -> None:
+    def __init__(self, samples: Samples, schema: pa.Schema, store: RowStore | None, on_error: str) -> None:
         self._tables = [schema.empty_table()]
-        self.missing = list(range(len(samples)))  # positions of the samples that the store has no row of
+        self.missing = np.ones(len(samples), dtype=np.bool_)  # which samples the store has no row of
         self.texts, self.reused = LIMITS.texts, 0
-        self._store, self._bar, self._on_error, self._memory = store, bar, on_error, FreedMemory()
+        self._store, self._on_error, self._memory = store, on_error, FreedMemory()
         if store is not None:
             rows, self._content = store.reuse(samples)
             self._tables.append(rows)
-            self.missing = [row for row, index in enumerate(samples.indices) if index in self._content]
+            self.missing = np.array([index in self._content for index in samples.indices], dtype=np.bool_)
             self.texts, self.reused = LIMITS.texts_between_shards, len(rows)
-            if not bar.disable:  # an earlier run made them: they say nothing of how fast this one is
-                bar.initial += self.reused
-                bar.last_print_n += self.reused
-                bar.n += self.reused
-                bar.refresh()
 
     def add(self, table: pa.Table) -> None:
         """Some more rows; ValueError for one with an error, if it is refused."""
@@ -240,18 +222,10 @@ class RowCollector:
             Problems(table["error"].drop_null().to_pylist()).raise_if_any()
         self._tables.append(table)
         self._memory.add(len(table))
-        self._bar.update(len(table))
 
     def table(self) -> pa.Table:
         """All rows, in no certain order."""
         return pa.concat_tables(self._tables)
-
-    def __enter__(self) -> RowCollector:
-        return self
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if error is not None and self._store is not None:
-            self._store.flush()  # on Ctrl-C too: nothing that was computed is lost
 
 
 class Task:
@@ -262,38 +236,36 @@ class Task:
     """
 
     def __init__(self, metric: Any, systems: Sequence[Samples], folders: Sequence[Any]) -> None:
-        self.metric, self.systems, self.folders = metric, systems, folders
-        self.collectors: list[RowCollector] = []
+        metric.options.check_separable(type(metric), scores=False)
+        self.metric, self.systems, schema = metric, systems, metric.ROW
+        stores = [metric.stores.open(folder, schema, metric.stamp()) for folder in folders]
+        self.collectors = [
+            RowCollector(samples, schema, store, metric.options.on_error)
+            for samples, store in zip(systems, stores, strict=True)
+        ]
+        self._samples = joined(systems)
+        self._system = np.repeat(np.arange(len(systems)), [len(samples) for samples in systems])
+        missing = np.concatenate([collector.missing for collector in self.collectors])
+        self.texts = np.array(text_counts(self._samples), dtype=np.int64) * missing  # to be encoded
 
     @property
     def rows(self) -> list[pa.Table]:
         """The outcome, of each system."""
         return [collector.table() for collector in self.collectors]
 
-    def begin(self, bar: tqdm[Any], stack: ExitStack) -> NDArray[np.int64]:
-        """Look for rows in the folders; how many texts are to be encoded with each caption."""
-        metric, on_error = self.metric, self.metric.options.on_error
-        for samples, folder in zip(self.systems, self.folders, strict=True):
-            store = metric.stores.open(folder, metric.ROW, metric.stamp())
-            collector = RowCollector(samples, metric.ROW, store, bar, on_error)
-            self.collectors.append(stack.enter_context(collector))
-        sizes = [len(samples) for samples in self.systems]
-        self._system = np.repeat(np.arange(len(sizes)), sizes)
-        self._joined = joined(self.systems)
-        texts, starts = np.zeros(sum(sizes), dtype=np.int64), np.cumsum([0, *sizes])
-        for start, samples, collector in zip(starts, self.systems, self.collectors, strict=False):
-            missing = np.array(collector.missing, dtype=np.int64)
-            texts[start + missing] = np.array(text_counts(samples), dtype=np.int64)[missing]
-        self._missing = texts > 0
-        return texts
+    @property
+    def reused(self) -> int:
+        """How many rows the folders had."""
+        return sum(collector.reused for collector in self.collectors)
 
-    def encode(self, places: NDArray[np.int64]) -> None:
-        """Encode those captions that no folder has rows of, and give each system its own."""
-        places = places[self._missing[places]]
-        for table in self.metric.encode(self._joined.select(places.tolist())) if len(places) else ():
+    def encode(self, places: NDArray[np.int64]) -> Iterator[int]:
+        """Encode captions that no folder has rows of, and give each system its own; how many at a time."""
+        places = places[self.texts[places] > 0]
+        for table in self.metric.encode(self._samples.select(places.tolist())) if len(places) else ():
             systems, places = self._system[places[: len(table)]], places[len(table) :]
             for number in np.unique(systems):
                 self.collectors[number].add(table.filter(pa.array(systems == number)))
+            yield len(table)
 
 
 def encode_tasks(tasks: Sequence[Task], *, progress: bool = False) -> None:
@@ -302,22 +274,25 @@ def encode_tasks(tasks: Sequence[Task], *, progress: bool = False) -> None:
     Captions of one picture are encoded together, whatever their system, and metrics take turns: a network
     that reads an image with a text runs the image once, and metrics that share weights find its features.
     """
-    for task in tasks:
-        task.metric.options.check_separable(type(task.metric), scores=False)
     systems = next((task for task in tasks if task.metric.media), tasks[0]).systems
-    order = np.arange(sum(map(len, systems)))
+    order = np.arange(len(tasks[0].texts))
     if len(systems) > 1:
         rank: dict[int, int] = {}
         visuals = [visual for samples in systems for visual in samples.images]
-        ranks = [rank.setdefault(id(visual.source), len(rank)) for visual in visuals]
-        order = np.argsort(ranks, kind="stable")
-    names = ", ".join(task.metric.name for task in tasks)
-    with progress_bar(names, len(order) * len(tasks), progress) as bar, ExitStack() as stack:
-        texts = np.max([task.begin(bar, stack) for task in tasks], axis=0)
-        limit = tasks[0].collectors[0].texts if len(tasks) == 1 else LIMITS.texts_together
-        for part in parts(texts[order].tolist(), limit):
-            for task in tasks:
-                task.encode(order[part])
+        order = np.argsort([rank.setdefault(id(one.source), len(rank)) for one in visuals], kind="stable")
+    texts = np.max([task.texts for task in tasks], axis=0)[order].tolist()
+    limit = tasks[0].collectors[0].texts if len(tasks) == 1 else LIMITS.texts_together
+    names, reused = ", ".join(task.metric.name for task in tasks), sum(task.reused for task in tasks)
+    try:
+        with progress_bar(names, len(order) * len(tasks), progress, reused) as bar:
+            for part in parts(texts, limit):
+                for task in tasks:
+                    for rows in task.encode(order[part]):
+                        bar.update(rows)
+    except BaseException:  # Ctrl-C, too
+        for task in tasks:
+            task.metric.stores.flush()
+        raise
 
 
 class FreedMemory:

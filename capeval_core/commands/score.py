@@ -238,7 +238,7 @@ def _score(
                 cells[metric.name] = compare.cell_of(result, evidence)
             images = own.images if folder is not None else None
             systems.append(System(name, own.ids, own.captions, cells, images, own.references))
-    return systems, sum(one.reused for task in tasks for one in task.collectors)
+    return systems, sum(task.reused for task in tasks)
 
 
 def _opened(several: bool, metric: type[CaptionMetric], options: Options) -> CaptionMetric:

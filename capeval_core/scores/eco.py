@@ -22,7 +22,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from capeval_core.errors import Problems, at, did_you_mean, expanded_path, naming, warn, wrong_option
 from capeval_core.inputs.samples import Pools, Samples, images_in_rgb, windows
@@ -550,33 +549,36 @@ class Eco(Reranker):
 
         pools, folder = cast(Pools, samples), self.options.rows if rows is None else rows
         self.stores.open(folder, self.ROW, {"metric": self.name})  # claims the folder; rows lie below it
-        tables = {}
+        collectors = {member.name: self._collector(member, pools, folder) for member in self.members}
+        captions, reused = len(pools) * len(self.members), sum(one.reused for one in collectors.values())
         try:
-            with progress_bar(self.name, len(pools) * len(self.members), progress) as bar:
+            with progress_bar(self.name, captions, progress, reused) as bar:
                 for member in self.members:
                     bar.set_postfix_str(member.name)
-                    tables[member.name] = self._member_rows(member, pools, folder, bar)
+                    for rows_now in self._encode(member, pools, collectors[member.name]):
+                        bar.update(rows_now)
                     torch.cuda.empty_cache()  # the next one may need it in larger pieces
-        except BaseException:
-            self.stores.flush()  # of the members that came before, too
+        except BaseException:  # Ctrl-C, too
+            self.stores.flush()
             raise
+        tables = {name: collector.table() for name, collector in collectors.items()}
         return _joined_rows(pools, tables, self.ensemble)
 
-    def _member_rows(
-        self, member: Member, pools: Pools, folder: str | PathLike[str] | None, bar: tqdm[Any]
-    ) -> pa.Table:
-        """Rows of one member; its encoder is in memory no longer than this runs."""
+    def _collector(self, member: Member, pools: Pools, folder: str | PathLike[str] | None) -> RowCollector:
         stamp = {"metric": self.name, "member": member.name, "weights": member.model.fingerprint}
         own = None if folder is None else Path(folder) / member.name
         store = self.stores.open(own, MEMBER_ROW, stamp | self.options.encoding())
+        return RowCollector(pools, MEMBER_ROW, store, self.options.on_error)
+
+    def _encode(self, member: Member, pools: Pools, collector: RowCollector) -> Iterator[int]:
+        """Encode what is missing of one member's rows; its encoder is in memory no longer than this runs."""
         encoder = None
-        with RowCollector(pools, MEMBER_ROW, store, bar, self.options.on_error) as collector:
-            for window in windows(pools.select(collector.missing), collector.texts):
-                if encoder is None:  # not where all rows are stored
-                    encoder = member.open(self.options.device, self.options.dtype)
-                for table in member.rows(encoder, cast(Pools, window), self.run):
-                    collector.add(table)
-        return collector.table()
+        for window in windows(pools.select(np.flatnonzero(collector.missing).tolist()), collector.texts):
+            if encoder is None:  # not where all rows are stored
+                encoder = member.open(self.options.device, self.options.dtype)
+            for table in member.rows(encoder, cast(Pools, window), self.run):
+                collector.add(table)
+                yield len(table)
 
     def aggregate(self, rows: pa.Table) -> Values:
         values = rows["values"].combine_chunks().flatten().to_numpy().reshape(-1, len(self.ensemble))

@@ -19,6 +19,8 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from capeval_core.errors import Problems
 from capeval_core.inputs.samples import Samples, windows
@@ -41,7 +43,7 @@ from capeval_core.phrases.ngrams import (
 from capeval_core.phrases.ptb import REVISION, shared_words
 from capeval_core.ragged import Ragged, inner
 from capeval_core.result import Result, Values
-from capeval_core.rows import column, common_columns, fixed_lists, lists, of_fixed_lists, row_schema
+from capeval_core.rows import column, common_columns, lists, row_schema
 from capeval_core.scores.corpus import DocumentFrequencies
 from capeval_core.scores.facts import facts
 from capeval_core.statistics import CorpusFormula
@@ -140,6 +142,16 @@ class NgramMetric(CaptionMetric):
         none: dict[str, Any] = {"errors": [None] * n, "truncated": np.zeros(n, dtype=np.int32)}
         common = common_columns(batch, slice(None), groups=groups, **none)
         return pa.table({**common, **self.columns(compared)}, schema=self.ROW)
+
+
+def fixed_lists(values: NDArray[Any]) -> pa.FixedSizeListArray:
+    """A column of lists of one length: a row of the array in each."""
+    return pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), values.shape[1])
+
+
+def of_fixed_lists(column: pa.Array | pa.ChunkedArray) -> NDArray[Any]:
+    """The array (n, length) of a column of lists of one length, none of them null."""
+    return np.asarray(pc.list_flatten(column)).reshape(-1, column.type.list_size)
 
 
 FOUR = pa.list_(pa.int32(), LONGEST)
