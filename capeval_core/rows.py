@@ -6,7 +6,7 @@ import ctypes
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import starmap
 from os import PathLike
@@ -243,10 +243,10 @@ class Task:
             RowCollector(samples, schema, store, metric.options.on_error)
             for samples, store in zip(systems, stores, strict=True)
         ]
-        self._samples = joined(systems)
+        self.samples = joined(systems)
         self._system = np.repeat(np.arange(len(systems)), [len(samples) for samples in systems])
         missing = np.concatenate([collector.missing for collector in self.collectors])
-        self.texts = np.array(text_counts(self._samples), dtype=np.int64) * missing  # to be encoded
+        self.texts = np.array(text_counts(self.samples), dtype=np.int64) * missing  # to be encoded
 
     @property
     def rows(self) -> list[pa.Table]:
@@ -258,14 +258,11 @@ class Task:
         """How many rows the folders had."""
         return sum(collector.reused for collector in self.collectors)
 
-    def encode(self, places: NDArray[np.int64]) -> Iterator[int]:
-        """Encode captions that no folder has rows of, and give each system its own; how many at a time."""
-        places = places[self.texts[places] > 0]
-        for table in self.metric.encode(self._samples.select(places.tolist())) if len(places) else ():
-            systems, places = self._system[places[: len(table)]], places[len(table) :]
-            for number in np.unique(systems):
-                self.collectors[number].add(table.filter(pa.array(systems == number)))
-            yield len(table)
+    def add(self, table: pa.Table, places: NDArray[np.int64]) -> None:
+        """Rows of these captions, which each system gets its own of."""
+        systems = self._system[places]
+        for number in np.unique(systems):
+            self.collectors[number].add(table.filter(pa.array(systems == number)))
 
 
 def encode_tasks(tasks: Sequence[Task], *, progress: bool = False) -> None:
@@ -287,8 +284,12 @@ def encode_tasks(tasks: Sequence[Task], *, progress: bool = False) -> None:
         with progress_bar(names, len(order) * len(tasks), progress, reused) as bar:
             for part in parts(texts, limit):
                 for task in tasks:
-                    for rows in task.encode(order[part]):
-                        bar.update(rows)
+                    places = order[part][task.texts[order[part]] > 0]
+                    samples = task.samples.select(places.tolist())
+                    for table in task.metric.encode(samples) if len(samples) else ():
+                        task.add(table, places[: len(table)])
+                        places = places[len(table) :]
+                        bar.update(len(table))
     except BaseException:  # Ctrl-C, too
         for task in tasks:
             task.metric.stores.flush()
