@@ -6,30 +6,20 @@ import re
 from typing import Any
 
 from capeval_core.commands.common import add_flags, chosen, tell_reasons
-from capeval_core.commands.terminal import complain, first_named, interruptible, parser_of, summary
+from capeval_core.commands.terminal import complain, first_named, interruptible, kinds_of, parser_of, summary
 
 CAPTIONS, IMAGES = "captions", "images"
-_ABOUT = {
-    CAPTIONS: "Generate a caption of each image with BLIP.",
-    IMAGES: "Generate an image of each caption with a diffusion model. What its safety checker blacks out is "
-    "left out and counted.",
-}
 _NEEDED = {CAPTIONS: "--images FOLDER", IMAGES: "--captions FILE"}
 
 
 def run(arguments: list[str]) -> int:
-    what, rest = first_named(arguments, "augment", _ABOUT)
+    what, rest = first_named(arguments, "augment", kinds_of("augment", CAPTIONS, IMAGES))
     from capeval_core.training.augmentation import CaptionAugmentation, ImageAugmentation, augment
     from capeval_core.training.captioned import CaptionSource
 
     needed = _NEEDED[what]
     settings: Any = CaptionAugmentation if what == CAPTIONS else ImageAugmentation
-    words = {
-        "about": _ABOUT[what],
-        "kind": what,
-        "needed": needed + " [--captions FILE]" * (what == CAPTIONS),
-    }
-    parser = parser_of(f"augment {what}", f"augment {what}", "augment KIND", **words)
+    parser = parser_of(f"augment {what}", f"augment {what}", "augment KIND", kind=what)
     add_flags(parser, CaptionSource, title="dataset, and columns and splits")
     add_flags(parser, settings, title="options of the generation")
     flags = parser.read(rest)

@@ -36,18 +36,32 @@ _Checked = TypeVar("_Checked", bound=Samples)
 
 def add_flags(
     parser: Parser,
-    options: type[Settings],
+    options: type[Settings] | Mapping[str, type[Settings]],
     title: str = "options of the metric",
     *,
     leave_out: Collection[str] = (),
 ) -> None:
-    """A flag for every option. The options class, not the flag, checks values and knows the defaults."""
-    for option in options.describe().values():
-        if option.flag and option.name not in leave_out:
-            add_option(parser.group(title), option, help_of(option))
+    """A flag for every option; of several metrics by name, each is for all that have it.
+
+    The options class, not the flag, checks values and knows the defaults.
+    """
+    classes = options if isinstance(options, Mapping) else {"": options}
+    flags: dict[str, OptionDescription] = {}
+    owners: dict[str, dict[str, list[str]]] = {}  # by option and help text, its metrics
+    for metric, class_ in classes.items():
+        for option in class_.describe().values():
+            if option.flag and option.name not in leave_out:
+                flags.setdefault(option.name, option)
+                owners.setdefault(option.name, {}).setdefault(_help_of(option), []).append(metric)
+    for name, option in flags.items():
+        of_all = {text for text, own in owners[name].items() if len(own) == len(classes)}
+        parts = [
+            text if text in of_all else f"{', '.join(own)}: {text}" for text, own in owners[name].items()
+        ]
+        _add_option(parser.group(title), option, "; ".join(parts))
 
 
-def help_of(option: OptionDescription) -> str:
+def _help_of(option: OptionDescription) -> str:
     """The help of an option's flag."""
     # A help text names what None means; here None is a flag that is not given.
     text = option.help.replace("None: ", "default: ").replace("%", "%%")
@@ -57,7 +71,7 @@ def help_of(option: OptionDescription) -> str:
     return text if len(listed) <= _LONGEST else f"{text}; one of {listed}"
 
 
-def add_option(group: argparse._ActionsContainer, option: OptionDescription, text: str) -> None:
+def _add_option(group: argparse._ActionsContainer, option: OptionDescription, text: str) -> None:
     """The flag of an option; the options class refuses other values than its choices."""
     shape: dict[str, Any] = {"dest": option.name, "default": argparse.SUPPRESS}
     if option.type == "bool":
@@ -67,11 +81,14 @@ def add_option(group: argparse._ActionsContainer, option: OptionDescription, tex
     for name, letter in (("int", "N"), ("float", "X")):
         if name in option.type.split(" | "):
             shape |= {"type": TYPES[letter], "metavar": letter}
-    group.add_argument(flag_of(option.name), help=text, **shape)
+    group.add_argument(f"--{option.name.replace('_', '-')}", help=text, **shape)
 
 
 def options_of(
-    metric: type[CaptionMetric], keywords: Mapping[str, Any], given: Sequence[str], metrics: Sequence[str]
+    metric: type[CaptionMetric],
+    keywords: Mapping[str, Any],
+    given: Sequence[str] = (),
+    metrics: Sequence[str] = (),
 ) -> Any:
     """The checked options of one of several metrics, by keywords and the values `given` to `--set`."""
     if metrics.count(metric.name) > 1:
@@ -100,10 +117,6 @@ def chosen(arguments: argparse.Namespace, options: type[Settings]) -> dict[str, 
     """The options that are among the arguments."""
     values = vars(arguments)
     return {name: values[name] for name in options.describe() if name in values}
-
-
-def flag_of(name: str) -> str:
-    return "--" + name.replace("_", "-")
 
 
 # the metrics that a command line names
@@ -207,16 +220,17 @@ def check_output(name: str, out: Path | None, read: Sequence[tuple[str, object]]
         raise PermissionError(f"{name} {out} cannot be written (permission denied)")
 
 
-def check_folder(out: Path | None, ours: Collection[str] = (), what: str = "") -> set[str]:
-    """The names in the folder of --out; a file is refused, and one that holds more than `what`, if given."""
+def check_folder(
+    out: Path | None, ours: Collection[str] = (), what: str = "", *, flag: str = "--out"
+) -> set[str]:
+    """The names in the folder of a flag; a file is refused, and one that holds more than `what`, if given."""
     if out is None or not out.exists():
         return set()
     if not out.is_dir():
-        raise file_error(out, "is a file: choose a folder for --out")
+        raise file_error(out, f"is a file: choose a folder for {flag}")
     names = {path.name for path in out.glob("[!.]*")}  # less unfinished files
     if what and (others := sorted(names.difference(ours))):
-        fix = "choose another folder for --out"
-        raise file_error(out, f"holds more than {what} ({others[0]})", fix)
+        raise file_error(out, f"holds more than {what} ({others[0]}): choose another folder for {flag}")
     return names
 
 

@@ -18,15 +18,7 @@ from capeval_core.errors import Problems, did_you_mean, p_in_words, signed
 from capeval_core.inputs.folder import Folder
 from capeval_core.registry import metric_of, titles_of_parts
 from capeval_core.reports.html import check_report, write_report
-from capeval_core.reports.systems import (
-    Cell,
-    Column,
-    System,
-    Systems,
-    cells_table,
-    long_table,
-    stacked_table,
-)
+from capeval_core.reports.systems import Cell, Column, System, Systems, cells_table, long_table, stacked_table
 from capeval_core.result import Result, json_text
 from capeval_core.statistics import TEST, Comparison, NoTestError, holm
 
@@ -229,7 +221,7 @@ def _column(result: Result) -> Column:
 
 def _messages(compared: Systems) -> list[str]:
     """What failed, was truncated or left out, once each; where it is not of all, with systems and metrics."""
-    whose: dict[str, dict[str, list[str]]] = {}
+    whose: dict[str, list[str]] = {}
     for system in compared.systems:
         for metric, cell in system.cells.items():
             counts = cell.result.counts
@@ -243,15 +235,14 @@ def _messages(compared: Systems) -> list[str]:
                     f"baseline are left out of the test, not of the means: over the {cell.test['count']:,} "
                     f"that both have the difference is {difference}"
                 )
+            owner = system.name if len(compared.columns) == 1 else f"{system.name} by {metric}"
             for reason in filter(None, reasons):
-                whose.setdefault(reason, {}).setdefault(system.name, []).append(metric)
-    messages = []
-    for reason, owners in whose.items():
-        every = {name: len(own) == len(compared.columns) for name, own in owners.items()}
-        named = [name if every[name] else f"{name} ({', '.join(own)})" for name, own in owners.items()]
-        of_all = len(owners) == len(compared.systems) and all(every.values())
-        messages.append(reason if of_all else f"{', '.join(named)}: {reason}")
-    return messages
+                whose.setdefault(reason, []).append(owner)
+    cells = len(compared.systems) * len(compared.columns)
+    return [
+        reason if len(owners) == cells else f"{', '.join(owners)}: {reason}"
+        for reason, owners in whose.items()
+    ]
 
 
 def show(systems: Systems, form: str | None) -> str:

@@ -14,20 +14,27 @@ from capeval_core.weights.catalogue import EVA_CLIP, FASTER_RCNN, X152, entry_kn
 from capeval_core.weights.folder import CONFIG, TENSORS, TOKENIZER, VOCABULARY
 
 _PARTS = {
-    "regions": ("sam", "a SAM that finds the regions of HICE-S"),
-    EVA_CLIP: ("eva_clip", "the largest member of ECO's ensemble"),
-    FASTER_RCNN: ("faster_rcnn", "the detector of UMIC's boxes"),
-    X152: ("x152", "the detector of ViLBERTScore's boxes"),
+    "regions": ("sam", "a SAM that finds the regions of HICE-S", "score hices {} --regions objects:{}"),
+    EVA_CLIP: (
+        "eva_clip",
+        "the largest member of ECO's ensemble",
+        "rerank {} --out best.csv --members {},blip2-itc",
+    ),
+    FASTER_RCNN: ("faster_rcnn", "the detector of UMIC's boxes", "score umic {} --regions {}"),
+    X152: (
+        "x152",
+        "the detector of ViLBERTScore's boxes",
+        "score vilbertscore {} --references references.json --regions {}",
+    ),
 }
-"""What is converted beside the weights of metrics: name -> network and purpose."""
-_PURPOSES = {name: purpose for name, (_, purpose) in _PARTS.items()}
+"""What is converted beside the weights of metrics: name -> network, purpose, and a command that uses it."""
 _OURS = {CONFIG, TENSORS, VOCABULARY, TOKENIZER, "README.md"}
 
 
 def run(arguments: list[str]) -> int:
     released = {BOX_FEATURES: "features that 12-in-1 released, for ViLBERTScore"}
     known = {name: f"weights of {name}" for name, own in metric_classes().items() if own.default_weights}
-    known |= _PURPOSES | released
+    known |= {part: purpose for part, (_, purpose, _) in _PARTS.items()} | released
     name, rest = first_named(arguments, "convert", known)
     if name == BOX_FEATURES:
         return convert_box_features(rest)
@@ -45,10 +52,8 @@ def run(arguments: list[str]) -> int:
     architecture = encoder.describe(release.config)
     entry = entry_known_as(out.name, flags.checkpoint.name)
     if entry is not None and (difference := entry.is_another(architecture)):
-        complain(
-            f"warning: {difference}: {flags.checkpoint} is not the released file, its scores are not "
-            "comparable"
-        )
+        what = f"{flags.checkpoint} is not the released file, its scores are not comparable"
+        complain(f"warning: {difference}: {what}")
     print(f"{out}: {architecture}")
     print(table([["-", note] for note in release.notes], indent="  "))
     print(f"score with it:\n  {_score_command(name, out)}")
@@ -58,15 +63,10 @@ def run(arguments: list[str]) -> int:
 def _score_command(name: str, out: Path) -> str:
     """A command that uses the converted weights."""
     files, place = "--candidates captions.json --images images", shlex.quote(str(out))
-    if name == "regions":
-        return f"capeval score hices {files} --regions {shlex.quote(f'objects:{out}')}"
-    if name == FASTER_RCNN:
-        return f"capeval score umic {files} --regions {place}"
-    if name == X152:
-        return f"capeval score vilbertscore {files} --references references.json --regions {place}"
-    if name == EVA_CLIP:
-        return f"capeval rerank {files} --out best.csv --members {shlex.quote(f'{out},blip2-itc')}"
-    if issubclass(metric_class(name), Reranker):
+    if name in _PARTS:
+        return f"capeval {_PARTS[name][2].format(files, place)}"
+    metric = metric_class(name)
+    if issubclass(metric, Reranker):
         return f"capeval rerank {files} --out best.csv --weights {place}"
-    references = " --references references.json" if metric_class(name).needs_references else ""
-    return f"capeval score {name} {files}{references} --weights {place}"
+    files += " --references references.json" * metric.needs_references
+    return f"capeval score {name} {files} --weights {place}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from capeval_core.commands.common import check_output, write
-from capeval_core.commands.judge import check_statistics, status_of
+from capeval_core.commands.judge import status_of
 from capeval_core.commands.terminal import parser_of
 from capeval_core.judgements.protocols import STATISTICS
 from capeval_core.judgements.stored import join_ratings
@@ -13,7 +13,6 @@ from capeval_core.judgements.tables import Judged, judged_table, long_table
 def run(arguments: list[str]) -> int:
     words = {"of": "of ", "known": ",".join(STATISTICS), "default": " (default: all)"}
     flags = parser_of("correlate", "correlate", "statistics", **words).read(arguments)
-    check_statistics(flags)
     check_output("--csv", flags.csv, [("the scores", flags.scores), ("the ratings", flags.human)])
     label, judged, scored = join_ratings(flags.scores, flags.human)
     if flags.statistics:

@@ -7,38 +7,20 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL.Image import Image
 
-from capeval_core.commands import common
-from capeval_core.commands.terminal import (
-    Parser,
-    complain,
-    first_named,
-    flag,
-    interruptible,
-    parser_of,
-    resuming,
-)
+from capeval_core.commands import common, terminal
 from capeval_core.errors import Problems, file_error
 from capeval_core.inputs.samples import argument_of
+from capeval_core.judgements import tables
 from capeval_core.judgements.protocols import STATISTICS, Items, JudgedSet, PoolSet, RatedSet, Scored
-from capeval_core.judgements.scoring import SetScorer, joined_signature, labels_of
+from capeval_core.judgements.scoring import SetScorer, labels_of
 from capeval_core.judgements.sets import SETS, SetEntry, find_visuals, load_set, set_entry
 from capeval_core.judgements.stored import FORMS, read_scores
-from capeval_core.judgements.tables import (
-    Judged,
-    contest_table,
-    draw_agreement,
-    draw_scores,
-    eval_results,
-    judged_table,
-    long_table,
-)
 from capeval_core.metric import CaptionMetric, Reranker
 from capeval_core.registry import MEDIA_VARIANTS, metric_class
 from capeval_core.reports.tables import Table
@@ -51,10 +33,9 @@ _EVALUATORS = ("bleu", "rougel", "ciderd")
 
 def run(arguments: list[str]) -> int:
     summaries = {name: entry.summary for name, entry in SETS.items()}
-    name, rest = first_named(arguments, "judge", summaries, others=True)
+    name, rest = terminal.first_named(arguments, "judge", summaries, others=True)
     entry = set_entry(name)
     flags = _parser(entry).read(rest)
-    check_statistics(flags)
     if not flags.metrics and not flags.scores:
         raise ValueError("nothing to judge: name --metrics, or a file of --scores")
     metrics = _metrics(entry, flags)
@@ -80,16 +61,16 @@ def run(arguments: list[str]) -> int:
     visuals = _visuals(metrics, judged, flags)
     for class_, options in metrics:  # each is opened when the one before is done
         metric = class_(options)
-        with interruptible(resuming(rows, "--out FOLDER")):
+        with terminal.interruptible(terminal.resuming(rows, "--out FOLDER")):
             computed = SetScorer(judged, visuals, rows=rows, progress=True).score(metric)
         scores |= computed
-        signatures |= {
-            label: joined_signature(runs) or metric.signature() for label, runs in computed.items()
-        }
-    result = Judged(judged, scores, draws=flags.resamples, level=flags.level, seed=flags.seed)
+        for label, runs in computed.items():
+            distinct = dict.fromkeys(run.signature for run in runs if run.signature)
+            signatures[label] = " and ".join(distinct) or metric.signature()
+    result = tables.Judged(judged, scores, draws=flags.resamples, level=flags.level, seed=flags.seed)
     tiny = ", ".join(class_.title for class_, options in metrics if options.weights == "tiny")
     note = f"{tiny}: with weights `tiny`; published values are for the published weights"
-    shown = judged_table(result, [note] if tiny else [])
+    shown = tables.judged_table(result, [note] if tiny else [])
     print(f"{entry.title}: {entry.summary}\n")
     print(shown.text(), flush=True)
     if flags.out is not None:
@@ -97,7 +78,7 @@ def run(arguments: list[str]) -> int:
     return status_of(result)
 
 
-def status_of(result: Judged) -> int:
+def status_of(result: tables.Judged) -> int:
     """1 where no cell has a value."""
     cells = (cell for own in result.cells.values() for cell in own.values())
     return 0 if any(cell.undefined is None for cell in cells) else 1
@@ -161,21 +142,21 @@ def _check_metrics(metrics: _Metrics, judged: JudgedSet, flags: argparse.Namespa
 def _check_texts(metrics: _Metrics, judged: JudgedSet, data: str) -> None:
     """Refuse empty texts before any metric is opened, of those that do not score them."""
     strict = [class_ for class_, options in metrics if options.empty == "error"]
-    comparing = [class_ for class_ in strict if class_.needs_references]
-    empty: dict[tuple[str, str], Sequence[type[CaptionMetric]]] = {}
-    for scoring in judged.scorings if strict else ():
-        items = scoring.items
-        texts = (scoring.references() if comparing else None) or [[]] * len(items)
-        for row, (caption, image, own) in enumerate(zip(items.captions, items.images, texts, strict=True)):
-            name = f"image {image!r}" if items.names is None else items.names[row]
-            if not caption.strip():
-                empty[name, "caption"] = strict
-            if not all(text.strip() for text in own):
-                file = "" if items.names is None else "references.json "
-                empty[f"{file}image {image!r}", "reference"] = comparing
+    of_captions, of_references = (
+        " ".join(f"--set {class_.name}.empty=score" for class_ in own)
+        for own in (strict, [class_ for class_ in strict if class_.needs_references])
+    )
+    empty: dict[tuple[str, str], str] = {}
+    for scoring in judged.scorings:
+        items, images = scoring.items, [f"image {image!r}" for image in scoring.items.images]
+        for name, caption in zip(items.names or images, items.captions, strict=True):
+            if of_captions and not caption.strip():
+                empty[name, "caption"] = of_captions
+        for image, texts in zip(images, scoring.references() or (), strict=False):
+            if of_references and not all(text.strip() for text in texts):
+                empty[image, "reference"] = of_references
     problems = Problems()
-    for (name, what), refusing in empty.items():
-        settings = " ".join(f"--set {class_.name}.empty=score" for class_ in refusing)
+    for (name, what), settings in empty.items():
         fix = f"write the {what}, or pass {settings}"
         problems.add(file_error(data, f"an empty {what}", fix, index=name, verb="has"))
     problems.raise_if_any()
@@ -188,27 +169,31 @@ def _visuals(metrics: _Metrics, judged: JudgedSet, flags: Any) -> dict[str, Path
     visuals = find_visuals(flags.visuals, judged.image_ids)
     if missing := len(judged.image_ids) - len(visuals):
         count = f"{missing:,} of {len(judged.image_ids):,} {flags.visuals_flag[2:]}"
-        complain(f"warning: {count} are not in {flags.visuals}: their captions have no score")
+        terminal.complain(f"warning: {count} are not in {flags.visuals}: their captions have no score")
     return visuals
 
 
 def _write(
-    flags: argparse.Namespace, entry: SetEntry, result: Judged, shown: Table, signatures: Mapping[str, str]
+    flags: argparse.Namespace,
+    entry: SetEntry,
+    result: tables.Judged,
+    shown: Table,
+    signatures: Mapping[str, str],
 ) -> None:
     """Write every file into the folder of `--out`."""
-    now, contests = datetime.now(UTC), contest_table(result)
+    now, contests = datetime.now(UTC), tables.contest_table(result)
     lines = [f"- {label}: `{signature}`" for label, signature in signatures.items()]
     sections = [shown.markdown(), contests.markdown() if contests.rows else "", "Signatures:\n", *lines]
     dated = f"`capeval judge {entry.name}`, {now:%Y-%m-%d}\n"
     files: dict[str, str | Image] = {
         f"{entry.name}.md": "\n".join([dated, *filter(None, sections)]) + "\n",
         f"{entry.name}.tex": shown.latex(),
-        f"{entry.name}.csv": long_table(result, signatures).csv(),
+        f"{entry.name}.csv": tables.long_table(result, signatures).csv(),
         f"{entry.name}-differences.csv": contests.csv(),
     }
     try:
-        files[f"{entry.name}.png"] = draw_agreement(result)
-        if (spread := draw_scores(result)) is not None:
+        files[f"{entry.name}.png"] = tables.draw_agreement(result)
+        if (spread := tables.draw_scores(result)) is not None:
             files[f"{entry.name}-scores.png"] = spread
     except ModuleNotFoundError as error:  # the numbers took long, and are there
         warnings.warn(f"there are no charts: {error}", stacklevel=2)
@@ -223,19 +208,17 @@ def _write(
     for label, signature in of_weights.items():
         words = "".join(c if c.isalnum() else " " for c in label.lower()).split()
         name = f"eval_results/{'-'.join(words)}/.eval_results/{entry.name}.yaml"
-        files[name] = eval_results(result, label, signature=signature, **about)
+        files[name] = tables.eval_results(result, label, signature=signature, **about)
     more = ", and .eval_results for the weights" if of_weights else ""
     written = f"\n{flags.out}: {', '.join(name for name in files if '/' not in name)}{more}"
-
-    def step(name: str, content: str | Image) -> None:
+    for name, content in files.items():
         (flags.out / name).parent.mkdir(parents=True, exist_ok=True)
         common.write("--out", flags.out / name, content)
+    print(written)
 
-    common.in_turn(*(partial(step, *file) for file in files.items()), lambda: print(written))
 
-
-def _parser(entry: SetEntry) -> Parser:
-    parser = parser_of(
+def _parser(entry: SetEntry) -> terminal.Parser:
+    parser = terminal.parser_of(
         f"judge {entry.name}",
         "judge SET",
         "statistics",
@@ -252,14 +235,5 @@ def _parser(entry: SetEntry) -> Parser:
     parser.set_defaults(visuals_flag=f"--{entry.media}s")
     for setting, values in entry.settings.items():
         text = f"{' or '.join(values)} (default: {values[0]})"
-        flag(parser.group("statistics"), f"--{setting} NAME", text, choices=values)
+        terminal.flag(parser.group("statistics"), f"--{setting} NAME", text, choices=values)
     return parser
-
-
-def check_statistics(flags: argparse.Namespace) -> None:
-    """Refuse values that no interval can have, before anything is read or scored."""
-    for name, value in (("resamples", flags.resamples), ("seed", flags.seed)):
-        if value < 0:
-            raise ValueError(f"--{name} {value}: expected 0 or more")
-    if not 0 < flags.level < 1:
-        raise ValueError(f"--level {flags.level:g}: expected a number between 0 and 1, e.g. 0.95")

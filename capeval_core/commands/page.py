@@ -9,30 +9,25 @@ from capeval_core.commands.terminal import complain, interruptible, parser_of
 from capeval_core.project import install_command
 from capeval_core.registry import list_metrics, load, metric_class
 
-_PORTS = range(1, 65_536)
-
 
 def run(arguments: list[str]) -> int:
     parser = parser_of("page", metrics=", ".join(list_metrics()))
     flags = parser.read(arguments)
     metric = metric_class(flags.metric, flags.media)
-    if flags.port is not None and flags.port not in _PORTS:
-        parser.error(f"--port {flags.port}: expected a number from 1 to {_PORTS[-1]}")
     try:
         socket.create_server((flags.host, 0)).close()
     except OSError:
         parser.error(f"--host {flags.host}: expected an address of this machine")
     if find_spec("gradio") is None:
         raise ValueError(f"the page needs gradio: {install_command('page')}")
-    weights = flags.weights
     from capeval_core.integrations import page
 
-    demo = page.build(metric.name, weights, media=flags.media)
+    demo = page.build(metric.name, flags.weights, media=flags.media)
     try:
         if metric.tiny is not None:
-            load(metric.name, media=flags.media, weights=weights)
+            load(metric.name, media=flags.media, weights=flags.weights)
     except ValueError as error:
-        if weights is not None:
+        if flags.weights is not None:
             raise
         complain(f"{error}\nThe page starts with `tiny`.")
         demo = page.build(metric.name, "tiny", media=flags.media)

@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 from capeval_core import publishing
-from capeval_core.commands.terminal import WHOLE_LINES, first_named, parser_of, table
+from capeval_core.commands.terminal import WHOLE_LINES, first_named, kinds_of, parser_of, table
 from capeval_core.publishing import PYPI, Publication
 from capeval_core.registry import METRICS
 from capeval_core.weights.catalogue import NAMESPACE
 
-KINDS = {
-    "modules": "metrics, as Spaces that evaluate.load reads",
-    "weights": "a folder of weights, as a model with its card",
-    "cards": "cards of weights that are published already",
-}
-
 
 def run(arguments: list[str]) -> int:
-    kind, rest = first_named(arguments, "publish", KINDS)
-    words = {"kind": KINDS[kind], "namespace": NAMESPACE, "pypi": PYPI, "metrics": ", ".join(METRICS)}
+    kind, rest = first_named(arguments, "publish", kinds_of("publish", "modules", "weights", "cards"))
+    words = {"namespace": NAMESPACE, "pypi": PYPI, "metrics": ", ".join(METRICS)}
     words["cards"] = ", ".join(publishing.cards())
     parser = parser_of(f"publish {kind}", "publish", "publish KIND", f"publish {kind}", **words)
-    parser.set_defaults(namespace=NAMESPACE)
     flags = parser.read(rest)
     space = flags.namespace
     if kind == "modules":

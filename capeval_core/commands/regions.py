@@ -44,8 +44,7 @@ class _RegionOptions(Settings):
         "weights of the detector",
     )
     selection: Selection = option(
-        "bua10_100",
-        "boxes of an image: those more confident than 0.2, 10 to 100 of them, or LXMERT's 36",
+        "bua10_100", "boxes of an image: those more confident than 0.2, 10 to 100 of them, or LXMERT's 36"
     )
     device: str | None = option(None, "torch device, e.g. `cpu`, `cuda:1`; None: CUDA where there is a GPU")
     dtype: Literal["float32", "bfloat16", "float16"] = option(

@@ -35,8 +35,7 @@ def run(arguments: list[str]) -> int:
     common.check_output("--out", flags.out, read)  # now, not after hours
     common.check_output("--json", flags.json, [*read, ("--out", flags.out)])
     check_report(flags.report)
-    options = metric.Options.of(_METRIC, common.chosen(flags, metric.Options))
-    options.check(metric)
+    options = common.options_of(metric, common.chosen(flags, metric.Options))
     problems = Problems()
     absent_too = options.on_error == "nan"
     file = common.read_files(

@@ -13,24 +13,12 @@ from typing import Any
 
 from tqdm import tqdm
 
-from capeval_core.commands import common, compare
-from capeval_core.commands.terminal import (
-    TYPES,
-    Parser,
-    announce,
-    complain,
-    first_named,
-    flag,
-    interruptible,
-    parser_of,
-    resuming,
-    summary,
-)
+from capeval_core.commands import common, compare, terminal
 from capeval_core.errors import Problems, ProblemsError, naming, noting
 from capeval_core.inputs.samples import ARGUMENTS, Samples, argument_of, medium_of
 from capeval_core.inputs.text_files import FileOptions, Joined
 from capeval_core.metric import CaptionMetric, LazyEvidence, Reranker, prepared
-from capeval_core.options import OptionDescription, Options
+from capeval_core.options import Options
 from capeval_core.registry import every_class, media_of, metric_class
 from capeval_core.reports.html import check_report
 from capeval_core.reports.systems import Cell, System, Systems
@@ -42,10 +30,9 @@ _Metrics = Sequence[type[CaptionMetric]]
 
 def run(arguments: list[str]) -> int:
     known = {_command_of(metric): metric.summary for metric in every_class()}
-    given, rest = first_named(arguments, "score", known, others=True)
+    given, rest = terminal.first_named(arguments, "score", known, others=True)
     metrics, rest = _metrics(given, rest)
-    elsewhere = {common.flag_of(name) for metric in every_class() for name in metric.Options.describe()}
-    flags = _parser(metrics).read(rest, elsewhere)
+    flags = _parser(metrics).read(rest)
     names = compare.names_of_files("--candidates", flags.candidates)
     baseline = compare.baseline_of(flags.baseline, names, flags.candidates)
     read = [*(("--candidates", path) for path in flags.candidates), ("--references", flags.references)]
@@ -60,7 +47,7 @@ def run(arguments: list[str]) -> int:
     systems, reused = _score(metrics, options, names, folder, flags)
     if reused:
         captions = sum(len(system.ids) for system in systems) * len(metrics)
-        complain(f"{reused:,} of {captions:,} rows were in {options[0].rows}")
+        terminal.complain(f"{reused:,} of {captions:,} rows were in {options[0].rows}")
     compared = compare.compare_systems(systems, baseline, flags=flags)
     first, alone = systems[0].cells[metrics[0].name], len(metrics) == len(systems) == 1
 
@@ -92,7 +79,7 @@ def _print(compared: Systems, alone: Cell | None, form: str | None) -> None:
         extent = f"({interval.level:.0%}, {interval.images:,} {compared.visual}s)"
         bounds = f"{compared.number(interval.low)} to {compared.number(interval.high)} {extent}"
     special = f"{counts.failed:,} failed, {counts.truncated:,} truncated, {counts.empty:,} empty"
-    summary(
+    terminal.summary(
         [compared.columns[0].title, compared.number(result.mean)],
         ["interval", bounds],
         ["captions", f"{counts.captions:,} ({special})"],
@@ -117,7 +104,7 @@ def _tell(metrics: _Metrics, systems: Sequence[System]) -> None:
         example = " to ".join(map(repr, next(iter(equal.items()))))
         count = f"{len(equal):,} of {len(set(ids)):,} {argument_of(metric.media)}"
         effect = "equal ones count as one image in intervals and tests"
-        complain(f"warning: {count} {are}, e.g. {example}: {effect}")
+        terminal.complain(f"warning: {count} {are}, e.g. {example}: {effect}")
 
 
 # metrics, options and folders
@@ -125,12 +112,10 @@ def _tell(metrics: _Metrics, systems: Sequence[System]) -> None:
 
 def _metrics(given: str, rest: Sequence[str]) -> tuple[list[type[CaptionMetric]], list[str]]:
     """The metrics that the first argument and `--media` choose, and the other arguments."""
-    names = TYPES["NAMES"](given) or [given]
+    names = terminal.TYPES["NAMES"](given) or [given]
     for name in names:
         if issubclass(metric_class(name), Reranker):
-            fix = f"; leave {name} out of the list" if len(names) > 1 else ""
-            does = "chooses among several captions of each image"
-            raise ValueError(f"{name} {does}: use `capeval rerank`, which writes the chosen ones{fix}")
+            raise ValueError(f"{name} chooses among several captions of each image: use `capeval rerank`")
     metrics, others = common.read_metrics("score", names, rest)
     by_argument = {argument_of(metric.media): _command_of(metric) for metric in metrics if metric.media}
     if len(by_argument) > 1:
@@ -155,8 +140,6 @@ def _options(metrics: _Metrics, flags: argparse.Namespace) -> list[Options]:
 
     def options(metric: type[CaptionMetric]) -> Options:
         keywords = common.chosen(flags, metric.Options)
-        if len(metrics) > 1 and metric.default_weights is None:
-            keywords.pop("weights", None)
         if flags.explain is not None:
             keywords["evidence"] = True
         checked: Options = common.options_of(metric, keywords, getattr(flags, "set", ()), names)
@@ -169,19 +152,17 @@ def _each(make: Callable[..., Any], *values: Sequence[Any]) -> list[Any]:
     """What is made of each, or one error with the problems of all."""
     problems, made = Problems(), []
     for own in zip(*values, strict=True):
-        try:
+        with noting(problems):
             made.append(make(*own))
-        except ProblemsError as error:
-            problems.extend(error.problems)
     problems.raise_if_any()
     return made
 
 
 def _folder(metrics: _Metrics, options: Sequence[Options], flags: argparse.Namespace) -> str | None:
     """The folder of images or videos, None where no metric opens any; it drops references that none needs."""
-    title, s = ",".join(metric.name for metric in metrics), "" if len(metrics) > 1 else "s"
+    title = ",".join(metric.name for metric in metrics)
     if flags.references is not None and not any(metric.needs_references for metric in metrics):
-        complain(f"warning: {title} need{s} no references: --references is ignored")
+        terminal.complain(f"warning: --references is ignored: no references are needed by {title}")
         flags.references = None
     about = _about(metrics)
     own = argument_of(about.media)
@@ -193,7 +174,7 @@ def _folder(metrics: _Metrics, options: Sequence[Options], flags: argparse.Names
             other = f" or --media {medium}" if medium in media_of(about.name) else ""
             fault = f"--{argument}: {_command_of(about)} is about {own}"
             raise ValueError(f"{fault}, pass --{own} FOLDER{other}")
-        complain(f"warning: {title} compare{s} texts alone: --{argument} is ignored")
+        terminal.complain(f"warning: --{argument} is ignored: texts alone are compared by {title}")
     folder: str | None = None if own is None else getattr(flags, own)
     for metric, chosen in zip(metrics, options, strict=True):
         if folder is None and metric.media and not chosen.images_are_ids:
@@ -221,10 +202,13 @@ def _score(
         problems.raise_if_any()
         opened = _each(partial(_opened, len(metrics) > 1), metrics, options)
         alone, tasks = len(names) == len(metrics) == 1, []
-        with interruptible(resuming(options[0].rows)):
+        with terminal.interruptible(terminal.resuming(options[0].rows)):
             for metric, samples in zip(opened, checked, strict=True):
                 root = metric.options.rows
-                below = ["" if alone else f"{metric.name}/{name.replace('/', '_')}" for name in names]
+                below = [f"{metric.name}/{name.replace('/', '_')}" for name in names]
+                # A folder that has rows itself is of one metric, and of the first system, which was alone.
+                if alone or (len(metrics) == 1 and root is not None and any(Path(root).glob("*.parquet"))):
+                    below[0] = ""
                 folders = [None if root is None else Path(root) / place for place in below]
                 tasks.append(Task(prepared(metric, *samples), samples, folders))
             encode_tasks(tasks, progress=True)
@@ -242,7 +226,7 @@ def _score(
 
 
 def _opened(several: bool, metric: type[CaptionMetric], options: Options) -> CaptionMetric:
-    announce(f"opening {metric.name} ...")
+    terminal.announce(f"opening {metric.name} ...")
     with naming({"weights": f"--set {metric.name}.weights="} if several else {}):
         return metric(options)
 
@@ -254,7 +238,7 @@ def _read(
     collections: list[Joined] = []
     kept = {"medium": media[0], "problems": problems, "absent_too": absent_too}
     for path in flags.candidates:
-        announce(f"reading {path} ...")
+        terminal.announce(f"reading {path} ...")
         try:
             collections.append(common.read_files(flags, folder, path, **kept))
         except ProblemsError as error:
@@ -305,17 +289,10 @@ def _make_folder(folder: Path, metric: type[CaptionMetric], options: Options) ->
     if options.images_are_ids:
         raise ValueError(f"--explain: there are only box features, and no image to draw them on; {instead}")
     if not metric.plots:
-        able = ", ".join(_command_of(class_) for class_ in every_class() if class_.plots)
-        raise ValueError(
-            f"--explain: no explanation of {_command_of(metric)} can be drawn, only of {able}; {instead}"
-        )
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        filled = any(folder.iterdir())
-    except OSError as error:
-        raise OSError(f"--explain {folder}: no folder can be made there ({error.strerror})") from error
-    if filled:
+        raise ValueError(f"--explain: no explanation of {_command_of(metric)} can be drawn; {instead}")
+    if common.check_folder(folder, flag="--explain"):
         raise ValueError(f"--explain {folder} is not empty: name a new or an empty folder")
+    folder.mkdir(parents=True, exist_ok=True)
 
 
 def _write_explanations(folder: Path, ids: Sequence[str], result: Any) -> None:
@@ -338,7 +315,7 @@ def _write_explanations(folder: Path, ids: Sequence[str], result: Any) -> None:
 # the parser
 
 
-def _parser(metrics: _Metrics) -> Parser:
+def _parser(metrics: _Metrics) -> terminal.Parser:
     about, title = _about(metrics), ",".join(metric.name for metric in metrics)
     own = argument_of(about.media)
     needs = "yes" * any(metric.needs_references for metric in metrics)
@@ -350,7 +327,7 @@ def _parser(metrics: _Metrics) -> Parser:
     if "video" in about.media:
         text += ": files, or folders of frames"
     drawable = len(metrics) == 1 and metrics[0].plots
-    parser = parser_of(
+    parser = terminal.parser_of(
         f"score {title}",
         "score METRIC",
         "comparison",
@@ -364,28 +341,11 @@ def _parser(metrics: _Metrics) -> Parser:
         explain="draw where each caption's score comes from, into a new folder" * drawable,
     )
     common.add_flags(parser, FileOptions, title="columns and splits of the files")
-    if len(metrics) == 1:
-        common.add_flags(parser, metrics[0].Options)
-    else:
-        _add_flags_of_all(parser, metrics)
+    several = len(metrics) > 1
+    options = "options of the metrics; each but --set is for all that have it"
+    if several:
+        text = f"any option of one metric, e.g. {metrics[0].name}.device=cuda"
+        terminal.flag(parser.group(options), "--set METRIC.OPTION=VALUE", text, action="append", default=[])
+    classes = {metric.name: metric.Options for metric in metrics}
+    common.add_flags(parser, classes, options if several else "options of the metric")
     return parser
-
-
-def _add_flags_of_all(parser: Parser, metrics: _Metrics) -> None:
-    """A flag for every option of several metrics, each for all metrics that have it; `--set` is for one."""
-    group = parser.add_argument_group("options of the metrics; each but --set is for all that have it")
-    text = f"any option of one metric, e.g. {metrics[0].name}.device=cuda"
-    flag(group, "--set METRIC.OPTION=VALUE", text, action="append", default=[])
-    options: dict[str, OptionDescription] = {}
-    owners: dict[str, dict[str, list[str]]] = {}  # by option and help text, its metrics
-    for metric in metrics:
-        for option in metric.Options.describe().values():
-            if option.flag and (option.name != "weights" or metric.default_weights is not None):
-                options.setdefault(option.name, option)
-                owners.setdefault(option.name, {}).setdefault(common.help_of(option), []).append(metric.name)
-    for name, option in options.items():
-        parts = [
-            text if len(own) == len(metrics) else f"{', '.join(own)}: {text}"
-            for text, own in owners[name].items()
-        ]
-        common.add_option(group, option, "; ".join(parts))

@@ -13,15 +13,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from capeval_core.commands import common
-from capeval_core.commands.terminal import (
-    complain,
-    first_named,
-    interruptible,
-    parser_of,
-    summary,
-    terminal_width,
-)
+from capeval_core.commands import common, terminal
 from capeval_core.integrations.shards import folder as outputs
 from capeval_core.integrations.shards.places import Place
 from capeval_core.integrations.shards.readers import check_columns
@@ -32,29 +24,24 @@ from capeval_core.project import install_command
 from capeval_core.registry import metric_classes
 from capeval_core.reports.figures import draw_histogram
 
-_COMMANDS = {
-    "score": "score every shard of a collection into a file of its own",
-    "merge": "one table of all scores",
-    "check": "whether every uid is there once and every signature equal",
-    "histogram": "the distribution of the scores, and the threshold that keeps the best",
-}
 _OF_ONE_RUN = {"rows", "on_error", "evidence"}
 """Options that mean nothing here: a target is kept or written anew, and a broken image costs its row."""
 _SHOWN = 20  # of uids or shards that something is wrong with
 
 
 def run(arguments: list[str]) -> int:
-    name, rest = first_named(arguments, "shards", _COMMANDS)
-    return {"score": _score, "merge": _merge, "check": _check, "histogram": _histogram}[name](rest)
+    commands = {"score": _score, "merge": _merge, "check": _check, "histogram": _histogram}
+    name, rest = terminal.first_named(arguments, "shards", terminal.kinds_of("shards", *commands))
+    return commands[name](rest)
 
 
 def _score(arguments: list[str]) -> int:
     titles = {name: metric.title for name, metric in metric_classes().items()}
-    name, rest = first_named(arguments, "shards score", titles, others=True)
+    name, rest = terminal.first_named(arguments, "shards score", titles, others=True)
     (metric,), rest = common.read_metrics("shards score", [name], rest)
     words = {"about": f"{metric.title}: {metric.summary}", **common.media_words([metric])}
     words["media_flag"] = "" if metric.variant is None else f"--media {metric.variant} "
-    parser = parser_of(f"shards score {metric.name}", "shards score METRIC", **words)
+    parser = terminal.parser_of(f"shards score {metric.name}", "shards score METRIC", **words)
     common.add_flags(parser, metric.Options, leave_out=_OF_ONE_RUN)
     flags = parser.read(rest)
     columns, on_ray = _check_flags(flags)
@@ -80,10 +67,10 @@ def _score(arguments: list[str]) -> int:
 
     kept = "shards that are finished are kept: run the same command again to go on"
     lines: dict[str, Any] = {"delay": 60, "mininterval": 60} if quiet else {}  # a line a minute
-    with interruptible(kept), tqdm(total=len(shards), unit="shard", miniters=0, **lines) as bar:
+    with terminal.interruptible(kept), tqdm(total=len(shards), unit="shard", miniters=0, **lines) as bar:
         outcomes: Iterable[Outcome]
         if on_ray:
-            complain("starting Ray" if flags.ray is None else f"connecting to Ray at {flags.ray}")
+            terminal.complain("starting Ray" if flags.ray is None else f"connecting to Ray at {flags.ray}")
             cluster = {"workers": flags.workers, "gpus": flags.gpus_per_worker, "address": flags.ray}
             outcomes = score_shards(shards, scorer, settings, **cluster)
         else:
@@ -99,20 +86,20 @@ def _score(arguments: list[str]) -> int:
                 failures[outcome.source] = outcome.reason
     outputs.write_manifest(flags.output, results, failures, flags.manifest)
     total: Counter[str] = Counter()
-    read: dict[str, dict[str, None]] = {}  # columns by what they hold, in all shards
     for result in results:
         total.update({name: getattr(result, name) for name in ("rows", "failed", "truncated", "skipped")})
         total["failed before"] += result.failed * result.skipped
-        for role, names in result.columns.items():
-            read.setdefault(role, {}).update(dict.fromkeys(names))
+    read = dict.fromkeys(  # columns of all shards
+        f"{role}={'|'.join(names)}" for result in results for role, names in result.columns.items()
+    )
     counts = {"finished before": total["skipped"], "without scores": len(failures)}
     notes = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
     seconds = time.monotonic() - start
     rate = f"{_rate(pairs, seconds)} ({pairs:,} pairs in {seconds:,.1f} s)"
-    summary(
+    terminal.summary(
         [metric.title, _counted(len(shards), "shard") + (f" ({notes})" if notes else "")],
         ["pairs", f"{total['rows']:,} ({total['failed']:,} failed, {total['truncated']:,} truncated)"],
-        ["columns", ", ".join(f"{role}={'|'.join(names)}" for role, names in read.items()) or "n/a"],
+        ["columns", ", ".join(read) or "n/a"],
         ["rate", rate if pairs else "nothing to do"],
         ["manifest", f"{flags.output.rstrip('/')}/{flags.manifest}"],
         ["signature", results[0].signature if results else "n/a"],
@@ -124,9 +111,10 @@ def _score(arguments: list[str]) -> int:
     common.tell_reasons(lines_of, len(shards), "shards")
     if before := total["failed before"]:
         text = _counted(before, "row")
-        complain(f"{text} failed in shards that were finished before: --retry-failed scores again")
+        terminal.complain(f"{text} failed in shards that were finished before: --retry-failed scores again")
     if broken := next((result for result in results if result.error), None):
-        complain(f"the first row that failed, in {broken.source}: {broken.error} (others: column `error`)")
+        reason = f"{broken.error} (others: column `error`)"
+        terminal.complain(f"the first row that failed, in {broken.source}: {reason}")
     return 1 if failures or (total["rows"] and total["failed"] == total["rows"]) else 0
 
 
@@ -142,10 +130,6 @@ def _check_flags(flags: argparse.Namespace) -> tuple[dict[str, str], bool]:
         raise ValueError(f"--columns {flags.columns}: expected WHAT=COLUMN,..., such as caption=alt_text")
     if not flags.manifest.endswith(".json") or "/" in flags.manifest:
         raise ValueError(f"--manifest {flags.manifest}: expected the name of a file, such as manifest-3.json")
-    if flags.workers < 1:
-        raise ValueError(f"--workers {flags.workers}: expected at least 1")
-    if gpus is not None and not 0 <= gpus < math.inf:
-        raise ValueError(f"--gpus-per-worker {gpus:g}: expected a number of at least 0")
     on_ray = flags.workers > 1 or flags.ray is not None
     if on_ray and find_spec("ray") is None:
         raise ValueError(f"several --workers, and --ray, need Ray: {install_command('ray')}")
@@ -158,19 +142,19 @@ def _check_flags(flags: argparse.Namespace) -> tuple[dict[str, str], bool]:
 
 
 def _merge(arguments: list[str]) -> int:
-    flags = parser_of("shards merge", "shards outputs", "shards merge").read(arguments)
+    flags = terminal.parser_of("shards merge", "shards outputs", "shards merge").read(arguments)
     rows = outputs.merge_shards(flags.folder, flags.output)
-    summary(["rows", f"{rows:,}"], ["table", flags.output])
+    terminal.summary(["rows", f"{rows:,}"], ["table", flags.output])
     return 0
 
 
 def _check(arguments: list[str]) -> int:
     """Whether every uid is there once, all signatures are equal, all shards whole; 1 where not."""
-    flags = parser_of("shards check", "shards outputs", "shards check").read(arguments)
+    flags = terminal.parser_of("shards check", "shards outputs", "shards check").read(arguments)
     found = outputs.check_shards(flags.folder)
     whole = "all whole" if not found.damaged else f"{len(found.damaged):,} damaged"
     signatures = {text: _counted(len(names), "shard") for text, names in found.signatures.items()}
-    summary(
+    terminal.summary(
         ["shards", f"{found.shards:,} ({whole})"],
         ["rows", f"{found.rows:,} ({sum(found.failed.values()):,} failed)"],
         ["uids", "all unique" if not found.repeated else f"{found.repeated:,} rows repeat one"],
@@ -196,33 +180,30 @@ def _check(arguments: list[str]) -> int:
         "unfinished files, which can be deleted while no run is on:": found.unfinished,
     }
     for title, lines in complaints.items():
-        more = len(lines) - _SHOWN
+        more = [f"and {len(lines) - _SHOWN:,} more"] * (len(lines) > _SHOWN)
         if lines:
-            complain("\n  ".join([title, *lines[:_SHOWN], *([f"and {more:,} more"] if more > 0 else [])]))
+            terminal.complain("\n  ".join([title, *lines[:_SHOWN], *more]))
     return 0 if found.ok else 1
 
 
 def _histogram(arguments: list[str]) -> int:
     """The distribution of all scores; 1 where there is no score."""
-    flags = parser_of("shards histogram", "shards outputs", "shards histogram").read(arguments)
+    flags = terminal.parser_of("shards histogram", "shards outputs", "shards histogram").read(arguments)
     common.check_output("--png", flags.png)
     found = outputs.score_histogram(flags.folder, keep=flags.keep)
     rows = [["rows", f"{found.scored + found.failed:,} ({found.failed:,} without a score)"]]
-    note = f"{found.scored:,} scores, mean {found.mean:.4f}; {found.failed:,} rows without a score"
-    threshold = None
+    best, threshold = [], None
     if found.scored:
         rows += [["mean", f"{found.mean:.4f}"], ["range", f"{found.least:.4f} to {found.most:.4f}"]]
-        rows += [[f"{share:.0%}", f"{value:.4f}"] for share, value in found.quantiles.items()]
-        if flags.keep is not None:
-            best, threshold = f"best {100 * flags.keep:g}%", found.threshold
-            kept = (
-                f"keeps {_counted(found.kept, 'row')}, {found.kept / found.scored:.2%} of those with a score"
-            )
-            rows.append([best, f"score >= {math.floor(threshold * 1e6) / 1e6:.6f} {kept}"])
-            note += f"; the {best} from {threshold:.4f} on: {found.kept:,} rows"
+    if found.scored and flags.keep is not None:
+        threshold = found.threshold
+        kept = f"keeps {_counted(found.kept, 'row')}, {found.kept / found.scored:.2%} of those with a score"
+        from_on = f"score >= {math.floor(threshold * 1e6) / 1e6:.6f}"
+        best = [[f"best {100 * flags.keep:g}%", f"{from_on} {kept}"]]
+    marks = {f"{share:.0%}": value for share, value in found.quantiles.items() if math.isfinite(value)}
     if flags.png is not None:
-        marks = {f"{share:.0%}": value for share, value in found.quantiles.items() if math.isfinite(value)}
         bins, title = (found.edges.tolist(), found.counts.tolist()), f"Scores in {flags.folder}"
+        note = "; ".join(map(" ".join, [*rows, *best]))
         try:
             picture = draw_histogram(title, *bins, marks, kept_from=threshold, note=note)
         except ModuleNotFoundError as error:
@@ -230,15 +211,17 @@ def _histogram(arguments: list[str]) -> int:
         common.write("--png", flags.png, picture)
     if found.scored:
         print(_bars(found) + "\n")
-    summary(*rows)
+    terminal.summary(*rows, *([name, f"{value:.4f}"] for name, value in marks.items()), *best)
     return 0 if found.scored else 1
 
 
 def _bars(found: outputs.ScoreHistogram) -> str:
     """The histogram as lines of text, three bins in each."""
-    labels, counts = [f"{edge:.4f}" for edge in found.edges[:-1:3]], found.counts.reshape(-1, 3).sum(axis=1)
+    edges, counts = found.edges[:-1:3], found.counts.reshape(-1, 3).sum(axis=1)
+    digits = max(4, 1 - math.floor(math.log10(edges[1] - edges[0])))  # that tell neighbours apart
+    labels = [f"{edge:.{digits}f}" for edge in edges]
     wide = max(map(len, labels))
-    room = terminal_width() - wide - max(len(f"{count:,}") for count in counts) - 4
+    room = terminal.terminal_width() - wide - max(len(f"{count:,}") for count in counts) - 4
     bars = ["#" * math.ceil(room * count / counts.max()) for count in counts]
     lines = zip(labels, bars, counts, strict=True)
     return "\n".join(f"{label.rjust(wide)}  {bar} {count:,}".rstrip() for label, bar, count in lines)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import shutil
 import signal
 import sys
 import textwrap
 import tomllib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
@@ -23,6 +24,23 @@ WHOLE_LINES = 10**6
 """A `width` that nothing reaches: for what is copied, such as a signature."""
 _WIDEST = 100  # lines longer than this are hard to read
 _WHOLE_WORDS: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
+
+# arguments
+
+
+def _number(
+    kind: type[int] | type[float], fits: Callable[[Any], bool], expected: str
+) -> Callable[[str], Any]:
+    """A reader of numbers that fit, others are refused."""
+
+    def number(text: str) -> Any:
+        if not fits(value := kind(text)):
+            raise argparse.ArgumentTypeError(f"expected {expected}, found {text}")
+        return value
+
+    return number
+
+
 TYPES: dict[str, Callable[[str], Any]] = {
     "FILE": Path,
     "FOLDER": Path,
@@ -30,6 +48,11 @@ TYPES: dict[str, Callable[[str], Any]] = {
     "Path": Path,
     "N": int,
     "X": float,
+    "COUNT": _number(int, lambda number: number >= 0, "0 or more"),
+    "WORKERS": _number(int, lambda number: number >= 1, "at least 1"),
+    "GPUS": _number(float, lambda number: 0 <= number < math.inf, "a number of at least 0"),
+    "LEVEL": _number(float, lambda number: 0 < number < 1, "a number between 0 and 1"),
+    "PORT": _number(int, range(1, 65_536).__contains__, "a number from 1 to 65535"),
     "NAMES": lambda text: [name.strip() for name in text.split(",") if name.strip()],
 }
 """What a flag's value is, by the word that stands for it."""
@@ -110,12 +133,12 @@ class Parser(argparse.ArgumentParser):
         there = [group for group in self._action_groups if group.title == title]
         return there[0] if there else self.add_argument_group(title)
 
-    def read(self, arguments: Sequence[str], elsewhere: Collection[str] = ()) -> argparse.Namespace:
-        """The arguments, or status 2 with a message; `elsewhere`: options of other metrics."""
+    def read(self, arguments: Sequence[str]) -> argparse.Namespace:
+        """The arguments, or status 2 with a message."""
         for name in (one.partition("=")[0] for one in arguments if one.startswith("--") and one != "--"):
             if name not in self._option_string_actions:
-                hint = did_you_mean(name, self._option_string_actions)
-                self.error(f"unknown option {name}{': other metrics have it' if name in elsewhere else hint}")
+                hint = did_you_mean(name, self._option_string_actions, closeness=0.75)
+                self.error(f"unknown option {name}{hint}")
         return self.parse_args(arguments)
 
     def error(self, message: str) -> NoReturn:
@@ -162,11 +185,16 @@ def parser_of(command: str, *tables: str, **words: object) -> Parser:
     return parser
 
 
+def kinds_of(command: str, *names: str) -> dict[str, str]:
+    """What a command may do, and what `words.toml` says of each."""
+    return {name: help_texts()[f"{command} {name}"]["about"] for name in names}
+
+
 def first_named(
-    arguments: list[str], command: str, known: Mapping[str, str], *, others: bool = False, **words: object
+    arguments: list[str], command: str, known: Mapping[str, str], *, others: bool = False
 ) -> tuple[str, list[str]]:
     """The first argument, one of `known` or of `others`, and the rest; without one the help, or an error."""
-    texts = _filled(help_texts()[command], words)
+    texts = _filled(help_texts()[command], {})
     what, usage = texts.pop("what"), texts.pop("usage")
     if arguments and not arguments[0].startswith("-"):
         name = arguments[0]

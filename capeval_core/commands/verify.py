@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
+from capeval_core.commands.common import options_of
 from capeval_core.commands.terminal import complain, first_named, parser_of, summary
-from capeval_core.judgements.verification import Check, verify
+from capeval_core.judgements.verification import verify
 from capeval_core.registry import metric_class, metric_classes
 from capeval_core.weights.folder import WeightsError
 
@@ -21,8 +24,7 @@ def run(arguments: list[str]) -> int:
             raise ValueError(f"{name} {folder}: there is no such folder")
     keywords = {"weights": flags.weights, "device": flags.device}
     chosen = {name: value for name, value in keywords.items() if value is not None}
-    options = class_.Options.of(class_.name, chosen)
-    options.check(class_)
+    options = options_of(class_, chosen)
     try:
         metric = class_(options)
     except WeightsError as error:
@@ -32,15 +34,12 @@ def run(arguments: list[str]) -> int:
     # No weights, or those of the catalogue under their own name: what papers print is of these.
     entry = metric.folder.entry if class_.default_weights is not None else None
     of_papers = class_.default_weights is None or (entry is not None and entry == class_.default_weights)
-    checks: list[Check] = []
+    count: Counter[str] = Counter()
     for check in verify(metric, flags.data, flags.images, published_weights=of_papers):
-        checks.append(check)
+        count[check.verdict] += 1
         summary([check.verdict.ljust(11), check.what, check.found])
-    failed = sum(check.verdict == "FAIL" for check in checks)
-    left = sum(check.verdict == "not checked" for check in checks)
-    passed = len(checks) - failed - left
-    print(f"\n{passed} ok, {failed} failed, {left} not checked", flush=True)
-    if not passed and not failed:
+    print(f"\n{count['ok']} ok, {count['FAIL']} failed, {count['not checked']} not checked", flush=True)
+    if count.keys() == {"not checked"}:
         complain("nothing was checked: name what the lines above ask for")
         return _NOTHING_CHECKED
-    return 1 if failed else 0
+    return 1 if count["FAIL"] else 0

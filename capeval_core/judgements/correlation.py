@@ -286,8 +286,7 @@ class WeightedRows:
         ranked = [np.unique(side, return_inverse=True) for side in self.sides]
         self._codes = [codes.astype(np.int64) for _, codes in ranked]  # among distinct values, from 0
         self._counts = [len(distinct) for distinct, _ in ranked]
-        self._many, self._few = (1, 0) if self._counts[0] < self._counts[1] else (0, 1)
-        self._cells = self._codes[self._many] * self._counts[self._few] + self._codes[self._few]
+        self._cells = self._codes[0] * self._counts[1] + self._codes[1]
 
     def coefficients(self, weights: Integers, names: Sequence[str]) -> list[float]:
         """These coefficients, of `COEFFICIENTS`, of rows repeated so often."""
@@ -302,23 +301,21 @@ class WeightedRows:
 
     def _taus(self, weights: Integers) -> tuple[float, float]:
         """Kendall's tau-b and tau-c; NaN where undefined."""
-        extent = self._counts[self._many], self._counts[self._few]
-        if math.prod(extent) > _CELLS + _CELLS_PER_ROW * len(self._cells):  # both sides have many values
+        if math.prod(self._counts) > _CELLS + _CELLS_PER_ROW * len(self._cells):  # both have many values
             repeated = [np.repeat(side, weights) for side in self.sides]
             return COEFFICIENTS["tau_b"](*repeated).value, COEFFICIENTS["tau_c"](*repeated).value
-        counts = np.bincount(self._cells, weights, math.prod(extent)).reshape(extent)
-        of_many, of_few = counts.sum(axis=1), counts.sum(axis=0)
-        rows = float(of_few.sum())
+        counts = np.bincount(self._cells, weights, math.prod(self._counts)).reshape(self._counts)
+        sums = counts.sum(axis=1), counts.sum(axis=0)
+        rows = float(sums[0].sum())
         pairs = rows * (rows - 1) / 2
-        many_tied = float(np.sum(of_many * (of_many - 1))) / 2
-        few_tied = float(np.sum(of_few * (of_few - 1))) / 2
-        if pairs in (many_tied, few_tied):
+        of_scores, of_ratings = (float(np.sum(own * (own - 1))) / 2 for own in sums)  # tied pairs
+        if pairs in (of_scores, of_ratings):
             return math.nan, math.nan
-        below = np.cumsum(counts, axis=0) - counts  # rows of a smaller value of the many, by the few
+        below = np.cumsum(counts, axis=0) - counts  # rows of a smaller score, by the rating
         upto = np.cumsum(below, axis=1)
         surplus = float(np.sum(counts * (2 * upto - below - upto[:, -1:])))
-        levels = int(min(np.count_nonzero(of_many), np.count_nonzero(of_few)))
-        tau_b = surplus / math.sqrt(pairs - many_tied) / math.sqrt(pairs - few_tied)
+        levels = min(map(np.count_nonzero, sums))
+        tau_b = surplus / math.sqrt(pairs - of_scores) / math.sqrt(pairs - of_ratings)
         return _bounded(tau_b), _bounded(2 * surplus / (rows**2 * (levels - 1) / levels))
 
     def _ranks(self, side: int, weights: Integers) -> Doubles:

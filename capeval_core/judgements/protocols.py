@@ -333,12 +333,7 @@ class MarkedSet(JudgedSet):
     def cells(self, scored: Sequence[Scored], resamples: Resamples | None) -> dict[str, Cell]:
         kept = np.isfinite(scored[0].scores)
         scores, marks = -scored[0].scores[kept], np.asarray(self.marked, dtype=np.float64)[kept]
-        reason = f"all {len(scores):,} scores are equal"
-        if not marks.any() or marks.all():
-            reason = f"of {len(marks):,} captions {'all' if marks.any() else 'none'} are marked"
-        elif not (scores == scores[0]).all():
-            reason = ""
-        if reason:
+        if reason := undefined(scores, marks):
             return {"AP": Cell(math.nan, len(scores), undefined=reason)}
         value, draws = average_precision(scores, marks), None
         if resamples is not None:

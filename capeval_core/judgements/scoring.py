@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,19 +23,6 @@ def labels_of(metric: type[CaptionMetric]) -> dict[str, str]:
     if formula is None:
         return {metric.title: metric.key}
     return {name.upper().replace("_", "-"): name for name in sorted(formula.names)}
-
-
-def joined_signature(runs: Iterable[Scored]) -> str | None:
-    """The signature of several scorings by one metric, with all values of each field; None without any."""
-    distinct = list(dict.fromkeys(run.signature for run in runs if run.signature))
-    if len(distinct) < 2:
-        return distinct[0] if distinct else None
-    fields: dict[str, dict[str, None]] = {}
-    for signature in distinct:
-        for part in signature.split("|"):
-            name, _, value = part.partition(":")
-            fields.setdefault(name, {})[value] = None
-    return "|".join(f"{name}:{','.join(values)}" for name, values in fields.items())
 
 
 _Run = tuple[Result | None, list[int]]  # of a set's items, and of which; None where none can be scored

@@ -135,7 +135,7 @@ def load_set(name: str, data: str | Path, **settings: Any) -> JudgedSet:
     entry = set_entry(name)
     folder = folder_of(entry, data)
     first = folder / entry.files[0]
-    rows = read_rows(first, entry.fields) if entry.fields else _read_lists(first)
+    rows = read_rows(first, entry.fields) if entry.fields else _read_texts(first, lists=True)
     loader: Callable[..., JudgedSet] = globals()[f"_{entry.loader or entry.name}"]
     return loader(entry.name, folder, rows, **settings)
 
@@ -211,20 +211,17 @@ def numbers(values: Iterable[Any], name: str, dropped: Counter[str]) -> Doubles:
     return np.array(found, dtype=np.float64)
 
 
-def _read_object(path: Path, expected: str) -> dict[str, Any]:
-    content = load_json(path)
+def _read_texts(path: Path, *, lists: bool = False) -> dict[str, Any]:
+    """A JSON object of texts, or of lists of texts, e.g. {image: [references]}."""
+    noun = "a list of texts" if lists else "a text"
+    content, problems = load_json(path), Problems()
     if not isinstance(content, dict) or not content:
-        raise file_error(path, f"{described(content, none='null')}, expected {expected}")
-    return content
-
-
-def _read_lists(path: Path) -> dict[str, list[str]]:
-    """A JSON object of lists of texts, e.g. {image: [references]}."""
-    content, problems = _read_object(path, "{image: [references]}"), Problems()
+        raise file_error(path, described(content, none="null"), f"expected an object with {noun} by id")
     for name, value in content.items():
-        if not isinstance(value, list) or not value or not all(isinstance(text, str) for text in value):
-            found = f"{described(value, none='null')}, expected a list of texts"
-            problems.add(file_error(path, found, index=f"key {name!r}"))
+        texts = (value if isinstance(value, list) else []) if lists else [value]
+        if not texts or not all(isinstance(text, str) for text in texts):
+            where = f"key {name!r}"
+            problems.add(file_error(path, described(value, none="null"), f"expected {noun}", index=where))
     problems.raise_if_any()
     return content
 
@@ -233,7 +230,7 @@ def _references(
     path: Path, images: Iterable[str], every: Mapping[str, Sequence[str]] | None = None
 ) -> list[list[str]]:
     """The references of each image, of a file {image: references}."""
-    known, wanted = _read_lists(path) if every is None else every, list(images)
+    known, wanted = _read_texts(path, lists=True) if every is None else every, list(images)
     if missing := sorted({image for image in wanted if image not in known}):
         found = f"{len(missing):,} of {len(set(wanted)):,} images ({', '.join(map(repr, missing[:3]))})"
         raise file_error(path, f"{found} have no references")
@@ -292,7 +289,7 @@ def _flickr8k_expert(name: str, folder: Path, rows: pd.DataFrame) -> RatedSet:
 def _flickr8k_cf(name: str, folder: Path, rows: pd.DataFrame) -> RatedSet:
     """The rating is the share of CrowdFlower's votes that say yes."""
     path, dropped = folder / "captions.json", Counter[str]()
-    captions = _read_object(path, "{caption_id: caption}")
+    captions = _read_texts(path)
     if unknown := sorted(set(rows.caption_id) - set(captions)):
         found = f"no caption of {', '.join(map(repr, unknown[:3]))}"
         raise file_error(path, found, "expected {caption_id: caption}", verb="has")
@@ -307,11 +304,13 @@ def _flickr8k_cf(name: str, folder: Path, rows: pd.DataFrame) -> RatedSet:
 def _composite(name: str, folder: Path, rows: pd.DataFrame) -> RatedSet:
     """The candidate of slot 0 is taken out of the references of all three candidates of its image."""
     path, references = folder / REFERENCES, {}
-    for key, entry in _read_object(path, "{subset/image: {references, human_candidate_index}}").items():
-        texts, human = (entry.get(field) for field in ("references", "human_candidate_index"))
-        if not isinstance(texts, list) or not (human is None or 0 <= human < len(texts)):
-            raise file_error(path, "no references", index=f"key {key!r}", verb="has")
-        references[key] = [text for index, text in enumerate(texts) if index != human]
+    try:
+        for key, entry in load_json(path).items():
+            human = entry["human_candidate_index"]
+            references[key] = [text for index, text in enumerate(entry["references"]) if index != human]
+    except (AttributeError, KeyError, TypeError) as error:
+        form = "{subset/image: {references, human_candidate_index}}"
+        raise file_error(path, f"is not {form} ({error})") from error
     images = (rows.subset + "/" + rows.image).tolist()
     items = Items(rows.candidate.tolist(), images, _references(path, images, references))
     return _rated(name, items, [[rating] for rating in _column(rows, "rating")], Counter())
@@ -474,11 +473,7 @@ def _coco_systems(name: str, folder: Path, references: Mapping[str, list[str]]) 
     for file in sorted(folder.glob("*.json")):
         if file.name in (own, "expected.json"):
             continue
-        captions = _read_object(file, "{image id: caption}")
-        for image, caption in captions.items():
-            if not isinstance(caption, str):
-                where = f"key {image!r}"
-                raise file_error(file, described(caption), "expected a caption", index=where)
+        captions = _read_texts(file)
         images = [image for image in captions if image in references]
         left_out += len(captions) - len(images)
         items = Items([captions[image] for image in images], images, [references[image] for image in images])

@@ -123,6 +123,13 @@ def test_each_picture_is_encoded_once_and_fails_once(systems: Capeval, folder: P
     assert found == ["2 of 8 captions of 'A' failed", "(2 captions of 'A')", "1 of 7 captions of 'B' failed"]
 
 
+def test_a_second_system_is_scored_beside_the_rows_of_the_first(systems: Capeval, folder: Path) -> None:
+    kept = ["--rows", folder / "rows"]
+    assert systems("pacs", "A", *kept).err == ""
+    assert "7 of 14 rows were in" in systems("pacs", "A B", *kept).err
+    assert "14 of 14 rows were in" in systems("pacs", "A B", *kept).err
+
+
 def test_weights_of_another_metric_are_warned_of(score: Capeval, files: Path, seeded_weights: Path) -> None:
     named = shutil.copytree(seeded_weights, files / "pacs-clip-vit-b-32")
     ran = score("clips", "--weights", named)

@@ -23,6 +23,7 @@ def main() -> None:
         for number, case in enumerate(every()):
             key = case.at, case.input
             if arguments.only not in "\t".join(key):
+                rows |= {key: before[key]} if key in before else {}
                 continue
             faulthandler.dump_traceback_later(60, exit=True)
             found = refusal(case, Path(folder, str(number)))
