@@ -27,7 +27,7 @@ from capeval_core.metric import CaptionMetric
 from capeval_core.options import OptionDescription, Settings
 from capeval_core.registry import media_of, metric_class
 
-_FAILURES_SHOWN = 20
+_SHOWN = 20  # lines of a list
 _LONGEST = 48  # characters of the choices of an option that stand in place of its value
 _Checked = TypeVar("_Checked", bound=Samples)
 
@@ -270,11 +270,14 @@ def tell_without_caption(folder: Path, images: Iterable[Path], medium: str = "im
 
 def tell_reasons(reasons: Sequence[str], total: int, items: str) -> None:
     """Say why so many of all items failed, the first reasons of all, each once."""
-    if not reasons:
-        return
     counts = Counter(reasons)
-    more = len(counts) - _FAILURES_SHOWN
-    lines = [f"{len(reasons):,} of {total:,} {items} failed:"]
-    for reason, count in list(counts.items())[:_FAILURES_SHOWN]:
-        lines += f"{reason}{f' ({count:,} {items})' if count > 1 else ''}".split("\n")
-    complain("\n  ".join([*lines, *([f"and {more:,} more reasons"] if more > 0 else [])]))
+    lines = [f"{reason}{f' ({n:,} {items})' if n > 1 else ''}" for reason, n in counts.items()]
+    tell_first(f"{len(reasons):,} of {total:,} {items} failed:", lines, "more reasons")
+
+
+def tell_first(title: str, lines: Sequence[str], more: str = "more") -> None:
+    """Say what is wrong in a list under a title, as far as anyone reads it; without lines nothing."""
+    if lines:
+        rest = [f"and {len(lines) - _SHOWN:,} {more}"] * (len(lines) > _SHOWN)
+        shown = [line.replace("\n", "\n  ") for line in lines[:_SHOWN]]
+        complain("\n  ".join([title, *shown, *rest]))

@@ -26,7 +26,6 @@ from capeval_core.reports.figures import draw_histogram
 
 _OF_ONE_RUN = {"rows", "on_error", "evidence"}
 """Options that mean nothing here: a target is kept or written anew, and a broken image costs its row."""
-_SHOWN = 20  # of uids or shards that something is wrong with
 
 
 def run(arguments: list[str]) -> int:
@@ -180,9 +179,7 @@ def _check(arguments: list[str]) -> int:
         "unfinished files, which can be deleted while no run is on:": found.unfinished,
     }
     for title, lines in complaints.items():
-        more = [f"and {len(lines) - _SHOWN:,} more"] * (len(lines) > _SHOWN)
-        if lines:
-            terminal.complain("\n  ".join([title, *lines[:_SHOWN], *more]))
+        common.tell_first(title, lines)
     return 0 if found.ok else 1
 
 

@@ -25,38 +25,6 @@ WHOLE_LINES = 10**6
 _WIDEST = 100  # lines longer than this are hard to read
 _WHOLE_WORDS: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
 
-# arguments
-
-
-def _number(
-    kind: type[int] | type[float], fits: Callable[[Any], bool], expected: str
-) -> Callable[[str], Any]:
-    """A reader of numbers that fit, others are refused."""
-
-    def number(text: str) -> Any:
-        if not fits(value := kind(text)):
-            raise argparse.ArgumentTypeError(f"expected {expected}, found {text}")
-        return value
-
-    return number
-
-
-TYPES: dict[str, Callable[[str], Any]] = {
-    "FILE": Path,
-    "FOLDER": Path,
-    "OUT": Path,
-    "Path": Path,
-    "N": int,
-    "X": float,
-    "COUNT": _number(int, lambda number: number >= 0, "0 or more"),
-    "WORKERS": _number(int, lambda number: number >= 1, "at least 1"),
-    "GPUS": _number(float, lambda number: 0 <= number < math.inf, "a number of at least 0"),
-    "LEVEL": _number(float, lambda number: 0 < number < 1, "a number between 0 and 1"),
-    "PORT": _number(int, range(1, 65_536).__contains__, "a number from 1 to 65535"),
-    "NAMES": lambda text: [name.strip() for name in text.split(",") if name.strip()],
-}
-"""What a flag's value is, by the word that stands for it."""
-
 
 def complain(message: str) -> None:
     """One message to the user, on stderr."""
@@ -97,6 +65,37 @@ def paragraph(text: str, indent: str = "") -> str:
     return textwrap.fill(
         text, terminal_width(), initial_indent=indent, subsequent_indent=indent, **_WHOLE_WORDS
     )
+
+
+# arguments
+
+
+def _number(kind: Callable[[str], Any], fits: Callable[[Any], bool], expected: str) -> Callable[[str], Any]:
+    """A reader of numbers that fit, others are refused."""
+
+    def number(text: str) -> Any:
+        if not fits(value := kind(text)):
+            raise argparse.ArgumentTypeError(f"expected {expected}, found {text}")
+        return value
+
+    return number
+
+
+TYPES: dict[str, Callable[[str], Any]] = {
+    "FILE": Path,
+    "FOLDER": Path,
+    "OUT": Path,
+    "Path": Path,
+    "N": int,
+    "X": float,
+    "COUNT": _number(int, lambda number: number >= 0, "0 or more"),
+    "WORKERS": _number(int, lambda number: number >= 1, "at least 1"),
+    "GPUS": _number(float, lambda number: 0 <= number < math.inf, "a number of at least 0"),
+    "LEVEL": _number(float, lambda number: 0 < number < 1, "a number between 0 and 1"),
+    "PORT": _number(int, range(1, 65_536).__contains__, "a number from 1 to 65535"),
+    "NAMES": lambda text: [name.strip() for name in text.split(",") if name.strip()],
+}
+"""What a flag's value is, by the word that stands for it."""
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
