@@ -10,8 +10,6 @@ import importlib
 import importlib.util
 import shutil
 from collections.abc import Hashable, Mapping, Sequence
-from functools import cached_property
-from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capeval_core.errors import Problem, Problems, described, did_you_mean, naming, place
-from capeval_core.inputs.samples import check_samples
+from capeval_core.inputs.samples import Samples, check_samples
 from capeval_core.phrases.ptb import ptb_text, ptb_tokens
 from capeval_core.project import install_command
 from capeval_core.registry import load
 from capeval_core.result import Result
 from capeval_core.scores.ngram import NgramMetric, score_together
-
-Floats = NDArray[np.float64]
 
 _COUNTED = {"BLEU": "bleu", "ROUGE_L": "rougel", "CIDEr": "ciderd"}
 """Name of each metric here, and that by which `load` knows it; CIDEr is CIDEr-D."""
@@ -58,6 +54,13 @@ class CocoScores:
     (0.5, (2,))
     """
 
+    eval: dict[str, float]
+    """{"Bleu_1": value, ..., "CIDEr": value} of all images."""
+    arrays: dict[str, NDArray[np.float64]]
+    """{"Bleu_1": (images,), ...} the score of each image, in the order of `ids`."""
+    results: dict[str, Result]
+    """The `Result` of BLEU, ROUGE_L and CIDEr, with intervals, tests and signatures."""
+
     def __init__(
         self,
         gts: Any,
@@ -66,98 +69,71 @@ class CocoScores:
         metrics: Sequence[str] = ("BLEU", "ROUGE_L", "CIDEr"),
         tokenize: bool = True,
     ) -> None:
-        known, problems = [*_COUNTED, *_JAVA], Problems()
-        names = [metrics] if isinstance(metrics, str) else metrics
-        for i, name in enumerate(names):
-            if name not in known:
-                fix = f"expected one of {', '.join(known)}{did_you_mean(name, known)}"
-                problems.add(Problem(f"metrics[{i}]", f"is {name!r}", fix))
-        problems.raise_if_any()
-        self.metrics, self.tokenize = [name for name in known if name in names], tokenize
-        references, captions = _annotations(gts, "gts", problems), _annotations(res, "res", problems)
-        fix = "pass references and a caption of the same images"
-        both = {"res": captions, "gts": references} if references and captions else {}
-        for (argument, own), (other, others) in permutations(both.items(), 2):
-            for key in [key for key in own if key not in others]:
-                problems.add(Problem(_at(argument, key), f"is an image that is not in {other}", fix))
-        for key, row in captions.items():
+        names, known = [metrics] if isinstance(metrics, str) else metrics, [*_COUNTED, *_JAVA]
+        Problems(
+            Problem(
+                f"metrics[{i}]",
+                f"is {name!r}",
+                f"expected one of {', '.join(known)}{did_you_mean(name, known)}",
+            )
+            for i, name in enumerate(names)
+            if name not in known
+        ).raise_if_any()
+        samples = self._checked(gts, res)
+        by_java = [name for name in _JAVA if name in names]
+        check_java(by_java)
+        counted = [name for name in _COUNTED if name in names]
+        opened = [load(_COUNTED[name], empty="score") for name in counted]
+        ours = [metric for metric in opened if isinstance(metric, NgramMetric)]
+        results = score_together(ours, samples, ptb_tokens if tokenize else str.split)
+        self.results = dict(zip(counted, results, strict=True))
+        self.eval, self.arrays = {}, {}
+        for name, result in self.results.items():
+            for part, value in sorted(result.numbers.items()):
+                key = part.capitalize() if name == "BLEU" else name
+                self.eval[key], self.arrays[key] = value, np.array(result.parts.get(part, result.scores))
+        for name in by_java:
+            self.eval[name], self.arrays[name] = _by_java(name, samples, ptb_text if tokenize else list)
+
+    def _checked(self, gts: Any, res: Any) -> Samples:
+        """A row per image; `ids` are their keys."""
+        problems, fix = Problems(), "pass references and a caption of the same images"
+        given = {"gts": _annotations(gts, "gts", problems), "res": _annotations(res, "res", problems)}
+        for argument, other in (("res", "gts"), ("gts", "res")):
+            for key in given[argument] if given[other] else ():
+                if key not in given[other]:
+                    problems.add(Problem(_at(argument, key), f"is an image that is not in {other}", fix))
+        for key, row in given["res"].items():
             if len(row) != 1:
                 problems.add(Problem(_at("res", key), f"has {len(row)} captions", "pass a list of one"))
         problems.raise_if_any()
-        self.ids = list(references)
-        check_java([name for name in self.metrics if name in _JAVA])
+        self.ids = list(given["gts"])
 
         def of_image(argument: str, path: Sequence[int | str]) -> str:
             inner = (0,) if argument == "captions" else path[1:]  # an image has one caption
             return _at(argument, self.ids[int(path[0])], *inner)
 
-        texts = [captions[key][0] for key in references], None, list(references.values())
+        texts = [given["res"][key][0] for key in self.ids], None, list(given["gts"].values())
         with naming({"captions": "res", "references": "gts"}, row=of_image):
-            self._samples = check_samples(*texts, needs_references=True, empty="score", media=())
+            return check_samples(*texts, needs_references=True, empty="score", media=())
 
-    @cached_property
-    def results(self) -> dict[str, Result]:
-        """The `Result` of BLEU, ROUGE_L and CIDEr, with intervals, tests and signatures."""
-        names = [name for name in self.metrics if name in _COUNTED]
-        opened = [load(_COUNTED[name], empty="score") for name in names]
-        metrics = [metric for metric in opened if isinstance(metric, NgramMetric)]
-        tokens = ptb_tokens if self.tokenize else str.split
-        return dict(zip(names, score_together(metrics, self._samples, tokens), strict=True))
-
-    @cached_property
-    def _values(self) -> dict[str, tuple[float, Floats]]:
-        """By pycocoevalcap's key, in the order of `metrics`: the value of all images, the score of each."""
-        values: dict[str, tuple[float, Floats]] = {}
-        for name in self.metrics:
-            if name in _JAVA:
-                values[name] = self._by_java(name)
-            elif name == "BLEU":
-                result = self.results[name]
-                for part, scores in sorted({**result.parts, "bleu_4": result.scores}.items()):
-                    values[part.capitalize()] = result.numbers[part], np.array(scores)
-            else:
-                values[name] = self.results[name].mean, np.array(self.results[name].scores)
-        return values
-
-    def _by_java(self, name: str) -> tuple[float, Floats]:
-        tokenized = ptb_text if self.tokenize else list
-        references = {i: tokenized(row) for i, row in enumerate(self._samples.references or [])}
-        captions = {i: [text] for i, text in enumerate(tokenized(self._samples.captions))}
-        module = importlib.import_module(f"pycocoevalcap.{name.lower()}.{name.lower()}")
-        value, found = getattr(module, name.capitalize())().compute_score(references, captions)
-        scores = [one["All"]["f"] if isinstance(one, Mapping) else one for one in found]  # SPICE has details
-        return float(value), np.array(scores, float)
-
-    @cached_property
-    def eval(self) -> dict[str, float]:
-        """{"Bleu_1": value, ..., "CIDEr": value} of all images, in the order of `metrics`."""
-        return {name: value for name, (value, _) in self._values.items()}
-
-    @cached_property
-    def arrays(self) -> dict[str, Floats]:
-        """{"Bleu_1": (images,), ...} the score of each image, in the order of `ids`."""
-        return {name: scores for name, (_, scores) in self._values.items()}
-
-    @cached_property
+    @property
     def imgToEval(self) -> dict[Hashable, dict[str, Any]]:  # noqa: N802  (the name in pycocoevalcap)
         """{image id: {"image_id": id, "Bleu_1": score, ...}}."""
-        rows = zip(*(scores.tolist() for scores in self.arrays.values()), strict=True)
-        return {
-            key: {"image_id": key, **dict(zip(self.arrays, row, strict=True))}
-            for key, row in zip(self.ids, rows, strict=True)
-        }
+        return {one["image_id"]: one for one in self.evalImgs}
 
     @property
     def evalImgs(self) -> list[dict[str, Any]]:  # noqa: N802  (the name in pycocoevalcap)
         """The values of `imgToEval`."""
-        return list(self.imgToEval.values())
+        rows = zip(self.ids, *(scores.tolist() for scores in self.arrays.values()), strict=True)
+        return [dict(zip(["image_id", *self.arrays], row, strict=True)) for row in rows]
 
     def evaluate(self) -> dict[str, float]:
-        """`eval`, computed now; as in pycocoevalcap, where nothing is there before."""
+        """`eval`; in pycocoevalcap nothing is there before."""
         return self.eval
 
     def __repr__(self) -> str:
-        return f"CocoScores({len(self.ids):,} images, {', '.join(self.metrics)})"
+        return f"CocoScores({len(self.ids):,} images, {', '.join(self.eval)})"
 
 
 def _annotations(value: Any, argument: str, problems: Problems) -> dict[Hashable, list[Any]]:
@@ -184,19 +160,29 @@ def _at(argument: str, key: Hashable, *inner: int | str) -> str:
     return place(argument, [key if isinstance(key, (int, str)) else repr(key), *inner])
 
 
+def _by_java(name: str, samples: Samples, tokenized: Any) -> tuple[float, NDArray[np.float64]]:
+    """METEOR or SPICE of all images, and of each."""
+    references = {i: tokenized(row) for i, row in enumerate(samples.references or [])}
+    captions = {i: [text] for i, text in enumerate(tokenized(samples.captions))}
+    module = importlib.import_module(f"pycocoevalcap.{name.lower()}.{name.lower()}")
+    value, found = getattr(module, name.capitalize())().compute_score(references, captions)
+    scores = [one["All"]["f"] if isinstance(one, Mapping) else one for one in found]  # SPICE has details
+    return float(value), np.array(scores, float)
+
+
 def check_java(names: Sequence[str]) -> None:
     """Raise ValueError for METEOR or SPICE if they cannot run here: pycocoevalcap, Java, SPICE's models."""
-    if not names:
-        return
-    needs = f"{' and '.join(names)} {'need' if len(names) > 1 else 'needs'}"
     spec = importlib.util.find_spec("pycocoevalcap")
-    if spec is None or not spec.submodule_search_locations:
-        raise ValueError(f"{needs} pycocoevalcap, which is not installed: {install_command('ngram')}")
-    if shutil.which("java") is None:
-        raise ValueError(f"{needs} Java, and there is no `java`: apt install default-jre-headless")
-    folder = Path(next(iter(spec.submodule_search_locations)), "spice")
-    if "SPICE" in names and not (folder / "lib" / "stanford-corenlp-3.6.0-models.jar").is_file():
-        raise ValueError(
-            "SPICE needs Stanford CoreNLP 3.6.0 (about 400 MB), which pycocoevalcap downloads: run "
-            f"`python -c 'from get_stanford_models import get_stanford_models as get; get()'` in {folder}"
-        )
+    package = Path(next(iter(spec.submodule_search_locations or ()), "") if spec else "")
+    models = package / "spice" / "lib" / "stanford-corenlp-3.6.0-models.jar"
+    missing = {
+        f"pycocoevalcap, which is not installed: {install_command('ngram')}": spec is None,
+        "Java, and there is no `java`: apt install default-jre-headless": shutil.which("java") is None,
+        "Stanford CoreNLP 3.6.0 (about 400 MB), which pycocoevalcap downloads: run `python -c 'from "
+        f"get_stanford_models import get_stanford_models as get; get()'` in {models.parents[1]}": (
+            "SPICE" in names and not models.is_file()
+        ),
+    }
+    for what in missing:
+        if names and missing[what]:
+            raise ValueError(f"{' and '.join(names)} {'need' if len(names) > 1 else 'needs'} {what}")

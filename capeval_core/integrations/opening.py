@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from capeval_core.cache import TEXT_BYTES, FeatureCache
-from capeval_core.errors import Problem, Problems, at, described, warn
+from capeval_core.errors import InputError, InputTypeError, Problem, Problems, at, described, noting, warn
 from capeval_core.metric import CaptionMetric
 from capeval_core.options import Options
 from capeval_core.registry import metric_class
@@ -35,26 +35,23 @@ def choose_metrics(
     single = isinstance(metrics, str) or not isinstance(metrics, Sequence)
     listed = [metrics] if single else metrics
     problems, keys = Problems(), dict[str, str]()
+    chosen: list[tuple[type[CaptionMetric], Options]] = []
     if not listed:
         problems.add(Problem("metrics", "is empty", "name at least one"))
     elif options and all(isinstance(one, CaptionMetric) for one in listed):
         found = f"{', '.join(options)}: the metrics are open already, pass options to capeval_core.load"
         problems.add(found, TypeError)
-    places = [at("metrics", None if single else i) for i in range(len(listed))]
-    for where, one in zip(places, listed, strict=True):
-        if not isinstance(one, (str, Mapping, CaptionMetric)):
-            problems.add(Problem(where, f"is {described(one)}", _WAYS, TypeError))
-        elif isinstance(one, Mapping) and "name" not in one:
-            problems.add(Problem(where, 'has no "name"', _WAYS))
-    problems.raise_if_any()
-    chosen = [_chosen(one, options, cache, media) for one in listed]
-    for where, (metric, own) in zip(places, chosen, strict=True):
-        if metric.relative:
-            problems.add(f"{where}: {metric.name} cannot be used during training: {metric.relative}")
-        elif (first := keys.setdefault(metric.key, where)) != where:
-            problems.add(Problem(where, f"gives {metric.key} as {first} does", "name each metric once"))
-        elif not (has_references and metric.corpus_texts == "references"):  # whose statistics stay
-            own.check_separable(metric, scores=False)
+    for i, one in enumerate(listed):
+        where = at("metrics", None if single else i)
+        with noting(problems):
+            metric, own = _chosen(one, where, options, cache, media)
+            chosen.append((metric, own))
+            if metric.relative:
+                problems.add(f"{where}: {metric.name} cannot be used during training: {metric.relative}")
+            elif (first := keys.setdefault(metric.key, where)) != where:
+                problems.add(Problem(where, f"gives {metric.key} as {first} does", "name each metric once"))
+            elif not (has_references and metric.corpus_texts == "references"):  # whose statistics stay
+                own.check_separable(metric, scores=False)
     problems.raise_if_any()
     return chosen
 
@@ -69,12 +66,12 @@ def open_one(metric: Any, options: Mapping[str, Any], door: str) -> CaptionMetri
 
 
 def _chosen(
-    metric: Any, options: Mapping[str, Any], cache: FeatureCache, media: str | None
+    metric: Any, where: str, options: Mapping[str, Any], cache: FeatureCache, media: str | None
 ) -> tuple[type[CaptionMetric], Options]:
     if isinstance(metric, CaptionMetric):
         # Opened anew, which shares the loaded encoder: the user's own metric stays as it is.
         class_, chosen = type(metric), replace(metric.options, empty="score")
-    else:
+    elif isinstance(metric, str) or (isinstance(metric, Mapping) and "name" in metric):
         own = {"name": metric} if isinstance(metric, str) else dict(metric)
         name, own_media = own.pop("name"), own.pop("media", None)
         # One on texts alone is the same for all media.
@@ -82,6 +79,10 @@ def _chosen(
         has_none = {*class_.Options.without, *(["weights"] if class_.default_weights is None else [])}
         shared = {option: value for option, value in options.items() if option not in has_none}
         chosen = class_.Options.of(name, {"empty": "score", **shared, **own})
+    elif isinstance(metric, Mapping):
+        raise InputError(Problem(where, 'has no "name"', _WAYS))
+    else:
+        raise InputTypeError(Problem(where, f"is {described(metric)}", _WAYS, TypeError))
     device, rank = chosen.device, int(os.environ.get("LOCAL_RANK", -1))  # as torchrun and accelerate set it
     if device is None and rank >= 0:
         import torch

@@ -63,7 +63,7 @@ class CaptionScorer(BatchScorer):
             raise wrong_option("batch", counts, "not equally many of each", "give every row one of each")
         found = super().__call__(rows)
         added: dict[str, Any] = {
-            "score": np.array([np.nan if score is None else score for score in found["score"]]),
+            "score": np.array(found["score"], dtype=float),
             "truncated": np.array(found["truncated"], dtype=np.int32),
             "error": np.array([error or "" for error in found["error"]], dtype=object),
         }

@@ -52,8 +52,7 @@ class Reward:
 
         Args:
             completions: n captions: texts, or TRL's conversations, whose last message of the assistant
-                counts. Reasoning in `<think>...</think>` is left out, also where its beginning or end is
-                missing.
+                counts. Reasoning in `<think>...</think>` is left out, also without its beginning or end.
             images: n images: a tensor (n, 3, height, width) or n tensors on any device, of uint8 or float
                 in [0, 1] before normalisation, or whatever `CaptionMetric.score` takes; a list of one image
                 is that image, None or an empty list none.
@@ -72,22 +71,19 @@ class Reward:
             inputs["references"] = references
         if argument is not None:
             inputs[argument] = in_memory(values[0] if values else None, argument)
-        visuals: Any = inputs.get(argument or "")
-        listed = isinstance(visuals, list) and all(isinstance(one, (list, tuple)) for one in inputs.values())
-        rows = [row for row, visual in enumerate(visuals) if visual is not None] if listed else []
-        if not listed or len(rows) == len(visuals) or len({*map(len, inputs.values())}) > 1:
-            return [*self.metric.score(**inputs).scores]
+        texts = inputs["captions"]
+        if not all(isinstance(one, (list, tuple)) and len(one) == len(texts) for one in inputs.values()):
+            return [*self.metric.score(**inputs).scores]  # which refuses lists of other lengths
+        rows = [row for row in range(len(texts)) if argument is None or inputs[argument][row] is not None]
+        present: dict[str, Any] = {name: [column[row] for row in rows] for name, column in inputs.items()}
 
         def of_input(argument: str, path: Sequence[int | str]) -> str:
             return place(argument, [rows[int(path[0])], *path[1:]])
 
-        scores: list[float | None] = [None] * len(visuals)
-        present: dict[str, Any] = {name: [column[row] for row in rows] for name, column in inputs.items()}
         with naming(row=of_input):  # the rows of the whole input
-            found = self.metric.score(**present).scores if rows else []
-        for row, score in zip(rows, found, strict=True):
-            scores[row] = score
-        return scores
+            found = self.metric.score(**present).scores if rows or not texts else []
+        scores = dict(zip(rows, found, strict=True))
+        return [scores.get(row) for row in range(len(texts))]
 
     def __repr__(self) -> str:
         return f"Reward({shown(self.metric)})"

@@ -63,8 +63,7 @@ class CaptionScore(torchmetrics.Metric):
     ) -> None:
         """Check and encode captions; arguments are those of `CaptionMetric.score`, tensors of any device too.
 
-        What the metric does not need is ignored, as in a `MetricCollection`; a wrong batch adds nothing, and
-        so does one without captions and images.
+        What the metric does not need is ignored; a wrong batch, or an empty one, adds nothing.
         """
         argument = argument_of(self.metric.media)
         visuals = {"images": images, "videos": videos}.get(argument or "")

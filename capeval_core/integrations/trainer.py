@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from torch import distributed
 
 from capeval_core.cache import FeatureCache
 from capeval_core.errors import Problem, Problems, described, naming, warn
@@ -115,11 +116,8 @@ class CaptionMetrics:
         part = range(len(samples) * rank // size, len(samples) * (rank + 1) // size)
 
         def encode(metric: CaptionMetric) -> pa.Table:
-            table = (
-                metric.encode_all(_for(metric, samples).select(part)) if part else metric.ROW.empty_table()
-            )
-            metric.stores.flush()
-            return table
+            own = _for(metric, samples).select(part)
+            return metric.encode_all(own) if part else metric.ROW.empty_table()
 
         tables = _gathered(size, lambda: [encode(metric) for metric in self.metrics])
         self.captions = samples.captions
@@ -146,13 +144,13 @@ class CaptionMetrics:
         problems.raise_if_any()
         labels = [label for _, label in rows if label is not None]
         references = self._samples.references
-        if self._compares and not self._has_references:
-            if len(labels) != len(rows):
-                found = "the labels of this evaluation are no token ids, so they cannot be the references"
-                raise ValueError(f"{found}: pass CaptionMetrics(..., references=[[...], ...])")
-            references = [[label] for label in labels]
         if len(labels) == len(rows):
             self._check_order(labels)
+        elif self._compares and not self._has_references:
+            found = "the labels of this evaluation are no token ids, so they cannot be the references"
+            raise ValueError(f"{found}: pass CaptionMetrics(..., references=[[...], ...])")
+        if self._compares and not self._has_references:
+            references = [[label] for label in labels]
         texts = [caption for caption in captions or [] if caption is not None]
         return replace(self._samples, captions=texts, references=references)
 
@@ -161,9 +159,8 @@ class CaptionMetrics:
         if self._labels is None and self._has_references:
             own = [{text.strip() for text in texts} for texts in self._samples.references or []]
             everywhere = set[str]().union(*own)
-            at_home = [label in texts for label, texts in zip(labels, own, strict=True)]
-            astray = [i for i, label in enumerate(labels) if not at_home[i] and label in everywhere]
-            if len(astray) > max(sum(at_home), len(labels) / 2):
+            astray = [i for i, label in enumerate(labels) if label not in own[i] and label in everywhere]
+            if len(astray) > len(labels) / 2:
                 raise ValueError(
                     f"{len(astray):,} of {len(labels):,} labels are references of another image, the first "
                     f"is row {astray[0]} ({labels[astray[0]]!r}): images and references must be in the order "
@@ -269,8 +266,6 @@ def _of_evaluation(rows: list[_Row], count: int, unit: str | None, processes: in
 
 def _processes() -> tuple[int, int]:
     """The number of this process, and how many there are: (0, 1) where nothing is distributed."""
-    from torch import distributed
-
     if not (distributed.is_available() and distributed.is_initialized()):
         return 0, 1
     return distributed.get_rank(), distributed.get_world_size()
@@ -280,18 +275,15 @@ def _gathered(size: int, work: Callable[[], list[pa.Table]]) -> list[pa.Table]:
     """Tables of this and all other processes; one that fails takes part, so that no other waits for it."""
     if size == 1:
         return work()
-    from torch import distributed
-
-    tables: list[pa.Table] | Exception
-    try:
-        tables = work()
-    except Exception as error:
-        tables = error
+    failure: Exception | None = None
     gathered: list[Any] = [None] * size
-    own = f"{type(tables).__name__}: {tables}" if isinstance(tables, Exception) else tables
+    try:
+        own: Any = work()
+    except Exception as error:
+        failure, own = error, f"{type(error).__name__}: {error}"
     distributed.all_gather_object(gathered, own)
-    if isinstance(tables, Exception):
-        raise tables
+    if failure is not None:
+        raise failure
     for process, found in enumerate(gathered):
         if isinstance(found, str):
             raise RuntimeError(f"process {process} of {size} could not score its captions: {found}")

@@ -22,20 +22,27 @@ import gradio as gr
 from gradio.processing_utils import save_file_to_cache
 from gradio.utils import get_upload_folder
 
-from capeval_core.demo import KINDS, DemoItem, demo_of
+from capeval_core.demo import KINDS, demo_of
 from capeval_core.errors import described, wrong_option
 from capeval_core.inputs.folder import EXTENSIONS
 from capeval_core.integrations.page import views
-from capeval_core.integrations.page.scorer import NO_WEIGHTS, Scorer, capitalised, chooses, lines_of, uploaded
+from capeval_core.integrations.page.scorer import (
+    NO_WEIGHTS,
+    Inputs,
+    Scorer,
+    capitalised,
+    chooses,
+    lines_of,
+    uploaded,
+)
 from capeval_core.limits import LIMITS
 from capeval_core.registry import media_of, metric_class
 from capeval_core.reports.explanations import STYLE
 from capeval_core.weights.folder import WeightsError
 
 _LARGEST_UPLOAD = "20mb"  # room for a JPEG of 25 megapixels at a high quality
-_TEXTS_ALONE = "texts"  # what a page is about where only texts are compared
-_LABELS = {"image": "Image", "video": "Video"}
-"""Of the media that a page can take, in the order in which it offers them."""
+_LABELS = {"image": "Image", "video": "Video", "texts": "Texts"}
+"""Of what captions are about; a page of texts alone offers nothing else."""
 # The answer stands beside other input than it belongs to; it is dimmed until the next one.
 _STALE = "() => { document.getElementById('answer').classList.add('stale'); }"
 _FRESH = "() => { document.getElementById('answer').classList.remove('stale', 'busy'); }"
@@ -62,7 +69,7 @@ def build(name: str, weights: str | os.PathLike[str] | None = None, *, media: st
         media: what captions are about at first; None: the metric's first medium.
     """
     chosen = weights or os.environ.get("CAPEVAL_WEIGHTS") or None
-    readable = [medium for medium in _LABELS if medium == "image" or find_spec("av") is not None]
+    readable = ["image", "video"] if find_spec("av") else ["image"]
     offered = [medium for medium in media_of(name) if medium in readable]
     if media is not None and media not in offered:
         fix = f"choose {' or '.join(map(repr, offered))}" if offered else "leave the option out"
@@ -72,20 +79,16 @@ def build(name: str, weights: str | os.PathLike[str] | None = None, *, media: st
     title, seconds = metric_class(name).title, (LIMITS.page_seconds_between, LIMITS.page_seconds_kept)
     page = gr.Blocks(title=f"{title} of a caption", analytics_enabled=False, delete_cache=seconds)
     with page:
-        _Page(scorers or {_TEXTS_ALONE: Scorer(name, chosen)})
+        _Page(scorers or {"texts": Scorer(name, chosen)})
     return page
 
 
 def launch(page: gr.Blocks, **settings: Any) -> None:
     """Serve a page that `build` gave, until it is stopped; `settings` are those of Gradio's `launch`."""
+    blue, radius = gr.themes.Color(*_BLUES), gr.themes.Size(*["8px"] * 7)
+    look: dict[str, Any] = {"primary_hue": blue, "neutral_hue": "slate", "radius_size": radius}
     own = {
-        "theme": gr.themes.Base(
-            primary_hue=gr.themes.Color(*_BLUES),
-            neutral_hue="slate",
-            radius_size=gr.themes.Size(*["8px"] * 7),
-            font=_FONT,
-            font_mono=_MONO,
-        ),
+        "theme": gr.themes.Base(**look, font=_FONT, font_mono=_MONO),
         "css_paths": [Path(__file__).with_name("page.css"), STYLE],
         "max_file_size": _LARGEST_UPLOAD,
         "footer_links": ["api"],
@@ -100,8 +103,7 @@ class _Page:
         self.scorers = scorers
         self.scorer = next(iter(scorers.values()))  # of what the page is about at first
         self.metric = self.scorer.metric
-        self.chooses = chooses(self.metric)
-        self.media = [scorer.medium for scorer in scorers.values() if scorer.medium is not None]
+        self.media = [medium for medium, scorer in scorers.items() if scorer.medium]
         self.heading = _html(views.heading(self.scorer))
         with gr.Row(elem_id="bench"):
             with gr.Column(elem_id="left"):
@@ -118,7 +120,6 @@ class _Page:
                     info="All that the number depends on: compare numbers whose signatures are equal.",
                     interactive=False,
                     buttons=["copy"],
-                    lines=1,
                     max_lines=6,
                     visible=False,
                     elem_id="signature",
@@ -126,22 +127,18 @@ class _Page:
         self._events()
 
     def _inputs(self) -> None:
-        self.about = gr.Radio(
-            [(_LABELS[medium], medium) for medium in self.media],
-            value=next(iter(self.scorers)),
-            label="The caption is about",
-            visible=len(self.media) > 1,
-            elem_id="about",
-        )
+        several, references = chooses(self.metric), self.metric.needs_references
+        offered = [(_LABELS[name], name) for name in self.scorers]
+        about: dict[str, Any] = {"label": "The caption is about", "visible": len(offered) > 1}
+        self.about = gr.Radio(offered, value=offered[0][1], elem_id="about", **about)
         self.visuals = [_upload(medium, visible=medium == self.scorer.medium) for medium in self.media]
         self.caption = gr.Textbox(
-            label="Captions to choose from, one per line" if self.chooses else "Caption",
-            lines=6 if self.chooses else 1,  # in one Enter scores
-            max_lines=20 if self.chooses else 6,
+            label="Captions to choose from, one per line" if several else "Caption",
+            lines=6 if several else 1,  # in one Enter scores
+            max_lines=20 if several else 6,
             placeholder=_placeholder(self.scorer),
             elem_id="caption",
         )
-        references = self.metric.needs_references
         self.references = gr.Textbox(
             label="References, one per line",
             lines=3,
@@ -151,17 +148,25 @@ class _Page:
             elem_id="references",
         )
         self.press = gr.Button("Score", variant="primary", elem_id="score")
-        pressed = "Shift + Enter" if self.chooses else "Enter"
+        pressed = "Shift + Enter" if several else "Enter"
         _html(views.shown("keys", pressed=pressed, references=references), elem_id="keys")
 
     def _examples(self) -> None:
-        kinds, label = list(KINDS), "Example captions"
-        self.kind = gr.Radio(kinds, value=kinds[0], label=label, visible=not self.chooses, elem_id="kind")
+        kinds, shown = list(KINDS), not chooses(self.metric)
+        self.kind = gr.Radio(kinds, value=kinds[0], label="Example captions", visible=shown, elem_id="kind")
         self.examples, self.shelves = [], []
         for scorer in self.scorers.values():
-            kind = "pictures" if scorer.medium else "texts"
-            with gr.Row(visible=scorer is self.scorer, elem_classes=["examples", kind]) as shelf:
-                self.examples += [(i, _example(item, kind)) for i, item in enumerate(demo_of(scorer.metric))]
+            classes = ["examples", "pictures" if scorer.medium else "texts"]
+            with gr.Row(visible=scorer is self.scorer, elem_classes=classes) as shelf:
+                for index, item in enumerate(demo_of(scorer.metric)):
+                    look: dict[str, Any] = {"elem_classes": "example-text"}
+                    if scorer.medium:
+                        # Inside the page itself: of a file Gradio would tell the whole path.
+                        data = base64.b64encode(item.image.read_bytes()).decode()
+                        icon = {"url": f"data:image/{item.image.suffix.removeprefix('.')};base64,{data}"}
+                        look = {"icon": icon, "elem_classes": "example", "min_width": 0}
+                    text = f"Example: {item.good}" if scorer.medium else item.good
+                    self.examples.append((index, gr.Button(text, **look)))
             self.shelves.append(shelf)
         self.chosen = gr.State()
         labels = {"tiny": "tiny (demonstration: knows drawn scenes only)"}
@@ -212,18 +217,17 @@ class _Page:
 
     def show(self, *values: Any) -> Iterator[tuple[Any, Any, Any]]:
         """What a press of Score shows."""
-        hidden = gr.update(visible=False)
-        weights = None
+        hidden, weights = gr.update(visible=False), None
         try:
-            scorer, inputs = self._inputs_of(values)
+            scorer, inputs = self._read(values)
             weights = inputs[-1]
             if not scorer.is_open(weights):
-                scorer.check(*inputs)
+                scorer.check(inputs)
                 yield views.shown("opening", weights=weights), hidden, hidden
-            scored = scorer.score(*inputs)
+            scored = scorer.score(inputs)
         except (ValueError, TypeError, MemoryError) as error:
             way_out = isinstance(error, WeightsError) and weights != "tiny" and "tiny" in self.scorer.offered
-            yield views.problem(str(error) or type(error).__name__), hidden, gr.update(visible=way_out)
+            yield views.problem(_reason(error)), hidden, gr.update(visible=way_out)
         except Exception:
             _LOG.exception("%s: scoring failed", self.metric.name)
             yield views.problem("The page itself failed; the log of its server says why."), hidden, hidden
@@ -237,16 +241,14 @@ class _Page:
         def answer(*values: Any) -> dict[str, Any]:
             """Score a caption of an image or a video; references one per line, for metrics that need them."""
             try:
-                scorer, inputs = self._inputs_of(values)
-                return scorer.score(*inputs).result.to_dict()
+                scorer, inputs = self._read(values)
+                return scorer.score(inputs).result.to_dict()
             except (ValueError, TypeError, MemoryError) as error:
-                reason = capitalised(str(error) or type(error).__name__)
-                raise gr.Error(reason, print_exception=False) from error
+                raise gr.Error(capitalised(_reason(error)), print_exception=False) from error
 
-        given = {"weights": self.scorer.first, "about": self.about.value}
-        needed, kind = self.names.index("weights"), inspect.Parameter.POSITIONAL_OR_KEYWORD
-        inputs = [inspect.Parameter(name, kind) for name in self.names[:needed]]
-        inputs += [inspect.Parameter(one, kind, default=given.get(one)) for one in self.names[needed:]]
+        left_out = {"weights": self.scorer.first, "about": self.about.value, **dict.fromkeys(self.media[1:])}
+        parameter = partial(inspect.Parameter, kind=inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        inputs = [parameter(name, default=left_out.get(name, inspect.Parameter.empty)) for name in self.names]
         answer.__signature__ = inspect.Signature(inputs)  # type: ignore[attr-defined]
         return answer
 
@@ -268,18 +270,16 @@ class _Page:
         ]
         references = ["\n".join(item.references)] if self.metric.needs_references else []
         captions = {name: str(getattr(item, field)) for name, field in KINDS.items()}
-        caption = "\n".join([*item.references, *captions.values()]) if self.chooses else captions[kind]
-        return [*copies, caption, *references, index or 0]
+        several = "\n".join([*item.references, *captions.values()])
+        return [*copies, several if chooses(self.metric) else captions[kind], *references, index or 0]
 
     def _scorer_of(self, about: Any) -> Scorer:
         if about not in [*self.scorers]:  # whatever it is, as requests may hand in anything
             raise ValueError(f"about: this page takes {' and '.join(map(repr, self.scorers))}")
         return self.scorers[about]
 
-    def _inputs_of(
-        self, values: Sequence[Any]
-    ) -> tuple[Scorer, tuple[str | None, str | list[str], list[str], str]]:
-        """The scorer, and the arguments of its `score`, of values that may be anything, as requests may."""
+    def _read(self, values: Sequence[Any]) -> tuple[Scorer, Inputs]:
+        """The scorer and what it is to score, of values that may be anything, as requests may."""
         given = dict(zip(self.names, values, strict=False))  # programs may leave the last ones out
         scorer = self._scorer_of(given.get("about", next(iter(self.scorers))))
         texts = {"caption": "", "references": "", "weights": self.scorer.first}
@@ -289,7 +289,7 @@ class _Page:
                 raise ValueError(f"{name}: expected a text, found {described(value)}")
             texts[name] = value or ""
         visual = None if scorer.medium is None else uploaded(given.get(scorer.medium), scorer.medium)
-        caption = lines_of(texts["caption"]) if self.chooses else texts["caption"]
+        caption = lines_of(texts["caption"]) if chooses(self.metric) else texts["caption"]
         return scorer, (visual, caption, lines_of(texts["references"]), texts["weights"])
 
 
@@ -301,28 +301,16 @@ def _placeholder(scorer: Scorer) -> str:
     return f"What the {scorer.medium or 'image'} shows"
 
 
+def _reason(error: Exception) -> str:
+    return str(error) or type(error).__name__
+
+
 def _upload(medium: str, *, visible: bool) -> Any:
     """The component that takes an upload."""
     if medium == "image":
-        return gr.Image(
-            label=_LABELS[medium],
-            type="filepath",
-            sources=["upload", "clipboard"],
-            height=260,
-            placeholder="# Drop an image here\nor click to choose one",
-            visible=visible,
-            elem_id=medium,
-        )
+        placeholder = "# Drop an image here\nor click to choose one"
+        look: dict[str, Any] = {"height": 260, "placeholder": placeholder, "sources": ["upload", "clipboard"]}
+        return gr.Image(label="Image", type="filepath", visible=visible, elem_id=medium, **look)
     # A plain file: Gradio's own component would convert a video and load an editor.
     label, types = "Video: MP4, WebM, MOV, MKV, AVI or GIF", sorted(EXTENSIONS[medium])
     return gr.File(label=label, file_types=types, height=160, visible=visible, elem_id=medium)
-
-
-def _example(item: DemoItem, kind: str) -> gr.Button:
-    """The button of an example: its picture, or its caption where there are only texts."""
-    if kind == "texts":
-        return gr.Button(item.good, elem_classes="example-text")
-    # Inside the page itself: of a file Gradio would tell the whole path.
-    data = base64.b64encode(item.image.read_bytes()).decode()
-    icon: Any = {"url": f"data:image/{item.image.suffix.removeprefix('.')};base64,{data}"}
-    return gr.Button(f"Example: {item.good}", icon=icon, elem_classes="example", min_width=0)

@@ -23,7 +23,6 @@ from capeval_core.inputs.images import open_image
 from capeval_core.inputs.samples import Samples
 from capeval_core.limits import LIMITS
 from capeval_core.metric import CaptionMetric, Reranker, prepared
-from capeval_core.options import CorpusOptions
 from capeval_core.registry import load, metric_class
 from capeval_core.result import Result
 from capeval_core.weights.folder import TINY, open_weights
@@ -33,35 +32,22 @@ NO_WEIGHTS = "none"
 _LONGEST_TEXT = 20_000  # characters of a request: strangers use a page, and encoding takes its time
 _NARROWEST = 0.6  # shorter / longer side of images of which so little is cut off that no note is needed
 _LIST_MARK = re.compile(r"^(?:[-*•–—]|\d{1,3}[.)])(?:\s+|$)")
-_RARE = "Word weights (idf) come from the packaged examples: one caption is too few."
 _NOT_HERE = "the {} is not among the uploads of this page, which are deleted after an hour: upload it (again)"
-_TURNED = (
-    "The file says that the image is to be turned (EXIF), and so it is shown here. The score is that of "
-    "the image as it is stored, as in the original code: save it upright if that is not what you mean."
-)
-_DEEP = (
-    "The image has more than 8 bits a channel. As in the original code, everything above 255 is white: "
-    "scale it to 8 bits."
-)
-_TRANSPARENT = (
-    "The image is partly transparent. The metric sees its colours without that, often black where the "
-    "page shows through: put it onto a background if that is not what you mean."
-)
-_CUT = "The metric sees the square in the image's centre only, {:.0%} of it."
-_SPREAD = "The metric sees {} frames, spread evenly over the video."
 
+Inputs = tuple[str | None, str | list[str], list[str], str]
+"""The path of an upload, a caption or a list of candidates, references, and weights."""
 Marks = tuple[Sequence[tuple[str, float]], str]
 """What typical captions get, best first, and a sentence that says whose means these are."""
 
 
 @dataclass(frozen=True)
 class Scored:
-    """One scored caption, or the one that a metric chose; notes say where it sees another image."""
+    """One scored caption, or the one that a metric chose; notes: what a visitor should know of it."""
 
     caption: str
     result: Result
     marks: Marks
-    notes: Sequence[str]
+    notes: Mapping[str, Any]
 
 
 def chooses(metric: type[CaptionMetric]) -> bool:
@@ -104,18 +90,17 @@ def _frames(path: Path, time: int, medium: str) -> int:
     return frames_within_limits(path, medium)
 
 
-def _notes_on(image: str, *, crops: bool) -> list[str]:
+def _seen(image: str, *, crops: bool) -> dict[str, Any]:
     """Where a metric sees something else than a browser shows; `crops`: the centre alone."""
     with open_image(image) as decoded:
-        sides = sorted(decoded.size)
-        notes = {
-            _TURNED: decoded.getexif().get(ExifTags.Base.Orientation, 1) in range(2, 9),
-            _DEEP: decoded.mode.startswith(("I", "F")),
-            _TRANSPARENT: decoded.has_transparency_data
-            and decoded.convert("RGBA").getchannel("A").getextrema() != (255, 255),
-            _CUT.format(sides[0] / sides[1]): crops and sides[0] < _NARROWEST * sides[1],
+        short, long = sorted(decoded.size)
+        alpha = decoded.convert("RGBA").getchannel("A") if decoded.has_transparency_data else None
+        return {
+            "turned": decoded.getexif().get(ExifTags.Base.Orientation, 1) in range(2, 9),
+            "deep": decoded.mode.startswith(("I", "F")),
+            "transparent": alpha is not None and alpha.getextrema() != (255, 255),
+            "centre": short / long if crops and short < _NARROWEST * long else None,
         }
-    return [note for note, holds in notes.items() if holds]
 
 
 def _naming(metric: type[CaptionMetric]) -> AbstractContextManager[None]:
@@ -146,7 +131,7 @@ class Scorer:
         self, name: str, weights: str | os.PathLike[str] | None = None, media: str | None = None
     ) -> None:
         self.metric = metric_class(name, media)
-        if self.metric.relative is not None and not issubclass(self.metric, Reranker):
+        if self.metric.relative is not None and not chooses(self.metric):
             raise ValueError(f"{name} has no page, which scores single captions: {self.metric.relative}")
         self.medium = self.metric.media[0] if self.metric.media else None
         if weights is not None:
@@ -164,17 +149,15 @@ class Scorer:
         """Whether `score` with these weights needs to open nothing."""
         return any(weights == opened for opened, *_ in self._opened)
 
-    def check(
-        self, visual: str | None, caption: str | Sequence[str], references: Sequence[str], weights: str
-    ) -> Samples:
+    def check(self, inputs: Inputs) -> Samples:
         """What `score` is to score; it opens no weights."""
+        visual, caption, references, weights = inputs
         if weights not in self.offered:
             raise ValueError(f"weights={weights!r}: this page offers {' and '.join(map(repr, self.offered))}")
-        captions = [caption] if isinstance(caption, str) else caption
-        length = sum(map(len, (*captions, *references)))
+        length = sum(map(len, [*([caption] if isinstance(caption, str) else caption), *references]))
         if length > _LONGEST_TEXT:
             raise ValueError(f"the texts have {length:,} characters, this page takes {_LONGEST_TEXT:,}")
-        compared = [list(references)] if self.metric.needs_references else None
+        compared = [references] if self.metric.needs_references else None
         # Not the path, which tells where the server keeps uploads.
         content = None if visual is None else {"bytes": Path(visual).read_bytes(), "path": Path(visual).name}
         with _naming(self.metric):
@@ -182,25 +165,23 @@ class Scorer:
         noun = self.medium or "references"
         return replace(samples, images=[sample.at(f"the {noun}") for sample in samples.images])
 
-    def score(
-        self, visual: str | None, caption: str | Sequence[str], references: Sequence[str], weights: str
-    ) -> Scored:
-        """One caption, or one list of candidates, of the file at a path, scored; one call at a time."""
-        samples = self.check(visual, caption, references, weights)
-        options, notes = dict[str, Any](), list[str]()
+    def score(self, inputs: Inputs) -> Scored:
+        """One caption, or one list of candidates, scored; one call at a time."""
+        samples = self.check(inputs)
+        visual, caption, _, weights = inputs
+        options, notes = dict[str, Any](), dict[str, Any]()
         if self.medium == "image" and visual is not None:
-            notes = _notes_on(visual, crops=self.metric.crops)
+            notes = _seen(visual, crops=self.metric.crops)
         elif visual is not None:
             path, most = Path(visual), LIMITS.page_frames_encoded
             if _frames(path, path.stat().st_mtime_ns, "video") > most:
-                options, notes = {"max_frames": most}, [_SPREAD.format(most)]
+                options, notes = {"max_frames": most}, {"frames": most}
         with self._busy, _naming(self.metric), warnings.catch_warnings(record=True) as caught:
             metric, marks = self._open(weights, options)
             result = metric.combine(metric.encode_all(samples), samples=samples)
         messages = [str(one.message) for one in caught if issubclass(one.category, UserWarning)]
-        notes += dict.fromkeys(map(capitalised, messages))
-        if isinstance(metric.options, CorpusOptions) and metric.options.statistics is not None:
-            notes.append(_RARE)
+        notes["warnings"] = [*dict.fromkeys(map(capitalised, messages))]
+        notes["idf"] = getattr(metric.options, "statistics", None) is not None
         chosen = caption if isinstance(caption, str) else result.parts["caption"][0]
         return Scored(chosen, result, marks, notes)
 
@@ -229,11 +210,10 @@ def _marks_of(metric: CaptionMetric) -> Marks:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what is odd about the examples is no news of a visitor's caption
         values = [(kind, result.mean) for kind, result in score_kinds(metric, items).items()]
-    noun = (metric.media or ("image",))[0]
-    weighed = ", with these weights" if metric.default_weights else ""
+    weighed, noun = ", with these weights" if metric.default_weights else "", (metric.media or ("image",))[0]
     text = (
-        f"Means over the {len(items)} drawn examples{weighed}: good captions are true, subtly "
-        f"wrong ones have one word changed, unrelated ones are true of another {noun}."
+        f"Means over the {len(items)} drawn examples{weighed}: good captions are true, subtly wrong ones "
+        f"have one word changed, unrelated ones are true of another {noun}."
     )
     return sorted(values, key=lambda mark: mark[1], reverse=metric.higher_is_better), text
 

@@ -33,40 +33,38 @@ def heading(scorer: Scorer) -> str:
 
 def empty(scorer: Scorer) -> str:
     """Before the first score: the scale, with what is known of it already."""
-    metric, marks = scorer.metric, published_marks(scorer.metric, [scorer.first])
+    metric, (marks, source) = scorer.metric, published_marks(scorer.metric, [scorer.first])
     visual = MetricDescription(metric).visual
-    needed = [] if visual is None else [f"a{'n' * (visual[0] in 'aeiou')} {visual}"]
-    needed += ["captions to choose from" if chooses(metric) else "a caption"]
-    needed += ["references"] if metric.needs_references else []
-    needs = " and ".join(filter(None, [", ".join(needed[:-1]), needed[-1]]))
-    return shown("empty", title=metric.title, needs=needs, scale=_scale(metric, marks[0]), notes=[marks[1]])
+    needs = [] if visual is None else [f"a{'n' * (visual[0] in 'aeiou')} {visual}"]
+    needs += ["captions to choose from" if chooses(metric) else "a caption"]
+    needs += ["references"] if metric.needs_references else []
+    return shown("empty", title=metric.title, needs=needs, scale=_scale(metric, marks), source=source)
 
 
 def problem(message: str) -> str:
     """What is wrong, line by line; indented lines stay so where they are wrapped."""
-    lines = [(len(line) - len(line.lstrip()), line.strip()) for line in message.splitlines() or [""]]
-    several = lines[0][1].endswith("problems with the input:")  # others are addresses and commands
-    lines = [(indent, capitalised(line) if several else line) for indent, line in lines]
-    return shown("problem", lines=[(lines[0][0], capitalised(lines[0][1])), *lines[1:]])
+    first, *others = message.splitlines() or [""]
+    if first.endswith("problems with the input:"):  # else the others are addresses and commands
+        others = [f"{line[:2]}{capitalised(line[2:])}" for line in others]
+    lines = [capitalised(first), *others]
+    return shown("problem", lines=[(len(line) - len(line.lstrip()), line.strip()) for line in lines])
 
 
 def score(metric: type[CaptionMetric], scored: Scored, weights: str) -> str:
     """The score on its scale, with its parts."""
-    result = scored.result
+    result, (marks, source) = scored.result, scored.marks
     if result.errors:
         return problem(result.errors[0])
-    relative = f"Compare totals of these captions only: {metric.relative}." if metric.relative else ""
     values = {name: values[0] for name, values in result.parts.items()}
     return shown(
         "score",
         metric=metric,
         chooses=chooses(metric),
-        caption=scored.caption,
-        truncated=result.counts.truncated,
+        scored=scored,
         value=result.scores[0],
         warning=TINY_KNOWS if weights == "tiny" else "",
-        scale=_scale(metric, scored.marks[0], result.scores[0]),
-        notes=[scored.marks[1], relative, *scored.notes],
+        scale=_scale(metric, marks, result.scores[0]),
+        source=source,
         evidence=Markup(panels(result.explain(0)) + parts(values, titles_of_parts())),
     )
 
@@ -90,13 +88,13 @@ def _scale(
     inner = [i * step for i in range(math.floor(low / step) + 1, math.ceil(high / step))]
     room = 0.4 * step  # a tick this near to an end would run into its number
     ticks = [low, *(tick for tick in inner if tick - low > room and high - tick > room), high]
-    described = MetricDescription(metric)
-    own = "" if score is None else f"{described.title} of this caption: {number(score)}. "
+    about = MetricDescription(metric)
+    own = "" if score is None else f"{about.title} of this caption: {number(score)}. "
     others = ", ".join(f"{label} {number(value)}" for label, value in marks)
     typical = f" What typical captions get: {others}." if marks else ""
     return {
         "here": None if score is None else at(score),
-        "spoken": f"{own}The scale goes from {minus(described.range)}, {described.better}.{typical}",
+        "spoken": f"{own}The scale goes from {minus(about.range)}, {about.better}.{typical}",
         "rows": rows,
         "axis": {at(tick): minus(f"{tick:.3g}") for tick in ticks},
     }
