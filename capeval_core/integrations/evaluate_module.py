@@ -18,7 +18,6 @@ from datasets import Features, Value
 from capeval_core.description import MetricDescription
 from capeval_core.errors import Problem, Problems, did_you_mean, naming
 from capeval_core.inputs.samples import ARGUMENTS, Samples, argument_of
-from capeval_core.inputs.texts import as_list
 from capeval_core.integrations.opening import warn_failed, warn_ignored
 from capeval_core.metric import CaptionMetric, prepared
 from capeval_core.project import LICENCE, address
@@ -69,6 +68,8 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
         about = MetricDescription(metric)
         # evaluate wants a column for each input by its name: the metric's row under the first, nulls else.
         columns: dict[str, Any] = {name: Value("null") for name in about.inputs if name in _INPUTS}
+        columns["predictions"] = dict(Features.from_arrow_schema(metric.ROW))
+        options = [one for one in metric.Options.describe().values() if one.name != "evidence"]
         usage = [
             "Inputs:",
             *(f"    {name}: {meaning}" for name, meaning in about.inputs.items()),
@@ -76,13 +77,8 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
             f"\nResult: {metric.key}, the mean over all {about.mean}; with per_caption=True per_caption, "
             "signature and counts: captions, failed, truncated (longer than the text encoder reads), empty.",
             "\nOptions, keywords of `evaluate.load`:",
-            *(
-                f"    {option.name} ({option.type}, default {option.default!r}): {option.help}"
-                for option in metric.Options.describe().values()
-                if option.name != "evidence"
-            ),
+            *(f"    {one.name} ({one.type}, default {one.default!r}): {one.help}" for one in options),
         ]
-        columns["predictions"] = dict(Features.from_arrow_schema(metric.ROW))
         info = evaluate.EvaluationModuleInfo(
             description=str(about),
             citation=metric.bibtex or metric.paper,
@@ -182,9 +178,7 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
         visuals = given.get(argument_of(metric.media) or "")
         references = given.get("references") if metric.needs_references else None
         needed = [given.get(name) for name in self.features if name != "references" or references is not None]
-        if as_list(given.get("predictions")) == [] and all(
-            isinstance(x, Sized) and not len(x) for x in needed
-        ):
+        if all(isinstance(one, Sized) and not len(one) for one in needed):
             self._open_writer()
             return
         with naming({"captions": "predictions"}):
@@ -221,17 +215,13 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
     def _refuse_unknown(self, method: str, given: Mapping[str, Any]) -> None:
         """Refuse arguments that this configuration does not have, but not those that other metrics need."""
         known = [*self.inputs] if self.metric_type.media else [*_INPUTS, "per_caption"]
-        options = f"arguments: {', '.join(known)}; options and the medium are given to evaluate.load"
-        Problems(
-            Problem(
-                f"{self.metric_name}.{method}",
-                f"has no argument {name!r}{did_you_mean(name, known)}",
-                options,
-                TypeError,
-            )
-            for name in given
-            if name not in (*known, "references")
-        ).raise_if_any()
+        fix = f"arguments: {', '.join(known)}; options and the medium are given to evaluate.load"
+        problems, where = Problems(), f"{self.metric_name}.{method}"
+        for name in given:
+            if name not in (*known, "references"):
+                found = f"has no argument {name!r}{did_you_mean(name, known)}"
+                problems.add(Problem(where, found, fix, TypeError))
+        problems.raise_if_any()
 
 
 def module(name: str, config_name: str | None = None, **keywords: Any) -> MetricModule:

@@ -53,7 +53,7 @@ class CaptionScorer(BatchScorer):
         if rank and rank[0] is not None and self.options.device is None and torch.cuda.is_available():
             device = f"cuda:{rank[0] % torch.cuda.device_count()}"  # of its own for each process
             self.options, self._opened = replace(self.options, device=device), None
-        names = find_columns(batch, self.columns, self._chosen)
+        names = find_columns([*batch], self.columns, self._chosen)
         if problems := column_problems(names, self._chosen, list(batch)):
             fix = 'pass columns={"caption": "..."}'
             raise wrong_option("batch", list(batch), "; ".join(problems), fix, verb="has")

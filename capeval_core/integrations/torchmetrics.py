@@ -67,7 +67,8 @@ class CaptionScore(torchmetrics.Metric):
         """
         argument = argument_of(self.metric.media)
         visuals = {"images": images, "videos": videos}.get(argument or "")
-        if isinstance(captions, Sized) and not len(captions) and (visuals is None or not len(visuals)):
+        given = captions, () if visuals is None else visuals
+        if all(isinstance(one, Sized) and not len(one) for one in given):
             return
         needed = references if self.metric.needs_references else None
         samples = self.metric.check(captions, in_memory(visuals, argument or ""), needed)

@@ -9,7 +9,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from os import PathLike
 from pathlib import Path
@@ -19,13 +19,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from capeval_core.errors import (
-    FileError,
-    Problem,
-    Problems,
-    file_error,
-    wrong_option,
-)
+from capeval_core.errors import FileError, Problem, Problems, file_error, noting, wrong_option
 from capeval_core.integrations.shards.places import Place
 from capeval_core.integrations.shards.readers import stem_of
 from capeval_core.integrations.shards.shard import (
@@ -56,26 +50,22 @@ Planned = tuple[str, str]
 
 def plan_shards(inputs: Sequence[str], output: str) -> list[Planned]:
     """The shards that patterns (with `*`, `?`, `[...]`, `**`) match, by name, each with its target."""
-    folder, problems = _output_folder(output), Problems()
+    folder, problems = Place.of("output", output), Problems()
     if folder.is_local and Path(folder.path).is_file():
         problems.add(wrong_option("output", output, "a file", "pass a folder"))
     planned: dict[str, str] = {}  # source by target
     for pattern in inputs:
-        place = Place.of("input", pattern)
-        paths = [path for path in place.matching() if not path.rpartition("/")[2].startswith(".")]
-        if not paths:
+        sources = [one for one in Place.of("input", pattern).matching() if one.name[0] != "."]
+        if not sources:
             problems.add(wrong_option("input", pattern, "no file matches", "check the path", verb=""))
-        for path in paths:
-            source = path if place.is_local else place.filesystem.unstrip_protocol(path)
-            parent, _, name = path.rpartition("/")
-            if Place(parent, place.filesystem, parent).identity == folder.identity:
-                found, fix = "the folder of the input", "choose another folder for the scores"
-                problems.add(wrong_option("output", output, found, fix))
-                break
-            target = folder.child(stem_of(name) + ".parquet")
-            other = planned.setdefault(target.address, source)
-            if other != source:
-                found = f"{other} and {source} would both go to {target.name}"
+        if any(one.parent.identity == folder.identity for one in sources):
+            found, fix = "the folder of the input", "choose another folder for the scores"
+            problems.add(wrong_option("output", output, found, fix))
+        for source in sources:
+            target = folder.child(stem_of(source.name) + ".parquet")
+            other = planned.setdefault(target.address, source.address)
+            if other != source.address:
+                found = f"{other} and {source.address} would both go to {target.name}"
                 problems.add(Problem("input", found, "give them other names, or run twice"))
     problems.raise_if_any()
     return [(planned[target], target) for target in sorted(planned)]
@@ -85,19 +75,15 @@ def refuse_other_scores(
     shards: Sequence[Planned], output: str, settings: Mapping[str, Any], images: str | None
 ) -> int:
     """How many targets are there; FileError for those of other settings, or of something else."""
-    names = {place.name for place in _files_in(_output_folder(output))}
+    names = {place.name for place in _files_in(Place.of("output", output))}
 
     def problems_of(shard: Planned) -> Problems:
-        source, target = Place.of("input", shard[0]), Place.of("output", shard[1])
+        source, target, found = Place.of("input", shard[0]), Place.of("output", shard[1]), Problems()
         folder = source.parent if images is None else Place.of("images", images)
-        try:
-            now = {**settings, "images": folder.identity}
+        now = {**settings, "images": folder.identity}
+        with noting(found), suppress(DamagedError):  # which is scored again
             is_same(target, read_note(target), now, "choose another --output")
-        except DamagedError:
-            pass  # it is scored again
-        except FileError as error:
-            return error.problems
-        return Problems()
+        return found
 
     there = [shard for shard in shards if shard[1].rpartition("/")[2] in names]
     with ThreadPoolExecutor(_FILES) as threads:
@@ -117,20 +103,13 @@ def write_manifest(
         "shards": [{key: one[key] for key in one if key not in _OF_ONE_RUN} for one in shards],
         "without_scores": failures,
     }
-    with _output_folder(output).child(name).whole() as partial:
+    with Place.of("output", output).child(name).whole() as partial:
         partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-
-
-def _output_folder(output: str) -> Place:
-    """The output folder; a local one by its whole path, since workers may have other current folders."""
-    place = Place.of("output", output)
-    return Place(place.path, place.filesystem, place.path) if place.is_local else place
 
 
 def _files_in(folder: Place) -> list[Place]:
     """All files in a folder, by name; none where there is no such folder."""
-    pattern = Place(folder.address, folder.filesystem, f"{glob.escape(folder.path.rstrip('/'))}/*")
-    return [folder.child(path.rpartition("/")[2]) for path in pattern.matching()]
+    return Place(folder.filesystem, f"{glob.escape(folder.path.rstrip('/'))}/*").matching()
 
 
 # after it
@@ -161,14 +140,11 @@ def merge_shards(folder: str | PathLike[str], target: str | PathLike[str]) -> in
     problems = Problems()
     signatures: list[str] = []
     for output in outputs:
-        try:
+        with noting(problems):
             signatures.append(signature := read_note(output)["signature"])
-        except FileError as error:
-            problems.extend(error.problems)
-            continue
-        if signature != signatures[0]:
-            found = f"has the signature {signature!r}, others have {signatures[0]!r}"
-            problems.add(file_error(output.address, found, "merge shards of one signature"))
+            if signature != signatures[0]:
+                found = f"has the signature {signature!r}, others have {signatures[0]!r}"
+                raise file_error(output.address, found, "merge shards of one signature")
     problems.raise_if_any()
     with opened(outputs[0]) as parquet:
         schema = parquet.schema_arrow.remove_metadata()
@@ -270,25 +246,25 @@ def _on_disk(
         yield np.memmap(file, kind) if file.tell() else np.empty(0, kind)
 
 
-@dataclass(frozen=True)
+@dataclass
 class ScoreHistogram:
     """How scores are distributed; NaN where there are none.
 
-    scored, failed: rows with and without a score. least, most: the range of scores. quantiles: the score
-    below or at which so large a share of all lies, exactly. edges, counts: a histogram over the range. keep,
+    scored, failed: rows with and without a score. edges, counts: a histogram over the range. least, most: the
+    range of scores. quantiles: the score below or at which so large a share of all lies, exactly. keep,
     threshold, kept: the share that is wanted, the score from which on rows are kept for it, and how many rows
     these are: more than wanted where several have that very score.
     """
 
     scored: int
     failed: int
-    mean: float
-    least: float
-    most: float
-    quantiles: Mapping[float, float]
     edges: NDArray[np.float64]
     counts: NDArray[np.int64]
     keep: float | None = None
+    mean: float = math.nan
+    least: float = math.nan
+    most: float = math.nan
+    quantiles: Mapping[float, float] = field(default_factory=lambda: dict.fromkeys(_QUANTILES, math.nan))
     threshold: float = math.nan
     kept: int = 0
 
@@ -303,18 +279,15 @@ def score_histogram(folder: str | PathLike[str], *, keep: float | None = None) -
     outputs = _outputs_in(folder)
     failed = sum(read_note(output)["failed"] for output in outputs)
     with _on_disk(outputs, "score", pa.Array.drop_null, np.float64) as scores:
-        scored = len(scores)
-        if not scored:
-            counts, edges = np.histogram([], _BINS)
-            nan, none = math.nan, dict.fromkeys(_QUANTILES, math.nan)
-            return ScoreHistogram(0, failed, nan, nan, nan, none, edges, counts, keep)
-        ranks = {share: max(1, math.ceil(share * scored)) - 1 for share in _QUANTILES}
-        best = scored - max(1, round((keep or 1) * scored))
-        scores.partition(sorted({0, *ranks.values(), best, scored - 1}))
-        least, most = float(scores[0]), float(scores[-1])
-        counts, edges = np.histogram(scores, _BINS, (least, most))
-        threshold = math.nan if keep is None else float(scores[best])
-        kept = 0 if keep is None else int(np.histogram(scores, [threshold, most])[0][0])
-        quantiles = {share: float(scores[rank]) for share, rank in ranks.items()}
-        mean = float(scores.mean())
-    return ScoreHistogram(scored, failed, mean, least, most, quantiles, edges, counts, keep, threshold, kept)
+        counts, edges = np.histogram(scores, _BINS)
+        found = ScoreHistogram(rows := len(scores), failed, edges, counts, keep)
+        if rows:
+            ranks = {share: max(1, math.ceil(share * rows)) - 1 for share in _QUANTILES}
+            best = rows - max(1, round((keep or 1) * rows))
+            scores.partition(sorted({0, *ranks.values(), best, rows - 1}))
+            found.mean, found.least, found.most = map(float, (scores.mean(), scores[0], scores[-1]))
+            found.quantiles = {share: float(scores[rank]) for share, rank in ranks.items()}
+            if keep is not None:
+                found.threshold = float(scores[best])
+                found.kept = int(np.histogram(scores, [found.threshold, found.most])[0][0])
+    return found

@@ -21,9 +21,8 @@ _VERSION = ("size", "mtime", "ino", "ETag", "etag", "md5Hash")  # what file syst
 
 @dataclass(frozen=True)
 class Place:
-    """A file or folder, local or in an object store: its address, and its path on a file system."""
+    """A file or folder, local or in an object store: a file system, and the whole path on it."""
 
-    address: str
     filesystem: Any
     path: str
 
@@ -38,7 +37,7 @@ class Place:
             found = "has a NUL character" if address else "is empty"
             raise wrong_option(argument, address, found, "pass the path of a file", verb="")
         try:
-            return cls(address, *fsspec.core.url_to_fs(address))
+            return cls(*fsspec.core.url_to_fs(address))
         except (ImportError, ValueError) as error:  # says which package is to be installed, or what is known
             raise wrong_option(argument, address, f"no address that can be opened ({error})") from error
 
@@ -47,36 +46,37 @@ class Place:
         return isinstance(self.filesystem, LocalFileSystem)
 
     @property
-    def name(self) -> str:
-        return self.path.rstrip("/").rpartition("/")[2]
-
-    @property
-    def parent(self) -> Place:
-        path = self.path.rpartition("/")[0]
-        address = self.address.rpartition("/")[0] if "://" in self.address else path
-        return Place(address, self.filesystem, path)
-
-    def child(self, name: str) -> Place:
-        address, path = (f"{folder.removesuffix('/')}/{name}" for folder in (self.address, self.path))
-        return Place(address, self.filesystem, path)
+    def address(self) -> str:
+        """What `of` takes, in this and in other processes."""
+        return self.path if self.is_local else str(self.filesystem.unstrip_protocol(self.path))
 
     @property
     def identity(self) -> str:
-        """One text however it is spelled: its whole path, links followed, or its address."""
-        if self.is_local:
-            return os.path.realpath(self.path)
-        return str(self.filesystem.unstrip_protocol(self.path.rstrip("/")))
+        """The address with links followed."""
+        return os.path.realpath(self.path) if self.is_local else self.address.rstrip("/")
 
-    def matching(self) -> list[str]:
-        """The paths of the files that this path, or pattern, matches, sorted."""
+    @property
+    def name(self) -> str:
+        return self.path.rpartition("/")[2]
+
+    @property
+    def parent(self) -> Place:
+        return Place(self.filesystem, self.path.rpartition("/")[0])
+
+    def child(self, name: str) -> Place:
+        return Place(self.filesystem, f"{self.path.rstrip('/')}/{name}")
+
+    def matching(self) -> list[Place]:
+        """The files that this path, or pattern, matches, by name."""
         filesystem = self.filesystem
         with self.reading():
             filesystem.invalidate_cache()  # what others have written since counts
             if filesystem.isfile(self.path):  # whose name may have brackets
-                return [self.path]
+                return [self]
             found = filesystem.glob(self.path, detail=True)
+            files = [path for path, one in found.items() if one["type"] == "file"]
             links = [path for path, one in found.items() if one.get("islink") and filesystem.isfile(path)]
-            return sorted({*links, *(path for path, one in found.items() if one["type"] == "file")})
+        return [Place(filesystem, path) for path in sorted({*files, *links})]
 
     def version(self) -> str:
         """What changes when the file does: size and time, or the store's tag; '' where it has none."""

@@ -7,15 +7,13 @@ import json
 import os
 import re
 import tarfile
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from capeval_core.errors import FileError, described, did_you_mean, file_error, wrong_option
@@ -61,16 +59,15 @@ def check_columns(columns: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def find_columns(
-    present: Iterable[str], needed: Iterable[str], chosen: Mapping[str, str]
+    present: Sequence[str], needed: Iterable[str], chosen: Mapping[str, str]
 ) -> dict[str, list[str]]:
     """The columns that may hold each of `needed`, best first, in any case."""
-    spelled = defaultdict(list)
-    for name in present:
-        spelled[name.lower()].append(name)
-    found = {role: [name for known in NAMES[role] for name in spelled[known]] for role in needed}
-    for role in found.keys() & chosen.keys():
-        found[role] = [name for name in spelled[chosen[role].lower()] if name == chosen[role]]
-    return found
+    return {
+        role: [name for name in present if name == chosen[role]]
+        if role in chosen
+        else [name for known in NAMES[role] for name in present if name.lower() == known]
+        for role in needed
+    }
 
 
 def column_problems(
@@ -96,7 +93,6 @@ def stem_of(name: str) -> str:
     return re.sub(r"\.[^.]+(\.(gz|bz2|xz))?$", "", name, flags=re.IGNORECASE)
 
 
-@dataclass
 class Shard:
     """A shard on a local disk, whose rows come a window at a time, with images where they lie.
 
@@ -105,38 +101,31 @@ class Shard:
     were read, by what they hold. looked_up: whether an image was looked up in the folder.
     """
 
-    path: Path
-    source: Place
-    needed: Sequence[str]
-    columns: Mapping[str, str]
-    images: Place
-    used: dict[str, dict[str, None]] = field(default_factory=dict)
-    looked_up: bool = False
-    _found: dict[tuple[str, ...], dict[str, list[str]]] = field(default_factory=dict)
+    def __init__(
+        self, path: Path, source: Place, needed: Sequence[str], columns: Mapping[str, str], images: Place
+    ) -> None:
+        self.path, self.source, self.needed, self.columns, self.images = path, source, needed, columns, images
+        self.used: dict[str, dict[str, None]] = {}
+        self.looked_up = False
+        # For the names of a record, once for all records of the same columns.
+        self.find = cache(lambda *names: find_columns(names, ["uid", *needed], columns))
 
     def windows(self, most: int) -> Iterator[dict[str, list[Any]]]:
         """Columns `uid`, `error` and those needed, of consecutive rows; FileError for the first rows now."""
         records = self._records()
-        first = list(islice(records, _LOOKED_AT))
+        first = deque(islice(records, _LOOKED_AT))
         names = [name for name in dict.fromkeys(chain(*first)) if name not in (_KEY, _ERROR)]
-        missing = {role: found for role, found in self.find(names).items() if not found} if names else {}
+        missing = {role: found for role, found in self.find(*names).items() if not found} if names else {}
         problems = column_problems(missing, self.columns, names)
         problems += dict.fromkeys(text for one in first for text in self._differing(one))
-        captions = [record[name] for record in first for name in self.find(record)["caption"][:1]]
+        captions = [record[name] for record in first for name in self.find(*record)["caption"][:1]]
         if captions and not any(isinstance(text, (str, bytes, type(None))) for text in captions):
             problems.append(f"no text as caption, only {described(captions[0])}")
         if problems:
             rows = f"its first {len(first)} rows have {', '.join(names)}"
             raise self.refuse(f"has {'; '.join(problems)}; {rows}", _FIX)
         # Popped, so that images leave memory with their window.
-        return self._windows(chain((first.pop(0) for _ in range(len(first))), records), most)
-
-    def find(self, names: Iterable[str]) -> dict[str, list[str]]:
-        """`find_columns` for the names of a record, once for all records of the same columns."""
-        key = tuple(names)
-        if key not in self._found:
-            self._found[key] = find_columns(key, ["uid", *self.needed], self.columns)
-        return self._found[key]
+        return self._windows(chain((first.popleft() for _ in range(len(first))), records), most)
 
     def refuse(self, found: str, fix: str = "write it again") -> FileError:
         """The error of this file, to be raised."""
@@ -149,7 +138,7 @@ class Shard:
     def _differing(self, record: Record) -> list[str]:
         """Columns of a record that may hold the same text, and do not."""
         found = {}
-        for role, names in self.find(record).items():
+        for role, names in self.find(*record).items():
             values = [record[name] for name in names if isinstance(record[name], (str, list))]
             texts = [value.strip() if isinstance(value, str) else value for value in values]
             if any(text != texts[0] for text in texts):
@@ -157,28 +146,27 @@ class Shard:
         return column_problems(found, {}, [])
 
     def _windows(self, records: Iterable[Record], most: int) -> Iterator[dict[str, list[Any]]]:
-        roles = ("uid", *self.needed, "error")
         rows: list[Record] = []
         size = 0
         for position, record in enumerate(records):
-            if len(rows) >= most or size > LIMITS.window_bytes:
-                yield self._looked_up({role: [row[role] for row in rows] for role in roles})
-                rows, size = [], 0
             rows.append(self._row(record, position))
             size += _size(rows[-1])
+            if len(rows) >= most or size > LIMITS.window_bytes:
+                yield self._looked_up(rows)
+                rows, size = [], 0
         if rows:
-            yield self._looked_up({role: [row[role] for row in rows] for role in roles})
+            yield self._looked_up(rows)
 
     def _row(self, record: Record, position: int) -> Record:
         """What is needed of a record, `uid` and `error`."""
-        row: Record = dict.fromkeys(("uid", *self.needed))
+        row: Record = {}
         missing = []
-        for role, names in self.find(record).items():
-            if names:  # the first one that holds something
-                several = names if role in _TEXTS else names[:1]
-                name = next((name for name in several if record[name] is not None), names[0])
-                self.used.setdefault(role, {})[name] = None
-                row[role] = record[name]
+        for role, names in self.find(*record).items():
+            # Of several texts the first one that is there; they are equal.
+            there = [name for name in names if role in _TEXTS and record[name] is not None] or names
+            row[role] = record[there[0]] if there else None
+            if there:
+                self.used.setdefault(role, {})[there[0]] = None
             elif role != "uid" or role in self.columns:
                 missing.append(role)
         error = record.get(_ERROR) or "; ".join(self._differing(record))
@@ -188,15 +176,14 @@ class Shard:
         uid = f"{stem_of(self.source.name)}/{position}" if row["uid"] is None else row["uid"]
         return row | {"uid": _valid(str(uid)), "error": _valid(str(error)) if error else None}
 
-    def _looked_up(self, rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        """Rows with paths in the folder of images, or bytes where it is in a store; addresses stay."""
+    def _looked_up(self, rows: Sequence[Record]) -> dict[str, list[Any]]:
+        """Columns of rows; images are paths in their folder, or bytes from a store; addresses stay."""
+        columns = {role: [row[role] for row in rows] for role in ("uid", *self.needed, "error")}
         folder, fetched = self.images, defaultdict[str, list[int]](list)
-        name = "video" if "video" in rows else "image"
-        visuals, errors = rows.get(name, []), rows["error"]
+        name = "video" if "video" in columns else "image"
+        visuals = columns.get(name, [])
         for i, value in enumerate(visuals):
-            path = value
-            if isinstance(value, Mapping):
-                path = value.get("path") if value.get("bytes") is None else None
+            path = value.get("path") if isinstance(value, Mapping) and value.get("bytes") is None else value
             if not isinstance(path, str) or not path or URL.match(path):
                 continue
             self.looked_up |= not (folder.is_local and os.path.isabs(path))  # noqa: PTH117
@@ -211,8 +198,8 @@ class Shard:
             for i in fetched[path]:
                 visuals[i] = {"bytes": content, "path": path} if isinstance(content, bytes) else None
                 if visuals[i] is None:
-                    errors[i] = f"{name}: cannot read {path!r} ({reason_of(content)})"
-        return rows
+                    columns["error"][i] = f"{name}: cannot read {path!r} ({reason_of(content)})"
+        return columns
 
 
 def format_of(source: Place) -> str:
@@ -244,28 +231,16 @@ def _parquet(shard: Shard) -> Iterator[Record]:
     options: dict[str, Any] = {"pre_buffer": False, "buffer_size": 1 << 20}
     with pq.ParquetFile(shard.path, page_checksum_verification=True, **options) as file:
         names = file.schema_arrow.names
-        used = list(dict.fromkeys(name for own in shard.find(names).values() for name in own))
+        used = list(dict.fromkeys(name for own in shard.find(*names).values() for name in own))
         if twice := [name for name in used if names.count(name) > 1]:
             raise shard.refuse(f"has more than one column {twice[0]!r}")
-        others = dict.fromkeys(name for name in names if name not in used)
+        record: Record = dict.fromkeys(names)  # with those that are not read: errors name them
         for batch in file.iter_batches(_BATCH, columns=used):
-            try:
-                records = batch.to_pylist()
-            except UnicodeDecodeError:
-                records = _decoded(batch)
-            yield from ({**others, **record} for record in records)
-
-
-def _decoded(batch: pa.RecordBatch) -> list[Record]:
-    """The records of a batch some of whose texts are not valid UTF-8."""
-    records: list[Record] = [{} for _ in range(len(batch))]
-    for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        for record, value in zip(records, column, strict=True):
-            try:
-                record[name] = value.as_py()
-            except UnicodeDecodeError:
-                record |= {name: None, _ERROR: f"{name} is not valid UTF-8"}
-    return records
+            for row in range(len(batch)):
+                try:
+                    yield {**record, **batch.slice(row, 1).to_pylist()[0]}
+                except UnicodeDecodeError:
+                    yield {**record, _ERROR: "a text is not valid UTF-8"}
 
 
 def _json_lines(shard: Shard) -> Iterator[Record]:

@@ -26,13 +26,12 @@ _ROW = "\n"  # between the number of a row and the place of a problem in it
 class BatchScorer:
     """A metric that scores batches of plain rows, columns in and columns out.
 
-    The metric is opened when the first score or the signature is asked for. It can be pickled, and is then
-    opened anew.
+    The metric is opened when the first score or the signature is asked for, and anew where it is unpickled.
 
     Args:
         metric: a name, or a metric of `capeval_core.load`, whose models are shared.
-        **options: of a metric given by name, and `media="video"` for one on videos, but no `rows`. A broken
-            image costs its row, whatever `on_error` says.
+        **options: of a metric given by name, and `media="video"` for one on videos. A broken image costs its
+            row, whatever `on_error` says.
 
     Raises:
         TypeError, ValueError: a metric or an option that does not exist; a metric whose scores depend on what
@@ -45,20 +44,14 @@ class BatchScorer:
     """The columns that a batch must have."""
 
     def __init__(self, metric: str | CaptionMetric, **options: Any) -> None:
-        if isinstance(metric, CaptionMetric):
-            if options:
-                found = f"open already: pass {', '.join(options)} to capeval_core.load"
-                raise wrong_option("metric", metric.name, found, kind=TypeError)
+        if isinstance(metric, CaptionMetric) and not options:
             self.metric_class, chosen = type(metric), metric.options
         elif isinstance(metric, str):
             self.metric_class = metric_class(metric, options.pop("media", None))
             chosen = self.metric_class.Options.of(metric, options)
         else:
-            fix = 'expected a name ("pacs") or a metric of capeval_core.load(...)'
+            fix = 'expected a name ("pacs"), with options, or a metric of capeval_core.load(...), without'
             raise wrong_option("metric", metric, described(metric), fix, kind=TypeError)
-        if chosen.rows is not None:
-            fix = "leave it out: a shard's own output keeps its scores"
-            raise wrong_option("rows", chosen.rows, "not for rows that are scored one by one", fix)
         chosen.check_separable(self.metric_class)
         self.options = replace(chosen, on_error="nan", evidence=False)
         self.options.check(self.metric_class)
@@ -117,12 +110,11 @@ class BatchScorer:
         if samples is not None:
             table = canonical(self.metric.encode_all(samples))
             result = self.metric.combine(table)
-            names, values = list(result.parts), list(zip(*result.parts.values(), strict=True))
             for i, (row, cut) in enumerate(zip(scored, table["truncated"].to_pylist(), strict=True)):
                 truncated[row], errors[row] = cut, result.errors.get(i)
                 if errors[row] is None:
                     scores[row] = result.scores[i]
-                    parts[row] = dict(zip(names, values[i], strict=True)) if names else None
+                    parts[row] = {name: part[i] for name, part in result.parts.items()} or None
         return {"score": scores, "parts": parts, "truncated": truncated, "error": errors}
 
     def _checked(

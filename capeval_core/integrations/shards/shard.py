@@ -85,8 +85,7 @@ def score_shard(
         TypeError, ValueError: as `BatchScorer`; a source that cannot be read, a target of other scores.
         OSError: the target cannot be written; nothing of it stays.
     """
-    begin, end = Place.of("source", source), Place.of("target", target)
-    chosen = check_columns(columns)
+    begin, end, chosen = Place.of("source", source), Place.of("target", target), check_columns(columns)
     if begin.identity == end.identity:
         raise wrong_option("target", end.address, "the source", "name another file")
     if isinstance(metric, BatchScorer) and options:
@@ -96,16 +95,19 @@ def score_shard(
     version = begin.version()
     folder = begin.parent if images is None else images_folder(images)
     stored = _finished(end)
+    retry = stored is not None and retry_failed and stored["failed"]
+
+    def settings(checksum: str) -> dict[str, Any]:
+        return {**settings_of(scorer, chosen), "images": folder.identity, "checksum": checksum}
+
+    def is_kept(checksum: str) -> bool:
+        fix = "choose another target, or delete it"
+        return stored is not None and is_same(end, stored, settings(checksum), fix)
 
     def result(note: Mapping[str, Any], **run: Any) -> ShardResult:
         own = {name: note[name] for name in _NOTED}
         return ShardResult(begin.address, end.address, **own, columns=note["read"], **run)
 
-    def is_kept(checksum: str) -> bool:
-        now = {**settings_of(scorer, chosen), "images": folder.identity, "checksum": checksum}
-        return stored is not None and is_same(end, stored, now, "choose another target, or delete it")
-
-    retry = stored is not None and retry_failed and stored["failed"]
     read_before = stored and (stored["source"], stored["version"]) == (begin.address, version or None)
     if stored and read_before and is_kept(stored["checksum"]) and not retry:
         return result(stored, skipped=True)
@@ -116,10 +118,9 @@ def score_shard(
         if stored is not None and kept and not retry:
             return result(stored, skipped=True)
         earlier = pa.Table.from_batches(read_batches(end)) if kept else None
-        shard = Shard(path, begin, scorer.columns, chosen, folder)
-        windows, memory, scored = shard.windows(max(1, window)), FreedMemory(), 0
-        note = {**settings_of(scorer, chosen), "images": folder.identity, "checksum": checksum}
-        note |= {"source": begin.address, "version": version, "error": None}
+        shard, memory, scored = Shard(path, begin, scorer.columns, chosen, folder), FreedMemory(), 0
+        windows = shard.windows(max(1, window))
+        note = {**settings(checksum), "source": begin.address, "version": version, "error": None}
         note |= {"rows": 0, "failed": 0, "truncated": 0}
         scorer.forget()  # so that a rerun, by whichever worker, writes the very same file
         schema = pa.schema([pa.field("uid", pa.string(), nullable=False), *scorer.schema()])
@@ -140,8 +141,8 @@ def score_shard(
                     progress(again)
             if begin.is_local and begin.version() != version:
                 raise file_error(begin.address, "changed while it was read", "score it again")
-            note |= {"read": {role: list(names) for role, names in shard.used.items()}}
-            note |= {"looked_up": shard.looked_up}
+            note["read"] = {role: list(names) for role, names in shard.used.items()}
+            note["looked_up"] = shard.looked_up
     if not note["rows"]:
         warn(f"{begin.address} has no rows: its output has none either")
     return result(note, skipped=False, scored=scored)

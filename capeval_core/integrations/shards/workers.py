@@ -46,18 +46,14 @@ def score_one(shard: Planned, scorer: BatchScorer, settings: Mapping[str, Any]) 
 
     settings: some of `score_shard`'s keywords.
     """
-    source = shard[0]
     try:
         return score_shard(*shard, scorer, **settings)
-    except MemoryError as error:
-        return FailedShard(source, str(error) or "a window of its rows does not fit into memory")
-    except (WeightsError, OSError) as error:  # no weights, or a target that cannot be written
-        return FailedShard(source, str(error), ends=True)
-    except (ValueError, TypeError) as error:
-        return FailedShard(source, str(error))
-    except RuntimeError as error:  # of a device, or of a metric's own code
-        reason = f"{type(error).__name__}: {error}"
-        return FailedShard(source, reason, ends=cuda_is_lost(scorer.options.device), unfit=True)
+    except (MemoryError, OSError, RuntimeError, TypeError, ValueError) as error:
+        unfit = isinstance(error, RuntimeError)  # of a device, or of a metric's own code
+        # Without weights, or where no target can be written, no other shard has scores either.
+        ends = isinstance(error, (WeightsError, OSError)) or (unfit and cuda_is_lost(scorer.options.device))
+        reason = f"{type(error).__name__}: {error}" if unfit else str(error)
+        return FailedShard(shard[0], reason or "a window of its rows does not fit into memory", ends, unfit)
 
 
 def score_shards(
@@ -84,31 +80,27 @@ def score_shards(
         actor: Any = ray.remote(num_cpus=1, num_gpus=gpus, **restarts)(_ShardWorker)
         started = [actor.remote(scorer, settings, workers * (address is None)) for _ in shards[:workers]]
         tasks = {worker.ready.remote(): (worker, None) for worker in started}
-        try:
-            # A worker for which a cluster has no place stays without a shard, and is not waited for.
-            while todo or any(shard is not None for _, shard in tasks.values()):
-                (task,), _ = ray.wait(list(tasks))
-                worker, shard = tasks.pop(task)
-                try:
-                    outcome: Outcome | None = ray.get(task)
-                except ray.exceptions.RayTaskError:
-                    raise
-                except ray.exceptions.RayError as error:
-                    if shard is None:
-                        reason = str(error).splitlines()[-1].strip()
-                        raise OSError(f"workers die as they start: {reason}") from error
-                    outcome = FailedShard(shard[0], _DEADLY)
-                if isinstance(outcome, FailedShard) and outcome.unfit:
-                    outcome = replace(outcome, ends=False)  # which holds for that process
-                    ray.kill(worker, no_restart=False)
-                if todo:
-                    following = todo.popleft()
-                    tasks[worker.score.remote(following)] = worker, following
-                if outcome is not None:
-                    yield outcome
-        finally:
-            for worker in started:
-                ray.kill(worker)
+        # A worker for which a cluster has no place stays without a shard, and is not waited for.
+        while todo or any(shard is not None for _, shard in tasks.values()):
+            (task,), _ = ray.wait(list(tasks))
+            worker, shard = tasks.pop(task)
+            try:
+                outcome: Outcome | None = ray.get(task)
+            except ray.exceptions.RayTaskError:
+                raise
+            except ray.exceptions.RayError as error:
+                if shard is None:
+                    reason = str(error).splitlines()[-1].strip()
+                    raise OSError(f"workers die as they start: {reason}") from error
+                outcome = FailedShard(shard[0], _DEADLY)
+            if isinstance(outcome, FailedShard) and outcome.unfit:
+                outcome = replace(outcome, ends=False)  # which holds for that process
+                ray.kill(worker, no_restart=False)
+            if todo:
+                following = todo.popleft()
+                tasks[worker.score.remote(following)] = worker, following
+            if outcome is not None:
+                yield outcome
 
 
 class _ShardWorker:
