@@ -104,13 +104,9 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
 
         Many captions are faster in one `add_batch`.
         """
-        batch: dict[str, Any] = {}
-        for name, value in {"prediction": prediction, "reference": reference, **others}.items():
-            plural = name if name in _INPUTS or f"{name}s" not in _INPUTS else f"{name}s"
-            if value is not None and plural in batch:
-                raise TypeError(f"add: pass {plural[:-1]} or {plural}, not both")
-            if value is not None:
-                batch[plural] = [value]
+        given = {"prediction": prediction, "reference": reference, **others}
+        plural = {name.removesuffix("s"): name for name in _INPUTS}
+        batch = {plural.get(name, name): [value] for name, value in given.items() if value is not None}
         self.add_batch(**{name: batch.get(name, [None]) for name in [*self.features, *batch]})
 
     def add_batch(

@@ -69,19 +69,6 @@ def test_rows_may_come_in_any_portions(keep_in_memory: bool, load: Load, images:
     assert len(module) == 0
 
 
-# Several processes and several metrics
-
-
-# Options
-
-
-# Wrong input
-
-
-def image() -> np.ndarray[Any, Any]:
-    return np.full((8, 8, 3), 99, dtype=np.uint8)
-
-
 # What is kept
 
 

@@ -37,17 +37,13 @@ WIDE, NARROW = (1280, 900), (390, 844)
 REFERENCES = ["a red cross at the top", "one red cross and a blue circle", "a picture of shapes"]
 
 
-# Without a browser
-
-
-# In a browser
-
-
 def test_a_visitor_scores_a_image_of_their_own(
     visit: Callable[..., Page], served: str, weights: str, image: Path, screenshots: Path
 ) -> None:
     page = visit(served, WIDE)
     assert page.locator("h1").inner_text() == "RefPAC-S"
+    button, example = (page.locator(one).first.bounding_box() for one in ("#score", ".example"))
+    assert button and example and example["y"] > button["y"]  # below the boxes, not beside them
     page.screenshot(path=screenshots / "wide-empty.png", full_page=True)
     page.locator("#image input[type=file]").set_input_files(image)
     page.locator("#image img").wait_for()
@@ -118,9 +114,6 @@ def test_a_space_starts_and_goes_on_without_its_weights(
     finally:
         server.terminate()
         server.wait(600)
-
-
-# What they share
 
 
 @pytest.fixture(scope="module")

@@ -245,6 +245,14 @@ def test_what_was_uploaded_is_scored_by_each_way(served: Served) -> None:
                 assert '"mean"' in served.ask_call(event["api_name"], data)
 
 
+def test_an_example_fills_the_boxes(served: Served) -> None:
+    (about,) = (one for one in served.config["components"] if one["props"].get("elem_id") == "about")
+    fills = [event for event in served.endpoints() if served.names(event) == ["about", "kind"]]
+    for event in fills[:1]:
+        assert demo_set()[0].good in served.ask(event, [about["props"]["value"], "good"])
+    assert fills
+
+
 def test_an_upload_that_names_other_files_opens_none(
     served: Served, elsewhere: tuple[str, list[str]]
 ) -> None:

@@ -123,6 +123,3 @@ def test_ever_new_texts_push_no_image_out(drawn: list[Image.Image], weights: str
             rewards([f"{caption} {turn} times" for caption in CAPTIONS], as_tensor(drawn))
             assert images_only.nbytes < cache.nbytes <= images_only.nbytes + 5_000
     assert forwards.items == len(drawn) + 10 * len(CAPTIONS)
-
-
-# What it is for

@@ -164,18 +164,6 @@ def test_what_fills_up_token_ids_is_no_token(scenes: Scenes, weights: str) -> No
     assert values["refpac_s"] == pytest.approx(expected.mean, abs=1e-6)
 
 
-# Which metrics
-
-
-# What a Trainer hands over
-
-
-# Batch by batch
-
-
-# Videos
-
-
 TEXTS = ["a red circle", "two blue squares", "a small green star", "hearts", "nothing"]
 REFERENCES = [["a circle", "a red disc"], ["blue squares"], ["a star"], ["one"], ["a", "b", "c"]]
 

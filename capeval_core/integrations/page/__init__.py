@@ -26,15 +26,7 @@ from capeval_core.demo import KINDS, demo_of
 from capeval_core.errors import described, wrong_option
 from capeval_core.inputs.folder import EXTENSIONS
 from capeval_core.integrations.page import views
-from capeval_core.integrations.page.scorer import (
-    NO_WEIGHTS,
-    Inputs,
-    Scorer,
-    capitalised,
-    chooses,
-    lines_of,
-    uploaded,
-)
+from capeval_core.integrations.page.scorer import NO_WEIGHTS, Scorer, capitalised, chooses, lines_of, uploaded
 from capeval_core.limits import LIMITS
 from capeval_core.registry import media_of, metric_class
 from capeval_core.reports.explanations import STYLE
@@ -51,8 +43,6 @@ _BUSY = "() => { document.getElementById('answer').classList.add('busy'); }"
 _LOG = logging.getLogger(__name__)
 _BLUES = ["#eaf0fd", "#d4e0fb", "#b9cdf6", "#8db0ff", "#8db0ff", *["#2662d9"] * 3, *["#1d4ba6"] * 3]
 """Those of the report, from light to dark."""
-_FONT = ["ui-sans-serif", "system-ui", "-apple-system", "Segoe UI", "Roboto", "Noto Sans", "sans-serif"]
-_MONO = ["ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "DejaVu Sans Mono", "monospace"]
 _PRIVATE: dict[str, Any] = {"api_visibility": "private"}
 # A file is handed over as it is: Gradio's own reading would turn and convert it.
 _UNREAD: dict[str, Any] = {"preprocess": False, **_PRIVATE}
@@ -87,8 +77,9 @@ def launch(page: gr.Blocks, **settings: Any) -> None:
     """Serve a page that `build` gave, until it is stopped; `settings` are those of Gradio's `launch`."""
     blue, radius = gr.themes.Color(*_BLUES), gr.themes.Size(*["8px"] * 7)
     look: dict[str, Any] = {"primary_hue": blue, "neutral_hue": "slate", "radius_size": radius}
+    fonts: dict[str, Any] = {"font": ["system-ui", "sans-serif"], "font_mono": ["ui-monospace", "monospace"]}
     own = {
-        "theme": gr.themes.Base(**look, font=_FONT, font_mono=_MONO),
+        "theme": gr.themes.Base(**look, **fonts),
         "css_paths": [Path(__file__).with_name("page.css"), STYLE],
         "max_file_size": _LARGEST_UPLOAD,
         "footer_links": ["api"],
@@ -278,7 +269,7 @@ class _Page:
             raise ValueError(f"about: this page takes {' and '.join(map(repr, self.scorers))}")
         return self.scorers[about]
 
-    def _read(self, values: Sequence[Any]) -> tuple[Scorer, Inputs]:
+    def _read(self, values: Sequence[Any]) -> tuple[Scorer, Any]:
         """The scorer and what it is to score, of values that may be anything, as requests may."""
         given = dict(zip(self.names, values, strict=False))  # programs may leave the last ones out
         scorer = self._scorer_of(given.get("about", next(iter(self.scorers))))

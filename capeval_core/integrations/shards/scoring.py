@@ -30,8 +30,8 @@ class BatchScorer:
 
     Args:
         metric: a name, or a metric of `capeval_core.load`, whose models are shared.
-        **options: of a metric given by name, and `media="video"` for one on videos. A broken image costs its
-            row, whatever `on_error` says.
+        **options: of a metric given by name, and `media="video"` for one on videos, but no `rows`. A broken
+            image costs its row, whatever `on_error` says.
 
     Raises:
         TypeError, ValueError: a metric or an option that does not exist; a metric whose scores depend on what
@@ -52,6 +52,9 @@ class BatchScorer:
         else:
             fix = 'expected a name ("pacs"), with options, or a metric of capeval_core.load(...), without'
             raise wrong_option("metric", metric, described(metric), fix, kind=TypeError)
+        if chosen.rows is not None:
+            fix = "leave it out: a shard's own output keeps its scores"
+            raise wrong_option("rows", chosen.rows, "not for rows that are scored one by one", fix)
         chosen.check_separable(self.metric_class)
         self.options = replace(chosen, on_error="nan", evidence=False)
         self.options.check(self.metric_class)
