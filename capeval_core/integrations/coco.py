@@ -1,7 +1,6 @@
 """COCO's caption evaluation without Java: BLEU, ROUGE-L and CIDEr by pycocoevalcap's keys and in its shapes.
 
-METEOR and SPICE are programs in Java, which pycocoevalcap brings along; they run on request (`pip install
-capeval[ngram]`) and have no implementation here.
+METEOR and SPICE are programs in Java, which pycocoevalcap brings along and which run on request.
 """
 
 from __future__ import annotations
@@ -40,8 +39,8 @@ class CocoScores:
             with `getImgIds()` and `imgToAnns`, as pycocotools makes it.
         res: {image id: a list with its one caption}, or such an object; the same ids.
         metrics: some of BLEU, ROUGE_L, CIDEr, METEOR, SPICE; the last two need Java and `capeval[ngram]`.
-        tokenize: whether texts are sentences still; without, they are tokens with one space between, which is
-            what pycocoevalcap's scorers take.
+        tokenize: whether texts are sentences; else tokens with one space between, as pycocoevalcap's scorers
+            take them.
 
     Raises:
         ValueError, TypeError: everything that is wrong with the input, at once; METEOR or SPICE cannot run.

@@ -36,17 +36,15 @@ class CaptionMetrics:
 
     Args:
         processor: a tokenizer, or anything else with `batch_decode(ids, skip_special_tokens=True)`.
-        images: of the evaluation set, one for each of its rows and in its order, as `CaptionMetric.score`
-            takes them.
-        videos: videos of the evaluation set instead of images; names then mean metrics on videos.
+        images, videos: of the evaluation set, one for each of its rows and in its order, as
+            `CaptionMetric.score` takes them; with videos, names mean metrics on videos.
         references: per row a list of texts, or one text; None: the row's labels, decoded, are its only
             reference (metrics on texts alone need them given).
         metrics: names, dicts such as `{"name": "pacs", "w": 2.5}`, or metrics of `capeval_core.load`.
         **options: of all metrics that are given by name; `empty="score"` is the default here.
 
     Raises:
-        TypeError, ValueError: everything that is wrong with images, videos and references, before training
-            starts; as `capeval_core.load`.
+        TypeError, ValueError: everything that is wrong with the input, before training starts.
     """
 
     captions: list[str]

@@ -65,8 +65,7 @@ def module(name: str, namespace: str, install_from: str) -> Publication:
             files[file] = _installing(path.read_text(encoding="utf-8"), install_from).encode()
     card_text = metric_card(name, package="capeval" if install_from == PYPI else install_from)
     files[CARD] = _in_namespace(card_text, namespace, METRICS).encode()
-    message = f"{metric_class(name).title}, capeval {__version__}"
-    others = _others(folder, files)
+    message, others = f"{metric_class(name).title}, capeval {__version__}", _others(folder, files)
     return Publication(f"{_checked(namespace)}/{name}", "space", files, message, not_sent=others)
 
 
@@ -184,7 +183,7 @@ def _refusal(name: str, entry: WeightsEntry | None, folder: saved.WeightsFolder)
 def _own_file(folder: Path, name: str) -> Path | None:
     """A regular file of a folder, no link, which may go out; None: there is none."""
     path = folder / name
-    if (path.is_symlink() or path.exists()) and (path.is_symlink() or not path.is_file()):
+    if path.is_symlink() or (path.exists() and not path.is_file()):
         raise PublishError(f"{path} is no regular file of the folder, but a link or a pipe: copy it there")
     return path if path.exists() else None
 

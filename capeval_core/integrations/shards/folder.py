@@ -161,11 +161,10 @@ def merge_shards(folder: str | PathLike[str], target: str | PathLike[str]) -> in
 class ShardCheck:
     """What is wrong with a folder of outputs; nothing if `ok`.
 
-    signatures: the shards of each; more than one are not comparable. duplicates: uids that come more than
-    once, how often in each shard, the first 1,000. repeated: rows beyond the first of each uid, above 1,000
-    by a hash of 64 bits. damaged: shards that are not as they were written, or no outputs, and why. failed:
-    rows without a score by shard. without_scores: shards that have rows, and no score. unfinished: files that
-    an interrupted run left, which can be deleted when no run is on.
+    signatures: the shards of each. duplicates: the first 1,000 uids that come more than once, how often in
+    each shard. repeated: rows beyond the first of each uid, above 1,000 by a hash of 64 bits. damaged: shards
+    that are no whole outputs, and why. failed: rows without a score by shard. without_scores: shards that
+    have rows, and no score. unfinished: files that an interrupted run left.
     """
 
     shards: int
@@ -250,10 +249,9 @@ def _on_disk(
 class ScoreHistogram:
     """How scores are distributed; NaN where there are none.
 
-    scored, failed: rows with and without a score. edges, counts: a histogram over the range. least, most: the
-    range of scores. quantiles: the score below or at which so large a share of all lies, exactly. keep,
-    threshold, kept: the share that is wanted, the score from which on rows are kept for it, and how many rows
-    these are: more than wanted where several have that very score.
+    edges, counts: a histogram over the range. quantiles: the score below or at which so large a share of all
+    lies, exactly. keep, threshold, kept: the share that is wanted, the score from which on rows are kept for
+    it, and how many these are: more than wanted where several have that very score.
     """
 
     scored: int

@@ -128,7 +128,6 @@ class Shard:
         return self._windows(chain((first.popleft() for _ in range(len(first))), records), most)
 
     def refuse(self, found: str, fix: str = "write it again") -> FileError:
-        """The error of this file, to be raised."""
         return file_error(self.source.address, found, fix)
 
     def _records(self) -> Iterator[Record]:

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from capeval_core.errors import FileError, file_error, warn, wrong_option
+from capeval_core.errors import FileError, Problem, file_error, warn, wrong_option
 from capeval_core.integrations.shards.places import Place, reason_of
 from capeval_core.integrations.shards.readers import Shard, check_columns, format_of
 from capeval_core.integrations.shards.scoring import BatchScorer
@@ -33,9 +33,9 @@ _AT_ONCE = 65_536  # rows of an output that are read together
 class ShardResult:
     """What a shard came to: the addresses of its files, and counts of rows.
 
-    failed: rows without a score. error: of the first of these. truncated: rows with a text longer than the
-    encoder reads. checksum: SHA-256 of the source. skipped: whether the target was there already. scored:
-    rows that this call scored. columns: the names of those that were read, by what they hold.
+    error: of the first row without a score. truncated: rows with a text longer than the encoder reads.
+    checksum: SHA-256 of the source. skipped: whether the target was there already. scored: rows that this
+    call scored. columns: the names of those that were read, by what they hold.
     """
 
     source: str
@@ -65,14 +65,11 @@ def score_shard(
 ) -> ShardResult:
     """Score the rows of one shard into one Parquet file, which appears as a whole or not at all.
 
-    The target has a row per row of the source, in its order: `uid`, `score` (null where there is none),
-    `parts`, `truncated` and `error`. One that is there with the same settings is kept, one of others refused,
-    a damaged one made again with a warning. A row that cannot be scored costs itself; a shard that is cut off
-    or damaged is refused as a whole. `docs/scale.md` says more.
+    What both hold, and what is kept, refused or made again, is in `docs/scale.md`. A row that cannot be
+    scored costs itself; a shard that is cut off or damaged is refused as a whole.
 
     Args:
-        source: Parquet, a tar of webdataset, or JSON lines: a path, or an address of fsspec.
-        target: the Parquet file to write, in a folder that is made where there is none.
+        source, target: paths, or addresses of fsspec.
         metric: a name, an open metric, or a `BatchScorer`, which is best for several shards.
         images: folder that paths of images are relative to, or its address; None: that of the source.
         columns: names of columns where they are not found by themselves: {"caption": "alt_text"}.
@@ -205,7 +202,7 @@ class DamagedError(FileError):
     """An output is not as it was written."""
 
     def __init__(self, place: Place, found: str) -> None:
-        super().__init__(file_error(place.address, found, "delete it and score its shard again").problems)
+        super().__init__(Problem(place.address, found, "delete it and score its shard again", FileError))
 
 
 @contextmanager
@@ -254,9 +251,8 @@ def read_note(place: Place, key: bytes = NOTE, *, whole: bool = False) -> dict[s
     if note.pop("digest", None) != _digest(note):
         raise DamagedError(place, "has a damaged note")
     if whole and (names != _COLUMNS or rows != note["rows"]):
-        raise DamagedError(
-            place, f"has {rows:,} rows of {', '.join(names)}, not its {note['rows']:,} of scores"
-        )
+        found = f"has {rows:,} rows of {', '.join(names)}, not its {note['rows']:,} of scores"
+        raise DamagedError(place, found)
     return note
 
 
