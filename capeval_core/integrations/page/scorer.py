@@ -90,7 +90,7 @@ def _frames(path: Path, time: int, medium: str) -> int:
     return frames_within_limits(path, medium)
 
 
-def _seen(image: str, *, crops: bool) -> dict[str, Any]:
+def _visual_notes(image: str, *, crops: bool) -> dict[str, Any]:
     """Where a metric sees something else than a browser shows; `crops`: the centre alone."""
     with open_image(image) as decoded:
         short, long = sorted(decoded.size)
@@ -171,7 +171,7 @@ class Scorer:
         visual, caption, _, weights = inputs
         options, notes = dict[str, Any](), dict[str, Any]()
         if self.medium == "image" and visual is not None:
-            notes = _seen(visual, crops=self.metric.crops)
+            notes = _visual_notes(visual, crops=self.metric.crops)
         elif visual is not None:
             path, most = Path(visual), LIMITS.page_frames_encoded
             if _frames(path, path.stat().st_mtime_ns, "video") > most:
