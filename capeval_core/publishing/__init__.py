@@ -183,7 +183,7 @@ def _refusal(name: str, entry: WeightsEntry | None, folder: saved.WeightsFolder)
 def _own_file(folder: Path, name: str) -> Path | None:
     """A regular file of a folder, no link, which may go out; None: there is none."""
     path = folder / name
-    if path.is_symlink() or (path.exists() and not path.is_file()):
+    if (path.is_symlink() or path.exists()) and (path.is_symlink() or not path.is_file()):
         raise PublishError(f"{path} is no regular file of the folder, but a link or a pipe: copy it there")
     return path if path.exists() else None
 
