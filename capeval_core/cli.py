@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return NO_SCORE
     except OSError as error:
         complain(f"{error.filename}: {error.strerror}" if error.filename else str(error))
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, ImportError) as error:  # a package of an extra is not installed
         complain(str(error))
     return BAD_INPUT
 

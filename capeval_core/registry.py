@@ -156,7 +156,7 @@ def network(kind: str) -> type[CheckedModel]:
 
 def network_of(folder: WeightsFolder) -> type[CheckedModel]:
     """The class that opens a folder of weights, by the folder's config; WeightsError if it names none."""
-    kind = folder.config.get("encoder")
+    kind = str(folder.config.get("encoder"))
     if folder.tensor_file.name == OPEN_CLIP_TENSORS:
         from capeval_core.weights.clip import translate_open_clip
 
@@ -164,11 +164,9 @@ def network_of(folder: WeightsFolder) -> type[CheckedModel]:
         kind = "open_clip" if vision.get("timm_model_name") else "clip"
     elif folder.config.get("model_type") == "blip-2":  # a repository of transformers'
         kind = "blip2"
-    if not isinstance(kind, str) or kind not in NETWORKS:
-        raise WeightsError(
-            f"weights {folder.name!r}: {CONFIG} has encoder {kind!r}, which is no network here"
-            f"{did_you_mean(str(kind), NETWORKS)} (known: {', '.join(NETWORKS)})"
-        )
+    if kind not in NETWORKS:
+        known = f"{did_you_mean(kind, NETWORKS)} (known: {', '.join(NETWORKS)})"
+        raise WeightsError(f"weights {folder.name!r}: {CONFIG} has encoder {kind!r}, no network here{known}")
     return network(kind)
 
 

@@ -506,9 +506,9 @@ def test_statistics_are_those_of_the_corpus_or_made_before(
     made = opened(name, weights, **idf, statistics=table)
     assert score(made, images) == own and f"|statistics:{table.fingerprint}|" in own.signature
     assert f"|statistics:{table.fingerprint}|" in made.signature()
-    assert close(score(made, images, [3]), dataclasses.replace(own, scores=own.scores[3:4], parts={
-        part: values[3:4] for part, values in own.parts.items()
-    }))  # fmt: skip
+    parts = {part: values[3:4] for part, values in own.parts.items()}
+    third = dataclasses.replace(own, scores=own.scores[3:4], groups=own.groups[3:4], parts=parts)
+    assert close(score(made, images, [3]), third)
     few = score(metric, images, [0, 1, 2, 3, 4])
     assert few.signature != own.signature and few.scores != own.scores[:5]
     with pytest.raises(ValueError, match="not comparable"):
