@@ -12,7 +12,7 @@ from torch import Tensor
 from capeval_core.cache import FeatureCache
 from capeval_core.encoders.tokenizers import Ids
 from capeval_core.encoders.uniter import RegionInput, Uniter, UniterEncoder, region_input
-from capeval_core.inputs.boxes import InputBoxes
+from capeval_core.inputs.boxes import boxes_of
 
 ARCHITECTURE = {
     "vocab_size": 28_996,
@@ -66,7 +66,7 @@ def made_up_boxes(rng: np.random.Generator, count: int, width: int = 2048) -> di
 
 @torch.inference_mode()
 def padded_loop(encoder: UniterEncoder, images: Sequence[Any], captions: Sequence[Sequence[str]]) -> Any:
-    inputs = [region_input(InputBoxes.of(image).load()) for image in images]
+    inputs = [region_input(boxes_of(image).load()) for image in images]
     pairs = [
         (boxes, ids)
         for boxes, texts in zip(inputs, captions, strict=True)
@@ -125,7 +125,7 @@ def case(device: str, boxes: str) -> tuple[Callable[[], Any], Callable[[], Any]]
     encoder, (images, captions) = seeded(device), workload(32, 4, boxes)
 
     def ours() -> Any:
-        ranked = encoder.rank(map(InputBoxes.of, images), captions, cache=FeatureCache(0))
+        ranked = encoder.rank(map(boxes_of, images), captions, cache=FeatureCache(0))
         return np.concatenate([each.logits for each in ranked])
 
     return ours, lambda: padded_loop(encoder, images, captions)

@@ -12,7 +12,7 @@ from torch import Tensor
 from benchmarks.umic import made_up_boxes
 from capeval_core.cache import FeatureCache
 from capeval_core.encoders.vilbert import Vilbert, VilbertEncoder
-from capeval_core.inputs.boxes import InputBoxes
+from capeval_core.inputs.boxes import boxes_of
 from capeval_core.scores.vilbert import EncodedText, Matcher, f_score
 
 ARCHITECTURE: dict[str, Any] = {
@@ -65,7 +65,7 @@ def encoded_captions(
 ) -> list[list[EncodedText]]:
     """Candidates of all images with their references; on_device: with the features that CUDA has kept."""
     encoded = []
-    features = encoder.token_features(map(InputBoxes.of, images), texts, cache=FeatureCache(0))
+    features = encoder.token_features(map(boxes_of, images), texts, cache=FeatureCache(0))
     for found, own in zip(features, texts, strict=True):
         ids = encoder.tokenizer.encode(own).ids
         kept = found.on_device if on_device else [None] * len(ids)
@@ -82,7 +82,7 @@ def released(
     scores = []
     for image, own in zip(images, texts, strict=True):
         ids = encoder.tokenizer.encode(own).ids
-        inputs = encoder.prepare_visual(InputBoxes.of(image).load())
+        inputs = encoder.prepare_visual(boxes_of(image).load())
         boxes = [torch.from_numpy(part) for part in (inputs.features, inputs.locations)]
         for candidate in range(candidates):
             chosen = [ids[candidate], *ids[candidates:]]

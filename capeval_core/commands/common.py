@@ -19,7 +19,7 @@ from capeval_core.commands.terminal import TYPES, Parser, complain, flag
 from capeval_core.errors import did_you_mean, file_error, naming, place
 from capeval_core.inputs import text_files
 from capeval_core.inputs.folder import bare, names_in, some_of
-from capeval_core.inputs.images import Texts
+from capeval_core.inputs.images import Texts, Visual
 from capeval_core.inputs.samples import ARGUMENTS, Samples, argument_of, medium_of
 from capeval_core.inputs.text_files import FileOptions
 from capeval_core.kept import write_whole
@@ -188,7 +188,7 @@ def with_ids(
         pairs = zip(entries, samples.references or [], strict=True)
         sources = {entry: Texts(texts, entry) for entry, texts in pairs}
         own = zip(images, entries, strict=True)
-        images = [type(image)(image.where, sources[entry]) for image, entry in own]
+        images = [Visual(image.where, sources[entry]) for image, entry in own]
     return replace(samples, images=images)
 
 

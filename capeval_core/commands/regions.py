@@ -14,7 +14,7 @@ from tqdm import tqdm
 from capeval_core.commands.common import add_flags, check_folder, chosen, tell_reasons, visual_of, write
 from capeval_core.commands.terminal import interruptible, parser_of, summary
 from capeval_core.errors import FileError, Problems, naming, wrong_option
-from capeval_core.inputs.box_stores import EXTENSION, MANIFEST, Manifest, Released, is_whole, npz_bytes
+from capeval_core.inputs.box_stores import EXTENSION, MANIFEST, Manifest, is_whole, npz_bytes, released_boxes
 from capeval_core.inputs.folder import paths_by_id
 from capeval_core.inputs.images import ImageError, InputImage
 from capeval_core.options import Settings, option
@@ -87,7 +87,7 @@ def convert_box_features(arguments: list[str]) -> int:
     """`capeval convert box-features`: released pickles as a folder of `.npz` files; the exit status."""
     flags = parser_of(f"convert {BOX_FEATURES}").read(arguments)
     _check_folder(flags.out)
-    released = Released(flags.released)
+    released = released_boxes(flags.released)
     manifest = Manifest(f"released:{released.path.name}", _ALL, "float32", released.fingerprint)
     _check_folder(flags.out, manifest)
 

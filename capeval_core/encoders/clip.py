@@ -389,7 +389,7 @@ class ClipEncoder(ClipTowers, tags=["image-captioning", "clip"]):
         size = self.batch("images", batch_size)
 
         def units(item: Item, video: Any, prepared: Any, missing: Sequence[str]) -> Units:
-            reading: Reading = video.read(sampling)
+            reading: Reading = video.read(item[0].where, sampling)
             used: list[int] = []
 
             def frames() -> Iterator[Pixels]:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from capeval_core.cache import FeatureCache
 from capeval_core.encoders.engine import Encoded, Encoding, Item, Units, chunks, encode_stream, with_extras
 from capeval_core.encoders.tokenizers import Ids, Tokens, WordPiece, bytes_of
-from capeval_core.inputs.boxes import InputBoxes
+from capeval_core.inputs.boxes import InputBoxes, boxes_of
 from capeval_core.kept import write_whole
 from capeval_core.models.batching import BatchSize
 from capeval_core.models.config import Layers, Switch, Width, Words, read
@@ -277,5 +277,5 @@ class RegionTextEncoder(PairEncoder):
                 "features": np.maximum(np.sin(phase), 0).astype(np.float32),
                 "size": (20 + 3 * count, 15 + 2 * count),
             }
-            found.append(InputBoxes.of(boxes))
+            found.append(boxes_of(boxes))
         return found

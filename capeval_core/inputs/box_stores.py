@@ -16,13 +16,12 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from hashlib import blake2b
-from importlib import import_module
 from io import SEEK_END, BytesIO
 from numbers import Integral
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,8 +42,8 @@ from capeval_core.inputs.folder import Names, names_in
 from capeval_core.inputs.images import (
     File,
     ImageError,
-    InputImage,
     Source,
+    Visual,
     quoted,
     read_file,
     refused,
@@ -57,6 +56,7 @@ from capeval_core.project import install_command
 _FORMS = (
     "a folder of .npz files (one per image, named by its id), UNITER's LMDB, or a bottom-up-attention .tsv"
 )
+_RELEASED = "12-in-1's LMDB, an .npy file of its extract_features.py, or a folder of these"
 EXTENSION = ".npz"
 _AGAIN = "write or download it again"
 
@@ -75,40 +75,34 @@ class BoxFeatureStore(Mapping[str, Source[BoxFeatures]]):
         """The store at a path, whose form shows there. Raises FileError."""
         path = Path(path)
         with _readable(path, _FORMS):
-            if found := _databases_at(path):
-                return _Database(path, _chosen(path, found))
+            if databases := _databases_at(path):
+                return _UniterDatabase(path, databases)
             if path.is_dir() and any(entry.suffix == EXTENSION for entry in path.iterdir()):
-                return _Folder(path)
+                return _NpzFolder(path)
             if path.suffix.lower() == ".tsv" and path.is_file():
                 return _Lines(path)
         fix = "pass the folder that it lies in" if path.suffix == EXTENSION else f"expected {_FORMS}"
         known = path.is_dir() or path.is_file()  # a pipe could block for ever
         raise file_error(path, "has no box features of a known form" if known else "is no regular file", fix)
 
+    @cached_property
     @abstractmethod
-    def listed(self) -> Mapping[str, Any]:
-        """By id, what `read` makes arrays of."""
-
-    @abstractmethod
-    def read(self, image_id: str, entry: Any) -> Mapping[str, Any]:
-        """The arrays of an entry; what it raises says why they cannot be read."""
-
-    @abstractmethod
-    def digest(self) -> str:
+    def fingerprint(self) -> str:
         """It changes with what is stored, as far as sizes and samples show."""
+
+    @cached_property
+    @abstractmethod
+    def entries(self) -> Mapping[str, Any]:
+        """By id, where its features lie."""
+
+    @abstractmethod
+    def arrays(self, image_id: str) -> Mapping[str, Any]:
+        """The arrays of an image; what it raises says why they cannot be read."""
 
     @property
     def name(self) -> str:
         """In signatures."""
         return f"precomputed:{self.path.name}"
-
-    @cached_property
-    def fingerprint(self) -> str:
-        return self.digest()
-
-    @cached_property
-    def entries(self) -> Mapping[str, Any]:
-        return self.listed()
 
     @cached_property
     def _names(self) -> Names:
@@ -139,20 +133,6 @@ class BoxFeatureStore(Mapping[str, Source[BoxFeatures]]):
         raise refused(found + such, "compute them, or correct the id")
 
 
-def id_of(image: Any) -> str:
-    """The id that a value is, or the path that it has. Raises ImageError."""
-    if isinstance(image, InputImage) and isinstance(image.source, File) and image.source.on_disk:
-        return image.source.path
-    if isinstance(image, (str, os.PathLike)):
-        if name := os.fsdecode(image):
-            return name
-        raise refused("is an empty id", "write the image's id")
-    if isinstance(image, Integral) and not isinstance(image, bool):
-        return str(int(image))
-    value = image.name if isinstance(image, InputImage) else described(image)
-    raise refused(f"is {value}", "with precomputed box features, images are ids or paths", kind=TypeError)
-
-
 class _Entry(Boxes):
     """One image's box features in a store. What is wrong with them names the image's id and the store."""
 
@@ -166,14 +146,6 @@ class _Entry(Boxes):
     def name(self) -> str:
         return f"{self.image_id!r} of {self.store.path}"
 
-    def read(self) -> Mapping[str, Any]:
-        try:
-            return self.store.read(self.image_id, self.store.entries[self.image_id])
-        except ImageError:
-            raise
-        except Exception as error:  # numpy, LMDB and others raise whatever the damaged part trips over
-            raise refused(f"its entry is damaged ({short_reason(error)})", _AGAIN) from None
-
     def decode(self, reduced: bool = False) -> BoxFeatures:
         try:
             return Boxes.decode(self, reduced)
@@ -182,10 +154,33 @@ class _Entry(Boxes):
             found = f"{self.name}: {problem.found}"
             raise refused(found, problem.fix, index=error.index, kind=problem.kind) from None
 
+    def read(self) -> Mapping[str, Any]:
+        try:
+            return self.store.arrays(self.image_id)
+        except ImageError:
+            raise
+        except Exception as error:  # numpy, LMDB and others raise whatever the damaged part trips over
+            raise refused(f"its entry is damaged ({short_reason(error)})", _AGAIN) from None
+
+
+def id_of(image: Any) -> str:
+    """The id that a value is, or the path that it has. Raises ImageError."""
+    if isinstance(image, Visual) and isinstance(image.source, File) and image.source.on_disk:
+        return image.source.path
+    if isinstance(image, (str, os.PathLike)):
+        if name := os.fsdecode(image):
+            return name
+        raise refused("is an empty id", "write the image's id")
+    if isinstance(image, Integral) and not isinstance(image, bool):
+        return str(int(image))
+    value = image.name if isinstance(image, Visual) else described(image)
+    raise refused(f"is {value}", "with precomputed box features, images are ids or paths", kind=TypeError)
+
 
 @contextmanager
 def _readable(path: Path, forms: str) -> Iterator[None]:
     """Let errors of the system, and a path that is not there, name the path."""
+    refuse_nul(path)
     if not path.exists():
         raise file_error(path, "there is no such file or folder", f"expected {forms}")
     try:
@@ -234,26 +229,31 @@ class Manifest:
         return cls(*(str(content[name]) for name in names))
 
 
-class _Folder(BoxFeatureStore):
+class _NpzFolder(BoxFeatureStore):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self.manifest = Manifest.read(path)
         self.selection = None if self.manifest is None else self.manifest.selection
 
-    def listed(self) -> Mapping[str, Path]:
-        names = [name for name in names_in(self.path) if name.endswith(EXTENSION)]
-        return {name.removesuffix(EXTENSION): self.path / name for name in names}
+    @cached_property
+    def entries(self) -> Mapping[str, Path]:
+        return _files_in(self.path, EXTENSION)
 
-    def read(self, image_id: str, entry: Path) -> Mapping[str, Any]:
-        return npz_arrays(read_file(str(entry), "file of boxes"), "its file")
+    def arrays(self, image_id: str) -> Mapping[str, Any]:
+        return npz_arrays(read_file(str(self.entries[image_id]), "file of boxes"), "its file")
 
-    def digest(self) -> str:
+    @cached_property
+    def fingerprint(self) -> str:
         sizes = [(image_id, path.stat().st_size) for image_id, path in sorted(self.entries.items())]
         return f"npz-{_digest(self.manifest, sizes)}"
 
 
+def _files_in(folder: Path, ending: str) -> dict[str, Path]:
+    return {name.removesuffix(ending): folder / name for name in names_in(folder) if name.endswith(ending)}
+
+
 def npz_bytes(found: BoxFeatures, image_key: str) -> bytes:
-    """The content of that file, exact, with the content key of the image that the boxes are of."""
+    """The content of such a file, exact, with the content key of the image that the boxes are of."""
     given = {name: getattr(found, name) for name in (*REQUIRED, *OPTIONAL)}
     arrays: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     file = BytesIO()
@@ -270,17 +270,15 @@ def is_whole(path: Path, image_key: str) -> bool:
         return False
 
 
-# ---- UNITER's LMDB
+# ---- LMDB
 
+_KEYS = (b"__keys__", b"keys")
+"""Entries that list all keys, of UNITER and of 12-in-1."""
 _RULE = "th0.2_max100_min10"
 _PUBLISHED = "bua10_100"
 """Of the published model, in the database's name and in ours: boxes of a score above 0.2, from 10 to 100."""
-_KEYS = (b"__keys__", b"keys")
-"""Entries that list all keys, of UNITER and of 12-in-1."""
 _COUNTED = re.compile(r"feat_(th.+?)(?:_compressed)?")
 _FIXED = re.compile(r"feat_numbb([1-9][0-9]{0,3})(?:_compressed)?")
-_OPENED: dict[str, tuple[object, Any]] = {}
-"""Databases by path, each with the state of its file: LMDB opens a file once per process."""
 _OPENING = threading.Lock()
 
 
@@ -295,70 +293,67 @@ def _databases_at(path: Path) -> list[Path]:
         return [path] * (file.read(20)[16:] == (0xBEEFC0DE).to_bytes(4, "little"))
 
 
-def _chosen(path: Path, databases: list[Path]) -> Path:
-    by_name = {data.parent.name: data for data in databases}
-    preferred = [f"feat_{_RULE}_compressed", f"feat_{_RULE}", "all_compressed", "all"]
-    for name in preferred if len(databases) > 1 else by_name:
-        if name in by_name:
-            return by_name[name]
-    names = ", ".join(map(repr, sorted(by_name)))
-    raise file_error(path, f"holds several databases ({names})", "pass the path of one of them")
+class _Database(BoxFeatureStore):
+    """An LMDB of an entry per image, or the published one of several databases."""
 
+    def __init__(self, path: Path, databases: list[Path]) -> None:
+        super().__init__(path)
+        try:  # now, not at the first entry that needs one
+            import lmdb  # noqa: F401
+            import lz4.frame  # noqa: F401
+            import msgpack  # noqa: F401
+        except ImportError as error:
+            found = f"an LMDB of box features needs the package {error.name}: {install_command('lmdb')}"
+            raise FileError(found) from None
+        by_name = {data.parent.name: data for data in databases}
+        preferred = [f"feat_{_RULE}_compressed", f"feat_{_RULE}", "all_compressed", "all"]
+        chosen = [by_name[name] for name in preferred if name in by_name] or databases
+        if len(chosen) > 1 and chosen is databases:
+            names = ", ".join(map(repr, sorted(by_name)))
+            raise file_error(path, f"holds several databases ({names})", "pass the path of one of them")
+        self.data = chosen[0]
 
-def _imported(name: str) -> Any:
-    """A package of the extra."""
-    try:
-        return import_module(name)
-    except ImportError:
-        package = name.partition(".")[0]
-        found = f"an LMDB of box features needs the package {package}: {install_command('lmdb')}"
-        raise FileError(found) from None
+    @cached_property
+    def entries(self) -> Mapping[str, bytes]:
+        with _environment(self.data).begin() as transaction:
+            keys = [bytes(key) for key in transaction.cursor().iternext(values=False)]
+        return {key.decode(errors="replace"): key for key in keys if key not in _KEYS}
+
+    def value(self, image_id: str) -> bytes:
+        with _environment(self.data).begin() as transaction:
+            return bytes(transaction.get(self.entries[image_id]))
+
+    def digest(self, *more: object) -> str:
+        """Of the last commit, the last page and the number of entries."""
+        environment = _environment(self.data)
+        info, entries = environment.info(), environment.stat()["entries"]
+        return f"lmdb-{_digest(info['last_txnid'], info['last_pgno'], entries, *more)}"
 
 
 def _environment(data: Path) -> Any:
     """The LMDB of a data file. Raises FileError: to read behind the end of one would kill the process."""
-    lmdb, real, status = _imported("lmdb"), os.path.realpath(data), data.stat()
-    state = status.st_ino, status.st_size, status.st_mtime_ns
-    settings = {"subdir": False, "readonly": True, "lock": False, "create": False, "readahead": False}
+    status = data.stat()
     with _OPENING:
-        before, environment = _OPENED.get(real, (None, None))
-        if before != state:
-            if environment is not None:
-                _OPENED.pop(real)[1].close()
-            try:
-                environment = lmdb.open(real, **settings)
-            except lmdb.Error as error:
-                raise file_error(data, f"is no LMDB, or cut off ({error})", _AGAIN) from None
-            needed = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
-            if status.st_size < needed:
-                environment.close()
-                raise file_error(data, f"is cut off: it has {status.st_size:,} of {needed:,} bytes", _AGAIN)
-            _OPENED[real] = state, environment
-        return environment
+        return _opened(os.path.realpath(data), status.st_ino, status.st_size, status.st_mtime_ns)
 
 
-def _keys_in(data: Path) -> list[bytes]:
+@cache
+def _opened(path: str, inode: int, size: int, time: int) -> Any:
+    """An LMDB while its file is the same: LMDB opens one once per process."""
+    import lmdb
+
     try:
-        with _environment(data).begin() as transaction:
-            keys = transaction.cursor().iternext(values=False)
-            return [bytes(key) for key in keys if key not in _KEYS]
-    except _imported("lmdb").Error as error:
-        raise file_error(data, f"cannot be read ({error})", _AGAIN) from None
+        environment = lmdb.open(path, subdir=False, readonly=True, lock=False, create=False, readahead=False)
+    except lmdb.Error as error:
+        raise file_error(path, f"is no LMDB, or cut off ({error})", _AGAIN) from None
+    needed = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
+    if size < needed:
+        environment.close()
+        raise file_error(path, f"is cut off: it has {size:,} of {needed:,} bytes", _AGAIN)
+    return environment
 
 
-def _value_of(data: Path, key: bytes) -> bytes:
-    with _environment(data).begin() as transaction:
-        return bytes(transaction.get(key))
-
-
-def _digest_of_database(data: Path, *more: object) -> str:
-    """Of the last commit, the last page and the number of entries."""
-    environment = _environment(data)
-    info, entries = environment.info(), environment.stat()["entries"]
-    return f"lmdb-{_digest(info['last_txnid'], info['last_pgno'], entries, *more)}"
-
-
-class _Database(BoxFeatureStore):
+class _UniterDatabase(_Database):
     """An LMDB of https://github.com/ChenRocks/UNITER: by name of an image's `.npz` that file, or a map in
     msgpack (also in a frame of lz4) whose arrays, in float16, are maps with `type`, `shape` and `data`.
 
@@ -366,37 +361,31 @@ class _Database(BoxFeatureStore):
     no more chosen: scores are rounded, and could choose others.
     """
 
-    def __init__(self, path: Path, data: Path) -> None:
-        super().__init__(path)
-        for package in ("lmdb", "lz4.frame", "msgpack"):  # now, not at the first entry that needs one
-            _imported(package)
-        self.data = data
-        self.rule, self.counts = _read_counts(data.parent)
+    def __init__(self, path: Path, databases: list[Path]) -> None:
+        super().__init__(path, databases)
+        self.rule, self.counts = _read_counts(self.data.parent)
         self.selection = self.rule if self.counts else None
 
-    def digest(self) -> str:
-        return _digest_of_database(self.data, self.counts)
-
-    def listed(self) -> Mapping[str, bytes]:
-        names = {key.decode(errors="replace"): key for key in _keys_in(self.data)}
-        wrong = ""
-        if odd := [name for name in names if "\ufffd" in name]:
-            wrong = f"has the key {odd[0][:40]!r}, which is no name of an image"
-        elif isinstance(self.counts, dict) and self.counts and not self.counts.keys() & names.keys():
-            wrong = f"the numbers of boxes beside it are of other images: {next(iter(self.counts))!r}"
-        elif twice := [name for name in names if f"{name}{EXTENSION}" in names]:
-            wrong = f"the id {twice[0]!r} comes twice"
-        if wrong:
-            raise file_error(self.data, wrong, "expected UNITER's image database")
+    @cached_property
+    def entries(self) -> Mapping[str, bytes]:
+        names = super().entries
+        if twice := [name for name in names if f"{name}{EXTENSION}" in names]:
+            found = f"the id {twice[0]!r} comes twice"
+            raise file_error(self.data, found, "expected UNITER's image database")
         return {name.removesuffix(EXTENSION): key for name, key in names.items()}
 
-    def read(self, image_id: str, entry: bytes) -> Mapping[str, Any]:
-        data = _value_of(self.data, entry)
+    @cached_property
+    def fingerprint(self) -> str:
+        return self.digest(self.counts)
+
+    def arrays(self, image_id: str) -> Mapping[str, Any]:
+        data = self.value(image_id)
         if data[:1] == b"\x80" and len(data) > 1:
             fix = "convert them once: capeval convert box-features DATABASE --out FOLDER"
             raise refused("its entry is a pickle, as 12-in-1 releases features", fix)
         arrays = npz_arrays(data, "its entry") if data.startswith(b"PK\x03\x04") else _unpacked(data)
-        n = self.counts if isinstance(self.counts, int) else self.counts.get(entry.decode())
+        name = self.entries[image_id].decode()
+        n = self.counts if isinstance(self.counts, int) else self.counts.get(name)
         if n is None:
             return arrays
         cut = {name: array[:n] for name, array in arrays.items() if name in PER_BOX and array.ndim}
@@ -409,22 +398,27 @@ def _read_counts(folder: Path) -> tuple[str, dict[str, int] | int]:
         return f"first {fixed[1]}", int(fixed[1])
     counted = _COUNTED.fullmatch(folder.name)
     rule = counted[1] if counted else _RULE
-    name = f"nbb_{rule}.json"
-    path = next((path for path in (folder.parent / name, folder / name) if path.is_file()), None)
-    counts = {} if path is None else load_json(path, once="keep one of them")
-    numbers = list(counts.values()) if isinstance(counts, dict) else [None]
-    if not all(type(n) is int and 1 <= n <= MOST_BOXES for n in numbers):
-        fix = f"expected {{name: number of boxes}}, from 1 to {MOST_BOXES:,}"
-        raise file_error(str(path), "holds something else than numbers of boxes", fix)
-    return (_PUBLISHED if rule == _RULE else rule), counts
+    name, published = f"nbb_{rule}.json", _PUBLISHED if rule == _RULE else rule
+    for path in (folder.parent / name, folder / name):
+        if path.is_file():
+            counts = load_json(path, once="keep one of them")
+            numbers = counts.values() if isinstance(counts, dict) else [None]
+            if not all(type(n) is int and 1 <= n <= MOST_BOXES for n in numbers):
+                fix = f"expected {{name: number of boxes}}, from 1 to {MOST_BOXES:,}"
+                raise file_error(path, "holds something else than numbers of boxes", fix)
+            return published, counts
+    return published, {}
 
 
 def _unpacked(data: bytes) -> dict[str, NDArray[Any]]:
     """The arrays of a map in msgpack; what is no array of numbers is not looked into."""
+    import lz4.frame
+    import msgpack.fallback
+
     if data.startswith(b"\x04\x22\x4d\x18"):
-        data = _imported("lz4.frame").decompress(data)
+        data = lz4.frame.decompress(data)
     # Not `msgpack.unpackb`: `msgpack_numpy.patch()` has that decode arrays, and unpickle.
-    content = _imported("msgpack.fallback").unpackb(data, raw=True)
+    content = msgpack.fallback.unpackb(data, raw=True)
     arrays = {}
     for name in NAMES:
         if (packed := content.get(name.encode())) is not None:
@@ -443,7 +437,6 @@ _LXMERT = (
     *("img_id", "img_h", "img_w", "objects_id", "objects_conf", "attrs_id", "attrs_conf"),
     *("num_boxes", "boxes", "features"),
 )
-_COLUMNS = {len(columns): columns for columns in (_BOTTOM_UP, _LXMERT)}
 _SAMPLE = 1 << 16
 
 
@@ -454,26 +447,30 @@ class _Lines(BoxFeatureStore):
         super().__init__(path)
         with path.open("rb") as file:
             first = file.readline()
+        forms = {len(columns): columns for columns in (_BOTTOM_UP, _LXMERT)}
+        count = first.count(b"\t") + 1
+        if count not in forms:
+            fix = f"expected {' or '.join(', '.join(form) for form in forms.values())}, separated by tabs"
+            raise file_error(path, f"has {count if first else 'no'} columns", fix)
+        self.columns = forms[count]
+
+    @cached_property
+    def fingerprint(self) -> str:
+        with self.path.open("rb") as file:
             size = file.seek(0, SEEK_END)
             ends = [file.seek(start) or file.read(_SAMPLE) for start in (0, max(0, size - _SAMPLE))]
-        count = first.count(b"\t") + 1
-        if count not in _COLUMNS:
-            fix = f"expected {' or '.join(', '.join(form) for form in _COLUMNS.values())}, separated by tabs"
-            raise file_error(path, f"has {count if first else 'no'} columns", fix)
-        self.columns = _COLUMNS[count]
-        self.sampled = f"tsv-{_digest(size, *ends)}"
+        return f"tsv-{_digest(size, *ends)}"
 
-    def digest(self) -> str:
-        return self.sampled
-
-    def listed(self) -> Mapping[str, tuple[int, int]]:
+    @cached_property
+    def entries(self) -> Mapping[str, tuple[int, int]]:
         status = self.path.stat()
         return _lines_of(self.path.absolute(), self.columns, status.st_size, status.st_mtime_ns)
 
-    def read(self, image_id: str, entry: tuple[int, int]) -> Mapping[str, Any]:
+    def arrays(self, image_id: str) -> Mapping[str, Any]:
+        offset, length = self.entries[image_id]
         with self.path.open("rb") as file:
-            file.seek(entry[0])
-            values = file.read(entry[1]).rstrip(b"\r\n").split(b"\t")
+            file.seek(offset)
+            values = file.read(length).rstrip(b"\r\n").split(b"\t")
         if values[0].strip() != image_id.encode():
             raise refused("its line is no longer there", "open the file again, which has changed")
         columns = dict(zip(self.columns, values, strict=True))
@@ -521,13 +518,6 @@ def _from_base64(value: bytes | str, rows: int | None = None) -> NDArray[np.floa
 
 # ---- 12-in-1's pickles, of which every name stands for a function of this file or of NumPy's arrays
 
-_RELEASED = "12-in-1's LMDB, an .npy file of its extract_features.py, or a folder of these"
-_ALIASES = {
-    "boxes": ("boxes", "bbox"),
-    "features": ("features",),
-    "width": ("image_w", "image_width"),
-    "height": ("image_h", "image_height"),
-}
 _OF_NUMPY = {
     "dtype": np.dtype,
     "ndarray": np.ndarray,
@@ -553,52 +543,67 @@ class _Unpickler(pickle.Unpickler):
         raise refused(f"the pickle names {shown}", "expected NumPy arrays, dicts, texts and numbers only")
 
 
-class Released(BoxFeatureStore):
+class _ReleasedDatabase(_Database):
+    @cached_property
+    def fingerprint(self) -> str:
+        return self.digest()
+
+    def arrays(self, image_id: str) -> Mapping[str, Any]:
+        return _released(image_id, BytesIO(self.value(image_id)))
+
+
+class _ReleasedFiles(BoxFeatureStore):
+    @cached_property
+    def entries(self) -> Mapping[str, Path]:
+        if self.path.is_dir():
+            return _files_in(self.path, ".npy")
+        return {self.path.stem: self.path} if self.path.suffix == ".npy" else {}
+
+    def arrays(self, image_id: str) -> Mapping[str, Any]:
+        file = BytesIO(read_file(str(self.entries[image_id])))
+        version = np.lib.format.read_magic(file)
+        getattr(np.lib.format, f"read_array_header_{version[0]}_{version[1]}")(file)
+        return _released(image_id, file)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        files = sorted(self.entries.values())
+        return f"npy-{_digest([(file.name, file.stat().st_size) for file in files])}"
+
+
+def released_boxes(path: Path) -> BoxFeatureStore:
     """Features of https://github.com/facebookresearch/vilbert-multi-task: `extract_features.py` writes an
     `.npy` per image, which is a dict, `convert_to_lmdb.py` an LMDB of pickled dicts; older ones hold
     base64."""
+    with _readable(path, _RELEASED):
+        databases = _databases_at(path)
+        store = _ReleasedDatabase(path, databases) if databases else _ReleasedFiles(path)
+        if store.entries:
+            return store
+    raise file_error(path, "holds no such features", f"expected {_RELEASED}")
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        with _readable(path, _RELEASED):
-            databases = _databases_at(path)
-            self.data = _chosen(path, databases) if databases else None
-            if not self.entries:
-                raise file_error(path, "holds no such features", f"expected {_RELEASED}")
 
-    def listed(self) -> Mapping[str, Any]:
-        if self.data is not None:
-            return {key.decode(errors="replace"): key for key in _keys_in(self.data)}
-        files = sorted(self.path.glob("*.npy")) if self.path.is_dir() else [self.path]
-        return {file.stem: file for file in files if file.suffix == ".npy"}
+def _released(image_id: str, file: IO[bytes]) -> Mapping[str, Any]:
+    """The arrays of a pickle: all boxes, also those behind `num_boxes`, which the release's networks read."""
+    if not image_id.isprintable() or set(image_id) & set("/\\\ufffd") or image_id[:1] in ("", "."):
+        raise refused("its id can name no file", "give the image another id")
+    content = _Unpickler(file, encoding="latin-1").load()
+    if isinstance(content, np.ndarray) and content.dtype == object:
+        content = content.item()
+    if not isinstance(content, dict):
+        raise refused(f"the pickle is {described(content)}", "expected a dict of box features")
 
-    def digest(self) -> str:
-        if self.data is not None:
-            return _digest_of_database(self.data)
-        return f"npy-{_digest([(file.name, file.stat().st_size) for file in self.entries.values()])}"
+    def one_of(*names: str) -> Any:
+        for name in names:
+            if name in content:
+                return content[name]
+        raise refused(f"there is no {' or '.join(names)}", f"expected {_RELEASED}")
 
-    def read(self, image_id: str, entry: Any) -> Mapping[str, Any]:
-        """All boxes, also those behind `num_boxes`: the release's networks read them too."""
-        if not image_id.isprintable() or set(image_id) & set("/\\\ufffd") or image_id[:1] in ("", "."):
-            raise refused("its id can name no file", "give the image another id")
-        file = BytesIO(read_file(str(entry)) if self.data is None else _value_of(self.data, entry))
-        if self.data is None:
-            version = np.lib.format.read_magic(file)
-            getattr(np.lib.format, f"read_array_header_{version[0]}_{version[1]}")(file)
-        content = _Unpickler(file, encoding="latin-1").load()
-        if isinstance(content, np.ndarray) and content.dtype == object:
-            content = content.item()
-        if not isinstance(content, dict):
-            raise refused(f"the pickle is {described(content)}", "expected a dict of box features")
-        given = {
-            name: next((content[k] for k in keys if k in content), None) for name, keys in _ALIASES.items()
-        }
-        if missing := [" or ".join(_ALIASES[name]) for name, value in given.items() if value is None]:
-            raise refused(f"there is no {', no '.join(missing)}", f"expected {_RELEASED}")
-        boxes, features = (
-            np.asarray(_from_base64(value) if isinstance(value, (str, bytes)) else value)
-            for value in (given["boxes"], given["features"])
-        )
-        boxes = boxes.reshape(-1, 4) if boxes.ndim == 1 else boxes
-        features = features.reshape(len(boxes), -1) if features.ndim == 1 else features
-        return {"boxes": boxes, "features": features, "size": (given["width"], given["height"])}
+    boxes, features = (
+        np.asarray(_from_base64(value) if isinstance(value, (str, bytes)) else value)
+        for value in (one_of("boxes", "bbox"), one_of("features"))
+    )
+    boxes = boxes.reshape(-1, 4) if boxes.ndim == 1 else boxes
+    features = features.reshape(len(boxes), -1) if features.ndim == 1 else features
+    size = one_of("image_w", "image_width"), one_of("image_h", "image_height")
+    return {"boxes": boxes, "features": features, "size": size}

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from capeval_core.errors import described, did_you_mean, shown, warn
 from capeval_core.inputs.images import (
-    InputVisual,
     Source,
+    Visual,
     local_path,
     quoted,
     read_file,
@@ -24,21 +24,23 @@ from capeval_core.inputs.images import (
     within,
 )
 
+_Floats = NDArray[np.float32]
 REQUIRED, OPTIONAL = ("boxes", "features"), ("size", "scores", "relative_boxes", "selection")
 RELEASED = {"norm_bb": "relative_boxes", "conf": "scores"}
 """Names in the files of UNITER and UMIC -> ours."""
 NAMES = (*REQUIRED, *OPTIONAL, *RELEASED)
-_AXES = {"boxes": 2, "features": 2, "scores": 1, "relative_boxes": 2}
-PER_BOX = (*_AXES, *RELEASED)
-"""Arrays with a row per box."""
-_COLUMNS = {
-    "boxes": ("x0", "y0", "x1", "y1"),
-    "relative_boxes": ("x0", "y0", "x1", "y1", "width", "height"),
+_SHAPES = {
+    "boxes": "(n, 4): x0, y0, x1, y1",
+    "features": "(n, d)",
+    "scores": "(n,)",
+    "relative_boxes": "(n, 6): x0, y0, x1, y1, width, height",
 }
+PER_BOX = (*_SHAPES, *RELEASED)
+"""Arrays with a row per box."""
+_COLUMNS = {"boxes": 4, "relative_boxes": 6}
 MOST_BOXES = 1_000
-_WIDEST = 16_384
-"""Numbers of a feature."""
-LONGEST_SIDE = 1 << 20
+_WIDEST = 16_384  # numbers of a feature
+_LONGEST_SIDE = 1 << 20
 _ACCEPTED = 'a dict {"boxes": (n, 4), "features": (n, d)} or the path of an .npz file with these'
 _ROUNDED = 0.01
 """Of an image's side: how far relative boxes in float16, or of corners that count from 1, may be off."""
@@ -74,11 +76,11 @@ class BoxFeatures:
     selection: the rule that chose these boxes among all of a detector, so that none is to choose again.
     """
 
-    boxes: NDArray[np.float32]
-    features: NDArray[np.float32]
+    boxes: _Floats
+    features: _Floats
     size: tuple[int, int] | None = None
-    scores: NDArray[np.float32] | None = None
-    relative_boxes: NDArray[np.float32] | None = None
+    scores: _Floats | None = None
+    relative_boxes: _Floats | None = None
     selection: str | None = None
 
     def __len__(self) -> int:
@@ -95,7 +97,7 @@ class BoxFeatures:
                 digest.update(np.ascontiguousarray(array).data)
         return f"boxes:{digest.hexdigest()}"
 
-    def relative(self) -> NDArray[np.float32]:
+    def relative(self) -> _Floats:
         """`relative_boxes`, or what they are by boxes and size, (n, 6) float32; ValueError without both."""
         if self.relative_boxes is not None:
             return self.relative_boxes
@@ -105,7 +107,7 @@ class BoxFeatures:
                 "(width, height) beside 'boxes', or 'relative_boxes' (n, 6)"
             )
         sides = self.boxes[:, 2:] - self.boxes[:, :2]
-        both: NDArray[np.float32] = np.concatenate([self.boxes, sides], axis=1)
+        both: _Floats = np.concatenate([self.boxes, sides], axis=1)
         return np.divide(both, [*self.size] * 3, dtype=np.float32)
 
     def first(self, n: int) -> BoxFeatures:
@@ -114,7 +116,7 @@ class BoxFeatures:
             return self
         if self.scores is not None and (self.scores[n:].max() > self.scores[:n]).any():
             warn(_UNSORTED)
-        arrays = {name: getattr(self, name) for name in _AXES}
+        arrays = {name: getattr(self, name) for name in _SHAPES}
         return replace(self, **{name: array[:n] for name, array in arrays.items() if array is not None})
 
     def check_width(self, width: int) -> None:
@@ -132,14 +134,11 @@ class Boxes(Source[BoxFeatures]):
 
     arrays: Mapping[str, Any] | None
     path: str = ""
+    medium = "boxes"
 
     @property
     def name(self) -> str:
         return quoted(self.path) if self.path else "the dict of boxes"
-
-    @property
-    def on_disk(self) -> bool:
-        return self.arrays is None
 
     def read(self) -> Mapping[str, Any]:
         """The arrays by name."""
@@ -156,25 +155,28 @@ class Boxes(Source[BoxFeatures]):
         return found
 
 
-class InputBoxes(InputVisual[BoxFeatures]):
+InputBoxes = Visual[BoxFeatures]
+
+
+def box_source(value: Any) -> Source[BoxFeatures]:
     """Features of boxes that a detector found in an image: a dict or an `.npz` file with `boxes` (n, 4) and
     `features` (n, d), and where there are some `size` (width, height), `scores` (n,) and `relative_boxes`
     (n, 6), also under the names of UNITER's files, `norm_bb` and `conf`; relative boxes may stand alone."""
+    if value is None:
+        raise refused("is missing", "every caption needs the boxes of its image")
+    if isinstance(value, (str, os.PathLike)):
+        path = local_path(value)
+        if not path.endswith(".npz"):
+            raise refused(f"{quoted(path)} is not an .npz file", f"expected {_ACCEPTED}")
+        return Boxes(None, path)
+    if not isinstance(value, Mapping):
+        raise refused(f"is {described(value)}", f"expected {_ACCEPTED}", kind=TypeError)
+    return Boxes(value)
 
-    __slots__ = ()
-    medium = "boxes"
-    needed = "the boxes of its image"
 
-    @classmethod
-    def new_source(cls, value: Any) -> Source[BoxFeatures]:
-        if isinstance(value, (str, os.PathLike)):
-            path = local_path(value)
-            if not path.endswith(".npz"):
-                raise refused(f"{quoted(path)} is not an .npz file", f"expected {_ACCEPTED}")
-            return Boxes(None, path)
-        if not isinstance(value, Mapping):
-            raise refused(f"is {described(value)}", f"expected {_ACCEPTED}", kind=TypeError)
-        return Boxes(value)
+def boxes_of(value: Any, where: str = "boxes") -> InputBoxes:
+    """A visual of such box features, unread; InputTypeError for what can never be some."""
+    return Visual.of(value, where, box_source)
 
 
 # ---- whether arrays fit each other
@@ -190,11 +192,11 @@ def checked(arrays: Mapping[str, Any]) -> BoxFeatures:
     for key in arrays:
         if key not in NAMES and isinstance(key, str) and (hint := did_you_mean(key, NAMES, closeness=0.85)):
             raise refused(f"there is {quoted(key)}, which is not known{hint}")
-    found = {name: _numbers(given[name], arrays[given[name]], name) for name in _AXES if name in given}
+    found = {name: _numbers(given[name], arrays[given[name]], name) for name in _SHAPES if name in given}
     size = _size_of(arrays["size"]) if "size" in given else None
     relative, scores = found.get("relative_boxes"), found.get("scores")
-    if relative is not None and "boxes" not in found:
-        found["boxes"] = relative[:, :4] * np.array([*(size or (1, 1))] * 2, dtype=np.float32)
+    if "boxes" not in found:
+        found["boxes"] = found["relative_boxes"][:, :4] * np.array([*(size or (1, 1))] * 2, dtype=np.float32)
     boxes, features = found["boxes"], found["features"]
     for name, array in found.items():
         if len(array) != len(boxes):
@@ -203,48 +205,40 @@ def checked(arrays: Mapping[str, Any]) -> BoxFeatures:
     if not 1 <= len(boxes) <= MOST_BOXES or not 1 <= features.shape[1] <= _WIDEST:
         wrong = f"there are {len(boxes) or 'no'} boxes, with {features.shape[1]:,} numbers each"
         raise refused(wrong, f"expected 1 to {MOST_BOXES:,} boxes with at most {_WIDEST:,} numbers")
-
-    def refuse(name: str, bad: Any, fix: str, more: str = "") -> None:
-        """Refuse the first row that breaks a rule; more: behind its value."""
-        if bad.any():
-            row = int(bad.argmax())
-            raise refused(f"is {found[name][row].tolist()}{more}", fix, index=(given[name], row))
-
+    rules: list[tuple[str, Any, str]] = []
     if relative is not None:
-        outside = ((relative < -_ROUNDED) | (relative > 1 + _ROUNDED)).any(axis=1)
-        fix = "expected shares of the image's width and height, from 0 to 1"
-        refuse("relative_boxes", outside, fix, ", outside of the image")
-        far = (np.abs(relative[:, 2:4] - relative[:, :2] - relative[:, 4:]) > _ROUNDED).any(axis=1)
-        refuse(
-            "relative_boxes", far, f"expected {', '.join(_COLUMNS['relative_boxes'])}, and width = x1 - x0"
-        )
+        outside = (relative < -_ROUNDED) | (relative > 1 + _ROUNDED)
+        odd = np.abs(relative[:, 2:4] - relative[:, :2] - relative[:, 4:]) > _ROUNDED
+        rules.append(("relative_boxes", outside, "shares of the image's width and height, from 0 to 1"))
+        rules.append(("relative_boxes", odd, "x0, y0, x1, y1, width, height, and width = x1 - x0"))
     if "boxes" in given:
-        fix = "expected x0, y0, x1, y1; of x, y, width, height make x + width"
-        refuse("boxes", (boxes[:, 2:] < boxes[:, :2]).any(axis=1), fix)
-        outside = (boxes < -1).any(axis=1)  # corners count from 0 or from 1, so one pixel more is right
-        if size is not None:
-            outside |= (boxes[:, 2:] > np.add(size, max(1, _MARGIN * max(size)))).any(axis=1)
+        most = np.inf if size is None else np.add(size, max(1, _MARGIN * max(size)))
+        outside = (boxes[:, :2] < -1) | (boxes[:, 2:] > most)  # corners count from 0 or from 1
         image = "the image" if size is None else f"an image of {size[0]}x{size[1]}"
-        refuse("boxes", outside, "expected pixels of the image, from 0", f", outside of {image}")
+        rules.append(("boxes", boxes[:, 2:] < boxes[:, :2], "x0, y0, x1, y1; of a width make x0 + width"))
+        rules.append(("boxes", outside, f"pixels of {image}, from 0"))
     if scores is not None:
-        refuse("scores", (scores < 0) | (scores > 1 + 1e-6), "expected probabilities, from 0 to 1")
-    if "boxes" in given and size is not None:
-        if relative is not None:
-            whole = np.array([*size, *size], dtype=np.float32)
-            far = (np.abs(relative[:, :4] * whole - boxes) > _ROUNDED * whole + 1).any(axis=1)
-            fix = "give boxes in pixels of the image that they are relative to"
-            refuse("relative_boxes", far, fix, f", but the boxes are others of {size}")
-        if min(size) > 2 and 0 < boxes.max() <= 1 + _ROUNDED:
-            wrong = "no box reaches beyond the first pixel of the image, so these are shares of its sides"
-            fix = 'multiply them by its width and height, or give them as "relative_boxes" (n, 6)'
-            raise refused(wrong, fix, index=("boxes",))
+        rules.append(("scores", (scores < 0) | (scores > 1 + 1e-6), "probabilities, from 0 to 1"))
+    if "boxes" in given and relative is not None and size is not None:
+        whole = np.array([*size, *size], dtype=np.float32)
+        other = np.abs(relative[:, :4] * whole - boxes) > _ROUNDED * whole + 1
+        rules.append(("relative_boxes", other, f"shares of {size} of the boxes in pixels"))
+    for name, bad, expected in rules:
+        if bad.any():
+            row = int(np.argwhere(bad)[0, 0])
+            wrong = f"is {found[name][row].tolist()}"
+            raise refused(wrong, f"expected {expected}", index=(given[name], row))
+    if "boxes" in given and size is not None and min(size) > 2 and 0 < boxes.max() <= 1 + _ROUNDED:
+        wrong = "no box reaches beyond the first pixel of the image, so these are shares of its sides"
+        fix = 'multiply them by its width and height, or give them as "relative_boxes" (n, 6)'
+        raise refused(wrong, fix, index=("boxes",))
     selection = np.asarray(arrays["selection"]) if "selection" in given else None
     if selection is not None and (selection.dtype.kind != "U" or selection.ndim or len(str(selection)) > 100):
         raise refused(f"is {described(arrays['selection'])}", "expected a short text", index=("selection",))
     return BoxFeatures(boxes, features, size, scores, relative, None if selection is None else str(selection))
 
 
-def _numbers(given: str, value: Any, name: str) -> NDArray[np.float32]:
+def _numbers(given: str, value: Any, name: str) -> _Floats:
     with within("", given):
         try:
             array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
@@ -252,10 +246,9 @@ def _numbers(given: str, value: Any, name: str) -> NDArray[np.float32]:
             raise refused(f"is {described(value)} that numpy cannot read ({error})") from None
         if array.dtype.kind not in "fiu":
             raise refused(f"is an array of {array.dtype}", "expected an array of numbers", kind=TypeError)
-        columns = _COLUMNS.get(name)
-        if array.ndim != _AXES[name] or (columns and array.shape[1] != len(columns)):
-            expected = f"(n, {len(columns)}): {', '.join(columns)}" if columns else f"{_AXES[name]} axes"
-            raise refused(f"the array has shape {array.shape}", f"expected {expected}")
+        axes = 1 if name == "scores" else 2
+        if array.ndim != axes or array.shape[1:] not in ((), (_COLUMNS.get(name, array.shape[-1]),)):
+            raise refused(f"the array has shape {array.shape}", f"expected {_SHAPES[name]}")
         with np.errstate(over="ignore"):
             numbers = array.astype(np.float32)
         if len(bad := np.argwhere(~np.isfinite(numbers))):
@@ -267,7 +260,7 @@ def _numbers(given: str, value: Any, name: str) -> NDArray[np.float32]:
 def _size_of(value: Any) -> tuple[int, int]:
     sides = np.asarray(value)
     numbers = sides.tolist() if sides.dtype.kind in "fiu" and sides.shape == (2,) else (0, 0)
-    if not all(1 <= side <= LONGEST_SIDE and side == int(side) for side in numbers):
-        fix = f"expected width and height of the image, whole numbers from 1 to {LONGEST_SIDE:,} pixels"
+    if not all(1 <= side <= _LONGEST_SIDE and side == int(side) for side in numbers):
+        fix = f"expected width and height of the image, whole numbers from 1 to {_LONGEST_SIDE:,} pixels"
         raise refused(f"is {shown(value)}", fix, index=("size",))
     return int(numbers[0]), int(numbers[1])

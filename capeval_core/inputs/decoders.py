@@ -29,7 +29,7 @@ from capeval_core.inputs.images import File, ImageError, Source, short_reason, s
 from capeval_core.limits import LIMITS
 
 _Process = subprocess.Popen[bytes]
-_PIPE = 1 << 20  # bytes that a pipe holds, where the system lets us choose: some images, so that none waits
+_PIPE = 1 << 18  # bytes that a pipe holds, where the system lets us choose
 # Not `-m`: that looks for modules in the current folder first, which may hold what a user has downloaded.
 _PROGRAM = "import sys; sys.path[:] = sys.argv[{}:]; from capeval_core.inputs import decoders; decoders.{}()"
 _READY = b"capeval decodes\n"
@@ -52,12 +52,12 @@ class Decoders:
         """What `square_pixels` gives of each image; None: not decoded."""
         return self._ask(sources, (size, method))
 
-    def check(self, sources: Sequence[Source[Any]]) -> list[bool]:
-        """Whether each image was found to be sound; its key is known then."""
+    def check(self, sources: Sequence[Source[Any]]) -> set[Source[Any]]:
+        """The images that were found to be sound; their keys are known then."""
         keys = self._ask(sources, None)
         for source, key in zip(sources, keys, strict=True):
             source._key = key or source._key
-        return [key is not None for key in keys]
+        return {source for source, key in zip(sources, keys, strict=True) if key is not None}
 
     def _ask(self, sources: Sequence[Source[Any]], square: tuple[int, Image.Resampling] | None) -> list[Any]:
         """The key, or the pixels, of each image that is a file; None where there is no answer."""
@@ -98,15 +98,10 @@ def _started() -> _Process:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
+        pipesize=_PIPE,
         start_new_session=True,  # Ctrl-C is for the process that asks
     )
     assert process.stdout is not None
-    if sys.platform == "linux":
-        import fcntl
-
-        with suppress(OSError):  # more than the system lets a user have
-            for pipe in (process.stdin, process.stdout):
-                fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE)  # type: ignore[arg-type]
     start = b""
     while not start.endswith(_READY):
         if not (byte := process.stdout.read(1)):
@@ -126,7 +121,7 @@ def _import_path() -> list[str]:
 def _sent(source: File) -> tuple[str, bytes | None]:
     """Path and bytes of an image; a path without the current folder, which may be another one there."""
     path = source.path
-    return path if source.data is not None or os.path.isabs(path) else str(Path.cwd() / path), source.data  # noqa: PTH117
+    return path if source.data is not None else os.path.join(os.getcwd(), path), source.data  # noqa: PTH109, PTH118
 
 
 def _end(process: _Process | None) -> None:
@@ -201,16 +196,15 @@ def measure() -> None:
     else:
         resource.setrlimit(resource.RLIMIT_AS, (asked["page_memory"], asked["page_memory"]))
         resource.setrlimit(resource.RLIMIT_CPU, (int(asked["page_seconds"]) + 1,) * 2)
-    from capeval_core.inputs.images import InputImage
-    from capeval_core.inputs.videos import InputFrames
+    from capeval_core.inputs.images import image_source
+    from capeval_core.inputs.videos import video_source
 
     Image.MAX_IMAGE_PIXELS = asked["page_image_pixels"]
     path = Path(asked["path"])
     try:
-        kind: Any = InputImage if asked["medium"] == "image" else InputFrames
-        visual = kind.of({"bytes": path.read_bytes(), "path": path.name})
+        given: Any = {"bytes": path.read_bytes(), "path": path.name}
         frames = pixels = 0
-        for image in [visual.load()] if asked["medium"] == "image" else visual.load():
+        for image in video_source(given) if asked["medium"] == "video" else [image_source(given).decode()]:
             frames, pixels = frames + 1, pixels + image.width * image.height
             if frames > asked["page_frames"] or pixels > asked["page_pixels"]:
                 most = f"{asked['page_frames']:,} frames or {asked['page_pixels'] / 1e6:,.0f} megapixels"

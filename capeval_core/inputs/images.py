@@ -16,8 +16,9 @@ import stat
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from operator import methodcaller
 from pathlib import Path
 from typing import IO, Any, ClassVar, Generic, Self, TypeVar
@@ -38,6 +39,7 @@ _MPO = "MPO"  # several images in one file that are not frames: a phone's depth 
 _BOMB = "scale it down, or raise Pillow's limit, PIL.Image.MAX_IMAGE_PIXELS, if you trust the image"
 LONGEST_FILE = 2**30  # bytes; what is longer is a video or a disk image, and would be read into memory
 BYTES = (bytes, bytearray, memoryview)
+_digest = partial(hashlib.blake2b, digest_size=16)
 _ROUNDING = 1e-5  # how far beyond [0, 1] float arithmetic may carry a pixel
 URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|data:image/")
 _ACCEPTED = (
@@ -97,6 +99,8 @@ def quoted(path: str) -> str:
 class Source(ABC, Generic[Loaded]):
     """What visuals of one content share. The key is kept, bytes and pixels are not."""
 
+    medium: ClassVar[str] = "image"
+    """As in `CaptionMetric.media`."""
     _key: str | None = field(default=None, init=False, repr=False)
 
     @property
@@ -121,41 +125,28 @@ class Source(ABC, Generic[Loaded]):
         return hasattr(self, "path") and getattr(self, "data", None) is None
 
 
-class InputVisual(ABC, Generic[Loaded]):
-    """A source and its place in the input, such as `images[17]`; what uses the content raises ImageError."""
+@dataclass(eq=False, slots=True)
+class Visual(Generic[Loaded]):
+    """An image, or another visual, of the input; what uses its content raises ImageError.
 
-    __slots__ = ("source", "where")
+    where: its place in the input, such as `images[17]`.
+    """
 
-    medium: ClassVar[str]
-    """As in `CaptionMetric.media`."""
-    needed: ClassVar[str] = ""
-    """What every caption needs."""
-
-    def __init__(self, where: str, source: Source[Loaded]) -> None:
-        self.where = where
-        self.source = source
+    where: str
+    source: Source[Loaded]
 
     @classmethod
-    def source_of(cls, value: Any) -> Source[Any]:
-        """The source of any value that can be such a visual."""
-        if isinstance(value, cls):
-            return value.source
-        if value is None:
-            raise refused("is missing", f"every caption needs {cls.needed}")
-        return cls.new_source(value)
-
-    @classmethod
-    @abstractmethod
-    def new_source(cls, value: Any) -> Source[Any]: ...
-
-    @classmethod
-    def of(cls, value: Any, where: str = "") -> Self:
-        """Wrap a value without reading or decoding it; InputTypeError for what can never be such a visual."""
-        where = where or cls.medium
+    def of(cls, value: Any, where: str = "image", source_of: Callable[[Any], Any] | None = None) -> Self:
+        """An image, without reading or decoding it; InputTypeError for what can never be one."""
         try:
-            return cls(where, cls.source_of(value))
+            source: Source[Any] = (source_of or image_source)(value)
+            return cls(where, source)
         except ImageError as error:
             raise Problems([error.at(where)]).error() from None
+
+    @property
+    def medium(self) -> str:
+        return self.source.medium
 
     @property
     def name(self) -> str:
@@ -182,45 +173,43 @@ class InputVisual(ABC, Generic[Loaded]):
         with within(self.where):
             self.source.decode(reduced=True)
 
-    def at(self, where: str) -> Self:
+    def at(self, where: str) -> Visual[Loaded]:
         """The same visual under another name in messages."""
-        return type(self)(where, self.source)
+        return Visual(where, self.source)
+
+    def changed(self, how: str, change: Callable[[Loaded], Loaded]) -> Visual[Loaded]:
+        """Another view of an image, such as a crop; `how` tells its key from those of other changes."""
+        return Visual(self.where, _Changed(self.source, how, change))
 
 
-class InputImage(InputVisual[Image.Image]):
+InputImage = Visual[Image.Image]
+
+
+def image_source(value: Any) -> Source[Image.Image]:
     """An image: a path, bytes, a PIL image, an array, a tensor, or the dict of a `datasets` Image feature."""
-
-    __slots__ = ()
-    medium = "image"
-    needed = "an image"
-
-    @classmethod
-    def new_source(cls, value: Any) -> Source[Image.Image]:
-        if isinstance(value, (str, os.PathLike)):
-            return File(local_path(value))
-        if isinstance(value, BYTES):
-            return File("", bytes(value))
-        if isinstance(value, Image.Image):
-            file = getattr(value, "filename", "")
-            origin = f" of {quoted(os.fsdecode(file))}" if isinstance(file, (str, Path)) and file else ""
-            return Pixels(value, f"the PIL image{origin} ({value.mode}, {value.width}x{value.height})")
-        if isinstance(value, Mapping):
-            return File(*content_of_dict(value))
-        if is_tensor(value) or (shape_of(value) and hasattr(value, "__array_interface__")):
-            return _of_array(value)
-        fix = "; this looks like an open file: pass its .read()" if hasattr(value, "read") else ""
-        raise refused(f"is {described(value)}", f"expected {_ACCEPTED}{fix}", kind=TypeError)
-
-    def changed(self, how: str, change: Callable[[Image.Image], Image.Image]) -> InputImage:
-        """Another view of the image, such as a crop; `how` tells its key from those of other changes."""
-        return InputImage(self.where, _Changed(self.source, how, change))
+    if value is None:
+        raise refused("is missing", "every caption needs an image")
+    if isinstance(value, (str, os.PathLike)):
+        return File(local_path(value))
+    if isinstance(value, BYTES):
+        return File("", bytes(value))
+    if isinstance(value, Image.Image):
+        file = getattr(value, "filename", "")
+        origin = f" of {quoted(os.fsdecode(file))}" if isinstance(file, (str, Path)) and file else ""
+        return Pixels(value, f"the PIL image{origin} ({value.mode}, {value.width}x{value.height})")
+    if isinstance(value, Mapping):
+        return File(*content_of_dict(value))
+    if is_tensor(value) or (shape_of(value) and hasattr(value, "__array_interface__")):
+        return _of_array(value)
+    fix = "; this looks like an open file: pass its .read()" if hasattr(value, "read") else ""
+    raise refused(f"is {described(value)}", f"expected {_ACCEPTED}{fix}", kind=TypeError)
 
 
 @dataclass(eq=False, slots=True)
-class _Changed(Source[Image.Image]):
-    source: Source[Image.Image]
+class _Changed(Source[Any]):
+    source: Source[Any]
     how: str
-    change: Callable[[Image.Image], Image.Image]
+    change: Callable[[Any], Any]
 
     @property
     def name(self) -> str:
@@ -229,7 +218,7 @@ class _Changed(Source[Image.Image]):
     def compute_key(self) -> str:
         return f"{self.how}-{self.source.key}"
 
-    def decode(self, reduced: bool = False) -> Image.Image:
+    def decode(self, reduced: bool = False) -> Any:
         image = self.source.decode()
         try:
             return self.change(image)
@@ -242,23 +231,13 @@ def in_rgb(image: InputImage) -> InputImage:
     return image.changed("RGB", methodcaller("convert", "RGB"))
 
 
-class InputReferences(InputVisual[Any]):
-    """What an image is to a metric on texts alone: its references, by which its captions are grouped."""
-
-    __slots__ = ()
-    medium = "references"
-
-    @classmethod
-    def new_source(cls, value: Any) -> Source[Any]:
-        return Texts(value)
-
-
 @dataclass(eq=False, slots=True)
 class Texts(Source[Any]):
-    """The references of an image that nobody opens; with its id, images of equal references differ."""
+    """What an image is to a metric on texts alone: its references, which group its captions, and its id."""
 
     texts: Sequence[str]
     image_id: str | None = None
+    medium = "references"
 
     @property
     def name(self) -> str:
@@ -266,7 +245,7 @@ class Texts(Source[Any]):
 
     def compute_key(self) -> str:
         content = json.dumps([*([] if self.image_id is None else [self.image_id]), *self.texts])
-        return "references:" + hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
+        return "references:" + _digest(content.encode()).hexdigest()
 
     def decode(self, reduced: bool = False) -> Any:
         raise refused("is not opened by a metric on texts alone")
@@ -278,8 +257,8 @@ class Texts(Source[Any]):
 def local_path(value: str | os.PathLike[Any], content: str = "images") -> str:
     """A path that is not empty and no address."""
     path = os.fsdecode(value)
-    if not path:
-        raise refused("the path is empty")
+    if not path or "\0" in path:
+        raise refused(f"the path {path!a} has a NUL character" if path else "the path is empty")
     if URL.match(path):
         fix = "pass the path without file://" if path.startswith("file:") else "download it first"
         raise refused(f"{quoted(path)} is a URL, and {content} are never fetched; {fix}")
@@ -292,12 +271,9 @@ def content_of_dict(value: Mapping[Any, Any], content: str = "images") -> tuple[
         found = ", ".join(map(repr, list(value)[:5]))
         raise refused(f'a dict needs the keys "bytes" and "path", found {found or "none"}')
     data, path = value.get("bytes"), value.get("path")
-    for name, one, kinds, kind in (
-        ("bytes", data, BYTES, "bytes"),
-        ("path", path, (str, os.PathLike), "a str"),
-    ):
+    for name, one, kinds in (("bytes", data, BYTES), ("path", path, (str, os.PathLike))):
         if one is not None and not isinstance(one, kinds):
-            fix = f"expected {kind} or None"
+            fix = f"expected {'bytes' if name == 'bytes' else 'a str'} or None"
             raise refused(f"is {described(one)}", fix, index=(name,), kind=TypeError)
     if data is not None:
         return "" if path is None else os.fsdecode(path), bytes(data)
@@ -312,68 +288,52 @@ class File(Source[Any]):
 
     path: str
     data: bytes | None = None
-    content: ClassVar[str] = "image"
 
     @property
     def name(self) -> str:
         return quoted(self.path) if self.path else f"the bytes object of length {len(self.data or b'')}"
 
-    def open(self) -> IO[bytes]:
-        return open_file(self.path, self.content) if self.data is None else io.BytesIO(self.data)
+    def open(self) -> AbstractContextManager[IO[bytes]]:
+        return open_file(self.path, self.medium) if self.data is None else io.BytesIO(self.data)
 
     def compute_key(self) -> str:
-        with self.open() as file:
-            return file_key(file)
+        with self.open() as file:  # a video is never in memory as a whole
+            return f"file:{hashlib.file_digest(file, _digest).hexdigest()}"  # type: ignore[arg-type]
 
     def decode(self, reduced: bool = False) -> Any:
-        if self.data == b"":
-            raise refused(f"{self.name} is empty (zero bytes)")
         data = read_file(self.path) if self.data is None else self.data
-        self._key = self._key or file_key(io.BytesIO(data))
+        if not data:
+            raise refused(f"{self.name} is empty (zero bytes)")
+        self._key = self._key or f"file:{_digest(data).hexdigest()}"
         return _decode(data, self.name, reduced)
-
-
-def file_key(file: IO[bytes]) -> str:
-    """The content key of an open file; it is never in memory as a whole."""
-    digest = hashlib.blake2b(digest_size=16)
-    while part := file.read(1 << 20):
-        digest.update(part)
-    return f"file:{digest.hexdigest()}"
 
 
 def read_file(path: str, content: str = "image") -> bytes:
     """The bytes of a regular file that is not empty and not too long."""
     with open_file(path, content, LONGEST_FILE) as file:
-        try:
-            data = file.read()
-        except OSError as error:
-            raise unreadable(quoted(path), error) from None
-    if not data:
+        if data := file.read():
+            return data
         raise refused(f"{quoted(path)} is empty (zero bytes)")
-    return data
 
 
-def open_file(path: str, content: str = "image", longest: int = 1 << 63) -> IO[bytes]:
-    """A regular file of at most so many bytes, open for reading."""
-    name, found, fix = quoted(path), "is not a regular file", f"pass the path of one {content}"
+@contextmanager
+def open_file(path: str, content: str = "image", longest: int = 1 << 63) -> Iterator[IO[bytes]]:
+    """A regular file of at most so many bytes, open for reading in the block."""
+    name = quoted(path)
     try:
         status = os.stat(path)  # noqa: PTH116  (a Path per image costs more than the call)
-        if stat.S_ISREG(status.st_mode):
-            if status.st_size <= longest:
-                return Path(path).open("rb")
-            found, fix = f"has {status.st_size:,} bytes", f"too many for one {content}"
-        elif stat.S_ISDIR(status.st_mode):
-            found = "is a folder"
+        if not stat.S_ISREG(status.st_mode):
+            kind = "a folder" if stat.S_ISDIR(status.st_mode) else "not a regular file"
+            raise refused(f"{name} is {kind}", f"pass the path of one {content}")
+        if status.st_size > longest:
+            raise refused(f"{name} has {status.st_size:,} bytes", f"too many for one {content}")
+        with Path(path).open("rb") as file:
+            yield file
     except (FileNotFoundError, NotADirectoryError):
         fix = "~ is not expanded, write the whole path" if path.startswith("~") else ""
         raise refused(f"there is no file {name}", fix) from None
-    except (OSError, ValueError) as error:
-        raise unreadable(name, error) from None
-    raise refused(f"{name} {found}", fix)
-
-
-def unreadable(name: str, error: Exception) -> ImageError:
-    return refused(f"cannot read {name} ({getattr(error, 'strerror', None) or error})")
+    except OSError as error:
+        raise refused(f"cannot read {name} ({error.strerror or error})") from None
 
 
 def open_image(file: str | IO[bytes]) -> Image.Image:
@@ -503,7 +463,7 @@ class Pixels(Source[Image.Image]):
     def compute_key(self) -> str:
         """Of mode, size, palette, transparency and pixels."""
         image = self.image()
-        digest = hashlib.blake2b(digest_size=16)
+        digest = _digest()
         digest.update(f"{image.mode} {image.size} {image.info.get('transparency')!r}".encode())
         palette = image.palette
         if palette is not None:
@@ -536,11 +496,9 @@ def _of_array(value: Any) -> Pixels:
         found = f"the tensor's shape {shape} can be read as (C, H, W) and as (H, W, C)"
         raise refused(found, "pass a numpy array (H, W, C)")
     if not (first or last or len(shape) == 2):
-        fix = (
-            "expected (3, H, W), (1, H, W) or (H, W)" if tensor else "expected (H, W), (H, W, 3) or (H, W, 4)"
-        )
+        forms = "(3, H, W), (1, H, W) or (H, W)" if tensor else "(H, W), (H, W, 3) or (H, W, 4)"
         batch = f"; of a batch pass {kind}[0]" if len(shape) == 4 else ""
-        raise refused(f"the {kind} has shape {shape}", fix + batch)
+        raise refused(f"the {kind} has shape {shape}", f"expected {forms}{batch}")
     if 0 in shape:
         raise refused(f"the {kind} of shape {shape} has no pixels")
     if first:

@@ -14,16 +14,16 @@ from PIL import Image
 from tqdm import tqdm
 
 from capeval_core.errors import Problem, Problems, at, described
-from capeval_core.inputs.boxes import REQUIRED, InputBoxes
+from capeval_core.inputs.boxes import REQUIRED, box_source
 from capeval_core.inputs.decoders import shared_decoders
 from capeval_core.inputs.folder import EXTENSIONS
 from capeval_core.inputs.images import (
     BYTES,
     ImageError,
-    InputImage,
-    InputReferences,
-    InputVisual,
     Source,
+    Texts,
+    Visual,
+    image_source,
     in_rgb,
     refused,
     shape_of,
@@ -38,14 +38,16 @@ from capeval_core.inputs.texts import (
     other_length,
     warn_of_written_lists,
 )
-from capeval_core.inputs.videos import InputFrames
+from capeval_core.inputs.videos import video_source
 
 _CHECKED_TOGETHER = 8  # visuals by one task, which costs as much of Python as a visual
 _CHECKING = 16  # threads that check at most
-MEDIA: dict[str, type[InputVisual[Any]]] = {
-    kind.medium: kind for kind in (InputImage, InputFrames, InputBoxes)
+_SOURCES: dict[str, Callable[[Any], Source[Any]]] = {
+    "image": image_source,
+    "video": video_source,
+    "boxes": box_source,
 }
-"""The kinds of visuals by their names in `CaptionMetric.media`."""
+"""What makes sources of values, by the names of `CaptionMetric.media`."""
 ARGUMENTS = ("images", "videos")
 """Every argument of `CaptionMetric.score` that takes visuals."""
 _MANY = {
@@ -57,7 +59,7 @@ _PATHS = (str, os.PathLike)
 _FILMS = tuple(EXTENSIONS["video"] - {".gif"})
 """Of files that can only be videos; what a file is shows in its content."""
 
-_Rows = list[InputVisual[Any] | None]
+_Rows = list[Visual[Any] | None]
 
 
 def argument_of(media: Sequence[str]) -> str | None:
@@ -152,7 +154,7 @@ def check_samples(
         _check_decodable(visuals, problems, media, decoders, known, progress)
     problems.raise_if_any()
     if not media:
-        visuals = [InputReferences.of(row, f"references[{i}]") for i, row in enumerate(compared or [])]
+        visuals = [Visual(f"references[{i}]", Texts(row)) for i, row in enumerate(compared or [])]
     checked = [text for text in texts or [] if text is not None]
     warn_of_written_lists(checked)
     return Samples(checked, visuals, compared, range(len(checked)))
@@ -218,7 +220,7 @@ def _check_visuals(
 
 def _is_single(value: Any, media: Sequence[str]) -> bool:
     """Whether a value is one visual and not a list of them."""
-    if isinstance(value, (InputVisual, *_PATHS, *BYTES, Image.Image)):
+    if isinstance(value, (Visual, *_PATHS, *BYTES, Image.Image)):
         return True
     if isinstance(value, Mapping):
         return bool(value.keys() & {"bytes", "path", *(REQUIRED if "boxes" in media else ())})
@@ -232,7 +234,7 @@ def _is_single(value: Any, media: Sequence[str]) -> bool:
 
 def _medium_of(value: Any, media: Sequence[str]) -> str:
     """What a value is, as far as that shows without reading it."""
-    if isinstance(value, InputVisual):
+    if isinstance(value, Visual):
         return value.medium
     if len(media) == 1:
         return media[0]
@@ -246,26 +248,26 @@ def _medium_of(value: Any, media: Sequence[str]) -> str:
     return "image" if "image" in media else media[0]
 
 
-def _visual(value: Any, media: Sequence[str]) -> InputVisual[Any]:
-    """The visual, still without a place, of a value that is one of these media."""
+def _source(value: Any, media: Sequence[str]) -> Source[Any]:
+    """The source of a value that is one of these media."""
     medium = _medium_of(value, media)
     if medium not in media:
         expected = " or ".join(_MANY[name] for name in media)
         raise refused(f"is of the kind {medium}", f"this metric takes {expected}", kind=TypeError)
-    return MEDIA[medium]("", MEDIA[medium].source_of(value))
+    return value.source if isinstance(value, Visual) else _SOURCES[medium](value)
 
 
 def _listed(values: list[Any], problems: Problems, media: Sequence[str]) -> _Rows:
     """Visuals of values that are at hand. The same path or object is one source: read and checked once."""
     argument = str(argument_of(media))
-    first: dict[object, InputVisual[Any]] = {}
+    sources: dict[object, Source[Any]] = {}
     visuals: _Rows = []
     for i, value in enumerate(values):
         identity = os.fspath(value) if isinstance(value, _PATHS) else id(value)
         try:
-            if identity not in first:
-                first[identity] = _visual(value, media)
-            visuals.append(first[identity].at(f"{argument}[{i}]"))
+            if identity not in sources:
+                sources[identity] = _source(value, media)
+            visuals.append(Visual(f"{argument}[{i}]", sources[identity]))
         except ImageError as error:
             problems.add(error.at(argument, i))
             visuals.append(None)
@@ -279,6 +281,10 @@ class _Row(Source[Any]):
     rows: Any
     index: int
     media: Sequence[str]
+
+    @property
+    def medium(self) -> str:  # type: ignore[override]
+        return self.media[0]
 
     @property
     def name(self) -> str:
@@ -295,21 +301,22 @@ class _Row(Source[Any]):
             value = self.rows[self.index]
         except Exception as error:  # the rows' own code may fail in any way, and costs this row only
             raise refused(f"cannot be fetched ({type(error).__name__}: {error})") from None
-        return _visual(value, self.media).source
+        return _source(value, self.media)
 
 
 def _lazy_rows(rows: Any, problems: Problems, media: Sequence[str]) -> _Rows:
     """Visuals of rows that are made on demand; only the first is looked at, for its type."""
     argument = str(argument_of(media))
+    sources = [_Row(rows, i, media) for i in range(len(rows))]
     try:
-        if len(rows):
-            _Row(rows, 0, media).fetch()
+        for source in sources[:1]:
+            source.fetch()
     except ImageError as error:
         problem = error.at(argument, 0)
         if problem.kind is TypeError:  # otherwise that row's own matter, for check or load to report
             problems.add(problem)
             return [None] * len(rows)
-    return [MEDIA[media[0]](f"{argument}[{i}]", _Row(rows, i, media)) for i in range(len(rows))]
+    return [Visual(f"{argument}[{i}]", source) for i, source in enumerate(sources)]
 
 
 def _as_stored(column: Any) -> Any:
@@ -356,33 +363,31 @@ def _check_decodable(
     for i, visual in enumerate(visuals):
         if visual is not None:
             indices.setdefault(visual.source, []).append(i)
-    sound: set[str] = set()
+    decoded: set[object] = set()
 
-    def failure(source: Source[Any]) -> ImageError | None:
-        try:
-            if source.on_disk:  # paths are distinct already, and a key costs a read
-                source.decode(reduced=True)
-            elif source.key not in sound:
-                source.decode(reduced=True)
-                sound.add(source.key)
-        except ImageError as error:
-            return error
-        return None
-
-    def failures(group: list[Source[Any]]) -> list[ImageError | None]:
+    def failures(group: list[Source[Any]]) -> list[tuple[Source[Any], ImageError]]:
         rest = [source for source in group if kept is None or not any(map(kept, indices[source]))]
-        done = shared_decoders(decoders).check(rest) if decoders and rest else [False] * len(rest)
-        unknown = {source for ok, source in zip(done, rest, strict=True) if not ok}
-        return [failure(source) if source in unknown else None for source in group]
+        sound = shared_decoders(decoders).check(rest) if decoders else set()
+        failed = []
+        for source in rest:
+            if source in sound:
+                continue
+            try:
+                content = source if source.on_disk else source.key  # which costs a read of a file
+                if content not in decoded:
+                    source.decode(reduced=True)
+                    decoded.add(content)
+            except ImageError as error:
+                failed.append((source, error))
+        return failed
 
-    distinct = list(indices)
+    distinct, argument = list(indices), str(argument_of(media))
+    groups = [distinct[k : k + _CHECKED_TOGETHER] for k in range(0, len(distinct), _CHECKED_TOGETHER)]
     bar = tqdm(total=len(distinct), desc="checking", unit=media[0], disable=None if progress else True)
     with bar, ThreadPoolExecutor(min(_CHECKING, os.cpu_count() or 1)) as pool:
-        groups = [distinct[k : k + _CHECKED_TOGETHER] for k in range(0, len(distinct), _CHECKED_TOGETHER)]
-        for source, error in zip(distinct, chain.from_iterable(pool.map(failures, groups)), strict=True):
-            bar.update()
-            if error is not None:
-                argument = str(argument_of(media))
+        for group, failed in zip(groups, pool.map(failures, groups), strict=True):
+            bar.update(len(group))
+            for source, error in failed:
                 problems.extend(error.at(argument, index) for index in indices[source])
 
 
@@ -391,10 +396,8 @@ def _check_decodable(
 
 def images_in_rgb(samples: Samples) -> Samples:
     """The same samples, their images converted to RGB."""
-    first: dict[int, InputImage] = {}  # images that share a source still do
-    for image in samples.images:
-        first.setdefault(id(image.source), in_rgb(image))
-    return replace(samples, images=[first[id(image.source)].at(image.where) for image in samples.images])
+    shared = {image.source: in_rgb(image) for image in samples.images}  # images that share a source still do
+    return replace(samples, images=[shared[image.source].at(image.where) for image in samples.images])
 
 
 def joined(systems: Sequence[Samples]) -> Samples:

@@ -23,22 +23,22 @@ from typing import IO, Any
 import numpy as np
 from PIL import Image
 
-from capeval_core.errors import Problems, described, noting, wrong_option
+from capeval_core.errors import Problem, Problems, described, noting, wrong_option
 from capeval_core.inputs.folder import bare
 from capeval_core.inputs.images import (
+    BYTES,
     File,
     ImageError,
-    InputImage,
-    InputVisual,
     Source,
+    Visual,
     content_of_dict,
+    image_source,
     is_tensor,
     local_path,
     quoted,
     refuse_size,
     refused,
     shape_of,
-    unreadable,
     within,
 )
 from capeval_core.inputs.texts import as_list
@@ -89,9 +89,9 @@ EVERY = Sampling()
 
 
 class Reading(Iterator[tuple[int, Image.Image]]):
-    """One pass over the frames that are used, each once with its number. Behind the last one are whole:
-    `indices`, the number of each, by `max_frames` some several times; `incomplete`, why they are not
-    all of the video's."""
+    """One pass over the frames that are used, each once with its number; raises ImageError at `where`. Behind
+    the last one are whole: `indices`, the number of each, by `max_frames` some several times; `incomplete`,
+    why they are not all of the video's."""
 
     def __init__(self, where: str, source: Frames, sampling: Sampling) -> None:
         self.indices: list[int] = []
@@ -105,15 +105,31 @@ class Reading(Iterator[tuple[int, Image.Image]]):
 
 
 class Frames(Source["Frames"]):
-    """Where the frames of a video come from; it is what it decodes to."""
+    """Where the frames of a video come from; it is what it decodes to. `check` decodes the first frame of a
+    file alone: damage behind it costs the frames from there on."""
 
     __slots__ = ()
+    medium = "video"
     timed = True
     """Whether it says when frames are shown."""
 
     @abstractmethod
     def frames(self, sampling: Sampling, reading: Reading) -> Iterator[tuple[int, Image.Image]]:
         """The frames that are used, each once and with its number; `reading` takes the list of them."""
+
+    def read(self, where: str = "video", sampling: Sampling = EVERY) -> Reading:
+        """One pass over the frames that are used."""
+        if sampling.fps is not None and not self.timed:
+            found = f"{self.name} does not say when frames are shown, which fps needs"
+            fix = "pass a video file, or take max_frames, or choose the frames yourself"
+            raise ImageError(Problem(where, found, fix))
+        return Reading(where, self, sampling)
+
+    def __iter__(self) -> Iterator[Image.Image]:
+        return (image for _, image in self.read())
+
+
+InputFrames = Visual[Frames]
 
 
 @dataclass(eq=False, slots=True)
@@ -160,11 +176,11 @@ class _VideoFile(File, Frames):
     """A video's path or bytes."""
 
     __slots__ = ()
-    content = "video"
+    medium = "video"
 
     def decode(self, reduced: bool = False) -> Frames:
         if reduced:  # damage behind the first frame is no error, frames before it are used
-            with _opened(self.open(), self.name) as video:
+            with _opened(self) as video:
                 video.image(next(video.frames()))
         return self
 
@@ -172,7 +188,7 @@ class _VideoFile(File, Frames):
         if sampling.max_frames is not None:
             yield from self._evenly(sampling, reading)
             return
-        with _opened(self.open(), self.name) as video:
+        with _opened(self) as video:
             first = seconds = None
             slot = -1
             # By how much a time may be early: one unit of the file's times, if they are fine enough to round.
@@ -193,13 +209,13 @@ class _VideoFile(File, Frames):
 
     def _evenly(self, sampling: Sampling, reading: Reading) -> Iterator[tuple[int, Image.Image]]:
         """By the number of frames that the file states; if it has another one, again by that."""
-        with _opened(self.open(), self.name) as video:
+        with _opened(self) as video:
             frames = max(1, video.stated_frames())
         given: set[int] = set()
         while True:
             reading.indices = sampling.evenly(frames)
             wanted = set(reading.indices) - given
-            with _opened(self.open(), self.name) as video:
+            with _opened(self) as video:
                 for i, frame in enumerate(video.frames()):
                     if i in wanted:
                         given.add(i)
@@ -220,8 +236,8 @@ def _frame_names(folder: str) -> list[str]:
     try:
         with os.scandir(folder) as entries:
             images = [e.name for e in entries if not e.name.startswith(".") and bare(e.name) != e.name]
-    except (OSError, ValueError) as error:
-        raise unreadable(quoted(folder), error) from None
+    except OSError as error:
+        raise refused(f"cannot read {quoted(folder)} ({error.strerror})") from None
     if not images:
         raise refused(f"{quoted(folder)} holds no image", "write the frames of the video into it")
     parts = {name: re.findall(r"[0-9]+|[^0-9]+", name) for name in images}
@@ -231,61 +247,35 @@ def _frame_names(folder: str) -> list[str]:
     )
 
 
-class InputFrames(InputVisual[Any]):
-    """A video: a file, a folder of images, what `datasets` has, a list of images, an array or a tensor.
-
-    `check` decodes the first frame of a file alone: damage behind it costs the frames from there on.
-    """
-
-    __slots__ = ()
-    medium = "video"
-    needed = "a video"
-
-    @classmethod
-    def new_source(cls, value: Any) -> Source[Frames]:
-        if isinstance(value, (str, os.PathLike)):
-            return _stored(local_path(value, "videos"))
-        if isinstance(value, (bytes, bytearray, memoryview)):
-            return _VideoFile("", bytes(value))
-        if type(value).__module__.startswith("torchcodec."):  # the decoder that `datasets` hands out
-            value = getattr(value, "_hf_encoded", value)
-        if isinstance(value, Mapping) and value.keys() & {"bytes", "path"}:
-            return _stored(*content_of_dict(value, "videos"))
-        shape, frames = shape_of(value), None
-        if shape is not None and (is_tensor(value) or hasattr(value, "__array_interface__")):
-            if len(shape) != 4:
-                fix = "expected (T, H, W, 3) of an array or (T, 3, H, W) of a tensor; of one frame [None]"
-                raise refused(f"the frames have shape {shape}", fix)
-            frames = list(value)
-        elif not isinstance(value, Image.Image):
-            frames = as_list(value)
-        if frames is None:
-            raise refused(f"is {described(value)}", f"expected {_ACCEPTED}", kind=TypeError)
-        if not frames:
-            raise refused("is a video without frames", "pass at least one image")
-        sources = []
-        for i, frame in enumerate(frames):
-            with within("", i):
-                sources.append(InputImage.source_of(frame))
-        return _FrameList(sources)
-
-    def load(self) -> InputFrames:
-        """The video; nothing of it is decoded yet."""
-        return self
-
-    def read(self, sampling: Sampling = EVERY) -> Reading:
-        """One pass over the frames that are used. Raises ImageError."""
-        source = self.source
-        with within(self.where):
-            source = source.decode()
-            if sampling.fps is not None and not source.timed:
-                found = f"{source.name} does not say when frames are shown, which fps needs"
-                raise refused(found, "pass a video file, or take max_frames, or choose the frames yourself")
-        return Reading(self.where, source, sampling)
-
-    def __iter__(self) -> Iterator[Image.Image]:
-        """Every frame. Raises ImageError."""
-        return (image for _, image in self.read())
+def video_source(value: Any) -> Frames:
+    """A video: a file, a folder of images, what `datasets` has, a list of images, an array or a tensor."""
+    if value is None:
+        raise refused("is missing", "every caption needs a video")
+    if isinstance(value, (str, os.PathLike)):
+        return _stored(local_path(value, "videos"))
+    if isinstance(value, BYTES):
+        return _VideoFile("", bytes(value))
+    if type(value).__module__.startswith("torchcodec."):  # the decoder that `datasets` hands out
+        value = getattr(value, "_hf_encoded", value)
+    if isinstance(value, Mapping) and value.keys() & {"bytes", "path"}:
+        return _stored(*content_of_dict(value, "videos"))
+    shape, frames = shape_of(value), None
+    if shape is not None and (is_tensor(value) or hasattr(value, "__array_interface__")):
+        if len(shape) != 4:
+            fix = "expected (T, H, W, 3) of an array or (T, 3, H, W) of a tensor; of one frame [None]"
+            raise refused(f"the frames have shape {shape}", fix)
+        frames = list(value)
+    elif not isinstance(value, Image.Image):
+        frames = as_list(value)
+    if frames is None:
+        raise refused(f"is {described(value)}", f"expected {_ACCEPTED}", kind=TypeError)
+    if not frames:
+        raise refused("is a video without frames", "pass at least one image")
+    sources = []
+    for i, frame in enumerate(frames):
+        with within("", i):
+            sources.append(image_source(frame))
+    return _FrameList(sources)
 
 
 def _stored(path: str, data: bytes | None = None) -> Frames:
@@ -299,7 +289,7 @@ def check_samplings(videos: Iterable[InputFrames], sampling: Sampling) -> None:
     problems = Problems()
     for video in videos:
         with noting(problems):
-            video.read(sampling)
+            video.load().read(video.where, sampling)
     problems.raise_if_any()
 
 
@@ -318,9 +308,10 @@ _IMAGE = re.compile(rb"\xff\xd8|\x89PNG|.{4}ftyp(?:avi[fs]|he[iv][cxms]|mif1|msf
 
 
 @contextmanager
-def _opened(file: IO[bytes], name: str) -> Iterator[_OpenVideo]:
+def _opened(source: File) -> Iterator[_OpenVideo]:
     """The first video stream of a file. Raises ImageError, and ImportError without PyAV."""
-    with file:
+    with source.open() as file:
+        name = source.name
         try:
             import av
         except ImportError as error:
@@ -345,8 +336,6 @@ def _opened(file: IO[bytes], name: str) -> Iterator[_OpenVideo]:
         except av.FFmpegError:
             fix = f"expected {_OPENED}, whole or cut off behind its header"
             raise refused(f"{name} is not a video that can be read", fix) from None
-        except OSError as error:  # of the file itself
-            raise unreadable(name, error) from None
         with container:
             videos = container.streams.video
             # Without the picture on the cover of a record.
@@ -371,6 +360,7 @@ class _OpenVideo:
         self.incomplete: str | None = None
         self._end = Fraction(0)  # of the last packet, in seconds
         self.unit = Fraction(stream.time_base or 0)
+        self._rate = Fraction(stream.average_rate or stream.guessed_rate or 25)
         self._to_rgb = av.video.reformatter.VideoReformatter()
 
     def stated_frames(self) -> int:
@@ -416,8 +406,6 @@ class _OpenVideo:
                 yield from packet.decode()
         except self._av.FFmpegError:
             damaged = True
-        except OSError as error:  # of the file itself
-            raise unreadable(self.name, error) from None
         if damaged:
             with suppress(self._av.FFmpegError):  # frames that the decoder keeps, to put them into order
                 yield from self._stream.codec_context.decode(None)
@@ -428,18 +416,15 @@ class _OpenVideo:
         if self._container.format.name == "gif":
             self._file.seek(max(0, self._file.seek(0, io.SEEK_END) - 16))
             return None if self._file.read().rstrip(b"\0").endswith(b";") else "the file has no end of a GIF"
-        rate = self._stream.average_rate or self._stream.guessed_rate
-        # The last packet may not say how long its frame is shown.
-        tolerance = Fraction(3, 2) / rate if rate else Fraction(1, 10)
+        # The last packet may not say how long its frame is shown. Of all streams, sound may end later.
+        tolerance = Fraction(3, 2) / self._rate
+        stated, clock = Fraction(0), _CLOCK.fullmatch(self._stream.metadata.get("DURATION", ""))
         if self._stream.duration is not None:
-            # Some count it from 0 and not from the first frame: a later start is no reason to miss frames.
             stated = self._stream.duration * self._stream.time_base
-        elif clock := _CLOCK.fullmatch(self._stream.metadata.get("DURATION", "")):  # of Matroska
+        elif clock:  # of Matroska
             stated = Fraction(int(clock[1]) * 3600 + int(clock[2]) * 60) + Fraction(clock[3])
-        elif self._container.duration is not None:  # of all streams: sound may end later than the frames
+        elif self._container.duration is not None:
             stated, tolerance = Fraction(self._container.duration, 1_000_000), max(tolerance, Fraction(1))
-        else:
-            return None
         if stated - self._end <= tolerance:
             return None
         return f"the file states {float(stated):.1f} s, and ends at {float(self._end):.1f} s"
@@ -448,8 +433,7 @@ class _OpenVideo:
         """When a frame is shown; by the frame rate where the file does not say, after the last one's time."""
         if frame.pts is not None and frame.time_base:
             return Fraction(frame.pts * frame.time_base)
-        rate = self._stream.average_rate or self._stream.guessed_rate or 25
-        return Fraction(0) if last is None else last + 1 / Fraction(rate)
+        return Fraction(0) if last is None else last + 1 / self._rate
 
     def image(self, frame: Any) -> Image.Image:
         """The frame in RGB, turned as the file says."""

@@ -14,7 +14,7 @@ from torch import distributed
 
 from capeval_core.cache import FeatureCache
 from capeval_core.errors import Problem, Problems, described, naming, warn
-from capeval_core.inputs.images import InputReferences
+from capeval_core.inputs.images import Texts, Visual
 from capeval_core.inputs.samples import Samples, argument_of, check_samples, medium_of
 from capeval_core.inputs.texts import check_captions
 from capeval_core.integrations.opening import choose_metrics, shown, warn_failed, warn_ignored
@@ -200,7 +200,7 @@ def _for(metric: CaptionMetric, samples: Samples) -> Samples:
     """The samples as a metric takes them: without references that it does not need, or texts alone."""
     if not metric.media:
         texts = enumerate(samples.references or [])
-        return replace(samples, images=[InputReferences.of(own, f"references[{i}]") for i, own in texts])
+        return replace(samples, images=[Visual(f"references[{i}]", Texts(own)) for i, own in texts])
     return samples if metric.needs_references else replace(samples, references=None)
 
 

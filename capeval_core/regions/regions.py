@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from capeval_core.cache import FeatureCache
 from capeval_core.errors import Problem
-from capeval_core.inputs.images import ImageError, InputImage
+from capeval_core.inputs.images import ImageError, InputImage, Visual
 from capeval_core.regions import rle
 from capeval_core.regions.rle import Mask, Runs
 
@@ -133,7 +133,7 @@ class RegionSource(ABC):
 
         ImageError: the image cannot be read, or its regions cannot be loaded or made.
         """
-        return self.find(InputImage.of(image, "image") if not isinstance(image, InputImage) else image)
+        return self.find(image if isinstance(image, Visual) else InputImage.of(image))
 
     @abstractmethod
     def find(self, image: InputImage) -> Regions:

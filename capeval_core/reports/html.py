@@ -17,7 +17,7 @@ from PIL import Image
 
 from capeval_core.errors import minus, p_in_words, signed
 from capeval_core.inputs.images import ImageError, InputImage
-from capeval_core.inputs.videos import InputFrames, Sampling
+from capeval_core.inputs.videos import Sampling, video_source
 from capeval_core.kept import try_writing, write_whole
 from capeval_core.project import __version__
 from capeval_core.reports.explanations import (
@@ -247,7 +247,7 @@ def _thumbnail(path: str, visual: str) -> Image.Image:
     """An image as metrics see it, small and without metadata; or frames of a video side by side."""
     if visual == "image":
         return _bare(InputImage.of(path).load(), _SIDE, _SIDE)
-    reading = InputFrames.of(path).load().read(Sampling(max_frames=_FRAMES))
+    reading = video_source(path).read(path, Sampling(max_frames=_FRAMES))
     frames = [_bare(frame, 4 * _FRAME_HEIGHT, _FRAME_HEIGHT) for _, frame in islice(reading, _FRAMES)]
     across = frames[0].width + 4
     strip = Image.new("RGB", (across * len(frames) - 4, _FRAME_HEIGHT), "white")

@@ -12,8 +12,8 @@ from typing import Any, ClassVar, NamedTuple, get_args
 from capeval_core.cache import FeatureCache
 from capeval_core.errors import Problem, expanded_path, naming, setting, wrong_option
 from capeval_core.inputs.box_stores import BoxFeatureStore, id_of
-from capeval_core.inputs.boxes import BoxFeatures, InputBoxes
-from capeval_core.inputs.images import ImageError, InputImage, InputVisual, Source
+from capeval_core.inputs.boxes import BoxFeatures
+from capeval_core.inputs.images import ImageError, Source, Visual
 from capeval_core.inputs.samples import Samples
 from capeval_core.inputs.texts import as_list
 from capeval_core.metric import CaptionMetric, Model
@@ -116,24 +116,24 @@ class BoxSource(NamedTuple):
     selection: Selection | None
 
     def boxes(
-        self, visuals: Sequence[InputVisual[Any]], *, cache: FeatureCache, batch_size: int | None = None
+        self, visuals: Sequence[Visual[Any]], *, cache: FeatureCache, batch_size: int | None = None
     ) -> Iterator[BoxVisual | FirstBoxes]:
         """Box features of any number of images and of boxes that are at hand, in order."""
         encoded: Iterator[BoxVisual] = iter(())
         if self.encoder is not None:
-            images = (visual for visual in visuals if isinstance(visual, InputImage))
+            images = (visual for visual in visuals if visual.medium == "image")
             encoded = self.encoder.encode_boxes(images, cache=cache, batch_size=batch_size)
         for visual in visuals:
-            if isinstance(visual, InputImage):
+            if visual.medium == "image":
                 yield refuse_unusable(next(encoded))  # a region encoder may be somebody else's
             else:
                 yield FirstBoxes(visual, self.selection)
 
 
-class FirstBoxes(InputBoxes):
+class FirstBoxes(Visual[BoxFeatures]):
     """The first boxes of stored box features, as many as a rule of selection keeps; without one 100."""
 
-    def __init__(self, visual: InputVisual[BoxFeatures], selection: Selection | None) -> None:
+    def __init__(self, visual: Visual[BoxFeatures], selection: Selection | None) -> None:
         super().__init__(visual.where, visual.source)
         self.selection = selection
 
@@ -233,7 +233,7 @@ def boxes_by_id(store: BoxFeatureStore, images: Any) -> Any:
             source = sources.get(image_id) or sources.setdefault(image_id, store.find(image_id))
         except ImageError as error:
             source = _Missing(error)
-        visuals.append(InputBoxes(f"images[{index}]", source))
+        visuals.append(Visual(f"images[{index}]", source))
     return visuals
 
 
@@ -242,6 +242,7 @@ class _Missing(Source[BoxFeatures]):
     """The source of an id without box features."""
 
     reason: ImageError
+    medium = "boxes"
 
     @property
     def name(self) -> str:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from PIL.Image import Image
 
 from capeval_core.errors import at, setting, warn, wrong_option
-from capeval_core.inputs.images import InputVisual
+from capeval_core.inputs.images import Visual
 from capeval_core.inputs.samples import Samples, windows
 from capeval_core.inputs.texts import corpus_texts
 from capeval_core.inputs.videos import EVERY, Sampling, check_samplings
@@ -447,7 +447,7 @@ class VideoExplanation(DrawnExplanation):
     """
 
     def __init__(
-        self, content: Mapping[str, Any], video: InputVisual[Any] | None = None, sampling: Sampling = EVERY
+        self, content: Mapping[str, Any], video: Visual[Any] | None = None, sampling: Sampling = EVERY
     ) -> None:
         super().__init__(content)
         self._video, self._sampling = video, sampling
@@ -475,12 +475,12 @@ class VideoExplanation(DrawnExplanation):
         video = self._video.load()
         positions: dict[int, list[int]] = {}  # of each number, in a video of which frames are repeated
         if self._sampling.max_frames is not None:
-            counted = video.read(self._sampling)
+            counted = video.read(self._video.where, self._sampling)
             deque(counted, maxlen=0)
             for position in wanted:
                 positions.setdefault(counted.indices[position], []).append(position)
         found: dict[int, Image] = {}
-        for position, (number, image) in enumerate(video.read(self._sampling)):
+        for position, (number, image) in enumerate(video.read(self._video.where, self._sampling)):
             own = positions.get(number, []) if positions else [position] if position in wanted else []
             if own:
                 shown = image.convert("RGB")

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from capeval_core.errors import Problems, did_you_mean, expanded_path, file_error, shown, warn, wrong_option
 from capeval_core.inputs.box_stores import BoxFeatureStore
 from capeval_core.inputs.folder import Folder, paths_by_id
-from capeval_core.inputs.images import InputImage, InputVisual
+from capeval_core.inputs.images import InputImage, Visual
 from capeval_core.inputs.text_files import REFERENCE_FIELDS, FileOptions, read_texts, refuse_unused
 from capeval_core.options import option
 from capeval_core.scores.boxes import boxes_by_id
@@ -24,7 +24,7 @@ class CaptionedImages:
     ids: list[str]
     captions: list[str]
     images: list[str]
-    visual: Callable[[int], InputVisual[Any]]
+    visual: Callable[[int], Visual[Any]]
 
     @property
     def fingerprint(self) -> str:
@@ -62,7 +62,7 @@ class CaptionSource(FileOptions):
             problems.raise_if_any()
             return CaptionedImages(list(paths), [], [], _images(list(paths), paths))
         texts = read_texts(captions, REFERENCE_FIELDS, problems, self)
-        refuse_unused(self, {captions: texts}, problems)
+        refuse_unused(self, [texts], problems)
         if images is not None and store is None:
             texts.use_id_column(Folder(images).find)
         problems.raise_if_any()
@@ -147,5 +147,5 @@ def images_of(
     return CaptionedImages(ids, captions, of_caption, _images(ids, paths))
 
 
-def _images(ids: list[str], found: Mapping[str, Any]) -> Callable[[int], InputVisual[Any]]:
+def _images(ids: list[str], found: Mapping[str, Any]) -> Callable[[int], Visual[Any]]:
     return lambda i: InputImage.of(found[ids[i]], f"image of {ids[i]!r}")

@@ -30,10 +30,10 @@ from capeval_core.encoders.vilbert import LocatedBoxes
 from capeval_core.errors import Problems
 from capeval_core.inputs import text_files
 from capeval_core.inputs.box_stores import BoxFeatureStore
-from capeval_core.inputs.boxes import InputBoxes
-from capeval_core.inputs.images import InputImage, Source, resized
+from capeval_core.inputs.boxes import box_source, boxes_of
+from capeval_core.inputs.images import InputImage, Source, Visual, image_source, resized
 from capeval_core.inputs.samples import Samples, check_pools, check_samples
-from capeval_core.inputs.videos import InputFrames, Sampling
+from capeval_core.inputs.videos import Sampling, video_source
 from capeval_core.integrations.shards import workers as workers_of_shards
 from capeval_core.integrations.shards.folder import plan_shards
 from capeval_core.judgements.correlation import Resamples, WeightedRows
@@ -297,19 +297,19 @@ def image(value: Any, where: str = "image") -> Any:
 # media
 
 
-_VISUALS: dict[str, Any] = {"image": InputImage, "video": InputFrames, "boxes": InputBoxes}
+_SOURCES: dict[str, Any] = {"image": image_source, "video": video_source, "boxes": box_source}
 
 
 def visual(medium: str, value: Any, where: str = "") -> Any:
     """What an encoder sees of an image, a video or boxes: `key`, `name`, `load()`, `check()`."""
     if isinstance(value, Source):  # of a store
-        return InputBoxes(where, value)
-    return _VISUALS[medium].of(value, where)
+        return Visual(where, value)
+    return Visual.of(value, where or medium, _SOURCES[medium])
 
 
 def read_video(value: Any, **sampling: Any) -> tuple[dict[int, Any], list[int], str | None]:
     """Images by the number of their frame, the numbers that are used, and why they are not all."""
-    reading = InputFrames.of(value).load().read(Sampling(**sampling))
+    reading = visual("video", value, "video").load().read("video", Sampling(**sampling))
     images = dict(reading)
     return images, reading.indices, reading.incomplete
 
@@ -463,7 +463,7 @@ def object_boxes(raw: NDArray[np.float32], network_size: Any, image_size: Any) -
 
 def first_boxes(path: Path, selection: Any = "bua10_100") -> Any:
     """The first boxes of a file of box features, as many as a rule keeps."""
-    return FirstBoxes(InputBoxes.of(path), selection)
+    return FirstBoxes(boxes_of(path), selection)
 
 
 def layout_problems(kind: str, header: Mapping[str, Tensor], **settings: Any) -> list[str]:
