@@ -180,7 +180,6 @@ def id_of(image: Any) -> str:
 @contextmanager
 def _readable(path: Path, forms: str) -> Iterator[None]:
     """Let errors of the system, and a path that is not there, name the path."""
-    refuse_nul(path)
     if not path.exists():
         raise file_error(path, "there is no such file or folder", f"expected {forms}")
     try:

@@ -26,7 +26,6 @@ EXTENSIONS: Mapping[str, AbstractSet[str]] = {
 }
 """By the medium, as in `CaptionMetric.media`. A video may also be a folder of its frames."""
 _COCO_NUMBER = re.compile(r"(?:(?:COCO|coco)_[A-Za-z0-9]+_)?([0-9]{1,18})")
-_NAMED = 5
 
 
 class Names:
@@ -100,26 +99,23 @@ class Folder:
             for one in ids
         }
         absent = {one: names[one] if one in by_file else one for one in ids if not matches[one]}
-        of_files = [one for one in absent if one in by_file]
-        own = some_of(self.names.entries[:3])
-        has = f"it holds files like {own}" if own else "it holds no files itself"
         nowhere: dict[str, Path] = {}
-        if absent_too and (len(absent) < len(matches) or of_files):
+        if absent_too and len(absent) < len(matches):
             # A path where nothing is, be the name that of a file elsewhere.
             other = {one: name.replace("/", "\N{DIVISION SLASH}") for one, name in absent.items()}
             nowhere = {one: self.path / name for one, name in other.items()}
-        elif of_files:
-            examples = ", ".join(f"{names[one]!r} of id {one!r}" for one in of_files[:_NAMED])
-            found = f"{len(of_files):,} of {len(named):,} file_names ({examples}) are not there; {has}"
-            fix = "put these images there, correct the file_name, or leave it out to have the id used"
-            problems.add(file_error(self.path, found, fix))
-        matches = {one: matches[one] for one in ids if one not in nowhere and one not in of_files}
+        own, files = some_of(self.names.entries[:3]), [name for one, name in absent.items() if one in by_file]
+        holds = f"it holds files like {own}" if own else "it holds no files itself"
+        lacking = f"no {self.medium}{f' of their file_name ({some_of(files)})' if files else ''}; {holds}"
         fix = f"an id is the {self.medium}'s file name, its path from that folder, or its COCO number"
-        matched = only_matches(self.path, matches, f"no {self.medium}; {has}", problems, fix)
+        if files:
+            fix = "put these images there, correct the file_name, or leave it out to have the id used"
+        matches = {one: found for one, found in matches.items() if one not in nowhere}
+        matched = only_matches(self.path, matches, lacking, problems, fix)
         if renamed and len(matched) == len(matches):
             warn(
-                f"{self.path}: none of the file_names that {len(named):,} of {len(ids):,} ids are given, "
-                f"such as {names[named[0]]!r}, is there: the {self.medium}s of these ids are used"
+                f"{self.path}: none of the file_names of {len(named):,} of {len(ids):,} ids, such as "
+                f"{names[named[0]]!r}, is there: the {self.medium}s of these ids are used"
             )
         for name in matched.values():
             _refuse_name(self.path, name, problems)
@@ -146,10 +142,8 @@ def only_matches(
     for image_id, entries in matches.items():
         if len(entries) > 1:
             several = " and ".join(map(repr, entries))
-            found = f"the id {image_id!r} is ambiguous, it can mean {several}"
-            problems.add(file_error(source, found))
-    missing = [image_id for image_id, entries in matches.items() if not entries]
-    if missing:
+            problems.add(file_error(source, f"the id {image_id!r} is ambiguous, it can mean {several}"))
+    if missing := [image_id for image_id, entries in matches.items() if not entries]:
         have = "has" if len(missing) == 1 else "have"
         found = f"{len(missing):,} of {len(matches):,} ids ({some_of(missing)}) {have} {lacking}"
         problems.add(file_error(source, found, fix))
@@ -157,28 +151,23 @@ def only_matches(
 
 
 def some_of(given: Iterable[str]) -> str:
+    """The first five of these names."""
     names = list(given)
-    return ", ".join(map(repr, names[:_NAMED])) + (", ..." if len(names) > _NAMED else "")
+    return ", ".join(map(repr, names[:5])) + (", ..." if len(names) > 5 else "")
 
 
 def names_in(folder: Path, medium: str = "image") -> list[str]:
     """The names of the visible files directly in a folder, and of its folders where one may be a video."""
     try:
         with os.scandir(folder) as entries:
-            return [one.name for one in entries if not one.name.startswith(".") and _is_one(one, medium)]
+            shown = [one for one in entries if not one.name.startswith(".")]
+            return [one.name for one in shown if one.is_file() or (medium == "video" and one.is_dir())]
     except (FileNotFoundError, ValueError):  # no path has a NUL character
         raise file_error(folder, "there is no such folder") from None
     except NotADirectoryError:
         raise file_error(folder, f"is a file, expected a folder of {medium}s") from None
     except OSError as error:
         raise file_error(folder, f"cannot be read ({error.strerror})") from None
-
-
-def _is_one(entry: os.DirEntry[str], medium: str) -> bool:
-    try:
-        return entry.is_file() or (medium == "video" and entry.is_dir())
-    except OSError:  # a link to itself, which is as broken as one to nothing
-        return False
 
 
 def _refuse_name(folder: Path, name: str, problems: Problems) -> None:
@@ -201,7 +190,6 @@ def paths_by_id(folder: Path, problems: Problems, ending: str = "") -> dict[str,
     if not by_id:
         below = sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
         found = f"holds no images, but folders ({some_of(below)})" if below else "holds no images"
-        kinds = f"expected files with the extension {', '.join(sorted(EXTENSIONS['image']))}"
-        fix = "name one of them, with an --out of its own" if below else kinds
+        fix = f"expected files with the extension {', '.join(sorted(EXTENSIONS['image']))}"
         problems.add(file_error(folder, found, fix))
     return {image_id: folder / names[0] for image_id, names in by_id.items()}

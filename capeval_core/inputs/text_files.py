@@ -86,19 +86,18 @@ class FileOptions(Settings):
 
 def contents(path: Path) -> bytes:
     """The bytes of a regular file. Raises FileError, also for pipes and devices, which may never end."""
-    found, fix = "is a pipe, a socket or a device", "write its content to a file first, or name -"
     try:
         mode = path.stat().st_mode
         if stat.S_ISREG(mode):
             return path.read_bytes()
-        if stat.S_ISDIR(mode):
-            found, fix = "is a folder, expected a file", ""
     except (FileNotFoundError, ValueError):  # no path has a NUL character
         beside = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-        found, fix = "there is no such file" + did_you_mean(path.name, beside), ""
+        raise file_error(path, "there is no such file" + did_you_mean(path.name, beside)) from None
     except OSError as error:
-        found, fix = f"cannot be read ({error.strerror})", ""
-    raise file_error(path, found, fix)
+        raise file_error(path, f"cannot be read ({error.strerror})") from None
+    if stat.S_ISDIR(mode):
+        raise file_error(path, "is a folder, expected a file")
+    raise file_error(path, "is a pipe, a socket or a device", "write its content to a file first, or name -")
 
 
 def decoded(path: Path, data: bytes) -> str:
@@ -115,12 +114,12 @@ def _encoding(data: bytes) -> str:
     return "utf-16" if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig"
 
 
-def load_json(path: Path, once: str = "for several captions of an image use {image id: [captions]}") -> Any:
+_SEVERAL = "for several captions of an image use {image id: [captions]}"
+
+
+def load_json(path: Path, once: str = _SEVERAL) -> Any:
     """The content of a JSON file; `once` is the fix where a key comes twice. Raises FileError."""
     return _parsed(path, decoded(path, contents(path)), once=once)
-
-
-_SEVERAL = "for several captions of an image use {image id: [captions]}"
 
 
 def _parsed(path: Path, text: str, first_line: int = 1, once: str = _SEVERAL) -> Any:
@@ -154,8 +153,9 @@ def _parsed(path: Path, text: str, first_line: int = 1, once: str = _SEVERAL) ->
 class Texts:
     """The texts of a file by image id, in the file's order; what is wrong with its rows is noted.
 
-    fields: the names that a row's text may have, the first that is there counts. entries: for each text, what
-    its row calls the image, by column where it has several; texts of one row share it.
+    fields: the names that a row's text may have, the first that is there counts. column: the option that
+    names another one. entries: for each text, what its row calls the image, by column where it has several;
+    texts of one row share it.
     """
 
     path: Path
@@ -163,7 +163,6 @@ class Texts:
     problems: Problems
     options: FileOptions
     column: str
-    chosen: str | None
     wide: bool
     is_table: bool = False
     rows: list[tuple[str, str]] = field(default_factory=list)
@@ -172,6 +171,11 @@ class Texts:
     columns: dict[str, None] = field(default_factory=dict)
     splits: Counter[str] = field(default_factory=Counter)
     _lists: dict[str, list[str]] = field(default_factory=dict)
+
+    @property
+    def chosen(self) -> str | None:
+        name: str | None = getattr(self.options, self.column)
+        return name
 
     def complain(self, place: str | None, found: str, fix: str = "") -> None:
         """Note a problem with a row, such as `line 3`, or a part of it; None: with the file."""
@@ -230,9 +234,11 @@ class Texts:
     def unclear(self, names: Sequence[str], ids: Sequence[str]) -> tuple[str, str] | None:
         """What a row or a table of these names, of which some are ids, lacks or has too much of; the fix."""
         texts = self.text_fields(names)
+        if ids and len(texts) == 1:
+            return None
         if ids and texts:
             found = f"has {some_of(names)}, of which {' or '.join(map(repr, texts))} may be the text"
-            return None if len(texts) == 1 else (found, setting(self.column, texts[0], "name it with "))
+            return found, setting(self.column, texts[0], "name it with ")
         lacking = {} if ids else {"id_column": self.options.id_column or " or ".join(ID_FIELDS)}
         if not texts:
             lacking[self.column] = self.chosen or " or ".join(self.fields)
@@ -242,8 +248,10 @@ class Texts:
     def check_header(self, names: Sequence[str]) -> None:
         """Refuse a table unless its columns say what its ids and its texts are, each once."""
         self.columns = dict.fromkeys(names)
-        twice = [f"{name!r} comes twice" for name, count in Counter(names).items() if name and count > 1]
-        wrong = (twice[0], "name each column once") if twice else self.unclear(names, self.id_fields(names))
+        twice = [name for name, count in Counter(names).items() if name and count > 1]
+        wrong = self.unclear(names, self.id_fields(names))
+        if twice:
+            wrong = f"has {twice[0]!r} twice", "name each column once"
         if wrong is not None:
             raise file_error(self.path, f"the header {wrong[0][:500]}", wrong[1])
 
@@ -282,34 +290,31 @@ class Texts:
     ) -> None:
         """A caption or a list of them; name, ids and id_name: the names of its columns."""
         image_id = _as_id(image)
-        if image_id is None or not valid_unicode(image_id):
-            found = (
-                f"is {image_id!a}, which is not UTF-8"
-                if image_id
-                else f"is {'empty' if image == '' else described(image)}"
+        if image_id is None:
+            found = f"is {ascii(image)[:80]}, which is not UTF-8" if image and isinstance(image, str) else ""
+            found = found or f"is {'empty' if image == '' else described(image)}"
+            self.complain(
+                f"{place}: {id_name}" if place else id_name, found, "expected a text or a whole number"
             )
-            fix = "rename the image, and its id here" if image_id else "expected a text or a whole number"
-            self.complain(f"{place}: {id_name}" if place else id_name, found, fix)
             return
         place = f"{place} (id {image_id!r})" if place else f"id {image_id!r}"
         place += f": {name}" if name else ""
         if isinstance(value, str) and name and name in (*_LIST_FIELDS, self.chosen):
-            texts = read_written_list(value)
-            if texts is None and is_written_list(value, whole=name not in _LIST_FIELDS):
+            listed = read_written_list(value)
+            if listed is None and is_written_list(value, whole=name not in _LIST_FIELDS):
                 found = f"begins like a list but cannot be read as one ({value[:40]!r})"
                 self.complain(place, found, 'write a list of strings as JSON, ["...", "..."]')
                 return
-            value = value if texts is None else texts
-        several = isinstance(value, list)
-        texts = []
+            value = value if listed is None else listed
+        several, texts = isinstance(value, list), []
         for j, text in enumerate(value if several else [value]):
             own = f"{place}[{j}]" if several else place
-            names = (
-                (self.chosen, *self.fields, *_FOREIGN_FIELDS) if several and isinstance(text, dict) else ()
-            )
-            if inner := next((name for name in names if name in text), None):
-                self.columns.setdefault(inner)
-                text = text[inner]
+            if several and isinstance(text, dict):
+                inner = next(
+                    (one for one in (self.chosen, *self.fields, *_FOREIGN_FIELDS) if one in text), None
+                )
+                self.columns |= {} if inner is None else {inner: None}
+                text = text.get(inner, text)
             if not isinstance(text, str):
                 without = f" without {' or '.join(self.fields)}" if isinstance(text, dict) else ""
                 self.complain(own, f"is {described(text, none='null')}{without}", "expected a caption")
@@ -335,14 +340,14 @@ def _as_id(value: Any) -> str | None:
         value = int(value)  # a column of whole numbers with gaps becomes floats in pandas
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
-    return value if isinstance(value, str) and value else None
+    return value if isinstance(value, str) and value and valid_unicode(value) else None
 
 
-def refuse_unused(options: FileOptions, read: Mapping[Path, Texts], problems: Problems) -> None:
+def refuse_unused(options: FileOptions, read: Sequence[Texts], problems: Problems) -> None:
     """Note columns and splits that the user names and none of the files has."""
-    files = " or ".join(map(str, read))
-    columns = dict.fromkeys(name for texts in read.values() for name in texts.columns)
-    splits = sum((texts.splits for texts in read.values()), Counter[str]())
+    files = " or ".join(str(texts.path) for texts in read)
+    columns = dict.fromkeys(name for texts in read for name in texts.columns)
+    splits = sum((texts.splits for texts in read), Counter[str]())
     has = f"the columns are {some_of(columns)}" if columns else "captions there have no columns"
     for name in ("id_column", "caption_column", "reference_column"):
         value = getattr(options, name)
@@ -386,13 +391,9 @@ def _read_json(data: bytes, texts: Texts) -> None:
         for i, row in enumerate(rows):
             texts.row(row, f"{name} {i}")
     elif content == {} or any(isinstance(value, (str, list)) for value in under.values()):
-        # Captions by image id. Values of another kind, but null, are reported alone.
-        unfit = [
-            value for value in under.values() if value is not None and not isinstance(value, (str, list))
-        ]
-        for image_id, value in under.items():
-            if not unfit or not isinstance(value, (str, list)):
-                texts.add(image_id, value)
+        unfit = {key: value for key, value in under.items() if not isinstance(value, (str, list, type(None)))}
+        for image_id, value in (unfit or under).items():  # of another form these alone are reported
+            texts.add(image_id, value)
     else:
         found = described(content, none="null")
         if content and isinstance(content, (dict, list)):
@@ -442,6 +443,8 @@ _TOKEN = re.compile(r"([^\t]+)#[0-9]+\t(.*)")
 """A line of Flickr8k and Flickr30k: an image's file name, the number of the caption, the caption."""
 _JOINED = re.compile(r"\s*[0-9]+\s\s+(\S.*)")
 """Number and caption of an image of Flickr30k in one cell: a row of the published table lacks a `|`."""
+_Record = tuple[str, list[str]]
+"""Where it begins, such as `line 3`, and its cells."""
 _QUOTED = re.compile(r'"((?:[^"]|"")*)"')
 
 
@@ -461,16 +464,25 @@ def _read_table(data: bytes, texts: Texts) -> None:
     delimiter = next(filter(known, _DELIMITERS), max(_DELIMITERS, key=first.count))
     records = _records(text, delimiter, texts)
     header = [name.strip() for name in next(records, ("", []))[1]]
-    # One row per image, its id first; a first row that is no header would be lost, and is refused.
-    wide = texts.wide and len(header) > 1 and not texts.text_fields(header)
-    ids = (*ID_FIELDS, texts.options.id_column)
-    if wide and ((header[0] and header[0] not in ids) or set(header[1:]) & set(ids)):
-        fix = f"expected a header that begins with {' or '.join(ID_FIELDS)}, then any names"
-        texts.complain("line 1", f"has {some_of(header)[:200]}", f"{fix}; write one above the first image")
+    if texts.wide and len(header) > 1 and not texts.text_fields(header):
+        # One row per image, its id first; a first row that is no header would be lost, and is refused.
+        ids = (*ID_FIELDS, texts.options.id_column)
+        if (header[0] and header[0] not in ids) or set(header[1:]) & set(ids):
+            fix = f"write a header that begins with {' or '.join(ID_FIELDS)} above the first image"
+            texts.complain("line 1", f"has {some_of(header)[:200]}", fix)
+            return
+        known_ids: set[str] = set()
+        for place, (image_id, *pool) in _fitting(records, header, texts):
+            if image_id in known_ids:
+                texts.complain(place, f"the id {image_id!r} comes twice, expected one row per image")
+            else:
+                known_ids.add(image_id)
+                texts.add(image_id, [text for text in pool if text.strip()], place, "its captions")
     else:
-        if not wide:
-            texts.check_header(header)
-        _read_records(header, records, texts, delimiter, wide)
+        texts.check_header(header)
+        cells = _with_captions(records, header, texts.path) if delimiter == "|" else records
+        for place, row in _fitting(cells, header, texts):
+            texts.row(dict(zip(header, row, strict=True)), place)
     # Tables are often written with a word for what is missing, which nobody wants to have scored.
     if missing := [image_id for image_id, text in texts.rows if text.strip() in _MISSING]:
         warn(
@@ -479,30 +491,28 @@ def _read_table(data: bytes, texts: Texts) -> None:
         )
 
 
-def _read_records(
-    header: list[str], records: Iterable[tuple[str, list[str]]], texts: Texts, delimiter: str, wide: bool
-) -> None:
-    known: set[str] = set()
-    joined = 0
+def _fitting(records: Iterable[_Record], header: list[str], texts: Texts) -> Iterator[_Record]:
+    """The records of as many cells as the header."""
     for place, cells in records:
-        if delimiter == "|":
-            cells = [cell.strip() for cell in cells]
-            if len(cells) == len(header) - 1 and (match := _JOINED.fullmatch(cells[-1])):
-                cells[-1:] = ["", match[1]]
-                joined += 1
-        if len(cells) != len(header):
+        if len(cells) == len(header):
+            yield place, cells
+        else:
             found = f"has {len(cells)} cells, the header has {len(header)}"
             texts.complain(place, found, "quote captions that hold commas, and leave no cell out")
-        elif not wide:
-            texts.row(dict(zip(header, cells, strict=True)), place)
-        elif cells[0] in known:
-            texts.complain(place, f"the id {cells[0]!r} comes twice, expected one row per image")
-        else:
-            texts.add(cells[0], [text for text in cells[1:] if text.strip()], place, "its captions")
-            known.add(cells[0])
+
+
+def _with_captions(records: Iterable[_Record], header: list[str], path: Path) -> Iterator[_Record]:
+    """The records of Flickr30k's table, in which a row lacks a `|`."""
+    joined = 0
+    for place, record in records:
+        cells = [cell.strip() for cell in record]
+        if len(cells) == len(header) - 1 and (match := _JOINED.fullmatch(cells[-1])):
+            cells[-1:] = ["", match[1]]
+            joined += 1
+        yield place, cells
     if joined:
         found = f"{joined:,} row lacks" if joined == 1 else f"{joined:,} rows lack"
-        warn(f"{texts.path}: {found} the | behind the number; what follows is taken for the caption")
+        warn(f"{path}: {found} the | behind the number; what follows is taken for the caption")
 
 
 def _read_tokens(text: str, texts: Texts) -> None:
@@ -515,7 +525,7 @@ def _read_tokens(text: str, texts: Texts) -> None:
             texts.complain(f"line {number}", f"is {line[:40]!r}", fix)
 
 
-def _records(text: str, delimiter: str, texts: Texts) -> Iterator[tuple[str, list[str]]]:
+def _records(text: str, delimiter: str, texts: Texts) -> Iterator[_Record]:
     """The cells of each record that is not blank, with the line on which it begins."""
     lines = text.split("\n")
     if delimiter == "\t" and len({line.count("\t") for line in lines if line.strip()}) == 1:
@@ -595,7 +605,7 @@ def read_texts(
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise file_error(name, f"is damaged ({error})", "compress it again") from None
     before, options = len(problems), options or FileOptions()
-    texts = Texts(name, fields, problems, options, column, getattr(options, column), wide)
+    texts = Texts(name, fields, problems, options, column, wide)
     if not data.removeprefix(codecs.BOM_UTF8).strip():
         raise file_error(name, "is empty")
     (_READERS.get(path.suffix.lower()) or _reader_of(data))(data, texts)
@@ -660,8 +670,8 @@ def read_collection(
     if references is not None and os.fspath(candidates) == os.fspath(references) == _STANDARD_INPUT:
         fix = "name a file for one of them"
         raise file_error("standard input", "cannot be both candidates and references", fix)
-    noted, problems = problems, Problems()
-    file, options = Path(candidates), options or FileOptions()
+    noted, problems, options = problems, Problems(), options or FileOptions()
+    file = Path(candidates)
     texts: Texts | None = None
     known: Texts | None = None
     folder: Folder | None = None
@@ -674,12 +684,10 @@ def read_collection(
         if references is not None:
             more: dict[str, Any] = {"column": "reference_column", "all_splits": True}
             known = read_texts(references, REFERENCE_FIELDS, problems, options, **more)
-    if texts is not None and (known is not None or references is None):
-        read = (
-            {file: texts} if known is None or references is None else {file: texts, Path(references): known}
-        )
+    read = [one for one in (texts, known) if one is not None]
+    if len(read) == 1 + (references is not None):
         refuse_unused(options, read, problems)
-    if texts is None or (folder is None and images is not None) or (known is None and references is not None):
+    if texts is None or (folder is None) != (images is None) or (known is None) != (references is None):
         raise problems.error()
     if folder is not None:
         texts.use_id_column(folder.find)
@@ -690,20 +698,16 @@ def read_collection(
     if folder is not None:
         file_names = {**(known.file_names if known else {}), **texts.file_names}
         paths = folder.match(ids, problems, file_names, absent_too=absent_too)
-        _refuse_two_ids(file, paths, problems)
-    matched: dict[str, str] = {}
-    references_of: dict[str, list[str]] = {}
-    if known is not None and references is not None:
+    matched, references_of = {}, {}
+    if known is not None:
         entries: dict[str, list[str]] = {}
         for entry, text in known.rows:
             entries.setdefault(entry, []).append(text)
         part = f" in split {some_of(options.splits)}" if options.splits else ""
         lacking = f"no references{part}; it has ids like {some_of([*entries][:3])}"
-        matched = only_matches(Path(references), _matches(texts, known, entries), lacking, problems)
-        if len({*paths.values()}) == len(paths):  # else they are refused already
-            _refuse_two_ids(file, matched, problems)
+        matched = only_matches(known.path, _matches(texts, known, entries), lacking, problems)
         references_of = {image_id: entries[entry] for image_id, entry in matched.items()}
-    if not problems:
+    if not (_two_ids(file, paths, problems) or _two_ids(file, matched, problems) or problems):
         _warn_of_repeats(file, texts, references_of, wide=wide)
     if noted is None:
         problems.raise_if_any()
@@ -753,13 +757,14 @@ def _finder_of_candidates(texts: Texts) -> Callable[[str], list[str]]:
     return lambda name: [one for entry in names.find(PurePosixPath(name).name) for one in named[entry]]
 
 
-def _refuse_two_ids(path: Path, meant: Mapping[str, Path | str], problems: Problems) -> None:
+def _two_ids(path: Path, meant: Mapping[str, Path | str], problems: Problems) -> bool:
     """Note images, or references, that have several ids: each would get a pool and a line of its own."""
     first: dict[Path | str, str] = {}
     for image_id, one in meant.items():
         if first.setdefault(one, image_id) != image_id:
             found = f"the ids {first[one]!r} and {image_id!r} both mean {PurePosixPath(one).name!r}"
             problems.add(file_error(path, found, "write its id in one way"))
+    return len(first) < len(meant)
 
 
 def _warn_of_repeats(path: Path, texts: Texts, references: Mapping[str, list[str]], *, wide: bool) -> None:
@@ -785,6 +790,6 @@ def _warn_of_repeats(path: Path, texts: Texts, references: Mapping[str, list[str
         images = "image has" if len(differing) == 1 else "images have"
         warn(
             f"{path}: {len(differing):,} {images} different captions in several rows (ids "
-            f"{some_of([*differing])}), as where a run was appended to another: each counts. Leave out what "
-            "is not meant, or write captions that belong together as a list, {image id: [captions]}"
+            f"{some_of([*differing])}), as where a run was appended to another: each counts. Write captions "
+            "that belong together as a list, {image id: [captions]}"
         )
