@@ -468,8 +468,10 @@ def _read_table(data: bytes, texts: Texts) -> None:
         # One row per image, its id first; a first row that is no header would be lost, and is refused.
         ids = (*ID_FIELDS, texts.options.id_column)
         if (header[0] and header[0] not in ids) or set(header[1:]) & set(ids):
-            fix = f"write a header that begins with {' or '.join(ID_FIELDS)} above the first image"
-            texts.complain("line 1", f"has {some_of(header)[:200]}", fix)
+            fix = f"expected a header that begins with {' or '.join(ID_FIELDS)}, then any names"
+            texts.complain(
+                "line 1", f"has {some_of(header)[:200]}", f"{fix}; write one above the first image"
+            )
             return
         known_ids: set[str] = set()
         for place, (image_id, *pool) in _fitting(records, header, texts):
