@@ -43,11 +43,10 @@ from capeval_core.models.batching import BatchSize
 from capeval_core.models.copies import on_device, on_host
 from capeval_core.models.device import DTYPES, exact
 from capeval_core.models.model import TEXTS, canary_images, cosines
+from capeval_core.ragged import Floats
 from capeval_core.regions.regions import Regions, RegionSource, fitting, name_of
 from capeval_core.weights.alpha_clip import AlphaClipConversion
 from capeval_core.weights.folder import WeightsError
-
-Floats = NDArray[np.float32]
 
 _EXPANDED = 1 << 24  # pixels of masks that are unpacked at a time
 _AHEAD_AS_RUNS = 32  # images prepared before their turn where masks stay runs: about four batches of 30

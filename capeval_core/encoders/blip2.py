@@ -32,11 +32,9 @@ from capeval_core.models.config import Deviations, Layers, Means, Share, Side, W
 from capeval_core.models.copies import indices_on_device, on_device, on_host, stacked_on_device
 from capeval_core.models.device import DTYPES, exact
 from capeval_core.models.model import TEXTS, canary_images, cosines
-from capeval_core.ragged import ranges, starts_of
+from capeval_core.ragged import Floats, ranges, starts_of
 from capeval_core.weights.blip2 import Blip2Conversion, empty_model, translate_transformers
 from capeval_core.weights.folder import VOCABULARY, WeightsFolder
-
-Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ from capeval_core.models.config import Closed, Layers, Side, Switch, Text, Width
 from capeval_core.models.copies import indices_on_device, on_host, stacked_on_device, to_host
 from capeval_core.models.device import DTYPES, exact
 from capeval_core.models.model import TEXTS, CheckedModel, canary_images, cosines
-from capeval_core.ragged import ranges
+from capeval_core.ragged import Floats, ranges
 from capeval_core.weights.catalogue import entry_of
 from capeval_core.weights.clip import ClipConversion, translate_open_clip
 from capeval_core.weights.conversion import Conversion
@@ -71,7 +71,6 @@ from capeval_core.weights.folder import (
     WeightsFolder,
 )
 
-Floats = NDArray[np.float32]
 Pixels = NDArray[np.uint8]
 Ratio = Annotated[float, (0, 64)]
 _VOCABULARY, _CONTEXT = 49_408, 77

@@ -21,7 +21,6 @@ from itertools import chain, islice, zip_longest
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from capeval_core.cache import Feature, FeatureCache
@@ -30,8 +29,8 @@ from capeval_core.inputs.images import ImageError
 from capeval_core.limits import LIMITS
 from capeval_core.models.batching import BatchSize
 from capeval_core.models.copies import Arriving
+from capeval_core.ragged import Floats
 
-Floats = NDArray[np.float32]
 Item = tuple[Any, Any]
 _Keyed = list[tuple[Item, str | ImageError]]
 V = TypeVar("V")

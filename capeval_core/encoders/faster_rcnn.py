@@ -41,6 +41,7 @@ from capeval_core.models.config import Closed, Count, Deviations, Layers, Means,
 from capeval_core.models.copies import on_device, on_host
 from capeval_core.models.device import exact
 from capeval_core.models.model import canary_images
+from capeval_core.ragged import Floats, Integers
 from capeval_core.regions.features import Selection, boxes_kept
 from capeval_core.regions.suppression import (
     Suppression,
@@ -50,9 +51,6 @@ from capeval_core.regions.suppression import (
     enough_boxes,
 )
 from capeval_core.weights.detectors import FasterRcnnConversion, X152Conversion
-
-Floats = NDArray[np.float32]
-Integers = NDArray[np.int64]
 
 _LONGEST_STEP = math.log(1000 / 16)
 """Bound of the logarithm by which a box may grow."""

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from capeval_core.cache import FeatureCache
@@ -23,9 +22,9 @@ from capeval_core.models.batching import BatchSize
 from capeval_core.models.config import Layers, Switch, Width, Words, read
 from capeval_core.models.copies import Arriving
 from capeval_core.models.model import CheckedModel
+from capeval_core.ragged import Floats
 from capeval_core.weights.folder import TOKENIZER, WeightsError, WeightsFolder, read_words, sha256_of
 
-Floats = NDArray[np.float32]
 Pair = tuple[int, Ids, str]
 """The position of a visual in its batch, a text's token ids, and the cache's key of both."""
 Run = Callable[[Any, Sequence[Pair]], Iterable[Floats] | Tensor | Arriving]

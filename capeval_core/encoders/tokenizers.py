@@ -14,12 +14,11 @@ from typing import Any
 
 import numpy as np
 import regex
-from numpy.typing import NDArray
 
 from capeval_core.cache import FeatureCache
+from capeval_core.ragged import Floats
 
 Ids = tuple[int, ...]
-Floats = NDArray[np.float32]
 
 PAD, UNKNOWN, START, END = "[PAD]", "[UNK]", "[CLS]", "[SEP]"
 _CLIP_START, _CLIP_END = "<|startoftext|>", "<|endoftext|>"

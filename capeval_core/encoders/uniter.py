@@ -37,9 +37,8 @@ from capeval_core.models.config import Switch, Width, read
 from capeval_core.models.copies import indices_on_device, rows_on_device
 from capeval_core.models.device import DTYPES, exact
 from capeval_core.models.model import TEXTS
+from capeval_core.ragged import Floats
 from capeval_core.weights.uniter import UniterConversion
-
-Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True)

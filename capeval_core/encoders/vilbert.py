@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from capeval_core.cache import SHARED, FeatureCache
@@ -43,10 +42,9 @@ from capeval_core.models.config import Few, Places, Switch, Width, read
 from capeval_core.models.copies import Arriving, arrays_of, indices_on_device, rows_on_device
 from capeval_core.models.device import DTYPES, exact
 from capeval_core.models.model import TEXTS, cosines
-from capeval_core.ragged import ranges, starts_of
+from capeval_core.ragged import Floats, ranges, starts_of
 from capeval_core.weights.vilbert import VilbertConversion
 
-Floats = NDArray[np.float32]
 Rows = Mapping[str, Tensor]
 """Packed rows of either stream, `text` and `visual`."""
 

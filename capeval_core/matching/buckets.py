@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from capeval_core.limits import LIMITS
-from capeval_core.matching.sets import Best, Integers, Sets
-from capeval_core.ragged import ranges, starts_of
+from capeval_core.matching.sets import Best, Sets
+from capeval_core.ragged import Integers, ranges, starts_of
 
 
 def best_matches(x: Sets, y: Sets, of_x: Integers, of_y: Integers, indices: bool) -> tuple[Best, Best]:

@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float32]
+from capeval_core.ragged import Floats
+
 Array = TypeVar("Array", bound=Any)
 
 

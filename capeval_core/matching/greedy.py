@@ -21,10 +21,10 @@ from capeval_core.errors import Problems, did_you_mean
 from capeval_core.limits import LIMITS
 from capeval_core.matching import buckets, slices
 from capeval_core.matching.cosine import harmonic_mean
-from capeval_core.matching.sets import Best, Integers, OddRowError, Sets, ordinary, reference
+from capeval_core.matching.sets import Best, OddRowError, Sets, ordinary, reference
 from capeval_core.models.copies import on_device
 from capeval_core.models.device import exact_float32, kernels_agree, triton_problem
-from capeval_core.ragged import starts_of
+from capeval_core.ragged import Integers, starts_of
 
 Numbers = Sequence[float] | NDArray[Any] | Tensor
 Whole = Sequence[int] | NDArray[Any] | Tensor

@@ -5,14 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from capeval_core.ragged import starts_of
+from capeval_core.ragged import Integers, starts_of
 
-Integers = NDArray[np.int64]
 Best = tuple[Tensor, Tensor | None]
 """One side: best similarity of each row of each pair, packed in the order of pairs, and, if it is asked for,
 with which row, counted from the start of the other set; 0 and -1 where that is empty."""

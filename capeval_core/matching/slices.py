@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped, unused-ignore]
 
 from capeval_core.limits import LIMITS
-from capeval_core.matching.sets import Best, Integers, OddRowError, Sets, ordinary
-from capeval_core.ragged import ranges, starts_of
+from capeval_core.matching.sets import Best, OddRowError, Sets, ordinary
+from capeval_core.ragged import Integers, ranges, starts_of
 
 _NARROWEST = 16  # numbers of a grid's row at least, as it counts: its limit bounds its rows as well
 _ALONE: Any = Lock()  # the number of threads of a product is a setting of the whole process

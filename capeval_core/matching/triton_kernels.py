@@ -21,8 +21,8 @@ import triton
 import triton.language as tl
 from numpy.typing import NDArray
 
-from capeval_core.matching.sets import Best, Integers, Sets
-from capeval_core.ragged import starts_of
+from capeval_core.matching.sets import Best, Sets
+from capeval_core.ragged import Integers, starts_of
 
 Work = NDArray[Any]
 
