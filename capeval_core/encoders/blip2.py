@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
+from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -74,12 +75,7 @@ class _Blip2Settings(TextSettings):
     architecture: _Blip2Sizes
     preprocessing: _SquarePixels
 
-    @property
-    def texts(self) -> _QFormerSizes:
-        return self.architecture.qformer
-
     def __post_init__(self) -> None:
-        super().__post_init__()
         sized, taken = self.preprocessing.image_size, self.architecture.vision.image_size
         if sized != taken:
             raise ValueError(f"preprocessing.image_size is {sized}, but the tower takes {taken}")
@@ -192,6 +188,8 @@ class Blip2Encoder(PairEncoder, tags=["image-captioning", "blip-2"]):
         "pixels; Q-Former {qformer[num_hidden_layers]}x{qformer[hidden_size]}, {num_query_tokens} queries"
     )
     Settings = _Blip2Settings
+    Network = staticmethod(empty_model)
+    text_sizes = attrgetter("architecture.qformer")
     depends_on = ("architecture", "preprocessing", "context_length", "vocabulary")
     Conversion = Blip2Conversion
     words_file = VOCABULARY
@@ -199,14 +197,11 @@ class Blip2Encoder(PairEncoder, tags=["image-captioning", "blip-2"]):
 
     model: Any
 
-    @staticmethod
-    def modules(config: dict[str, Any]) -> Any:
-        model = empty_model(config["architecture"])
-        del model.embeddings.position_ids  # which is in no file, and only transformers' own forward reads
-        return model
-
     def prepare(self) -> None:
         super().prepare()
+        sizes = self.settings.architecture
+        self.queries: int = sizes.num_query_tokens
+        self.dimension: int = sizes.image_text_hidden_size
         self.visual_rows = self.queries
         self.triton = usable_kernels(self.device, DTYPES[self.dtype]) if self.device.type == "cuda" else None
 
@@ -264,16 +259,6 @@ class Blip2Encoder(PairEncoder, tags=["image-captioning", "blip-2"]):
         for size in ((width, n) if tall else (n, height), (n, n)):
             decoded = decoded.resize(size, Image.Resampling.BICUBIC)
         return np.ascontiguousarray(np.asarray(decoded).transpose(2, 0, 1))
-
-    @property
-    def queries(self) -> int:
-        """Query tokens of an image."""
-        return int(self.settings.architecture.num_query_tokens)
-
-    @property
-    def dimension(self) -> int:
-        """Numbers of a feature."""
-        return int(self.settings.architecture.image_text_hidden_size)
 
     def _scaled(self, pixels: Sequence[NDArray[np.uint8]]) -> Tensor:
         scaling = self.settings.preprocessing

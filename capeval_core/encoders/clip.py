@@ -513,7 +513,7 @@ class OpenClipEncoder(ClipEncoder, tags=["image-captioning", "clip"]):
 
     def prepare(self) -> None:
         super().prepare()
-        self.model.visual.to(DTYPES[self.dtype])  # with those buffers
+        self.model.visual.to(self.device, DTYPES[self.dtype])  # with those buffers
 
     @classmethod
     def read_config(cls, folder: WeightsFolder) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,7 +20,7 @@ from capeval_core.encoders.tokenizers import Ids, Tokens, WordPiece, bytes_of
 from capeval_core.inputs.boxes import InputBoxes, boxes_of
 from capeval_core.kept import write_whole
 from capeval_core.models.batching import BatchSize
-from capeval_core.models.config import Layers, Switch, Width, Words, read
+from capeval_core.models.config import Layers, Switch, Width, Words
 from capeval_core.models.copies import Arriving
 from capeval_core.models.model import CheckedModel
 from capeval_core.ragged import Floats
@@ -70,17 +71,6 @@ class TextSettings:
     vocabulary: Words
     lowercase: Switch | None
 
-    @property
-    @abstractmethod
-    def texts(self) -> BertSizes:
-        """Sizes of the tower that reads its ids."""
-
-    def __post_init__(self) -> None:
-        longest = self.texts.max_position_embeddings
-        if not 3 <= self.context_length <= longest:
-            expected = f"expected a whole number from 3 to {longest}"
-            raise ValueError(f"context_length is {self.context_length}, {expected}")
-
 
 def bert_layers(sizes: LayerSizes, dropout: float) -> tuple[Any, nn.ModuleList]:
     """transformers' configuration of BERT layers of these sizes, and the layers."""
@@ -109,6 +99,8 @@ class PairEncoder(CheckedModel):
     The words of its tokenizer lie beside its weights.
     """
 
+    text_sizes: ClassVar[attrgetter[BertSizes]]
+    """Of the settings, the sizes of the tower that reads token ids."""
     words_file: ClassVar[str] = TOKENIZER
     keeps_end: ClassVar[bool] = True
     """Whether a text that is cut keeps its end mark."""
@@ -127,13 +119,17 @@ class PairEncoder(CheckedModel):
         """States of visuals that all of their texts share, on the encoder's device."""
 
     def prepare(self) -> None:
-        words, known = self.config["vocabulary"], self.settings.texts.vocab_size
-        if len(words) > known:
-            raise WeightsError(f"the vocabulary has {len(words)} words, but the model knows {known}")
+        words, sizes = self.config["vocabulary"], self.text_sizes(self.settings)
+        length, longest = self.settings.context_length, sizes.max_position_embeddings
+        if len(words) > sizes.vocab_size:
+            known = f"the model knows {sizes.vocab_size}"
+            raise WeightsError(f"the vocabulary has {len(words)} words, but {known}")
+        if not 3 <= length <= longest:
+            raise WeightsError(f"context_length is {length}, expected a whole number from 3 to {longest}")
         try:
             self.tokenizer = WordPiece(
                 words,
-                self.settings.context_length,
+                length,
                 lowercase=self.settings.lowercase is not False,
                 keep_end=self.keeps_end,
                 split=self.splits,
@@ -255,15 +251,15 @@ class PairEncoder(CheckedModel):
 class RegionTextEncoder(PairEncoder):
     """A network over the tokens of a text and the boxes of an image."""
 
-    @classmethod
-    def region_size_of(cls, config: dict[str, Any]) -> int:
-        """Numbers of a box's features, by the config of weights."""
-        return int(read(cls.Settings, config, "").region_size)
+    def prepare(self) -> None:
+        super().prepare()
+        self.region_size = self.region_size_of(self.config)
 
-    @property
-    def region_size(self) -> int:
-        """Numbers of a box's features."""
-        return int(self.settings.region_size)
+    @staticmethod
+    def region_size_of(config: dict[str, Any]) -> int:
+        """Numbers of a box's features, by the config of weights."""
+        sizes = config["architecture"]
+        return int(sizes.get("visual", sizes)["region_size"])
 
     def canary_boxes(self) -> list[InputBoxes]:
         """Box features from formulas: diagonals of 5 and of 12 boxes whose features are waves."""

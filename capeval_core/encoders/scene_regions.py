@@ -5,6 +5,7 @@ For the embedded small models, in the place of a detector that was trained on ph
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -50,8 +51,9 @@ class _SceneSettings:
 class _SceneNet(nn.Module):
     """Crops to features: three convolutions and a linear layer, each with a ReLU; a head for confidence."""
 
-    def __init__(self, sizes: _SceneSizes) -> None:
+    def __init__(self, architecture: Mapping[str, Any]) -> None:
         super().__init__()
+        sizes = read(_SceneSizes, architecture)
         width, size = sizes.width, sizes.region_size
         self.convolutions = nn.ModuleList(
             nn.Conv2d(inside, outside, 3, padding=1)
@@ -80,20 +82,15 @@ class SceneRegionEncoder(BoxEncoder, tags=["image-feature-extraction"]):
     kind = "scene_regions"
     described = "colour patches and grid cells, {image_size} pixels, box features of {region_size} numbers"
     Settings = _SceneSettings
+    Network = _SceneNet
     depends_on = ("architecture",)
     Conversion = Conversion
     rule = "confident"
 
     model: _SceneNet
 
-    @staticmethod
-    def modules(config: dict[str, Any]) -> _SceneNet:
-        return _SceneNet(read(_SceneSizes, config["architecture"]))
-
-    @property
-    def region_size(self) -> int:
-        """Numbers of a box's feature."""
-        return int(self.settings.architecture.region_size)
+    def prepare(self) -> None:
+        self.region_size: int = self.settings.architecture.region_size
 
     def preprocess(self, image: Image.Image) -> tuple[Floats, Bytes]:
         """The boxes of an image (n, 4), and what they show, (n, 3, side, side), some margin included."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,14 +51,6 @@ class _UniterSizes(BertSizes):
 class _UniterSettings(TextSettings):
     architecture: _UniterSizes
     lowercase: Switch
-
-    @property
-    def texts(self) -> _UniterSizes:
-        return self.architecture
-
-    @property
-    def region_size(self) -> int:
-        return self.architecture.region_size
 
 
 class RegionInput(NamedTuple):
@@ -200,15 +193,13 @@ class UniterEncoder(RegionTextEncoder, tags=["image-captioning", "uniter"]):
     )
     revision = 2  # texts are split as by `str.split`
     Settings = _UniterSettings
+    Network = Uniter
+    text_sizes = attrgetter("architecture")
     depends_on = ("architecture", "context_length", "vocabulary", "lowercase")
     Conversion = UniterConversion
     splits = True
 
     model: Uniter
-
-    @staticmethod
-    def modules(config: dict[str, Any]) -> Uniter:
-        return Uniter(config["architecture"])
 
     def rank(
         self,

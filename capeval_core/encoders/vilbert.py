@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -86,16 +87,7 @@ class _VilbertSettings(TextSettings):
     lowercase: Switch
     task: Few | None
 
-    @property
-    def texts(self) -> BertSizes:
-        return self.architecture.text
-
-    @property
-    def region_size(self) -> int:
-        return self.architecture.visual.region_size
-
     def __post_init__(self) -> None:
-        super().__post_init__()
         tasks = self.architecture.tasks
         if (self.task is None) != (not tasks) or (self.task or 0) >= max(tasks, 1):
             raise ValueError(f"task is {self.task}, but there are {tasks} task embeddings")
@@ -363,16 +355,14 @@ class VilbertEncoder(RegionTextEncoder, tags=["image-captioning", "vilbert"]):
     )
     revision = 2  # rows with released idf weights of unseen words
     Settings = _VilbertSettings
+    Network = Vilbert
+    text_sizes = attrgetter("architecture.text")
     depends_on = ("architecture", "context_length", "vocabulary", "lowercase", "task")
     Conversion = VilbertConversion
     keeps_end = False
     automatic = RegionTextEncoder.automatic | {"texts": (64, 2048)}
 
     model: Vilbert
-
-    @staticmethod
-    def modules(config: dict[str, Any]) -> Vilbert:
-        return Vilbert(config["architecture"])
 
     def words(self, ids: Ids) -> slice:
         """The rows of a text's features that are its words, behind the first token and the task's."""

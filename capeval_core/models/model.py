@@ -19,7 +19,7 @@ import torch
 from huggingface_hub import ModelHubMixin
 from numpy.typing import NDArray
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 
 from capeval_core.kept import whole_folder
 from capeval_core.models.batching import BatchSize
@@ -71,6 +71,7 @@ class CheckedModel(ABC, ModelHubMixin, library_name="capeval", model_card_templa
     automatic: ClassVar[Mapping[str, tuple[int, int]]] = {"images": (16, 256)}
     """Units of an automatic batch, on the CPU and on a GPU, by what is counted."""
     wide: ClassVar[str] = "$^"  # a pattern of the tensors that stay in float32, whatever the dtype
+    Network: ClassVar[Any]  # the modules of an architecture
     depends_on: ClassVar[tuple[str, ...]]  # keys of the config that features depend on
     described: ClassVar[str]  # the architecture in one line, with the names of its settings in braces
     Conversion: ClassVar[type[Conversion]]  # how an original checkpoint becomes its config and tensors
@@ -96,7 +97,7 @@ class CheckedModel(ABC, ModelHubMixin, library_name="capeval", model_card_templa
         if checksum is None:  # those of a folder were looked at as they were read
             check_finite(tensors)
         self._stored_as = {name: tensor.dtype for name, tensor in tensors.items()}
-        self.model = self.build(config, tensors).to(self.device)
+        self.model = self.build(config, tensors)
         if dtype == "float16":
             fix = 'pass dtype="bfloat16" or "float32"'
             check_finite(self.model.state_dict(), f"they exceed the range of float16: {fix}")
@@ -104,10 +105,10 @@ class CheckedModel(ABC, ModelHubMixin, library_name="capeval", model_card_templa
         if "canary" in config:
             check_canary(config["canary"], self.canary(), dtype)
 
-    @staticmethod
-    @abstractmethod
-    def modules(config: dict[str, Any]) -> nn.Module:
+    @classmethod
+    def modules(cls, config: dict[str, Any]) -> Any:
         """The model of a config. Raises WeightsError where there is no such model."""
+        return cls.Network(config["architecture"])
 
     def build(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> Any:
         """The model of a config, filled strictly with tensors. No second copy of a large model is made."""
@@ -124,7 +125,7 @@ class CheckedModel(ABC, ModelHubMixin, library_name="capeval", model_card_templa
         return torch.float32 if re.fullmatch(self.wide, name) else DTYPES[self.dtype]
 
     @classmethod
-    def empty(cls, config: dict[str, Any]) -> nn.Module:
+    def empty(cls, config: dict[str, Any]) -> Any:
         """The model of a config on torch's meta device: names and shapes, no memory, no numbers."""
         with torch.device("meta"):
             return cls.modules(config)

@@ -202,10 +202,10 @@ class Sam(CheckedModel, tags=["mask-generation", "sam"]):
         encoder.to(DTYPES[self.dtype])
         encoder.register_forward_pre_hook(lambda module, inputs: (inputs[0].to(DTYPES[self.dtype]),))
         encoder.register_forward_hook(lambda module, inputs, output: (output[0].float(),))
-        return model
+        return model.to(self.device)
 
-    @staticmethod
-    def modules(config: dict[str, Any]) -> nn.Module:
+    @classmethod
+    def modules(cls, config: dict[str, Any]) -> nn.Module:
         try:
             return _modules(config["architecture"])
         except Exception as error:  # parts of transformers raise errors of any type

@@ -325,7 +325,7 @@ class Matcher:
 
         device, empty = (
             self.encoder.device,
-            np.empty((0, self.encoder.settings.texts.hidden_size), dtype=np.float32),
+            np.empty((0, self.encoder.settings.architecture.text.hidden_size), dtype=np.float32),
         )
         if device.type != "cuda":
             return torch.from_numpy(np.concatenate([empty, *(text.features[rows(text)] for text in texts)]))

@@ -35,11 +35,12 @@ class TowerEncoder(ClipEncoder):
     def build(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> Clip:
         model: Clip = super().build(config, tensors)
         width = len(model.text_projection)
-        model.text_projection = nn.Parameter(torch.eye(width), requires_grad=False)
+        model.text_projection = nn.Parameter(torch.eye(width, device=self.device), requires_grad=False)
         self.text_shape = (width,)
         if isinstance(model.visual, VisionTransformer):
             self.image_shape: tuple[int, ...] = (len(model.visual.proj),)
-            model.visual.proj = nn.Parameter(torch.eye(*self.image_shape * 2), requires_grad=False)
+            projection = torch.eye(*self.image_shape * 2, device=self.device)
+            model.visual.proj = nn.Parameter(projection, requires_grad=False)
         else:
             pool = model.visual.attnpool
             side = round((len(pool.positional_embedding) - 1) ** 0.5)

@@ -56,7 +56,8 @@ def itc(found: dict[str, Any]) -> NDArray[np.float32]:
 def plain_loop(encoder: Any, shown: NDArray[np.uint8], texts: list[str]) -> tuple[Any, Any]:
     """Cosines and logits by transformers' own forward, image and caption by caption."""
     pixels = torch.from_numpy(encoder.preprocess(Image.fromarray(shown)))[None]
-    encoder.model.embeddings.position_ids = torch.arange(encoder.settings.texts.max_position_embeddings)[None]
+    positions = encoder.text_sizes(encoder.settings).max_position_embeddings
+    encoder.model.embeddings.position_ids = torch.arange(positions)[None]  # which is in no file
     contrast, logits = [], []
     for ids in encoder.tokenizer.encode(texts).ids:
         given = {
