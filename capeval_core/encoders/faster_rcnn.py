@@ -30,7 +30,6 @@ from torchvision.ops import (
     FrozenBatchNorm2d,
     RoIPool,
     clip_boxes_to_image,
-    nms,
     roi_align,
 )
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
@@ -143,6 +142,23 @@ def _decoded(deltas: Tensor, boxes: Tensor, weights: Sequence[float], pixel: flo
     return torch.cat([moved - 0.5 * grown, moved + 0.5 * grown - pixel], dim=1)
 
 
+def _best_first(scores: Tensor) -> Tensor:
+    """Indices of scores (n,), the highest first, of equal ones the first: the same on every device."""
+    return scores.sort(descending=True, stable=True).indices
+
+
+def _best_of(
+    rule: Suppression, groups: Sequence[Tensor], most: int, usable: Tensor | None = None
+) -> list[Tensor]:
+    """`rule.best` of each of several groups of boxes, of those that are usable, on any device."""
+    if groups[0].device.type == "cuda":
+        return best_on_device(rule, groups, most, usable)
+    every = torch.ones(sum(map(len, groups)), dtype=torch.bool) if usable is None else usable
+    places = [own.nonzero()[:, 0] for own in torch.split(every, [len(boxes) for boxes in groups])]
+    pairs = zip(groups, places, strict=True)
+    return [own[torch.from_numpy(rule.best(np.asarray(boxes[own]), most))] for boxes, own in pairs]
+
+
 class _Detector(BoxEncoder):
     """A Faster R-CNN.
 
@@ -151,8 +167,11 @@ class _Detector(BoxEncoder):
     """
 
     depends_on = ("architecture", "preprocessing", "proposals", "detections")
+    pixel: ClassVar[float] = 0.0
+    """1 where corners of boxes are their first and last pixel: a side is one longer than their difference."""
     Network: ClassVar[type[Any]]
-    """The modules, by settings."""
+    """The modules, by settings: `feature_maps` of pixels, the finest first, `propose` boxes and objectness in
+    them, best first, `box_features`, and, of features, `class_logits` and all `heads`."""
 
     model: Any
 
@@ -168,23 +187,30 @@ class _Detector(BoxEncoder):
     @exact
     def propose(self, pixels: Tensor, size: tuple[int, int] | None = None) -> Proposals:
         """The proposals of one image (3, h, w), of (height, width) if it has a margin of its own."""
-        found: Proposals = self.model(on_device(pixels[None], self.device), size or _size_of(pixels))
-        return found
+        maps = self.model.feature_maps(on_device(pixels[None], self.device))
+        boxes, objectness = self.model.propose(maps, size or _size_of(pixels))
+        features = self.model.box_features(maps, boxes)
+        return Proposals(boxes, objectness, features, self.model.class_logits(features))
 
     @abstractmethod
     def select(self, found: Proposals, scale: Any, size: tuple[int, int]) -> tuple[BoxFeatures, Integers]:
         """What is kept of the proposals of an image of (width, height), and their indices."""
 
     @abstractmethod
-    def canary_rows(self, pixels: Tensor) -> list[Tensor]:
-        """(3, ...) each: what the network tells of an image (3, h, w), blue first, at its own size."""
+    def scaled(self, pixels: Tensor) -> Tensor:
+        """The network's input of resized pixels (3, h, w), blue first."""
 
     @exact
     def canary(self) -> Floats:
-        """(n, 3) cosines of three places of a drawn image, in all that the network tells."""
+        """(n, 3) cosines of three places of a drawn image at its own size, in all that the network tells."""
         pixels = torch.from_numpy(_blue_first(canary_images()[0]).transpose(2, 0, 1).astype(np.float32))
-        pairs = [functional.cosine_similarity(row, row.roll(1, 0)) for row in self.canary_rows(pixels)]
-        return on_host(torch.stack(pairs))
+        maps = self.model.feature_maps(self.scaled(pixels)[None].to(self.device))
+        cells = [torch.cat(self.model.head(map_), dim=1)[0].flatten(1).T for map_ in maps]
+        corners = [[0.0, 0.0, 60.0, 50.0], [30.0, 20.0, 119.0, 89.0], [0.0, 0.0, 120.0, 90.0]]
+        boxes = torch.tensor(corners) - torch.tensor([0, 0, self.pixel, self.pixel])
+        features = self.model.box_features(maps, boxes.to(self.device))
+        rows = [own[:: len(own) // 3][:3] for own in cells] + [features, *self.model.heads(features)]
+        return on_host(torch.stack([functional.cosine_similarity(row, row.roll(1, 0)) for row in rows]))
 
 
 def _in_type_of(module: nn.Module, x: Tensor) -> Tensor:
@@ -320,7 +346,7 @@ class _Predictor(nn.Module):
 
 
 class _FasterRcnnModel(nn.Module):
-    """A Faster R-CNN whose features are those of its proposals."""
+    """Bottom-up attention's modules: one feature map, at a sixteenth of the image's resolution."""
 
     def __init__(self, settings: _FasterRcnnSettings) -> None:
         super().__init__()
@@ -341,44 +367,35 @@ class _FasterRcnnModel(nn.Module):
                 inputs, width, outputs = outputs, 2 * width, 2 * outputs
         self.pool = RoIPool((14, 14), 1 / _STRIDE)
 
-    def forward(self, pixels: Tensor, size: tuple[int, int]) -> Proposals:
-        """The proposals of an image of (height, width) whose pixels (1, 3, h, w) may have a margin."""
-        map_ = self.feature_map(pixels)
-        logits, deltas = self.head(map_)
-        boxes, logits = self.propose(logits, deltas, size)
-        features = self.box_features(map_, boxes)
-        return Proposals(boxes, logits, features, self.predictor.cls_score(features))
-
-    def feature_map(self, pixels: Tensor) -> Tensor:
-        """(1, c, h, w) float32: the image at a sixteenth of its resolution."""
+    def feature_maps(self, pixels: Tensor) -> list[Tensor]:
         x = _in_type_of(self.backbone, pixels)
         for stage in self.backbone.values():
             x = stage(x)
-        return x.float()
+        return [x.float()]
 
-    def propose(self, logits: Tensor, deltas: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
-        """Boxes (n, 4) and logits (n,) of the proposals, best first, from the output of the head.
-
-        The best anchors are decoded and clipped to the image, empty ones are dropped, and of those that
-        overlap the best is kept.
-        """
-        settings = self.settings
+    def propose(self, maps: Sequence[Tensor], size: tuple[int, int]) -> tuple[Tensor, Tensor]:
+        """Of the best anchors, decoded and clipped, those that are not empty and that no better one overlaps."""
+        settings, (logits, deltas) = self.settings, self.head(maps[0])
         scores, steps, around = _candidates(logits, deltas, cast(Tensor, self.head.anchors), _STRIDE)
         scores, best = scores.topk(min(settings.before_nms, len(scores)))
         boxes = clip_boxes_to_image(_decoded(steps[best], around[best], settings.delta_weights), size)
         whole = (boxes[:, 2:] > boxes[:, :2]).all(dim=1)
-        if boxes.device.type == "cuda":  # where torchvision's kernel would round otherwise
-            (kept,) = best_on_device(Suppression(settings.overlap), [boxes], settings.after_nms, whole)
-        else:
-            boxes, scores = boxes[whole], scores[whole]
-            kept = nms(boxes, scores, settings.overlap)[: settings.after_nms]
+        (kept,) = _best_of(Suppression(settings.overlap), [boxes], settings.after_nms, whole)
         return boxes[kept], scores[kept]
 
-    def box_features(self, map_: Tensor, boxes: Tensor) -> Tensor:
-        """(n, d) float32 features of boxes (n, 4): the mean of the last stage over their pooled cells."""
+    def box_features(self, maps: Sequence[Tensor], boxes: Tensor) -> Tensor:
+        """The mean of the last stage over the boxes' pooled cells."""
         parts = torch.split(boxes, 50)  # 300 at once take 2 GB
-        pooled = (_in_type_of(self.res5, self.pool(map_, [part])) for part in parts)
+        pooled = (_in_type_of(self.res5, self.pool(maps[0], [part])) for part in parts)
         return torch.cat([self.res5(cells).float().mean(dim=(2, 3)) for cells in pooled])
+
+    def class_logits(self, features: Tensor) -> Any:
+        return self.predictor.cls_score(features)
+
+    def heads(self, features: Tensor) -> list[Tensor]:
+        classes = torch.zeros(len(features), dtype=torch.int64, device=features.device)
+        attributes = self.predictor.attribute_logits(features, classes)
+        return [self.predictor.cls_score(features), self.predictor.bbox_pred(features), attributes]
 
 
 class FasterRcnn(_Detector, tags=["object-detection", "faster-rcnn"]):
@@ -426,7 +443,10 @@ class FasterRcnn(_Detector, tags=["object-detection", "faster-rcnn"]):
         bgr = torch.from_numpy(_blue_first(image)).permute(2, 0, 1)[None].float()
         size = self.resized((image.height, image.width))
         resized = functional.interpolate(bgr, size, mode="bilinear", align_corners=False)[0]
-        return (resized - self._mean) / self._std, size
+        return self.scaled(resized), size
+
+    def scaled(self, pixels: Tensor) -> Tensor:
+        return (pixels - self._mean) / self._std
 
     @torch.inference_mode()
     def select(
@@ -457,21 +477,6 @@ class FasterRcnn(_Detector, tags=["object-detection", "faster-rcnn"]):
         shown = clipped(boxes[kept] * ratio, size[::-1])
         return BoxFeatures(shown, features[kept], size, scores[kept]), kept
 
-    def canary_rows(self, pixels: Tensor) -> list[Tensor]:
-        model = self.model
-        map_ = model.feature_map(((pixels - self._mean) / self._std)[None].to(self.device))
-        around = torch.cat(model.head(map_), dim=1)[0].flatten(1).T
-        boxes = [[0.0, 0.0, 60.0, 50.0], [30.0, 20.0, 119.0, 89.0], [0.0, 0.0, 120.0, 90.0]]
-        features = model.box_features(map_, torch.tensor(boxes, device=self.device))
-        classes = torch.zeros(3, dtype=torch.int64, device=self.device)
-        return [
-            around[:: len(around) // 3][:3],
-            features,
-            model.predictor.cls_score(features),
-            model.predictor.bbox_pred(features),
-            model.predictor.attribute_logits(features, classes),
-        ]
-
 
 # 12-in-1's
 
@@ -483,8 +488,7 @@ _STRIDES = (4, 8, 16, 32, 64)
 """Pixels of the resized image per cell of each level of the pyramid; all but the last give features."""
 _POOLED = 7
 """Cells along each side of a pooled proposal."""
-_PIXEL = 1.0
-"""Corners of boxes are their first and last pixel: a side has one pixel more than their difference."""
+_PIXEL = 1.0  # as `_Detector.pixel`
 
 
 @dataclass(frozen=True)
@@ -559,7 +563,7 @@ def _stage(inputs: int, width: int, outputs: int, groups: int, blocks: int, stri
 
 
 class _X152Model(nn.Module):
-    """A Faster R-CNN on a feature pyramid, whose features are those of its proposals."""
+    """12-in-1's modules, on a feature pyramid."""
 
     def __init__(self, settings: _X152Settings) -> None:
         super().__init__()
@@ -578,19 +582,14 @@ class _X152Model(nn.Module):
         self.fc7 = nn.Linear(shape.feature_width, shape.feature_width)
         self.cls_score = nn.Linear(shape.feature_width, 1 + shape.classes)
 
-    def forward(self, pixels: Tensor, size: tuple[int, int]) -> Proposals:
-        """The proposals of an image of (height, width), the margin of its pixels (1, 3, h, w) included."""
-        maps = self.feature_maps(pixels)
-        boxes, objectness = self.propose(maps, size)
-        features = self.box_features(maps, boxes)
-        return Proposals(boxes, objectness, features, self.cls_score(self.hidden(features)))
+    def class_logits(self, features: Tensor) -> Tensor:
+        return self.heads(features)[1]
 
-    def hidden(self, features: Tensor) -> Tensor:
-        """(n, d) of the second layer behind the pooled cells, of features (n, d) of the first."""
-        return functional.relu(self.fc7(features))
+    def heads(self, features: Tensor) -> list[Tensor]:
+        hidden = functional.relu(self.fc7(features))
+        return [hidden, self.cls_score(hidden)]
 
     def feature_maps(self, pixels: Tensor) -> list[Tensor]:
-        """(1, c, h, w) float32 of each level, the finest first."""
         x, maps = self.body["stem"](_in_type_of(self.body, pixels)), OrderedDict()
         for name in _LAYERS:
             x = self.body[name](x)
@@ -598,11 +597,7 @@ class _X152Model(nn.Module):
         return list(self.fpn(maps).values())
 
     def propose(self, maps: Sequence[Tensor], size: tuple[int, int]) -> tuple[Tensor, Tensor]:
-        """Boxes (n, 4) and objectness (n,) of the proposals, best first, of an input of (height, width).
-
-        In each level the best anchors are decoded and clipped to the input, and of those that overlap the
-        best is kept; then the best of all levels.
-        """
+        """In each level as above, clipped to the input with its margin; then the best of all levels."""
         settings, groups, scores = self.settings, [], []
         for map_, cells, stride in zip(maps, cast(Tensor, self.head.anchors), _STRIDES, strict=True):
             logits, deltas = self.head(map_)
@@ -634,22 +629,10 @@ class _X152Model(nn.Module):
         return cells
 
     def box_features(self, maps: Sequence[Tensor], boxes: Tensor) -> Tensor:
-        """(n, d) float32 features of boxes (n, 4): the first layer behind their pooled cells."""
+        """The first layer behind the boxes' pooled cells."""
         levels = _level_of(boxes).cpu()  # the host waits once
         parts = zip(torch.split(boxes, 250), torch.split(levels, 250), strict=True)  # which bounds memory
         return torch.cat([functional.relu(self.fc6(self.pooled(maps, *part).flatten(1))) for part in parts])
-
-
-def _best_first(scores: Tensor) -> Tensor:
-    """Indices of scores (n,), the highest first, of equal ones the first: the same on every device."""
-    return scores.sort(descending=True, stable=True).indices
-
-
-def _best_of(rule: Suppression, groups: Sequence[Tensor], most: int) -> list[Tensor]:
-    """`rule.best` of each of several groups of boxes, on any device."""
-    if groups[0].device.type == "cuda":
-        return best_on_device(rule, groups, most)
-    return [torch.from_numpy(rule.best(np.asarray(boxes.cpu()), most)).to(boxes.device) for boxes in groups]
 
 
 def _level_of(boxes: Tensor) -> Tensor:
@@ -679,6 +662,7 @@ class X152(_Detector, tags=["object-detection", "faster-rcnn", "resnext"]):
     Settings = _X152Settings
     Conversion = X152Conversion
     Network = _X152Model
+    pixel = _PIXEL
     wide = r"(?!body\.).*|.*\.(bn\d|downsample\.1)\..*"
     rule = only_selection = "all"
     """What this rule is called where features are stored: there is no other one to choose."""
@@ -698,6 +682,9 @@ class X152(_Detector, tags=["object-detection", "faster-rcnn", "resnext"]):
         resized = _resized_by(_blue_first(image).astype(np.float32) - self._mean, scale)
         return _with_margin(torch.from_numpy(resized.transpose(2, 0, 1))), scale
 
+    def scaled(self, pixels: Tensor) -> Tensor:
+        return _with_margin(pixels - torch.from_numpy(self._mean).view(3, 1, 1))
+
     @torch.inference_mode()
     def select(self, found: Proposals, scale: float, size: tuple[int, int]) -> tuple[BoxFeatures, Integers]:
         """The most confident proposals of an image, and their indices.
@@ -714,18 +701,6 @@ class X152(_Detector, tags=["object-detection", "faster-rcnn", "resnext"]):
         kept = np.argsort(-confidences, kind="stable")[: settings.most]
         features = on_host(found.features[on_device(kept, found.features.device)])
         return BoxFeatures(boxes[kept], features, size, confidences[kept]), kept
-
-    def canary_rows(self, pixels: Tensor) -> list[Tensor]:
-        """Of each level's cells, and of three boxes."""
-        model = self.model
-        centred = pixels - torch.from_numpy(self._mean).view(3, 1, 1)
-        maps = model.feature_maps(_with_margin(centred)[None].to(self.device))
-        around = [torch.cat(model.head(map_), dim=1)[0].flatten(1).T for map_ in maps]
-        boxes = [[0.0, 0.0, 59.0, 49.0], [30.0, 20.0, 118.0, 88.0], [0.0, 0.0, 119.0, 89.0]]
-        features = model.box_features(maps, torch.tensor(boxes, device=self.device))
-        hidden = model.hidden(features)
-        rows = [cells[:: len(cells) // 3][:3] for cells in around]
-        return [*rows, features, hidden, model.cls_score(hidden)]
 
 
 def _resized_by(pixels: Floats, scale: float) -> Floats:

@@ -48,6 +48,8 @@ from capeval_core.weights.vilbert import VilbertConversion
 
 Rows = Mapping[str, Tensor]
 """Packed rows of either stream, `text` and `visual`."""
+States = Sequence[Tensor]  # (rows, hidden) of each text, or of each image
+Couples = Sequence[tuple[int, int]]  # positions of a text and an image
 
 _TEXT_PADDING = 2.0
 """Most tokens that attention may run over, relative to those there are: texts are short beside boxes."""
@@ -70,15 +72,12 @@ class _VilbertSizes:
     tasks: Few
 
     def __post_init__(self) -> None:
-        for stream in ("text", "visual"):
-            before = getattr(self, f"{stream}_layers_before")
-            layers = getattr(self, stream).num_hidden_layers
-            if before != sorted(before) or before[-1] > layers:
-                expected = f"expected rising whole numbers up to {layers}"
-                raise ValueError(f"{stream}_layers_before is {before}, {expected}")
-        if len(self.visual_layers_before) != len(self.text_layers_before):
-            found = len(self.visual_layers_before)
-            raise ValueError(f"visual_layers_before has {found} numbers: give one per co-attention block")
+        texts, visuals = self.text_layers_before, self.visual_layers_before
+        for name, before, sizes in (("text", texts, self.text), ("visual", visuals, self.visual)):
+            most = sizes.num_hidden_layers
+            if before != sorted(before) or before[-1] > most or len(before) != len(texts):
+                expected = f"expected {len(texts)} rising whole numbers up to {most}"
+                raise ValueError(f"{name}_layers_before is {before}, {expected}")
 
 
 @dataclass(frozen=True)
@@ -94,8 +93,7 @@ class _VilbertSettings(TextSettings):
 
 
 class LocatedBoxes(NamedTuple):
-    """What ViLBERT takes of n boxes, the whole image first: features (n + 1, region_size) and locations
-    (n + 1, 5), float32."""
+    """What ViLBERT takes of n boxes, the whole image first: (n + 1, region_size) and (n + 1, 5)."""
 
     features: Floats
     locations: Floats
@@ -103,11 +101,10 @@ class LocatedBoxes(NamedTuple):
 
 @dataclass(frozen=True)
 class TokenFeatures:
-    """An image and its texts.
+    """An image and its texts; None where the boxes could not be read, for an `error`.
 
     features: per text (rows, hidden) float32: the first token, the task token where the model has one, the
-        words, the end token unless the text was cut; None where the boxes could not be read, for an `error`.
-    on_device: per text the same on CUDA, where they were computed there just now; else None.
+        words, the end token unless the text was cut. on_device: the same on CUDA, if just computed there.
     """
 
     features: list[Floats] | None
@@ -117,11 +114,10 @@ class TokenFeatures:
 
 
 def located(boxes: BoxFeatures) -> LocatedBoxes:
-    """Features and locations of boxes as ViLBERT was trained with them.
+    """Boxes as ViLBERT was trained with them; ValueError where the size of the image is not known.
 
     A location is x0, y0, x1, y1 relative to the image, and the share of the image that the box covers. The
-    first row is the whole image, and its feature the mean of those of all boxes. ValueError where the size of
-    the image is not known.
+    first row is the whole image, and its feature the mean of those of all boxes.
     """
     relative = boxes.relative()
     locations = np.ones((len(boxes) + 1, 5), dtype=np.float32)
@@ -203,11 +199,6 @@ class Vilbert(nn.Module):
         self.heads = {"text": text.num_attention_heads, "visual": visual.num_attention_heads}
         self.dropout = nn.Dropout(dropout)
 
-    @property
-    def device(self) -> torch.device:
-        """Where the model is."""
-        return self.text_pooler.weight.device
-
     def embed_regions(self, features: Tensor, locations: Tensor) -> Tensor:
         """Boxes as tokens: LN(feature W + location W)."""
         table: Any = self.region_embeddings
@@ -216,27 +207,24 @@ class Vilbert(nn.Module):
     def lower_texts(self, texts: Sequence[Ids], task: int | None) -> list[Tensor]:
         """(rows, hidden) of each text before the first co-attention block.
 
-        The token of task number `task` stands behind each text's first token and has no position; None for
-        a model without tasks.
+        The token of task number `task`, if any, stands behind each text's first token and has no position.
         """
         table, lengths = self.embeddings, np.array([len(ids) for ids in texts])
         starts, total = starts_of(lengths), lengths.sum()
         # The row behind all tokens is the task's, which stands behind the first token of each text.
         with_task = np.insert(np.arange(total), starts + 1, total)
         given = list(chain.from_iterable(texts)), ranges(np.zeros_like(lengths), lengths), with_task
-        ids, positions, order = indices_on_device(self.device, *given)
+        ids, positions, order = indices_on_device(self.text_pooler.weight.device, *given)
         embedded = table.word_embeddings(ids) + table.position_embeddings(positions)
         embedded = embedded + table.token_type_embeddings.weight[0]
         if self.task_embeddings is not None:
             embedded = torch.cat([embedded, self.task_embeddings.weight[task][None]])[order]
             lengths = lengths + 1
-        rows = self.dropout(table.LayerNorm(embedded))
-        return self._alone("text", rows, lengths.tolist(), _TEXT_PADDING)
+        return self._alone("text", self.dropout(table.LayerNorm(embedded)), lengths.tolist(), _TEXT_PADDING)
 
     def lower_regions(self, features: Tensor, locations: Tensor, lengths: Sequence[int]) -> list[Tensor]:
         """(rows, hidden) of each image before the first co-attention block, by how many rows it has."""
-        rows = self.embed_regions(features, locations)
-        return self._alone("visual", rows, lengths)
+        return self._alone("visual", self.embed_regions(features, locations), lengths)
 
     def _alone(self, stream: str, rows: Tensor, lengths: Sequence[int], *padding: float) -> list[Tensor]:
         """Packed sequences after the layers of a stream that run before all co-attention blocks."""
@@ -253,24 +241,17 @@ class Vilbert(nn.Module):
             rows = bert_layer(layer, rows, packing, self.heads[stream], dropout=dropout)
         return rows
 
-    def text_states(
-        self,
-        texts: Sequence[Tensor],
-        regions: Sequence[Tensor],
-        pairs: Sequence[tuple[int, int]],
-        layer: int,
-    ) -> list[Tensor]:
-        """(rows, hidden) of the text of each pair after co-attention block number `layer`, from 0.
+    def text_states(self, texts: States, regions: States, pairs: Couples, layer: int) -> list[Tensor]:
+        """(rows, hidden) of the text of each pair after co-attention block number `layer`, and no more runs.
 
         texts, regions: from `lower_texts` and `lower_regions`. pairs: positions in both, text first.
-        Nothing runs that these states do not depend on.
         """
         batch = _Pairs(texts, regions, pairs)
         *_, rows = self._blocks(batch, layer, both=False)
         return batch.split(rows, "text")
 
     def states(
-        self, texts: Sequence[Tensor], regions: Sequence[Tensor], pairs: Sequence[tuple[int, int]]
+        self, texts: States, regions: States, pairs: Couples
     ) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
         """Texts and boxes of each pair after every co-attention block, then after all layers."""
         batch = _Pairs(texts, regions, pairs)
@@ -296,22 +277,17 @@ class Vilbert(nn.Module):
     def _behind(self, batch: _Pairs, rows: Rows, number: int) -> Rows:
         return {name: self._run(name, own, batch.packing[name], number) for name, own in rows.items()}
 
-    def pooled(self, text: Sequence[Tensor], visual: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    def pooled(self, text: States, visual: States) -> tuple[Tensor, Tensor]:
         """(pairs, width) of each stream: ReLU(W h) of the first row of each pair, from `states`."""
         first = [torch.stack([rows[0] for rows in stream]) for stream in (text, visual)]
         return torch.relu(self.text_pooler(first[0])), torch.relu(self.visual_pooler(first[1]))
 
 
 class _Pairs:
-    """Pairs of a text and an image, sorted so that those of nearly equal lengths stand together.
+    """Pairs of a text and an image, sorted so that those of nearly equal lengths stand together: `rows` of the
+    `distinct` packed texts and images, by `packing`."""
 
-    distinct: packed rows of the texts and images. rows: which of these the pairs have. packing: where they
-    then stand.
-    """
-
-    def __init__(
-        self, texts: Sequence[Tensor], regions: Sequence[Tensor], pairs: Sequence[tuple[int, int]]
-    ) -> None:
+    def __init__(self, texts: States, regions: States, pairs: Couples) -> None:
         self.distinct: Rows = {"text": torch.cat(list(texts)), "visual": torch.cat(list(regions))}
         lengths = [np.array([len(rows) for rows in side]) for side in (texts, regions)]
         chosen = np.array(pairs).T
@@ -340,11 +316,10 @@ class _Pairs:
 
 
 class VilbertEncoder(RegionTextEncoder, tags=["image-captioning", "vilbert"]):
-    """ViLBERT, on transformers' BERT layers: features of a text's tokens in the light of an image.
+    """ViLBERT: features of a text's tokens in the light of an image.
 
-    Boxes are embedded once per image, and the text layers that do not see it run once per text; no text or
-    box is padded. In float32 a value does not depend on what else is in the batch, up to rounding. A text
-    that is too long is cut as in the released code, which drops its end token with the rest.
+    Boxes are embedded once per image, and the text layers that do not see it run once per text. A text that
+    is too long is cut as in the released code, which drops its end token with the rest.
     """
 
     kind = "vilbert"
@@ -382,10 +357,7 @@ class VilbertEncoder(RegionTextEncoder, tags=["image-captioning", "vilbert"]):
         cache: FeatureCache = SHARED,
         batch_size: int | None = None,
     ) -> Iterator[TokenFeatures]:
-        """Token features of texts with every image, image by image, in order; see `encode_pairs`.
-
-        layer: the co-attention block after which the features are taken, from 0 or from the end.
-        """
+        """Token features of texts with every image after a co-attention block, in order; see `encode_pairs`."""
         block = block_of(self.config, layer)
         on_device: dict[str, Tensor] = {}  # features by key, until they are given out
 

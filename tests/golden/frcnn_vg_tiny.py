@@ -102,7 +102,7 @@ def of_image(case: Case, number: int, released: Any, image: Path) -> Json:
     inner = released.model
     with Image.open(image) as decoded, torch.inference_mode():
         pixels = released.preprocess(decoded)[0].to(released.device)
-        found, map_ = released.propose(pixels), inner.feature_map(pixels[None])
+        found, map_ = released.propose(pixels), inner.feature_maps(pixels[None])[0]
         logits, deltas = inner.head(map_)
         first = len(case.outputs[f"image{number}_pooled_first3"])
         return {

@@ -128,7 +128,7 @@ def of_image(case: Case, number: int, released: Any) -> Json:
             **proposed([found]),
             "pooled_first4": inner.pooled(maps, found.boxes[: len(theirs["pooled_first4"])]),
             "fc6": found.features,
-            "fc7": inner.hidden(found.features),
+            "fc7": inner.heads(found.features)[0],
             "scores_logits": found.class_logits,
             **kept("out0_", released, found, scale, decoded.size),
             "conf": threshold,
