@@ -374,7 +374,7 @@ class _FasterRcnnModel(nn.Module):
         return [x.float()]
 
     def propose(self, maps: Sequence[Tensor], size: tuple[int, int]) -> tuple[Tensor, Tensor]:
-        """Of the best anchors, decoded and clipped, those that are not empty and that no better one overlaps."""
+        """The best anchors, decoded and clipped, that are not empty and that no better one overlaps."""
         settings, (logits, deltas) = self.settings, self.head(maps[0])
         scores, steps, around = _candidates(logits, deltas, cast(Tensor, self.head.anchors), _STRIDE)
         scores, best = scores.topk(min(settings.before_nms, len(scores)))

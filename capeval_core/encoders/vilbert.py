@@ -199,6 +199,11 @@ class Vilbert(nn.Module):
         self.heads = {"text": text.num_attention_heads, "visual": visual.num_attention_heads}
         self.dropout = nn.Dropout(dropout)
 
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return self.text_pooler.weight.device
+
     def embed_regions(self, features: Tensor, locations: Tensor) -> Tensor:
         """Boxes as tokens: LN(feature W + location W)."""
         table: Any = self.region_embeddings
@@ -214,7 +219,7 @@ class Vilbert(nn.Module):
         # The row behind all tokens is the task's, which stands behind the first token of each text.
         with_task = np.insert(np.arange(total), starts + 1, total)
         given = list(chain.from_iterable(texts)), ranges(np.zeros_like(lengths), lengths), with_task
-        ids, positions, order = indices_on_device(self.text_pooler.weight.device, *given)
+        ids, positions, order = indices_on_device(self.device, *given)
         embedded = table.word_embeddings(ids) + table.position_embeddings(positions)
         embedded = embedded + table.token_type_embeddings.weight[0]
         if self.task_embeddings is not None:
@@ -284,8 +289,8 @@ class Vilbert(nn.Module):
 
 
 class _Pairs:
-    """Pairs of a text and an image, sorted so that those of nearly equal lengths stand together: `rows` of the
-    `distinct` packed texts and images, by `packing`."""
+    """Pairs of a text and an image, those of nearly equal lengths together: `rows` of the `distinct` packed
+    texts and images, by `packing`."""
 
     def __init__(self, texts: States, regions: States, pairs: Couples) -> None:
         self.distinct: Rows = {"text": torch.cat(list(texts)), "visual": torch.cat(list(regions))}
@@ -357,7 +362,7 @@ class VilbertEncoder(RegionTextEncoder, tags=["image-captioning", "vilbert"]):
         cache: FeatureCache = SHARED,
         batch_size: int | None = None,
     ) -> Iterator[TokenFeatures]:
-        """Token features of texts with every image after a co-attention block, in order; see `encode_pairs`."""
+        """Token features of texts with every image after a co-attention block; see `encode_pairs`."""
         block = block_of(self.config, layer)
         on_device: dict[str, Tensor] = {}  # features by key, until they are given out
 
