@@ -85,12 +85,9 @@ class Row(NamedTuple):
 
 
 class AlphaClipEncoder(ClipTowers, tags=["image-captioning", "clip", "alpha-clip"]):
-    """Alpha-CLIP: patches of the image and of a mask are embedded and added.
-
-    Texts are those of the CLIP that it was tuned from. Rows of a batch are pairs of image and mask, of as
-    many images as it takes to fill it. In float32 a feature does not depend on what else is in the
-    batch, up to rounding.
-    """
+    """Alpha-CLIP: patches of the image and of a mask are embedded and added. Texts are those of the CLIP that
+    it was tuned from. Rows of a batch are pairs of image and mask, of as many images as it takes to fill it.
+    In float32 a feature does not depend on what else is in the batch, up to rounding."""
 
     kind = "alpha_clip"
     depends_on = ("architecture", "activation", "preprocessing", "mask")
@@ -221,10 +218,8 @@ class AlphaClipEncoder(ClipTowers, tags=["image-captioning", "clip", "alpha-clip
 
 
 class _Regions:
-    """An image under the full-one mask and under each of its masks: one row per mask the tower sees.
-
-    What belongs to an image are its regions, or the source that finds them.
-    """
+    """An image under the full-one mask and under each of its masks: one row per mask the tower sees. What
+    belongs to an image are its regions, or the source that finds them."""
 
     def __init__(self, encoder: AlphaClipEncoder, transform: MaskTransform, size: BatchSize) -> None:
         self.encoder, self.transform, self.size = encoder, transform, size

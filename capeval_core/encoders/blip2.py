@@ -97,14 +97,11 @@ class _Block:
 def qformer_states(
     model: Any, texts: Sequence[Ids], states: Tensor | None = None, counts: Sequence[int] = ()
 ) -> Tensor:
-    """(texts, queries, width): the query tokens after looking at an image and a text together.
-
-    states: (images, patches + 1, width). counts: texts of each image, those of the first image first; a text
-    may be empty. Without states there are no query tokens: (texts, 1, width), the first token of each text.
-
-    A sequence is the query tokens, which look at states, then the text. In x the query tokens of all
-    sequences stand before all texts; attention takes rows by sequences, the shortest first.
-    """
+    """(texts, queries, width): the query tokens after looking at an image and a text together. states:
+    (images, patches + 1, width). counts: texts of each image, those of the first image first; a text may be
+    empty. Without states there are no query tokens: (texts, 1, width), the first token of each text. A
+    sequence is the query tokens, which look at states, then the text. In x the query tokens of all sequences
+    stand before all texts; attention takes rows by sequences, the shortest first."""
     sizes, device = np.array([len(ids) for ids in texts]), model.query_tokens.device
     n, queries = len(texts), 0 if states is None else model.query_tokens.shape[1]
     by_length = np.argsort(sizes, kind="stable")
@@ -151,12 +148,10 @@ def _attended(module: Any, rows: Tensor, context: Tensor, own: Packing, other: P
 
 @dataclass(frozen=True)
 class Matches:
-    """An image and its n captions; arrays are NaN where the image could not be read, for an `error`.
-
-    queries: (q, d) un-normalised features of the image's query tokens. text_features: (n, d) un-normalised.
-    logits: (n, 2) of the matching head, averaged over the query tokens: no match, match.
-    truncated: per caption, token ids beyond the context length.
-    """
+    """An image and its n captions; arrays are NaN where the image could not be read, for an `error`. queries:
+    (q, d) un-normalised features of the image's query tokens. text_features: (n, d) un-normalised. logits:
+    (n, 2) of the matching head, averaged over the query tokens: no match, match. truncated: per caption,
+    token ids beyond the context length."""
 
     queries: Floats
     text_features: Floats
@@ -174,13 +169,10 @@ class Matches:
 
 
 class Blip2Encoder(PairEncoder, tags=["image-captioning", "blip-2"]):
-    """BLIP-2's vision tower, Q-Former and two heads, on transformers' modules.
-
-    An image goes through the vision tower once, however many captions it is matched with; texts run at their
-    own length. In float32 a value does not depend on what else is in the batch, up to rounding.
-
-    Arguments and errors are those of `CheckedModel`; tensors have transformers' names.
-    """
+    """BLIP-2's vision tower, Q-Former and two heads, on transformers' modules. An image goes through the
+    vision tower once, however many captions it is matched with; texts run at their own length. In float32 a
+    value does not depend on what else is in the batch, up to rounding. Arguments and errors are those of
+    `CheckedModel`; tensors have transformers' names."""
 
     kind = "blip2"
     described = (
@@ -219,10 +211,8 @@ class Blip2Encoder(PairEncoder, tags=["image-captioning", "blip-2"]):
         cache: FeatureCache = SHARED,
         batch_size: int | None = None,
     ) -> Iterator[Matches]:
-        """Every image with each of its captions: features and match logits, in order; see `encode_pairs`.
-
-        An image's states are too large to be kept: give each image once, with all its captions.
-        """
+        """Every image with each of its captions: features and match logits, in order; see `encode_pairs`. An
+        image's states are too large to be kept: give each image once, with all its captions."""
 
         def text_features(sequences: list[Ids]) -> Iterator[tuple[slice, Floats]]:
             size, cost = self.rows_per_batch(batch_size, len(sequences[-1]))

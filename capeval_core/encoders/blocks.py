@@ -85,11 +85,9 @@ class Transformer(nn.Module):
 def run_packed(
     blocks: Sequence[Any], x: Tensor, attention: Attention, triton: bool, chosen: Tensor | slice | None = None
 ) -> Tensor:
-    """(rows, width) output of all blocks on packed rows x (rows, width), which may be overwritten.
-
-    blocks: CLIP's, or others with the same steps under the same names. With `chosen` rows the output is
-    theirs alone: of the last block, the others get keys and values only.
-    """
+    """(rows, width) output of all blocks on packed rows x (rows, width), which may be overwritten. blocks:
+    CLIP's, or others with the same steps under the same names. With `chosen` rows the output is theirs alone:
+    of the last block, the others get keys and values only."""
     if triton:
         return _run_by_kernels(blocks, x, attention, chosen)
     for block in blocks:
@@ -145,10 +143,8 @@ def among_all(sequences: int, heads: int) -> Attention:
 
 class Causal:
     """Sequences of sorted lengths, each after the prefix that is at the front: a row sees those before it.
-
-    lengths: rows of each, without the prefix, whose own rows come first, as one more sequence. ends: the
-    last row of each. like: a tensor of the device and dtype.
-    """
+    lengths: rows of each, without the prefix, whose own rows come first, as one more sequence. ends: the last
+    row of each. like: a tensor of the device and dtype."""
 
     def __init__(self, lengths: Sequence[int], prefix: int, heads: int, triton: bool, like: Tensor) -> None:
         self.prefix, self.heads, self.device = prefix, heads, like.device

@@ -24,14 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from capeval_core.cache import SHARED, Feature, FeatureCache
-from capeval_core.encoders.blocks import (
-    Causal,
-    LayerNorm,
-    Transformer,
-    among_all,
-    run_packed,
-    usable_kernels,
-)
+from capeval_core.encoders.blocks import Causal, LayerNorm, Transformer, among_all, run_packed, usable_kernels
 from capeval_core.encoders.engine import (
     Encoding,
     ImageFeatures,

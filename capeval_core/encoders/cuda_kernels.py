@@ -20,10 +20,8 @@ def norm_kernel(
     x, added, weight, bias, out, rows, width, epsilon,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, EACH: tl.constexpr,  # noqa: N803
 ):  # fmt: skip
-    """out = layer norm of x + added: x, out (rows, width); weight, bias (width,).
-
-    added: (width,), or with EACH (rows, width).
-    """
+    """out = layer norm of x + added: x, out (rows, width); weight, bias (width,). added: (width,), or with
+    EACH (rows, width)."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, BLOCK)
     inside = (row < rows)[:, None] & (columns < width)[None, :]
@@ -58,10 +56,8 @@ def patch_kernel(
     pixels, out, count, mean_r, mean_g, mean_b, std_r, std_g, std_b,
     SIZE: tl.constexpr, PATCH: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr,  # noqa: N803
 ):  # fmt: skip
-    """Patches of images, scaled: pixels (n, 3, SIZE, SIZE) of bytes -> out (n * grid * grid, PADDED).
-
-    A row holds a patch as (3, PATCH, PATCH), then zeros.
-    """
+    """Patches of images, scaled: pixels (n, 3, SIZE, SIZE) of bytes -> out (n * grid * grid, PADDED). A row
+    holds a patch as (3, PATCH, PATCH), then zeros."""
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     row, column = place // PADDED, (place % PADDED).to(tl.int32)
     grid: tl.constexpr = SIZE // PATCH
@@ -83,11 +79,9 @@ def attention_kernel(
     HEAD: tl.constexpr, BLOCK_HEAD: tl.constexpr, QUERIES: tl.constexpr, BLOCK: tl.constexpr,  # noqa: N803
     PREFIX: tl.constexpr, LAST: tl.constexpr,  # noqa: N803
 ):  # fmt: skip
-    """Program (i, h): causal attention of sequence i in head h, whose keys all fit into one tile.
-
-    Sequence i has `lengths[i]` rows from row `firsts[i]`; it sees the `prefix` rows at the front before its
-    own. With LAST its only query is its last position's, in row i.
-    """
+    """Program (i, h): causal attention of sequence i in head h, whose keys all fit into one tile. Sequence i
+    has `lengths[i]` rows from row `firsts[i]`; it sees the `prefix` rows at the front before its own. With
+    LAST its only query is its last position's, in row i."""
     i, head = tl.program_id(0), tl.program_id(1)
     first = tl.load(firsts + i).to(tl.int64)
     length = tl.load(lengths + i).to(tl.int32)

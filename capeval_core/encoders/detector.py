@@ -20,17 +20,14 @@ from capeval_core.regions.features import BoxVisual, pack, refuse_unusable
 class BoxEncoder(CheckedModel):
     """A network that finds boxes in images, and their features."""
 
-    rule: str
-    """Name of the way to choose boxes."""
+    rule: str  # name of the way to choose boxes
 
     def encode_boxes(
         self, images: Iterable[InputImage], *, cache: FeatureCache = SHARED, batch_size: int | None = None
     ) -> Iterator[BoxVisual]:
-        """Boxes of any number of images with their features, the most confident first, in order.
-
-        Images are read ahead of the network, equal ones run once. One that cannot be read, or in which
-        nothing is found, has an error instead of boxes. `batch_size` is of no effect: images differ in size.
-        """
+        """Boxes of any number of images with their features, the most confident first, in order. Images are
+        read ahead of the network, equal ones run once. One that cannot be read, or in which nothing is found,
+        has an error instead of boxes. `batch_size` is of no effect: images differ in size."""
         encoding = Encoding(
             size=BatchSize(1, automatic=True),
             keys=lambda content, _: (self.key("boxes", f"{self.rule}\n{content}".encode()),),

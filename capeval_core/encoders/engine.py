@@ -42,11 +42,9 @@ _TOGETHER = 8  # items at most that a thread prepares in one task, which costs P
 
 
 class Units(NamedTuple):
-    """The rows of a forward pass that an item needs.
-
-    groups: some at a time; an iterator makes them as they are needed, by threads, since an item may have more
-        than fit into memory. join: makes the item's features, by key, of the values of all its rows.
-    """
+    """The rows of a forward pass that an item needs. groups: some at a time; an iterator makes them as they
+    are needed, by threads, since an item may have more than fit into memory. join: makes the item's features,
+    by key, of the values of all its rows."""
 
     groups: Iterable[Sequence[Any]]
     join: Callable[[list[Any]], dict[str, Feature]]
@@ -54,16 +52,14 @@ class Units(NamedTuple):
 
 @dataclass(frozen=True)
 class Encoding:
-    """How an encoder turns items into features; by default each into one, of its visual alone.
-
-    size: units per forward pass. keys: the cache's keys of an item's features, by its visual's content key
-        and what belongs to it. prepare: what the network takes of a loaded visual. forward: one value per
-        unit; of a tensor on a device, or `Arriving`, further batches are launched meanwhile.
-    units: the rows that an item needs, by the item, its visual as loaded and as prepared, and the keys that
-        are missing; ImageError if what belongs to the visual does not fit it. None: one, what is prepared.
-    elsewhere: some visuals as prepared by other processes, None for one that a thread has to prepare.
-    ahead: items that are looked up and prepared before their turn; None: two batches.
-    """
+    """How an encoder turns items into features; by default each into one, of its visual alone. size: units
+    per forward pass. keys: the cache's keys of an item's features, by its visual's content key and what
+    belongs to it. prepare: what the network takes of a loaded visual. forward: one value per unit; of a
+    tensor on a device, or `Arriving`, further batches are launched meanwhile. units: the rows that an item
+    needs, by the item, its visual as loaded and as prepared, and the keys that are missing; ImageError if
+    what belongs to the visual does not fit it. None: one, what is prepared. elsewhere: some visuals as
+    prepared by other processes, None for one that a thread has to prepare. ahead: items that are looked up
+    and prepared before their turn; None: two batches."""
 
     size: BatchSize
     keys: Callable[[str, Any], tuple[str, ...]]
@@ -76,11 +72,9 @@ class Encoding:
 
 @dataclass(frozen=True)
 class Encoded:
-    """What one item became, beside what belongs to its visual.
-
-    arrays: an array, or a tuple of arrays, for each of its `keys`; None where there is an error.
-    content: content key of the visual, '' where it could not be read. error: None, or why there is nothing.
-    """
+    """What one item became, beside what belongs to its visual. arrays: an array, or a tuple of arrays, for
+    each of its `keys`; None where there is an error. content: content key of the visual, '' where it could
+    not be read. error: None, or why there is nothing."""
 
     extra: Any
     arrays: dict[str, Any] | None

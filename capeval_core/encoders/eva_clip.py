@@ -53,10 +53,8 @@ class _EvaClipSettings(ClipSettings):
 
 class EvaClipEncoder(ClipEncoder, tags=["image-captioning", "clip", "eva-clip"]):
     """EVA-CLIP: a vision transformer with RMS norms beside CLIP's text tower; images are made as for CLIP.
-
     Tensors have the release's names, those of the text tower without `text.`. The weights of 18 billion
-    parameters take 38 GB in float32, and 37 GB in float16 or bfloat16; on the CPU the file is mapped.
-    """
+    parameters take 38 GB in float32, and 37 GB in float16 or bfloat16; on the CPU the file is mapped."""
 
     kind = "eva_clip"
     Conversion = EvaClipConversion
@@ -97,10 +95,8 @@ class _Linear(nn.Linear):
 
 
 class _Block(nn.Module):
-    """x + norm(f(x)) for attention, then for the MLP; with `norm_first` x + f(norm(x)).
-
-    The sum x stays in float32 while f computes in `dtype`: over 48 blocks its rounding would add up.
-    """
+    """x + norm(f(x)) for attention, then for the MLP; with `norm_first` x + f(norm(x)). The sum x stays in
+    float32 while f computes in `dtype`: over 48 blocks its rounding would add up."""
 
     def __init__(self, sizes: _EvaSizes) -> None:
         super().__init__()

@@ -25,13 +25,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional
 from torchvision.models.resnet import Bottleneck
-from torchvision.ops import (
-    FeaturePyramidNetwork,
-    FrozenBatchNorm2d,
-    RoIPool,
-    clip_boxes_to_image,
-    roi_align,
-)
+from torchvision.ops import FeaturePyramidNetwork, FrozenBatchNorm2d, RoIPool, clip_boxes_to_image, roi_align
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
 from capeval_core.encoders.detector import BoxEncoder
@@ -51,8 +45,7 @@ from capeval_core.regions.suppression import (
 )
 from capeval_core.weights.detectors import FasterRcnnConversion, X152Conversion
 
-_LONGEST_STEP = math.log(1000 / 16)
-"""Bound of the logarithm by which a box may grow."""
+_LONGEST_STEP = math.log(1000 / 16)  # bound of the logarithm by which a box may grow
 
 
 # what both share
@@ -88,10 +81,8 @@ class _ProposalSettings(Closed):
 
 
 class Proposals(NamedTuple):
-    """What a network finds in one image, in pixels of the resized image; best proposal first.
-
-    boxes: (n, 4) x0, y0, x1, y1. objectness: (n,). features: (n, d). class_logits: (n, 1 + classes).
-    """
+    """What a network finds in one image, in pixels of the resized image; best proposal first. boxes: (n, 4)
+    x0, y0, x1, y1. objectness: (n,). features: (n, d). class_logits: (n, 1 + classes)."""
 
     boxes: Tensor
     objectness: Tensor
@@ -100,10 +91,8 @@ class Proposals(NamedTuple):
 
 
 class _ProposalHead(nn.Module):
-    """Whether there is an object at each anchor of a feature map, and the box around it.
-
-    anchors: (a, 4) boxes around the centre of a cell, in pixels; (levels, a, 4) for maps of several levels.
-    """
+    """Whether there is an object at each anchor of a feature map, and the box around it. anchors: (a, 4)
+    boxes around the centre of a cell, in pixels; (levels, a, 4) for maps of several levels."""
 
     def __init__(self, inputs: int, width: int, anchors: int, *levels: int) -> None:
         super().__init__()
@@ -129,11 +118,9 @@ def _candidates(logits: Tensor, deltas: Tensor, cells: Tensor, stride: int) -> t
 
 
 def _decoded(deltas: Tensor, boxes: Tensor, weights: Sequence[float], pixel: float = 0.0) -> Tensor:
-    """(n, 4) boxes that lie as `deltas` (n, 4) say of boxes (n, 4).
-
-    A delta is the step of the centre in widths and heights of the box, and the logarithm of the growth of
-    either side, each times its weight. `pixel` is 1 where corners are the first and the last pixel of a box.
-    """
+    """(n, 4) boxes that lie as `deltas` (n, 4) say of boxes (n, 4). A delta is the step of the centre in
+    widths and heights of the box, and the logarithm of the growth of either side, each times its weight.
+    `pixel` is 1 where corners are the first and the last pixel of a box."""
     sides = boxes[:, 2:] - boxes[:, :2] + pixel
     centres = boxes[:, :2] + 0.5 * sides
     steps = deltas / on_device(torch.tensor(weights, dtype=deltas.dtype, device="cpu"), deltas.device)
@@ -160,11 +147,9 @@ def _best_of(
 
 
 class _Detector(BoxEncoder):
-    """A Faster R-CNN.
-
-    Colours are in the order that the weights expect, blue first, wherever an image comes from. In bfloat16
-    and float16 only the convolutions of the backbone are rounded: coordinates need float32.
-    """
+    """A Faster R-CNN. Colours are in the order that the weights expect, blue first, wherever an image comes
+    from. In bfloat16 and float16 only the convolutions of the backbone are rounded: coordinates need
+    float32."""
 
     depends_on = ("architecture", "preprocessing", "proposals", "detections")
     pixel: ClassVar[float] = 0.0
@@ -241,8 +226,7 @@ def _blue_first(image: Image.Image) -> NDArray[np.uint8]:
 
 
 _RES = ("res2", "res3", "res4", "res5")
-_STRIDE = 16
-"""Pixels of the image per cell of the feature map."""
+_STRIDE = 16  # pixels of the image per cell of the feature map
 _ONE_THING = Suppression(0.3)
 """When two boxes of one class show one thing; without the additional pixel of Caffe's detectors. No published
 numbers pin it."""
@@ -399,10 +383,8 @@ class _FasterRcnnModel(nn.Module):
 
 
 class FasterRcnn(_Detector, tags=["object-detection", "faster-rcnn"]):
-    """Bottom-up attention's Faster R-CNN, with the numbers of its PyTorch release.
-
-    (The release reads a file with blue first only where it is given as a URL.)
-    """
+    """Bottom-up attention's Faster R-CNN, with the numbers of its PyTorch release. (The release reads a file
+    with blue first only where it is given as a URL.)"""
 
     kind = "faster_rcnn"
     described = "Faster R-CNN, ResNet {layers}, width {width}; {classes} classes, {attributes} attributes"
@@ -424,11 +406,9 @@ class FasterRcnn(_Detector, tags=["object-detection", "faster-rcnn"]):
         return chosen
 
     def resized(self, size: tuple[int, int]) -> tuple[int, int]:
-        """Size of the network's input for an image of (height, width).
-
-        The shorter side has its fixed length, unless the longer one exceeds its own. A strip so narrow that
-        nothing would be left keeps three pixels; the original fails there.
-        """
+        """Size of the network's input for an image of (height, width). The shorter side has its fixed length,
+        unless the longer one exceeds its own. A strip so narrow that nothing would be left keeps three
+        pixels; the original fails there."""
         pixels = self.settings.preprocessing
         scale = pixels.shortest_side / min(size)
         sides = [pixels.shortest_side if side == min(size) else scale * side for side in size]
@@ -452,12 +432,10 @@ class FasterRcnn(_Detector, tags=["object-detection", "faster-rcnn"]):
     def select(
         self, found: Proposals, scale: tuple[int, int], size: tuple[int, int]
     ) -> tuple[BoxFeatures, Integers]:
-        """What the rule keeps of the proposals of an image, and their indices.
-
-        `bua10_100`: 10 to 100 proposals, those with a confidence above 0.2, see `boxes_kept`. `lxmert36`: the
-        36 best boxes after regression, of the likeliest class. `scale` is the (height, width) of the pixels
-        that they were found in.
-        """
+        """What the rule keeps of the proposals of an image, and their indices. `bua10_100`: 10 to 100
+        proposals, those with a confidence above 0.2, see `boxes_kept`. `lxmert36`: the 36 best boxes after
+        regression, of the likeliest class. `scale` is the (height, width) of the pixels that they were found
+        in."""
         probabilities = found.class_logits.softmax(dim=1)[:, :-1]
         if self.rule == "bua10_100":
             boxes, by_class, features = _arrays(found.boxes, probabilities, found.features)
@@ -482,12 +460,10 @@ class FasterRcnn(_Detector, tags=["object-detection", "faster-rcnn"]):
 
 
 _LAYERS = ("layer1", "layer2", "layer3", "layer4")
-_EXPANSION = 4
-"""Times as many channels behind a residual block as it has planes."""
+_EXPANSION = 4  # times as many channels behind a residual block as it has planes
 _STRIDES = (4, 8, 16, 32, 64)
 """Pixels of the resized image per cell of each level of the pyramid; all but the last give features."""
-_POOLED = 7
-"""Cells along each side of a pooled proposal."""
+_POOLED = 7  # cells along each side of a pooled proposal
 _PIXEL = 1.0  # as `_Detector.pixel`
 
 
@@ -617,10 +593,8 @@ class _X152Model(nn.Module):
 
     def pooled(self, maps: Sequence[Tensor], boxes: Tensor, levels: Tensor | None = None) -> Tensor:
         """(n, c, 7, 7) means of points for boxes (n, 4), in the levels (n,), on the host, that fit them.
-
         Points, two along each side of a cell, lie as in the first RoIAlign, which takes no half pixel off the
-        corners.
-        """
+        corners."""
         levels = _level_of(boxes).cpu() if levels is None else levels
         cells = maps[0].new_empty(len(boxes), maps[0].shape[1], _POOLED, _POOLED)
         for level, (map_, stride) in enumerate(zip(maps[:-1], _STRIDES, strict=False)):
@@ -637,22 +611,17 @@ class _X152Model(nn.Module):
 
 def _level_of(boxes: Tensor) -> Tensor:
     """(n,) the level of the pyramid for boxes (n, 4): floor(4 + log2(sqrt(area) / 224)), less the first's 2.
-
-    Lin et al., 2017, eq. 1, from 0 to 3.
-    """
+    Lin et al., 2017, eq. 1, from 0 to 3."""
     sides = boxes[:, 2:] - boxes[:, :2] + _PIXEL
     levels = 4 + torch.log2(sides.prod(dim=1).sqrt() / 224 + 1e-6)
     return (levels.floor() - 2).clamp(0, len(_STRIDES) - 2).long()
 
 
 class X152(_Detector, tags=["object-detection", "faster-rcnn", "resnext"]):
-    """The detector behind ViLBERT's features, with the numbers of the script that released them.
-
-    The margin of an image is that of its own size. Images with transparency, on which the script fails, are
-    read in RGB. How many boxes are kept is in the config, 100 in the release. They are proposals without
-    regression, and may end up to 31 pixels of the resized image behind its right or lower edge, as released
-    ones do.
-    """
+    """The detector behind ViLBERT's features, with the numbers of the script that released them. The margin
+    of an image is that of its own size. Images with transparency, on which the script fails, are read in RGB.
+    How many boxes are kept is in the config, 100 in the release. They are proposals without regression, and
+    may end up to 31 pixels of the resized image behind its right or lower edge, as released ones do."""
 
     kind = "x152"
     described = (
@@ -671,10 +640,8 @@ class X152(_Detector, tags=["object-detection", "faster-rcnn", "resnext"]):
         self._mean = np.array(self.settings.preprocessing.mean, dtype=np.float32)
 
     def preprocess(self, image: Image.Image) -> tuple[Tensor, float]:
-        """(3, h, w) float32, blue, green, red, less the mean, resized, with a margin; and the scale.
-
-        The scale is that of the shorter side, unless the longer one would exceed its own.
-        """
+        """(3, h, w) float32, blue, green, red, less the mean, resized, with a margin; and the scale. The
+        scale is that of the shorter side, unless the longer one would exceed its own."""
         sides = self.settings.preprocessing
         scale: float = sides.shortest_side / min(image.size)
         if round(scale * max(image.size)) > sides.longest_side:
@@ -687,12 +654,10 @@ class X152(_Detector, tags=["object-detection", "faster-rcnn", "resnext"]):
 
     @torch.inference_mode()
     def select(self, found: Proposals, scale: float, size: tuple[int, int]) -> tuple[BoxFeatures, Integers]:
-        """The most confident proposals of an image, and their indices.
-
-        The confidence of a proposal is its best score among the classes whose suppression it survives, 0
-        where there is none. Of equal confidences the first proposal comes first. `scale`: pixels that they
-        were found in per pixel of the image.
-        """
+        """The most confident proposals of an image, and their indices. The confidence of a proposal is its
+        best score among the classes whose suppression it survives, 0 where there is none. Of equal
+        confidences the first proposal comes first. `scale`: pixels that they were found in per pixel of the
+        image."""
         settings = self.settings.detections
         boxes, probabilities = _arrays(found.boxes, found.class_logits.softmax(dim=1))
         boxes = boxes / np.float32(scale)
@@ -704,11 +669,9 @@ class X152(_Detector, tags=["object-detection", "faster-rcnn", "resnext"]):
 
 
 def _resized_by(pixels: Floats, scale: float) -> Floats:
-    """Pixels (h, w, c) resized by one scale for both axes: linear, without antialiasing.
-
-    As OpenCV's `resize` with INTER_LINEAR and a scale: a pixel of the result lies at its centre divided by
-    the scale itself, not by the ratio of the rounded sizes. A side keeps at least one pixel.
-    """
+    """Pixels (h, w, c) resized by one scale for both axes: linear, without antialiasing. As OpenCV's `resize`
+    with INTER_LINEAR and a scale: a pixel of the result lies at its centre divided by the scale itself, not
+    by the ratio of the rounded sizes. A side keeps at least one pixel."""
     (top, bottom, lower), (left, right, further) = (_neighbours(n, scale) for n in pixels.shape[:2])
     further, lower = further[:, None], lower[:, None, None]
     wide = pixels[:, left] * (1 - further) + pixels[:, right] * further

@@ -138,12 +138,9 @@ def attend(
     dropout: float = 0.0,
     causal: bool = False,
 ) -> Tensor:
-    """(rows of `own`, width) attention of sequences to sequences, pair by pair.
-
-    query: (rows of `own`, width). keys, values: (rows of `other`, width). causal: the last row of a sequence
-    of `own` sees all rows of its sequence of `other`, which is at least as long, and each one before it one
-    row less.
-    """
+    """(rows of `own`, width) attention of sequences to sequences, pair by pair. query: (rows of `own`,
+    width). keys, values: (rows of `other`, width). causal: the last row of a sequence of `own` sees all rows
+    of its sequence of `other`, which is at least as long, and each one before it one row less."""
     given = (query, keys, values), heads, own, other, dropout, causal
     kernel = _kernel_of(query, heads)
     return _attend_at_once(kernel, *given) if kernel else _attend_in_groups(*given)

@@ -94,21 +94,16 @@ def bert_embeddings(config: Any) -> Any:
 
 
 class PairEncoder(CheckedModel):
-    """A network that runs a visual once (an image, box features), and then with each of its texts.
-
-    The words of its tokenizer lie beside its weights.
-    """
+    """A network that runs a visual once (an image, box features), and then with each of its texts. The words
+    of its tokenizer lie beside its weights."""
 
     text_sizes: ClassVar[attrgetter[BertSizes]]
     """Of the settings, the sizes of the tower that reads token ids."""
     words_file: ClassVar[str] = TOKENIZER
-    keeps_end: ClassVar[bool] = True
-    """Whether a text that is cut keeps its end mark."""
-    splits: ClassVar[bool] = False
-    """Whether texts are split as by `str.split` first."""
+    keeps_end: ClassVar[bool] = True  # whether a text that is cut keeps its end mark
+    splits: ClassVar[bool] = False  # whether texts are split as by `str.split` first
     automatic: ClassVar[dict[str, tuple[int, int]]] = {"images": (16, 256), "rows": (2048, 65_536)}
-    visual_rows: int = 100
-    """What a pair costs beside the tokens of its text, about."""
+    visual_rows: int = 100  # what a pair costs beside the tokens of its text, about
 
     @abstractmethod
     def prepare_visual(self, loaded: Any) -> Any:
@@ -175,10 +170,8 @@ class PairEncoder(CheckedModel):
         image_features: Callable[[Any], Tensor] | None = None,
     ) -> Iterator[Encoded]:
         """Every visual with the rows of its texts, by `pair_key`, in order; its `extra` are their tokens.
-
         run: a row per pair, of the shared states of visuals; the pairs of a visual stand together.
-        image_features: of shared states the features of visuals alone, whose key is `image_key`.
-        """
+        image_features: of shared states the features of visuals alone, whose key is `image_key`."""
 
         def keys(content: str, tokens: Tokens) -> tuple[str, ...]:
             own = [self.image_key(content)] if tokens.ids and image_features else []

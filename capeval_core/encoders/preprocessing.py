@@ -35,11 +35,9 @@ _DECODED = 1 << 22  # pixels of masks that are decoded at a time, of 16 bytes ea
 
 @dataclass(frozen=True)
 class Preprocessing(Closed):
-    """How an image becomes a tensor: resize of the shorter side, centre crop, RGB, scaling.
-
-    The image is resized in its own mode and converted to RGB only afterwards, so palettes are
-    resized by nearest neighbour and alpha is premultiplied, then dropped; EXIF orientation is ignored.
-    """
+    """How an image becomes a tensor: resize of the shorter side, centre crop, RGB, scaling. The image is
+    resized in its own mode and converted to RGB only afterwards, so palettes are resized by nearest neighbour
+    and alpha is premultiplied, then dropped; EXIF orientation is ignored."""
 
     image_size: Side
     mean: Means = CLIP_MEAN
@@ -98,14 +96,10 @@ def resize_masks(masks: Tensor, size: int, transform: MaskTransform) -> Tensor:
 
 
 class RunMask(NamedTuple):
-    """A mask by the pixels at which it changes, counted column by column, until it is on a GPU.
-
-    A mask of 12 megapixels is 12 MB as an array and some kilobytes so: threads hand it over, and it is
-    decoded, cropped and resized on the device.
-
-    bounds: (2k,) int32, where each of k runs of ones begins and ends. size: (height, width) of the mask.
-    transform: how it comes to the image tower's size.
-    """
+    """A mask by the pixels at which it changes, counted column by column, until it is on a GPU. A mask of 12
+    megapixels is 12 MB as an array and some kilobytes so: threads hand it over, and it is decoded, cropped
+    and resized on the device. bounds: (2k,) int32, where each of k runs of ones begins and ends. size:
+    (height, width) of the mask. transform: how it comes to the image tower's size."""
 
     bounds: NDArray[np.int32]
     size: tuple[int, int]

@@ -73,11 +73,9 @@ class _SceneNet(nn.Module):
 
 class SceneRegionEncoder(BoxEncoder, tags=["image-feature-extraction"]):
     """Boxes of a drawn scene, the most confident first, with features of a small convolutional network.
-
     Confidence is the network's probability that a box holds one whole object. Boxes more confident than 0.2
     are kept, 10 to 36 of them, so that features give the same score at once and from files. It knows nothing
-    but scenes of coloured shapes; boxes of a photograph mean little.
-    """
+    but scenes of coloured shapes; boxes of a photograph mean little."""
 
     kind = "scene_regions"
     described = "colour patches and grid cells, {image_size} pixels, box features of {region_size} numbers"

@@ -50,13 +50,11 @@ class Tokens:
 
 
 class ClipTokenizer:
-    """CLIP's byte-level BPE over open_clip's vocabulary, with OpenAI's special markers.
-
-    Texts are repaired (ftfy), HTML-unescaped twice, lower-cased and their white space collapsed.
-    A text that is too long keeps its first `context_length - 1` ids and then the end token. The
-    markers inside a text become the special ids, as in the original code (open_clip spells them
-    differently, so there a caption with `<|endoftext|>` gets other ids).
-    """
+    """CLIP's byte-level BPE over open_clip's vocabulary, with OpenAI's special markers. Texts are repaired
+    (ftfy), HTML-unescaped twice, lower-cased and their white space collapsed. A text that is too long keeps
+    its first `context_length - 1` ids and then the end token. The markers inside a text become the special
+    ids, as in the original code (open_clip spells them differently, so there a caption with `<|endoftext|>`
+    gets other ids)."""
 
     def __init__(self, context_length: int = 77) -> None:
         self.context_length = context_length
@@ -119,15 +117,12 @@ def _ids_of_word(word: str) -> Ids:
 
 
 class WordPiece:
-    """BERT's tokenizer over a vocabulary: a piece of a word per id. `lowercase`: the uncased one.
-
-    `split`: texts are split as by `str.split` first, as UNITER's code does: control characters that Python
-    counts as white space, such as a vertical tab, part words; else they vanish.
-
-    A text that is too long keeps its first `context_length - 1` ids and then the end mark; without
-    `keep_end`, its first `context_length` ids and no end mark. The marks themselves have no meaning inside a
-    text: `[SEP]` there is a word between two brackets.
-    """
+    """BERT's tokenizer over a vocabulary: a piece of a word per id. `lowercase`: the uncased one. `split`:
+    texts are split as by `str.split` first, as UNITER's code does: control characters that Python counts as
+    white space, such as a vertical tab, part words; else they vanish. A text that is too long keeps its first
+    `context_length - 1` ids and then the end mark; without `keep_end`, its first `context_length` ids and no
+    end mark. The marks themselves have no meaning inside a text: `[SEP]` there is a word between two
+    brackets."""
 
     def __init__(
         self,
@@ -193,9 +188,7 @@ def encode_distinct(
     cache: FeatureCache,
 ) -> list[Floats]:
     """One array per text, in order: (d,) of a sentence, or (length, d) of its tokens; equal texts run once.
-
-    key: the cache's key of a sequence, by its bytes. forward: arrays of sorted sequences, in slices.
-    """
+    key: the cache's key of a sequence, by its bytes. forward: arrays of sorted sequences, in slices."""
     keys = {ids: key(bytes_of(ids)) for ids in dict.fromkeys(tokens.ids)}
     arrays = cache.get(keys.values())
     missing = sorted((ids for ids in keys if keys[ids] not in arrays), key=lambda ids: (len(ids), ids))

@@ -70,12 +70,10 @@ class Rankings:
 
 
 def region_input(boxes: BoxFeatures) -> RegionInput:
-    """Features and positions of boxes as UNITER was trained with them.
-
-    A position is x0, y0, x1, y1, width and height relative to the image, and their area. UNITER's training
-    data holds features and positions in float16, so both are rounded to it; the area is the product of the
-    rounded width and height. ValueError where the size of the image is not known.
-    """
+    """Features and positions of boxes as UNITER was trained with them. A position is x0, y0, x1, y1, width
+    and height relative to the image, and their area. UNITER's training data holds features and positions in
+    float16, so both are rounded to it; the area is the product of the rounded width and height. ValueError
+    where the size of the image is not known."""
     with np.errstate(over="ignore"):
         features = boxes.features.astype(np.float16)
     if not np.isfinite(features).all():
@@ -87,9 +85,7 @@ def region_input(boxes: BoxFeatures) -> RegionInput:
 
 class Uniter(nn.Module):
     """UNITER with its matching head (image and text belong together: no, yes) and UMIC's ranking head.
-
-    `regions` of its methods are, per pair, the (boxes, hidden) embeddings of its image's boxes.
-    """
+    `regions` of its methods are, per pair, the (boxes, hidden) embeddings of its image's boxes."""
 
     def __init__(self, architecture: Mapping[str, Any], dropout: float = 0.0) -> None:
         super().__init__()
@@ -181,11 +177,9 @@ class Uniter(nn.Module):
 
 
 class UniterEncoder(RegionTextEncoder, tags=["image-captioning", "uniter"]):
-    """UNITER with a ranking head, on transformers' BERT layers.
-
-    Boxes are embedded once per image, however many captions it is ranked with; no caption or box is padded.
-    In float32 a value does not depend on what else is in the batch, up to rounding.
-    """
+    """UNITER with a ranking head, on transformers' BERT layers. Boxes are embedded once per image, however
+    many captions it is ranked with; no caption or box is padded. In float32 a value does not depend on what
+    else is in the batch, up to rounding."""
 
     kind = "uniter"
     described = (

@@ -46,8 +46,7 @@ from capeval_core.models.model import TEXTS, cosines
 from capeval_core.ragged import Floats, ranges, starts_of
 from capeval_core.weights.vilbert import VilbertConversion
 
-Rows = Mapping[str, Tensor]
-"""Packed rows of either stream, `text` and `visual`."""
+Rows = Mapping[str, Tensor]  # packed rows of either stream, `text` and `visual`
 States = Sequence[Tensor]  # (rows, hidden) of each text, or of each image
 Couples = Sequence[tuple[int, int]]  # positions of a text and an image
 
@@ -101,11 +100,9 @@ class LocatedBoxes(NamedTuple):
 
 @dataclass(frozen=True)
 class TokenFeatures:
-    """An image and its texts; None where the boxes could not be read, for an `error`.
-
-    features: per text (rows, hidden) float32: the first token, the task token where the model has one, the
-        words, the end token unless the text was cut. on_device: the same on CUDA, if just computed there.
-    """
+    """An image and its texts; None where the boxes could not be read, for an `error`. features: per text
+    (rows, hidden) float32: the first token, the task token where the model has one, the words, the end token
+    unless the text was cut. on_device: the same on CUDA, if just computed there."""
 
     features: list[Floats] | None
     key: str
@@ -114,11 +111,9 @@ class TokenFeatures:
 
 
 def located(boxes: BoxFeatures) -> LocatedBoxes:
-    """Boxes as ViLBERT was trained with them; ValueError where the size of the image is not known.
-
-    A location is x0, y0, x1, y1 relative to the image, and the share of the image that the box covers. The
-    first row is the whole image, and its feature the mean of those of all boxes.
-    """
+    """Boxes as ViLBERT was trained with them; ValueError where the size of the image is not known. A location
+    is x0, y0, x1, y1 relative to the image, and the share of the image that the box covers. The first row is
+    the whole image, and its feature the mean of those of all boxes."""
     relative = boxes.relative()
     locations = np.ones((len(boxes) + 1, 5), dtype=np.float32)
     locations[0, :2] = 0
@@ -210,10 +205,8 @@ class Vilbert(nn.Module):
         return self.dropout(table.norm(table.feature(features) + table.location(locations)))  # type: ignore[no-any-return]
 
     def lower_texts(self, texts: Sequence[Ids], task: int | None) -> list[Tensor]:
-        """(rows, hidden) of each text before the first co-attention block.
-
-        The token of task number `task`, if any, stands behind each text's first token and has no position.
-        """
+        """(rows, hidden) of each text before the first co-attention block. The token of task number `task`,
+        if any, stands behind each text's first token and has no position."""
         table, lengths = self.embeddings, np.array([len(ids) for ids in texts])
         starts, total = starts_of(lengths), lengths.sum()
         # The row behind all tokens is the task's, which stands behind the first token of each text.
@@ -248,9 +241,7 @@ class Vilbert(nn.Module):
 
     def text_states(self, texts: States, regions: States, pairs: Couples, layer: int) -> list[Tensor]:
         """(rows, hidden) of the text of each pair after co-attention block number `layer`, and no more runs.
-
-        texts, regions: from `lower_texts` and `lower_regions`. pairs: positions in both, text first.
-        """
+        texts, regions: from `lower_texts` and `lower_regions`. pairs: positions in both, text first."""
         batch = _Pairs(texts, regions, pairs)
         *_, rows = self._blocks(batch, layer, both=False)
         return batch.split(rows, "text")
@@ -267,10 +258,8 @@ class Vilbert(nn.Module):
         yield batch.split(rows, "text"), batch.split(rows, "visual")
 
     def _blocks(self, batch: _Pairs, last: int, *, both: bool) -> Iterator[Rows]:
-        """Packed rows after each co-attention block up to number `last`.
-
-        both: whether the boxes' rows after the last block are wanted, too; else they are those before it.
-        """
+        """Packed rows after each co-attention block up to number `last`. both: whether the boxes' rows after
+        the last block are wanted, too; else they are those before it."""
         rows, chosen = batch.distinct, batch.rows  # until texts and images meet
         for number in range(last + 1):
             if number:
@@ -321,11 +310,9 @@ class _Pairs:
 
 
 class VilbertEncoder(RegionTextEncoder, tags=["image-captioning", "vilbert"]):
-    """ViLBERT: features of a text's tokens in the light of an image.
-
-    Boxes are embedded once per image, and the text layers that do not see it run once per text. A text that
-    is too long is cut as in the released code, which drops its end token with the rest.
-    """
+    """ViLBERT: features of a text's tokens in the light of an image. Boxes are embedded once per image, and
+    the text layers that do not see it run once per text. A text that is too long is cut as in the released
+    code, which drops its end token with the rest."""
 
     kind = "vilbert"
     described = (
@@ -396,10 +383,8 @@ class VilbertEncoder(RegionTextEncoder, tags=["image-captioning", "vilbert"]):
 
     @exact
     def text_states(self, texts: Sequence[Ids], cache: FeatureCache, batch_size: int | None) -> list[Tensor]:
-        """(rows, hidden) of each text before it meets an image, on the encoder's device.
-
-        On CUDA they are kept nowhere: to wait for what the cache needs costs more than to run them again.
-        """
+        """(rows, hidden) of each text before it meets an image, on the encoder's device. On CUDA they are
+        kept nowhere: to wait for what the cache needs costs more than to run them again."""
         lower = partial(self.model.lower_texts, task=self.settings.task)
         if self.device.type == "cuda":
             return lower(texts)

@@ -18,15 +18,12 @@ with which row, counted from the start of the other set; 0 and -1 where that is 
 @dataclass(frozen=True)
 class Sets:
     """Sets of rows: `rows` (n, D), one set after the other; set s is lengths[s] rows from starts[s] on.
-
     `scale` (n,) turns a product of rows into a cosine: 1 / norm, or 1 for an all-zero row. It may hold a
     weight as well, so that weighted similarities need nothing more. It is float64 for float64 rows, else
     float32. Where it is not `measured` yet it means nothing: paths that take such sets find norms beside the
     products (`slices` writes their squares there). A row without an ordinary norm needs a second look:
-    `slices` raises OddRowError for one, and kernels set `odd` (1,) to 1, which is read at the end.
-
-    `rows`, `scale` and `odd` are on the device of the rows.
-    """
+    `slices` raises OddRowError for one, and kernels set `odd` (1,) to 1, which is read at the end. `rows`,
+    `scale` and `odd` are on the device of the rows."""
 
     rows: Tensor
     scale: Tensor
@@ -61,10 +58,8 @@ def ordinary(norms: Tensor) -> Tensor:
 
 
 def reference(x: Sets, y: Sets, of_x: Integers, of_y: Integers, indices: bool) -> tuple[Best, Best]:
-    """The best of each side, pair after pair, on any device.
-
-    x, y: the sets. of_x, of_y: which of them pair p has. indices: whether they are wanted.
-    """
+    """The best of each side, pair after pair, on any device. x, y: the sets. of_x, of_y: which of them pair p
+    has. indices: whether they are wanted."""
     found = x.unmatched(of_x, indices), y.unmatched(of_y, indices)
     starts = (starts_of(sets.lengths[which]).tolist() for sets, which in ((x, of_x), (y, of_y)))
     for i, j, *begins in zip(of_x.tolist(), of_y.tolist(), *starts, strict=True):

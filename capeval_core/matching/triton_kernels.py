@@ -29,8 +29,7 @@ Work = NDArray[Any]
 SIZES = {2: (16, 32, 64, 128), 4: (16, 32, 64)}
 """Rows of a tile's sides, by the bytes of a number: a set takes the smallest that holds it."""
 LOWEST = -(1 << 63)
-FIELDS = 8
-"""Numbers that tell a program its work; see `_work`."""
+FIELDS = 8  # numbers that tell a program its work; see `_work`
 
 
 @triton.jit
@@ -82,11 +81,9 @@ def match_kernel(
     WIDTH: tl.constexpr, BLOCK_X: tl.constexpr, BLOCK_Y: tl.constexpr, BLOCK_D: tl.constexpr,  # noqa: N803
     MEASURED: tl.constexpr, INDICES: tl.constexpr, SPLIT: tl.constexpr,  # noqa: N803
 ):  # fmt: skip
-    """Program p does line p of `work`: up to BLOCK_X rows of an x set with up to BLOCK_Y of a y set.
-
-    x, y: (n, WIDTH) rows; MEASURED: with their scales, else 1 / norm is found here. SPLIT: the sets have more
-    rows, of which other programs take theirs, so that maxima meet in x_codes and y_codes.
-    """
+    """Program p does line p of `work`: up to BLOCK_X rows of an x set with up to BLOCK_Y of a y set. x, y:
+    (n, WIDTH) rows; MEASURED: with their scales, else 1 / norm is found here. SPLIT: the sets have more rows,
+    of which other programs take theirs, so that maxima meet in x_codes and y_codes."""
     line = work + tl.program_id(0).to(tl.int64) * 8
     x_first, x_rows, x_at = tl.load(line).to(tl.int64), tl.load(line + 1), tl.load(line + 2)
     y_first, y_rows, y_at = tl.load(line + 3).to(tl.int64), tl.load(line + 4), tl.load(line + 5)
@@ -157,9 +154,7 @@ def _options(x: int, y: int, width: int, size: int) -> dict[str, int | bool]:
 
 def match(x: Sets, y: Sets, of_x: Integers, of_y: Integers, indices: bool) -> tuple[Best, Best]:
     """The best of each row, both ways, of float16, bfloat16 or float32 rows on one GPU; see `sets.reference`.
-
-    Of equal similarities the first counts. Nothing here waits for the GPU.
-    """
+    Of equal similarities the first counts. Nothing here waits for the GPU."""
     rows = x.rows, y.rows
     if INTERPRETED and rows[0].dtype == torch.bfloat16:  # which the interpreter multiplies as whole numbers
         rows = x.rows.float(), y.rows.float()
@@ -199,10 +194,8 @@ def match(x: Sets, y: Sets, of_x: Integers, of_y: Integers, indices: bool) -> tu
 
 def _work(x: Work, y: Work, sizes: tuple[int, ...]) -> tuple[list[Kind], Work]:
     """(lines, FIELDS) what each program does, by kind, and the kinds; pairs with an empty set have no line.
-
     x, y: (3, pairs) first row, rows, first maximum. A line holds those of the side with the larger block, of
-    the other side, and which rows of their sets the first ones are.
-    """
+    the other side, and which rows of their sets the first ones are."""
     many = len(sizes)
     # The smallest block that holds so many rows, by their number.
     block_of = np.searchsorted(sizes, np.arange(sizes[-1] + 2)).astype(np.uint8)

@@ -39,10 +39,8 @@ def count_forwards() -> Iterator[ForwardCount]:
 
 
 class BatchSize:
-    """The size of the next batch, in whatever unit its owner counts (images, tokens).
-
-    An automatic size is halved whenever memory runs out; of one that the user gave an error says to lower it.
-    """
+    """The size of the next batch, in whatever unit its owner counts (images, tokens). An automatic size is
+    halved whenever memory runs out; of one that the user gave an error says to lower it."""
 
     def __init__(self, size: int, *, automatic: bool) -> None:
         self.size, self.automatic = size, automatic
@@ -55,10 +53,8 @@ class BatchSize:
         cost: int | Sequence[int] = 1,
         after: Callable[[Any], Any] = lambda output: output,
     ) -> Iterator[tuple[slice, Any]]:
-        """Outputs of `forward` over slices that cover all items; `after` makes of each what is given.
-
-        cost: units of each item; a sequence, where it differs.
-        """
+        """Outputs of `forward` over slices that cover all items; `after` makes of each what is given. cost:
+        units of each item; a sequence, where it differs."""
         start = 0
         while start < len(items):
             part = slice(start, self._stop(start, len(items), cost))

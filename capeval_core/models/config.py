@@ -17,8 +17,7 @@ Side = Annotated[int, range(1, 4_097)]
 Count = Annotated[int, range(1, 100_001)]
 Few = Annotated[int, range(1_000)]
 Places = Annotated[list[int], range(1_001)]
-Share = Annotated[float, (0, 1)]
-"""Above 0, at most 1; numbers are above the first of their bounds."""
+Share = Annotated[float, (0, 1)]  # above 0, at most 1; numbers are above the first of their bounds
 Means = Annotated[Sequence[float], (-1e3, 1e3), 3]
 Deviations = Annotated[Sequence[float], (1e-4, 1e3), 3]
 Switch = Annotated[bool, "true or false"]

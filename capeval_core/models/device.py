@@ -76,10 +76,8 @@ def triton_problem() -> str:
 
 @contextmanager
 def exact_float32(device: torch.device) -> Iterator[None]:
-    """Switch off TF32, its CPU kin and autocast, which a program may have allowed for its training.
-
-    A GPU is the current one meanwhile: Triton's kernels run there, wherever their tensors are.
-    """
+    """Switch off TF32, its CPU kin and autocast, which a program may have allowed for its training. A GPU is
+    the current one meanwhile: Triton's kernels run there, wherever their tensors are."""
     with ExitStack() as restored:
         if device.type == "cuda":
             restored.enter_context(torch.cuda.device(device))
@@ -136,10 +134,8 @@ def exact(method: Callable[P, R]) -> Callable[P, R]:
 def kernels_agree(
     kernels: str, device: torch.device, dtype: torch.dtype, cases: Iterator[tuple[str, Tensor, Tensor]]
 ) -> bool:
-    """Whether kernels give what plain PyTorch gives; warns where they do not, or do not run at all.
-
-    cases: what is tried, the kernels' result, PyTorch's; of numbers of about 1, as they are asked for.
-    """
+    """Whether kernels give what plain PyTorch gives; warns where they do not, or do not run at all. cases:
+    what is tried, the kernels' result, PyTorch's; of numbers of about 1, as they are asked for."""
     bound = 1e-5 if dtype == torch.float32 else 0.02
     try:
         with torch.no_grad(), exact_float32(device):

@@ -17,13 +17,7 @@ from capeval_core.errors import InputError, Problem, expanded_path, setting, wro
 from capeval_core.options import option
 from capeval_core.weights.catalogue import BLIP2_COCO
 from capeval_core.weights.checkpoint import name_some, read_checkpoint
-from capeval_core.weights.conversion import (
-    BertConversion,
-    Shapes,
-    Tensors,
-    clip_preprocessing,
-    side_of,
-)
+from capeval_core.weights.conversion import BertConversion, Shapes, Tensors, clip_preprocessing, side_of
 from capeval_core.weights.folder import (
     TOKENIZER,
     VOCABULARY,

@@ -8,12 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-PROMPT = "A photo depicts "
-"""Put before every caption and reference by PAC-S."""
+PROMPT = "A photo depicts "  # put before every caption and reference by PAC-S
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
-MASK_MEAN, MASK_STD = 0.5, 0.26
-"""How Alpha-CLIP scales masks of zeros and ones."""
+MASK_MEAN, MASK_STD = 0.5, 0.26  # how Alpha-CLIP scales masks of zeros and ones
 LICENCE_NOT_STATED = "not stated by the original"
 """In a config, the licence of weights whose authors state none."""
 NAMESPACE = os.environ.get("CAPEVAL_NAMESPACE", "capeval")
@@ -36,10 +34,8 @@ def restriction_of(licence: str) -> str | None:
 
 @dataclass(frozen=True)
 class WeightsEntry:
-    """A Hub repository of weights; the head of `catalogue.toml` says what its values are.
-
-    architecture: how encoders describe these weights, without their activation; None: not recorded.
-    """
+    """A Hub repository of weights; the head of `catalogue.toml` says what its values are. architecture: how
+    encoders describe these weights, without their activation; None: not recorded."""
 
     repository: str
     title: str

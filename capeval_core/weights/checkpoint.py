@@ -22,13 +22,11 @@ _EXTRACT = (
 
 
 def read_checkpoint(path: str | Path, *, in_place: bool = False) -> dict[str, Any]:
-    """What a checkpoint file holds under its names, in the order in which they were written.
-
-    Pickles are read with ``torch.load(weights_only=True)`` and nothing else, so a file that would run code is
-    refused. The first bytes, not the name, show the kind. A state dict is accepted bare, as ``{"state_dict":
-    {...}}``, or in parts, as ``{"model": {...}, "epoch": 3}``, whose tensors are then named `model.` and so
-    on. With `in_place` tensors stay in the file, mapped into memory, where its format allows that.
-    """
+    """What a checkpoint file holds under its names, in the order in which they were written. Pickles are read
+    with ``torch.load(weights_only=True)`` and nothing else, so a file that would run code is refused. The
+    first bytes, not the name, show the kind. A state dict is accepted bare, as ``{"state_dict": {...}}``, or
+    in parts, as ``{"model": {...}, "epoch": 3}``, whose tensors are then named `model.` and so on. With
+    `in_place` tensors stay in the file, mapped into memory, where its format allows that."""
     from safetensors.torch import load_file
 
     path = Path(path)

@@ -31,8 +31,7 @@ from capeval_core.weights.folder import OPEN_CLIP_CONFIG, WeightsError
 Activation = Literal["quick_gelu", "gelu"]
 Adapters = Literal["released", "all", "none"]
 
-ALPHA = 1.0
-"""The scale of an adapter's update is alpha / r; PAC-S++ was trained with alpha = 1."""
+ALPHA = 1.0  # the scale of an adapter's update is alpha / r; PAC-S++ was trained with alpha = 1
 _ADAPTER = re.compile(
     r"(visual\.conv1"
     r"|(?:visual\.)?transformer\.resblocks\.\d+\.(?:attn\.in_proj_weight|attn\.out_proj|mlp\.c_fc|mlp\.c_proj))"
@@ -44,8 +43,7 @@ _MODES = (
 )
 _HEAD_WIDTH, _WIDEST_REGULAR = 64, 1024
 """Of the attention heads in CLIP's towers, up to ViT-L/14; in wider ones it differs (80, 88, 104, ...)."""
-_RESNET_STRIDE = 32
-"""The modified ResNet shrinks the image as many times before its attention pool."""
+_RESNET_STRIDE = 32  # the modified ResNet shrinks the image as many times before its attention pool
 # The order in which a class registers the parts of a block is the order in which it saves them.
 _OPENAI_BLOCK = ("attn", "ln_1", "mlp", "ln_2")
 _OPEN_CLIP_BLOCK = ("ln_1", "attn", "ln_2", "mlp")
@@ -53,11 +51,9 @@ _PART = re.compile(r"((?:visual\.)?transformer\.resblocks\.\d+)\.(attn|ln_1|ln_2
 
 
 def low_rank_update(weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """The change of `weight` that an adapter stands for: ``(B @ A) * alpha / r`` in float64.
-
-    For a matrix (out, in), `a` is (r, in) and `b` (out, r). For a convolution (out, in, k, k), `a` is
-    (r*k, in*k), `b` (out*k, r*k), and the product is read row by row as (out, in, k, k).
-    """
+    """The change of `weight` that an adapter stands for: ``(B @ A) * alpha / r`` in float64. For a matrix
+    (out, in), `a` is (r, in) and `b` (out, r). For a convolution (out, in, k, k), `a` is (r*k, in*k), `b`
+    (out*k, r*k), and the product is read row by row as (out, in, k, k)."""
     kernel = weight.shape[-1] if weight.ndim == 4 else 1
     rank, update = a.shape[0] // kernel, b.double() @ a.double()
     if update.shape != (weight.shape[0] * kernel, weight.shape[1] * kernel):
@@ -66,11 +62,9 @@ def low_rank_update(weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> t
 
 
 def merge_adapters(tensors: Tensors, adapters: Adapters, notes: list[str]) -> Tensors:
-    """Tensors of the plain model, with the chosen adapters added to their weights.
-
-    `adapters` is ``"released"`` (those that the released PAC-S++ script applies: attention and patch
-    embedding, not the MLP), ``"all"`` or ``"none"``. Sums are made in float64 and kept as float32.
-    """
+    """Tensors of the plain model, with the chosen adapters added to their weights. `adapters` is
+    ``"released"`` (those that the released PAC-S++ script applies: attention and patch embedding, not the
+    MLP), ``"all"`` or ``"none"``. Sums are made in float64 and kept as float32."""
     plain = {name: tensor for name, tensor in tensors.items() if "lora" not in name.lower()}
     pairs: dict[str, dict[str, torch.Tensor]] = {}
     for name in [name for name in tensors if name not in plain]:
@@ -161,10 +155,8 @@ def _infer_activation(names: list[str], option: Activation | None) -> tuple[Acti
 def read_architecture(
     shapes: Shapes, notes: list[str], *, head_width: int | None = None, text_heads: int | None = None
 ) -> dict[str, Any]:
-    """Architecture (keys of open_clip's configuration) of the CLIP with tensors of these shapes.
-
-    Head counts leave no trace in shapes: they are width / 64 unless they are given.
-    """
+    """Architecture (keys of open_clip's configuration) of the CLIP with tensors of these shapes. Head counts
+    leave no trace in shapes: they are width / 64 unless they are given."""
     text = read_text(shapes, notes, text_heads)
     embed_dim = shapes["text_projection"][1]
     read_vision = _read_resnet if "visual.layer1.0.conv1.weight" in shapes else _read_vit

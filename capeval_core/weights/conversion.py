@@ -22,19 +22,16 @@ from capeval_core.weights.folder import read_words, sha256_of
 
 Tensors = dict[str, Tensor]
 Shapes = Mapping[str, tuple[int, ...]]
-Empty = Callable[[dict[str, Any]], nn.Module]
-"""The encoder's model of a config, on torch's meta device."""
+Empty = Callable[[dict[str, Any]], nn.Module]  # the encoder's model of a config, on torch's meta device
 _RELEASES = tomllib.loads(Path(__file__).with_name("releases.toml").read_text(encoding="utf-8"))
 _ENDINGS = re.compile(r"(\.(fp16|pt|pth|bin|safetensors|index|json))+$")
 
 
 @dataclass(frozen=True)
 class Release:
-    """An original checkpoint in plain form.
-
-    config: the weights folder's config.json, without checksum and canary. tensors: as the encoder names them,
-    complete and nothing else, in float32 or as released. notes: what was inferred, merged or left out.
-    """
+    """An original checkpoint in plain form. config: the weights folder's config.json, without checksum and
+    canary. tensors: as the encoder names them, complete and nothing else, in float32 or as released. notes:
+    what was inferred, merged or left out."""
 
     config: dict[str, Any]
     tensors: Tensors
@@ -45,10 +42,8 @@ class Release:
 class Conversion(Settings):
     """A conversion; its settings are flags of `capeval convert`, and every step appends to `notes`."""
 
-    encoder: ClassVar[str]
-    """What `encoder` in config.json calls the network."""
-    facts: ClassVar[dict[str, Any]]
-    """What `releases.toml` says of it."""
+    encoder: ClassVar[str]  # what `encoder` in config.json calls the network
+    facts: ClassVar[dict[str, Any]]  # what `releases.toml` says of it
     keeps_type: ClassVar[bool] = False
     """Whether tensors stay in the type in which they are released, not in float32."""
 

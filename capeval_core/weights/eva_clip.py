@@ -19,8 +19,7 @@ from capeval_core.weights.checkpoint import INDEX, read_checkpoint, read_shards
 from capeval_core.weights.clip import head_width_of, read_text
 from capeval_core.weights.conversion import Conversion, Shapes, Tensors, clip_preprocessing, side_of
 
-_PRE_NORM_WIDTH = 4096
-"""Of the model of 8 billion parameters, whose norms come first."""
+_PRE_NORM_WIDTH = 4096  # of the model of 8 billion parameters, whose norms come first
 _VISION, _TEXT = "vision_model.embeddings.", "text_projection.weight"
 _PART = re.compile(r"(.*\.self_attn\.)([qkv])_proj\.(weight|bias)")
 

@@ -48,10 +48,8 @@ def naming_weights(name: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class WeightsFolder:
-    """A folder of weights, its config read and its checksum verified.
-
-    name: a repository id, a folder's name, or `tiny`. revision: commit on the Hub, None for a local folder.
-    """
+    """A folder of weights, its config read and its checksum verified. name: a repository id, a folder's name,
+    or `tiny`. revision: commit on the Hub, None for a local folder."""
 
     path: Path
     name: str
@@ -104,9 +102,8 @@ def check_finite(tensors: Mapping[str, Tensor], fix: str = _AGAIN) -> None:
 
 def open_weights(weights: str | os.PathLike[str], *, metric: str, tiny: str) -> WeightsFolder:
     """The folder that `weights` means: a local one, a Hub repository (`org/name[@revision]`), or `"tiny"`.
-
-    metric: what `capeval convert` calls such weights, for messages. tiny: folder of the embedded small model.
-    """
+    metric: what `capeval convert` calls such weights, for messages. tiny: folder of the embedded small
+    model."""
     name = os.fspath(weights)
     path = expanded_path(name)
     if name == "tiny":
@@ -227,10 +224,8 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def file_checksum(path: Path) -> str:
-    """sha256 of a file, remembered while path, inode, size and times stay as they are.
-
-    A file that changed just now is always read, since a second change may not show in the times.
-    """
+    """sha256 of a file, remembered while path, inode, size and times stay as they are. A file that changed
+    just now is always read, since a second change may not show in the times."""
     stat = path.stat()
     if time.time() - max(stat.st_mtime, stat.st_ctime) < LIMITS.settled_seconds:
         return sha256_of(path)
@@ -277,10 +272,8 @@ def open_foreign(
     error: type[WeightsError] = WeightsError,
 ) -> tuple[Path, str, str | None]:
     """A model in transformers' format: its folder, its name, and its commit on the Hub (None: it is local).
-
     files: patterns of the files beside `tensors`. required: of each alternative one file must be there.
-    default: a repository that fits. without: how to work without the model.
-    """
+    default: a repository that fits. without: how to work without the model."""
     without = without and f" {without}"
 
     def unavailable(repository: str, why: str) -> Exception:

@@ -39,10 +39,8 @@ def download(
     error: Callable[[str, str], Exception],
 ) -> Path:
     """The folder, named by its commit, of `org/name` or `org/name@revision`; it warns where it may be old.
-
     what: the files in the warning. small: patterns of the files that come first; large: of the other ones, by
-    the folder of the first. error: the error for a repository and the reason.
-    """
+    the folder of the first. error: the error for a repository and the reason."""
     from huggingface_hub import HfApi, constants, errors, snapshot_download
 
     repository, _, revision = name.partition("@")

@@ -19,8 +19,7 @@ from capeval_core.weights.checkpoint import name_some, read_checkpoint
 from capeval_core.weights.conversion import Conversion, Shapes, Tensors, filled, renamed
 
 MEAN = (123.675, 116.28, 103.53)
-STD = (58.395, 57.12, 57.375)
-"""Of SAM's pixels, in levels of 255."""
+STD = (58.395, 57.12, 57.375)  # of SAM's pixels, in levels of 255
 GAUSSIAN = "shared_image_embedding.positional_embedding"
 COPY = "prompt_encoder.shared_embedding.positional_embedding"
 """Where transformers keeps the Gaussian matrix a second time."""

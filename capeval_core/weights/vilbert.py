@@ -13,11 +13,9 @@ from capeval_core.errors import wrong_option
 from capeval_core.options import option
 from capeval_core.weights.conversion import BertConversion, Shapes, count_blocks
 
-_CONTEXT = 37
-"""Ids of a text in the released scorer, marks included."""
+_CONTEXT = 37  # ids of a text in the released scorer, marks included
 _DECODER, _WORDS = "cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight"
-_RETRIEVAL = 7
-"""The task of retrieving COCO images by their captions, which the released scorer chooses."""
+_RETRIEVAL = 7  # the task of retrieving COCO images by their captions, which the released scorer chooses
 
 
 @dataclass(frozen=True, kw_only=True)
