@@ -86,8 +86,7 @@ class Row(NamedTuple):
 
 class AlphaClipEncoder(ClipTowers, tags=["image-captioning", "clip", "alpha-clip"]):
     """Alpha-CLIP: patches of the image and of a mask are embedded and added. Texts are those of the CLIP that
-    it was tuned from. Rows of a batch are pairs of image and mask, of as many images as it takes to fill it.
-    In float32 a feature does not depend on what else is in the batch, up to rounding."""
+    it was tuned from. Rows of a batch are pairs of image and mask, of as many images as it takes to fill it."""
 
     kind = "alpha_clip"
     depends_on = ("architecture", "activation", "preprocessing", "mask")
@@ -253,13 +252,10 @@ class _Regions:
         kept: list[int] = []
 
         def rows() -> Iterator[list[Row]]:
-            whole = [Row(prepared, self.full)]
+            yield [Row(prepared, self.full)]
             for part in self._visible(checked, prepared):
                 kept.extend(index for index, _ in part)
-                yield whole + [row for _, row in part]
-                whole = []
-            if whole:
-                yield whole
+                yield [row for _, row in part]
 
         def join(values: list[Any]) -> dict[str, Feature]:
             dropped = np.array(len(checked) + checked.dropped - len(kept))
@@ -269,23 +265,18 @@ class _Regions:
 
     def _visible(self, regions: Regions, pixels: Tensor) -> Iterator[list[tuple[int, Row]]]:
         """The masks that the tower sees, some at a time, each with its index."""
-        if self.as_runs:
-            for start in range(0, len(regions), self.size.size):
-                part = []
-                for index, runs in enumerate(regions.runs[start : start + self.size.size], start):
-                    bounds = np.cumsum(runs, dtype=np.int64).astype(np.int32)
-                    mask = RunMask(bounds[: len(bounds) // 2 * 2], regions.size, self.transform)
-                    if mask.visible:
-                        part.append((index, Row(pixels, mask)))
-                yield part
-            return
-        height, width = regions.size
+        (height, width), at_once = regions.size, self.size.size
         top, left, high, wide = window_of(height, width, self.transform)
-        at_once = max(1, min(_EXPANDED // (height * width), self.size.size))
+        if not self.as_runs:
+            at_once = max(1, min(_EXPANDED // (height * width), at_once))
         for start in range(0, len(regions), at_once):
-            masks = regions.masks(start, start + at_once)[:, top : top + high, left : left + wide]
-            visible = np.flatnonzero(masks.any(axis=(1, 2)))
-            if len(visible):
-                alphas = self.encoder.alphas(masks[visible], self.transform)
-                rows = (Row(pixels, alpha) for alpha in alphas)
-                yield list(zip((start + visible).tolist(), rows, strict=True))
+            if self.as_runs:
+                runs = [np.cumsum(own, dtype=np.int32) for own in regions.runs[start : start + at_once]]
+                masks = [RunMask(own[: len(own) // 2 * 2], regions.size, self.transform) for own in runs]
+                seen = [index for index, mask in enumerate(masks) if mask.visible]
+                alphas: Any = [masks[index] for index in seen]
+            else:
+                shown = regions.masks(start, start + at_once)[:, top : top + high, left : left + wide]
+                seen = np.flatnonzero(shown.any(axis=(1, 2))).tolist()
+                alphas = self.encoder.alphas(shown[seen], self.transform) if seen else []
+            yield [(start + index, Row(pixels, alpha)) for index, alpha in zip(seen, alphas, strict=True)]

@@ -13,7 +13,7 @@ from functools import partial
 from itertools import chain
 from operator import attrgetter
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,10 +26,10 @@ from capeval_core.encoders.blocks import among_all, merge, run_packed, usable_ke
 from capeval_core.encoders.engine import chunks
 from capeval_core.encoders.packed import Packing, attend
 from capeval_core.encoders.pairs import BertSizes, LayerSizes, Pair, PairEncoder, TextSettings
-from capeval_core.encoders.preprocessing import normalised
+from capeval_core.encoders.preprocessing import Preprocessing, normalised
 from capeval_core.encoders.tokenizers import Ids, Tokens, encode_distinct
 from capeval_core.inputs.images import InputImage
-from capeval_core.models.config import Deviations, Layers, Means, Share, Side, Width
+from capeval_core.models.config import Layers, Share, Side, Width
 from capeval_core.models.copies import indices_on_device, on_device, on_host, stacked_on_device
 from capeval_core.models.device import DTYPES, exact
 from capeval_core.models.model import TEXTS, canary_images, cosines
@@ -63,17 +63,9 @@ class _Blip2Sizes:
 
 
 @dataclass(frozen=True)
-class _SquarePixels:
-    image_size: Side
-    interpolation: Literal["bicubic"]
-    mean: Means
-    std: Deviations
-
-
-@dataclass(frozen=True)
 class _Blip2Settings(TextSettings):
     architecture: _Blip2Sizes
-    preprocessing: _SquarePixels
+    preprocessing: Preprocessing
 
     def __post_init__(self) -> None:
         sized, taken = self.preprocessing.image_size, self.architecture.vision.image_size
@@ -170,8 +162,7 @@ class Matches:
 
 class Blip2Encoder(PairEncoder, tags=["image-captioning", "blip-2"]):
     """BLIP-2's vision tower, Q-Former and two heads, on transformers' modules. An image goes through the
-    vision tower once, however many captions it is matched with; texts run at their own length. In float32 a
-    value does not depend on what else is in the batch, up to rounding. Arguments and errors are those of
+    vision tower once, however many captions it is matched with; texts run at their own length. Arguments and errors are those of
     `CheckedModel`; tensors have transformers' names."""
 
     kind = "blip2"
@@ -247,7 +238,7 @@ class Blip2Encoder(PairEncoder, tags=["image-captioning", "blip-2"]):
         tall = height > n and height - n > 2 * (width - n)
         decoded = loaded.convert("RGB")
         for size in ((width, n) if tall else (n, height), (n, n)):
-            decoded = decoded.resize(size, Image.Resampling.BICUBIC)
+            decoded = decoded.resize(size, self.settings.preprocessing.method)
         return np.ascontiguousarray(np.asarray(decoded).transpose(2, 0, 1))
 
     def _scaled(self, pixels: Sequence[NDArray[np.uint8]]) -> Tensor:

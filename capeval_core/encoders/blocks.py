@@ -64,8 +64,7 @@ class Block(nn.Module):
     def forward(self, x: Tensor, attn_mask: Tensor | None = None) -> Tensor:
         normed = self.ln_1(x)
         x = x + self.attn(normed, normed, normed, need_weights=False, attn_mask=attn_mask)[0]
-        done: Tensor = x + self.mlp(self.ln_2(x))
-        return done
+        return torch.add(x, self.mlp(self.ln_2(x)))
 
 
 class Transformer(nn.Module):

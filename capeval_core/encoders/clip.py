@@ -10,7 +10,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, repeat
 from pathlib import Path
@@ -148,8 +148,7 @@ class VisionTransformer(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         x = self.transformer(self.embed(self.conv1(pixels).flatten(2).mT))
-        features: Tensor = self.ln_post(x[:, 0]) @ self.proj
-        return features
+        return torch.matmul(self.ln_post(x[:, 0]), self.proj)
 
 
 def run_vision(visual: VisionTransformer, patches: Tensor, triton: bool) -> Tensor:
@@ -158,8 +157,7 @@ def run_vision(visual: VisionTransformer, patches: Tensor, triton: bool) -> Tens
     blocks, images = visual.transformer.resblocks, len(patches)
     attention = among_all(images, blocks[0].attn.num_heads)
     first_rows = slice(None, None, len(x) // images)
-    features: Tensor = visual.ln_post(run_packed(blocks, x, attention, triton, first_rows)) @ visual.proj
-    return features
+    return torch.matmul(visual.ln_post(run_packed(blocks, x, attention, triton, first_rows)), visual.proj)
 
 
 class Clip(nn.Module):
@@ -199,6 +197,8 @@ class ClipTowers(CheckedModel):
     Conversion: ClassVar[type[Conversion]] = ClipConversion
     Settings: ClassVar[Any] = ClipSettings
 
+    family: ClassVar[str] = ""  # of ViTs, in descriptions
+
     model: Clip
 
     @classmethod
@@ -231,9 +231,7 @@ class ClipTowers(CheckedModel):
     @classmethod
     def read_config(cls, folder: WeightsFolder) -> dict[str, Any]:
         if folder.tensor_file.name == OPEN_CLIP_TENSORS:
-            config = translate_open_clip(folder.config)
-            read(cls.Settings, config, "")
-            return config
+            folder = replace(folder, config=translate_open_clip(folder.config) | {"encoder": cls.kind})
         return super().read_config(folder)
 
     @classmethod
@@ -246,7 +244,7 @@ class ClipTowers(CheckedModel):
         elif isinstance(vision["layers"], list):
             tower = f"ResNet {'-'.join(map(str, vision['layers']))}, width {vision['width']}"
         else:
-            tower = f"ViT/{vision['patch_size']} {vision['layers']}x{vision['width']}"
+            tower = f"{cls.family}ViT/{vision['patch_size']} {vision['layers']}x{vision['width']}"
         return (
             f"{tower}, {vision['image_size']} pixels; text {text['layers']}x{text['width']}; "
             f"{shape['embed_dim']} dimensions; {config['activation']}"
@@ -255,10 +253,9 @@ class ClipTowers(CheckedModel):
     def encode_texts(
         self, texts: Sequence[str], *, cache: FeatureCache = SHARED, batch_size: int | None = None
     ) -> TextFeatures:
-        """Features of texts, in order. A prompt is part of the text.
+        """Features of texts, in order, equal ones encoded once. A prompt is part of the text.
 
-        Equal texts are encoded once. Memory grows with the number of distinct texts: pass
-        some 65,536 at a time.
+        Memory grows with the number of distinct texts: pass some 65,536 at a time.
         """
         arrays, tokens = self._encoded(texts, "text", cache, batch_size)
         features = np.array(arrays, dtype=np.float32).reshape(-1, self.dimension)
@@ -314,8 +311,7 @@ class ClipTowers(CheckedModel):
         blocks = model.transformer.resblocks
         attention = Causal(lengths, shared, blocks[0].attn.num_heads, self.triton, x)
         x = run_packed(blocks, x, attention, self.triton, None if every else attention.ends)
-        features: Tensor = model.ln_final(x) @ model.text_projection
-        return features
+        return torch.matmul(model.ln_final(x), model.text_projection)
 
     def normalised(self, pixels: Tensor) -> Tensor:
         """Pixels in [0, 1], (n, 3, s, s), less the mean and divided by the deviation of the preprocessing."""
@@ -323,13 +319,11 @@ class ClipTowers(CheckedModel):
 
 
 class ClipEncoder(ClipTowers, tags=["image-captioning", "clip"]):
-    """CLIP, with a ViT or a ResNet as its image tower.
+    """CLIP, with a ViT or a ResNet as its image tower. Arguments are those of `CheckedModel`.
 
     Texts run at their real length, equal ones once (exact, since attention is causal); equal images
     run once; every feature goes through a `FeatureCache`. In float32 a feature does not depend on what
     else is in the batch, up to rounding; bfloat16 and float16 take half the memory for weights and states.
-
-    Arguments and errors are those of `CheckedModel`; tensors have open_clip's names.
     """
 
     kind = "clip"
@@ -507,10 +501,6 @@ class OpenClipEncoder(ClipEncoder, tags=["image-captioning", "clip"]):
     def prepare(self) -> None:
         super().prepare()
         self.model.visual.to(self.device, DTYPES[self.dtype])  # with those buffers
-
-    @classmethod
-    def read_config(cls, folder: WeightsFolder) -> dict[str, Any]:
-        return {**super().read_config(folder), "encoder": cls.kind}
 
 
 def context_length(weights: str | os.PathLike[str], *, tiny: str) -> int | None:

@@ -42,45 +42,41 @@ _TOGETHER = 8  # items at most that a thread prepares in one task, which costs P
 
 
 class Units(NamedTuple):
-    """The rows of a forward pass that an item needs. groups: some at a time; an iterator makes them as they
-    are needed, by threads, since an item may have more than fit into memory. join: makes the item's features,
-    by key, of the values of all its rows."""
+    """The rows of a forward pass that an item needs, some at a time; an iterator makes them as they are
+    needed, by threads, since an item may have more than fit into memory."""
 
     groups: Iterable[Sequence[Any]]
-    join: Callable[[list[Any]], dict[str, Feature]]
+    join: Callable[[list[Any]], dict[str, Feature]]  # the item's features, by key, of the values of all rows
 
 
 @dataclass(frozen=True)
 class Encoding:
-    """How an encoder turns items into features; by default each into one, of its visual alone. size: units
-    per forward pass. keys: the cache's keys of an item's features, by its visual's content key and what
-    belongs to it. prepare: what the network takes of a loaded visual. forward: one value per unit; of a
-    tensor on a device, or `Arriving`, further batches are launched meanwhile. units: the rows that an item
-    needs, by the item, its visual as loaded and as prepared, and the keys that are missing; ImageError if
-    what belongs to the visual does not fit it. None: one, what is prepared. elsewhere: some visuals as
-    prepared by other processes, None for one that a thread has to prepare. ahead: items that are looked up
-    and prepared before their turn; None: two batches."""
+    """How an encoder turns items into features; by default each into one, of its visual alone.
 
-    size: BatchSize
-    keys: Callable[[str, Any], tuple[str, ...]]
-    prepare: Callable[[Any], Any]
+    units: the rows that an item needs, by the item, its visual as loaded and as prepared, and the keys that
+    are missing; ImageError if what belongs to the visual does not fit it. None: one, what is prepared.
+    """
+
+    size: BatchSize  # units per forward pass
+    keys: Callable[[str, Any], tuple[str, ...]]  # the cache's, by the visual's content key and the rest
+    prepare: Callable[[Any], Any]  # what the network takes of a loaded visual
+    # One value per unit; of a tensor on a device, or `Arriving`, further batches are launched meanwhile.
     forward: Callable[[list[Any]], Iterable[Any] | Tensor | Arriving]
     units: Callable[[Item, Any, Any, Sequence[str]], Units] | None = None
+    # Some visuals as prepared by other processes, None for one that a thread has to prepare.
     elsewhere: Callable[[Sequence[Any]], Sequence[Any]] | None = None
-    ahead: int | None = None
+    ahead: int | None = None  # items that are prepared before their turn; None: two batches
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """What one item became, beside what belongs to its visual. arrays: an array, or a tuple of arrays, for
-    each of its `keys`; None where there is an error. content: content key of the visual, '' where it could
-    not be read. error: None, or why there is nothing."""
+    """What one item became."""
 
-    extra: Any
-    arrays: dict[str, Any] | None
+    extra: Any  # what belongs to its visual
+    arrays: dict[str, Any] | None  # for each of its `keys` an array, or a tuple; None where there is an error
     keys: tuple[str, ...]
-    content: str
-    error: str | None
+    content: str  # content key of the visual, '' where it could not be read
+    error: str | None  # why there is nothing
 
     def array(self, shape: tuple[int, ...]) -> Floats:
         """The first array, in this shape; NaN where there is none."""
@@ -90,16 +86,11 @@ class Encoded:
 
 @dataclass(frozen=True)
 class ImageFeatures:
-    """Features of some consecutive images.
+    """Features of some consecutive images."""
 
-    features: (n, ...) float32, un-normalised; NaN where an image could not be read.
-    keys: content key of each image, '' where it could not be read.
-    errors: why an image could not be read, None where it could.
-    """
-
-    features: Floats
-    keys: list[str]
-    errors: list[str | None]
+    features: Floats  # (n, ...) un-normalised; NaN where an image could not be read
+    keys: list[str]  # content key of each image, '' where it could not be read
+    errors: list[str | None]  # why an image could not be read, None where it could
 
     @classmethod
     def of(cls, part: Sequence[Encoded], *, shape: tuple[int, ...]) -> ImageFeatures:

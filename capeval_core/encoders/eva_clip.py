@@ -57,6 +57,7 @@ class EvaClipEncoder(ClipEncoder, tags=["image-captioning", "clip", "eva-clip"])
     parameters take 38 GB in float32, and 37 GB in float16 or bfloat16; on the CPU the file is mapped."""
 
     kind = "eva_clip"
+    family = "EVA "
     Conversion = EvaClipConversion
     Settings = _EvaClipSettings
 
@@ -68,10 +69,6 @@ class EvaClipEncoder(ClipEncoder, tags=["image-captioning", "clip", "eva-clip"])
         if not name.startswith("visual."):
             return super().dtype_of(name, stored)
         return stored if self.dtype == "float32" else DTYPES[self.dtype]
-
-    @classmethod
-    def describe(cls, config: dict[str, Any]) -> str:
-        return f"EVA {super().describe(config)}"
 
 
 class _RmsNorm(nn.Module):

@@ -178,8 +178,7 @@ class Uniter(nn.Module):
 
 class UniterEncoder(RegionTextEncoder, tags=["image-captioning", "uniter"]):
     """UNITER with a ranking head, on transformers' BERT layers. Boxes are embedded once per image, however
-    many captions it is ranked with; no caption or box is padded. In float32 a value does not depend on what
-    else is in the batch, up to rounding."""
+    many captions it is ranked with; no caption or box is padded."""
 
     kind = "uniter"
     described = (

@@ -156,14 +156,10 @@ class CoAttention(nn.Module):
         attended = {own: self.attended(own, rows, chosen, packing) for own in streams}
         after = dict(rows)
         for own in reversed(streams):  # in which dropout is drawn
-            after[own] = self.merged(own, attended[own], rows[own][chosen[own]])
+            stream: Any = getattr(self, own)
+            met = merge(stream.merge, attended[own], rows[own][chosen[own]])
+            after[own] = merge(stream.output, stream.intermediate(met), met)
         return after
-
-    def merged(self, own: str, attended: Tensor, rows: Tensor) -> Tensor:
-        """The rows of stream `own` with what they take of the other one."""
-        stream: Any = getattr(self, own)
-        met = merge(stream.merge, attended, rows)
-        return merge(stream.output, stream.intermediate(met), met)
 
 
 class Vilbert(nn.Module):

@@ -57,7 +57,7 @@ that are computed again whenever the weights are loaded. The package's README te
 
 
 class CheckedModel(ABC, ModelHubMixin, library_name="capeval", model_card_template=_CARD):
-    """A model with checked weights.
+    """A model with checked weights. In float32 no value depends on what else is in a batch, up to rounding.
 
     config: as `read_config` gives it. tensors: exactly those of the architecture. checksum: sha256 of the
     file of tensors, None to compute one of them. device: None means CUDA where available, else the CPU.
