@@ -86,7 +86,7 @@ class Row(NamedTuple):
 
 class AlphaClipEncoder(ClipTowers, tags=["image-captioning", "clip", "alpha-clip"]):
     """Alpha-CLIP: patches of the image and of a mask are embedded and added. Texts are those of the CLIP that
-    it was tuned from. Rows of a batch are pairs of image and mask, of as many images as it takes to fill it."""
+    it was tuned from. Rows of a batch are pairs of image and mask, of as many images as fill it."""
 
     kind = "alpha_clip"
     depends_on = ("architecture", "activation", "preprocessing", "mask")

@@ -162,8 +162,7 @@ class Matches:
 
 class Blip2Encoder(PairEncoder, tags=["image-captioning", "blip-2"]):
     """BLIP-2's vision tower, Q-Former and two heads, on transformers' modules. An image goes through the
-    vision tower once, however many captions it is matched with; texts run at their own length. Arguments and errors are those of
-    `CheckedModel`; tensors have transformers' names."""
+    vision tower once, however many captions it is matched with; texts run at their own length."""
 
     kind = "blip2"
     described = (

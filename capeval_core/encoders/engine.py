@@ -168,6 +168,7 @@ class _Run:
         self.encoding, self.cache, self.threads = encoding, cache, threads
         self.in_order: deque[tuple[Item, str, _Entry]] = deque()
         self.entries: dict[tuple[str, ...], _Entry] = {}
+        self.owners: dict[str, _Entry] = {}  # by each of their keys
         self.preparing: deque[tuple[list[_Entry], Future[list[Units | ImageError]]]] = deque()
         self.batch: list[tuple[_Entry, Any]] = []
         self.running: deque[tuple[list[_Entry], Arriving]] = deque()
@@ -181,7 +182,15 @@ class _Run:
             else:
                 keys = self.encoding.keys(content, item[1])
                 if keys not in self.entries:
-                    self.entries[keys] = _Entry(item, keys)
+                    shared = {key: self.owners[key] for key in keys if key in self.owners}
+                    if not all(owner.done for owner in shared.values()):
+                        # Some of its features are being computed for another item: they are waited for.
+                        self._prepare(new)
+                        self.wait()
+                        new = []
+                    found = {key: owner.arrays[key] for key, owner in shared.items() if key in owner.arrays}
+                    self.entries[keys] = _Entry(item, keys, arrays=found)
+                    self.owners |= dict.fromkeys(keys, self.entries[keys])
                     new.append(self.entries[keys])
                 entry = self.entries[keys]
             entry.waiting += 1
@@ -309,6 +318,9 @@ class _Run:
             entry.waiting -= 1
             if not entry.waiting:
                 self.entries.pop(entry.keys, None)
+                for key in entry.keys:
+                    if self.owners.get(key) is entry:
+                        del self.owners[key]
         return done
 
 
