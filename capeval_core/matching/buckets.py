@@ -1,8 +1,8 @@
 """Greedy matching on several threads of a CPU.
 
 Pairs of like sizes go through torch's batched operations together, which share them among its threads. Rows
-are gathered for it, into a space that stays in the cache, where their product is a third faster than on rows
-that come from memory; and a set shorter than the longest repeats its last row, which changes no maximum.
+are gathered for it, into a space that stays in the cache, where products are a third faster; a set
+shorter than the longest repeats its last row, which changes no maximum.
 """
 
 from __future__ import annotations

@@ -39,16 +39,13 @@ _GATHERED_FROM = 48  # rows of a pair, both sides, from which buckets gain from 
 
 @dataclass(frozen=True)
 class GreedyMatch:
-    """Precision, recall and F of every pair, on the device of the rows.
+    """Precision, recall and F of every pair, (pairs,), on the device of the rows.
 
-    `precision`, `recall`, `f` are (pairs,), float64 for float64 rows and float32 for all others. Without
-    weights in the similarity they lie in [-1, 1]. `x_weightless` and `y_weightless` (pairs,) tell where the
-    weights of a side add up to 0 (as those of an empty set do), so that its precision or recall is 0 for want
-    of a better value.
-
-    On request: `x_maxima` holds the best similarity of every x row of every pair, those of pair p at
-    x_offsets[p]:x_offsets[p + 1], and `x_indices` which row of the y set that was, counted from the start of
-    that set; -1 where the y set is empty, or where a padded row won. `y_...` likewise.
+    They are float64 for float64 rows, else float32; without weights in the similarity they lie in [-1, 1].
+    `..._weightless` (pairs,): the weights of a side add up to 0 (as those of an empty set do), so that its
+    precision or recall is 0 for want of a better value. On request the best similarity of every row of every
+    pair, those of pair p at offsets[p]:offsets[p + 1], and which row of the other set that was, counted from
+    the start of that set; -1 where it is empty, or where a padded row won.
     """
 
     precision: Tensor

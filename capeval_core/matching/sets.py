@@ -11,8 +11,8 @@ from torch import Tensor
 from capeval_core.ragged import Integers, starts_of
 
 Best = tuple[Tensor, Tensor | None]
-"""One side: best similarity of each row of each pair, packed in the order of pairs, and, if it is asked for,
-with which row, counted from the start of the other set; 0 and -1 where that is empty."""
+"""One side: best similarity of each row of each pair, packed in their order, and, if asked for, with which
+row of the other set, counted from its start; 0 and -1 where that is empty."""
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,7 @@ class Sets:
     weight as well, so that weighted similarities need nothing more. It is float64 for float64 rows, else
     float32. Where it is not `measured` yet it means nothing: paths that take such sets find norms beside the
     products (`slices` writes their squares there). A row without an ordinary norm needs a second look:
-    `slices` raises OddRowError for one, and kernels set `odd` (1,) to 1, which is read at the end. `rows`,
-    `scale` and `odd` are on the device of the rows."""
+    `slices` raises OddRowError for one, and kernels set `odd` (1,) to 1, which is read at the end."""
 
     rows: Tensor
     scale: Tensor

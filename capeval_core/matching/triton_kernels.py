@@ -1,13 +1,10 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 """Greedy matching on CUDA: from rows to maxima, with no similarity matrix in memory.
 
-A program matches one pair of sets, or a block of rows of both where they are large. Rows are read once, their
-norms are found as they pass, and the tile of similarities lives in registers and yields both directions:
-maxima of its rows, and of its columns. Those of large sets meet in memory by an atomic maximum on one 64-bit
-number, ordered as the similarity and then as the smaller index, so that no order of execution changes it.
-
-Products are added up in float32; 16-bit rows go through the tensor cores, float32 rows are multiplied in full
-("ieee"), since TF32 keeps ten bits of them only.
+A program matches one pair of sets, or a block of rows of both where they are large: it reads rows once, finds
+their norms, and takes both directions from one tile in registers. Maxima of large sets meet in memory by an
+atomic maximum on one 64-bit number, ordered as the similarity and then as the smaller index, so that no order
+of execution changes it. Products of float32 are made in full ("ieee"), since TF32 keeps ten bits only.
 """
 
 from __future__ import annotations

@@ -26,10 +26,8 @@ TINY_OF: Mapping[str, str] = _FILE["tiny"]
 
 def restriction_of(licence: str) -> str | None:
     """What a licence restricts, in its own words; None: nothing, or no listed weights have it."""
-    return (
-        next((text for name, text in _FILE["licences"].items() if name.lower() == licence.lower()), None)
-        or None
-    )
+    known = {name.lower(): text for name, text in _FILE["licences"].items()}
+    return known.get(licence.lower()) or None
 
 
 @dataclass(frozen=True)
