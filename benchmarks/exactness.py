@@ -56,6 +56,7 @@ ORIGINALS: dict[str, dict[str, str]] = {
     "pacs-openclip-tiny": {"pacs": "pac_s", "refpacs": "refpac_s", "clips": "cosine"},
     "pacs-plusplus-lora-tiny": {"pacs": "pac_s", "refpacs": "refpac_s"},
     "emscore-tiny": {"pacs video": ".*/X,V/full_F$", "refpacs video": ".*/X,V,R/full_F$"},
+    "specs-vit-tiny": {"specs": "specs$"},
     "alphaclip-tiny": {"hices": "cosine", "refhices": "cosine"},
     "umic-tiny": {"umic": "scores"},
     "vilbertscore-tiny": {"vilbertscore": "plain_mask_layer-1_F"},

@@ -15,7 +15,7 @@ from capeval_core.metric import CaptionMetric
 from capeval_core.project import __version__
 from capeval_core.registry import list_metrics, module_path
 from capeval_core.result import Result
-from capeval_core.scores import eco, hice, ngram, pac, umic, video, vilbert
+from capeval_core.scores import eco, hice, ngram, pac, specs, umic, video, vilbert
 
 __all__ = ["Result", "__version__", "list_metrics", "load", "module", "module_path"]
 
@@ -39,6 +39,8 @@ class _Load(Generic[_O]):  # with the options below, whatever the name
     def __call__(self, name: Literal["clips"], *_: _O.args, **own: _O.kwargs) -> pac.ClipS: ...
     @overload
     def __call__(self, name: Literal["refclips"], *_: _O.args, **own: _O.kwargs) -> pac.RefClipS: ...
+    @overload
+    def __call__(self, name: Literal["specs"], *_: _O.args, **own: _O.kwargs) -> specs.Specs: ...
     @overload
     def __call__(self, name: Literal["hices"], *_: _O.args, **own: _O.kwargs) -> hice.HiceS: ...
     @overload

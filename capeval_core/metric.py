@@ -22,7 +22,7 @@ from capeval_core.options import CorpusStatistics
 from capeval_core.options import Options as CommonOptions
 from capeval_core.project import __version__
 from capeval_core.registry import media_of, network, package_of
-from capeval_core.result import Published, Result, Values, warn_of_zero
+from capeval_core.result import Published, Result, Values, warn_of
 from capeval_core.rows import RowStores, Task, canonical, encode_tasks
 from capeval_core.statistics import CorpusFormula
 from capeval_core.weights.catalogue import WeightsEntry
@@ -141,6 +141,15 @@ class CaptionMetric(ABC):
     def aggregate(self, rows: pa.Table) -> Values:
         """Scores and parts of all rows, sorted by index: the formula of the paper."""
 
+    def values(self, rows: pa.Table) -> Values:
+        """`aggregate`, with the share of each caption's words that was read, where rows say it."""
+        values = self.aggregate(rows)
+        if "coverage" not in rows.column_names:
+            return values
+        coverage = rows["coverage"].to_numpy()
+        own = coverage if values.rows is None else coverage[values.rows]
+        return replace(values, parts={**values.parts, "coverage": own})
+
     def score(
         self,
         captions: Sequence[str] | Sequence[Sequence[str]],
@@ -189,7 +198,7 @@ class CaptionMetric(ABC):
         samples = options.check_input(type(self), captions, visuals, references, progress=progress)
         own = prepared(self, samples)  # combines, too: its signature names the corpus
         result = own.combine(own.encode_all(samples, rows=rows, progress=progress), samples=samples)
-        warn_of_zero(result)
+        warn_of(result)
         return result
 
     @classmethod
@@ -226,7 +235,7 @@ class CaptionMetric(ABC):
         """The result of rows from any number of processes; of several with one index the last counts."""
         self.stores.flush()
         rows = canonical(rows)
-        result = Result.of(self, self.aggregate(rows), rows)
+        result = Result.of(self, self.values(rows), rows)
         if not self.options.evidence or samples is None:
             return result
         order = np.argsort(np.asarray(samples.indices), kind="stable")  # as the rows are

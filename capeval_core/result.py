@@ -60,6 +60,10 @@ class Published:
     settings: str = ""  # the options that differed from the defaults, in words
 
 
+UNSEEN = 0.05
+"""The share of words that may go unseen without a warning."""
+
+
 @dataclass(frozen=True)
 class Counts:
     """How many captions there are, failed, are longer than is read (or a reference is), or are empty."""
@@ -302,6 +306,18 @@ class Result:
         return None if self.formula is None else self._clusters("lack").lack
 
     @property
+    def unseen(self) -> str:
+        """What share of the words was not read, and from 5% on which metric reads more; "" if all were."""
+        share = 1 - float(np.mean(self.parts.get("coverage") or [1.0]))
+        if share < 0.005:
+            return ""
+        reads = {name: metric_class(name).advice.get("reads", "") for name in METRICS}
+        own = int(reads.get(self.metric, "").partition(" ")[0] or 0)
+        longer = sorted((int(n), name) for name, n in reads.items() if n.isdigit() and int(n) > own)
+        more = f": {longer[0][1]} reads {longer[0][0]} tokens" if longer and share > UNSEEN else ""
+        return f"{share:.0%} of words were not seen{more}"
+
+    @property
     def visual(self) -> str:
         """What its captions are about: "image" or "video"."""
         return "video" if "media:video" in self.signature.split("|")[:2] else "image"
@@ -313,8 +329,11 @@ class Result:
         return Clusters.of(self.scores, self.groups, self.formula, summands, self.visual, self.range)
 
 
-def warn_of_zero(result: Result) -> None:
-    """Warn of a number that is not 0 only by what keeps its formula from dividing by 0."""
+def warn_of(result: Result) -> None:
+    """Warn of captions that are mostly unread, and of a number that is not 0 only by what keeps its formula
+    from dividing by 0."""
+    if ": " in result.unseen:
+        warn(f"{result.metric}: {result.unseen}")
     if result.lack is not None and len(result) >= LEAST_IMAGES:
         number = f"{result.key}={result.mean:.2g} stands for 0, and has neither interval nor test"
         warn(f"{result.metric}: {result.lack}, so {number}")

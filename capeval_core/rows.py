@@ -41,6 +41,8 @@ COMMON = (
     column("empty", pa.bool_(), 'whether the caption is empty, which `empty="score"` allows'),
 )
 """The columns that every metric's rows begin with."""
+COVERAGE = column("coverage", pa.float64(), "share of the caption's words that the text encoder reads")
+"""Of metrics whose text encoder reads the beginning of a long caption; `Result` makes it a part."""
 FLOATS = pa.list_(pa.float32())
 """The type of a column of lists, such as a number for each reference."""
 NESTED = pa.list_(FLOATS)

@@ -231,7 +231,7 @@ def test_the_range_is_never_left(name: str, weights: str, images: list[Path]) ->
 @EACH
 def test_truncation_is_counted_per_caption(name: str, weights: str, images: list[Path]) -> None:
     metric = opened(name, weights)
-    long = "dog " * 90
+    long = "dog " * 600
     captions = [long, "a dog", "a cat"]
     references = [["a", long], ["a", long], ["a"]] if metric.needs_references else None
     result = metric.score(captions, references=references, **shown(metric, images[:3]))
@@ -257,6 +257,7 @@ ALTERNATIVES: dict[str, Any] = {
     "consensus": "cider_d",
     "consensus_documents": "doc_image_all_pools",
     "prompt": "An image that shows ",
+    "scale": "unit",
     "decoders": 1,
     "regions": "colours",
     "max_regions": 1,

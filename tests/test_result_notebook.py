@@ -37,14 +37,6 @@ def test_worst_and_best_leave_out_failures_and_keep_the_order_of_equals() -> Non
     assert own.worst(0) == own.best(-1) == [] and result([NAN]).worst() == []
 
 
-def test_where_lower_is_better_the_worst_are_the_highest(monkeypatch: pytest.MonkeyPatch) -> None:
-    from capeval_core.scores.pac import PacS
-
-    monkeypatch.setattr(PacS, "higher_is_better", False)
-    assert [row["index"] for row in result(SCORES).worst(2)] == [3, 0]
-    assert result(SCORES, metric="of another package").worst(1)[0]["index"] == 2
-
-
 def test_to_pandas_is_a_row_per_caption() -> None:
     parts = {"cosine": [0.1] * 5, "words": [["a"], [], ["b", "c"], [], []]}
     own = result(SCORES, list("aabbc"), parts=parts)

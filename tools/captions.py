@@ -100,6 +100,28 @@ def describe(scene: Scene, rng: np.random.Generator) -> str:
     return text + ("", "", "", "", " on a plain background")[int(rng.integers(5))]
 
 
+def facts_of(scene: Scene, rng: np.random.Generator) -> list[str]:
+    """True phrases about a scene of single objects, one of each in random order: "a small red star".
+
+    Joined by commas they are a caption; every one is in the language of `holds`.
+    """
+    places = rng.random() < 0.5
+    facts = []
+    for index in rng.permutation(len(scene.objects)).tolist():
+        alone = (scene.objects[index],)
+        position = _position_words(alone, rng) if places and rng.random() < 0.7 else None
+        facts.append(f"{_noun(alone, rng)} {position}" if position else _noun(alone, rng))
+    return facts
+
+
+def wrong_fact(scene: Scene, fact: str, rng: np.random.Generator) -> str:
+    """The fact with another colour or shape, of which the scene has no object."""
+    there = {(thing.colour, thing.shape) for thing in scene.objects}
+    changes = [text for kind in ("colour", "shape") for text in _changes(fact, kind)]
+    false = [text for text in changes if (read(text)[0][0].colour, read(text)[0][0].shape) not in there]
+    return false[int(rng.integers(len(false)))] if false else fact
+
+
 def _noun(group: tuple[SceneObject, ...], rng: np.random.Generator) -> str:
     thing, count = group[0], len(group)
     words = [("a", "two", "three", "four")[count - 1] if count > 1 or rng.random() < 0.85 else "one"]

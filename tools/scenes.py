@@ -41,6 +41,9 @@ BACKGROUNDS: dict[str, tuple[int, int, int]] = {
 MOST_ALIKE = 4
 """The largest group."""
 MOST_OBJECTS = 6
+CROWD_SIDE = 7
+"""Cells a side of a crowd, each of which holds one object at most."""
+_CROWD_SIZES: dict[str, tuple[float, float]] = {"small": (0.075, 0.09), "large": (0.115, 0.13)}
 _BORDER = 0.02
 _GAP = 0.025
 
@@ -92,6 +95,29 @@ def sample_scene(rng: np.random.Generator, groups: int | None = None) -> Scene:
         scene = _try_scene(rng, groups)
         if scene is not None:
             return scene
+
+
+def sample_crowd(rng: np.random.Generator, count: int) -> Scene:
+    """A scene of up to 48 single objects, no two alike in both colour and shape, each in a cell of its own.
+
+    >>> len(sample_crowd(np.random.default_rng(3), 40).groups())
+    40
+    """
+    kinds = rng.permutation(len(SHAPES) * len(COLOURS))[:count]
+    cells = rng.permutation(CROWD_SIDE**2)[:count]
+    objects = []
+    for kind, cell in zip(kinds.tolist(), cells.tolist(), strict=True):
+        size = list(_CROWD_SIZES)[int(rng.integers(2))]
+        extent = float(rng.uniform(*_CROWD_SIZES[size]))
+        room = 1 / CROWD_SIDE - extent
+        row, column = divmod(cell, CROWD_SIDE)
+        x, y = (
+            (place + 0.5) / CROWD_SIDE + room * (float(lot) - 0.5)
+            for place, lot in zip((column, row), rng.random(2), strict=True)
+        )
+        shape, colour = SHAPES[kind % len(SHAPES)], list(COLOURS)[kind // len(SHAPES)]
+        objects.append(SceneObject(shape, colour, size, (round(x, 4), round(y, 4)), round(extent, 4)))
+    return Scene(tuple(objects), list(BACKGROUNDS)[int(rng.integers(len(BACKGROUNDS)))])
 
 
 def _pick(rng: np.random.Generator, weights: tuple[float, ...]) -> int:

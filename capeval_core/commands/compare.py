@@ -227,7 +227,7 @@ def _messages(compared: Systems) -> list[str]:
             counts = cell.result.counts
             special = {"failed": counts.failed, "truncated": counts.truncated, "empty": counts.empty}
             reasons = [f"{n:,} of {counts.captions:,} captions {name}" for name, n in special.items() if n]
-            reasons += [cell.no_interval, cell.no_test]
+            reasons += [cell.result.unseen, cell.no_interval, cell.no_test]
             if cell.test is not None and cell.test["left_out"]:
                 difference = signed(compared.scaled(cell.test["difference"]), compared.decimals(4), 8)
                 reasons.append(

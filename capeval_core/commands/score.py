@@ -79,6 +79,7 @@ def _print(compared: Systems, alone: Cell | None, form: str | None) -> None:
         extent = f"({interval.level:.0%}, {interval.images:,} {compared.visual}s)"
         bounds = f"{compared.number(interval.low)} to {compared.number(interval.high)} {extent}"
     special = f"{counts.failed:,} failed, {counts.truncated:,} truncated, {counts.empty:,} empty"
+    special += f"; {result.unseen}" if result.unseen else ""
     terminal.summary(
         [compared.columns[0].title, compared.number(result.mean)],
         ["interval", bounds],

@@ -506,8 +506,8 @@ class OpenClipEncoder(ClipEncoder, tags=["image-captioning", "clip"]):
 def context_length(weights: str | os.PathLike[str], *, tiny: str) -> int | None:
     """The context length of weights by their config alone; None where it shows only when they are opened."""
     name = os.fspath(weights)
-    if entry_of(name.partition("@")[0]) is not None and not Path(name).is_dir():
-        return _CONTEXT  # of all listed weights
+    if (entry := entry_of(name.partition("@")[0])) is not None and not Path(name).is_dir():
+        return entry.context_length
     folder = TINY / tiny if name == "tiny" else expanded_path(name)
     for file in (OPEN_CLIP_CONFIG, CONFIG):
         try:

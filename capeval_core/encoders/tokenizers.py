@@ -164,6 +164,18 @@ class WordPiece:
         return str(self._pieces.to_str(pretty=True))
 
 
+def coverage(
+    tokenizer: Any, captions: Sequence[str], truncated: Sequence[int], prompt: str = ""
+) -> list[float]:
+    """The share of each caption's words that is read whole, behind a prompt; `truncated`: as in `Tokens`."""
+    room, shares = tokenizer.context_length - len(tokenizer.encode([prompt]).ids[0]), []
+    for caption, cut in zip(captions, truncated, strict=True):
+        words = caption.split() if cut else []
+        lengths = [len(ids) - 2 for ids in tokenizer.encode(words).ids]  # without the marks
+        shares.append(float(np.mean(np.cumsum(lengths) <= room)) if words else 1.0)
+    return shares
+
+
 @dataclass(frozen=True)
 class TextFeatures:
     """Features of n texts."""

@@ -22,7 +22,7 @@ from capeval_core.integrations.opening import warn_failed, warn_ignored
 from capeval_core.metric import CaptionMetric, prepared
 from capeval_core.project import LICENCE, address
 from capeval_core.registry import metric_class
-from capeval_core.result import warn_of_zero
+from capeval_core.result import warn_of
 
 _ONE_DAY = 86_400.0  # evaluate's own 100 seconds are gone while the last shard is encoded
 _RANK_STRIDE = 2**40  # rows of process r have the indices from r times this: unique, and sorted by process
@@ -157,7 +157,7 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
             return {}  # complained about once evaluate has cleaned up
         result = self._prepared.combine(pa.Table.from_struct_array(predictions))
         warn_failed(result, "predictions[{}]", "per_caption=True returns")
-        warn_of_zero(result)
+        warn_of(result)
         output: dict[str, Any] = dict(result.numbers)
         if per_caption:
             errors = [result.errors.get(i) for i in range(len(result.scores))]

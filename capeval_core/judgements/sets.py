@@ -339,6 +339,18 @@ def _thumb(name: str, folder: Path, rows: pd.DataFrame) -> RatedSet:
     return RatedSet(name, scoring, kept, ratings, _table(name), subsets=subsets, dropped=dropped)
 
 
+def _longcap_arena(name: str, folder: Path, rows: pd.DataFrame) -> RatedSet:
+    """A file of captions for each perspective, with one rating each."""
+    entry, dropped = SETS[name], Counter[str]()
+    every = {file.split(".")[1]: read_rows(folder / file, entry.fields) for file in entry.files}
+    joined = pd.concat(every)
+    items = Items(joined.cand.tolist(), joined.file_name.tolist(), joined.refs.tolist())
+    values = numbers(_column(joined, "score"), "score", dropped)
+    kept = np.flatnonzero(np.isfinite(values))
+    about = {"subsets": joined.index.get_level_values(0)[kept].tolist(), "dropped": dropped}
+    return RatedSet(name, (Scoring("", items),), kept, {"rating": values[kept]}, _table(name), **about)
+
+
 def _vatex_eval(name: str, folder: Path, rows: pd.DataFrame) -> RatedSet:
     """Without references, with the first one and with nine; coefficients are means over the annotators."""
     videos, dropped = rows.video.tolist(), Counter[str]()

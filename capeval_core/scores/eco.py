@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from capeval_core.encoders.tokenizers import coverage
 from capeval_core.errors import Problems, at, did_you_mean, expanded_path, naming, warn, wrong_option
 from capeval_core.inputs.samples import Pools, Samples, images_in_rgb, windows
 from capeval_core.matching.cosine import best_query_cosine, paired_cosine
@@ -34,6 +35,7 @@ from capeval_core.phrases.ptb import ptb_tokens
 from capeval_core.registry import network, network_of
 from capeval_core.result import Values
 from capeval_core.rows import (
+    COVERAGE,
     RowCollector,
     canonical,
     column,
@@ -333,6 +335,7 @@ _TINY = {"pacs-tiny": "pacs", "alpha-clip-tiny": "hices"}
 _KNOWN = [*ECO_MEMBERS, *_TINY, MATCHER]
 
 MEMBER_ROW = row_schema(
+    COVERAGE,
     column("value", pa.float32(), "cosine of candidate and image"),
     column("itm", pa.float32(), "probability that they match, null for a dual encoder"),
 )
@@ -376,7 +379,9 @@ class Member:
             keys, errors = np.array(images.keys, dtype=object), np.array(images.errors, dtype=object)
             common = {"groups": np.repeat(keys, sizes).tolist(), "errors": np.repeat(errors, sizes).tolist()}
             value = paired_cosine(np.repeat(images.features, sizes, axis=0), texts.features[part])
-            yield _rows(batch, part, value, np.full_like(value, np.nan), texts.truncated[part], **common)
+            cut = texts.truncated[part]
+            common["coverage"] = coverage(encoder.tokenizer, batch.captions[part], cut, prompt)
+            yield _rows(batch, part, value, np.full_like(value, np.nan), cut, **common)
             pool += n
 
 
@@ -389,14 +394,18 @@ class Matcher(Member):
         matches = encoder.match(images, [batch.captions[part] for part in parts], **run)
         for part, match in zip(parts, matches, strict=True):
             n = part.stop - part.start
-            common = {"groups": [match.key] * n, "errors": [match.error] * n}
+            read = coverage(encoder.tokenizer, batch.captions[part], match.truncated)
+            common = {"groups": [match.key] * n, "errors": [match.error] * n, "coverage": read}
             value = best_query_cosine(match.queries, match.text_features)
             yield _rows(batch, part, value, match.itm, match.truncated, **common)
 
 
-def _rows(batch: Pools, part: slice, value: Any, itm: Any, truncated: Any, **common: Any) -> pa.Table:
+def _rows(
+    batch: Pools, part: slice, value: Any, itm: Any, truncated: Any, coverage: list[float], **common: Any
+) -> pa.Table:
     columns = common_columns(batch, part, truncated=np.array(truncated), **common)
-    return pa.table({**columns, "value": nullable(value), "itm": nullable(itm)}, schema=MEMBER_ROW)
+    columns |= {"coverage": coverage, "value": nullable(value), "itm": nullable(itm)}
+    return pa.table(columns, schema=MEMBER_ROW)
 
 
 def _member_names(members: str | Sequence[str] | None, *, tiny: bool) -> list[str]:
@@ -500,6 +509,7 @@ class Eco(Reranker):
 
     Options: ClassVar[type[CommonOptions]] = EcoOptions
     ROW = row_schema(
+        COVERAGE,
         column("candidate", pa.int32(), "its position in the pool of its image"),
         column("caption", pa.string(), "its text, for filters and consensus"),
         column("values", pa.list_(pa.float32()), "its cosine with the image, one per member"),
@@ -608,6 +618,7 @@ def _joined_rows(pools: Pools, tables: Mapping[str, pa.Table], ensemble: Sequenc
         **{name: aligned[MATCHER][name] for name in MEMBER_ROW.names if name != "value"},
         "error": pc.coalesce(*(table["error"] for table in aligned.values())),
         "truncated": np.max(truncated, axis=0),
+        "coverage": np.min([table["coverage"].to_numpy() for table in aligned.values()], axis=0),
         "candidate": pools.candidates,
         "caption": pools.captions,
         "values": lists(values.astype(np.float32).ravel(), np.full(len(indices), len(ensemble))),

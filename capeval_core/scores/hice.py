@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from PIL.Image import Image
 
+from capeval_core.encoders.tokenizers import coverage
 from capeval_core.inputs.images import ImageError, InputImage
 from capeval_core.inputs.samples import Samples, windows
 from capeval_core.limits import LIMITS
@@ -36,7 +37,7 @@ from capeval_core.regions.regions import CachedRegions, LimitedRegions, Regions,
 from capeval_core.reports.explanations import DrawnExplanation, marked
 from capeval_core.reports.figures import outlined
 from capeval_core.result import Values
-from capeval_core.rows import FLOATS, NESTED, Texts, column, lists, row_schema
+from capeval_core.rows import COVERAGE, FLOATS, NESTED, Texts, column, lists, row_schema
 from capeval_core.scores.facts import facts
 
 Doubles = NDArray[np.float64]
@@ -177,6 +178,7 @@ class HiceS(CaptionMetric):
     plots = True
     Options: ClassVar[type[CommonOptions]] = HiceOptions
     ROW = row_schema(
+        COVERAGE,
         column("cosine", pa.float32(), "cosine of the caption with the whole image, eq. 2"),
         column("phrase_cosines", FLOATS, "cosine of each phrase with the whole image"),
         column("phrase_maxima", FLOATS, "each phrase's best cosine over the regions, eq. 4"),
@@ -217,6 +219,8 @@ class HiceS(CaptionMetric):
             for part, images in self.encode_images(window):
                 keys, errors = [image.key for image in images], [image.error for image in images]
                 columns = texts.columns(part, keys, errors, truncated)
+                captions, cut = window.captions[part], truncated[part]
+                columns["coverage"] = coverage(self.encoder.tokenizer, captions, cut)
                 columns |= _region_columns(encoded[part], images)
                 if self.needs_references:
                     references = encoded[texts.references(part)]

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from capeval_core.encoders.tokenizers import coverage
 from capeval_core.errors import wrong_option
 from capeval_core.inputs.images import InputImage
 from capeval_core.inputs.samples import Samples
@@ -25,7 +26,7 @@ from capeval_core.options import Options as CommonOptions
 from capeval_core.options import option
 from capeval_core.ragged import Ragged
 from capeval_core.result import Values
-from capeval_core.rows import FLOATS, Texts, column, nullable, row_schema
+from capeval_core.rows import COVERAGE, FLOATS, Texts, column, nullable, row_schema
 from capeval_core.scores.facts import facts
 from capeval_core.weights.catalogue import PROMPT
 
@@ -95,15 +96,17 @@ class PacS(CaptionMetric):
 
     Options: ClassVar[type[CommonOptions]] = PacOptions
     ROW = row_schema(
-        column("cosine", pa.float32(), "cosine of caption and image, null where the image failed")
+        COVERAGE, column("cosine", pa.float32(), "cosine of caption and image, null where the image failed")
     )
+    usual_prompt: ClassVar[str] = PROMPT
+    """Where neither options nor weights have one; the papers of PAC-S and CLIP-S have the same."""
 
     options: PacOptions
 
     def open_models(self) -> dict[str, Model]:
         models = super().open_models()
-        if self.options.prompt is None:  # the papers of PAC-S and CLIP-S have the same
-            prompt = self.folder.config.get("constants", {}).get("prompt", PROMPT)
+        if self.options.prompt is None:
+            prompt = self.folder.config.get("constants", {}).get("prompt", self.usual_prompt)
             self.options = replace(self.options, prompt=prompt)
         _check_prompt(str(self.options.prompt), self.encoder.tokenizer)
         return models
@@ -126,6 +129,8 @@ class PacS(CaptionMetric):
         for images in self.image_features(batch.images):
             part = slice(start, start + len(images.keys))
             columns = texts.columns(part, images.keys, images.errors, encoded.truncated)
+            cut, prompt = encoded.truncated[part], str(self.options.prompt)
+            columns["coverage"] = coverage(self.encoder.tokenizer, batch.captions[part], cut, prompt)
             columns |= self.columns(images.features, encoded.features[part])
             if self.needs_references:
                 columns["reference_cosines"] = texts.cosines(part, encoded.features)

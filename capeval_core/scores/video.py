@@ -18,6 +18,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from PIL.Image import Image
 
+from capeval_core.encoders.tokenizers import coverage
 from capeval_core.errors import at, setting, warn, wrong_option
 from capeval_core.inputs.images import Visual
 from capeval_core.inputs.samples import Samples, windows
@@ -31,7 +32,7 @@ from capeval_core.options import Options as CommonOptions
 from capeval_core.ragged import Integers, Ragged, inner
 from capeval_core.reports.explanations import DrawnExplanation, best_frames
 from capeval_core.result import Values
-from capeval_core.rows import FLOATS, NESTED, Texts, column, lists, row_schema
+from capeval_core.rows import COVERAGE, FLOATS, NESTED, Texts, column, lists, row_schema
 from capeval_core.scores.corpus import TokenIdf, token_weights
 from capeval_core.scores.facts import facts
 from capeval_core.scores.pac import RefPacS
@@ -160,6 +161,7 @@ class VideoPacS(CaptionMetric):
     corpus_texts = "captions"
     Options: ClassVar[type[CommonOptions]] = VideoOptions
     ROW = row_schema(
+        COVERAGE,
         column("caption_ids", pa.list_(pa.int32()), "token ids of the caption, start and end included"),
         column("caption_maxima", FLOATS, "each of its tokens' best cosine over frames; null if failed"),
         column("frame_recall", pa.float32(), "mean over frames of their best cosine over its tokens"),
@@ -187,6 +189,8 @@ class VideoPacS(CaptionMetric):
             tokens = self.encoder.encode_tokens(texts.all, **self.run)
             for part, videos in self._videos(window):
                 columns = texts.columns(part, videos.keys, videos.errors, tokens.truncated)
+                captions, cut = window.captions[part], tokens.truncated[part]
+                columns["coverage"] = coverage(self.encoder.tokenizer, captions, cut)
                 columns |= _video_columns(tokens, part, videos)
                 if self.needs_references:
                     columns |= _reference_columns(tokens, part, texts)

@@ -42,6 +42,7 @@ class WeightsEntry:
     licence: str | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
     metrics: Sequence[str] = ()
+    context_length: int = 77
     architecture: str | None = None
     users: Sequence[str] = ()
     member: str | None = None

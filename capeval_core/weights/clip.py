@@ -24,6 +24,7 @@ from capeval_core.weights.conversion import (
     clip_preprocessing,
     count_blocks,
     heads_of,
+    joined,
     side_of,
 )
 from capeval_core.weights.folder import OPEN_CLIP_CONFIG, WeightsError
@@ -43,6 +44,9 @@ _MODES = (
 )
 _HEAD_WIDTH, _WIDEST_REGULAR = 64, 1024
 """Of the attention heads in CLIP's towers, up to ViT-L/14; in wider ones it differs (80, 88, 104, ...)."""
+_CONTEXT = 77
+_LONG, _KEPT = re.compile(r"position(al)?_embedding_res$"), 20
+"""Long-CLIP's second table of positions, of which it adds all but the first 20, and of the other these."""
 _RESNET_STRIDE = 32  # the modified ResNet shrinks the image as many times before its attention pool
 # The order in which a class registers the parts of a block is the order in which it saves them.
 _OPENAI_BLOCK = ("attn", "ln_1", "mlp", "ln_2")
@@ -113,7 +117,15 @@ class ClipConversion(Conversion):
     )
 
     def translate(self, content: Mapping[str, Any], notes: list[str]) -> Tensors:
-        return merge_adapters(super().translate(content, notes), self.adapters, notes)
+        tensors = super().translate(joined(content), notes)
+        if "visual_projection.weight" in content:
+            tensors |= {name: tensors[name].T.contiguous() for name in ("text_projection", "visual.proj")}
+            notes.append("names: transformers', translated into OpenAI's")
+        if (stretched := tensors.pop("positional_embedding_res", None)) is not None:
+            kept = tensors["positional_embedding"][:_KEPT]
+            tensors["positional_embedding"] = torch.cat([kept, stretched[_KEPT:]])
+            notes.append(f"positions: the first {_KEPT} of one table, the others of Long-CLIP's second")
+        return merge_adapters(tensors, self.adapters, notes)
 
     def config(self, shapes: Shapes, content: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
         heads = {"head_width": self.head_width, "text_heads": self.text_heads}
@@ -124,7 +136,8 @@ class ClipConversion(Conversion):
             "architecture": architecture,
             "activation": activation,
             "preprocessing": clip_preprocessing(architecture["vision"]["image_size"]),
-            "constants": {"prompt": PROMPT},
+            # Each metric puts its own prompt before what Long-CLIP reads.
+            "constants": {} if architecture["text"]["context_length"] > _CONTEXT else {"prompt": PROMPT},
         }
 
 
@@ -134,6 +147,8 @@ def _infer_activation(names: list[str], option: Activation | None) -> tuple[Acti
         return option, "as given"
     if any("lora" in name.lower() for name in names):
         return "quick_gelu", "because adapters exist in OpenAI's code only"
+    if any(map(_LONG.search, names)):
+        return "quick_gelu", "because Long-CLIP was tuned from OpenAI's models"
     blocks: dict[str, dict[str, None]] = {}
     for part in filter(None, map(_PART.match, names)):
         blocks.setdefault(part[1], {})[part[2]] = None

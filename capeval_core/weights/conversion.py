@@ -24,6 +24,7 @@ Tensors = dict[str, Tensor]
 Shapes = Mapping[str, tuple[int, ...]]
 Empty = Callable[[dict[str, Any]], nn.Module]  # the encoder's model of a config, on torch's meta device
 _RELEASES = tomllib.loads(Path(__file__).with_name("releases.toml").read_text(encoding="utf-8"))
+_ATTENTION = re.compile(r"(.*\.self_attn\.)([qkv])_proj\.(weight|bias)")
 _ENDINGS = re.compile(r"(\.(fp16|pt|pth|bin|safetensors|index|json))+$")
 
 
@@ -199,6 +200,19 @@ def renamed(name: str, names: Mapping[str, str]) -> str:
     for pattern, replacement in names.items():
         name = re.sub(pattern, replacement, name)
     return name
+
+
+def joined(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The same tensors, with transformers' query, keys and values of an attention as one, `self_attn.qkv`."""
+    parts: dict[str, dict[str, Any]] = {}
+    tensors = dict(content)
+    for name in content:
+        if part := _ATTENTION.fullmatch(name):
+            parts.setdefault(f"{part[1]}qkv.{part[3]}", {})[part[2]] = tensors.pop(name)
+    for name, three in parts.items():
+        if len(three) == 3:  # otherwise the whole is missing, and reported so
+            tensors[name] = torch.cat([three[part] for part in "qkv"])
+    return tensors
 
 
 def filled(value: Any, shapes: Shapes, settings: Mapping[str, Any] = {}) -> Any:

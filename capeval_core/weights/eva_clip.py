@@ -6,22 +6,25 @@ type in which they are stored, and stay in their files until they are written.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
 from capeval_core.options import option
 from capeval_core.weights.checkpoint import INDEX, read_checkpoint, read_shards
 from capeval_core.weights.clip import head_width_of, read_text
-from capeval_core.weights.conversion import Conversion, Shapes, Tensors, clip_preprocessing, side_of
+from capeval_core.weights.conversion import (
+    Conversion,
+    Shapes,
+    Tensors,
+    clip_preprocessing,
+    joined,
+    side_of,
+)
 
 _PRE_NORM_WIDTH = 4096  # of the model of 8 billion parameters, whose norms come first
 _VISION, _TEXT = "vision_model.embeddings.", "text_projection.weight"
-_PART = re.compile(r"(.*\.self_attn\.)([qkv])_proj\.(weight|bias)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,14 +67,7 @@ class EvaClipConversion(Conversion):
 
 def _from_transformers(content: Mapping[str, Any]) -> dict[str, Any]:
     """transformers' tensors in the authors' shapes: query, keys and values in one, the projection turned."""
-    parts: dict[str, dict[str, Any]] = {}
-    tensors = dict(content)
-    for name in content:
-        if part := _PART.fullmatch(name):
-            parts.setdefault(f"{part[1]}qkv.{part[3]}", {})[part[2]] = tensors.pop(name)
-    for name, three in parts.items():
-        if len(three) == 3:  # otherwise the whole is missing, and reported so
-            tensors[name] = torch.cat([three[part] for part in "qkv"])
+    tensors = joined(content)
     bias = tensors.pop("visual_projection.bias", None)
     # transformers' class has a bias, which stays as it was initialised.
     if bias is not None and bool(bias.any()):

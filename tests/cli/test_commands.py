@@ -35,11 +35,6 @@ def test_help_fits_and_shows_what_a_flag_takes(words: list[str], capeval: Capeva
         assert ("--references FILE" in usage + rest) == bool(re.search("ref|bert|bleu|rouge|cider", words[1]))
 
 
-def test_help_of_several_metrics_says_whose_default_it_is(capeval: Capeval) -> None:
-    text = " ".join(capeval("score", "pacs,clips,cider", "--help").out.split())
-    assert "pacs: scale of the score, w of eq. 1 (default: 2.0); clips: scale of the score" in text
-
-
 @pytest.mark.parametrize(
     ("error", "status", "message"),
     [

@@ -27,6 +27,7 @@ _HICE |= {"include_whole_image": True, "regions": "colours", "phrases": "chunks"
 _ECO = {"ensemble_weight": 1.0, "consensus_weight": 0.5, "threshold": 2.0, "consensus": "cider_d"}
 OPTIONS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("pacs", "refpacs", "clips", "refclips"), _CLIP),
+    "specs": {"scale": "unit", "prompt": "a drawing of ", "decoders": 1},
     "hices": _HICE,
     "refhices": {**_HICE, "reference_reduction": "mean"},
     "umic": {"selection": "lxmert36", "regions": "tiny"},

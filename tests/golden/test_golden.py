@@ -33,6 +33,7 @@ QUANTITIES = {
     "pacs-vit-b32-full": 19,
     "pacs-vit-tiny": 21,
     "sam-boxes-tiny": 32,
+    "specs-vit-tiny": 7,
     "umic-negatives": 24,
     "umic-tiny": 64,
     "vilbert-tiny": 30,

@@ -15,14 +15,7 @@ import capeval_core
 from capeval_core.cli import main
 from tests.hub import Repository, ask, serving
 from tests.judgements.conftest import Judge
-from tests.judgements.data import (
-    REFERENCES,
-    write_expert,
-    write_foil,
-    write_json,
-    write_lines,
-    write_pascal,
-)
+from tests.judgements.data import REFERENCES, write_expert, write_foil, write_json, write_lines, write_pascal
 from tools.scenes import Scene, SceneObject, draw
 
 
@@ -199,6 +192,18 @@ def test_thumb_is_of_precision_and_recall_without_and_with_people(judge: Judge, 
     assert found.left_out == ["1 R missing"] and values["P"] == pytest.approx(100) and values["R"] < 0
     assert math.isnan(values["recall with R"])  # these scores have no recall
     assert [found.cells["M", name]["rows"] for name in ("P", "P without human captions")] == ["4", "3"]
+
+
+def test_long_captions_have_a_rating_for_each_perspective(judge: Judge, tmp_path: Path) -> None:
+    for perspective, ratings in {"desc": [1, 0.5, 0], "rel": [0, 0.5, 1], "flu": [0.5, None, 1]}.items():
+        rows = [
+            {"file_name": f"sa_{i}.jpg", "refs": ["r"], "cand": f"a caption {i}", "score": rating}
+            for i, rating in enumerate(ratings)
+        ]
+        write_lines(tmp_path / f"test.{perspective}.jsonl", rows)
+    found = judge("longcap_arena", tmp_path, {"M": [0.9, 0.5, 0.1] * 3})
+    assert [found.values()[name] for name in ("descriptiveness tau_c", "relevance tau_b")] == [100, -100]
+    assert found.cells["M", "fluency tau_b"]["rows"] == "2" and found.left_out == ["1 score missing"]
 
 
 def test_hat_ranks_low_scores_first(judge: Judge, tmp_path: Path) -> None:

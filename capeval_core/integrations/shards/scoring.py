@@ -87,7 +87,7 @@ class BatchScorer:
         """The columns that come out; `parts` has a field per component of the metric, a number or a list."""
         kinds = {
             name: pa.from_numpy_dtype(part.dtype) if isinstance(part, np.ndarray) else pa.list_(pa.float64())
-            for name, part in self.metric.aggregate(self.metric.ROW.empty_table()).parts.items()
+            for name, part in self.metric.values(self.metric.ROW.empty_table()).parts.items()
         }
         parts = pa.struct(list(kinds.items())) if kinds else pa.null()
         columns = {"score": pa.float64(), "parts": parts, "truncated": pa.int32(), "error": pa.string()}
