@@ -1,7 +1,4 @@
-"""SPECS: the original checkpoint of Long-CLIP, converted, scored through the public doors.
-
-A case is a folder with config.json, manifest.json, inputs/pairs.json with its images, and outputs.npz.
-"""
+"""SPECS: the original checkpoint of Long-CLIP, converted, scored through the public doors."""
 
 from __future__ import annotations
 
