@@ -8,7 +8,7 @@ import re
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import partial
+from functools import cache, partial
 from os import PathLike
 from types import NoneType
 from typing import Any, ClassVar, Literal, Self
@@ -122,6 +122,7 @@ class Settings:
         problems.raise_if_any()
 
     @classmethod
+    @cache
     def describe(cls) -> dict[str, OptionDescription]:
         """The options that the class takes, by name."""
         hints = typing.get_type_hints(cls)

@@ -111,8 +111,8 @@ def metric_class(name: str, media: str | None = None) -> type[CaptionMetric]:
 
 def metric_of(signature: str) -> type[CaptionMetric]:
     """The class of the metric that a signature is of; ValueError where a package is missing."""
-    fields = dict(field.split(":", 1) for field in signature.split("|")[:2])
-    return metric_class(fields["capeval"], fields.get("media"))
+    fields = dict(field.partition(":")[::2] for field in signature.split("|")[:2])
+    return metric_class(fields.get("capeval", signature), fields.get("media"))
 
 
 def package_of(metric: type[CaptionMetric]) -> str | None:

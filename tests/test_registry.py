@@ -11,13 +11,18 @@ import pytest
 
 import capeval_core
 from capeval_core.cli import main
-from capeval_core.registry import METRICS, list_metrics, metric_class, metric_classes
+from capeval_core.registry import METRICS, list_metrics, metric_class, metric_classes, metric_of
 from tests.outside import on_path
 from tests.test_import import loaded
 
 
 def test_the_lists_need_no_model() -> None:
     assert "torch" not in loaded("import capeval_core.registry as r; r.list_metrics()")
+
+
+def test_a_signature_of_something_else_names_no_metric() -> None:
+    with pytest.raises(ValueError, match="unknown metric"):
+        metric_of("other:pacs|x:y")
 
 
 # --- faults of other packages

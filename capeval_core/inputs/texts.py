@@ -118,9 +118,9 @@ def check_candidates(captions: Any, empty: str, problems: Problems) -> list[list
 
 
 def check_references(
-    references: Any, rows: int | None, empty: str, problems: Problems, per: str = "captions"
+    references: Any, rows: int | None, empty: str, problems: Problems
 ) -> list[list[str]] | None:
-    """The references of each caption, as many as there are in the argument `per`."""
+    """The references of each caption, of which there are so many."""
     texts = _Texts("references", empty, problems)
     needed, expected = "every caption needs at least one reference", "a list of strings or one string"
 
@@ -142,7 +142,7 @@ def check_references(
         fix = "give one list of references per caption"
         if listed and all(len(row) == rows for row in checked):
             fix += "; these look transposed, pass list(zip(*references))"
-        problems.add(other_length(per, rows, "references", len(listed), fix))
+        problems.add(other_length("captions", rows, "references", len(listed), fix))
     return checked
 
 

@@ -306,8 +306,10 @@ def _composite(name: str, folder: Path, rows: pd.DataFrame) -> RatedSet:
     path, references = folder / REFERENCES, {}
     try:
         for key, entry in load_json(path).items():
-            human = entry["human_candidate_index"]
-            references[key] = [text for index, text in enumerate(entry["references"]) if index != human]
+            texts, human = entry["references"], entry.get("human_candidate_index")
+            if not isinstance(texts, list) or not (human is None or 0 <= human < len(texts)):
+                raise TypeError(f"key {key!r}")
+            references[key] = [text for index, text in enumerate(texts) if index != human]
     except (AttributeError, KeyError, TypeError) as error:
         form = "{subset/image: {references, human_candidate_index}}"
         raise file_error(path, f"is not {form} ({error})") from error

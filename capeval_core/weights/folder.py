@@ -269,7 +269,6 @@ def open_foreign(
     default: str,
     without: str = "",
     tensors: Sequence[str] = (TENSORS,),
-    error: type[WeightsError] = WeightsError,
 ) -> tuple[Path, str, str | None]:
     """A model in transformers' format: its folder, its name, and its commit on the Hub (None: it is local).
     files: patterns of the files beside `tensors`. required: of each alternative one file must be there.

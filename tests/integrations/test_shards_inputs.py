@@ -121,6 +121,14 @@ def test_members_without_their_pair_cost_their_row(tmp_path: Path, weights: str)
     assert found["score"][0] == found["score"][6] is not None
 
 
+def test_a_text_that_is_not_utf8_costs_its_row(tmp_path: Path) -> None:
+    captions = pa.array([b"a dog", b"\xff", b"a cat"]).view(pa.string())
+    rows: dict[str, Any] = {"references": [["a dog"]] * 3, "caption": captions, "uid": ["x", "y", "z"]}
+    found = scored(write_parquet(tmp_path / "0.parquet", rows), BatchScorer("rougel"))
+    assert found["uid"] == rows["uid"]
+    assert found["error"] == [None, "caption is not valid UTF-8", None]
+
+
 def test_members_are_never_written_to_disk_or_followed(tmp_path: Path, weights: str) -> None:
     with tarfile.open(tmp_path / "0.tar", "w", format=tarfile.PAX_FORMAT) as tar:
         for stem, kind in (

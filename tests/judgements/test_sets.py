@@ -73,6 +73,9 @@ def test_composite_takes_the_human_candidate_out_for_all_three(judge: Judge, tmp
     expected = 100 * pearsonr([scores[0], scores[1], scores[3]], [5, 1, 3]).statistic
     assert found.values("ROUGE-L")["pearson"] == pytest.approx(expected, abs=1e-5)
     assert found.left_out == ["1 rating missing"]
+    references["8k/a.png"]["human_candidate_index"] = 9
+    write_json(tmp_path / "references.json", references)
+    assert main(["judge", "composite", "--data", str(tmp_path), "--metrics", "rougel"]) == 2
 
 
 def test_pascal_has_draws_labels_and_categories(judge: Judge, tmp_path: Path) -> None:

@@ -235,11 +235,14 @@ def _parquet(shard: Shard) -> Iterator[Record]:
             raise shard.refuse(f"has more than one column {twice[0]!r}")
         record: Record = dict.fromkeys(names)  # with those that are not read: errors name them
         for batch in file.iter_batches(_BATCH, columns=used):
-            for row in range(len(batch)):
-                try:
-                    yield {**record, **batch.slice(row, 1).to_pylist()[0]}
-                except UnicodeDecodeError:
-                    yield {**record, _ERROR: "a text is not valid UTF-8"}
+            for values in zip(*batch.columns, strict=True):
+                own = dict(record)
+                for name, value in zip(batch.schema.names, values, strict=True):
+                    try:
+                        own[name] = value.as_py()
+                    except UnicodeDecodeError:
+                        own[_ERROR] = f"{name} is not valid UTF-8"
+                yield own
 
 
 def _json_lines(shard: Shard) -> Iterator[Record]:
