@@ -14,7 +14,7 @@ from __future__ import annotations
 from capeval_core.project import __version__, lazy_names
 
 # Their types are in __init__.pyi. Lazy, so that importing the package costs nothing.
-__all__ = ["Result", "__version__", "list_metrics", "load", "module", "module_path"]
+__all__ = ["Result", "__version__", "list_metrics", "load", "module", "module_path", "why"]
 
 __getattr__, __dir__ = lazy_names(
     __name__,
@@ -24,5 +24,6 @@ __getattr__, __dir__ = lazy_names(
         "module": "capeval_core.integrations.evaluate_module",
         "module_path": "capeval_core.registry",
         "Result": "capeval_core.result",
+        "why": "capeval_core.replay.why",
     },
 )

@@ -14,10 +14,11 @@ from capeval_core.integrations.evaluate_module import module
 from capeval_core.metric import CaptionMetric
 from capeval_core.project import __version__
 from capeval_core.registry import list_metrics, module_path
+from capeval_core.replay.why import why
 from capeval_core.result import Result
 from capeval_core.scores import eco, hice, ngram, pac, specs, umic, video, vilbert
 
-__all__ = ["Result", "__version__", "list_metrics", "load", "module", "module_path"]
+__all__ = ["Result", "__version__", "list_metrics", "load", "module", "module_path", "why"]
 
 _O = ParamSpec("_O")
 

@@ -239,7 +239,9 @@ class CaptionMetric(ABC):
         if not self.options.evidence or samples is None:
             return result
         order = np.argsort(np.asarray(samples.indices), kind="stable")  # as the rows are
-        return replace(result, evidence=self.evidence_of(samples.select(order.tolist()), rows, result.parts))
+        samples = samples.select(order.tolist())
+        evidence = self.evidence_of(samples, rows, result.parts)
+        return replace(result, evidence=evidence, source=(self, samples, rows))
 
     def evidence_of(self, samples: Samples, rows: pa.Table, parts: Mapping[str, Any]) -> Evidence:
         """What `Result.explain` returns for each caption: by default its text, image and parts."""

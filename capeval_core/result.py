@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -86,6 +87,7 @@ class Result:
     relative: why scores can be compared within this set only, without interval() and compare(); else None.
     summands: of a corpus metric such as BLEU, what each caption adds to the sums of its `formula`.
     range: least and greatest score by the metric's options, which intervals keep within.
+    source: with the evidence, the metric, its samples and rows, which `bundle` is made of.
     """
 
     metric: str
@@ -97,6 +99,7 @@ class Result:
     counts: Counts
     errors: dict[int, str]
     evidence: Mapping[int, Mapping[str, Any]] | None = field(default=None, repr=False)
+    source: Any = field(default=None, repr=False, compare=False)
     relative: str | None = None
     summands: list[list[float]] | None = field(default=None, repr=False)
     formula: CorpusFormula | None = field(default=None, repr=False)
@@ -255,6 +258,19 @@ class Result:
         if self.evidence is None:
             raise ValueError(f"explain() needs the evidence: load({self.metric!r}, ..., evidence=True)")
         return self.evidence[number]
+
+    def bundle(self, *, texts: bool = False) -> dict[str, Any]:
+        """What `capeval replay` makes these scores of again, in JSON's types: settings, versions, and digests
+        of what each caption went through. No image, and no text unless `texts`.
+
+        Raises:
+            ValueError: the evidence was not kept, or the metric chooses among captions.
+        """
+        if self.source is None:
+            raise ValueError(f"bundle() needs the evidence: load({self.metric!r}, ..., evidence=True)")
+        make = import_module("capeval_core.replay.bundle").bundle_of
+        content: dict[str, Any] = make(*self.source, self, texts=texts)
+        return content
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but the evidence, in JSON's types; NaN and infinities become None."""

@@ -20,9 +20,10 @@ from capeval_core.inputs.text_files import FileOptions, Joined
 from capeval_core.metric import CaptionMetric, LazyEvidence, Reranker, prepared
 from capeval_core.options import Options
 from capeval_core.registry import every_class, media_of, metric_class
+from capeval_core.replay.bundle import bundle_of
 from capeval_core.reports.html import check_report
 from capeval_core.reports.systems import Cell, System, Systems
-from capeval_core.result import json_text
+from capeval_core.result import Result, json_text
 from capeval_core.rows import Task, encode_tasks
 
 _Metrics = Sequence[type[CaptionMetric]]
@@ -37,8 +38,10 @@ def run(arguments: list[str]) -> int:
     baseline = compare.baseline_of(flags.baseline, names, flags.candidates)
     read = [*(("--candidates", path) for path in flags.candidates), ("--references", flags.references)]
     common.check_output("--json", flags.json, read)  # now, not after hours
-    if flags.explain is not None and len(names) * len(metrics) > 1:
-        raise ValueError("--explain draws one system by one metric: score them one by one")
+    common.check_output("--bundle", flags.bundle, [*read, ("--json", flags.json)])
+    for name, does in (("explain", "draws"), ("bundle", "records")):
+        if getattr(flags, name) is not None and len(names) * len(metrics) > 1:
+            raise ValueError(f"--{name} {does} one system by one metric: score them one by one")
     check_report(flags.report)
     options = _options(metrics, flags)
     folder = _folder(metrics, options, flags)
@@ -59,6 +62,7 @@ def run(arguments: list[str]) -> int:
 
     common.in_turn(
         lambda: common.write("--json", flags.json, content() if flags.json else ""),
+        lambda: _write_bundle(flags.bundle, systems[0], first.result),
         lambda: _print(compared, first if alone and flags.format is None else None, flags.format),
         lambda: _tell(metrics, systems),
         lambda: _write_explanations(flags.explain, systems[0].ids, first.result) if flags.explain else None,
@@ -141,7 +145,7 @@ def _options(metrics: _Metrics, flags: argparse.Namespace) -> list[Options]:
 
     def options(metric: type[CaptionMetric]) -> Options:
         keywords = common.chosen(flags, metric.Options)
-        if flags.explain is not None:
+        if flags.explain is not None or flags.bundle is not None:
             keywords["evidence"] = True
         checked: Options = common.options_of(metric, keywords, getattr(flags, "set", ()), names)
         return checked
@@ -281,7 +285,13 @@ def _checked(
     return checked
 
 
-# --explain
+# --bundle and --explain
+
+
+def _write_bundle(path: Path | None, system: System, result: Result) -> None:
+    if path is not None:
+        metric, samples, rows = result.source
+        common.write("--bundle", path, json_text(bundle_of(metric, samples, rows, result, system.ids)))
 
 
 def _make_folder(folder: Path, metric: type[CaptionMetric], options: Options) -> None:

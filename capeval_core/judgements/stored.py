@@ -166,12 +166,7 @@ def join_ratings(scores: Path, ratings: Path) -> tuple[str, RatedSet, Scored]:
     counted.
     """
     file = _read(scores)
-    (label, own), *more = file.arrays.items()
-    if more:
-        raise file_error(scores, f"{len(more) + 1} arrays", "write one", verb="holds")
-    array = _numbers(scores, label, own, file.ids)
-    if array.ndim > 1:
-        raise file_error(scores, "lists of scores", "write one number for each caption", verb="has")
+    label, array = _one_of(scores, file)
     values = array.tolist()
     rows, dropped, count, ids = read_rows(ratings), Counter[str](), len(values), file.ids
     rated = numbers(rows[_field(ratings, rows, _RATING_FIELDS, "rating")], "rating", dropped)
@@ -197,6 +192,43 @@ def join_ratings(scores: Path, ratings: Path) -> tuple[str, RatedSet, Scored]:
     scoring = (Scoring("", items),)
     judged = RatedSet("own ratings", scoring, item, {"rating": rated[kept]}, table, dropped=dropped)
     return label, judged, Scored(np.array(values))
+
+
+def _one_of(path: Path, file: _File) -> tuple[str, Doubles]:
+    """The only array of a file, a number for each caption, with its label."""
+    (label, own), *more = file.arrays.items()
+    if more:
+        raise file_error(path, f"{len(more) + 1} arrays", "write one", verb="holds")
+    array = _numbers(path, label, own, file.ids)
+    if array.ndim > 1:
+        raise file_error(path, "lists of scores", "write one number for each caption", verb="has")
+    return label, array
+
+
+def read_scores_of(path: Path, ids: Sequence[str]) -> list[float]:
+    """Scores of captions with these ids of images: of `read_scores`, or rows of CSV or JSON lines with an id
+    and a `score`. NaN of a caption that has none; without ids in the file they are in order."""
+    if path.suffix.lower() in (".json", ".npz"):
+        file = _read(path)
+        keys, found = file.ids, _one_of(path, file)[1]
+    else:
+        rows = read_rows(path)
+        keys = rows[_field(path, rows, ID_FIELDS, "image id")].map(str).tolist()
+        found = numbers(rows[_field(path, rows, ("score", "scores"), "score")], "score", Counter())
+    values: list[float] = found.tolist()
+    if keys is None:
+        if len(values) != len(ids):
+            few = f"{len(values):,} scores without ids for {len(ids):,} captions"
+            raise file_error(path, few, "give as many, or ids", verb="has")
+        return values
+    known, of_image = Names(ids), defaultdict[str, list[float]](list)
+    for key, value in zip(keys, values, strict=True):
+        for image in known.find(key)[:1]:
+            of_image[image].append(value)
+    if not of_image:
+        other = f"no score of a caption ({some_of(keys)}; captions are of {some_of([*ids])})"
+        raise file_error(path, other, verb="has")
+    return [of_image[image].pop(0) if of_image[image] else math.nan for image in ids]
 
 
 def _places(

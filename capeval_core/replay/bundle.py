@@ -27,7 +27,7 @@ from capeval_core.result import Result
 from capeval_core.rows import canonical
 
 _FORMAT, _TOLERANCE = 1, 1e-6
-_LIBRARIES = ("capeval", "numpy", "pillow", "torch", "tokenizers")
+_LIBRARIES = ("numpy", "pillow", "torch", "tokenizers")
 _STAGES = {
     "caption": "another caption",
     "references": "other references",

@@ -35,7 +35,10 @@ CAPTIONS, TEXTS, SAMPLES, IMAGES, METRIC, FORMULA, SCORES, NUMBER = range(8)
 """The steps, in order. What is changed up to METRIC is encoded anew, the others take the same rows."""
 CLIP, REFCLIP, CIDER = "pacs refpacs clips refclips", "refpacs refclips", "cider ciderd"
 VIDEO, HICE, NGRAMS = "pacs-video refpacs-video", "hices refhices", "bleu rougel cider ciderd"
-_ONES, _NONE = np.array([0, 1, 1, 1, 0, 1, 1, 1, 0, 0]), np.arange(10) < 4  # among the sums of BLEU
+_ONES, _LEAST = (
+    np.array([0, 1, 1, 1, 0, 1, 1, 1, 0, 0]),
+    np.where(np.arange(10) < 4, 0.1, 0),
+)  # of sums of BLEU
 
 
 class Scored(NamedTuple):
@@ -229,6 +232,11 @@ def _flattened(case: Case) -> Doubles:
     return np.bincount(owner, scores) / np.bincount(owner)
 
 
+def _bleu(sums: Doubles, n: int = 0) -> Doubles:
+    """BLEU-n of sums (..., 10), BLEU-4 for 0."""
+    return bleu_of_sums(sums)[..., n]
+
+
 def _sums(function: Callable[[Doubles], Doubles]) -> Callable[..., Scored]:
     """BLEU by another function of its sums (..., 10), for captions and the set."""
 
@@ -364,13 +372,9 @@ _block(FORMULA, VIDEO, "formula")("coarse", "the cosine of text and video alone"
 _block(FORMULA, VIDEO, "formula")("fine", "words and frames alone", _part("fine"))
 add = _block(FORMULA, "bleu", "formula")
 for n in (1, 2, 3):
-    add(f"BLEU-{n}", f"BLEU-{n} in place of BLEU-4", _sums(lambda sums, n=n: bleu_of_sums(sums)[..., n]))
-add("add one", "1 is added to counts of 2 to 4 words", _sums(lambda sums: bleu_of_sums(sums + _ONES)[..., 0]))
-add(
-    "epsilon",
-    "no match counts as 0.1 matches",
-    _sums(lambda sums: bleu_of_sums(np.where(_NONE & (sums == 0), 0.1, sums))[..., 0]),
-)
+    add(f"BLEU-{n}", f"BLEU-{n} in place of BLEU-4", _sums(partial(_bleu, n=n)))
+add("add one", "1 is added to counts of 2 to 4 words", _sums(lambda sums: _bleu(sums + _ONES)))
+add("epsilon", "no match counts as 0.1 matches", _sums(lambda sums: _bleu(np.maximum(sums, _LEAST))))
 _block(FORMULA, "references", "references")("flattened", "each reference counts alone", _by(_flattened))
 add = _block(SCORES, "", "scale")
 add("times 100", "scores are times 100", lambda scored, case: Scored(scored.scores * 100, scored.mean * 100))

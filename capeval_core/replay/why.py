@@ -115,16 +115,16 @@ class Search:
         table = [
             {"variant": title(own), "number": tried[own].number, "agree": tried[own].agree} for own in near
         ]
-        own = f"{self.metric.title} of these {len(self.samples):,} captions is {tried[()].number:.6g}"
-        outcome = f"none of {len(tried):,} known variants makes the other numbers; the nearest is {table[0]['variant']}"
-        if len(remaining) == 1:
-            doubt = "" if sure else ", perhaps by accident: scores of single captions would show it"
+        outcome = f"none of {len(tried):,} known variants makes them, the nearest is {table[0]['variant']}"
+        if remaining:
             what = "; ".join(switch.sentence for switch in found[0]) or "nothing is done otherwise"
-            outcome = f"of {len(tried):,} known variants, {' = '.join(remaining[0])} makes the other numbers ({what}){doubt}"
-        elif remaining:
+            outcome = f"of {len(tried):,} known variants {' = '.join(remaining[0])} makes them ({what})"
+            outcome += "" if sure else ", perhaps by accident: a score for each caption would show it"
+        if len(remaining) > 1:
             listed = "; ".join(names[0] for names in remaining)
-            outcome = f"{len(remaining)} of {len(tried):,} known variants make the other number: {listed}"
-        sentence = f"{own} by {self.metric.signature()}; {outcome}."
+            outcome = f"of {len(tried):,} known variants {len(remaining)} make them: {listed}"
+        own = f"{self.metric.title} of these {len(self.samples):,} captions is {tried[()].number:.6g}"
+        sentence = f"{own} by {self.metric.signature()}. The other numbers: {outcome}."
         only = remaining[0][0] if len(remaining) == 1 and sure else None
         return Explanation(only, remaining, len(tried), table, sentence)
 

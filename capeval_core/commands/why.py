@@ -1,0 +1,38 @@
+"""`capeval why`: the variant of a metric that makes somebody else's number."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from capeval_core.commands import common
+from capeval_core.commands.replay import read
+from capeval_core.commands.terminal import TYPES, paragraph, parser_of, table
+from capeval_core.inputs.text_files import FileOptions
+from capeval_core.judgements.stored import read_scores_of
+from capeval_core.registry import metric_class
+from capeval_core.replay.why import why
+from capeval_core.result import json_text
+
+
+def run(arguments: list[str]) -> int:
+    parser = parser_of("why")
+    common.add_flags(parser, FileOptions, title="columns and splits of the files")
+    flags = parser.read(arguments)
+    common.check_output("--json", flags.json)
+    file, options = read(flags, metric_class(flags.metric), {})
+    theirs = flags.theirs
+    if Path(theirs).is_file():
+        theirs = read_scores_of(Path(theirs), file.ids)
+    else:
+        try:
+            float(theirs)
+        except ValueError:
+            raise ValueError(f"{theirs}: there is no such file, and it is no number") from None
+    given = (file.captions, file.images, file.references)
+    options = {**options, "ids": file.ids, "backbones": TYPES["NAMES"](",".join(flags.backbones))}
+    with common.naming_rows(file.ids):
+        outcome = why(theirs, flags.metric, *given, most=flags.most, progress=True, **options)
+    rows = [[own["variant"], f"{own['number']:.6g}", f"{own['agree']:.0%}"] for own in outcome.table]
+    print(table([["VARIANT", "NUMBER", "AGREE"], *rows]), paragraph(outcome.sentence), sep="\n\n")
+    common.write("--json", flags.json, json_text(vars(outcome)) if flags.json else "")
+    return 0 if outcome.remaining else 1
