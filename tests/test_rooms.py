@@ -11,7 +11,7 @@ from capeval_core.registry import METRICS
 PACKAGE = Path(capeval_core.__file__).parent
 ORDER = (
     "inputs", "weights", "models", "regions", "phrases", "encoders", "matching", "reports", "scores",
-    "judgements", "publishing", "training", "integrations", "commands",
+    "judgements", "replay", "publishing", "training", "integrations", "commands",
 )  # fmt: skip
 SIDE_BY_SIDE = {"regions": {"phrases"}, "phrases": {"regions"}}
 SHARED = {

@@ -26,7 +26,8 @@ from tools.exactness import ON_CPU, ON_GPU, exactness_rows, has_networks, legend
 
 MODULES = (
     "cache", "demo", "errors", "integrations", "integrations.ray", "integrations.shards",
-    "judgements.correlation", "metric", "options", "registry", "result", "rows", "scores.pac", "scores.umic",
+    "judgements.correlation", "metric", "options", "registry", "replay.bundle",
+    "replay.why", "result", "rows", "scores.pac", "scores.umic",
     "scores.video", "scores.vilbert", "statistics",
 )  # fmt: skip
 """The public modules: what the documents name, and what a metric of another package builds on."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from capeval_core.commands import common
 from capeval_core.commands.replay import read
-from capeval_core.commands.terminal import TYPES, paragraph, parser_of, table
+from capeval_core.commands.terminal import TYPES, parser_of, table
 from capeval_core.inputs.text_files import FileOptions
 from capeval_core.judgements.stored import read_scores_of
 from capeval_core.registry import metric_class
@@ -33,6 +33,6 @@ def run(arguments: list[str]) -> int:
     with common.naming_rows(file.ids):
         outcome = why(theirs, flags.metric, *given, most=flags.most, progress=True, **options)
     rows = [[own["variant"], f"{own['number']:.6g}", f"{own['agree']:.0%}"] for own in outcome.table]
-    print(table([["VARIANT", "NUMBER", "AGREE"], *rows]), paragraph(outcome.sentence), sep="\n\n")
+    print(table([["VARIANT", "NUMBER", "AGREE"], *rows]), outcome.sentence, sep="\n\n")
     common.write("--json", flags.json, json_text(vars(outcome)) if flags.json else "")
     return 0 if outcome.remaining else 1

@@ -20,7 +20,6 @@ from capeval_core.inputs.images import ImageError, InputImage
 from capeval_core.inputs.samples import Samples
 from capeval_core.matching.cosine import unit
 from capeval_core.metric import CaptionMetric, Reranker, prepared
-from capeval_core.options import describe_options
 from capeval_core.phrases.ptb import shared_words
 from capeval_core.registry import load
 from capeval_core.result import Result
@@ -57,8 +56,10 @@ def bundle_of(
         raise ValueError(f"bundle: {metric.name} chooses among captions, and a bundle has a score for each")
     ids = [str(index) for index in range(len(samples))] if ids is None else ids
     stages = _stages(metric, samples, rows) | {"score": [f"{score:.9g}" for score in result.scores]}
-    recorded = [one.name for one in describe_options(metric.Options) if one.recorded]
-    options = {name: getattr(metric.options, name) for name in recorded}
+    recorded = [name for name, one in metric.Options.describe().items() if one.sign or one.encodes]
+    options = {
+        name: getattr(metric.options, name, None) for name in (*recorded, "weights", "regions", "phrases")
+    }
     libraries = {name: version(name) for name in _LIBRARIES}
     return {
         "format": _FORMAT,

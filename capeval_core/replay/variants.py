@@ -31,7 +31,7 @@ from capeval_core.rows import nullable
 from capeval_core.scores.ngram import bleu_of_sums
 
 Doubles = NDArray[np.float64]
-CAPTIONS, TEXTS, SAMPLES, IMAGES, METRIC, FORMULA, SCORES, NUMBER = range(8)
+CAPTIONS, TEXTS, SAMPLES, IMAGES, OPENED, METRIC, FORMULA, SCORES, NUMBER = range(9)
 """The steps, in order. What is changed up to METRIC is encoded anew, the others take the same rows."""
 CLIP, REFCLIP, CIDER = "pacs refpacs clips refclips", "refpacs refclips", "cider ciderd"
 VIDEO, HICE, NGRAMS = "pacs-video refpacs-video", "hices refhices", "bleu rougel cider ciderd"
@@ -70,7 +70,8 @@ class Switch(NamedTuple):
     """One thing that others do otherwise; switches of one group exclude each other.
 
     change: of CAPTIONS and TEXTS, text -> text; of IMAGES, (picture, encoder's size) -> picture; of SAMPLES,
-    samples -> samples; of METRIC, (metric, samples) -> metric; else (`Scored`, `Case`) -> `Scored`.
+    samples -> samples; of OPENED and METRIC, (metric, samples) -> metric; else (`Scored`, `Case`) ->
+    `Scored`.
     metrics: their names, or what they have: an option, `references`, `images`.
     """
 
@@ -82,9 +83,7 @@ class Switch(NamedTuple):
     group: str
 
     def fits(self, metric: Any) -> bool:
-        traits = {spec.name for spec in metric.Options.taken()} | {
-            metric.name + "-video" * bool(metric.variant)
-        }
+        traits = {*metric.Options.describe(), metric.name + "-video" * bool(metric.variant)}
         traits |= {"references"} if metric.needs_references else set()
         traits |= {"images"} if "image" in metric.media and not metric.options.images_are_ids else set()
         return not self.metrics or bool(traits & {*self.metrics.split()})
@@ -150,8 +149,8 @@ def _jpeg(image: Image.Image, size: int, quality: int) -> Image.Image:
 
 def _changed(metric: Any, options: dict[str, Any], **attributes: Any) -> Any:
     """A copy of an open metric with other options and attributes."""
-    other = copy(metric)
-    vars(other).update(attributes, options=replace(metric.options, **options))
+    other = object.__new__(type(metric))  # a copy of Python's would open it again
+    vars(other).update({**vars(metric), **attributes, "options": replace(metric.options, **options)})
     return other
 
 
@@ -324,20 +323,20 @@ add(
 )
 add("other GELU", "GELU for QuickGELU, or the reverse", _other_activation)
 add("float16 normalisation", "features are normalised and multiplied in float16", _half)
-add = _block(METRIC, "weights", "dtype")
+add = _block(OPENED, "weights", "dtype")
 add("float16", "networks compute in float16", reopened(dtype="float16"))
 add("bfloat16", "networks compute in bfloat16", reopened(dtype="bfloat16"))
 add = _block(METRIC, "w", "w")
 for w in (1.0, 2.0, 2.5, 100.0):
     add(f"w {w:g}", f"w is {w:g}", _set(w=w))
 _block(METRIC, "compat")("released", "as the script that the authors released", _set(compat="released"))
-add = _block(METRIC, CIDER)
+add = _block(OPENED, CIDER)
 add("other CIDEr", "CIDEr for CIDEr-D, or the reverse", lambda m, s: load("cider" if m.clipped else "ciderd"))
 add = _block(METRIC, CIDER, "documents")
 for name, only in (("captions too", False), ("each reference", True)):
     what = "each reference is a document" if only else "document frequencies count captions, too"
     add(name, what, partial(_documents, only=only))
-_block(METRIC, "umic")("36 boxes", "images have LXMERT's 36 boxes", reopened(selection="lxmert36"))
+_block(OPENED, "umic")("36 boxes", "images have LXMERT's 36 boxes", reopened(selection="lxmert36"))
 _block(METRIC, "vilbertscore")("idf", "words are weighted by their idf", _set(idf="corpus"))
 add = _block(METRIC, "vilbertscore", "layer")
 for layer in range(6):
@@ -390,9 +389,9 @@ add(
     _moved(lambda scores, case: scores[np.argsort(case.ids)]),
 )
 add("off by one", "scores stand one row too late", _moved(lambda scores, case: np.roll(scores, 1)))
-_block(SCORES)(
-    "failed as 0", "captions that failed count 0", _moved(lambda scores, case: np.nan_to_num(scores))
-)
+add = _block(SCORES)
+add("float16 scores", "scores are rounded to float16", _moved(lambda scores, case: scores.astype(np.float16)))
+add("failed as 0", "captions that failed count 0", _moved(lambda scores, case: np.nan_to_num(scores)))
 add = _block(NUMBER, "", "number")
 add("mean of captions", "the mean of the captions' own scores", lambda scored, case: Scored(scored.scores))
 add("median", "the median of scores", lambda scored, case: Scored(scored.scores, np.nanmedian(scored.scores)))
@@ -403,7 +402,7 @@ add("duplicates once", "equal captions of an image count once", _of_images("firs
 KNOWN = (
     ("torchmetrics' CLIPScore", "clips pacs", ("no prompt", "end token lost", "w 100", "no max")),
     ("VLMEvalKit's captions", "bleu rougel ciderd", ("no tokenizer", "times 100")),
-    ("clipscore on a GPU", "clips pacs", ("float16", "float16 normalisation")),
+    ("clipscore on a GPU", "clips pacs", ("float16", "float16 normalisation", "float16 scores")),
 )
 """Tools, the metrics that they compute so, and the switches that they combine.
 

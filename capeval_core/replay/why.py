@@ -45,14 +45,13 @@ class _Theirs:
         texts = [str(value) for value in listed if value is not None]
         digits = max((len(text.partition(".")[2]) for text in texts if "e" not in text), default=16)
         self.values = np.array([np.nan if value is None else value for value in listed], dtype=np.float64)
-        self.tolerance = np.maximum(0.5000001 * 10.0**-digits, _NOISE * np.maximum(np.abs(self.values), 1))
+        largest = np.nanmax(np.abs(self.values), initial=1.0)
+        self.tolerance = max(0.5000001 * 10.0**-digits, _NOISE * float(largest))
 
     def beside(self, scored: Scored, rows: Any = slice(None)) -> _Tried:
         own = np.array([scored.mean]) if self.of_set else scored.scores
-        values, tolerance = (
-            (self.values, self.tolerance) if self.of_set else (self.values[rows], self.tolerance[rows])
-        )
-        units = np.nan_to_num(np.abs(own - values) / tolerance, nan=np.inf)[np.isfinite(values)]
+        values = self.values if self.of_set else self.values[rows]
+        units = np.nan_to_num(np.abs(own - values) / self.tolerance, nan=np.inf)[np.isfinite(values)]
         agree, scores = float(np.mean(units <= 1)), np.round(own, 7).tobytes()
         return _Tried(scored.mean, float(np.median(units)), agree, agree == 1, scores)
 
@@ -92,7 +91,7 @@ class Search:
         switches = [switch for switch in variants.SWITCHES if switch.fits(metric)]
         for name in weights:
             change = variants.reopened(weights=name)
-            switches.append(Switch(name, f"weights are {name}", change, METRIC, "", "weights"))
+            switches.append(Switch(name, f"weights are {name}", change, variants.OPENED, "", "weights"))
         self.switches = sorted(switches, key=lambda switch: switch.step)
         self.probe = np.linspace(0, len(samples) - 1, min(_PROBE, len(samples))).astype(int).tolist()
         self._pictures: dict[tuple[int, str], Any] = {}
@@ -103,7 +102,7 @@ class Search:
         theirs, tried, found = _Theirs(given, self.ids), dict[Variant, _Tried](), list[Variant]()
         for level in self._levels(theirs, most, tried):
             for variant in tqdm(level, "variants", disable=None if progress else True):
-                with suppress(ValueError, TypeError, KeyError, OSError):  # these samples do not allow it
+                with suppress(ValueError, TypeError, KeyError, OSError), np.errstate(all="ignore"):
                     tried[variant] = self._tried(variant, theirs)
             if found := [variant for variant in level if variant in tried and tried[variant].equal]:
                 break
@@ -111,20 +110,21 @@ class Search:
         for variant in found:
             equal.setdefault(tried[variant].scores, []).append(title(variant))
         remaining, sure = [*equal.values()], theirs.no_accident([*tried.values()])
-        near = sorted(tried, key=lambda own: (-tried[own].agree, tried[own].units, len(own)))[:_SHOWN]
+        near = sorted(tried, key=lambda own: (-tried[own].agree, tried[own].units, len(own)))
+        near = list({tried[own].scores: own for own in reversed(near)}.values())[: -_SHOWN - 1 : -1]
         table = [
             {"variant": title(own), "number": tried[own].number, "agree": tried[own].agree} for own in near
         ]
         outcome = f"none of {len(tried):,} known variants makes them, the nearest is {table[0]['variant']}"
         if remaining:
             what = "; ".join(switch.sentence for switch in found[0]) or "nothing is done otherwise"
-            outcome = f"of {len(tried):,} known variants {' = '.join(remaining[0])} makes them ({what})"
-            outcome += "" if sure else ", perhaps by accident: a score for each caption would show it"
+            outcome = f"{' = '.join(remaining[0])} ({what}), one of {len(tried):,} variants that were tried"
+            outcome += "" if sure else "; perhaps by accident, which a score for each caption would show"
         if len(remaining) > 1:
             listed = "; ".join(names[0] for names in remaining)
-            outcome = f"of {len(tried):,} known variants {len(remaining)} make them: {listed}"
+            outcome = f"one of {len(remaining)} that make them, of {len(tried):,} that were tried: {listed}"
         own = f"{self.metric.title} of these {len(self.samples):,} captions is {tried[()].number:.6g}"
-        sentence = f"{own} by {self.metric.signature()}. The other numbers: {outcome}."
+        sentence = f"{own} by {self.metric.signature()}.\nThe other numbers: {outcome}."
         only = remaining[0][0] if len(remaining) == 1 and sure else None
         return Explanation(only, remaining, len(tried), table, sentence)
 
@@ -167,7 +167,7 @@ class Search:
         samples, metric = self.samples, self.metric
         for switch in variant:
             samples = self._changed(samples, switch)
-            metric = switch.change(metric, samples) if switch.step == METRIC else metric
+            metric = switch.change(metric, samples) if switch.step in (variants.OPENED, METRIC) else metric
         metric = prepared(metric, samples)
         samples = samples.select(self.probe) if probe else samples
         rows = canonical(metric.encode_all(samples))
@@ -229,7 +229,8 @@ def why(
     >>> import capeval_core
     >>> texts = ["A dog runs.", "Two cats sleep.", "A man eats.", "Snow falls.", "A boy sings well."]
     >>> references = [["a dog runs off"], ["Two cats"], ["a man eats."], ["snow!"], ["a boy sings"]]
-    >>> capeval_core.why([0.0, 0.8133, 0.6667, 0.0, 0.0], "rougel", texts, references=references).variant
+    >>> theirs = [0.2785, 0.8299, 0.6667, 0.0, 0.5865]
+    >>> capeval_core.why(theirs, "rougel", texts, references=references).variant
     'no tokenizer'
     """
     opened = metric if isinstance(metric, CaptionMetric) else load(metric, on_error="nan", **options)

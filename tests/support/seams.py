@@ -53,6 +53,7 @@ from capeval_core.regions import boxes as region_boxes
 from capeval_core.regions.opening import region_opener
 from capeval_core.regions.regions import Regions, RegionSource
 from capeval_core.regions.suppression import Suppression, best_on_device, class_confidences
+from capeval_core.replay import variants
 from capeval_core.scores.boxes import FirstBoxes
 from capeval_core.scores.eco import EcoOptions, Ranking
 from capeval_core.training import negatives, regions, tags
@@ -115,6 +116,7 @@ __all__ = [
     "soft_spice_phrases",
     "tagger",
     "usable_kernels",
+    "variants",
     "visual",
     "with_kernels",
     "without_mark",
