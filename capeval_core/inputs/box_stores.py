@@ -16,7 +16,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from functools import cache, cached_property, lru_cache
+from functools import cached_property, lru_cache
 from hashlib import blake2b
 from io import SEEK_END, BytesIO
 from numbers import Integral
@@ -278,6 +278,8 @@ _PUBLISHED = "bua10_100"
 """Of the published model, in the database's name and in ours: boxes of a score above 0.2, from 10 to 100."""
 _COUNTED = re.compile(r"feat_(th.+?)(?:_compressed)?")
 _FIXED = re.compile(r"feat_numbb([1-9][0-9]{0,3})(?:_compressed)?")
+_OPENED: dict[str, tuple[object, Any]] = {}
+"""By path, the LMDB and the state of its file: LMDB opens one once per process."""
 _OPENING = threading.Lock()
 
 
@@ -331,14 +333,18 @@ class _Database(BoxFeatureStore):
 
 def _environment(data: Path) -> Any:
     """The LMDB of a data file. Raises FileError: to read behind the end of one would kill the process."""
-    status = data.stat()
+    path, status = os.path.realpath(data), data.stat()
+    state = status.st_ino, status.st_size, status.st_mtime_ns
     with _OPENING:
-        return _opened(os.path.realpath(data), status.st_ino, status.st_size, status.st_mtime_ns)
+        before, environment = _OPENED.get(path, (None, None))
+        if before != state:
+            if environment is not None:
+                _OPENED.pop(path)[1].close()
+            _OPENED[path] = state, _opened(path, status.st_size)
+        return _OPENED[path][1]
 
 
-@cache
-def _opened(path: str, inode: int, size: int, time: int) -> Any:
-    """An LMDB while its file is the same: LMDB opens one once per process."""
+def _opened(path: str, size: int) -> Any:
     import lmdb
 
     try:
@@ -367,7 +373,10 @@ class _UniterDatabase(_Database):
 
     @cached_property
     def entries(self) -> Mapping[str, bytes]:
-        names = super().entries
+        names, counted = super().entries, self.counts if isinstance(self.counts, dict) else {}
+        if counted and counted.keys().isdisjoint(names):
+            found = f"the numbers of boxes beside it are of other images: {next(iter(counted))!r}"
+            raise file_error(self.data, found, "expected UNITER's image database")
         if twice := [name for name in names if f"{name}{EXTENSION}" in names]:
             found = f"the id {twice[0]!r} comes twice"
             raise file_error(self.data, found, "expected UNITER's image database")

@@ -98,10 +98,15 @@ def _started() -> _Process:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        pipesize=_PIPE,
         start_new_session=True,  # Ctrl-C is for the process that asks
     )
     assert process.stdout is not None
+    if sys.platform == "linux":
+        import fcntl
+
+        with suppress(OSError):  # more than the system lets a user have
+            for pipe in (process.stdin, process.stdout):
+                fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE)  # type: ignore[arg-type]
     start = b""
     while not start.endswith(_READY):
         if not (byte := process.stdout.read(1)):

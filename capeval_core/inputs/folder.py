@@ -161,13 +161,19 @@ def names_in(folder: Path, medium: str = "image") -> list[str]:
     try:
         with os.scandir(folder) as entries:
             shown = [one for one in entries if not one.name.startswith(".")]
-            return [one.name for one in shown if one.is_file() or (medium == "video" and one.is_dir())]
+            return [one.name for one in shown if _is_one(one, medium)]
     except (FileNotFoundError, ValueError):  # no path has a NUL character
         raise file_error(folder, "there is no such folder") from None
     except NotADirectoryError:
         raise file_error(folder, f"is a file, expected a folder of {medium}s") from None
     except OSError as error:
         raise file_error(folder, f"cannot be read ({error.strerror})") from None
+
+
+def _is_one(entry: os.DirEntry[str], medium: str) -> bool:
+    if entry.is_symlink():  # a link to itself is as broken as one to nothing, which a Path knows
+        return Path(entry).is_file() or (medium == "video" and Path(entry).is_dir())
+    return entry.is_file() or (medium == "video" and entry.is_dir())
 
 
 def _refuse_name(folder: Path, name: str, problems: Problems) -> None:

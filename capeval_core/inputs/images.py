@@ -332,8 +332,8 @@ def open_file(path: str, content: str = "image", longest: int = 1 << 63) -> Iter
     except (FileNotFoundError, NotADirectoryError):
         fix = "~ is not expanded, write the whole path" if path.startswith("~") else ""
         raise refused(f"there is no file {name}", fix) from None
-    except OSError as error:
-        raise refused(f"cannot read {name} ({error.strerror or error})") from None
+    except (OSError, UnicodeEncodeError) as error:  # half a character, which no path has
+        raise refused(f"cannot read {name} ({getattr(error, 'strerror', None) or error})") from None
 
 
 def open_image(file: str | IO[bytes]) -> Image.Image:

@@ -464,6 +464,7 @@ def _read_table(data: bytes, texts: Texts) -> None:
     delimiter = next(filter(known, _DELIMITERS), max(_DELIMITERS, key=first.count))
     records = _records(text, delimiter, texts)
     header = [name.strip() for name in next(records, ("", []))[1]]
+    records = _with_captions(records, header, texts.path) if delimiter == "|" else records
     if texts.wide and len(header) > 1 and not texts.text_fields(header):
         # One row per image, its id first; a first row that is no header would be lost, and is refused.
         ids = (*ID_FIELDS, texts.options.id_column)
@@ -482,8 +483,7 @@ def _read_table(data: bytes, texts: Texts) -> None:
                 texts.add(image_id, [text for text in pool if text.strip()], place, "its captions")
     else:
         texts.check_header(header)
-        cells = _with_captions(records, header, texts.path) if delimiter == "|" else records
-        for place, row in _fitting(cells, header, texts):
+        for place, row in _fitting(records, header, texts):
             texts.row(dict(zip(header, row, strict=True)), place)
     # Tables are often written with a word for what is missing, which nobody wants to have scored.
     if missing := [image_id for image_id, text in texts.rows if text.strip() in _MISSING]:

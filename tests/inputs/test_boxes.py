@@ -195,6 +195,17 @@ def test_the_counts_beside_a_database_choose_its_boxes(tmp_path: Path) -> None:
         assert len(uncounted) == 30 and uncounted.selection is None
     fixed = loaded(box_store(tmp_path / "feat_numbb7"), "cat")
     assert len(fixed) == 7 and fixed.selection == "first 7"
+    (tmp_path / f"nbb_{DB.removeprefix('feat_')}.json").write_text('{"other.npz": 11}')
+    with pytest.raises(FileError, match="of other images"):
+        list(box_store(tmp_path))
+
+
+def test_a_database_that_was_written_again_is_opened_again(tmp_path: Path) -> None:
+    entry = npz_of(released(FOUND["cat"]))
+    first, other = (write_lmdb(tmp_path / name, {name: entry, "cat": entry}) for name in ("a", "b"))
+    assert "a" in list(box_store(first))
+    (first / "data.mdb").write_bytes((other / "data.mdb").read_bytes())
+    assert "b" in list(box_store(first))
 
 
 def test_an_image_of_two_entries_is_refused(tmp_path: Path) -> None:

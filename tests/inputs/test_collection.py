@@ -49,6 +49,7 @@ def found(folder: Path, *ids: str) -> list[Path]:
 )
 def test_an_id_finds_its_image(tmp_path: Path, image_id: str, name: str) -> None:
     folder = folder_of(tmp_path / "images", name, "other.jpg", "142.jpg", "a_42.jpg", "._a.jpg", "a.txt")
+    (folder / "loop.jpg").symlink_to("loop.jpg")
     assert found(folder, image_id) == [folder / name]
 
 
@@ -218,6 +219,7 @@ def test_wide_tables_have_one_row_per_image(images: Path) -> None:
     usual = wide(images, "image_id,caption\na,one\na,two\nb,three\n")
     assert usual.captions == ["one", "two", "three"]
     assert wide(images, ",1,2\n42,a dog,two dogs\n").ids == ["42", "42"]
+    assert wide(images, "image| 1| 2\na.png | a dog| two dogs\n").ids == ["a.png", "a.png"]
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,10 @@ def test_keys_are_those_that_kept_rows_have(jpeg: bytes) -> None:
     assert image(np.arange(24, dtype="uint8").reshape(4, 6)).key == "pixels:6c72ae7ad48c9fe8ce82ec3d05194d50"
 
 
+def test_a_path_of_half_a_character_is_refused() -> None:
+    assert refused("a\ud800.png")
+
+
 # ---- pixels
 
 
