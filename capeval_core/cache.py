@@ -121,7 +121,7 @@ class FeatureCache:
                     disk.executemany("INSERT OR REPLACE INTO features_3 VALUES (?, ?, ?)", stored)
 
     def forget_unused(self) -> None:
-        """End a run, as of training: forget what was neither read nor put since the end of the last one."""
+        """End a run, such as an epoch: forget features that were neither read nor written during it."""
         with self._lock:
             for memory in self._memories:
                 memory.forget_unused()

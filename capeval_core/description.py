@@ -15,7 +15,7 @@ _VISUALS = {
 
 
 class MetricDescription:
-    """What a metric's class attributes come to in words.
+    """A metric's class attributes in words.
 
     visual: what a caption is about; None for texts alone. compares: what a caption is compared with. mean: of
     which captions its value is the mean. inputs: arguments of its module's `compute`.

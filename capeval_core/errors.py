@@ -1,4 +1,4 @@
-"""Problems with what a user hands in: where, what is wrong, and what to do; all of them in one error."""
+"""Problems with the input: where, what is wrong, and what to do; all of them in one error."""
 
 from __future__ import annotations
 
@@ -165,11 +165,11 @@ def noting(problems: Problems) -> Iterator[None]:
 
 
 class InputError(ProblemsError, ValueError):
-    """What a user handed in cannot be used."""
+    """The input cannot be used."""
 
 
 class InputTypeError(ProblemsError, TypeError):
-    """What a user handed in is of another type than is needed."""
+    """The input has a wrong type."""
 
 
 class FileError(InputError):

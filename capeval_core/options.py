@@ -199,7 +199,7 @@ class Options(Settings):
         return self.lacks_statistics
 
     def check(self, metric: Any) -> None:
-        """Refuse what cannot work for a class of metrics, as far as that shows before weights are opened."""
+        """Refuse options that cannot work for a class of metrics, before weights are opened."""
         if self.weights is not None and metric.default_weights is None:
             found = f"{metric.name} has no weights"
             raise wrong_option("weights", str(self.weights), found, "leave the option out", verb="")
@@ -213,7 +213,7 @@ class Options(Settings):
     def check_input(
         self, metric: Any, captions: Any, images: Any, references: Any = None, *, progress: bool = False
     ) -> Samples:
-        """What a class of metrics is to score, checked before any weights are opened."""
+        """The samples for a class of metrics, checked before any weights are opened."""
         return check_samples(
             captions,
             images,

@@ -75,7 +75,7 @@ def every_class() -> list[type[CaptionMetric]]:
 
 
 def titles_of_parts() -> dict[str, str]:
-    """What readers know parts of scores by: `bleu_1` is BLEU-1, and metrics are parts of others."""
+    """Titles of the parts of scores: `bleu_1` is BLEU-1; metrics are parts of other metrics."""
     titles: dict[str, str] = {}
     for metric in metric_classes().values():
         titles |= {metric.key: metric.title, **metric.part_titles}

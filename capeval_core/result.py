@@ -51,7 +51,7 @@ class Values:
 
 @dataclass(frozen=True)
 class Published:
-    """A mean that a paper reports: of whose captions, on which images, by which listed weights."""
+    """A mean that a paper reports, with its captions, images and weights."""
 
     captions: str
     value: float
@@ -67,7 +67,7 @@ UNSEEN = 0.05
 
 @dataclass(frozen=True)
 class Counts:
-    """How many captions there are, failed, are longer than is read (or a reference is), or are empty."""
+    """Numbers of captions: all, failed, truncated (itself or a reference), empty."""
 
     captions: int
     failed: int = 0

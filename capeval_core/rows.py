@@ -196,7 +196,7 @@ class RowStores(dict[str, RowStore]):
 
 
 def progress_bar(name: str, captions: int, shown: bool, reused: int = 0) -> tqdm[Any]:
-    """A bar of so many captions, on a terminal only; the time left goes by those that are not reused."""
+    """A progress bar, on a terminal only; its time left is for the captions that are not reused."""
     hidden = None if shown else True
     return tqdm(total=captions, desc=name, unit="caption", disable=hidden, initial=reused)
 

@@ -108,7 +108,7 @@ class Comparison:
 
 
 class NoTestError(ValueError):
-    """There is no test of two systems, but their means over the images that both have a score on."""
+    """Two systems cannot be tested; the error holds their means over the images that both have scored."""
 
     def __init__(self, message: str, means: tuple[float, float], images: int, left_out: int) -> None:
         super().__init__(message)

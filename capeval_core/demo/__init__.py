@@ -14,7 +14,7 @@ KINDS = {"good": "good", "subtly wrong": "subtly_wrong", "unrelated": "unrelated
 
 @dataclass(frozen=True)
 class DemoItem:
-    """A PNG, or the GIF of a clip, with captions: true, false by one word, of another image."""
+    """A PNG, or the GIF of a clip, with captions: true, wrong in one word, of another image."""
 
     id: str
     image: Path
@@ -44,7 +44,7 @@ def _items(name: str) -> list[DemoItem]:
 
 
 def demo_of(metric: Any) -> list[DemoItem]:
-    """The packaged examples of what a metric's captions are about."""
+    """The packaged examples for a metric's medium."""
     return demo_clips() if metric.media[:1] == ("video",) else demo_set()
 
 

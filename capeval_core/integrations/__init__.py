@@ -1,4 +1,4 @@
-"""Where captions are made and looked at: adapters to other libraries, they hold no formula.
+"""Adapters to other libraries; none of them computes a score itself.
 
 `CaptionMetrics` is the `compute_metrics` of a `transformers` Trainer, `reward` a reward function for TRL and
 self-critical training, `CocoScores` COCO's caption evaluation by the keys of pycocoevalcap.

@@ -1,4 +1,4 @@
-"""Captions scored in pipelines of the user's own: plain callables on batches, which `ray.data` and `datasets`
+"""Scores within your own pipelines: plain callables on batches, which `ray.data` and `datasets`
 take alike.
 """
 

@@ -1,4 +1,4 @@
-"""ViLBERTScore: words of a caption matched with words of its references, all in the light of the image.
+"""ViLBERTScore: words of a caption matched with words of its references, with the image in view.
 
 Lee, Yoon, Dernoncourt, Kim, Bui, Jung: ViLBERTScore: Evaluating Image Caption Using Vision-and-Language BERT,
 Eval4NLP 2020, https://aclanthology.org/2020.eval4nlp-1.4

@@ -316,7 +316,7 @@ class CaptionAugmentation(Augmentation):
     )
     beams: int = option(3, "beams of the search", minimum=1)
     top_p: float = option(0.9, "probability of the nucleus", minimum=0)
-    prompt: str = option("a picture of", "text that the model goes on with; it is no part of the caption")
+    prompt: str = option("a picture of", "text that the model continues; it is not part of the caption")
     min_length: int = option(5, "tokens at least, with those of the prompt", minimum=1)
     max_length: int = option(20, "tokens at most, with those of the prompt", minimum=2)
 

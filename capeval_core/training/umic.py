@@ -1,4 +1,4 @@
-"""UMIC's training: UNITER learns to score captions of people above negatives made of them.
+"""UMIC's training: UNITER learns to score human captions above negatives made from them.
 
 Lee, Yoon, Dernoncourt, Bui, Jung: UMIC: An Unreferenced Metric for Image Captioning via Contrastive Learning,
 ACL 2021, https://arxiv.org/abs/2106.14019, section 3.3.
@@ -50,7 +50,7 @@ class UmicTraining(RegionTraining):
     """How UMIC is trained; the defaults are those of the released code. `data` records the captions."""
 
     name: ClassVar = "umic"
-    about: ClassVar = "Train UNITER to rank captions of people above negatives made of them."
+    about: ClassVar = "Train UNITER to rank human captions above negatives made from them."
     metric: ClassVar = "umic"
     lengths: ClassVar = {
         WORDS: ("word_steps", "pretraining_rate"),

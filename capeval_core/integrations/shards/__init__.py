@@ -1,4 +1,4 @@
-"""One shard of a collection as a unit of work that cannot go wrong: one file in, one Parquet file out."""
+"""Score one shard of a collection: one file in, one Parquet file out, whole or not at all."""
 
 from capeval_core.integrations.shards.folder import (
     ScoreHistogram,

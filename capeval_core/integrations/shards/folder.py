@@ -1,4 +1,4 @@
-"""A folder of outputs: which shards go there, one table of all, what is wrong with it, and how scores lie."""
+"""A folder of outputs: plan its shards, merge them, check them, and count their scores."""
 
 from __future__ import annotations
 

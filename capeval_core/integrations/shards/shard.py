@@ -31,7 +31,7 @@ _AT_ONCE = 65_536  # rows of an output that are read together
 
 @dataclass(frozen=True)
 class ShardResult:
-    """What a shard came to: the addresses of its files, and counts of rows.
+    """The outcome of a shard: the addresses of its files, and counts of rows.
 
     error: of the first row without a score. truncated: rows with a text longer than the encoder reads.
     checksum: SHA-256 of the source. skipped: whether the target was there already. scored: rows that this
@@ -236,7 +236,7 @@ def opened(place: Place) -> Iterator[pq.ParquetFile]:
 
 
 def read_note(place: Place, key: bytes = NOTE, *, whole: bool = False) -> dict[str, Any]:
-    """What an output says of itself: signature, checksum of the source, rows, failed, truncated, ...
+    """The notes in an output: signature, checksum of the source, rows, failed, truncated, ...
 
     whole: every page is read, and DamagedError raised unless it has its columns and as many rows.
     """
