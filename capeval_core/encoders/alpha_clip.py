@@ -273,10 +273,10 @@ class _Regions:
             if self.as_runs:
                 runs = [np.cumsum(own, dtype=np.int32) for own in regions.runs[start : start + at_once]]
                 masks = [RunMask(own[: len(own) // 2 * 2], regions.size, self.transform) for own in runs]
-                seen = [index for index, mask in enumerate(masks) if mask.visible]
-                alphas: Any = [masks[index] for index in seen]
+                visible = [index for index, mask in enumerate(masks) if mask.visible]
+                alphas: Any = [masks[index] for index in visible]
             else:
                 shown = regions.masks(start, start + at_once)[:, top : top + high, left : left + wide]
-                seen = np.flatnonzero(shown.any(axis=(1, 2))).tolist()
-                alphas = self.encoder.alphas(shown[seen], self.transform) if seen else []
-            yield [(start + index, Row(pixels, alpha)) for index, alpha in zip(seen, alphas, strict=True)]
+                visible = np.flatnonzero(shown.any(axis=(1, 2))).tolist()
+                alphas = self.encoder.alphas(shown[visible], self.transform) if visible else []
+            yield [(start + index, Row(pixels, alpha)) for index, alpha in zip(visible, alphas, strict=True)]
