@@ -1,19 +1,15 @@
-"""`capeval regions` and `capeval convert box-features`: folders of box features, which metrics read."""
+"""`capeval convert box-features`: released features become folders that metrics read."""
 
 from __future__ import annotations
 
 import pickle
-import shutil
 from pathlib import Path
 from typing import Any
 
 import lmdb
 import numpy as np
-import pytest
 
-from capeval_core import load
-from capeval_core.cache import FeatureCache
-from tests.cli.conftest import Capeval, Ran, write_json
+from tests.cli.conftest import Capeval, write_json
 
 SIZE = (64, 48)
 
@@ -80,33 +76,3 @@ def test_a_released_lmdb_becomes_a_folder_and_goes_on(capeval: Capeval, tmp_path
     np.save(tmp_path / "COCO_1.npy", detected(1), allow_pickle=True)  # type: ignore[arg-type]
     assert capeval("convert", "box-features", tmp_path / "COCO_1.npy", "--out", tmp_path / "one").status == 0
     check(tmp_path / "one", 1)
-
-
-@pytest.fixture
-def folder(tmp_path: Path, images: list[Path]) -> Path:
-    """Six images, and a text."""
-    (tmp_path / "images").mkdir()
-    for image in images:
-        shutil.copy(image, tmp_path / "images")
-    (tmp_path / "images" / "notes.txt").write_text("x")
-    return tmp_path / "images"
-
-
-@pytest.fixture
-def regions(capeval: Capeval, folder: Path) -> Capeval:
-    def run(*arguments: object) -> Ran:
-        out = folder.parent / "out"
-        given = ["--images", folder, "--out", out, "--weights", "tiny", "--device", "cpu"]
-        return capeval("regions", *given, *arguments)
-
-    return run
-
-
-def test_the_folder_scores_as_its_images(regions: Capeval, folder: Path) -> None:
-    assert regions().status == 0
-    ids = sorted(path.stem for path in (folder.parent / "out").glob("*.npz"))
-    captions, paths = [f"a star and {i}" for i in ids], [next(folder.glob(f"{i}.*")) for i in ids]
-    settings: dict[str, Any] = {"weights": "tiny", "device": "cpu", "cache": FeatureCache(0)}
-    expected = load("umic", **settings).score(captions, paths)
-    found = load("umic", **settings, regions=str(folder.parent / "out"))
-    assert found.score(captions, paths).scores == found.score(captions, ids).scores == expected.scores

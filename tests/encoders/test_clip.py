@@ -1,4 +1,4 @@
-"""CLIPs against open_clip's and timm's own: every shortcut must leave every number as it is; memory."""
+"""CLIPs against open_clip's and timm's own: every shortcut must leave every number as it is."""
 
 from __future__ import annotations
 
@@ -212,32 +212,6 @@ def test_evas_narrow_weights_are_widened_as_they_run_and_not_copied() -> None:
     large = {**tensors, name: tensors[name] * 3000}
     a, b = (seams.network("eva_clip", narrow.config, large, dtype=dtype) for dtype in ("float32", "float16"))
     assert agree(images(b, noise(2)), images(a, noise(2)), 1e-2)
-
-
-# ---- memory
-
-
-class OutOfMemory:
-    """A hook that raises what CUDA's allocator raises, for batches of more than `most`."""
-
-    def __init__(self, most: int, error: BaseException | None = None) -> None:
-        self.most = most
-        self.error = error or torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-        self.refused: list[int] = []
-
-    def __call__(self, module: Any, inputs: Any) -> None:
-        rows = len(inputs[0])
-        if rows > self.most:
-            self.refused.append(rows)
-            raise self.error
-
-
-def limited(hook: OutOfMemory) -> Any:
-    """An encoder that no other test sees, whose batches of images are limited."""
-    found = release()
-    clip = seams.network("clip", found.config, dict(found.tensors))
-    clip.model.visual.conv1.register_forward_pre_hook(hook)
-    return clip
 
 
 # ---- exactness

@@ -1,4 +1,4 @@
-"""UNITER and ViLBERT against padded computations of their own, and what they read of boxes and texts."""
+"""What UNITER and ViLBERT take of boxes, and which of ViLBERT's layers run."""
 
 from __future__ import annotations
 
@@ -9,20 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.vilbertscore import padded_pass
 from tests.support import seams
 from tests.support.seeded import made_up_boxes, uniter, vilbert
-
-TEXTS = ["a red dog", "dog", "", "a dog on a red lawn and a red dog on it", "red red dog", "red"]
-COUNTS = [1, 7, 7, 36, 100]
 
 
 def boxes(*counts: int) -> list[dict[str, Any]]:
     return [made_up_boxes(count, seed=count) for count in counts]
-
-
-def ranked(given: Any, texts: Any, of: Any = None, **more: Any) -> list[Any]:
-    return [each["logits"] for each in seams.encode(of or uniter(), given, texts, **more)]
 
 
 def features(given: Any, texts: Any, of: Any = None, **more: Any) -> list[Any]:
@@ -34,43 +26,6 @@ def prepared(network: Any, given: dict[str, Any]) -> list[Tensor]:
     found = network.prepare_visual(seams.visual("boxes", given).load())
     parts = vars(found) if hasattr(found, "__dict__") else found._asdict()
     return [torch.from_numpy(np.asarray(array, dtype=np.float32)) for array in parts.values()]
-
-
-def padded_logit(model: Any, regions: Tensor, ids: tuple[int, ...]) -> Tensor:
-    """The logit of one pair, through transformers' own layers."""
-    states = torch.cat([model.embed_texts(torch.tensor(ids), torch.arange(len(ids))), regions])[None]
-    for layer in model.layers:
-        attention = layer.attention.self
-        query, keys, values = (
-            part(states).view(1, states.shape[1], model.heads, -1).transpose(1, 2)
-            for part in (attention.query, attention.key, attention.value)
-        )
-        weights = (query @ keys.transpose(-1, -2) / query.shape[-1] ** 0.5).softmax(-1)
-        attended = (weights @ values).transpose(1, 2).flatten(2)
-        states = layer.feed_forward_chunk(layer.attention.output(attended, states))
-    logit: Tensor = model.ranking_head(torch.tanh(model.pooler(states[0, 0])))
-    return logit
-
-
-@torch.no_grad()
-def test_uniters_sequences_without_padding_agree_with_one_at_a_time() -> None:
-    network, texts = uniter(), [TEXTS] * len(COUNTS)
-    ids = network.tokenizer.encode(TEXTS).ids
-    for given, own in zip(boxes(*COUNTS), ranked(boxes(*COUNTS), texts), strict=True):
-        regions = network.model.embed_regions(*prepared(network, given))
-        expected = torch.cat([padded_logit(network.model, regions, each) for each in ids])
-        assert np.abs(own - expected.numpy()).max() < 1e-5
-
-
-@torch.no_grad()
-def test_vilberts_sequences_without_padding_agree_with_padded_ones() -> None:
-    network, texts = vilbert(), [TEXTS] * len(COUNTS)
-    ids = network.tokenizer.encode(TEXTS).ids
-    for given, own in zip(boxes(*COUNTS), features(boxes(*COUNTS), texts), strict=True):
-        expected = padded_pass(network.model, prepared(network, given), ids).numpy()
-        for rows, padded, text in zip(own, expected, ids, strict=True):
-            assert rows.shape == (len(text) + 1, 32)
-            assert np.abs(rows - padded[: len(rows)]).max() < 1e-5
 
 
 def test_what_is_taken_of_boxes() -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     EvalPrediction,
@@ -65,19 +64,6 @@ def ids(scenes: Scenes, texts: list[str]) -> Any:
     rows = [[tokenizer.bos_token_id, *tokenizer(text).input_ids, tokenizer.eos_token_id] for text in texts]
     rows = [row + [tokenizer.pad_token_id] * (3 - len(row)) for row in rows]
     return np.array([row + [-100] * (24 - len(row)) for row in rows])
-
-
-def batches(scenes: Scenes, captions: list[str], size: int, order: range) -> list[EvalPrediction]:
-    """An evaluation as `batch_eval_metrics=True` gives it, in batches of tensors."""
-    rows = list(order)
-    parts = [rows[start : start + size] for start in range(0, len(rows), size)]
-    return [
-        EvalPrediction(
-            torch.tensor(ids(scenes, [captions[row] for row in part])),
-            torch.tensor(ids(scenes, [scenes.captions[row] for row in part])),
-        )
-        for part in parts
-    ]
 
 
 def known(scenes: Scenes, captions: list[str]) -> list[str]:

@@ -16,7 +16,6 @@ from PIL import Image
 
 import capeval_core
 from capeval_core.cache import FeatureCache
-from capeval_core.result import Result
 from capeval_core.testing import count_forwards
 from tests.support.seeded import alpha_encoder
 
@@ -127,10 +126,6 @@ def test_eq_2_to_11_a_second_way(
 # Real images and captions.
 
 
-def values(result: Result) -> dict[str, Any]:
-    return {"score": result.scores, **result.parts}
-
-
 def rectangles(images: Sequence[Path], count: int) -> dict[str, list[Any]]:
     """So many masks of every image, by its id."""
     found = {}
@@ -190,10 +185,3 @@ def test_phrases_about_regions_outside_the_square_are_not_judged(folder: str, tm
     assert np.array_equal(square.plot(640, threshold=10.0), square.with_threshold(10.0).plot(640))
     for width in (320, 640):
         assert wide.plot(width).width == width
-
-
-# On drawn scenes, with what ships: the trends of the paper's tables 3 and 5.
-
-
-def tiny(**options: Any) -> Any:
-    return capeval_core.load("hices", weights="tiny", device="cpu", cache=FeatureCache(), **options)

@@ -1,8 +1,7 @@
-"""ViLBERTScore: a second way of computing, idf weights, texts and boxes at the edges, explanations."""
+"""ViLBERTScore of texts without words, and of weights without a task token."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -11,9 +10,6 @@ import pytest
 import capeval_core
 from capeval_core.cache import FeatureCache
 from tests.support.seeded import made_up_boxes, vilbert
-
-CAPTIONS = ["a red dog", "dog", "a cat sat on a red mat"]
-REFERENCES = [["a dog", "red dogs run", "a red dog"], ["a dog"], ["a cat on a mat", "mat"]]
 
 
 @pytest.fixture(scope="module")
@@ -52,27 +48,6 @@ def test_texts_without_words_score_nothing_on_request(weights: str) -> None:
             assert found.scores[2] == pytest.approx(1, abs=1e-6) and found.scores[0] > 0
     weighted = opened(weights, empty="score", compat="released", idf="corpus")
     assert weighted.score([""], boxes(0), [["a dog", "dog"]]).scores == [0]  # the original has NaN
-
-
-def test_idf_is_of_references_alone_or_of_statistics(weights: str) -> None:
-    images = boxes(0, 1, 2)
-    metric = opened(weights, idf="corpus")
-    own = metric.score(CAPTIONS, images, REFERENCES)
-    table = metric.prepare([text for texts in REFERENCES for text in texts])
-    tokenizer = metric.encoder.tokenizer
-    documents = [set(ids) for ids in tokenizer.whole([text for texts in REFERENCES for text in texts])]
-    for index in {*tokenizer.whole(CAPTIONS)[2], 55}:
-        count = sum(index in document for document in documents)
-        assert table.of([index]) == [pytest.approx(math.log(7 / (count + 1)))]
-    for options in ({"statistics": table}, {"statistics": table, "idf": "corpus"}):
-        found = opened(weights, **options).score(CAPTIONS, images, REFERENCES)
-        assert found.scores == own.scores
-        assert f"|statistics:{table.fingerprint}" in found.signature
-    assert f"|statistics:{table.fingerprint}" in own.signature
-    with pytest.raises(ValueError, match=r"vilbertscore needs statistics.*prepare\(references\)"):
-        metric.encode_all(metric.check(CAPTIONS, images, REFERENCES))
-    plain = opened(weights)
-    assert len(plain.encode_all(plain.check(CAPTIONS, images, REFERENCES))) == 3  # none are needed
 
 
 def test_the_released_script_needs_a_task_token(without_task: str) -> None:
