@@ -16,7 +16,7 @@ import pyarrow as pa
 from PIL import features
 
 from capeval_core.errors import InputError, Problem
-from capeval_core.inputs.images import ImageError, InputImage
+from capeval_core.inputs.images import ImageError
 from capeval_core.inputs.samples import Samples
 from capeval_core.matching.cosine import unit
 from capeval_core.metric import CaptionMetric, Reranker, prepared
@@ -197,7 +197,7 @@ def _contents(metric: Any, image: Any) -> Iterator[str | bytes]:
     """An image's file, its pixels, and what the encoder takes of them."""
     try:
         yield image.key
-        if isinstance(image, InputImage):
+        if image.medium == "image":
             picture = image.load()
             yield picture.convert("RGB").tobytes()
             if hasattr(metric.encoder, "preprocessing"):
