@@ -118,7 +118,8 @@ class Search:
         outcome = f"none of {len(tried):,} known variants makes them, the nearest is {table[0]['variant']}"
         if remaining:
             what = "; ".join(switch.sentence for switch in found[0]) or "nothing is done otherwise"
-            outcome = f"{' = '.join(remaining[0])} ({what}), one of {len(tried):,} variants that were tried"
+            more = f" (and {len(remaining[0]) - 1} others that make the same)" if remaining[0][1:] else ""
+            outcome = f"{remaining[0][0]}{more}: {what}; one of {len(tried):,} variants that were tried"
             outcome += "" if sure else "; perhaps by accident, which a score for each caption would show"
         if len(remaining) > 1:
             listed = "; ".join(names[0] for names in remaining)
@@ -132,8 +133,13 @@ class Search:
         """None; single ones and what tools do; pairs with one that came near; all other pairs."""
         usable = [switch for switch in self.switches if theirs.of_set or switch.step != variants.NUMBER]
         tools = [names for _, metrics, names in variants.KNOWN if self.metric.name in metrics.split()]
-        yield [()]
-        yield [*combinations(usable, 1), *(tuple(s for s in self.switches if s.name in own) for own in tools)]
+        singles = [
+            *combinations(usable, 1),
+            *(tuple(s for s in self.switches if s.name in own) for own in tools),
+        ]
+        if not theirs.of_set:  # a score for each caption shows it at once
+            yield [()]
+        yield [(), *singles]
         if most > 1:
             pairs = [(a, b) for a, b in combinations(usable, 2) if a.group != b.group]
             order = sorted((own for own in tried if len(own) == 1), key=lambda own: tried[own].units)
