@@ -38,8 +38,6 @@ BACKGROUNDS: dict[str, tuple[int, int, int]] = {
     "mint": (226, 242, 232),
     "lilac": (238, 232, 248),
 }
-MOST_ALIKE = 4
-"""The largest group."""
 MOST_OBJECTS = 6
 CROWD_SIDE = 7
 """Cells a side of a crowd, each of which holds one object at most."""

@@ -1,10 +1,12 @@
-"""Train a tiny UNITER or ViLBERT on drawn scenes, by `capeval train`.
+"""Train a tiny UNITER or ViLBERT on drawn scenes, by `capeval train`, or a tiny Long-CLIP.
 
     python -m tools.tiny umic --out DIR [--seed 0]
     python -m tools.tiny vilbert --out DIR [--seed 0]
+    python -m tools.tiny specs --out FIRST [--seed 0], then --start FIRST --out DIR
 
 No scene has a pair of shape and colour, and no caption a template, that `tools.sets` holds out for tests.
-The weights that ship with the package were made by `tools/tiny` of commit 37a6b70.
+The weights that ship with the package were made by `tools/tiny` of commit 37a6b70, those of `specs` by
+`tools/tiny_long.py` of commit df10d6aa, which put crowds together of drawn cells.
 """
 
 from __future__ import annotations
@@ -25,12 +27,14 @@ from torch import nn
 
 from capeval_core import registry
 from capeval_core.cli import main as capeval
+from capeval_core.encoders.clip import ClipEncoder
 from capeval_core.encoders.tokenizers import END, PAD, START, UNKNOWN
 from capeval_core.encoders.uniter import Uniter
 from capeval_core.encoders.vilbert import Vilbert
 from capeval_core.training.regions import MASK
-from tools.captions import describe, holds, read
-from tools.scenes import SHAPES, Scene, draw, sample_scene
+from tools import tiny_long
+from tools.captions import describe
+from tools.scenes import draw, sample_scene
 from tools.sets import split_caption, split_scene
 
 SCENES = 12_000
@@ -39,6 +43,12 @@ SIDES = (96, 128, 192)
 WORDINGS = 2
 SPREAD, LOCATION_SPREAD = 0.05, 2.0
 """Deviations of the first weights; the five numbers of a location are added to 64 larger ones of features."""
+SOURCE: dict[str, Any] = {
+    **dict.fromkeys(("url", "file", "sha256")),
+    "name": "capeval synthetic scenes",
+    "licence": "apache-2.0",
+    "notes": ["Its scores of images other than drawn scenes mean nothing."],
+}
 _LAYERS = {"hidden_size": 128, "num_attention_heads": 4}
 _TEXT = {**_LAYERS, "max_position_embeddings": 128}
 SIZES: dict[str, dict[str, Any]] = {
@@ -66,11 +76,17 @@ FLAGS = {
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.tiny", description=__doc__.split("\n")[0])
-    parser.add_argument("name", choices=SIZES)
+    parser.add_argument("name", choices=[*SIZES, "specs"])
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the trained weights")
+    parser.add_argument("--start", type=Path, metavar="DIR", help="of specs: weights that are to be tuned")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)  # the order of sums, and with it the result, depends on the threads
+    if options.name == "specs":
+        torch.manual_seed(options.seed)
+        config, tensors = tiny_long.train(options.start, options.seed)
+        ClipEncoder({**config, "source": SOURCE}, tensors).save_pretrained(options.out)
+        return 0
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         write_scenes(folder, SCENES, options.seed)
@@ -143,26 +159,9 @@ def write_start(name: str, folder: Path, seed: int, sizes: Mapping[str, Any] | N
             nn.init.zeros_(module.bias)
     if name == "vilbert":
         nn.init.normal_(model.region_embeddings.location.weight, std=LOCATION_SPREAD)
-    source = {"name": "capeval synthetic scenes", "url": None, "file": None, "sha256": None}
-    notes = ["Its scores of images other than drawn scenes mean nothing.", "It was not pretrained."]
     config = {"format": 1, "architecture": architecture, "vocabulary": words, "lowercase": True, **settings}
-    config["source"] = {**source, "licence": "apache-2.0", "notes": notes}
+    config["source"] = {**SOURCE, "notes": [*SOURCE["notes"], "It was not pretrained."]}
     registry.network(config["encoder"])(config, model.state_dict()).save_pretrained(folder)
-
-
-def is_true(scene: Scene, caption: str) -> bool:
-    """Whether a caption is one of the language of `describe`, and true of the scene.
-
-    >>> scene = sample_scene(np.random.default_rng(3), groups=1)
-    >>> caption = describe(scene, np.random.default_rng(0))
-    >>> is_true(scene, caption), is_true(scene, " ".join(reversed(caption.split())))
-    (True, False)
-    """
-    nouns = sum(word.strip(",").startswith(SHAPES) for word in caption.split())
-    try:
-        return len(read(caption)[0]) == nouns and holds(scene, caption, margin=0.0)
-    except ValueError:
-        return False
 
 
 if __name__ == "__main__":
