@@ -87,6 +87,7 @@ class Result:
     relative: why scores can be compared within this set only, without interval() and compare(); else None.
     summands: of a corpus metric such as BLEU, what each caption adds to the sums of its `formula`.
     range: least and greatest score by the metric's options, which intervals keep within.
+    reads: how many tokens of a caption the opened weights read, for `unseen`; 0: as many as is usual.
     source: with the evidence, the metric, its samples and rows, which `bundle` is made of.
     """
 
@@ -104,6 +105,7 @@ class Result:
     summands: list[list[float]] | None = field(default=None, repr=False)
     formula: CorpusFormula | None = field(default=None, repr=False)
     range: tuple[float, float] = field(default=UNBOUNDED, repr=False)
+    reads: int = field(default=0, repr=False, compare=False)
 
     def __len__(self) -> int:
         """Number of captions; of images, where a metric chooses among the captions of each."""
@@ -175,6 +177,7 @@ class Result:
             for i, (score, error) in enumerate(zip(values.scores, rows["error"].to_pylist(), strict=True))
             if not np.isfinite(score)
         }
+        encoder = getattr(metric, "encoder", None) if "coverage" in values.parts else None
         truncated, empty = (int(np.count_nonzero(rows[name].to_numpy())) for name in ("truncated", "empty"))
         return Result(
             metric=metric.name,
@@ -192,6 +195,7 @@ class Result:
             summands=None if values.summands is None else values.summands.tolist(),
             formula=metric.formula,
             range=values.range or metric.range,
+            reads=0 if encoder is None else encoder.tokenizer.context_length,
         )
 
     def __repr__(self) -> str:
@@ -328,7 +332,7 @@ class Result:
         if share < 0.005:
             return ""
         reads = {name: metric_class(name).advice.get("reads", "") for name in METRICS}
-        own = int(reads.get(self.metric, "").partition(" ")[0] or 0)
+        own = self.reads or int(reads.get(self.metric, "").partition(" ")[0] or 0)
         longer = sorted((int(n), name) for name, n in reads.items() if n.isdigit() and int(n) > own)
         more = f": {longer[0][1]} reads {longer[0][0]} tokens" if longer and share > UNSEEN else ""
         return f"{share:.0%} of words were not seen{more}"

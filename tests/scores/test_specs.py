@@ -74,3 +74,6 @@ def test_long_clip_of_transformers(nested: bool, tmp_path: Path, images: list[Pa
         assert result.parts["coverage"] == [1.0] and result.counts.truncated == 0
         prompt = "" if name == "specs" else "A photo depicts "
         assert f"|prompt:{prompt!r}|" in result.signature and "|weights:long-clip@" in result.signature
+    # Not specs, which reads as many.
+    with pytest.warns(UserWarning, match="clips: .* not seen: umic reads 512 tokens"):
+        capeval_core.load("clips", weights=str(folder)).score([f"{LONG} {LONG} {LONG}"], images[:1])
