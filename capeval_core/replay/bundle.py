@@ -121,8 +121,9 @@ def replay(
             names_of_both = [name for name in _STAGES if name in own and name in other]
             first = next(name for name in names_of_both if not _equal(name, own[name], other[name]))
             stages.setdefault(first, []).append(row)
+    stages = {name: stages[name] for name in _STAGES if name in stages}
     lines = [f"{lost + len(there):,} captions are in one of both alone"] if lost or there else []
-    for name in filter(stages.__contains__, _STAGES):
+    for name in stages:
         count += len(stages[name])
         shown = ", ".join(names[row] for row in stages[name][:3]) + ", ..." * (len(stages[name]) > 3)
         lines.append(f"{name} of {len(stages[name]):,} ({shown}): {_reason(name, bundle, here)}")
