@@ -135,11 +135,17 @@ def padded_pass(model: Vilbert, boxes: Sequence[Tensor], texts: Sequence[Sequenc
         for_visual = attention(
             of_visual.query(visual), of_text.key(text), of_text.value(text), block.heads, mask
         )
-        text, visual = block.merged("text", for_text, text), block.merged("visual", for_visual, visual)
+        text, visual = merged(of_text, for_text, text), merged(of_visual, for_visual, visual)
     states = text
     run("visual", visual, len(model.visual_layers))
     run("text", text, len(model.text_layers))
     return states
+
+
+def merged(stream: Any, attended: Tensor, rows: Tensor) -> Tensor:
+    met = stream.merge(attended, rows)
+    output: Tensor = stream.output(stream.intermediate(met), met)
+    return output
 
 
 def attention(query: Tensor, keys: Tensor, values: Tensor, heads: int, mask: Tensor | None) -> Tensor:
