@@ -27,13 +27,13 @@ from PIL import Image, ImageDraw, ImageFilter
 
 CAPTIONS, IMAGES, CASES, PAIRS, UNKNOWN = 300, 60, 200, 70, 50
 METRICS = ("pacs", "refpacs", "bleu", "rougel", "ciderd")
-_COLOURS = "red green blue yellow white black orange purple".split()
-_THINGS = "circle square star heart triangle dog cat man woman car bicycle child".split()
+_COLOURS = ["red", "green", "blue", "yellow", "white", "black", "orange", "purple"]
+_THINGS = ["circle", "square", "star", "heart", "triangle", "dog", "cat", "man", "woman", "car", "child"]
 _ENDS = (".", "", "!", ". It doesn't move.", ", seen from above.", " .")
 
 
 def inputs(folder: Path, rng: np.random.Generator) -> dict[str, list[Any]]:
-    """Captions as people and models write them, JPEGs (some with EXIF, two broken), 2 to 6 references each."""
+    """Captions as people and models write them, JPEGs (some with EXIF, two broken), 2 to 6 references."""
     paths = []
     for number in range(IMAGES):
         coarse = rng.integers(0, 256, size=(6, 8, 3), dtype=np.uint8)
@@ -357,13 +357,14 @@ def main() -> None:
         lines = replayed(given, Path(name))
     named = {one.name for _, variant in cases for one in variant}
     report = [
-        f"# why and replay, {datetime.date.today()}",  # noqa: DTZ011
+        f"# why and replay, {datetime.date.today()}",
         "",
-        f"{CASES} blind cases ({CASES - PAIRS} single switches, {PAIRS} pairs; {len(named)} switches; {', '.join(METRICS)}; {CAPTIONS} captions):",
+        f"{CASES} blind cases ({CASES - PAIRS} single switches, {PAIRS} pairs; {len(named)} switches; "
+        f"{', '.join(METRICS)}; {CAPTIONS} captions):",
         f"- from scores per caption: {right} of {files} exact ({right / files:.1%})",
         f"- from a mean of four digits: {top} of {sets} among at most three that remain ({top / sets:.1%})",
         f"- slowest search from scores, after single variants are encoded: {slowest:.1f} s of CPU",
-        f"- {len(others)} cases by changes that are not in the table, by scores and by means: {wrong} named for sure",
+        f"- {len(others)} cases by changes outside of the table, by scores and means: {wrong} named for sure",
         "",
         "| fault | stage | named | right |",
         "| --- | --- | --- | --- |",
