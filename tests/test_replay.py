@@ -122,3 +122,9 @@ def test_commands_say_it_by_their_status(tmp_path: Path, capsys: pytest.CaptureF
     assert main(["why", "77", "--metric", "pacs", *files, "--weights", "tiny", "--most", "1"]) == 1
     assert main(["why", "good", "--metric", "pacs", *files]) == 2
     assert "capeval's own settings" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("theirs", [[0.1, 0.2], "abc", {"x": 0.2}, [], None])
+def test_numbers_that_are_none_of_these_captions_are_refused(theirs: Any) -> None:
+    with pytest.raises(ValueError, match=r"^theirs"):
+        capeval_core.why(theirs, "rougel", ["A dog.", "Two cats.", "Snow."], references=[["a dog"]] * 3)

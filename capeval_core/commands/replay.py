@@ -7,10 +7,10 @@ from typing import Any
 
 from capeval_core.commands import common
 from capeval_core.commands.terminal import parser_of
-from capeval_core.errors import file_error
+from capeval_core.errors import naming
 from capeval_core.inputs.text_files import FileOptions, Joined, load_json
 from capeval_core.registry import metric_class
-from capeval_core.replay.bundle import replay
+from capeval_core.replay.bundle import check_bundle, replay
 
 
 def run(arguments: list[str]) -> int:
@@ -18,8 +18,8 @@ def run(arguments: list[str]) -> int:
     common.add_flags(parser, FileOptions, title="columns and splits of the files")
     flags = parser.read(arguments)
     bundle = load_json(flags.bundle)
-    if not isinstance(bundle, dict) or "rows" not in bundle:
-        raise file_error(flags.bundle, "is no file of `capeval score --bundle`")
+    with naming({"bundle": str(flags.bundle)}):
+        check_bundle(bundle)
     file, options = read(flags, metric_class(bundle["metric"], bundle["media"]), bundle["options"])
     given = (file.captions, file.images, file.references)
     with common.naming_rows(file.ids):

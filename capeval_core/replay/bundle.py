@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from PIL import features
 
-from capeval_core.errors import InputError, Problem
+from capeval_core.errors import InputError, Problem, at
 from capeval_core.inputs.images import ImageError
 from capeval_core.inputs.samples import Samples
 from capeval_core.matching.cosine import unit
@@ -88,6 +88,16 @@ class Replay(NamedTuple):
     sentence: str
 
 
+def check_bundle(bundle: Any) -> None:
+    """Refuse what is no bundle of this format, and a damaged one."""
+    fix, keys = "pass one of `result.bundle()` or `capeval score --bundle`", ("metric", "media", "options")
+    if not isinstance(bundle, Mapping) or bundle.get("format") != _FORMAT:
+        raise InputError(Problem(at("bundle"), "is no bundle of this version", fix))
+    widths = {len(line.split(" ")) for line in bundle.get("rows", [])}
+    if not {*keys, "signature", "models", "versions"} <= bundle.keys() or widths - {len(bundle["columns"])}:
+        raise InputError(Problem(at("bundle"), "is damaged", fix))
+
+
 def replay(
     bundle: Mapping[str, Any],
     captions: Sequence[str],
@@ -102,9 +112,7 @@ def replay(
     captions, images, references: as for `metric.score`; `images` may be videos. ids: of images, by which
     captions are found in the bundle. options: in place of those of the bundle, such as `weights`.
     """
-    if bundle.get("format") != _FORMAT:
-        fix = "pass one of `result.bundle()` or `capeval score --bundle`"
-        raise InputError(Problem("bundle", f"has the format {bundle.get('format')!r}", fix))
+    check_bundle(bundle)
     metric = load(bundle["metric"], media=bundle["media"], **{**bundle["options"], **options})
     samples = metric.check(captions, images, references if metric.needs_references else None)
     metric = prepared(metric, samples)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from tqdm import tqdm
 
+from capeval_core.errors import InputError, Problem
 from capeval_core.inputs.samples import Samples
 from capeval_core.metric import CaptionMetric, prepared
 from capeval_core.registry import load
@@ -42,9 +43,17 @@ class _Theirs:
     def __init__(self, given: Any, ids: Sequence[str]) -> None:
         self.of_set = isinstance(given, (str, int, float, np.number))
         listed = [given.get(one) for one in ids] if isinstance(given, Mapping) else [*np.atleast_1d(given)]
+        if not self.of_set and len(listed) != len(ids):
+            found = f"has {len(listed):,} scores for {len(ids):,} captions"
+            raise InputError(Problem("theirs", found, "give one for each, None where it is unknown"))
         texts = [str(value) for value in listed if value is not None]
         digits = max((len(text.partition(".")[2]) for text in texts if "e" not in text), default=16)
-        self.values = np.array([np.nan if value is None else value for value in listed], dtype=np.float64)
+        try:
+            self.values = np.array([np.nan if value is None else value for value in listed], dtype=np.float64)
+        except (ValueError, TypeError):
+            raise InputError(Problem("theirs", "is no number", "give a mean, or one per caption")) from None
+        if not np.isfinite(self.values).any():
+            raise InputError(Problem("theirs", "has no score of these captions", "give ids as theirs are"))
         largest = np.nanmax(np.abs(self.values), initial=1.0)
         self.tolerance = max(0.5000001 * 10.0**-digits, _NOISE * float(largest))
 
