@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 from capeval_core.inputs.images import ImageError, InputImage
 from capeval_core.inputs.samples import Samples, windows
 from capeval_core.matching.cosine import grouped_cosine, harmonic_mean, paired_cosine, unit
-from capeval_core.metric import CaptionMetric, Model
-from capeval_core.options import CorpusOptions, CorpusStatistics, Options, option
+from capeval_core.metric import CaptionMetric, CorpusOptions, CorpusStatistics, Model
+from capeval_core.metric import CommonOptions as Options
+from capeval_core.options import option
 from capeval_core.project import lazy_names
 from capeval_core.ragged import Ragged
 from capeval_core.result import Result, Values

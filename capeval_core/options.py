@@ -15,12 +15,8 @@ from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
-from capeval_core.cache import FeatureCache
 from capeval_core.errors import Problems, did_you_mean, noting, wrong_option
-from capeval_core.inputs.samples import Samples, check_samples
 from capeval_core.inputs.texts import valid_unicode
-from capeval_core.kept import check_folder
-from capeval_core.rows import kept_rows
 
 
 def option(
@@ -145,150 +141,7 @@ class Settings:
         return cls(**keywords)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options(Settings):
-    """The options of every metric; a metric adds its own."""
-
-    weights: str | PathLike[str] | None = option(
-        None,
-        "Hub repository id (`@revision` pins it), folder, or `tiny`; None: the metric's published weights",
-    )
-    device: str | None = option(None, "torch device, e.g. `cpu`, `cuda:1`; None: CUDA where there is a GPU")
-    dtype: Literal["float32", "bfloat16", "float16"] = option(
-        "float32", "numeric type of the encoders", sign="dtype", encodes=True
-    )
-    batch_size: int | None = option(
-        None, "images or texts per forward pass; None: as many as fit into memory", minimum=1
-    )
-    cache: str | PathLike[str] | FeatureCache | None = option(
-        None, "folder that keeps features on disk; None: only in memory, 512 MB shared by all metrics"
-    )
-    rows: str | PathLike[str] | None = option(
-        None, "folder that keeps each caption's row, so that an interrupted run goes on where it stopped"
-    )
-    on_error: Literal["raise", "nan"] = option(
-        "raise",
-        "what to do with an unreadable image: `raise` before any model runs, or `nan` for its captions alone",
-    )
-    empty: Literal["error", "score"] = option(
-        "error", "how to treat an empty caption: as an `error`, or `score` the bare prompt (and count it)"
-    )
-    compat: Literal["released"] | None = option(
-        None, "`released`: as the released script where it differs from the paper", sign="compat"
-    )
-    evidence: bool = option(
-        False, "keep the evidence behind each score, for `result.explain(i)` and the command line's --json"
-    )
-
-    without_statistics: ClassVar[str] = ""
-    """How to do without statistics of a corpus, in messages."""
-
-    @property
-    def images_are_ids(self) -> bool:
-        """Whether `images` only name images: there are features of them already."""
-        return False
-
-    @property
-    def lacks_statistics(self) -> bool:
-        """Whether encoding needs `statistics` of the whole corpus that are not given."""
-        return False
-
-    @property
-    def weighs_together(self) -> bool:
-        """Whether a score depends on the others that are scored with it, since no `statistics` are given."""
-        return self.lacks_statistics
-
-    def check(self, metric: Any) -> None:
-        """Refuse options that cannot work for a class of metrics, before weights are opened."""
-        if self.weights is not None and metric.default_weights is None:
-            found = f"{metric.name} has no weights"
-            raise wrong_option("weights", str(self.weights), found, "leave the option out", verb="")
-        if self.device is not None:
-            from capeval_core.models.device import resolve_device  # brings torch
-
-            resolve_device(self.device)
-        if self.rows is not None:
-            check_folder("rows", self.rows)
-
-    def check_input(
-        self, metric: Any, captions: Any, images: Any, references: Any = None, *, progress: bool = False
-    ) -> Samples:
-        """The samples for a class of metrics, checked before any weights are opened."""
-        return check_samples(
-            captions,
-            images,
-            references,
-            needs_references=metric.needs_references,
-            on_error=self.on_error,
-            empty=self.empty,
-            media=metric.media,
-            decoders=getattr(self, "decoders", None),
-            kept=kept_rows(self.rows) if self.rows is not None and self.on_error == "raise" else None,
-            progress=progress,
-        )
-
-    def check_separable(self, metric: Any, *, scores: bool = True) -> None:
-        """Refuse options by which a caption's score, or already its row, depends on the other captions."""
-        if scores and metric.relative is not None:
-            found = f"{metric.name} cannot score a collection part by part: {metric.relative}"
-            raise ValueError(f"{found}; score a whole set by its score(...)")
-        if self.weighs_together if scores else self.lacks_statistics:
-            raise ValueError(
-                f"{metric.name} needs statistics of the whole corpus before it encodes a part: pass "
-                f"statistics=metric.prepare({metric.corpus_texts}){self.without_statistics}"
-            )
-
-    def encoding(self) -> dict[str, Any]:
-        """The options that rows depend on, and their values in JSON's types."""
-        return {name: self._recorded(name) for name, one in self.describe().items() if one.encodes}
-
-    def signed(self) -> list[str]:
-        """`name:value` of each option that moves the score, in the order of the class."""
-        signs = [(one.sign, self._recorded(name)) for name, one in self.describe().items()]
-        return [f"{sign}:{_compact(value)}" for sign, value in signs if sign and value is not None]
-
-    def _recorded(self, name: str) -> Any:
-        value = getattr(self, name)
-        return value.fingerprint if isinstance(value, CorpusStatistics) else value
-
-
-class CorpusStatistics:
-    """Statistics of a whole corpus that encoding needs, e.g. an idf table, made by `CaptionMetric.prepare`.
-
-    They can be pickled: processes that encode parts of one corpus share them.
-    """
-
-    @property
-    def fingerprint(self) -> str:
-        """Digest of the content, for stamps of rows and signatures."""
-        raise NotImplementedError
-
-    @classmethod
-    def check_option(cls, options: Any, fix: str) -> None:
-        """Refuse `statistics` of another class, if options have any. fix: how they are made."""
-        given = options.statistics
-        if given is not None and not isinstance(given, cls):
-            raise wrong_option("statistics", given, f"a {type(given).__name__}", fix, kind=TypeError)
-
-
-@dataclass(frozen=True, kw_only=True)
-class CorpusOptions(Options):
-    """The options of a metric whose encoding needs statistics of the whole corpus."""
-
-    statistics: CorpusStatistics | None = option(
-        None,
-        "statistics of a corpus, made by `prepare`; None: of the texts that are scored, all of them at once",
-        sign="statistics",
-        encodes=True,
-        flag=False,
-    )
-
-    @property
-    def lacks_statistics(self) -> bool:
-        return self.statistics is None
-
-
-def _compact(value: Any) -> str:
+def compact(value: Any) -> str:
     if isinstance(value, float):
         if value.is_integer() and abs(value) < 1e15:
             return str(int(value))  # as the same number given as an int

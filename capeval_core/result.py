@@ -177,7 +177,8 @@ class Result:
             for i, (score, error) in enumerate(zip(values.scores, rows["error"].to_pylist(), strict=True))
             if not np.isfinite(score)
         }
-        encoder = getattr(metric, "encoder", None) if "coverage" in values.parts else None
+        parts = parts_of(values, rows)
+        encoder = getattr(metric, "encoder", None) if "coverage" in parts else None
         truncated, empty = (int(np.count_nonzero(rows[name].to_numpy())) for name in ("truncated", "empty"))
         return Result(
             metric=metric.name,
@@ -185,7 +186,7 @@ class Result:
             scores=[float(score) for score in values.scores],
             parts={
                 name: part.tolist() if isinstance(part, np.ndarray) else list(part)
-                for name, part in values.parts.items()
+                for name, part in parts.items()
             },
             groups=rows["group"].to_pylist(),
             signature=signature,
@@ -293,7 +294,8 @@ class Result:
         Raises:
             KeyError, TypeError, ValueError: something is missing, or does not fit the rest.
         """
-        _check_shape("it", saved, {str: object})
+        if not isinstance(saved, Mapping):
+            raise TypeError(f"it is {described(saved, none='null')}, expected an object")
         for name, shape in _SHAPES.items():
             _check_shape(name, saved[name], shape)
         columns, formula = {name: saved[name] for name in ("scores", "groups")} | saved["parts"], None
@@ -301,7 +303,7 @@ class Result:
             formula = metric_class(saved["metric"]).formula
         if formula is not None:
             columns["summands"] = saved.get("summands")
-            _check_shape("summands", columns["summands"], [[float]])
+            _check_shape("summands", columns["summands"], [[_NUMBER]])
             if any(len(row) != len(formula.sums) for row in columns["summands"]):
                 raise ValueError(f"summands should be {len(formula.sums)} numbers per caption")
         if len({len(column) for column in columns.values()}) != 1:
@@ -349,6 +351,12 @@ class Result:
         return Clusters.of(self.scores, self.groups, self.formula, summands, self.visual, self.range)
 
 
+def parts_of(values: Values, rows: pa.Table) -> dict[str, Any]:
+    """The parts of scores, and the share of each caption's words that was read, where rows say it."""
+    coverage = {"coverage": rows["coverage"].to_numpy()} if "coverage" in rows.column_names else {}
+    return {**values.parts, **coverage}
+
+
 def warn_of(result: Result) -> None:
     """Warn of captions that are mostly unread, and of a number that is not 0 only by what keeps its formula
     from dividing by 0."""
@@ -375,36 +383,30 @@ def json_text(content: Any) -> str:
     return json.dumps(plain(content), ensure_ascii=False, indent=1, allow_nan=False) + "\n"
 
 
+_NUMBER = (int, float, type(None))
 _SHAPES: dict[str, Any] = {
     **dict.fromkeys(("metric", "key", "signature"), str),
-    "scores": [float],
+    "scores": [_NUMBER],
     "groups": [str],
-    "parts": {str: [object]},
+    "parts": {str: list},
     "counts": {str: int},
     "errors": {str: str},
 }
-"""What a saved result needs, as lists and objects of kinds; a `float` may be null."""
-_NAMES = {str: "a text", int: "a whole number", float: "a number or null", list: "a list", dict: "an object"}
+"""What a saved result needs: kinds, lists and objects of them."""
 
 
 def _check_shape(name: str, value: Any, shape: Any) -> None:
     """Refuse a value of another shape: TypeError."""
-    kind = type(shape) if isinstance(shape, (list, dict)) else shape
-    fits = _is_number(value) if kind is float else isinstance(value, kind) and not isinstance(value, bool)
-    if not fits and kind is not object:
-        raise TypeError(f"{name} should be {_NAMES[kind]}, found {described(value)}")
-    steps = value.items() if kind is dict else enumerate(value) if kind is list else ()
-    for step, one in steps:
-        _check_shape(f"{name}[{step!r}]", one, shape[str if kind is dict else 0])
-
-
-def _is_number(value: Any) -> bool:
-    """A number or null in JSON."""
-    return type(value) in (int, float, type(None))
+    kinds = type(shape) if isinstance(shape, list | dict) else shape
+    if not isinstance(value, kinds) or isinstance(value, bool):
+        raise TypeError(f"{name} is {described(value, none='null')}, which no result has there")
+    if isinstance(shape, list | dict):
+        for step, one in value.items() if isinstance(shape, dict) else enumerate(value):
+            _check_shape(f"{name}[{step!r}]", one, *(shape.values() if isinstance(shape, dict) else shape))
 
 
 def _numbers(saved: Sequence[Any]) -> list[Any]:
     """A component as it was: in a list of numbers, `plain` left None where there was NaN or an infinity."""
-    if not all(map(_is_number, saved)):
+    if not all(type(value) in _NUMBER for value in saved):
         return list(saved)
     return [value if value is not None and math.isfinite(value) else math.nan for value in saved]

@@ -19,12 +19,14 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from capeval_core.encoders.tokenizers import coverage
 from capeval_core.errors import Problems
 from capeval_core.inputs.images import ImageError
 from capeval_core.inputs.samples import Samples, joined, parts, text_counts
 from capeval_core.kept import DamagedError, Kept, check_folder, read_kept
 from capeval_core.limits import LIMITS
 from capeval_core.matching.cosine import grouped_cosine
+from capeval_core.ragged import Ragged
 
 
 def column(name: str, type: pa.DataType, meaning: str) -> pa.Field:
@@ -92,15 +94,27 @@ class Texts:
     def total(self, part: slice, values: Any) -> NDArray[np.int64]:
         """Whole numbers of all texts, added up to one of each caption with its references."""
         values = np.asarray(values, dtype=np.int64)
-        of_references = np.bincount(self.owners(part), values[self.references(part)], part.stop - part.start)
-        return np.asarray(values[part] + of_references.astype(np.int64))
+        return values[part] + Ragged(values[self.references(part)], self.counts[part]).sum().astype(np.int64)
 
     def columns(
-        self, part: slice, groups: list[str], errors: list[str | None], truncated: Any
+        self,
+        part: slice,
+        groups: list[str],
+        errors: list[str | None],
+        truncated: Any,
+        tokenizer: Any = None,
+        prompt: str = "",
     ) -> dict[str, Any]:
-        """The common columns of some captions; `truncated` are the token ids cut off each of all texts."""
+        """The common columns of some captions; `truncated` are the token ids cut off each of all texts.
+
+        tokenizer: of an encoder that reads the beginning of a long text behind the prompt, for `coverage`.
+        """
         cut = self.total(part, truncated)
-        return common_columns(self.samples, part, groups=groups, errors=errors, truncated=cut)
+        columns = common_columns(self.samples, part, groups=groups, errors=errors, truncated=cut)
+        if tokenizer is not None:
+            own = self.samples.captions[part]
+            columns["coverage"] = coverage(tokenizer, own, truncated[part], prompt)
+        return columns
 
     def cosines(self, part: slice, features: NDArray[np.float32]) -> pa.ListArray:
         """A list column: the cosine of each caption with each of its references, of features of all texts."""
@@ -195,31 +209,25 @@ class RowStores(dict[str, RowStore]):
             store.flush()
 
 
-def progress_bar(name: str, captions: int, shown: bool, reused: int = 0) -> tqdm[Any]:
-    """A progress bar, on a terminal only; its time left is for the captions that are not reused."""
-    hidden = None if shown else True
-    return tqdm(total=captions, desc=name, unit="caption", disable=hidden, initial=reused)
+class _Collector:
+    """The rows of a system: those that a folder has, and the others as they are encoded."""
 
-
-class RowCollector:
-    """The rows of samples: those that a store has, and the others as they are encoded."""
-
-    def __init__(self, samples: Samples, schema: pa.Schema, store: RowStore | None, on_error: str) -> None:
-        self._tables = [schema.empty_table()]
-        self.missing = np.ones(len(samples), dtype=np.bool_)  # which samples the store has no row of
-        self.texts, self.reused = LIMITS.texts, 0
-        self._store, self._on_error, self._memory = store, on_error, FreedMemory()
-        if store is not None:
-            rows, self._content = store.reuse(samples)
+    def __init__(self, metric: Any, samples: Samples, folder: str | PathLike[str] | None) -> None:
+        self._tables = [metric.ROW.empty_table()]
+        self.missing = np.ones(len(samples), dtype=np.bool_)  # which samples the folder has no row of
+        self.reused, self._on_error, self._memory = 0, metric.options.on_error, FreedMemory()
+        self.store: RowStore | None = metric.stores.open(folder, metric.ROW, metric.stamp())
+        if self.store is not None:
+            rows, self._content = self.store.reuse(samples)
             self._tables.append(rows)
             self.missing = np.array([index in self._content for index in samples.indices], dtype=np.bool_)
-            self.texts, self.reused = LIMITS.texts_between_shards, len(rows)
+            self.reused = len(rows)
 
     def add(self, table: pa.Table) -> None:
         """Some more rows; ValueError for one with an error, if it is refused."""
-        if self._store is not None:
+        if self.store is not None:
             content = pa.array([self._content[index] for index in table["index"].to_pylist()], pa.string())
-            self._store.append(table.append_column(_CONTENT, content))
+            self.store.append(table.append_column(_CONTENT, content))
         if self._on_error == "raise":
             Problems(table["error"].drop_null().to_pylist()).raise_if_any()
         self._tables.append(table)
@@ -239,32 +247,27 @@ class Task:
 
     def __init__(self, metric: Any, systems: Sequence[Samples], folders: Sequence[Any]) -> None:
         metric.options.check_separable(type(metric), scores=False)
-        self.metric, self.systems, schema = metric, systems, metric.ROW
-        stores = [metric.stores.open(folder, schema, metric.stamp()) for folder in folders]
-        self.collectors = [
-            RowCollector(samples, schema, store, metric.options.on_error)
-            for samples, store in zip(systems, stores, strict=True)
-        ]
+        self.metric, self.systems = metric, systems
+        pairs = zip(systems, folders, strict=True)
+        self._collectors = [_Collector(metric, samples, folder) for samples, folder in pairs]
         self.samples = joined(systems)
         self._system = np.repeat(np.arange(len(systems)), [len(samples) for samples in systems])
-        missing = np.concatenate([collector.missing for collector in self.collectors])
+        missing = np.concatenate([collector.missing for collector in self._collectors])
         self.texts = np.array(text_counts(self.samples), dtype=np.int64) * missing  # to be encoded
+        self.reused = sum(collector.reused for collector in self._collectors)  # rows that the folders had
+        stored = self._collectors[0].store is not None
+        self.texts_together = LIMITS.texts_between_shards if stored else LIMITS.texts
 
     @property
     def rows(self) -> list[pa.Table]:
         """The outcome, of each system."""
-        return [collector.table() for collector in self.collectors]
-
-    @property
-    def reused(self) -> int:
-        """How many rows the folders had."""
-        return sum(collector.reused for collector in self.collectors)
+        return [collector.table() for collector in self._collectors]
 
     def add(self, table: pa.Table, places: NDArray[np.int64]) -> None:
         """Rows of these captions, which each system gets its own of."""
         systems = self._system[places]
         for number in np.unique(systems):
-            self.collectors[number].add(table.filter(pa.array(systems == number)))
+            self._collectors[number].add(table.filter(pa.array(systems == number)))
 
 
 def encode_tasks(tasks: Sequence[Task], *, progress: bool = False) -> None:
@@ -280,10 +283,12 @@ def encode_tasks(tasks: Sequence[Task], *, progress: bool = False) -> None:
         visuals = [visual for samples in systems for visual in samples.images]
         order = np.argsort([rank.setdefault(id(one.source), len(rank)) for one in visuals], kind="stable")
     texts = np.max([task.texts for task in tasks], axis=0)[order].tolist()
-    limit = tasks[0].collectors[0].texts if len(tasks) == 1 else LIMITS.texts_together
-    names, reused = ", ".join(task.metric.name for task in tasks), sum(task.reused for task in tasks)
+    limit = tasks[0].texts_together if len(tasks) == 1 else LIMITS.texts_together
+    # A bar on a terminal only; its time left is for the captions that are not reused.
+    shown: Any = {"desc": ", ".join(task.metric.name for task in tasks), "unit": "caption"}
+    shown |= {"total": len(order) * len(tasks), "initial": sum(task.reused for task in tasks)}
     try:
-        with progress_bar(names, len(order) * len(tasks), progress, reused) as bar:
+        with tqdm(disable=None if progress else True, **shown) as bar:
             for part in parts(texts, limit):
                 for task in tasks:
                     places = order[part][task.texts[order[part]] > 0]

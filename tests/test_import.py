@@ -41,7 +41,7 @@ def test_the_package_imports_nothing_heavy() -> None:
         "capeval_core.list_metrics()",
         "capeval_core.Result",
         "from capeval_core.registry import METRICS as M, metric_class as c; [c(m).Options() for m in M]",
-        "from capeval_core.options import Options; Options.describe()",
+        "from capeval_core.metric import CommonOptions; CommonOptions.describe()",
     ],
 )
 def test_lists_and_descriptions_need_no_model(use: str) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from capeval_core.options import Options, option
+from capeval_core.authoring import Options, option
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

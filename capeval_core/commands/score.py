@@ -17,8 +17,7 @@ from capeval_core.commands import common, compare, terminal
 from capeval_core.errors import Problems, ProblemsError, naming, noting
 from capeval_core.inputs.samples import ARGUMENTS, Samples, argument_of, medium_of
 from capeval_core.inputs.text_files import FileOptions, Joined
-from capeval_core.metric import CaptionMetric, LazyEvidence, Reranker, prepared
-from capeval_core.options import Options
+from capeval_core.metric import CaptionMetric, CommonOptions, LazyEvidence, Reranker, prepared
 from capeval_core.registry import every_class, media_of, metric_class
 from capeval_core.replay.bundle import bundle_of
 from capeval_core.reports.html import check_report
@@ -139,15 +138,15 @@ def _about(metrics: _Metrics) -> type[CaptionMetric]:
     return next((metric for metric in metrics if metric.media), metrics[0])
 
 
-def _options(metrics: _Metrics, flags: argparse.Namespace) -> list[Options]:
+def _options(metrics: _Metrics, flags: argparse.Namespace) -> list[CommonOptions]:
     """The checked options of each metric, by the flags."""
     names = [metric.name for metric in metrics]
 
-    def options(metric: type[CaptionMetric]) -> Options:
+    def options(metric: type[CaptionMetric]) -> CommonOptions:
         keywords = common.chosen(flags, metric.Options)
         if flags.explain is not None or flags.bundle is not None:
             keywords["evidence"] = True
-        checked: Options = common.options_of(metric, keywords, getattr(flags, "set", ()), names)
+        checked: CommonOptions = common.options_of(metric, keywords, getattr(flags, "set", ()), names)
         return checked
 
     return _each(options, metrics)
@@ -163,7 +162,7 @@ def _each(make: Callable[..., Any], *values: Sequence[Any]) -> list[Any]:
     return made
 
 
-def _folder(metrics: _Metrics, options: Sequence[Options], flags: argparse.Namespace) -> str | None:
+def _folder(metrics: _Metrics, options: Sequence[CommonOptions], flags: argparse.Namespace) -> str | None:
     """The folder of images or videos, None where no metric opens any; it drops references that none needs."""
     title = ",".join(metric.name for metric in metrics)
     if flags.references is not None and not any(metric.needs_references for metric in metrics):
@@ -193,7 +192,7 @@ def _folder(metrics: _Metrics, options: Sequence[Options], flags: argparse.Names
 
 
 def _score(
-    metrics: _Metrics, options: Sequence[Options], names: Sequence[str], folder: str | None, flags: Any
+    metrics: _Metrics, options: Sequence[CommonOptions], names: Sequence[str], folder: str | None, flags: Any
 ) -> tuple[list[System], int]:
     """Each system's results, and how many rows were reused; one metric and one system are the smallest."""
     problems = Problems()
@@ -230,7 +229,7 @@ def _score(
     return systems, sum(task.reused for task in tasks)
 
 
-def _opened(several: bool, metric: type[CaptionMetric], options: Options) -> CaptionMetric:
+def _opened(several: bool, metric: type[CaptionMetric], options: CommonOptions) -> CaptionMetric:
     terminal.announce(f"opening {metric.name} ...")
     with naming({"weights": f"--set {metric.name}.weights="} if several else {}):
         return metric(options)
@@ -259,7 +258,7 @@ def _read(
 
 
 def _checked(
-    metrics: _Metrics, options: Sequence[Options], collections: Sequence[Joined], ids: Sequence[str]
+    metrics: _Metrics, options: Sequence[CommonOptions], collections: Sequence[Joined], ids: Sequence[str]
 ) -> list[list[Samples]]:
     """The samples of each system, by each metric.
 
@@ -294,7 +293,7 @@ def _write_bundle(path: Path | None, system: System, result: Result) -> None:
         common.write("--bundle", path, json_text(bundle_of(metric, samples, rows, result, system.ids)))
 
 
-def _make_folder(folder: Path, metric: type[CaptionMetric], options: Options) -> None:
+def _make_folder(folder: Path, metric: type[CaptionMetric], options: CommonOptions) -> None:
     """Have an empty folder for explanations, before anything is scored, or raise."""
     instead = "--evidence with --json writes them as numbers"
     if options.images_are_ids:

@@ -11,8 +11,7 @@ import pyarrow as pa
 
 from capeval_core.cache import TEXT_BYTES, FeatureCache
 from capeval_core.errors import InputError, InputTypeError, Problem, Problems, at, described, noting, warn
-from capeval_core.metric import CaptionMetric
-from capeval_core.options import Options
+from capeval_core.metric import CaptionMetric, CommonOptions
 from capeval_core.registry import metric_class
 from capeval_core.result import Result
 
@@ -26,7 +25,7 @@ def choose_metrics(
     *,
     media: str | None = None,
     has_references: bool = False,
-) -> list[tuple[type[CaptionMetric], Options]]:
+) -> list[tuple[type[CaptionMetric], CommonOptions]]:
     """Metrics, not open yet, each with `empty="score"`: a young captioner may write nothing.
 
     options, media: of metrics given by name; a dict's own come first. cache: where a metric has no other.
@@ -35,7 +34,7 @@ def choose_metrics(
     single = isinstance(metrics, str) or not isinstance(metrics, Sequence)
     listed = [metrics] if single else metrics
     problems, keys = Problems(), dict[str, str]()
-    chosen: list[tuple[type[CaptionMetric], Options]] = []
+    chosen: list[tuple[type[CaptionMetric], CommonOptions]] = []
     if not listed:
         problems.add(Problem("metrics", "is empty", "name at least one"))
     elif options and all(isinstance(one, CaptionMetric) for one in listed):
@@ -67,7 +66,7 @@ def open_one(metric: Any, options: Mapping[str, Any], door: str) -> CaptionMetri
 
 def _chosen(
     metric: Any, where: str, options: Mapping[str, Any], cache: FeatureCache, media: str | None
-) -> tuple[type[CaptionMetric], Options]:
+) -> tuple[type[CaptionMetric], CommonOptions]:
     if isinstance(metric, CaptionMetric):
         # Opened anew, which shares the loaded encoder: the user's own metric stays as it is.
         class_, chosen = type(metric), replace(metric.options, empty="score")

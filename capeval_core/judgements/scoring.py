@@ -12,8 +12,7 @@ import pyarrow as pa
 
 from capeval_core.judgements.correlation import Doubles
 from capeval_core.judgements.protocols import Items, JudgedSet, Scored, Scoring
-from capeval_core.metric import CaptionMetric, Reranker, prepared
-from capeval_core.options import CorpusOptions
+from capeval_core.metric import CaptionMetric, CorpusOptions, Reranker, prepared
 from capeval_core.result import Result
 
 

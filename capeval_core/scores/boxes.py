@@ -16,8 +16,7 @@ from capeval_core.inputs.boxes import BoxFeatures
 from capeval_core.inputs.images import ImageError, Source, Visual
 from capeval_core.inputs.samples import Samples
 from capeval_core.inputs.texts import as_list
-from capeval_core.metric import CaptionMetric, Model
-from capeval_core.options import Options as CommonOptions
+from capeval_core.metric import CaptionMetric, CommonOptions, Model
 from capeval_core.options import option
 from capeval_core.regions.features import (
     FIXED,

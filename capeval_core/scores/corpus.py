@@ -16,7 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from capeval_core.errors import warn, wrong_option
-from capeval_core.options import CorpusStatistics
+from capeval_core.metric import CorpusStatistics
 from capeval_core.phrases.ngrams import LONGEST, Floats, Integers, TextBlock, Tokens
 from capeval_core.ragged import Ragged, inner
 

@@ -23,12 +23,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from capeval_core.encoders.tokenizers import coverage
 from capeval_core.errors import Problems, at, did_you_mean, expanded_path, naming, warn, wrong_option
-from capeval_core.inputs.samples import Pools, Samples, images_in_rgb, windows
+from capeval_core.inputs.samples import Pools, Samples, images_in_rgb
 from capeval_core.matching.cosine import best_query_cosine, paired_cosine
-from capeval_core.metric import Model, Reranker, RerankerOptions
-from capeval_core.options import Options as CommonOptions
+from capeval_core.metric import CommonOptions, Model, Reranker, RerankerOptions
 from capeval_core.options import option
 from capeval_core.phrases.ngrams import Documents, consensus, tfidf_consensus
 from capeval_core.phrases.ptb import ptb_tokens
@@ -36,13 +34,13 @@ from capeval_core.registry import network, network_of
 from capeval_core.result import Values
 from capeval_core.rows import (
     COVERAGE,
-    RowCollector,
+    Task,
+    Texts,
     canonical,
     column,
-    common_columns,
+    encode_tasks,
     lists,
     nullable,
-    progress_bar,
     row_schema,
 )
 from capeval_core.scores.facts import facts
@@ -341,71 +339,78 @@ MEMBER_ROW = row_schema(
 )
 
 
-@dataclass(frozen=True)
 class Member:
     """A dual encoder: the cosine of image and candidate, behind the prompt that its weights name; its name is
-    that of its folder of rows, too."""
+    that of its folder of rows, too. Its rows are encoded as those of a metric."""
 
-    name: str
-    folder: WeightsFolder
-    kind: str
+    ROW, media = MEMBER_ROW, ("image",)
+
+    def __init__(self, eco: Eco, name: str, folder: WeightsFolder, kind: str) -> None:
+        self.options, self.stores, self.run = eco.options, eco.stores, eco.run
+        self.name, self.folder, self._metric, self._network = name, folder, eco.name, network(kind)
+        fingerprint = self._network.fingerprint_of(folder)
+        self.model = Model(folder.label(fingerprint), fingerprint)
+        self._opened: Any = None
+
+    def stamp(self) -> dict[str, Any]:
+        """Everything that its rows depend on beside their content."""
+        own = {"metric": self._metric, "member": self.name, "weights": self.model.fingerprint}
+        return own | self.options.encoding()
 
     @property
-    def model(self) -> Model:
-        """Its label in the signature, and the fingerprint in stamps of its rows."""
-        fingerprint = network(self.kind).fingerprint_of(self.folder)
-        return Model(self.folder.label(fingerprint), fingerprint)
-
-    def open(self, device: str | None, dtype: str) -> Any:
-        """Its encoder, in memory."""
+    def encoder(self) -> Any:
+        """Its encoder, in memory until `close`."""
         import torch
 
-        try:
-            with torch.device("cpu"):  # whatever a program that builds a model of its own has set
-                return network(self.kind).open(self.folder, device=device, dtype=dtype)
-        except (WeightsError, MemoryError) as error:
-            kind = MemoryError if isinstance(error, MemoryError) else WeightsError
-            raise kind(_not_opened(self.name, error)) from error
+        if self._opened is None:
+            device, dtype = self.options.device, self.options.dtype
+            try:
+                with torch.device("cpu"):  # whatever a program that builds a model of its own has set
+                    self._opened = self._network.open(self.folder, device=device, dtype=dtype)
+            except (WeightsError, MemoryError) as error:
+                kind = MemoryError if isinstance(error, MemoryError) else WeightsError
+                raise kind(_not_opened(self.name, error)) from error
+        return self._opened
 
-    def rows(self, encoder: Any, batch: Pools, run: dict[str, Any]) -> Iterator[pa.Table]:
-        """Tables of schema `MEMBER_ROW` that cover the batch in order; `run` is for the encoder."""
-        prompt = self.folder.config.get("constants", {}).get("prompt", "")
-        texts = encoder.encode_texts([f"{prompt}{caption}" for caption in batch.captions], **run)
-        starts, pool = [*batch.starts, len(batch)], 0
+    def close(self) -> None:
+        """Give the memory of the encoder back."""
+        import torch
+
+        self._opened = None
+        torch.cuda.empty_cache()  # the next one may need it in larger pieces
+
+    def encode(self, batch: Pools) -> Iterator[pa.Table]:
+        """Tables of schema `MEMBER_ROW` that cover the batch in order."""
+        prompt, tokenizer = self.folder.config.get("constants", {}).get("prompt", ""), self.encoder.tokenizer
+        texts, starts, pool = Texts(batch), [*batch.starts, len(batch)], 0
+        encoded = self.encoder.encode_texts([f"{prompt}{caption}" for caption in batch.captions], **self.run)
         # One image per pool, whose features all its candidates share.
-        for images in encoder.encode_images([batch.images[start] for start in starts[:-1]], **run):
+        for images in self.encoder.encode_images([batch.images[start] for start in starts[:-1]], **self.run):
             n = len(images.keys)
             part, sizes = slice(starts[pool], starts[pool + n]), np.diff(starts[pool : pool + n + 1])
-            keys, errors = np.array(images.keys, dtype=object), np.array(images.errors, dtype=object)
-            common = {"groups": np.repeat(keys, sizes).tolist(), "errors": np.repeat(errors, sizes).tolist()}
-            value = paired_cosine(np.repeat(images.features, sizes, axis=0), texts.features[part])
-            cut = texts.truncated[part]
-            common["coverage"] = coverage(encoder.tokenizer, batch.captions[part], cut, prompt)
-            yield _rows(batch, part, value, np.full_like(value, np.nan), cut, **common)
+            own = (np.array(values, dtype=object) for values in (images.keys, images.errors))
+            keys, errors = (np.repeat(values, sizes).tolist() for values in own)
+            columns = texts.columns(part, keys, errors, encoded.truncated, tokenizer, prompt)
+            value = paired_cosine(np.repeat(images.features, sizes, axis=0), encoded.features[part])
+            yield _rows(columns, value, np.full_like(value, np.nan))
             pool += n
 
 
 class Matcher(Member):
     """BLIP-2: its contrast (ITC, the best query token's cosine) and its matching (ITM), in one pass."""
 
-    def rows(self, encoder: Any, batch: Pools, run: dict[str, Any]) -> Iterator[pa.Table]:
-        parts = [slice(*ends) for ends in pairwise([*batch.starts, len(batch)])]
-        images = [batch.images[part.start] for part in parts]
-        matches = encoder.match(images, [batch.captions[part] for part in parts], **run)
-        for part, match in zip(parts, matches, strict=True):
-            n = part.stop - part.start
-            read = coverage(encoder.tokenizer, batch.captions[part], match.truncated)
-            common = {"groups": [match.key] * n, "errors": [match.error] * n, "coverage": read}
-            value = best_query_cosine(match.queries, match.text_features)
-            yield _rows(batch, part, value, match.itm, match.truncated, **common)
+    def encode(self, batch: Pools) -> Iterator[pa.Table]:
+        pools = [batch[slice(*ends)] for ends in pairwise([*batch.starts, len(batch)])]
+        images, captions = [pool.images[0] for pool in pools], [pool.captions for pool in pools]
+        for pool, match in zip(pools, self.encoder.match(images, captions, **self.run), strict=True):
+            keys, errors = [match.key] * len(pool), [match.error] * len(pool)
+            every, tokenizer = slice(0, len(pool)), self.encoder.tokenizer
+            columns = Texts(pool).columns(every, keys, errors, match.truncated, tokenizer)
+            yield _rows(columns, best_query_cosine(match.queries, match.text_features), match.itm)
 
 
-def _rows(
-    batch: Pools, part: slice, value: Any, itm: Any, truncated: Any, coverage: list[float], **common: Any
-) -> pa.Table:
-    columns = common_columns(batch, part, truncated=np.array(truncated), **common)
-    columns |= {"coverage": coverage, "value": nullable(value), "itm": nullable(itm)}
-    return pa.table(columns, schema=MEMBER_ROW)
+def _rows(columns: dict[str, Any], value: Any, itm: Any) -> pa.Table:
+    return pa.table(columns | {"value": nullable(value), "itm": nullable(itm)}, schema=MEMBER_ROW)
 
 
 def _member_names(members: str | Sequence[str] | None, *, tiny: bool) -> list[str]:
@@ -421,7 +426,7 @@ def _member_names(members: str | Sequence[str] | None, *, tiny: bool) -> list[st
     return names
 
 
-def _member(name: str) -> Member:
+def _member(eco: Eco, name: str) -> Member:
     from capeval_core.encoders.clip import ClipTowers
 
     tiny, metric, weights = "", "eco", name
@@ -438,7 +443,7 @@ def _member(name: str) -> Member:
     if encoder.kind != "blip2" and not issubclass(encoder, ClipTowers):
         found = f"weights {folder.name!r} are of encoder {encoder.kind!r}, expected a CLIP or BLIP-2"
         raise WeightsError(found)
-    return (Matcher if encoder.kind == "blip2" else Member)(name, folder, encoder.kind)
+    return (Matcher if encoder.kind == "blip2" else Member)(eco, name, folder, encoder.kind)
 
 
 def _not_opened(name: str, error: Exception | str) -> str:
@@ -524,7 +529,7 @@ class Eco(Reranker):
         self.members: list[Member] = []
         self.ensemble: list[str] = []
         try:
-            self.members.append(Matcher(MATCHER, self.folder, "blip2"))
+            self.members.append(Matcher(self, MATCHER, self.folder, "blip2"))
             tiny = self.folder.name == "tiny"
         except WeightsError as error:
             problems.extend(error.problems)
@@ -532,7 +537,7 @@ class Eco(Reranker):
             try:
                 if name != MATCHER:
                     with naming({"weights": "members"}):
-                        self.members.append(_member(name))
+                        self.members.append(_member(self, name))
                 self.ensemble.append(MATCHER if name == MATCHER else self.members[-1].name)
             except WeightsError as error:
                 problems.extend(WeightsError(_not_opened(name, error)).problems)
@@ -555,40 +560,19 @@ class Eco(Reranker):
     ) -> pa.Table:
         """Rows of checked samples. Members run one after another, and each keeps its own below `rows`, so
         that a run goes on within a member, and another ensemble reuses the members that it shares."""
-        import torch
-
         pools, folder = cast(Pools, samples), self.options.rows if rows is None else rows
         self.stores.open(folder, self.ROW, {"metric": self.name})  # claims the folder; rows lie below it
-        collectors = {member.name: self._collector(member, pools, folder) for member in self.members}
-        captions, reused = len(pools) * len(self.members), sum(one.reused for one in collectors.values())
-        try:
-            with progress_bar(self.name, captions, progress, reused) as bar:
-                for member in self.members:
-                    bar.set_postfix_str(member.name)
-                    for rows_now in self._encode(member, pools, collectors[member.name]):
-                        bar.update(rows_now)
-                    torch.cuda.empty_cache()  # the next one may need it in larger pieces
-        except BaseException:  # Ctrl-C, too
-            self.stores.flush()
-            raise
-        tables = {name: collector.table() for name, collector in collectors.items()}
+        tasks, tables = {}, {}
+        for member in self.members:
+            below = None if folder is None else Path(folder) / member.name
+            tasks[member] = Task(member, [pools], [below])
+        for member, task in tasks.items():
+            try:
+                encode_tasks([task], progress=progress)
+            finally:
+                member.close()
+            (tables[member.name],) = task.rows
         return _joined_rows(pools, tables, self.ensemble)
-
-    def _collector(self, member: Member, pools: Pools, folder: str | PathLike[str] | None) -> RowCollector:
-        stamp = {"metric": self.name, "member": member.name, "weights": member.model.fingerprint}
-        own = None if folder is None else Path(folder) / member.name
-        store = self.stores.open(own, MEMBER_ROW, stamp | self.options.encoding())
-        return RowCollector(pools, MEMBER_ROW, store, self.options.on_error)
-
-    def _encode(self, member: Member, pools: Pools, collector: RowCollector) -> Iterator[int]:
-        """Encode what is missing of one member's rows; its encoder is in memory no longer than this runs."""
-        encoder = None
-        for window in windows(pools.select(np.flatnonzero(collector.missing).tolist()), collector.texts):
-            if encoder is None:  # not where all rows are stored
-                encoder = member.open(self.options.device, self.options.dtype)
-            for table in member.rows(encoder, cast(Pools, window), self.run):
-                collector.add(table)
-                yield len(table)
 
     def aggregate(self, rows: pa.Table) -> Values:
         values = rows["values"].combine_chunks().flatten().to_numpy().reshape(-1, len(self.ensemble))

@@ -22,13 +22,11 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from PIL.Image import Image
 
-from capeval_core.encoders.tokenizers import coverage
 from capeval_core.inputs.images import ImageError, InputImage
 from capeval_core.inputs.samples import Samples, windows
 from capeval_core.limits import LIMITS
 from capeval_core.matching.cosine import grouped_cosine, harmonic_mean, paired_cosine, unit
-from capeval_core.metric import CaptionMetric, Evidence, Model
-from capeval_core.options import Options as CommonOptions
+from capeval_core.metric import CaptionMetric, CommonOptions, Evidence, Model
 from capeval_core.options import option
 from capeval_core.phrases.source import PhraseSource, phrase_opener
 from capeval_core.ragged import Integers, Ragged, inner
@@ -218,9 +216,7 @@ class HiceS(CaptionMetric):
             truncated = [text.truncated for text in encoded]
             for part, images in self.encode_images(window):
                 keys, errors = [image.key for image in images], [image.error for image in images]
-                columns = texts.columns(part, keys, errors, truncated)
-                captions, cut = window.captions[part], truncated[part]
-                columns["coverage"] = coverage(self.encoder.tokenizer, captions, cut)
+                columns = texts.columns(part, keys, errors, truncated, self.encoder.tokenizer)
                 columns |= _region_columns(encoded[part], images)
                 if self.needs_references:
                     references = encoded[texts.references(part)]

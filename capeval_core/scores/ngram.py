@@ -26,9 +26,8 @@ from capeval_core.errors import Problems
 from capeval_core.inputs.samples import Samples, windows
 from capeval_core.inputs.texts import check_references
 from capeval_core.limits import LIMITS
-from capeval_core.metric import CaptionMetric, Model, with_statistics
-from capeval_core.options import CorpusOptions, option
-from capeval_core.options import Options as CommonOptions
+from capeval_core.metric import CaptionMetric, CommonOptions, CorpusOptions, Model, with_statistics
+from capeval_core.options import option
 from capeval_core.phrases.ngrams import (
     LONGEST,
     Floats,

@@ -16,13 +16,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from capeval_core.encoders.tokenizers import coverage
 from capeval_core.errors import wrong_option
 from capeval_core.inputs.images import InputImage
 from capeval_core.inputs.samples import Samples
 from capeval_core.matching.cosine import harmonic_mean, paired_cosine
-from capeval_core.metric import CaptionMetric, Evidence, Model
-from capeval_core.options import Options as CommonOptions
+from capeval_core.metric import CaptionMetric, CommonOptions, Evidence, Model
 from capeval_core.options import option
 from capeval_core.ragged import Ragged
 from capeval_core.result import Values
@@ -126,11 +124,10 @@ class PacS(CaptionMetric):
     def encode(self, batch: Samples) -> Iterator[pa.Table]:
         texts = Texts(batch, with_references=self.needs_references)
         encoded, start = self.text_features(texts.all), 0
+        reading = {"tokenizer": self.encoder.tokenizer, "prompt": self.options.prompt}
         for images in self.image_features(batch.images):
             part = slice(start, start + len(images.keys))
-            columns = texts.columns(part, images.keys, images.errors, encoded.truncated)
-            cut, prompt = encoded.truncated[part], str(self.options.prompt)
-            columns["coverage"] = coverage(self.encoder.tokenizer, batch.captions[part], cut, prompt)
+            columns = texts.columns(part, images.keys, images.errors, encoded.truncated, **reading)
             columns |= self.columns(images.features, encoded.features[part])
             if self.needs_references:
                 columns["reference_cosines"] = texts.cosines(part, encoded.features)

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from capeval_core.options import Options as CommonOptions
+from capeval_core.metric import CommonOptions
 from capeval_core.options import option
 from capeval_core.result import Values
 from capeval_core.scores.facts import facts

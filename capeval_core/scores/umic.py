@@ -15,8 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from capeval_core.inputs.samples import Samples, windows
-from capeval_core.metric import Evidence
-from capeval_core.options import Options as CommonOptions
+from capeval_core.metric import CommonOptions, Evidence
 from capeval_core.options import option
 from capeval_core.result import Values
 from capeval_core.rows import column, common_columns, nullable, row_schema

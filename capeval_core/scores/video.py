@@ -18,7 +18,6 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from PIL.Image import Image
 
-from capeval_core.encoders.tokenizers import coverage
 from capeval_core.errors import at, setting, warn, wrong_option
 from capeval_core.inputs.images import Visual
 from capeval_core.inputs.samples import Samples, windows
@@ -26,9 +25,8 @@ from capeval_core.inputs.texts import corpus_texts
 from capeval_core.inputs.videos import EVERY, Sampling, check_samplings
 from capeval_core.limits import LIMITS
 from capeval_core.matching.cosine import harmonic_mean, paired_cosine, unit
-from capeval_core.metric import CaptionMetric, Evidence, with_statistics
-from capeval_core.options import CorpusStatistics, option
-from capeval_core.options import Options as CommonOptions
+from capeval_core.metric import CaptionMetric, CommonOptions, CorpusStatistics, Evidence, with_statistics
+from capeval_core.options import option
 from capeval_core.ragged import Integers, Ragged, inner
 from capeval_core.reports.explanations import DrawnExplanation, best_frames
 from capeval_core.result import Values
@@ -188,9 +186,8 @@ class VideoPacS(CaptionMetric):
             texts = Texts(window, with_references=self.needs_references)
             tokens = self.encoder.encode_tokens(texts.all, **self.run)
             for part, videos in self._videos(window):
-                columns = texts.columns(part, videos.keys, videos.errors, tokens.truncated)
-                captions, cut = window.captions[part], tokens.truncated[part]
-                columns["coverage"] = coverage(self.encoder.tokenizer, captions, cut)
+                cut, tokenizer = tokens.truncated, self.encoder.tokenizer
+                columns = texts.columns(part, videos.keys, videos.errors, cut, tokenizer)
                 columns |= _video_columns(tokens, part, videos)
                 if self.needs_references:
                     columns |= _reference_columns(tokens, part, texts)

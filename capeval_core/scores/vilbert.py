@@ -19,9 +19,8 @@ from capeval_core.inputs.samples import Samples, windows
 from capeval_core.inputs.texts import corpus_texts
 from capeval_core.limits import LIMITS
 from capeval_core.matching.cosine import harmonic_mean, unit
-from capeval_core.metric import Evidence, Model
-from capeval_core.options import CorpusOptions, option
-from capeval_core.options import Options as CommonOptions
+from capeval_core.metric import CommonOptions, CorpusOptions, Evidence, Model
+from capeval_core.options import option
 from capeval_core.ragged import Ragged, inner
 from capeval_core.registry import network
 from capeval_core.reports.explanations import MatchExplanation, word_matches

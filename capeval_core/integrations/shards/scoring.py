@@ -12,9 +12,9 @@ import pyarrow as pa
 from capeval_core.cache import FeatureCache
 from capeval_core.errors import ProblemsError, described, naming, place, wrong_option
 from capeval_core.inputs.samples import Samples, argument_of, medium_of
-from capeval_core.metric import CaptionMetric
-from capeval_core.options import Options
+from capeval_core.metric import CaptionMetric, CommonOptions
 from capeval_core.registry import metric_class
+from capeval_core.result import parts_of
 from capeval_core.rows import canonical
 
 _CACHE_BYTES, _TEXT_BYTES = 32 << 20, 8 << 20
@@ -39,7 +39,7 @@ class BatchScorer:
     """
 
     metric_class: type[CaptionMetric]
-    options: Options
+    options: CommonOptions
     columns: list[str]
     """The columns that a batch must have."""
 
@@ -85,9 +85,10 @@ class BatchScorer:
 
     def schema(self) -> pa.Schema:
         """The columns that come out; `parts` has a field per component of the metric, a number or a list."""
+        empty = self.metric.ROW.empty_table()
         kinds = {
             name: pa.from_numpy_dtype(part.dtype) if isinstance(part, np.ndarray) else pa.list_(pa.float64())
-            for name, part in self.metric.values(self.metric.ROW.empty_table()).parts.items()
+            for name, part in parts_of(self.metric.aggregate(empty), empty).items()
         }
         parts = pa.struct(list(kinds.items())) if kinds else pa.null()
         columns = {"score": pa.float64(), "parts": parts, "truncated": pa.int32(), "error": pa.string()}
