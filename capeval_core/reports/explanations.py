@@ -276,4 +276,4 @@ def marked(evidence: Mapping[str, Any]) -> list[tuple[str, bool]]:
 
 def colour(index: int, unmentioned: bool = False) -> str:
     """The colour of a region, for CSS."""
-    return "--region:rgb({} {} {})".format(*region_colour(index, unmentioned))
+    return f"--region:{region_colour(index, unmentioned)}"

@@ -18,17 +18,12 @@ from capeval_core.project import needs
 from capeval_core.regions import rle
 from capeval_core.regions.regions import Regions
 
-Rgb = tuple[int, int, int]
 _Points = NDArray[np.float64]
 
-_PAPER: Rgb = (255, 255, 255)
-INK: Rgb = (28, 32, 44)
-FAINT: Rgb = (104, 112, 130)
-_UNMENTIONED: Rgb = (112, 120, 136)
+INK, FAINT, _LINE, _RIGHT, _WRONG = "#1c202c", "#687082", "#e4e7ed", "#1e8a60", "#c83042"
+_UNMENTIONED = "#707888"
 _SHADES = "2662d9 d97706 0d9488 8648d6 be3c8c 4c822a 0284c7 925e2e 4f46e5 a06e0a"
-REGIONS = [
-    (code >> 16, code >> 8 & 255, code & 255) for code in (int(shade, 16) for shade in _SHADES.split())
-]
+REGIONS = [f"#{shade}" for shade in _SHADES.split()]
 """Colours of regions, repeated after the last. No red, which marks mistakes."""
 _DESIGNED = 440
 """Width for which the sizes below are given."""
@@ -39,17 +34,9 @@ _CANDIDATES = 96  # points of an outline that are tried for a badge
 TERMS = {"gitc": "gITC", "litc": "lITC", "gttc": "gTTC", "lttc": "lTTC", "itm": "ITM"}
 """The papers' names of parts that have others here."""
 _STYLE = Path(__file__).with_name("figures.mplstyle")
-_WIDTH = 960
-_LINE: Rgb = (228, 231, 237)
-_RIGHT: Rgb = (30, 138, 96)
-_WRONG: Rgb = (200, 48, 66)
-_DPI = 96
+_WIDTH, _DPI = 960, 96
 _FONTS = ("DejaVu Sans", "Noto Sans CJK SC", "Noto Sans", "PingFang SC", "Microsoft YaHei")
 _ACROSS = 3  # charts of boxes side by side
-
-
-def _colour(rgb: Rgb) -> str:
-    return f"#{rgb[0]:02x}{rgb[1]:02x}{rgb[2]:02x}"
 
 
 def _drawn(
@@ -73,13 +60,13 @@ def _drawn(
 
 
 def _note(figure: Any, text: str) -> None:
-    figure.supxlabel(text, x=0.02, ha="left", size=8, color=_colour(FAINT))
+    figure.supxlabel(text, x=0.02, ha="left", size=8, color=FAINT)
 
 
 # an image with its regions outlined, by Pillow alone: a tint would show objects in other colours than named
 
 
-def region_colour(index: int, unmentioned: bool = False) -> Rgb:
+def region_colour(index: int, unmentioned: bool = False) -> str:
     """The colour of region `index`."""
     return _UNMENTIONED if unmentioned else REGIONS[index % len(REGIONS)]
 
@@ -97,13 +84,13 @@ def outlined(
         sharp = drawn.crop((x0, y0, x1, y1))
         drawn = Image.blend(drawn, Image.new("RGB", drawn.size, (128, 128, 128)), 0.7)
         drawn.paste(sharp, (x0, y0))
-        for colour, line in ((_PAPER, 3.0), (INK, 1.0)):
+        for colour, line in (("white", 3.0), (INK, 1.0)):
             ImageDraw.Draw(drawn).rectangle((x0, y0, x1, y1), outline=colour, width=round(line * scale))
     edges: list[_Points] = [np.empty((0, 2))] * len(regions)
     colours = [region_colour(index, missed) for index, missed in enumerate(unmentioned)]
     for index in np.argsort(-regions.areas, kind="stable").tolist():  # small ones lie on large ones
         band = _band(rle.decode(regions.runs[index], regions.size), drawn.size, scale)
-        for reach, shade in ((_CASING, _PAPER), (_EDGE, colours[index])):
+        for reach, shade in ((_CASING, "white"), (_EDGE, colours[index])):
             alpha = np.clip((reach - band) / 12, 0, 1) * 255
             if unmentioned[index] and reach == _EDGE:
                 alpha *= (np.indices(alpha.shape) // round(_DASH * scale)).sum(axis=0) % 2
@@ -111,10 +98,10 @@ def outlined(
         edges[index] = np.argwhere(band < _EDGE)[:, ::-1].astype(np.float64)
     radius, draw = scale * (11 if len(regions) < 20 else 9), ImageDraw.Draw(drawn)
     for number, (left, top) in enumerate(_place_badges(edges, drawn.size, radius)):
-        for half, fill in ((1.14 * radius, _PAPER), (radius, colours[number])):
+        for half, fill in ((1.14 * radius, "white"), (radius, colours[number])):
             draw.ellipse([left - half, top - half, left + half, top + half], fill=fill)
         font = ImageFont.load_default(radius * (1.3 if number < 9 else 1.1))
-        draw.text((left, top), str(number + 1), _PAPER, font, anchor="mm", stroke_width=radius / 30)
+        draw.text((left, top), str(number + 1), "white", font, anchor="mm", stroke_width=radius / 30)
     return drawn.resize((drawn.width // 2, drawn.height // 2), Image.Resampling.LANCZOS)
 
 
@@ -157,18 +144,18 @@ def draw_bars(
         axes = figure.subplots(len(panels), 1, squeeze=False, height_ratios=rows)[:, 0]
         for ax, (title, bars) in zip(axes, panels.items(), strict=True):
             ax.set_title(title)
-            ax.set_yticks(range(len(bars)), [name for name, *_ in bars], color=_colour(INK))
+            ax.set_yticks(range(len(bars)), [name for name, *_ in bars], color=INK)
             ax.set_ylim(len(bars) - 0.4, -0.6)
             ax.grid(axis="y", visible=False)
             for y, (_, value, low, high, published) in enumerate(bars):
                 shade = f"C{y % len(REGIONS)}"
                 ax.hlines(y, low, high, shade, linewidth=2.2)
-                ax.plot(published, y, "|", color=_colour(_WRONG), markersize=13, markeredgewidth=1.4)
+                ax.plot(published, y, "|", color=_WRONG, markersize=13, markeredgewidth=1.4)
                 ax.plot(value, y, "o", color=shade, markersize=6)
                 text = f"{value:.1f}" if math.isfinite(value) else "undefined"
                 text += f"  [{low:.1f}, {high:.1f}]" if math.isfinite(low) else ""
                 within = ax.get_yaxis_transform()
-                ax.text(1.01, y, text, transform=within, va="center", color=_colour(FAINT))
+                ax.text(1.01, y, text, transform=within, va="center", color=FAINT)
             ax.margins(x=0.04)
         _note(figure, note)
 
@@ -201,7 +188,7 @@ def draw_spreads(panels: Mapping[str, Mapping[str, Sequence[float]]]) -> Image.I
                 medianprops={"color": shade, "linewidth": 2},
             )
             means = [float(np.mean(values)) for values in drawn.values()]
-            ax.plot(range(1, len(means) + 1), means, "-o", color=_colour(INK), linewidth=1, markersize=3)
+            ax.plot(range(1, len(means) + 1), means, "-o", color=INK, linewidth=1, markersize=3)
             ax.grid(axis="x", visible=False)
             ax.set_xlabel("rating")
 
@@ -233,9 +220,7 @@ def draw_histogram(
         ax.set_xlim(low, high)
         within = ax.get_xaxis_transform()
         for name, value in marks.items():
-            ax.plot(
-                [value] * 2, [0, 1.02], color=_colour(INK), linewidth=0.8, clip_on=False, transform=within
-            )
+            ax.plot([value] * 2, [0, 1.02], color=INK, linewidth=0.8, clip_on=False, transform=within)
             ax.text(value, 1.03, name, transform=within, ha="left", rotation=45, size=7.5)
         _note(figure, note)
 
@@ -295,7 +280,7 @@ def draw_boxes(
         badge: Any = {"color": "white", "size": 9, "weight": "bold", "ha": "center", "va": "center"}
         for place in reversed(places):
             x0, y0, x1, y1 = note["boxes"][place]["box"]
-            shade, edge = _colour(region_colour(place)), [withStroke(linewidth=4, foreground="white")]
+            shade, edge = region_colour(place), [withStroke(linewidth=4, foreground="white")]
             line: Any = {"fill": False, "edgecolor": shade, "linewidth": 2, "path_effects": edge}
             ax.add_patch(Rectangle((x0, y0), x1 - x0, y1 - y0, **line))
             ax.text(x0, y0, place + 1, bbox={"boxstyle": "circle", "fc": shade, "ec": "white"}, **badge)
@@ -316,23 +301,23 @@ def draw_matches(caption: str, title: str, note: Mapping[str, Any], width: int) 
 
         ax = figure.subplots()
         shades = LinearSegmentedColormap.from_list("cosines", ["white", "#145c84"])
-        ax.pcolormesh(cosines, cmap=shades, vmin=0, vmax=1, edgecolor=_colour(_LINE), linewidth=0.5)
+        ax.pcolormesh(cosines, cmap=shades, vmin=0, vmax=1, edgecolor=_LINE, linewidth=0.5)
         ax.invert_yaxis()
         ax.grid(visible=False)
         ax.spines[:].set_visible(False)
         turned: Any = {"rotation": 45, "ha": "left"} if max(map(len, columns)) * len(columns) > 70 else {}
         ax.set_xticks(np.arange(len(columns)) + 0.5, columns, **turned)
-        ax.set_yticks(np.arange(len(rows)) + 0.5, rows, color=_colour(INK))
+        ax.set_yticks(np.arange(len(rows)) + 0.5, rows, color=INK)
         ax.xaxis.tick_top()
         for (row, column), cosine in np.ndenumerate(cosines):
-            style: Any = {"color": "white" if cosine > 0.5 else _colour(INK)}
+            style: Any = {"color": "white" if cosine > 0.5 else INK}
             if len(columns) <= 20:
                 text = f"{cosine:.2f}"
                 ax.text(column + 0.5, row + 0.55, text, ha="center", va="center", size=7, **style)
             if row == np.argmax(cosines[:, column]):
                 ax.plot(column + 0.9, row + 0.16, "o", markersize=2.5, **style)
             if column == np.argmax(cosines[row]):
-                frame = Rectangle((column, row), 1, 1, fill=False, edgecolor=_colour(INK), zorder=3)
+                frame = Rectangle((column, row), 1, 1, fill=False, edgecolor=INK, zorder=3)
                 ax.add_patch(frame)
         _note(figure, f"{scores}; frame: best for the caption's word, dot: best for the reference's")
 
@@ -355,7 +340,7 @@ def draw_frames(
         parts = figure.subfigures(2, 1, height_ratios=[200, strip]) if frames else [figure]
         ax = parts[0].subplots()
         heading = "cosine of the whole caption with each frame"
-        ax.set_title(heading, color=_colour(FAINT), weight="normal", size=8.5)
+        ax.set_title(heading, color=FAINT, weight="normal", size=8.5)
         ax.plot(cosines, linewidth=1.6)
         marked = [frame for frame in frames if len(cosines) > 1] or [0]
         ax.plot(marked, [cosines[frame] for frame in marked], "o", color="C0", clip_on=False)
@@ -387,34 +372,30 @@ def draw_card(
     caption: its pieces, and whether each is wrong.
     """
     lines, legend = list(_card_lines(note, caption)), textwrap.wrap(_legend(note), 84)
-    shown = min(_COLUMN, 1.1 * _COLUMN * image.width / image.height)
-    high = shown * image.height / image.width
+    high = min(_COLUMN * image.height / image.width, 1.1 * _COLUMN)
     left, right = high + 18 * len(legend) + 40, sum(2.2 * size for size, *_ in lines)
     narrow = width < _NARROW
-    across = _COLUMN + 2 * _SIDE if narrow else 2 * _COLUMN + 3 * _SIDE
-    height = (left + right if narrow else max(left, right)) + 2 * _SIDE
 
     def draw(figure: Any) -> None:
-        from matplotlib.offsetbox import AnnotationBbox, HPacker, TextArea
+        from matplotlib.offsetbox import AnchoredOffsetbox, HPacker, TextArea, VPacker
 
-        figure.set_layout_engine("none")
-        ax = figure.add_axes((0, 0, 1, 1))
-        ax.imshow(image, extent=(_SIDE, _SIDE + shown, _SIDE + high, _SIDE), interpolation="antialiased")
-        ax.set(xlim=(0, across), ylim=(height, 0), aspect="auto")
-        ax.axis("off")
-        ax.text(_SIDE, _SIDE + high + 18, "\n".join(legend), va="top", color=_colour(FAINT), size=8)
-        x, y = (_SIDE, _SIDE + left) if narrow else (_COLUMN + 2 * _SIDE, _SIDE)
+        shape: Any = {"nrows": 2, "height_ratios": [left, right]} if narrow else {"ncols": 2}
+        picture, text = figure.subplots(**shape)
+        picture.imshow(image, interpolation="antialiased")
+        picture.spines[:].set_visible(False)
+        picture.set(xticks=(), yticks=(), anchor="NW")
+        picture.set_xlabel("\n".join(legend), loc="left", size=8)
+        text.axis("off")
+        rows = []
         for size, *words in lines:
             style = {"size": size, "weight": "bold" if size in (_SCORE, _HEADING) else "normal"}
-            texts: list[Any] = [
-                TextArea(text, textprops=style | {"color": _colour(rgb)}) for text, rgb in words
-            ]
-            place = (x, y + 6 * (size == _HEADING))
-            row = HPacker(children=texts, pad=0, sep=6)
-            ax.add_artist(AnnotationBbox(row, place, box_alignment=(0, 1), frameon=False, pad=0))
-            y += 2.2 * size
+            texts = [TextArea(word, textprops=style | {"color": colour}) for word, colour in words]
+            rows.append(HPacker(children=texts, pad=0, sep=6))
+        column = VPacker(children=rows, pad=0, sep=4)
+        text.add_artist(AnchoredOffsetbox("upper left", child=column, frameon=False, pad=0, borderpad=0))
 
-    return _drawn(across, height, draw, width)
+    across, height = (_COLUMN, left + right) if narrow else (2 * _COLUMN, max(left, right))
+    return _drawn(across + 2 * _SIDE, height + 2 * _SIDE, draw, width)
 
 
 def _card_lines(note: Mapping[str, Any], caption: Sequence[tuple[str, bool]]) -> Iterator[Any]:
