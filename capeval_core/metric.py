@@ -16,8 +16,15 @@ import pyarrow.compute as pc
 
 from capeval_core.cache import FeatureCache, shared_cache
 from capeval_core.errors import InputTypeError, Problem, at, warn, wrong_option
-from capeval_core.inputs.samples import Pools, Samples, argument_of, check_pools, check_samples, medium_of
-from capeval_core.inputs.texts import united
+from capeval_core.inputs.samples import (
+    Pools,
+    Samples,
+    argument_of,
+    check_pools,
+    check_samples,
+    medium_of,
+    united,
+)
 from capeval_core.kept import check_folder
 from capeval_core.options import Settings, compact, option
 from capeval_core.project import __version__

@@ -18,7 +18,7 @@ from PIL.Image import Image
 from capeval_core.commands.terminal import TYPES, Parser, complain, flag
 from capeval_core.errors import did_you_mean, file_error, naming, place
 from capeval_core.inputs import text_files
-from capeval_core.inputs.folder import bare, names_in, some_of
+from capeval_core.inputs.files import bare, names_in, some_of
 from capeval_core.inputs.images import Texts, Visual
 from capeval_core.inputs.samples import ARGUMENTS, Samples, argument_of, medium_of
 from capeval_core.inputs.text_files import FileOptions

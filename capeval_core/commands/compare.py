@@ -15,7 +15,7 @@ from typing import Any
 from capeval_core.commands.terminal import complain, parser_of, summary
 from capeval_core.description import MetricDescription
 from capeval_core.errors import Problems, did_you_mean, p_in_words, signed
-from capeval_core.inputs.folder import Folder
+from capeval_core.inputs.files import Folder
 from capeval_core.registry import metric_of, titles_of_parts
 from capeval_core.reports.html import check_report, write_report
 from capeval_core.reports.systems import Cell, Column, System, Systems, cells_table, long_table, stacked_table

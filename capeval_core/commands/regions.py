@@ -14,8 +14,8 @@ from tqdm import tqdm
 from capeval_core.commands.common import add_flags, check_folder, chosen, tell_reasons, visual_of, write
 from capeval_core.commands.terminal import interruptible, parser_of, summary
 from capeval_core.errors import FileError, Problems, naming, wrong_option
-from capeval_core.inputs.box_stores import EXTENSION, MANIFEST, Manifest, is_whole, npz_bytes, released_boxes
-from capeval_core.inputs.folder import paths_by_id
+from capeval_core.inputs.boxes import EXTENSION, MANIFEST, Manifest, is_whole, npz_bytes, released_boxes
+from capeval_core.inputs.files import paths_by_id
 from capeval_core.inputs.images import ImageError, InputImage
 from capeval_core.options import Settings, option
 from capeval_core.regions.features import Selection

@@ -10,7 +10,7 @@ from capeval_core.commands import common
 from capeval_core.commands.compare import cell_of, compare_systems, write_page
 from capeval_core.commands.terminal import interruptible, parser_of, resuming, summary
 from capeval_core.errors import Problems, noting
-from capeval_core.inputs.folder import some_of
+from capeval_core.inputs.files import some_of
 from capeval_core.inputs.text_files import FileOptions
 from capeval_core.metric import LazyEvidence, prepared
 from capeval_core.registry import metric_class

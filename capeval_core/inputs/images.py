@@ -15,7 +15,7 @@ import re
 import stat
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -409,10 +409,10 @@ def refuse_size(width: int, height: int, name: str) -> None:
         raise refused(f"{name} is {width}x{height} pixels{wrong}", fix)
 
 
-def _undecodable(name: str, error: Exception) -> ImageError:
+def _undecodable(name: str, error: Exception, fix: str = "") -> ImageError:
     reason = short_reason(error)
     cut = "truncated" in reason.lower() or isinstance(error, EOFError)
-    return refused(f"cannot decode {name} ({'truncated' if cut else f'truncated or damaged: {reason}'})")
+    return refused(f"cannot decode {name} ({'truncated' if cut else f'truncated or damaged: {reason}'})", fix)
 
 
 # ---- pixels
@@ -447,18 +447,19 @@ class Pixels(Source[Image.Image]):
     def _copied(self, image: Image.Image) -> Image.Image:
         """A copy: whoever loads an image may change it, and the original may be closed meanwhile."""
         with _loading:
-            handle = getattr(image, "fp", None)
-            # Pixels are still to be read (there are tiles) from a file that is no longer open.
-            closed = bool(getattr(image, "tile", None)) and getattr(handle, "closed", handle is None)
-            if not closed:
-                _refuse_unfit(image, self.name)  # before a lazy one is decoded in vain
             try:
+                _refuse_unfit(image, self.name)  # before a lazy one is decoded in vain
                 image.load()
                 return image.copy()
+            except ImageError:
+                raise
             except Exception as error:
-                if closed or "closed image" in str(error):
-                    raise refused(f"{self.name} is closed", "pass its path, or .load() it in time") from None
-                raise _undecodable(self.name, error) from None
+                fix = (
+                    ""
+                    if getattr(image, "fp", None)
+                    else "its file is closed: pass its path, or .load() it in time"
+                )
+                raise _undecodable(self.name, error, fix) from None
 
     def compute_key(self) -> str:
         """Of mode, size, palette, transparency and pixels."""
@@ -520,6 +521,38 @@ def is_tensor(value: Any) -> bool:
     """Whether this is a torch tensor, without importing torch."""
     module = type(value).__module__.partition(".")[0]
     return module == "torch" and hasattr(value, "is_floating_point") and not isinstance(value, type)
+
+
+# ---- sequences as rows
+
+
+def as_list(value: Any) -> list[Any] | None:
+    """Any sequence as a list; None for what has no order, no length, or is no sequence."""
+    if isinstance(value, (str, bytes, bytearray, range, type, Mapping, Set)):
+        return None
+    if isinstance(value, Sequence):
+        return list(value)
+    to_list = getattr(value, "to_pylist", None) or getattr(value, "tolist", None)  # pyarrow; numpy, pandas
+    rows = to_list() if to_list else None
+    return rows if isinstance(rows, list) else None  # a numpy scalar has tolist too
+
+
+def is_table(value: Any) -> bool:
+    """A pandas or polars DataFrame, or a whole Dataset: its columns are not rows."""
+    return hasattr(value, "columns") or hasattr(value, "column_names")
+
+
+def how_to_list(value: Any) -> str:
+    """The fix for what has no rows, behind the words for what is expected."""
+    if isinstance(value, Mapping):
+        return ", one per row in the order of the images"
+    if isinstance(value, Iterator):
+        return ", pass list(...) of it"
+    if is_table(value):
+        return ', pass one of its columns, as in dataset["image"]'
+    if type(value).__module__.partition(".")[0] == "datasets":
+        return ", a streamed dataset has no length, pass list(...) of it"
+    return ""
 
 
 # ---- resizing

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
+import json
 import os
+import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -13,30 +18,23 @@ from typing import Any, Self
 from PIL import Image
 from tqdm import tqdm
 
-from capeval_core.errors import Problem, Problems, at, described
+from capeval_core.errors import Index, Kind, Problem, Problems, at, described, setting, warn
 from capeval_core.inputs.boxes import REQUIRED, box_source
 from capeval_core.inputs.decoders import shared_decoders
-from capeval_core.inputs.folder import EXTENSIONS
+from capeval_core.inputs.files import EXTENSIONS, valid_unicode
 from capeval_core.inputs.images import (
     BYTES,
     ImageError,
     Source,
     Texts,
     Visual,
+    as_list,
+    how_to_list,
     image_source,
     in_rgb,
+    is_table,
     refused,
     shape_of,
-)
-from capeval_core.inputs.texts import (
-    as_list,
-    check_candidates,
-    check_captions,
-    check_references,
-    how_to_list,
-    is_table,
-    other_length,
-    warn_of_written_lists,
 )
 from capeval_core.inputs.videos import video_source
 
@@ -171,19 +169,170 @@ def check_pools(
 ) -> Pools:
     """One row per candidate of pools, checked as by `check_samples`."""
     problems = Problems()
-    pools = check_candidates(captions, empty, problems)
-    rows = None if pools is None else len(pools)
-    visuals: list[Any] = _check_visuals(
-        images, problems, media, rows, "give each {} one pool, a list of its candidates"
-    )
+    given = _Texts("captions", empty, problems).lists(captions, "lists of captions", "a single string")
+    rows, pools = None if given is None else len(given), given or []
+    fix = "give each {} one pool, a list of its candidates"
+    visuals: list[Any] = _check_visuals(images, problems, media, rows, fix)
     if on_error == "raise":
         _check_decodable(visuals, problems, media, None, None, progress)
     problems.raise_if_any()
-    pools = pools or []
     texts = list(chain.from_iterable(pools))
     warn_of_written_lists(texts)
     shared = [visual for visual, pool in zip(visuals, pools, strict=True) for _ in pool]
     return Pools(texts, shared, None, range(len(texts)), [i for pool in pools for i in range(len(pool))])
+
+
+# ---- captions and references
+
+_STRING = r"""(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
+_STRINGS = rf"\s*{_STRING}(?:\s*,\s*{_STRING})*\s*,?\s*"
+_LIST = re.compile(rf"\s*(?:\[{_STRINGS}\]|\({_STRINGS}\))\s*", re.DOTALL)
+_BEGUN = re.compile(r"""\s*[\[(]\s*(?:["']|(?:nan|None|null)\s*[,\])])""")
+_ENDED = re.compile(r"""(?:["']|\b(?:nan|None|null|[\d.]+))\s*,?\s*[\])]+\s*$""")
+
+
+def is_written_list(text: str, *, whole: bool = True) -> bool:
+    """Whether a text was a list of strings; without `whole` also where it was cut off."""
+    return bool(_BEGUN.match(text) and (not whole or _ENDED.search(text)))
+
+
+def read_written_list(text: str) -> list[Any] | None:
+    """The list or tuple of strings, or the JSON list, that a text is; None if it is none."""
+    # The pattern bounds what is evaluated: no nesting, nothing but strings.
+    for read, fits in (
+        (json.loads, text.lstrip().startswith("[")),
+        (ast.literal_eval, _LIST.fullmatch(text)),
+    ):
+        with contextlib.suppress(ValueError, SyntaxError, RecursionError):
+            if fits:
+                return list(read(text.strip()))
+    return None
+
+
+@dataclass(frozen=True)
+class _Texts:
+    """The texts of one argument; what is wrong with them is noted."""
+
+    argument: str
+    empty: str
+    problems: Problems
+
+    def wrong(self, index: Index, found: str, fix: str = "", kind: Kind = ValueError) -> None:
+        self.problems.add(Problem(at(self.argument, index), f"is {found}", fix, kind))
+
+    def rows(self, value: Any, of: str) -> list[Any] | None:
+        """The rows of the argument, or None where there are none."""
+        rows = None if value is None else as_list(value)
+        if value is None:
+            self.wrong(None, "missing", f"pass a list of {of}")
+        elif rows is None:
+            found = "a single string" if isinstance(value, str) else described(value)
+            self.wrong(None, found, f"expected a list of {of}{how_to_list(value)}", TypeError)
+        elif not rows and self.argument == "captions":
+            self.wrong(None, "empty", "there is nothing to score")
+        return rows
+
+    def lists(self, value: Any, of: str, never: str = "") -> list[list[str]] | None:
+        """The usable texts of each row, which is a list, or one string unless that is `never` right."""
+        rows = self.rows(value, of)
+        return None if rows is None else [self._listed(row, i, never) for i, row in enumerate(rows)]
+
+    def _listed(self, row: Any, index: int, never: str) -> list[str]:
+        written = self.argument == "references" and isinstance(row, str) and is_written_list(row)
+        if isinstance(row, str) and not never and not written:
+            text = self.text(row, index)
+            return [] if text is None else [text]
+        values = None if row is None else as_list(row)
+        if row is None or values == []:
+            self.wrong(
+                index, "missing" if row is None else "empty", f"write one {self.argument[:-1]} at least"
+            )
+        elif values is None:
+            found = (never or "a list written as text") if isinstance(row, str) else described(row)
+            self.wrong(index, found, "expected a list of strings", TypeError)
+        texts = [self.text(value, (index, j)) for j, value in enumerate(values or [])]
+        return [text for text in texts if text is not None]
+
+    def text(self, value: Any, index: Index) -> str | None:
+        fix = f"write a {self.argument[:-1]}"
+        if isinstance(value, str):
+            if self.empty == "error" and not value.strip():
+                found = "empty (only whitespace)" if value else "empty"
+                self.wrong(index, found, fix + setting("empty", "score", " or pass "))
+            elif not value.isascii() and not valid_unicode(value):
+                self.wrong(index, f"not valid Unicode (a lone surrogate): {value[:40]!a}")
+            else:
+                return str(value)  # numpy's str_ is a str, but not a plain one
+        elif value is None:
+            self.wrong(index, "missing", fix)
+        else:
+            decode = ", decode it first" if isinstance(value, (bytes, bytearray)) else ""
+            self.wrong(index, described(value), f"expected a string{decode}", TypeError)
+        return None
+
+
+def check_captions(captions: Any, empty: str, problems: Problems) -> list[str | None] | None:
+    """One entry per caption, None where it is unusable; None if there are no rows at all."""
+    texts = _Texts("captions", empty, problems)
+    rows = texts.rows(captions, "strings")
+    return None if rows is None else [texts.text(row, i) for i, row in enumerate(rows)]
+
+
+def check_references(
+    references: Any, rows: int | None, empty: str, problems: Problems
+) -> list[list[str]] | None:
+    """The references of each caption, of which there are so many."""
+    texts = _Texts("references", empty, problems)
+    checked = texts.lists(references, 'lists of strings, [["...", "..."], ...]')
+    if checked is not None and rows is not None and len(checked) != rows:
+        fix = "give one list of references per caption"
+        if checked and all(len(row) == rows for row in checked):
+            fix += "; these look transposed, pass list(zip(*references))"
+        problems.add(other_length("captions", rows, "references", len(checked), fix))
+    return checked
+
+
+def corpus_texts(texts: Any) -> list[str]:
+    """The texts of a corpus, given as strings or as lists of them; empty ones are welcome."""
+    problems = Problems()
+    rows = _Texts("texts", "score", problems).lists(texts, "strings")
+    problems.raise_if_any()
+    return list(chain.from_iterable(rows or []))
+
+
+def united(corpora: Sequence[Sequence[Any]]) -> Sequence[Any]:
+    """The union of corpora as multisets: a document, a text or a list of texts and visuals, counts as
+    often as where it is most frequent."""
+    if len(corpora) == 1:
+        return corpora[0]
+
+    def key(part: Any) -> Any:
+        try:
+            return part if isinstance(part, str) else (part.key,)
+        except ValueError:
+            return (part.name,)
+
+    union: Counter[Any] = Counter()
+    of_key: dict[Any, Any] = {}
+    for documents in corpora:
+        keys = [text if isinstance(text, str) else tuple(map(key, text)) for text in documents]
+        of_key |= zip(keys, documents, strict=True)
+        union |= Counter(keys)
+    return [of_key[one] for one in union.elements()]
+
+
+def other_length(argument: str, length: int, other: str, other_length: int, fix: str) -> Problem:
+    """The problem of two arguments that should have as many rows."""
+    return Problem("", f"len({at(argument)})={length} but len({at(other)})={other_length}", fix)
+
+
+def warn_of_written_lists(captions: Sequence[str]) -> None:
+    """Warn once of captions that once were lists: they are scored as they are, a captioner may write one."""
+    if lists := [caption for caption in captions if is_written_list(caption)]:
+        warn(
+            f"{len(lists):,} of {len(captions):,} captions are lists written as text, such as "
+            f"{lists[0][:40]!r}, and are scored as they are: pass one caption per row if they were lists"
+        )
 
 
 # ---- visuals
@@ -326,9 +475,8 @@ def _as_stored(column: Any) -> Any:
     while type(root).__module__.partition(".")[0] == "datasets" and hasattr(root, "column_name"):
         names.insert(0, root.column_name)
         root = root.source
-    if not names or root.format["type"] == "custom":
-        return column
-    if type(column.features).__name__ not in ("Image", "Video", "Value"):
+    stored = names and type(column.features).__name__ in ("Image", "Video", "Value")
+    if not stored or root.format["type"] == "custom":
         return column
     return _Stored(root.with_format("arrow").select_columns([names[0]]), names)
 

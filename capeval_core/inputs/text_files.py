@@ -16,33 +16,41 @@ import codecs
 import csv
 import gzip
 import io
-import json
 import os
 import re
-import stat
 import sys
 import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import chain
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
 from capeval_core.errors import (
     FileError,
     Problems,
     described,
-    did_you_mean,
     file_error,
     noting,
     setting,
     warn,
     wrong_option,
 )
-from capeval_core.inputs.folder import Folder, Names, only_matches, some_of
+from capeval_core.inputs.files import (
+    Folder,
+    Names,
+    contents,
+    decoded,
+    encoding_of,
+    only_matches,
+    parsed,
+    some_of,
+    valid_unicode,
+)
 from capeval_core.inputs.images import short_reason
-from capeval_core.inputs.texts import is_written_list, read_written_list, valid_unicode
+from capeval_core.inputs.samples import is_written_list, read_written_list
 from capeval_core.limits import LIMITS
 from capeval_core.options import Settings, option
 
@@ -81,81 +89,23 @@ class FileOptions(Settings):
         return [name.strip() for name in (self.split or "").split(",") if name.strip()]
 
 
-# ---- bytes, text and JSON of a file
-
-
-def contents(path: Path) -> bytes:
-    """The bytes of a regular file. Raises FileError, also for pipes and devices, which may never end."""
-    try:
-        mode = path.stat().st_mode
-        if stat.S_ISREG(mode):
-            return path.read_bytes()
-    except (FileNotFoundError, ValueError):  # no path has a NUL character
-        beside = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-        raise file_error(path, "there is no such file" + did_you_mean(path.name, beside)) from None
-    except OSError as error:
-        raise file_error(path, f"cannot be read ({error.strerror})") from None
-    if stat.S_ISDIR(mode):
-        raise file_error(path, "is a folder, expected a file")
-    raise file_error(path, "is a pipe, a socket or a device", "write its content to a file first, or name -")
-
-
-def decoded(path: Path, data: bytes) -> str:
-    """The text of a file in UTF-8, or in UTF-16 with a byte order mark. Raises FileError."""
-    try:
-        return data.decode(_encoding(data))
-    except UnicodeDecodeError as error:
-        found = f"is not a text in {error.encoding.upper()} ({error.reason} at position {error.start})"
-        raise file_error(path, found, "convert it") from None
-
-
-def _encoding(data: bytes) -> str:
-    """UTF-16 is what Excel and PowerShell write."""
-    return "utf-16" if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig"
-
-
-_SEVERAL = "for several captions of an image use {image id: [captions]}"
-
-
-def load_json(path: Path, once: str = _SEVERAL) -> Any:
-    """The content of a JSON file; `once` is the fix where a key comes twice. Raises FileError."""
-    return _parsed(path, decoded(path, contents(path)), once=once)
-
-
-def _parsed(path: Path, text: str, first_line: int = 1, once: str = _SEVERAL) -> Any:
-    """JSON in which a repeated key is an error: `json` would silently keep the last."""
-    repeated: list[str] = []
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        result = dict(pairs)
-        if len(result) < len(pairs):
-            repeated.extend(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
-        return result
-
-    try:
-        content = json.loads(text, object_pairs_hook=unique)
-    except json.JSONDecodeError as error:
-        cut = error.msg.startswith("Unterminated") or error.pos >= len(text.rstrip())
-        fix = "the file is truncated: create it again" if cut else "if each line is an object, name it .jsonl"
-        found = f"not JSON (line {first_line + error.lineno - 1}, column {error.colno}: {error.msg})"
-        raise file_error(path, found, fix) from None
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits, thousands of brackets
-        raise file_error(path, f"JSON that cannot be read ({error})") from None
-    if repeated:
-        raise file_error(path, f"the key {some_of([*dict.fromkeys(repeated)])} comes twice", once)
-    return content
-
-
 # ---- the texts of a file
+
+
+class Row(NamedTuple):
+    """A text; names: what its row calls the image, by column where it has several, one for all its texts."""
+
+    image_id: str
+    text: str
+    names: Mapping[str, str]
 
 
 @dataclass
 class Texts:
-    """The texts of a file by image id, in the file's order; what is wrong with its rows is noted.
+    """The texts of a file, in its order; what is wrong with its rows is noted.
 
     fields: the names that a row's text may have, the first that is there counts. column: the option that
-    names another one. entries: for each text, what its row calls the image, by column where it has several;
-    texts of one row share it.
+    names another one.
     """
 
     path: Path
@@ -165,8 +115,7 @@ class Texts:
     column: str
     wide: bool
     is_table: bool = False
-    rows: list[tuple[str, str]] = field(default_factory=list)
-    entries: list[Mapping[str, str]] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
     file_names: dict[str, str] = field(default_factory=dict)
     columns: dict[str, None] = field(default_factory=dict)
     splits: Counter[str] = field(default_factory=Counter)
@@ -185,17 +134,15 @@ class Texts:
 
     def id_column(self, find: Callable[[str], Sequence[str]]) -> str | None:
         """The column whose values name something in most rows; None where no row has several columns."""
-        known: Counter[str] = Counter()
-        differing: list[dict[str, tuple[str, ...]]] = []
         cached = cache(lambda value: tuple(sorted(find(value))))
-        for ids in self.entries:
-            found = {name: things for name, value in ids.items() if (things := cached(value))}
-            known.update(found.keys())
-            if len(set(found.values())) > 1:
-                differing.append(found)
+        found = [
+            {name: things for name, value in row.names.items() if (things := cached(value))}
+            for row in self.rows
+        ]
+        known = Counter(chain.from_iterable(found))
         if self.options.id_column in known:
             return self.options.id_column
-        if differing:
+        if differing := [own for own in found if len(set(own.values())) > 1]:
             names = " and ".join(map(repr, differing[0]))
             images = " and ".join(repr(things[0]) for things in differing[0].values())
             wrong = f"{names} name different images in {len(differing):,} rows, such as {images}"
@@ -205,14 +152,12 @@ class Texts:
 
     def use_id_column(self, find: Callable[[str], Sequence[str]]) -> None:
         """Let that column name the images: as file names of ids, or as the ids where they are no pairs."""
-        column = self.id_column(find)
-        named = [(i, ids[column]) for i, ids in enumerate(self.entries) if column in ids] if column else []
-        pairs = {(self.rows[i][0], value) for i, value in named}
-        if len({key for key, _ in pairs}) == len(pairs) == len({value for _, value in pairs}):
+        column = self.id_column(find) or ""
+        pairs = {(row.image_id, row.names[column]) for row in self.rows if column in row.names}
+        if len(dict(pairs)) == len(pairs) == len({name for _, name in pairs}):
             self.file_names.update(pair for pair in pairs if pair[0] != pair[1])
         else:
-            for i, value in named:
-                self.rows[i] = value, self.rows[i][1]
+            self.rows = [row._replace(image_id=row.names.get(column, row.image_id)) for row in self.rows]
 
     def id_fields(self, names: Collection[str]) -> list[str]:
         """The names of a row's ids, best first; COCO's `id` beside `image_id` is that of an annotation."""
@@ -285,17 +230,17 @@ class Texts:
         value: Any,
         place: str = "",
         name: str = "",
-        ids: Mapping[str, str] | None = None,
+        names: Mapping[str, str] | None = None,
         id_name: str = "the id",
     ) -> None:
-        """A caption or a list of them; name, ids and id_name: the names of its columns."""
+        """A caption or a list of them; name and id_name: their columns. names: as of a `Row`."""
         image_id = _as_id(image)
         if image_id is None:
-            found = f"is {ascii(image)[:80]}, which is not UTF-8" if image and isinstance(image, str) else ""
-            found = found or f"is {'empty' if image == '' else described(image)}"
-            self.complain(
-                f"{place}: {id_name}" if place else id_name, found, "expected a text or a whole number"
+            found = (
+                "empty" if image == "" else ascii(image)[:80] if isinstance(image, str) else described(image)
             )
+            fix = "expected a text in UTF-8 or a whole number"
+            self.complain(f"{place}: {id_name}" if place else id_name, f"is {found}", fix)
             return
         place = f"{place} (id {image_id!r})" if place else f"id {image_id!r}"
         place += f": {name}" if name else ""
@@ -310,11 +255,10 @@ class Texts:
         for j, text in enumerate(value if several else [value]):
             own = f"{place}[{j}]" if several else place
             if several and isinstance(text, dict):
-                inner = next(
-                    (one for one in (self.chosen, *self.fields, *_FOREIGN_FIELDS) if one in text), None
-                )
-                self.columns |= {} if inner is None else {inner: None}
-                text = text.get(inner, text)
+                usual = (self.chosen, *self.fields, *_FOREIGN_FIELDS)
+                for inner in [one for one in usual if one in text][:1]:
+                    self.columns[str(inner)] = None
+                    text = text[inner]
             if not isinstance(text, str):
                 without = f" without {' or '.join(self.fields)}" if isinstance(text, dict) else ""
                 self.complain(own, f"is {described(text, none='null')}{without}", "expected a caption")
@@ -330,8 +274,8 @@ class Texts:
             if self._lists[image_id] != texts:  # each row may carry the list, which counts once
                 self.complain(place, "differ from those given for this id before")
             return
-        self.rows.extend((image_id, text) for text in texts)
-        self.entries.extend([ids if ids and len(ids) > 1 else {}] * len(texts))
+        names = names if names and len(names) > 1 else {}
+        self.rows.extend(Row(image_id, text, names) for text in texts)
 
 
 def _as_id(value: Any) -> str | None:
@@ -379,7 +323,7 @@ def _read_json(data: bytes, texts: Texts) -> None:
     if first.rstrip().endswith("}") and rest.lstrip().startswith("{"):
         _read_json_lines(data, texts)
         return
-    content = _parsed(texts.path, text)
+    content = parsed(texts.path, text)
     under: dict[str, Any] = content if isinstance(content, dict) else {}
     rows, name, images = content, "entry", under.get("images", [])
     if _are_objects(under.get("annotations")):
@@ -431,7 +375,7 @@ def _read_json_lines(data: bytes, texts: Texts) -> None:
     for number, line in enumerate(decoded(texts.path, data).split("\n"), start=1):
         if line.strip():
             with noting(texts.problems):
-                texts.row(_parsed(texts.path, line, first_line=number), f"line {number}")
+                texts.row(parsed(texts.path, line, first_line=number), f"line {number}")
 
 
 # ---- tables
@@ -464,18 +408,16 @@ def _read_table(data: bytes, texts: Texts) -> None:
     delimiter = next(filter(known, _DELIMITERS), max(_DELIMITERS, key=first.count))
     records = _records(text, delimiter, texts)
     header = [name.strip() for name in next(records, ("", []))[1]]
-    records = _with_captions(records, header, texts.path) if delimiter == "|" else records
+    records = _fitting(records, header, texts, delimiter)
     if texts.wide and len(header) > 1 and not texts.text_fields(header):
         # One row per image, its id first; a first row that is no header would be lost, and is refused.
         ids = (*ID_FIELDS, texts.options.id_column)
         if (header[0] and header[0] not in ids) or set(header[1:]) & set(ids):
             fix = f"expected a header that begins with {' or '.join(ID_FIELDS)}, then any names"
-            texts.complain(
-                "line 1", f"has {some_of(header)[:200]}", f"{fix}; write one above the first image"
-            )
+            texts.complain("line 1", f"has {some_of(header)[:200]}", fix)
             return
         known_ids: set[str] = set()
-        for place, (image_id, *pool) in _fitting(records, header, texts):
+        for place, (image_id, *pool) in records:
             if image_id in known_ids:
                 texts.complain(place, f"the id {image_id!r} comes twice, expected one row per image")
             else:
@@ -483,45 +425,41 @@ def _read_table(data: bytes, texts: Texts) -> None:
                 texts.add(image_id, [text for text in pool if text.strip()], place, "its captions")
     else:
         texts.check_header(header)
-        for place, row in _fitting(records, header, texts):
-            texts.row(dict(zip(header, row, strict=True)), place)
+        for place, cells in records:
+            texts.row(dict(zip(header, cells, strict=True)), place)
     # Tables are often written with a word for what is missing, which nobody wants to have scored.
-    if missing := [image_id for image_id, text in texts.rows if text.strip() in _MISSING]:
+    if missing := [row.image_id for row in texts.rows if row.text.strip() in _MISSING]:
         warn(
             f"{texts.path}: {len(missing):,} of {len(texts.rows):,} captions are a word for a missing value, "
             f"such as 'nan' (ids {some_of(missing)}), and are read: leave those rows out if there is none"
         )
 
 
-def _fitting(records: Iterable[_Record], header: list[str], texts: Texts) -> Iterator[_Record]:
-    """The records of as many cells as the header."""
+def _fitting(
+    records: Iterable[_Record], header: list[str], texts: Texts, delimiter: str
+) -> Iterator[_Record]:
+    """The records of as many cells as the header. In Flickr30k's table a row lacks a `|`."""
+    joined = 0
     for place, cells in records:
+        if delimiter == "|":
+            cells = [cell.strip() for cell in cells]
+            if len(cells) == len(header) - 1 and (match := _JOINED.fullmatch(cells[-1])):
+                cells[-1:] = ["", match[1]]
+                joined += 1
         if len(cells) == len(header):
             yield place, cells
         else:
             found = f"has {len(cells)} cells, the header has {len(header)}"
             texts.complain(place, found, "quote captions that hold commas, and leave no cell out")
-
-
-def _with_captions(records: Iterable[_Record], header: list[str], path: Path) -> Iterator[_Record]:
-    """The records of Flickr30k's table, in which a row lacks a `|`."""
-    joined = 0
-    for place, record in records:
-        cells = [cell.strip() for cell in record]
-        if len(cells) == len(header) - 1 and (match := _JOINED.fullmatch(cells[-1])):
-            cells[-1:] = ["", match[1]]
-            joined += 1
-        yield place, cells
     if joined:
-        found = f"{joined:,} row lacks" if joined == 1 else f"{joined:,} rows lack"
-        warn(f"{path}: {found} the | behind the number; what follows is taken for the caption")
+        warn(f"{texts.path}: {joined:,} row{'s lack' if joined > 1 else ' lacks'} the | behind the number")
 
 
 def _read_tokens(text: str, texts: Texts) -> None:
     numbered = {"file": "", "number": ""}  # captions with numbers of their own belong together
     for number, line in enumerate(text.split("\n"), start=1):
         if match := _TOKEN.fullmatch(line):
-            texts.add(match[1], match[2], f"line {number}", ids=numbered)
+            texts.add(match[1], match[2], f"line {number}", names=numbered)
         elif line.strip():
             fix = "expected a file name, # and a number, a tab, and a caption"
             texts.complain(f"line {number}", f"is {line[:40]!r}", fix)
@@ -589,10 +527,9 @@ def read_texts(
     *,
     column: str = "caption_column",
     wide: bool = False,
-    all_splits: bool = False,
 ) -> Texts:
     """Read any of the forms from a file, or from standard input (`-`); a file that cannot be read raises
-    FileError."""
+    FileError. Of references no split has to be chosen."""
     path, name = Path(path), Path(path)
     if os.fspath(path) == _STANDARD_INPUT:
         name = Path("standard input")
@@ -615,10 +552,9 @@ def read_texts(
     if not texts.rows and len(problems) == before:
         others = f" of split {some_of(chosen)}, only of {_counted(splits)}" if splits and chosen else ""
         raise file_error(name, f"holds no captions{others}")
-    if len(splits) > 1 and not chosen and not all_splits:
+    if len(splits) > 1 and not chosen and column != "reference_column":
         first = "test" if "test" in splits else next(iter(splits))
         texts.complain(None, f"holds the splits {_counted(splits)}", setting("split", first, "choose with "))
-        texts.entries.clear()
         texts.rows.clear()  # which images are missing depends on the choice
     return texts
 
@@ -627,7 +563,7 @@ def _reader_of(data: bytes) -> Callable[[bytes, Texts], None]:
     """The reader of a file whose name does not say what it is."""
     if data.startswith(b"PAR1"):
         return _read_parquet
-    first = data[:4096].decode(_encoding(data), "ignore").lstrip()[:1]
+    first = data[:4096].decode(encoding_of(data), "ignore").lstrip()[:1]
     return _read_json if first in ("{", "[") else _read_table
 
 
@@ -684,8 +620,7 @@ def read_collection(
         folder = None if images is None else Folder(images, medium)
     with noting(problems):
         if references is not None:
-            more: dict[str, Any] = {"column": "reference_column", "all_splits": True}
-            known = read_texts(references, REFERENCE_FIELDS, problems, options, **more)
+            known = read_texts(references, REFERENCE_FIELDS, problems, options, column="reference_column")
     read = [one for one in (texts, known) if one is not None]
     if len(read) == 1 + (references is not None):
         refuse_unused(options, read, problems)
@@ -695,7 +630,7 @@ def read_collection(
         texts.use_id_column(folder.find)
     if known is not None:
         known.use_id_column(_finder_of_candidates(texts) if folder is None else folder.find)
-    ids = list(dict.fromkeys(image_id for image_id, _ in texts.rows))
+    ids = list(dict.fromkeys(row.image_id for row in texts.rows))
     paths: Mapping[str, Path | str] = {image_id: image_id for image_id in ids}
     if folder is not None:
         file_names = {**(known.file_names if known else {}), **texts.file_names}
@@ -703,8 +638,8 @@ def read_collection(
     matched, references_of = {}, {}
     if known is not None:
         entries: dict[str, list[str]] = {}
-        for entry, text in known.rows:
-            entries.setdefault(entry, []).append(text)
+        for row in known.rows:
+            entries.setdefault(row.image_id, []).append(row.text)
         part = f" in split {some_of(options.splits)}" if options.splits else ""
         lacking = f"no references{part}; it has ids like {some_of([*entries][:3])}"
         matched = only_matches(known.path, _matches(texts, known, entries), lacking, problems)
@@ -715,15 +650,21 @@ def read_collection(
         problems.raise_if_any()
     else:
         noted.extend(problems)
-    kept = [row for row in texts.rows if row[0] in paths and (known is None or row[0] in matched)]
-    own = [image_id for image_id, _ in kept]
+    kept = [row for row in texts.rows if row.image_id in paths and (known is None or row.image_id in matched)]
+    own = [row.image_id for row in kept]
     return Joined(
         ids=own,
-        captions=[caption for _, caption in kept],
+        captions=[row.text for row in kept],
         images=[paths[image_id] for image_id in own],
         references=None if known is None else [references_of[image_id] for image_id in own],
         entries=None if known is None else [matched[image_id] for image_id in own],
     )
+
+
+def _finder(named: Mapping[str, Iterable[str]]) -> Callable[[str], list[str]]:
+    """Finds the ids of what has a name, however it is written."""
+    names = Names(named)
+    return lambda name: [one for entry in names.find(name) for one in named[entry]]
 
 
 def _matches(texts: Texts, known: Texts, entries: Mapping[str, Any]) -> dict[str, list[str]]:
@@ -732,31 +673,31 @@ def _matches(texts: Texts, known: Texts, entries: Mapping[str, Any]) -> dict[str
     for entry, name in known.file_names.items():
         for written in {name, PurePosixPath(name).name} if entry in entries else ():
             named.setdefault(written, []).append(entry)
-    by_id, by_name = Names(entries), Names(named)
-
-    def found(name: str) -> list[str]:
-        exact = [name] if name in entries else named.get(name)
-        return exact or by_id.find(name) or [one for other in by_name.find(name) for one in named[other]]
+    by_id, by_name = Names(entries).find, _finder(named)
 
     def find(name: str) -> list[str]:
-        return found(name) or found(PurePosixPath(name).name)
+        for written in (name, PurePosixPath(name).name):
+            exact = [written] if written in entries else named.get(written)
+            if found := exact or by_id(written) or by_name(written):
+                return found
+        return []
 
     column = texts.id_column(find) or ""
     matches: dict[str, list[str]] = {}
-    for (image_id, _), own in zip(texts.rows, texts.entries, strict=True):
-        meant = matches.setdefault(image_id, [])
-        meant += [entry for entry in find(own.get(column, image_id)) if entry not in meant]
+    for row in texts.rows:
+        meant = matches.setdefault(row.image_id, [])
+        meant += [entry for entry in find(row.names.get(column, row.image_id)) if entry not in meant]
     return matches
 
 
 def _finder_of_candidates(texts: Texts) -> Callable[[str], list[str]]:
     """Finds the ids of candidates by whatever their rows call the image."""
     named: dict[str, dict[str, None]] = {}
-    for (image_id, _), own in zip(texts.rows, texts.entries, strict=True):
-        for name in own.values() or [image_id]:
-            named.setdefault(PurePosixPath(name).name, {})[image_id] = None
-    names = Names(named)
-    return lambda name: [one for entry in names.find(PurePosixPath(name).name) for one in named[entry]]
+    for row in texts.rows:
+        for name in row.names.values() or [row.image_id]:
+            named.setdefault(PurePosixPath(name).name, {})[row.image_id] = None
+    find = _finder(named)
+    return lambda name: find(PurePosixPath(name).name)
 
 
 def _two_ids(path: Path, meant: Mapping[str, Path | str], problems: Problems) -> bool:
@@ -771,23 +712,24 @@ def _two_ids(path: Path, meant: Mapping[str, Path | str], problems: Problems) ->
 
 def _warn_of_repeats(path: Path, texts: Texts, references: Mapping[str, list[str]], *, wide: bool) -> None:
     """Warn of captions that look like references; except of pools, of captions that repeat or differ."""
-    several = len(texts.rows) / len(references) if references else 0
+    rows = texts.rows
+    several = len(rows) / len(references) if references else 0
     if several >= 2 and all(len(of_image) == 1 for of_image in references.values()):
         warn(f"{path}: {several:.3g} captions and one reference of each image: are the two files swapped?")
-    if references and all(caption in references[image_id] for image_id, caption in texts.rows):
+    if references and all(row.text in references[row.image_id] for row in rows):
         why = "so a score says nothing: are they the captions of people?"
         warn(f"{path}: every caption is one of its own references, {why}")
     if wide:
         return
-    if repeats := len(texts.rows) - len(set(texts.rows)):
+    if repeats := len(rows) - len({row[:2] for row in rows}):
         again = "caption that its image has" if repeats == 1 else "captions that their images have"
-        warn(f"{path}: {repeats:,} {again} already: each counts ({len(texts.rows):,} captions)")
-    first: dict[str, tuple[str, Mapping[str, str]]] = {}
+        warn(f"{path}: {repeats:,} {again} already: each counts ({len(rows):,} captions)")
+    first: dict[str, Row] = {}
     differing: dict[str, None] = {}  # images that several rows give different captions
-    for (image_id, text), ids in zip(texts.rows, texts.entries, strict=True):
-        earlier, row = first.setdefault(image_id, (text, ids))
-        if text != earlier and ids is not row:
-            differing[image_id] = None
+    for row in rows:
+        earlier = first.setdefault(row.image_id, row)
+        if row.text != earlier.text and row.names is not earlier.names:
+            differing[row.image_id] = None
     if differing:
         images = "image has" if len(differing) == 1 else "images have"
         warn(

@@ -24,13 +24,14 @@ import numpy as np
 from PIL import Image
 
 from capeval_core.errors import Problem, Problems, described, noting, wrong_option
-from capeval_core.inputs.folder import bare
+from capeval_core.inputs.files import bare
 from capeval_core.inputs.images import (
     BYTES,
     File,
     ImageError,
     Source,
     Visual,
+    as_list,
     content_of_dict,
     image_source,
     is_tensor,
@@ -41,7 +42,6 @@ from capeval_core.inputs.images import (
     shape_of,
     within,
 )
-from capeval_core.inputs.texts import as_list
 from capeval_core.limits import LIMITS
 from capeval_core.project import install_command
 

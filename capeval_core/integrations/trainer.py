@@ -15,8 +15,7 @@ from torch import distributed
 from capeval_core.cache import FeatureCache
 from capeval_core.errors import Problem, Problems, described, naming, warn
 from capeval_core.inputs.images import Texts, Visual
-from capeval_core.inputs.samples import Samples, argument_of, check_samples, medium_of
-from capeval_core.inputs.texts import check_captions
+from capeval_core.inputs.samples import Samples, argument_of, check_captions, check_samples, medium_of
 from capeval_core.integrations.opening import choose_metrics, shown, warn_failed, warn_ignored
 from capeval_core.metric import CaptionMetric, prepared
 from capeval_core.result import Result

@@ -16,8 +16,8 @@ import numpy as np
 import pandas as pd
 
 from capeval_core.errors import FileError, Problems, described, did_you_mean, file_error
-from capeval_core.inputs.folder import Folder, some_of
-from capeval_core.inputs.text_files import ID_FIELDS, contents, decoded, load_json
+from capeval_core.inputs.files import Folder, contents, decoded, load_json, some_of
+from capeval_core.inputs.text_files import ID_FIELDS
 from capeval_core.judgements.correlation import Doubles, kendall_tau_c, majority
 from capeval_core.judgements.protocols import (
     Items,

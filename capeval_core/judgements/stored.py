@@ -15,8 +15,8 @@ import numpy as np
 import pandas as pd
 
 from capeval_core.errors import Problems, described, did_you_mean, file_error
-from capeval_core.inputs.folder import Names, some_of
-from capeval_core.inputs.text_files import ID_FIELDS, load_json
+from capeval_core.inputs.files import Names, load_json, some_of
+from capeval_core.inputs.text_files import ID_FIELDS
 from capeval_core.judgements.correlation import Doubles
 from capeval_core.judgements.protocols import (
     STATISTICS,

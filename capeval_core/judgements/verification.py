@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from capeval_core.errors import FileError
-from capeval_core.inputs.text_files import load_json
+from capeval_core.inputs.files import load_json
 from capeval_core.judgements.scoring import SetScorer
 from capeval_core.judgements.sets import find_visuals, load_set, set_entry
 from capeval_core.judgements.tables import Judged, published

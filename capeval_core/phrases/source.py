@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from capeval_core.errors import FileError, Problems, did_you_mean, expanded_path, wrong_option
-from capeval_core.inputs.text_files import load_json
+from capeval_core.inputs.files import load_json
 from capeval_core.phrases.chunks import chunks
 from capeval_core.phrases.spans import Phrases
 

@@ -11,11 +11,9 @@ from typing import Any, ClassVar, NamedTuple, get_args
 
 from capeval_core.cache import FeatureCache
 from capeval_core.errors import Problem, expanded_path, naming, setting, wrong_option
-from capeval_core.inputs.box_stores import BoxFeatureStore, id_of
-from capeval_core.inputs.boxes import BoxFeatures
-from capeval_core.inputs.images import ImageError, Source, Visual
+from capeval_core.inputs.boxes import BoxFeatures, BoxFeatureStore, id_of
+from capeval_core.inputs.images import ImageError, Source, Visual, as_list
 from capeval_core.inputs.samples import Samples
-from capeval_core.inputs.texts import as_list
 from capeval_core.metric import CaptionMetric, CommonOptions, Model
 from capeval_core.options import option
 from capeval_core.regions.features import (

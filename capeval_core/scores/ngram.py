@@ -23,8 +23,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from capeval_core.errors import Problems
-from capeval_core.inputs.samples import Samples, windows
-from capeval_core.inputs.texts import check_references
+from capeval_core.inputs.samples import Samples, check_references, windows
 from capeval_core.limits import LIMITS
 from capeval_core.metric import CaptionMetric, CommonOptions, CorpusOptions, Model, with_statistics
 from capeval_core.options import option

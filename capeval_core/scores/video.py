@@ -20,8 +20,7 @@ from PIL.Image import Image
 
 from capeval_core.errors import at, setting, warn, wrong_option
 from capeval_core.inputs.images import Visual
-from capeval_core.inputs.samples import Samples, windows
-from capeval_core.inputs.texts import corpus_texts
+from capeval_core.inputs.samples import Samples, corpus_texts, windows
 from capeval_core.inputs.videos import EVERY, Sampling, check_samplings
 from capeval_core.limits import LIMITS
 from capeval_core.matching.cosine import harmonic_mean, paired_cosine, unit

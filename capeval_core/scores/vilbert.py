@@ -15,8 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from capeval_core.errors import wrong_option
-from capeval_core.inputs.samples import Samples, windows
-from capeval_core.inputs.texts import corpus_texts
+from capeval_core.inputs.samples import Samples, corpus_texts, windows
 from capeval_core.limits import LIMITS
 from capeval_core.matching.cosine import harmonic_mean, unit
 from capeval_core.metric import CommonOptions, CorpusOptions, Evidence, Model

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from capeval_core.errors import Problems, did_you_mean, expanded_path, file_error, shown, warn, wrong_option
-from capeval_core.inputs.box_stores import BoxFeatureStore
-from capeval_core.inputs.folder import Folder, paths_by_id
+from capeval_core.inputs.boxes import BoxFeatureStore
+from capeval_core.inputs.files import Folder, paths_by_id
 from capeval_core.inputs.images import InputImage, Visual
 from capeval_core.inputs.text_files import REFERENCE_FIELDS, FileOptions, read_texts, refuse_unused
 from capeval_core.options import option

@@ -29,7 +29,7 @@ from capeval_core.encoders.packed import attend as packed_attention
 from capeval_core.encoders.vilbert import LocatedBoxes
 from capeval_core.errors import Problems
 from capeval_core.inputs import text_files
-from capeval_core.inputs.box_stores import BoxFeatureStore
+from capeval_core.inputs.boxes import BoxFeatureStore
 from capeval_core.inputs.boxes import box_source, boxes_of
 from capeval_core.inputs.images import InputImage, Source, Visual, image_source, resized
 from capeval_core.inputs.samples import Samples, check_pools, check_samples

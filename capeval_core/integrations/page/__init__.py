@@ -24,7 +24,7 @@ from gradio.utils import get_upload_folder
 
 from capeval_core.demo import KINDS, demo_of
 from capeval_core.errors import described, wrong_option
-from capeval_core.inputs.folder import EXTENSIONS
+from capeval_core.inputs.files import EXTENSIONS
 from capeval_core.integrations.page import views
 from capeval_core.integrations.page.scorer import NO_WEIGHTS, Scorer, capitalised, chooses, lines_of, uploaded
 from capeval_core.limits import LIMITS

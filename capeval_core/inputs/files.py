@@ -1,4 +1,4 @@
-"""Image ids, and the images of a folder or other entries that they mean.
+"""The user's files: their bytes and JSON; image ids, and the images of a folder or other entries they mean.
 
 The field writes the same image as `42`, `000000000042`, `COCO_val2014_000000000042`, with or without `.jpg`.
 An id means, in this order: the entry of exactly that name, of that name but for the extension, of the same
@@ -7,15 +7,18 @@ COCO number. Two entries at one step are an ambiguity. Among images an id may al
 
 from __future__ import annotations
 
+import codecs
+import json
 import os
 import re
-from collections import defaultdict
+import stat
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path, PurePosixPath
+from typing import Any
 
-from capeval_core.errors import Problems, file_error, warn
-from capeval_core.inputs.texts import valid_unicode
+from capeval_core.errors import Problems, did_you_mean, file_error, warn
 
 EXTENSIONS: Mapping[str, AbstractSet[str]] = {
     "image": {
@@ -199,3 +202,73 @@ def paths_by_id(folder: Path, problems: Problems, ending: str = "") -> dict[str,
         fix = f"expected files with the extension {', '.join(sorted(EXTENSIONS['image']))}"
         problems.add(file_error(folder, found, fix))
     return {image_id: folder / names[0] for image_id, names in by_id.items()}
+
+
+# ---- bytes, text and JSON of a file
+
+
+def contents(path: Path) -> bytes:
+    """The bytes of a regular file. Raises FileError, also for pipes and devices, which may never end."""
+    try:
+        if stat.S_ISREG(path.stat().st_mode):
+            return path.read_bytes()
+    except (FileNotFoundError, ValueError):  # no path has a NUL character
+        beside = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+        raise file_error(path, "there is no such file" + did_you_mean(path.name, beside)) from None
+    except OSError as error:
+        raise file_error(path, f"cannot be read ({error.strerror})") from None
+    raise file_error(path, "is a folder, a pipe or a device", "name a file, or - for standard input")
+
+
+def decoded(path: Path, data: bytes) -> str:
+    """The text of a file in UTF-8, or in UTF-16 with a byte order mark. Raises FileError."""
+    try:
+        return data.decode(encoding_of(data))
+    except UnicodeDecodeError as error:
+        found = f"is not a text in {error.encoding.upper()} ({error.reason} at position {error.start})"
+        raise file_error(path, found, "convert it") from None
+
+
+def encoding_of(data: bytes) -> str:
+    """UTF-16 is what Excel and PowerShell write."""
+    return "utf-16" if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig"
+
+
+_SEVERAL = "for several captions of an image use {image id: [captions]}"
+
+
+def load_json(path: Path, once: str = _SEVERAL) -> Any:
+    """The content of a JSON file; `once` is the fix where a key comes twice. Raises FileError."""
+    return parsed(path, decoded(path, contents(path)), once=once)
+
+
+def parsed(path: Path, text: str, first_line: int = 1, once: str = _SEVERAL) -> Any:
+    """JSON in which a repeated key is an error: `json` would silently keep the last."""
+    repeated: list[str] = []
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        result = dict(pairs)
+        if len(result) < len(pairs):
+            repeated.extend(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        return result
+
+    try:
+        content = json.loads(text, object_pairs_hook=unique)
+    except json.JSONDecodeError as error:
+        found = f"not JSON (line {first_line + error.lineno - 1}, column {error.colno}: {error.msg})"
+        fix = "it may be truncated; if each line is an object, name it .jsonl"
+        raise file_error(path, found, fix) from None
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, thousands of brackets
+        raise file_error(path, f"JSON that cannot be read ({error})") from None
+    if repeated:
+        raise file_error(path, f"the key {some_of([*dict.fromkeys(repeated)])} comes twice", once)
+    return content
+
+
+def valid_unicode(text: str) -> bool:
+    """Whether a text can be written as UTF-8; file names that are not UTF-8 cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
