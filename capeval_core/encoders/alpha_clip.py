@@ -40,8 +40,7 @@ from capeval_core.encoders.preprocessing import (
 )
 from capeval_core.inputs.images import InputImage
 from capeval_core.models.batching import BatchSize
-from capeval_core.models.copies import on_device, on_host
-from capeval_core.models.device import DTYPES, exact
+from capeval_core.models.device import DTYPES, exact, on_device, on_host
 from capeval_core.models.model import TEXTS, canary_images, cosines
 from capeval_core.ragged import Floats
 from capeval_core.regions.regions import Regions, RegionSource, fitting, name_of

@@ -30,8 +30,7 @@ from capeval_core.encoders.preprocessing import Preprocessing, normalised
 from capeval_core.encoders.tokenizers import Ids, Tokens, encode_distinct
 from capeval_core.inputs.images import InputImage
 from capeval_core.models.config import Layers, Share, Side, Width
-from capeval_core.models.copies import indices_on_device, on_device, on_host, stacked_on_device
-from capeval_core.models.device import DTYPES, exact
+from capeval_core.models.device import DTYPES, exact, indices_on_device, on_device, on_host, stacked_on_device
 from capeval_core.models.model import TEXTS, canary_images, cosines
 from capeval_core.ragged import Floats, ranges, starts_of
 from capeval_core.weights.blip2 import Blip2Conversion, empty_model, translate_transformers

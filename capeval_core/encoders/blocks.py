@@ -24,8 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from capeval_core.encoders.packed import Packing, attend, by_head, groups_of
-from capeval_core.models.copies import indices_on_device
-from capeval_core.models.device import kernels_agree, triton_problem
+from capeval_core.models.device import indices_on_device, kernels_agree, triton_problem
 from capeval_core.ragged import ranges, starts_of
 
 Attention = Callable[[Tensor, Tensor, Tensor, bool], Tensor]

@@ -48,8 +48,7 @@ from capeval_core.inputs.decoders import shared_decoders
 from capeval_core.inputs.images import InputImage
 from capeval_core.inputs.videos import EVERY, InputFrames, Reading, Sampling
 from capeval_core.models.config import Closed, Layers, Side, Switch, Text, Width, read
-from capeval_core.models.copies import indices_on_device, on_host, stacked_on_device, to_host
-from capeval_core.models.device import DTYPES, exact
+from capeval_core.models.device import DTYPES, exact, indices_on_device, on_host, stacked_on_device, to_host
 from capeval_core.models.model import TEXTS, CheckedModel, canary_images, cosines
 from capeval_core.ragged import Floats, ranges
 from capeval_core.weights.catalogue import entry_of

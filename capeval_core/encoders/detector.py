@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import numpy as np
 from PIL import Image
 
 from capeval_core.cache import SHARED, FeatureCache
@@ -14,7 +15,7 @@ from capeval_core.inputs.boxes import BoxFeatures
 from capeval_core.inputs.images import InputImage
 from capeval_core.models.batching import BatchSize
 from capeval_core.models.model import CheckedModel
-from capeval_core.regions.features import BoxVisual, pack, refuse_unusable
+from capeval_core.regions.features import BoxVisual, refuse_unusable
 
 
 class BoxEncoder(CheckedModel):
@@ -30,16 +31,18 @@ class BoxEncoder(CheckedModel):
         has an error instead of boxes. `batch_size` is of no effect: images differ in size."""
         encoding = Encoding(
             size=BatchSize(1, automatic=True),
-            keys=lambda content, _: (self.key("boxes", f"{self.rule}\n{content}".encode()),),
+            keys=lambda content, _: (self.key("box-features", f"{self.rule}\n{content}".encode()),),
             prepare=lambda image: (self.preprocess(image), image.size),
-            forward=lambda batch: [pack(self.find(prepared, size)) for prepared, size in batch],
+            forward=lambda batch: [_arrays(self.find(prepared, size)) for prepared, size in batch],
         )
         for part in encode_stream(((image, image) for image in images), encoding, cache):
             for item in part:
-                image, key = item.extra, next(iter(item.keys), "")
-                packed = None if item.arrays is None else item.arrays[key]
-                found = BoxVisual(image.where, image.name, item.content, item.error, key, packed)
-                yield refuse_unusable(found)
+                image, key, found = item.extra, next(iter(item.keys), ""), None
+                if item.arrays is not None:
+                    size, scores, boxes, features = item.arrays[key]
+                    found = BoxFeatures(boxes, features, (int(size[0]), int(size[1])), scores)
+                visual = BoxVisual(image.where, image.name, item.content, item.error, key, found)
+                yield refuse_unusable(visual)
 
     @abstractmethod
     def preprocess(self, image: Image.Image) -> Any:
@@ -48,3 +51,9 @@ class BoxEncoder(CheckedModel):
     @abstractmethod
     def find(self, prepared: Any, size: tuple[int, int]) -> BoxFeatures:
         """What is found in an image of (width, height)."""
+
+
+def _arrays(found: BoxFeatures) -> tuple[Any, ...]:
+    return tuple(
+        np.asarray(own, np.float32) for own in (found.size, found.scores, found.boxes, found.features)
+    )

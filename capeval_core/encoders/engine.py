@@ -28,7 +28,7 @@ from capeval_core.errors import Problem, Problems
 from capeval_core.inputs.images import ImageError
 from capeval_core.limits import LIMITS
 from capeval_core.models.batching import BatchSize
-from capeval_core.models.copies import Arriving
+from capeval_core.models.device import Arriving
 from capeval_core.ragged import Floats
 
 Item = tuple[Any, Any]

@@ -31,8 +31,7 @@ from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 from capeval_core.encoders.detector import BoxEncoder
 from capeval_core.inputs.boxes import BoxFeatures
 from capeval_core.models.config import Closed, Count, Deviations, Layers, Means, Share, Width, read
-from capeval_core.models.copies import on_device, on_host
-from capeval_core.models.device import exact
+from capeval_core.models.device import exact, on_device, on_host
 from capeval_core.models.model import canary_images
 from capeval_core.ragged import Floats, Integers
 from capeval_core.regions.features import Selection, boxes_kept

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from capeval_core.models.copies import indices_on_device, on_device
-from capeval_core.models.device import kernels_agree
+from capeval_core.models.device import indices_on_device, kernels_agree, on_device
 from capeval_core.ragged import ranges, starts_of
 
 Whole = NDArray[np.int64]

@@ -21,7 +21,7 @@ from capeval_core.inputs.boxes import InputBoxes, boxes_of
 from capeval_core.kept import write_whole
 from capeval_core.models.batching import BatchSize
 from capeval_core.models.config import Layers, Switch, Width, Words
-from capeval_core.models.copies import Arriving
+from capeval_core.models.device import Arriving
 from capeval_core.models.model import CheckedModel
 from capeval_core.ragged import Floats
 from capeval_core.weights.folder import TOKENIZER, WeightsError, WeightsFolder, read_words, sha256_of

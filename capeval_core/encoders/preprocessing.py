@@ -25,7 +25,7 @@ from torch.nn import functional
 
 from capeval_core.inputs.images import square_pixels
 from capeval_core.models.config import Closed, Deviations, Means, Side
-from capeval_core.models.copies import on_device
+from capeval_core.models.device import on_device
 from capeval_core.weights.catalogue import CLIP_MEAN, CLIP_STD
 
 MaskTransform = Literal["square_crop", "released", "released_no_antialias"]

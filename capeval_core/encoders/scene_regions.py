@@ -19,8 +19,7 @@ from capeval_core.encoders.detector import BoxEncoder
 from capeval_core.inputs.boxes import BoxFeatures
 from capeval_core.inputs.images import InputImage, resized
 from capeval_core.models.config import Width, read
-from capeval_core.models.copies import on_device, on_host
-from capeval_core.models.device import DTYPES, exact
+from capeval_core.models.device import DTYPES, exact, on_device, on_host
 from capeval_core.models.model import canary_images
 from capeval_core.ragged import Floats
 from capeval_core.regions.colours import ColourRegions

@@ -35,8 +35,7 @@ from capeval_core.encoders.pairs import (
 from capeval_core.encoders.tokenizers import Ids
 from capeval_core.inputs.boxes import BoxFeatures
 from capeval_core.models.config import Switch, Width, read
-from capeval_core.models.copies import indices_on_device, rows_on_device
-from capeval_core.models.device import DTYPES, exact
+from capeval_core.models.device import DTYPES, exact, indices_on_device, rows_on_device
 from capeval_core.models.model import TEXTS
 from capeval_core.ragged import Floats
 from capeval_core.weights.uniter import UniterConversion

@@ -40,8 +40,7 @@ from capeval_core.encoders.pairs import (
 from capeval_core.encoders.tokenizers import Ids, Tokens, encode_distinct
 from capeval_core.inputs.boxes import BoxFeatures
 from capeval_core.models.config import Few, Places, Switch, Width, read
-from capeval_core.models.copies import Arriving, arrays_of, indices_on_device, rows_on_device
-from capeval_core.models.device import DTYPES, exact
+from capeval_core.models.device import DTYPES, Arriving, arrays_of, exact, indices_on_device, rows_on_device
 from capeval_core.models.model import TEXTS, cosines
 from capeval_core.ragged import Floats, ranges, starts_of
 from capeval_core.weights.vilbert import VilbertConversion

@@ -91,35 +91,26 @@ class Folder:
         file_names: the file that an id means by an annotation, which counts unless no such file is there.
         absent_too: unless all are missing, give those that are a path where nothing is.
         """
-        names = file_names or {}
-        by_file = {one: self.find(name) for one, name in names.items()}
-        named = [one for one in ids if one in by_file]
-        renamed = bool(named) and not any(by_file.values())
-        if renamed:
-            by_file = {}
+        file_names = file_names or {}
+        by_file = {one: self.find(name) for one, name in file_names.items()}
+        used = by_file if any(by_file.values()) else {}
         matches = {
-            one: by_file[one] if one in by_file else self.names.find(one) or self._find_path(one)
-            for one in ids
+            one: used[one] if one in used else self.names.find(one) or self._find_path(one) for one in ids
         }
-        absent = {one: names[one] if one in by_file else one for one in ids if not matches[one]}
         nowhere: dict[str, Path] = {}
-        if absent_too and len(absent) < len(matches):
-            # A path where nothing is, be the name that of a file elsewhere.
-            other = {one: name.replace("/", "\N{DIVISION SLASH}") for one, name in absent.items()}
-            nowhere = {one: self.path / name for one, name in other.items()}
-        own, files = some_of(self.names.entries[:3]), [name for one, name in absent.items() if one in by_file]
-        holds = f"it holds files like {own}" if own else "it holds no files itself"
-        lacking = f"no {self.medium}{f' of their file_name ({some_of(files)})' if files else ''}; {holds}"
-        fix = f"an id is the {self.medium}'s file name, its path from that folder, or its COCO number"
-        if files:
-            fix = "put these images there, correct the file_name, or leave it out to have the id used"
-        matches = {one: found for one, found in matches.items() if one not in nowhere}
+        if absent_too and any(matches.values()):  # where nothing is, be the name that of a file elsewhere
+            absent = {one: file_names[one] if one in used else one for one in ids if not matches[one]}
+            nowhere = {
+                one: self.path / name.replace("/", "\N{DIVISION SLASH}") for one, name in absent.items()
+            }
+            matches = {one: found for one, found in matches.items() if found}
+        own = some_of(self.names.entries[:3])
+        lacking = f"no {self.medium}; it holds {f'files like {own}' if own else 'no files itself'}"
+        fix = f"an id, or its file_name, is the {self.medium}'s file, its path from there, or its COCO number"
         matched = only_matches(self.path, matches, lacking, problems, fix)
-        if renamed and len(matched) == len(matches):
-            warn(
-                f"{self.path}: none of the file_names of {len(named):,} of {len(ids):,} ids, such as "
-                f"{names[named[0]]!r}, is there: the {self.medium}s of these ids are used"
-            )
+        if not used and by_file.keys() & matches.keys() and len(matched) == len(matches):
+            such = f"none of the {len(by_file):,} file_names, such as {next(iter(file_names.values()))!r}"
+            warn(f"{self.path}: {such}, is there: the {self.medium}s of their ids are used")
         for name in matched.values():
             _refuse_name(self.path, name, problems)
         return {image_id: self.path / name for image_id, name in matched.items()} | nowhere
@@ -167,8 +158,6 @@ def names_in(folder: Path, medium: str = "image") -> list[str]:
             return [one.name for one in shown if _is_one(one, medium)]
     except (FileNotFoundError, ValueError):  # no path has a NUL character
         raise file_error(folder, "there is no such folder") from None
-    except NotADirectoryError:
-        raise file_error(folder, f"is a file, expected a folder of {medium}s") from None
     except OSError as error:
         raise file_error(folder, f"cannot be read ({error.strerror})") from None
 
@@ -197,10 +186,8 @@ def paths_by_id(folder: Path, problems: Problems, ending: str = "") -> dict[str,
             fix = "rename one of them, or run for each in a folder of its own"
             problems.add(file_error(folder, found, fix))
     if not by_id:
-        below = sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
-        found = f"holds no images, but folders ({some_of(below)})" if below else "holds no images"
         fix = f"expected files with the extension {', '.join(sorted(EXTENSIONS['image']))}"
-        problems.add(file_error(folder, found, fix))
+        problems.add(file_error(folder, "holds no images itself", fix))
     return {image_id: folder / names[0] for image_id, names in by_id.items()}
 
 

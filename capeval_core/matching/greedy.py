@@ -22,8 +22,7 @@ from capeval_core.limits import LIMITS
 from capeval_core.matching import buckets, slices
 from capeval_core.matching.cosine import harmonic_mean
 from capeval_core.matching.sets import Best, OddRowError, Sets, ordinary, reference
-from capeval_core.models.copies import on_device
-from capeval_core.models.device import exact_float32, kernels_agree, triton_problem
+from capeval_core.models.device import exact_float32, kernels_agree, on_device, triton_problem
 from capeval_core.ragged import Integers, starts_of
 
 Numbers = Sequence[float] | NDArray[Any] | Tensor

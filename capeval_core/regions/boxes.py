@@ -22,8 +22,7 @@ from PIL import Image
 from torch import Tensor
 
 from capeval_core.inputs.images import InputImage
-from capeval_core.models.copies import on_device
-from capeval_core.models.device import DTYPES, exact_float32, numbered_device
+from capeval_core.models.device import DTYPES, exact_float32, numbered_device, on_device
 from capeval_core.models.model import check_tensors, opened_once
 from capeval_core.regions import rle
 from capeval_core.regions.regions import WITHOUT, Regions, RegionSource

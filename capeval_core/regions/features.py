@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol, cast, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,6 @@ from capeval_core.cache import SHARED, FeatureCache
 from capeval_core.inputs.boxes import BoxFeatures
 from capeval_core.inputs.images import ImageError, InputImage
 
-Floats = NDArray[np.float32]
 Selection = Literal["bua10_100", "lxmert36"]
 """`bua10_100`: 10 to 100 boxes by their confidence, for UNITER. `lxmert36`: the best 36, for LXMERT."""
 
@@ -28,44 +27,44 @@ def boxes_kept(confidences: NDArray[np.floating]) -> int:
 
 @dataclass(frozen=True)
 class BoxVisual:
-    """Box features that a region encoder made of an image, unless there is an error."""
+    """Box features that a region encoder made of an image, under their key in the cache, or an error."""
 
     where: str
     name: str
     content: str
     error: str | None
-    packed_key: str
-    packed: Floats | None
+    cached: str
+    found: BoxFeatures | None
 
     @property
     def key(self) -> str:
-        if self.error is not None:
-            raise ImageError(self.error)
-        return self.packed_key
+        self.load()
+        return self.cached
 
     @property
     def identity(self) -> object:
         """Equal for visuals that are known to be equal without reading them."""
-        return self.where if self.error is not None else self.packed_key
+        return self.where if self.found is None else self.cached
 
     def load(self) -> BoxFeatures:
-        self.check()
-        packed = cast(Floats, self.packed)
-        width, height = packed[0, :2].astype(int).tolist()
-        return BoxFeatures(packed[1:, :4], packed[1:, 5:], (width, height), packed[1:, 4])
-
-    def check(self) -> None:
-        _ = self.key
+        if self.found is None:
+            raise ImageError(self.error or "")
+        return self.found
 
 
 def refuse_unusable(visual: BoxVisual) -> BoxVisual:
     """The visual, with an error where no box was found or numbers overflowed: no network reads such boxes."""
-    error = None
-    if visual.packed is not None and len(visual.packed) == 1:
+    found, error = visual.found, None
+    if found is not None and not len(found):
         error = f"{visual.where}: the detector found no box in {visual.name}"
-    elif visual.packed is not None and not np.isfinite(visual.packed).all():
+    elif found is not None and not _are_finite(found):
         error = f'{visual.where}: features of {visual.name} are not finite: pass dtype="float32"'
-    return visual if error is None else replace(visual, error=error, packed=None)
+    return visual if error is None else replace(visual, error=error, found=None)
+
+
+def _are_finite(found: BoxFeatures) -> bool:
+    arrays = (found.boxes, found.features, found.boxes if found.scores is None else found.scores)
+    return all(np.isfinite(array).all() for array in arrays)
 
 
 @runtime_checkable
@@ -78,11 +77,3 @@ class RegionEncoder(Protocol):
         self, images: Iterable[InputImage], *, cache: FeatureCache = SHARED, batch_size: int | None = None
     ) -> Iterator[BoxVisual]:
         """Box features of any number of images, in order; one that cannot be read has an error."""
-
-
-def pack(features: BoxFeatures) -> Floats:
-    """(n + 1, 5 + d) float32: the image's width and height first, then box, score and feature of each row."""
-    packed = np.zeros((len(features) + 1, 5 + features.features.shape[1]), dtype=np.float32)
-    packed[0, :2] = cast("tuple[int, int]", features.size)  # a region encoder states it, and scores
-    packed[1:, :4], packed[1:, 4], packed[1:, 5:] = features.boxes, features.scores, features.features
-    return packed

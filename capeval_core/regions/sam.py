@@ -24,8 +24,7 @@ from torch.nn import functional
 from capeval_core.inputs.images import InputImage, resized
 from capeval_core.limits import LIMITS
 from capeval_core.models.config import Deviations, Means, Side, read
-from capeval_core.models.copies import on_device
-from capeval_core.models.device import DTYPES, exact_float32
+from capeval_core.models.device import DTYPES, exact_float32, on_device
 from capeval_core.models.model import CheckedModel, canary_images, check_tensors
 from capeval_core.regions import rle
 from capeval_core.regions.boxes import BoxSource

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from capeval_core.models.copies import on_device
+from capeval_core.models.device import on_device
 
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]

@@ -318,8 +318,7 @@ class Matcher:
         """Chosen rows of texts, one text after another; those that are not on CUDA yet get there at once."""
         import torch
 
-        from capeval_core.models.copies import rows_on_device
-        from capeval_core.models.device import DTYPES
+        from capeval_core.models.device import DTYPES, rows_on_device
 
         device, empty = (
             self.encoder.device,

@@ -66,7 +66,7 @@ class CaptionSource(FileOptions):
         if images is not None and store is None:
             texts.use_id_column(Folder(images).find)
         problems.raise_if_any()
-        rows = [(image_id, text) for image_id, text in texts.rows if text.strip()]
+        rows = [(row.image_id, row.text) for row in texts.rows if row.text.strip()]
         if empty := len(texts.rows) - len(rows):
             warn(f"{captions}: {empty:,} captions are empty and left out")
         ids, own = [image_id for image_id, _ in rows], [text for _, text in rows]

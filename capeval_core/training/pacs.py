@@ -26,7 +26,7 @@ from capeval_core.encoders.clip import ClipEncoder
 from capeval_core.encoders.tokenizers import ClipTokenizer
 from capeval_core.errors import Problems, file_error, warn, wrong_option
 from capeval_core.inputs.images import InputImage
-from capeval_core.models.copies import on_device
+from capeval_core.models.device import on_device
 from capeval_core.options import option
 from capeval_core.project import __version__
 from capeval_core.registry import network_of

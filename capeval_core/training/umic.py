@@ -18,7 +18,7 @@ from torch.nn import functional
 from capeval_core.encoders.tokenizers import Ids
 from capeval_core.encoders.uniter import RegionInput, Uniter, UniterEncoder, region_input
 from capeval_core.judgements.sets import Judgements
-from capeval_core.models.copies import rows_on_device
+from capeval_core.models.device import rows_on_device
 from capeval_core.options import option
 from capeval_core.training.regions import (
     MaskedWords,

@@ -19,7 +19,7 @@ from torch.nn import functional
 from capeval_core.encoders.pairs import EPS
 from capeval_core.encoders.tokenizers import Ids
 from capeval_core.encoders.vilbert import LocatedBoxes, Vilbert, VilbertEncoder, located
-from capeval_core.models.copies import on_device
+from capeval_core.models.device import on_device
 from capeval_core.options import option
 from capeval_core.training.negatives import FOIL
 from capeval_core.training.regions import (

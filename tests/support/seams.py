@@ -29,8 +29,7 @@ from capeval_core.encoders.packed import attend as packed_attention
 from capeval_core.encoders.vilbert import LocatedBoxes
 from capeval_core.errors import Problems
 from capeval_core.inputs import text_files
-from capeval_core.inputs.boxes import BoxFeatureStore
-from capeval_core.inputs.boxes import box_source, boxes_of
+from capeval_core.inputs.boxes import BoxFeatureStore, box_source, boxes_of
 from capeval_core.inputs.images import InputImage, Source, Visual, image_source, resized
 from capeval_core.inputs.samples import Samples, check_pools, check_samples
 from capeval_core.inputs.videos import Sampling, video_source
@@ -41,7 +40,7 @@ from capeval_core.kept import Kept
 from capeval_core.limits import LIMITS
 from capeval_core.matching.cosine import grouped_cosine, harmonic_mean, paired_cosine
 from capeval_core.matching.greedy import greedy_match
-from capeval_core.models.copies import _stream as copy_stream
+from capeval_core.models.device import _stream as copy_stream
 from capeval_core.models.device import cuda_is_lost, triton_problem
 from capeval_core.phrases.factual import phrases_of, soft_spice_phrases, without_mark
 from capeval_core.phrases.ngrams import consensus as ngram_consensus
@@ -279,7 +278,7 @@ def read_texts(path: str | PathLike[str], references: bool = False) -> list[tupl
     fields = text_files.REFERENCE_FIELDS if references else text_files.CANDIDATE_FIELDS
     rows = text_files.read_texts(path, fields, problems).rows
     problems.raise_if_any()
-    return rows
+    return [(row.image_id, row.text) for row in rows]
 
 
 def read_collection(
