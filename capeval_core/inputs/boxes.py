@@ -509,6 +509,9 @@ def _databases_at(path: Path) -> list[Path]:
 class _Database(BoxFeatureStore):
     """An LMDB of an entry per image, or the published one of several databases."""
 
+    counts: Mapping[str, int] | int | None = None
+    """Boxes of an image that count, where that is known."""
+
     def __init__(self, path: Path, databases: list[Path]) -> None:
         super().__init__(path)
         for package in ("lmdb", "lz4.frame", "msgpack"):  # now, not at the first entry that needs one
@@ -535,11 +538,12 @@ class _Database(BoxFeatureStore):
         with _environment(self.data).begin() as transaction:
             return bytes(transaction.get(self.entries[image_id]))
 
-    def digest(self, *more: object) -> str:
-        """Of the last commit, the last page and the number of entries."""
+    @cached_property
+    def fingerprint(self) -> str:
         environment = _environment(self.data)
         info, entries = environment.info(), environment.stat()["entries"]
-        return f"lmdb-{_digest(info['last_txnid'], info['last_pgno'], entries, *more)}"
+        counts = [] if self.counts is None else [self.counts]
+        return f"lmdb-{_digest(info['last_txnid'], info['last_pgno'], entries, *counts)}"
 
 
 def _environment(data: Path) -> Any:
@@ -591,10 +595,6 @@ class _UniterDatabase(_Database):
         if found:
             raise file_error(self.data, found, "expected UNITER's image database")
         return {name.removesuffix(EXTENSION): key for name, key in names.items()}
-
-    @cached_property
-    def fingerprint(self) -> str:
-        return self.digest(self.counts)
 
     def arrays(self, image_id: str) -> Mapping[str, Any]:
         data = self.value(image_id)
@@ -756,10 +756,6 @@ class _Unpickler(pickle.Unpickler):
 
 
 class _ReleasedDatabase(_Database):
-    @cached_property
-    def fingerprint(self) -> str:
-        return self.digest()
-
     def arrays(self, image_id: str) -> Mapping[str, Any]:
         return _released(image_id, BytesIO(self.value(image_id)))
 

@@ -339,10 +339,7 @@ def _read_json(data: bytes, texts: Texts) -> None:
         for image_id, value in (unfit or under).items():  # of another form these alone are reported
             texts.add(image_id, value)
     else:
-        found = described(content, none="null")
-        if content and isinstance(content, (dict, list)):
-            found += f" that begins with {next(iter(content))!r}"
-        texts.complain(None, f"unknown form, found {found[:200]}; read are {_FORMS}")
+        texts.complain(None, f"unknown form, found {described(content, none='null')}; read are {_FORMS}")
 
 
 def _are_objects(value: Any) -> bool:

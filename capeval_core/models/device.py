@@ -76,10 +76,6 @@ def triton_problem() -> str:
     """Why kernels in Triton cannot be used here; '' if they can be tried."""
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed: pip install triton (Linux only)"
-    import triton
-
-    if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 4):  # of torch 2.8, the oldest that is tested
-        return f"Triton {triton.__version__} is installed, whose kernels may be wrong: install at least 3.4"
     return ""
 
 

@@ -290,12 +290,9 @@ def check_canary(canary: Any, computed: NDArray[np.float32], dtype: str) -> None
     expected, tolerance = np.empty(0, dtype=np.float32), np.nan
     with suppress(KeyError, TypeError, ValueError, OverflowError):
         expected, tolerance = np.array(canary["cosines"], dtype=np.float32), float(canary["tolerance"][dtype])
-    if expected.ndim != 2 or not np.isfinite(expected).all() or not 0 < tolerance <= 1:
-        wrong = "canary does not hold rows of cosines, and a tolerance from 0 to 1 per dtype"
+    if expected.shape != computed.shape or not np.isfinite(expected).all() or not 0 < tolerance <= 1:
+        wrong = f"canary does not hold {computed.shape} cosines, and a tolerance from 0 to 1 per dtype"
         raise WeightsError(f"in the config, {wrong}: download or convert the weights again")
-    if expected.shape != computed.shape:
-        found = f"canary holds {expected.shape} cosines, expected {computed.shape}"
-        raise WeightsError(f"{found}: convert the weights again")
     difference = float(np.abs(computed - expected).max())
     if not difference <= tolerance:
         raise WeightsError(
