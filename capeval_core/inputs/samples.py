@@ -249,7 +249,7 @@ class _Texts:
             )
         elif values is None:
             found = (never or "a list written as text") if isinstance(row, str) else described(row)
-            self.wrong(index, found, "expected a list of strings", TypeError)
+            self.wrong(index, found, "expected a list of strings", ValueError if written else TypeError)
         texts = [self.text(value, (index, j)) for j, value in enumerate(values or [])]
         return [text for text in texts if text is not None]
 

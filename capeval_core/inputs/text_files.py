@@ -236,10 +236,9 @@ class Texts:
         """A caption or a list of them; name and id_name: their columns. names: as of a `Row`."""
         image_id = _as_id(image)
         if image_id is None:
-            found = (
-                "empty" if image == "" else ascii(image)[:80] if isinstance(image, str) else described(image)
-            )
-            fix = "expected a text in UTF-8 or a whole number"
+            found = f"{ascii(image)[:80]}, which is not UTF-8" if isinstance(image, str) else described(image)
+            found = found if image != "" else "empty"
+            fix = "expected a text or a whole number"
             self.complain(f"{place}: {id_name}" if place else id_name, f"is {found}", fix)
             return
         place = f"{place} (id {image_id!r})" if place else f"id {image_id!r}"
