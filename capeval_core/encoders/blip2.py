@@ -27,7 +27,7 @@ from capeval_core.encoders.engine import chunks
 from capeval_core.encoders.packed import Packing, attend
 from capeval_core.encoders.pairs import BertSizes, LayerSizes, Pair, PairEncoder, TextSettings
 from capeval_core.encoders.preprocessing import Preprocessing, normalised
-from capeval_core.encoders.tokenizers import Ids, Tokens, encode_distinct
+from capeval_core.encoders.tokenizers import Distinct, Ids
 from capeval_core.inputs.images import InputImage
 from capeval_core.models.config import Layers, Share, Side, Width
 from capeval_core.models.device import DTYPES, exact, indices_on_device, on_device, on_host, stacked_on_device
@@ -203,17 +203,16 @@ class Blip2Encoder(PairEncoder, tags=["image-captioning", "blip-2"]):
         """Every image with each of its captions: features and match logits, in order; see `encode_pairs`. An
         image's states are too large to be kept: give each image once, with all its captions."""
 
-        def text_features(sequences: list[Ids]) -> Iterator[tuple[slice, Floats]]:
-            size, cost = self.rows_per_batch(batch_size, len(sequences[-1]))
-            return size.run(sequences, self._text_forward, cost=cost)
-
         encoded = self.encode_pairs(
             images, captions, self._run_pairs, "match", cache, batch_size, self.image_features
         )
         for part in chunks(encoded, self.batch("images", batch_size).size):
-            tokens = Tokens([ids for item in part for ids in item.extra.ids], [])
-            arrays = encode_distinct(tokens, partial(self.key, "text"), text_features, cache)
-            features = np.array(arrays, dtype=np.float32).reshape(-1, self.dimension)
+            texts = Distinct([ids for own in part for ids in own.extra.ids], partial(self.key, "text"), cache)
+            longest = max(map(len, texts.missing), default=0)
+            size, cost = self.rows_per_batch(batch_size, longest)
+            for those, rows in size.run(texts.missing, self._text_forward, cost=cost):
+                texts.add(those, rows)
+            features = np.array(texts.arrays(), dtype=np.float32).reshape(-1, self.dimension)
             ends = np.cumsum([len(item.extra.ids) for item in part])
             for item, own in zip(part, np.split(features, ends[:-1]), strict=True):
                 logits = np.full((len(own), 2), np.nan, dtype=np.float32)

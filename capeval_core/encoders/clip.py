@@ -37,11 +37,11 @@ from capeval_core.encoders.engine import (
 from capeval_core.encoders.preprocessing import Preprocessing, normalised
 from capeval_core.encoders.tokenizers import (
     ClipTokenizer,
+    Distinct,
     Ids,
     TextFeatures,
     TokenFeatures,
     Tokens,
-    encode_distinct,
 )
 from capeval_core.errors import expanded_path
 from capeval_core.inputs.decoders import shared_decoders
@@ -277,26 +277,24 @@ class ClipTowers(CheckedModel):
         found, size = self.tokenizer.encode(texts), self.batch("texts", batch_size)
         # Nothing after the first end token can reach it.
         tokens = Tokens([row[: row.index(self.tokenizer.end) + 1] for row in found.ids], found.truncated)
-        every = kind == "tokens"
-
-        def run(sequences: list[Ids]) -> Iterator[tuple[slice, Iterable[Floats]]]:
+        distinct, every, shared = Distinct(tokens.ids, partial(self.key, kind), cache), kind == "tokens", 0
+        sequences = distinct.missing
+        if len(sequences) > 1:
             # The ids that all begin with run once in a batch. In lexicographic order all lie between two.
             first, last, longest = min(sequences), max(sequences), min(map(len, sequences)) - 1
             shared = next((i for i in range(longest) if first[i] != last[i]), longest)
-            shared = shared if len(sequences) > 1 else 0
-            costs = [1 if batch_size else len(row) - shared for row in sequences]
-            forward = partial(self._forward_texts, shared=shared, every=every)
-            # Nothing waits for a batch before the last one is launched.
-            for part, features in list(size.run(sequences, forward, cost=costs, after=to_host)):
-                rows: Floats = features.values()
-                if every:
-                    ends = np.cumsum([len(row) - shared for row in sequences[part]])
-                    own = np.split(rows[shared:], ends[:-1])
-                    yield part, [np.concatenate([rows[:shared], each]) for each in own]
-                else:
-                    yield part, rows
-
-        return encode_distinct(tokens, partial(self.key, kind), run, cache), tokens
+        costs = [1 if batch_size else len(row) - shared for row in sequences]
+        forward = partial(self._forward_texts, shared=shared, every=every)
+        # Nothing waits for a batch before the last one is launched.
+        for part, features in list(size.run(sequences, forward, cost=costs, after=to_host)):
+            rows: Floats = features.values()
+            if every:
+                ends = np.cumsum([len(row) - shared for row in sequences[part]])
+                own = np.split(rows[shared:], ends[:-1])
+                distinct.add(part, [np.concatenate([rows[:shared], each]) for each in own])
+            else:
+                distinct.add(part, rows)
+        return distinct.arrays(), tokens
 
     @exact
     def _forward_texts(self, sequences: list[Ids], shared: int, every: bool) -> Tensor:

@@ -193,23 +193,26 @@ class TokenFeatures:
     truncated: list[int]  # per text, token ids beyond the context length
 
 
-def encode_distinct(
-    tokens: Tokens,
-    key: Callable[[bytes], str],
-    forward: Callable[[list[Ids]], Iterable[tuple[slice, Iterable[Floats]]]],
-    cache: FeatureCache,
-) -> list[Floats]:
-    """One array per text, in order: (d,) of a sentence, or (length, d) of its tokens; equal texts run once.
-    key: the cache's key of a sequence, by its bytes. forward: arrays of sorted sequences, in slices."""
-    keys = {ids: key(bytes_of(ids)) for ids in dict.fromkeys(tokens.ids)}
-    arrays = cache.get(keys.values())
-    missing = sorted((ids for ids in keys if keys[ids] not in arrays), key=lambda ids: (len(ids), ids))
-    if missing:
-        for part, rows in forward(missing):
-            new = {keys[ids]: row for ids, row in zip(missing[part], rows, strict=True)}
-            cache.put(new)
-            arrays.update(new)
-    return [arrays[keys[ids]] for ids in tokens.ids]
+class Distinct:
+    """Arrays of texts, (d,) or (length, d), of which equal ones are one. key: the cache's key of token ids,
+    by their bytes. missing: sorted, the ids that the cache does not have, whose arrays have to be added."""
+
+    def __init__(self, ids: Sequence[Ids], key: Callable[[bytes], str], cache: FeatureCache) -> None:
+        self._ids, self._cache = ids, cache
+        self._keys = {own: key(bytes_of(own)) for own in dict.fromkeys(ids)}
+        self._arrays = cache.get(self._keys.values())
+        absent = (own for own, name in self._keys.items() if name not in self._arrays)
+        self.missing = sorted(absent, key=lambda own: (len(own), own))
+
+    def add(self, part: slice, arrays: Iterable[Floats]) -> None:
+        """The arrays of some missing sequences."""
+        new = {self._keys[ids]: own for ids, own in zip(self.missing[part], arrays, strict=True)}
+        self._cache.put(new)
+        self._arrays.update(new)
+
+    def arrays(self) -> list[Floats]:
+        """One per text, in order."""
+        return [self._arrays[self._keys[ids]] for ids in self._ids]
 
 
 def bytes_of(ids: Ids) -> bytes:

@@ -37,7 +37,7 @@ from capeval_core.encoders.pairs import (
     bert_embeddings,
     bert_layers,
 )
-from capeval_core.encoders.tokenizers import Ids, Tokens, encode_distinct
+from capeval_core.encoders.tokenizers import Distinct, Ids
 from capeval_core.inputs.boxes import BoxFeatures
 from capeval_core.models.config import Few, Places, Switch, Width, read
 from capeval_core.models.device import DTYPES, Arriving, arrays_of, exact, indices_on_device, rows_on_device
@@ -384,11 +384,10 @@ class VilbertEncoder(RegionTextEncoder, tags=["image-captioning", "vilbert"]):
         if self.device.type == "cuda":
             return lower(texts)
 
-        def forward(texts: list[Ids]) -> Iterator[tuple[slice, list[Floats]]]:
-            for part, rows in self.batch("texts", batch_size).run(texts, lower):
-                yield part, arrays_of(rows).values()
-
-        arrays = encode_distinct(Tokens(list(texts), []), lambda ids: self.key("lower", ids), forward, cache)
+        distinct = Distinct(texts, lambda ids: self.key("lower", ids), cache)
+        for part, rows in self.batch("texts", batch_size).run(distinct.missing, lower):
+            distinct.add(part, arrays_of(rows).values())
+        arrays = distinct.arrays()
         packed = rows_on_device(self.device, arrays, DTYPES[self.dtype])
         return list(torch.split(packed, [len(array) for array in arrays]))
 
