@@ -1,5 +1,4 @@
-"""Where networks run and in which numeric type: copies that nobody waits for, float32 that is really float32,
-kernels that are tried.
+"""Where networks run, in which numeric type, and copies that nobody waits for.
 
 On a CUDA device pixels go from pinned memory on a stream of their own, while earlier batches run, and what a
 network gives comes back into pinned memory behind it. PyTorch gives pinned memory that was freed out again
@@ -40,16 +39,14 @@ def resolve_device(name: str | None) -> torch.device:
         hint = did_you_mean(meant, ["cpu", "cuda", "cuda:0", "mps", "xpu"])
         fix = "" if hint else "use cpu, cuda, cuda:1, mps or xpu"
         raise wrong_option("device", name, f"not a device{hint}", fix) from error
-    on_cpu = setting("device", "cpu", "pass ")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise wrong_option("device", name, "no CUDA GPU can be used here", on_cpu, verb="")
+    backends: dict[str, Any] = {"cuda": torch.cuda, "mps": torch.backends.mps, "xpu": torch.xpu}
+    if device.type not in ("cpu", *backends):
+        raise wrong_option("device", name, "the encoders", "use cpu, cuda, mps or xpu", verb="cannot run")
+    if device.type != "cpu" and not backends[device.type].is_available():
+        found, fix = f"no {device.type.upper()} GPU can be used here", setting("device", "cpu", "pass ")
+        raise wrong_option("device", name, found, fix, verb="")
     if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
         raise wrong_option("device", name, f"CUDA GPUs here are 0 to {count - 1}", verb="")
-    for kind, maker, backend in (("mps", "Apple", torch.backends.mps), ("xpu", "Intel", torch.xpu)):
-        if device.type == kind and not backend.is_available():
-            raise wrong_option("device", name, f"this machine has no {maker} GPU", on_cpu, verb="")
-    if device.type not in ("cpu", "cuda", "mps", "xpu"):
-        raise wrong_option("device", name, "the encoders", "use cpu, cuda, mps or xpu", verb="cannot run")
     return device
 
 

@@ -321,13 +321,10 @@ class EverythingRegions(RegionSource):
     def __init__(self, sam: Sam, *, name: str = "sam") -> None:
         import transformers
 
-        # Resizes as the original; the default of transformers 5 differs by one level in a few pixels.
-        kind = (
-            "SamImageProcessorPil" if hasattr(transformers, "SamImageProcessorPil") else "SamImageProcessor"
-        )
         side = sam.image_size
         mean, std = (np.array(sam.config["preprocessing"][name]) / 255 for name in ("mean", "std"))
-        processor = getattr(transformers, kind)(
+        # Resizes as the original; the default of transformers 5 differs by one level in a few pixels.
+        processor: Any = transformers.SamImageProcessorPil(
             size={"longest_edge": side},
             pad_size={"height": side, "width": side},
             image_mean=mean.tolist(),
