@@ -40,13 +40,13 @@ def read(kind: type[T], section: Any, where: str = "architecture") -> T:
 
 def _read(kind: Any, section: Any, where: str, problems: list[str]) -> Any:
     if not isinstance(section, Mapping):
-        problems.append(f"{where} is {shown(section)}, expected an object")
+        problems.append(f"{where} is {section!r:.60}, expected an object")
         return None
     hints, values, before = get_type_hints(kind, include_extras=True), dict[str, Any](), len(problems)
     names, inside = {field.name for field in fields(kind)}, f"{where}." if where else ""
     unknown = sorted(name for name, value in section.items() if value is not None and name not in names)
     if unknown and issubclass(kind, Closed):
-        problems.append(f"{where} has {shown(', '.join(unknown))}, which is not known here")
+        problems.append(f"{where} has {', '.join(unknown)!r:.60}, which is not known here")
     for field in fields(kind):
         value, hint, key = section.get(field.name), hints[field.name], f"{inside}{field.name}"
         if optional := type(None) in get_args(hint):
@@ -58,7 +58,7 @@ def _read(kind: Any, section: Any, where: str, problems: list[str]) -> Any:
         elif value is not None and is_dataclass(hint):
             value = _read(hint, value, key, problems)
         elif value is not None and (problem := _problem(value, hint)):
-            problems.append(f"{key} is {shown(value)}, expected {problem}")
+            problems.append(f"{key} is {value!r:.60}, expected {problem}")
         values[field.name] = value
     if len(problems) > before:
         return None
@@ -90,9 +90,3 @@ def _problem(value: Any, hint: Any) -> str:
     kind = ("whole number" if whole else "number") + "s" * several
     low, high = (bounds[0], bounds[-1]) if whole else (round(bounds[0], 6) + 0.0, bounds[1])
     return f"{(count or '') if several else 'a'} {kind} from {low:,} to {high:,}".strip()
-
-
-def shown(value: Any) -> str:
-    """A value for a message, cut where it is long."""
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

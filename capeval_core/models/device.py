@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from capeval_core.errors import did_you_mean, setting, warn, wrong_option
+from capeval_core.errors import setting, warn, wrong_option
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -32,16 +32,14 @@ def resolve_device(name: str | None) -> torch.device:
     """The device that a user means: its name, or by default CUDA where there is a GPU, else the CPU."""
     if name is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    expected = "expected cpu, cuda, cuda:1, mps or xpu"
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        meant = "cuda" if name.lower().startswith("gpu") else name
-        hint = did_you_mean(meant, ["cpu", "cuda", "cuda:0", "mps", "xpu"])
-        fix = "" if hint else "use cpu, cuda, cuda:1, mps or xpu"
-        raise wrong_option("device", name, f"not a device{hint}", fix) from error
+        raise wrong_option("device", name, "not a device", expected) from error
     backends: dict[str, Any] = {"cuda": torch.cuda, "mps": torch.backends.mps, "xpu": torch.xpu}
     if device.type not in ("cpu", *backends):
-        raise wrong_option("device", name, "the encoders", "use cpu, cuda, mps or xpu", verb="cannot run")
+        raise wrong_option("device", name, "the encoders", expected, verb="cannot run")
     if device.type != "cpu" and not backends[device.type].is_available():
         found, fix = f"no {device.type.upper()} GPU can be used here", setting("device", "cpu", "pass ")
         raise wrong_option("device", name, found, fix, verb="")
