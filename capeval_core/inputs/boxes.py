@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from capeval_core.errors import FileError, described, did_you_mean, file_error, shown, warn
 from capeval_core.inputs import images
-from capeval_core.inputs.files import Names, load_json, names_in
+from capeval_core.inputs.files import Names, load_json, names_in, reading
 from capeval_core.inputs.images import ImageError, Source, Visual, quoted, read_file, refused
 from capeval_core.project import install_command
 
@@ -316,7 +316,7 @@ class BoxFeatureStore(Mapping[str, Source[BoxFeatures]]):
     def open(path: str | os.PathLike[str]) -> BoxFeatureStore:
         """The store at a path, whose form shows there. Raises FileError."""
         path = Path(path)
-        with _readable(path, _FORMS):
+        with reading(path):
             if databases := _databases_at(path):
                 return _UniterDatabase(path, databases)
             if path.is_dir() and any(entry.suffix == EXTENSION for entry in path.iterdir()):
@@ -363,16 +363,7 @@ class BoxFeatureStore(Mapping[str, Source[BoxFeatures]]):
 
     def find(self, image_id: str) -> Source[BoxFeatures]:
         """The source of an id, however it is written; a path is looked up by its last part."""
-        matches = self._names.find(image_id) or self._names.find(re.split(r"[/\\]", image_id)[-1])
-        if len(matches) == 1:
-            return self[matches[0]]
-        if matches:
-            several = " and ".join(map(repr, matches[:3]))
-            found = f"the id {quoted(image_id)} is ambiguous, it can mean {several}"
-            raise refused(found, "write it in full")
-        such = f", such as {self._names.entries[0]!r}" if len(self) else ""
-        found = f"there are no box features of {quoted(image_id)} among the {len(self):,} of {self.path}"
-        raise refused(found + such, "compute them, or correct the id")
+        return self[self._names.only(image_id, f"box features in {self.path}")]
 
 
 def id_of(image: Any) -> str:
@@ -387,17 +378,6 @@ def id_of(image: Any) -> str:
         return str(int(image))
     value = image.name if isinstance(image, Visual) else described(image)
     raise refused(f"is {value}", "with precomputed box features, images are ids or paths", kind=TypeError)
-
-
-@contextmanager
-def _readable(path: Path, forms: str) -> Iterator[None]:
-    """Let errors of the system, and a path that is not there, name the path."""
-    if not path.exists():
-        raise file_error(path, "there is no such file or folder", f"expected {forms}")
-    try:
-        yield
-    except OSError as error:
-        raise file_error(path, f"cannot be read ({error.strerror})") from None
 
 
 def _digest(*parts: object) -> str:
@@ -783,7 +763,7 @@ def released_boxes(path: Path) -> BoxFeatureStore:
     """Features of https://github.com/facebookresearch/vilbert-multi-task: `extract_features.py` writes an
     `.npy` per image, which is a dict, `convert_to_lmdb.py` an LMDB of pickled dicts; older ones hold
     base64."""
-    with _readable(path, _RELEASED):
+    with reading(path):
         databases = _databases_at(path)
         store = _ReleasedDatabase(path, databases) if databases else _ReleasedFiles(path)
         if store.entries:

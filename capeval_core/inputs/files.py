@@ -13,12 +13,14 @@ import os
 import re
 import stat
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from capeval_core.errors import Problems, did_you_mean, file_error, warn
+from capeval_core.errors import FileError, Problems, did_you_mean, file_error, warn
+from capeval_core.inputs.images import quoted, refused
 
 EXTENSIONS: Mapping[str, AbstractSet[str]] = {
     "image": {
@@ -57,6 +59,19 @@ class Names:
         match = _COCO_NUMBER.fullmatch(stem)
         numbered = self._number.get(int(match[1]), []) if match else []
         return self._bare.get(image_id) or self._bare.get(stem) or numbered
+
+    def only(self, image_id: str, what: str) -> str:
+        """The entry that an id means, or the last part of a path; ImageError: several, or none has `what`."""
+        matches = self.find(image_id) or self.find(re.split(r"[/\\]", image_id)[-1])
+        if len(matches) == 1:
+            return matches[0]
+        if matches:
+            several = " and ".join(map(repr, matches[:3]))
+            raise refused(
+                f"the id {quoted(image_id)} is ambiguous, it can mean {several}", "write it in full"
+            )
+        found = f"there are no {what} of {quoted(image_id)}, only of {len(self.entries):,} images"
+        raise refused(f"{found} ({some_of(self.entries[:5])})", "add them, or correct the id")
 
 
 def bare(name: str, medium: str = "image") -> str:
@@ -152,14 +167,9 @@ def some_of(given: Iterable[str]) -> str:
 
 def names_in(folder: Path, medium: str = "image") -> list[str]:
     """The names of the visible files directly in a folder, and of its folders where one may be a video."""
-    try:
-        with os.scandir(folder) as entries:
-            shown = [one for one in entries if not one.name.startswith(".")]
-            return [one.name for one in shown if _is_one(one, medium)]
-    except (FileNotFoundError, ValueError):  # no path has a NUL character
-        raise file_error(folder, "there is no such folder") from None
-    except OSError as error:
-        raise file_error(folder, f"cannot be read ({error.strerror})") from None
+    with reading(folder, "folder"), os.scandir(folder) as entries:
+        shown = [one for one in entries if not one.name.startswith(".")]
+        return [one.name for one in shown if _is_one(one, medium)]
 
 
 def _is_one(entry: os.DirEntry[str], medium: str) -> bool:
@@ -194,16 +204,26 @@ def paths_by_id(folder: Path, problems: Problems, ending: str = "") -> dict[str,
 # ---- bytes, text and JSON of a file
 
 
-def contents(path: Path) -> bytes:
-    """The bytes of a regular file. Raises FileError, also for pipes and devices, which may never end."""
+@contextmanager
+def reading(path: Path, kind: str = "file") -> Iterator[None]:
+    """Let a path that is not there, or that cannot be read, be a FileError."""
     try:
-        if stat.S_ISREG(path.stat().st_mode):
-            return path.read_bytes()
+        path.lstat()
+        yield
+    except FileError:
+        raise
     except (FileNotFoundError, ValueError):  # no path has a NUL character
         beside = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-        raise file_error(path, "there is no such file" + did_you_mean(path.name, beside)) from None
+        raise file_error(path, f"there is no such {kind}{did_you_mean(path.name, beside)}") from None
     except OSError as error:
         raise file_error(path, f"cannot be read ({error.strerror})") from None
+
+
+def contents(path: Path) -> bytes:
+    """The bytes of a regular file. Raises FileError, also for pipes and devices, which may never end."""
+    with reading(path):
+        if stat.S_ISREG(path.stat().st_mode):
+            return path.read_bytes()
     raise file_error(path, "is a folder, a pipe or a device", "name a file, or - for standard input")
 
 

@@ -9,14 +9,14 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from capeval_core.errors import FileError, Problem, Problems, did_you_mean, expanded_path, wrong_option
 from capeval_core.inputs.files import Names, load_json
-from capeval_core.inputs.images import ImageError, InputImage
+from capeval_core.inputs.images import ImageError, InputImage, refused, within
 from capeval_core.regions import rle
 from capeval_core.regions.colours import ColourRegions
 from capeval_core.regions.regions import WITHOUT, Regions, RegionSource
@@ -152,20 +152,11 @@ class PrecomputedRegions(RegionSource):
     def _entries(self, image: InputImage) -> list[Any]:
         source = image.source
         path = getattr(source, "path", "") or getattr(getattr(source, "value", None), "filename", "")
-        path = os.fsdecode(path)
-        matches = self._names.find(path) or self._names.find(PurePath(path).name)
-        if len(matches) > 1:
-            found = f"{image.name} may mean any of the masks of {', '.join(matches[:3])}"
-            raise ImageError(Problem(image.where, found, "name them as the file is named"))
-        if path and matches:
-            return self._masks[matches[0]]
-        ids = ", ".join(list(self._masks)[:3]) + (", ..." if len(self._masks) > 3 else "")
-        known = f"there are masks of {len(self._masks)} images: {ids}"
-        found = f"there are no precomputed masks of {image.name} ({known})"
-        fix = (
-            "give it an empty list if it has no regions" if path else "pass its path, or set `image.filename`"
-        )
-        raise ImageError(Problem(image.where, found, fix))
+        with within(image.where):
+            if not path:
+                fix = "pass its path, or set `image.filename`"
+                raise refused(f"there are no precomputed masks of {image.name}", fix)
+            return self._masks[self._names.only(os.fsdecode(path), "precomputed masks")]
 
 
 def _wrong_entry(entry: Any) -> str | None:
