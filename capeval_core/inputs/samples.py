@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain
-from pathlib import Path
 from typing import Any, Self
 
 from PIL import Image
@@ -21,7 +20,7 @@ from tqdm import tqdm
 from capeval_core.errors import Index, Kind, Problem, Problems, at, described, setting, warn
 from capeval_core.inputs.boxes import REQUIRED, box_source
 from capeval_core.inputs.decoders import shared_decoders
-from capeval_core.inputs.files import EXTENSIONS, valid_unicode
+from capeval_core.inputs.files import valid_unicode
 from capeval_core.inputs.images import (
     BYTES,
     ImageError,
@@ -54,8 +53,6 @@ _MANY = {
     "boxes": "dicts of boxes",
 }
 _PATHS = (str, os.PathLike)
-_FILMS = tuple(EXTENSIONS["video"] - {".gif"})
-"""Of files that can only be videos; what a file is shows in its content."""
 
 _Rows = list[Visual[Any] | None]
 
@@ -385,16 +382,9 @@ def _medium_of(value: Any, media: Sequence[str]) -> str:
     """What a value is, as far as that shows without reading it."""
     if isinstance(value, Visual):
         return value.medium
-    if len(media) == 1:
-        return media[0]
-    path = os.fsdecode(value) if isinstance(value, _PATHS) else ""
     is_boxes = isinstance(value, Mapping) and not value.keys() & {"bytes", "path"}
-    if "boxes" in media and (is_boxes or path.endswith(".npz")):
-        return "boxes"
-    frames = isinstance(value, (list, tuple)) or len(shape_of(value) or ()) == 4
-    if "video" in media and (frames or path.lower().endswith(_FILMS) or (path and Path(path).is_dir())):
-        return "video"
-    return "image" if "image" in media else media[0]
+    is_boxes = is_boxes or (isinstance(value, _PATHS) and os.fsdecode(value).endswith(".npz"))
+    return "boxes" if is_boxes and "boxes" in media else media[0]
 
 
 def _source(value: Any, media: Sequence[str]) -> Source[Any]:
