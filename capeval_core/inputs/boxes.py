@@ -176,8 +176,8 @@ class Boxes(Source[BoxFeatures]):
             (problem,) = error.problems
             if self.origin in problem.found:
                 raise
-            found = f"{self.origin}: {problem.found}"
-            raise refused(found, problem.fix, index=error.index, kind=problem.kind) from None
+            wrong = f"{self.origin}: {problem.found}"
+            raise refused(wrong, problem.fix, index=error.index, kind=problem.kind) from None
         self._key = self._key or found.key
         return found
 
@@ -489,8 +489,8 @@ def _databases_at(path: Path) -> list[Path]:
 class _Database(BoxFeatureStore):
     """An LMDB of an entry per image, or the published one of several databases."""
 
-    counts: Mapping[str, int] | int | None = None
-    """Boxes of an image that count, where that is known."""
+    counts: Any = None
+    """How many boxes of an image count, of all or by key."""
 
     def __init__(self, path: Path, databases: list[Path]) -> None:
         super().__init__(path)

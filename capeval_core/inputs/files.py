@@ -48,9 +48,6 @@ class Names:
             if match := _COCO_NUMBER.fullmatch(stem):
                 self._number[int(match[1])].append(entry)
 
-    def __contains__(self, entry: object) -> bool:
-        return entry in self._exact
-
     def find(self, image_id: str) -> list[str]:
         """The entries that the id can mean: one is a match, none a miss, several an ambiguity."""
         if image_id in self._exact:

@@ -168,11 +168,6 @@ class Visual(Generic[Loaded]):
         with within(self.where):
             return self.source.decode()
 
-    def check(self) -> None:
-        """Raise ImageError unless `load` will succeed, which is mostly cheaper to find out."""
-        with within(self.where):
-            self.source.decode(reduced=True)
-
     def at(self, where: str) -> Visual[Loaded]:
         """The same visual under another name in messages."""
         return Visual(where, self.source)
@@ -254,18 +249,18 @@ class Texts(Source[Any]):
 # ---- files and bytes
 
 
-def local_path(value: str | os.PathLike[Any], content: str = "images") -> str:
+def local_path(value: str | os.PathLike[Any]) -> str:
     """A path that is not empty and no address."""
     path = os.fsdecode(value)
     if not path or "\0" in path:
         raise refused(f"the path {path!a} has a NUL character" if path else "the path is empty")
     if URL.match(path):
         fix = "pass the path without file://" if path.startswith("file:") else "download it first"
-        raise refused(f"{quoted(path)} is a URL, and {content} are never fetched; {fix}")
+        raise refused(f"{quoted(path)} is a URL, which is never fetched", fix)
     return path
 
 
-def content_of_dict(value: Mapping[Any, Any], content: str = "images") -> tuple[str, bytes | None]:
+def content_of_dict(value: Mapping[Any, Any]) -> tuple[str, bytes | None]:
     """The path of a dict {"bytes", "path"} of a dataset, and its bytes, None where it has a path alone."""
     if not value.keys() & {"bytes", "path"}:
         found = ", ".join(map(repr, list(value)[:5]))
@@ -279,7 +274,7 @@ def content_of_dict(value: Mapping[Any, Any], content: str = "images") -> tuple[
         return "" if path is None else os.fsdecode(path), bytes(data)
     if path is None:
         raise refused('both "bytes" and "path" are None')
-    return local_path(path, content), None
+    return local_path(path), None
 
 
 @dataclass(eq=False, slots=True)

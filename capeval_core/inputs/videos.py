@@ -252,13 +252,13 @@ def video_source(value: Any) -> Frames:
     if value is None:
         raise refused("is missing", "every caption needs a video")
     if isinstance(value, (str, os.PathLike)):
-        return _stored(local_path(value, "videos"))
+        return _stored(local_path(value))
     if isinstance(value, BYTES):
         return _VideoFile("", bytes(value))
     if type(value).__module__.startswith("torchcodec."):  # the decoder that `datasets` hands out
         value = getattr(value, "_hf_encoded", value)
     if isinstance(value, Mapping) and value.keys() & {"bytes", "path"}:
-        return _stored(*content_of_dict(value, "videos"))
+        return _stored(*content_of_dict(value))
     shape, frames = shape_of(value), None
     if shape is not None and (is_tensor(value) or hasattr(value, "__array_interface__")):
         if len(shape) != 4:

@@ -30,7 +30,7 @@ from capeval_core.encoders.vilbert import LocatedBoxes
 from capeval_core.errors import Problems
 from capeval_core.inputs import text_files
 from capeval_core.inputs.boxes import BoxFeatureStore, box_source, boxes_of
-from capeval_core.inputs.images import InputImage, Source, Visual, image_source, resized
+from capeval_core.inputs.images import InputImage, Source, Visual, image_source, resized, within
 from capeval_core.inputs.samples import Samples, check_pools, check_samples
 from capeval_core.inputs.videos import Sampling, video_source
 from capeval_core.integrations.shards import workers as workers_of_shards
@@ -305,7 +305,15 @@ def visual(medium: str, value: Any, where: str = "") -> Any:
     """What an encoder sees of an image, a video or boxes: `key`, `name`, `load()`, `check()`."""
     if isinstance(value, Source):  # of a store
         return Visual(where, value)
-    return Visual.of(value, where or medium, _SOURCES[medium])
+    return _Checked.of(value, where or medium, _SOURCES[medium])
+
+
+class _Checked(Visual[Any]):
+    """With the check of its content that comes before a run."""
+
+    def check(self) -> None:
+        with within(self.where):
+            self.source.decode(reduced=True)
 
 
 def read_video(value: Any, **sampling: Any) -> tuple[dict[int, Any], list[int], str | None]:
