@@ -52,12 +52,12 @@ class Decoders:
         """What `square_pixels` gives of each image; None: not decoded."""
         return self._ask(sources, (size, method))
 
-    def check(self, sources: Sequence[Source[Any]]) -> set[Source[Any]]:
-        """The images that were found to be sound; their keys are known then."""
+    def unsound(self, sources: Sequence[Source[Any]]) -> list[Source[Any]]:
+        """The images that were not found to be sound; the keys of the others are known then."""
         keys = self._ask(sources, None)
         for source, key in zip(sources, keys, strict=True):
             source._key = key or source._key
-        return {source for source, key in zip(sources, keys, strict=True) if key is not None}
+        return [source for source, key in zip(sources, keys, strict=True) if key is None]
 
     def _ask(self, sources: Sequence[Source[Any]], square: tuple[int, Image.Resampling] | None) -> list[Any]:
         """The key, or the pixels, of each image that is a file; None where there is no answer."""

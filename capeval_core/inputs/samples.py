@@ -505,11 +505,8 @@ def _check_decodable(
 
     def failures(group: list[Source[Any]]) -> list[tuple[Source[Any], ImageError]]:
         rest = [source for source in group if kept is None or not any(map(kept, indices[source]))]
-        sound = shared_decoders(decoders).check(rest) if decoders else set()
         failed = []
-        for source in rest:
-            if source in sound:
-                continue
+        for source in shared_decoders(decoders).unsound(rest) if decoders else rest:
             try:
                 content = source if source.on_disk else source.key  # which costs a read of a file
                 if content not in decoded:

@@ -295,8 +295,6 @@ def check_canary(canary: Any, computed: NDArray[np.float32], dtype: str) -> None
         raise WeightsError(f"in the config, {wrong}: download or convert the weights again")
     difference = float(np.abs(computed - expected).max())
     if not difference <= tolerance:
-        raise WeightsError(
-            f"the canary cosines are off by {difference:.2g} (at most {tolerance:g} is allowed): tensors, "
-            "activation, heads or preprocessing are not those that the weights were saved with; "
-            "download or convert them again"
-        )
+        found = f"the canary cosines are off by {difference:.2g} (at most {tolerance:g} is allowed)"
+        why = "tensors, activation, heads or preprocessing are not those that they were saved with"
+        raise WeightsError(f"{found}: {why}; download or convert them again")
