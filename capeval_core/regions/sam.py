@@ -113,10 +113,10 @@ class _EfficientVit(nn.Module):
 class _Neck(nn.Module):
     """Feature maps of several resolutions, deepest first, resized to one grid, summed and refined."""
 
-    def __init__(self, widths: tuple[int, ...], depth: int = 12) -> None:
+    def __init__(self, widths: tuple[int, ...]) -> None:
         super().__init__()
         self.inputs = nn.ModuleList(_conv_norm(width, _CHANNELS, 1) for width in widths)
-        self.middle = nn.Sequential(*(_Refining(_CHANNELS) for _ in range(depth)))
+        self.middle = nn.Sequential(*(_Refining(_CHANNELS) for _ in range(12)))
         self.output = nn.Conv2d(_CHANNELS, _CHANNELS, 1)
 
     def forward(self, maps: list[Tensor]) -> Tensor:
