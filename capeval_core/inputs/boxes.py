@@ -77,7 +77,7 @@ def npz_arrays(data: bytes, members: Collection[str] = NAMES) -> dict[str, NDArr
     """The arrays of an `.npz` of these names, as far as they are there; nothing is unpickled."""
     arrays = {}
     with damage(), np.load(BytesIO(data), allow_pickle=False) as file:
-        for name in set(members).intersection(file.files):
+        for name in [name for name in members if name in file.files]:
             with damage(name):
                 arrays[name] = file[name]
     return arrays
