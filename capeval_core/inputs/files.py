@@ -118,7 +118,7 @@ class Folder:
             matches = {one: found for one, found in matches.items() if found}
         own = some_of(self.names.entries[:3])
         lacking = f"no {self.medium}; it holds {f'files like {own}' if own else 'no files itself'}"
-        fix = f"an id, or its file_name, is the {self.medium}'s file, its path from there, or its COCO number"
+        fix = f"an id is the {self.medium}'s file name, its path from that folder, or its COCO number"
         matched = only_matches(self.path, matches, lacking, problems, fix)
         if not used and by_file.keys() & matches.keys() and len(matched) == len(matches):
             such = f"none of the {len(by_file):,} file_names, such as {next(iter(file_names.values()))!r}"
