@@ -316,7 +316,7 @@ class BoxFeatureStore(Mapping[str, Source[BoxFeatures]]):
     def open(path: str | os.PathLike[str]) -> BoxFeatureStore:
         """The store at a path, whose form shows there. Raises FileError."""
         path = Path(path)
-        with reading(path):
+        with reading(path, "file or folder", f"expected {_FORMS}"):
             if databases := _databases_at(path):
                 return _UniterDatabase(path, databases)
             if path.is_dir() and any(entry.suffix == EXTENSION for entry in path.iterdir()):
@@ -763,7 +763,7 @@ def released_boxes(path: Path) -> BoxFeatureStore:
     """Features of https://github.com/facebookresearch/vilbert-multi-task: `extract_features.py` writes an
     `.npy` per image, which is a dict, `convert_to_lmdb.py` an LMDB of pickled dicts; older ones hold
     base64."""
-    with reading(path):
+    with reading(path, "file or folder", f"expected {_RELEASED}"):
         databases = _databases_at(path)
         store = _ReleasedDatabase(path, databases) if databases else _ReleasedFiles(path)
         if store.entries:

@@ -202,7 +202,7 @@ def paths_by_id(folder: Path, problems: Problems, ending: str = "") -> dict[str,
 
 
 @contextmanager
-def reading(path: Path, kind: str = "file") -> Iterator[None]:
+def reading(path: Path, kind: str = "file", fix: str = "") -> Iterator[None]:
     """Let a path that is not there, or that cannot be read, be a FileError."""
     try:
         path.lstat()
@@ -211,7 +211,7 @@ def reading(path: Path, kind: str = "file") -> Iterator[None]:
         raise
     except (FileNotFoundError, ValueError):  # no path has a NUL character
         beside = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-        raise file_error(path, f"there is no such {kind}{did_you_mean(path.name, beside)}") from None
+        raise file_error(path, f"there is no such {kind}{did_you_mean(path.name, beside)}", fix) from None
     except OSError as error:
         raise file_error(path, f"cannot be read ({error.strerror})") from None
 
