@@ -29,7 +29,7 @@ from capeval_core.kept import check_folder
 from capeval_core.options import Settings, compact, option
 from capeval_core.project import __version__
 from capeval_core.registry import media_of, network, package_of
-from capeval_core.result import Published, Result, Values, warn_of
+from capeval_core.result import Result, Values, warn_of
 from capeval_core.rows import RowStores, Task, canonical, encode_tasks, kept_rows
 from capeval_core.statistics import CorpusFormula
 from capeval_core.weights.catalogue import WeightsEntry
@@ -108,18 +108,11 @@ class CommonOptions(Settings):
         self, metric: Any, captions: Any, images: Any, references: Any = None, *, progress: bool = False
     ) -> Samples:
         """The samples for a class of metrics, checked before any weights are opened."""
-        return check_samples(
-            captions,
-            images,
-            references,
-            needs_references=metric.needs_references,
-            on_error=self.on_error,
-            empty=self.empty,
-            media=metric.media,
-            decoders=getattr(self, "decoders", None),
-            kept=kept_rows(self.rows) if self.rows is not None and self.on_error == "raise" else None,
-            progress=progress,
-        )
+        taken: dict[str, Any] = {"on_error": self.on_error, "empty": self.empty, "media": metric.media}
+        taken |= {"needs_references": metric.needs_references, "decoders": getattr(self, "decoders", None)}
+        if self.rows is not None and self.on_error == "raise":
+            taken["kept"] = kept_rows(self.rows)
+        return check_samples(captions, images, references, progress=progress, **taken)
 
     def check_separable(self, metric: Any, *, scores: bool = True) -> None:
         """Refuse options by which a caption's score, or already its row, depends on the other captions."""
@@ -238,7 +231,9 @@ class CaptionMetric(ABC):
     """Which texts `corpus` gives, in messages, too."""
     Options: ClassVar[type[CommonOptions]] = CommonOptions
     ROW: ClassVar[pa.Schema]
-    published: ClassVar[tuple[Published, ...]] = ()  # means that papers report for it, lowest first
+    published: ClassVar[Mapping[str, Any]] = {}
+    """What a paper reports for it with the default weights: `dataset`, `source`, other `settings` than the
+    defaults, and `means` by captions, lowest first."""
     encoder: Any
 
     def __init__(self, options: CommonOptions) -> None:

@@ -49,18 +49,6 @@ class Values:
     rows: NDArray[np.int64] | None = field(default=None, kw_only=True)
 
 
-@dataclass(frozen=True)
-class Published:
-    """A mean that a paper reports, with its captions, images and weights."""
-
-    captions: str
-    value: float
-    dataset: str
-    weights: str
-    source: str  # paper and table
-    settings: str = ""  # the options that differed from the defaults, in words
-
-
 UNSEEN = 0.05
 """The share of words that may go unseen without a warning."""
 

@@ -38,6 +38,7 @@ import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -281,62 +282,21 @@ class _Studentised:
     @staticmethod
     def of(*systems: Clusters) -> _Studentised:
         """Of one system's number, or of the first one's minus the second one's."""
-        formula = systems[0].formula  # results with one signature have one formula
-        return _Studentised.of_formula(formula, systems) if formula else _Studentised.of_means(systems)
-
-    @staticmethod
-    def of_means(systems: Sequence[Clusters]) -> _Studentised:
-        """Of means; an image's influence on each is in units of `scale`, which keeps squares within range."""
-        n, shares = len(systems[0].counts), [system.counts / system.counts.sum() for system in systems]
-        scale = max(float(np.abs(system.sums / system.counts).max()) for system in systems)
-        influences = []
-        for sign, system, share in zip((1.0, -1.0), systems, shares, strict=False):
-            mean, own = (x / (scale or 1.0) / system.counts.sum() for x in (system.sums.sum(), system.sums))
-            influences.append(sign * n * (own - share * mean))
-        influence = np.add.reduce(influences)
-        deviation = math.sqrt(np.mean(influence**2))
-        without = np.add.reduce([e / (1 - h) for e, h in zip(influences, shares, strict=True)]) / n
-        error = scale * math.sqrt((n - 1) / n * np.sum(without**2)) if deviation > _EQUAL else 0.0
-        student = _Studentised(error, _EQUAL * scale, degrees=_degrees(shares))
-        if len(systems) > 1 or not error:
-            return student
-        z = influence / deviation
-        return student.unskewed(z, growth=float(np.mean(z * (n * shares[0] - 1))))
-
-    @staticmethod
-    def of_formula(formula: CorpusFormula, systems: Sequence[Clusters]) -> _Studentised:
-        """Of a formula of sums, of which images that do not differ change a little if one is left out."""
-        n = len(systems[0].counts)
-        without = influence = np.zeros(n)
-        for sign, system in zip((1.0, -1.0), systems, strict=False):
-            added = system.sums
-            total = added.sum(axis=0)
-            own = added - total / n
-            without = without + sign * (formula(total) - formula(total - added))
-            influence = influence + sign * n * (formula(total + own) - formula(total - own)) / 2
+        moves = _of_formula if systems[0].formula else _of_means  # results of one signature have one formula
+        scale, without, influence, bends = moves(systems)
+        n, deviation = len(influence), math.sqrt(np.mean(influence**2))
         error = math.sqrt((n - 1) / n * np.sum(without**2))
-        deviation = math.sqrt(np.mean(influence**2))
-        error = error if min(error, deviation) > _EQUAL else 0.0
-        degrees = _degrees([system.counts / system.counts.sum() for system in systems])
-        student = _Studentised(error, _EQUAL, degrees)
+        error = scale * error if min(error, deviation) > _EQUAL else 0.0
+        share = np.add.reduce([system.counts / system.counts.sum() for system in systems]) / len(systems)
+        degrees = max(1 / float(np.sum(share**2)) - 1, 1.0)  # Kish's effective number of images less one
+        student = _Studentised(error, _EQUAL * scale, degrees)
         if len(systems) > 1 or not error:
             return student
         z = influence / deviation
-        bias = float(np.mean(formula(total + own) + formula(total - own) - 2 * formula(total))) * n * n / 2
-        # How the formula bends where the sums move by one standard error, or as far as none gets negative.
-        direction = np.mean(z[:, None] * own, axis=0)
-        room = np.divide(total, np.abs(direction), out=np.full_like(total, np.inf), where=direction != 0)
-        step = min(math.sqrt(n), float(room.min()) / 2)
-        ends = formula(total + step * direction) + formula(total - step * direction)
-        growth = -float(ends - 2 * formula(total)) * (n / step) ** 2 / deviation / 2 if step else 0.0
-        return student.unskewed(z, growth, growth + bias / deviation)
-
-    def unskewed(self, z: Doubles, growth: float, shift: float = 0.0) -> _Studentised:
-        """With the skewness of standardised influence values z removed."""
-        n = len(z)
+        growth, shift = bends(z)
         skewness = float(np.mean(z**3)) * math.sqrt(n * (n - 1)) / (n - 2)
         bend, shift = (skewness / 3 - growth) / math.sqrt(n), (skewness / 6 - shift) / math.sqrt(n)
-        return replace(self, stretch=1 + 1 / (4 * n), bend=bend, shift=shift)
+        return replace(student, stretch=1 + 1 / (4 * n), bend=bend, shift=shift)
 
     def bounds(self, estimate: float, level: float) -> tuple[float, float]:
         """The truths that are not rejected at `level`."""
@@ -364,10 +324,46 @@ class _Studentised:
         return 3 * y / (root * root + root + 1)
 
 
-def _degrees(shares: Sequence[Doubles]) -> float:
-    """Degrees of freedom: Kish's effective number of images less one."""
-    share = np.add.reduce(shares) / len(shares)
-    return max(1 / float(np.sum(share**2)) - 1, 1.0)
+_Bends = Callable[[Doubles], tuple[float, float]]  # of standardised influence values: k, and k with the bias
+
+
+def _of_means(systems: Sequence[Clusters]) -> tuple[float, Doubles, Doubles, _Bends]:
+    """Means, in units of `scale`, which keeps squares within range: how leaving an image out, and its
+    influence, move them."""
+    n, shares = len(systems[0].counts), [system.counts / system.counts.sum() for system in systems]
+    scale = max(float(np.abs(system.sums / system.counts).max()) for system in systems)
+    influences = []
+    for sign, system, share in zip((1.0, -1.0), systems, shares, strict=False):
+        mean, own = (x / (scale or 1.0) / system.counts.sum() for x in (system.sums.sum(), system.sums))
+        influences.append(sign * n * (own - share * mean))
+    without = np.add.reduce([e / (1 - h) for e, h in zip(influences, shares, strict=True)]) / n
+    bends: _Bends = lambda z: (float(np.mean(z * (n * shares[0] - 1))), 0.0)  # noqa: E731
+    return scale, without, np.add.reduce(influences), bends
+
+
+def _of_formula(systems: Sequence[Clusters]) -> tuple[float, Doubles, Doubles, _Bends]:
+    """The same of a formula of sums; images that do not differ change it a little if one is left out."""
+    n, formula = len(systems[0].counts), cast(CorpusFormula, systems[0].formula)
+    without = influence = np.zeros(n)
+    for sign, system in zip((1.0, -1.0), systems, strict=False):
+        added = system.sums
+        total = added.sum(axis=0)
+        own = added - total / n
+        without = without + sign * (formula(total) - formula(total - added))
+        influence = influence + sign * n * (formula(total + own) - formula(total - own)) / 2
+
+    def bends(z: Doubles) -> tuple[float, float]:
+        deviation = math.sqrt(np.mean(influence**2))
+        bias = float(np.mean(formula(total + own) + formula(total - own) - 2 * formula(total))) * n * n / 2
+        # How the formula bends where the sums move by one standard error, or as far as none gets negative.
+        direction = np.mean(z[:, None] * own, axis=0)
+        room = np.divide(total, np.abs(direction), out=np.full_like(total, np.inf), where=direction != 0)
+        step = min(math.sqrt(n), float(room.min()) / 2)
+        ends = formula(total + step * direction) + formula(total - step * direction)
+        growth = -float(ends - 2 * formula(total)) * (n / step) ** 2 / deviation / 2 if step else 0.0
+        return growth, growth + bias / deviation
+
+    return 1.0, without, influence, bends
 
 
 def check_level(level: float) -> None:

@@ -74,19 +74,11 @@ def rows_table(metric: str, media: str | None = None) -> str:
 def published_table(metric: str) -> str:
     """The values that papers report for a metric; what is the same for all stands below the table."""
     class_ = metric_class(metric)
-    values = class_.published
-    about = {
-        "images": [p.dataset for p in values],
-        "weights": [f"`{p.weights}`" for p in values],
-        "source": [p.source for p in values],
-        "settings": [p.settings or "default" for p in values],
-    }
-    differing = {name: cells for name, cells in about.items() if len(set(cells)) > 1}
-    shared = [cells[0] for name, cells in about.items() if name not in differing and cells[0] != "default"]
-    rows = [[p.captions, f"{p.value:g}"] for p in values]
-    rows = [[*row, *(cells[i] for cells in differing.values())] for i, row in enumerate(rows)]
-    table = markdown(["captions", class_.title, *differing], rows)
-    return "\n\n".join([table, *([f"All of them: {'; '.join(shared)}."] if shared else [])])
+    about, weights = class_.published, class_.default_weights
+    shared = [about["dataset"], f"`{weights.repository}`" if weights else "", about["source"]]
+    rows = [[captions, f"{mean:g}"] for captions, mean in about["means"].items()]
+    table = markdown(["captions", class_.title], rows)
+    return f"{table}\n\nAll of them: {'; '.join(filter(None, [*shared, about.get('settings')]))}."
 
 
 def exactness_table(metric: str, media: str | None = None) -> str:

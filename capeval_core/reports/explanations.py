@@ -52,7 +52,13 @@ class DrawnExplanation(dict[str, Any]):
 
     @abstractmethod
     def plot(self, width: int = ...) -> Image:
-        """The explanation as an image, `width` pixels wide. Raises ValueError where there is no score."""
+        """The explanation as an image, `width` pixels wide.
+
+        Raises:
+            ValueError: there is no score, or the width is below 320 pixels.
+            ImageError: the image or video can no longer be read.
+            ModuleNotFoundError: matplotlib is not installed.
+        """
 
     def check_drawable(self, width: int) -> None:
         """Raise ValueError where there is no score, or the width is below 320 pixels."""
@@ -84,14 +90,7 @@ class BoxExplanation(DrawnExplanation):
         self._visual = visual
 
     def plot(self, width: int = 880) -> Image:
-        """The score, the caption and the image with its boxes, the surest on top, `width` pixels wide.
-
-        Raises:
-            ValueError: there is no score, there are only features and no image, or the width is below 320
-                pixels.
-            ImageError: the image can no longer be read.
-            ModuleNotFoundError: matplotlib is not installed.
-        """
+        """Score, caption and the image with its boxes, the surest on top; ValueError without an image."""
         self.check_drawable(width)
         score = 1 / (1 + math.exp(-self["logit"]))
         title = f"UMIC {score:.3f} (logit {self['logit']:.3f})"
@@ -132,18 +131,11 @@ class MatchExplanation(DrawnExplanation):
     """
 
     def plot(self, width: int = 1440, *, reference: int | None = None) -> Image:
-        """The cosines of the caption's words with those of a reference as a heat map, `width` pixels wide.
-
-        A frame marks the word that each caption word met, a dot the one that each reference word met.
-
-        Args:
-            width: in pixels.
-            reference: position of the reference; None: the best one.
+        """The cosines of the caption's words with those of a reference (by position; None: the best one) as a
+        heat map. A frame marks the word that each caption word met, a dot the one of each reference word.
 
         Raises:
-            ValueError: there is no score, or no word on one side, or the width is below 320 pixels.
-            IndexError: there is no such reference.
-            ModuleNotFoundError: matplotlib is not installed.
+            ValueError: there is no score, or no word on one side. IndexError: there is no such reference.
         """
         self.check_drawable(width)
         notes, chosen = self["matches"], self["best"] if reference is None else reference

@@ -421,16 +421,6 @@ class HiceExplanation(DrawnExplanation):
 
     The score clamps at 0 after the mean, these notes before it: where cosines are negative, the mean of the
     phrases' precisions is more than `precision`.
-
-    >>> import capeval_core
-    >>> from capeval_core.demo import demo_set
-    >>> metric = capeval_core.load("hices", weights="tiny", evidence=True)
-    >>> item = demo_set()[0]
-    >>> explanation = metric.score([item.good], [item.image]).explain(0)
-    >>> [note["phrase"] for note in explanation["phrases"] if note["mistake"]]
-    []
-    >>> explanation.plot(width=900).size[0]
-    900
     """
 
     def __init__(self, content: Mapping[str, Any], image: InputImage, masks: Regions | None) -> None:
@@ -454,11 +444,6 @@ class HiceExplanation(DrawnExplanation):
         phrases, regions and references.
 
         `threshold` replaces that of the explanation.
-
-        Raises:
-            ValueError: there is no score, or the width is below 320 pixels.
-            ImageError: the image can no longer be read.
-            ModuleNotFoundError: matplotlib is not installed.
         """
         from capeval_core.reports.figures import draw_card
 

@@ -440,10 +440,6 @@ class VideoExplanation(DrawnExplanation):
     `weight`, and the `frame` that it fits best with the `cosine`; with references, `references`, the score
     and components of each; `incomplete`, why decoding stopped early, None where it did not; and `error`, the
     reason where there is no score.
-
-    >>> note = VideoExplanation({"caption": "a red circle", "frame_cosines": [0.1, 0.3], "words": []})
-    >>> note.plot(720).size[0]
-    720
     """
 
     def __init__(
@@ -453,13 +449,7 @@ class VideoExplanation(DrawnExplanation):
         self._video, self._sampling = video, sampling
 
     def plot(self, width: int = 1440) -> Image:
-        """The caption's cosine with each frame as a curve, and the best frames of its words, read again.
-
-        Raises:
-            ValueError: there is no score, or the width is below 320 pixels.
-            ImageError: the video can no longer be read.
-            ModuleNotFoundError: matplotlib is not installed.
-        """
+        """The caption's cosine with each frame as a curve, and the best frames of its words, read again."""
         from capeval_core.reports.figures import draw_frames
 
         self.check_drawable(width)

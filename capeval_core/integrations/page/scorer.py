@@ -221,10 +221,10 @@ def _marks_of(metric: CaptionMetric) -> Marks:
 def published_marks(metric: type[CaptionMetric], weights: Sequence[str]) -> Marks:
     """Published means that were computed with one of these weights, by repository or its last part."""
     used = {name.partition("@")[0].lower() for name in weights}
-    found = [v for v in metric.published if used & {v.weights.lower(), v.weights.lower().rpartition("/")[2]}]
-    if not found:
+    about, own = metric.published, metric.default_weights.repository.lower() if metric.default_weights else ""
+    if not about or not used & {own, own.rpartition("/")[2]}:
         return (), ""
-    sources = {f"{v.dataset} ({'; '.join(filter(None, [v.source, v.settings]))})": None for v in found}
-    text = f"Means over {' and '.join(sources)}. Single captions vary far more than these means."
-    values = [(value.captions, value.value) for value in found]
+    source = "; ".join(filter(None, [about["source"], about.get("settings")]))
+    text = f"Means over {about['dataset']} ({source}). Single captions vary far more than these means."
+    values = about["means"].items()
     return sorted(values, key=lambda mark: mark[1], reverse=metric.higher_is_better), text
