@@ -93,8 +93,9 @@ class Texts:
 
     def total(self, part: slice, values: Any) -> NDArray[np.int64]:
         """Whole numbers of all texts, added up to one of each caption with its references."""
-        values = np.asarray(values, dtype=np.int64)
-        return values[part] + Ragged(values[self.references(part)], self.counts[part]).sum().astype(np.int64)
+        numbers: NDArray[np.int64] = np.asarray(values, dtype=np.int64)
+        of_references = Ragged(numbers[self.references(part)].astype(np.float64), self.counts[part]).sum()
+        return numbers[part] + of_references.astype(np.int64)
 
     def columns(
         self,

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -56,44 +57,37 @@ def undefined(scores: ArrayLike, ratings: ArrayLike) -> str | None:
     return None
 
 
-def kendall_tau_b(scores: ArrayLike, ratings: ArrayLike) -> Coefficient:
-    """Kendall's tau-b, which corrects for ties on either side.
+def _coefficient(name: str, scores: ArrayLike, ratings: ArrayLike, **settings: Any) -> Coefficient:
+    """What scipy's function of this name finds."""
+    from scipy import stats
 
-    >>> kendall_tau_b([0.1, 0.4, 0.3, 0.9], [1, 1, 2, 3])
-    Coefficient(value=0.5477..., p_value=0.2786..., rows=4, undefined=None)
-    """
-    return _coefficient("kendalltau", scores, ratings)
-
-
-def kendall_tau_c(scores: ArrayLike, ratings: ArrayLike) -> Coefficient:
-    """Kendall's tau-c (Stuart's), for scales with different numbers of levels."""
-    return _coefficient("kendalltau", scores, ratings, variant="c")
-
-
-def spearman(scores: ArrayLike, ratings: ArrayLike) -> Coefficient:
-    """Spearman's rho: Pearson's correlation of mean ranks."""
-    return _coefficient("spearmanr", scores, ratings)
+    x, y = equally_many(scores, ratings)
+    reason = undefined(x, y)
+    if reason is not None:
+        return Coefficient(math.nan, math.nan, len(x), reason)
+    found = getattr(stats, name)(*((scaled(x), scaled(y)) if name == "pearsonr" else (x, y)), **settings)
+    if not math.isfinite(found.statistic):
+        return Coefficient(math.nan, math.nan, len(x), "the variance of the values is 0 by rounding")
+    return Coefficient(float(found.statistic), max(float(found.pvalue), LEAST_P), len(x))
 
 
-def pearson(scores: ArrayLike, ratings: ArrayLike) -> Coefficient:
-    """Pearson's correlation, of a straight line."""
-    return _coefficient("pearsonr", scores, ratings)
-
-
-COEFFICIENTS: dict[str, Callable[[ArrayLike, ArrayLike], Coefficient]] = {
-    "tau_b": kendall_tau_b,
-    "tau_c": kendall_tau_c,
-    "spearman": spearman,
-    "pearson": pearson,
-}
+Correlation = Callable[[ArrayLike, ArrayLike], Coefficient]
+"""Of scores with ratings."""
+kendall_tau_b: Correlation = partial(_coefficient, "kendalltau")
+"""Kendall's tau-b, which corrects for ties on either side."""
+kendall_tau_c: Correlation = partial(_coefficient, "kendalltau", variant="c")
+"""Kendall's tau-c (Stuart's), for scales with different numbers of levels."""
+spearman: Correlation = partial(_coefficient, "spearmanr")
+"""Spearman's rho: Pearson's correlation of mean ranks."""
+pearson: Correlation = partial(_coefficient, "pearsonr")
+"""Pearson's correlation, of a straight line."""
+COEFFICIENTS = {
+    "tau_b": kendall_tau_b, "tau_c": kendall_tau_c, "spearman": spearman, "pearson": pearson,
+}  # fmt: skip
 
 
 def annotator_mean(
-    coefficient: Callable[[ArrayLike, ArrayLike], Coefficient],
-    scores: ArrayLike,
-    ratings: ArrayLike,
-    *,
-    digits: int | None = 4,
+    coefficient: Correlation, scores: ArrayLike, ratings: ArrayLike, *, digits: int | None = 4
 ) -> float:
     """The mean of a coefficient of this module over annotators, the protocol of VATEX-EVAL; NaN where one is
     undefined.
@@ -186,20 +180,6 @@ def tie_calibrated_accuracy(
     accuracies = np.append([] if gaps[0] == 0 else [without], without + np.cumsum(gained)[last])
     best = int(np.argmax(accuracies))
     return float(accuracies[best]), float(thresholds[best])
-
-
-def _coefficient(name: str, scores: ArrayLike, ratings: ArrayLike, **settings: Any) -> Coefficient:
-    """What scipy's function of this name finds."""
-    from scipy import stats
-
-    x, y = equally_many(scores, ratings)
-    reason = undefined(x, y)
-    if reason is not None:
-        return Coefficient(math.nan, math.nan, len(x), reason)
-    found = getattr(stats, name)(*((scaled(x), scaled(y)) if name == "pearsonr" else (x, y)), **settings)
-    if not math.isfinite(found.statistic):
-        return Coefficient(math.nan, math.nan, len(x), "the variance of the values is 0 by rounding")
-    return Coefficient(float(found.statistic), max(float(found.pvalue), LEAST_P), len(x))
 
 
 def scaled(values: Doubles) -> Doubles:

@@ -386,19 +386,14 @@ def _pairs(
 
 
 def _foil(name: str, folder: Path, rows: pd.DataFrame) -> PairedSet:
-    """Right captions against foils, with the first references of each."""
-    items = _pairs(rows, ("true_caption", "foil_caption"), rows.references)
-    scorings = _first_references(items, SETS[name].references)
-    labels = ([0] * len(rows),) * len(scorings)
-    return PairedSet(name, scorings, labels, rows.image.tolist(), by_scoring=True)
-
-
-def _activitynet_foil(name: str, folder: Path, rows: pd.DataFrame) -> PairedSet:
-    """Paragraphs about a video: the scores of their sentences are averaged first."""
-    items = _pairs(rows, ("true_caption", "foil_caption"), rows.references, "video")
-    scorings, labels = (Scoring("accuracy", items),), ([0] * len(rows),)
-    paragraphs, videos = (rows.video + "/" + rows.paragraph).tolist(), rows.video.tolist()
-    return PairedSet(name, scorings, labels, videos, by_scoring=True, paragraphs=paragraphs)
+    """Right captions against foils, with the first references of each; in paragraphs about a video the scores
+    of sentences are averaged first."""
+    visual, counts = SETS[name].media, SETS[name].references
+    items = _pairs(rows, ("true_caption", "foil_caption"), rows.references, visual)
+    scorings = _first_references(items, counts) if counts else (Scoring("accuracy", items),)
+    paragraphs = (rows.video + "/" + rows.paragraph).tolist() if "paragraph" in rows else None
+    labels, visuals = ([0] * len(rows),) * len(scorings), rows[visual].tolist()
+    return PairedSet(name, scorings, labels, visuals, by_scoring=True, paragraphs=paragraphs)
 
 
 def _pascal50s(

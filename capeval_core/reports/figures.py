@@ -386,10 +386,10 @@ def draw_card(
         picture.set(xticks=(), yticks=(), anchor="NW")
         picture.set_xlabel("\n".join(legend), loc="left", size=8)
         text.axis("off")
-        rows = []
+        rows: list[Any] = []
         for size, *words in lines:
             style = {"size": size, "weight": "bold" if size in (_SCORE, _HEADING) else "normal"}
-            texts = [TextArea(word, textprops=style | {"color": colour}) for word, colour in words]
+            texts: list[Any] = [TextArea(word, textprops=style | {"color": ink}) for word, ink in words]
             rows.append(HPacker(children=texts, pad=0, sep=6))
         column = VPacker(children=rows, pad=0, sep=4)
         text.add_artist(AnchoredOffsetbox("upper left", child=column, frameon=False, pad=0, borderpad=0))
