@@ -32,7 +32,7 @@ _ALIASES = {
 }
 _UNDEFINED = "n/a"
 _NOUNS = ("rating", "caption", "image", "pair", "pool")
-_PUBLISHED = tomllib.loads(Path(__file__).with_name("published.toml").read_text(encoding="utf-8"))
+PUBLISHED = tomllib.loads(Path(__file__).with_name("published.toml").read_text(encoding="utf-8"))
 
 
 class PublishedCell(NamedTuple):
@@ -46,7 +46,7 @@ class PublishedCell(NamedTuple):
 def published(name: str, label: str, column: str) -> PublishedCell | None:
     """What a paper prints for a metric in a column of a set, None where none does."""
     label = _ALIASES.get(label, label)
-    for table in _PUBLISHED.get(name, ()):
+    for table in PUBLISHED.get(name, ()):
         if column in table["columns"] and label in table["values"]:
             value = table["values"][label][table["columns"].index(column)]
             if not math.isnan(value):

@@ -11,21 +11,9 @@ from capeval_core.errors import FileError
 from capeval_core.inputs.files import load_json
 from capeval_core.judgements.scoring import SetScorer
 from capeval_core.judgements.sets import find_visuals, load_set, set_entry
-from capeval_core.judgements.tables import Judged, published
+from capeval_core.judgements.tables import PUBLISHED, Judged, published
 from capeval_core.metric import CaptionMetric
 
-_EXAMPLES = {
-    "pacs": ("pacscore", 0.8264, 0.5772),
-    "refpacs": ("pacscore", 0.8393, 0.6357),
-    "bleu": ("pacscore", 0.3503, 0.0),
-    "rougel": ("pacscore", 0.5012, 0.3268),
-    "ciderd": ("pacscore", 1.4918, 0.4259),
-    "clips": ("clipscore", 0.8584, 0.7153),
-    "refclips": ("clipscore", 0.8450, 0.7253),
-}
-"""Published means over two photographs: folder of the set, mean of its good and of its bad captions."""
-# CLIPScore's numbers were computed in half precision.
-_SOURCES = {"pacscore": ("PAC-S's", 5e-4), "clipscore": ("CLIPScore's", 1e-3)}
 _SET = "flickr8k_expert"
 _SET_TOLERANCE = 0.15  # of tau times 100: decoders of JPEG differ in the last bits
 
@@ -67,25 +55,25 @@ def verify(
 
 
 def _examples(metric: CaptionMetric, data: Path | None) -> Iterator[Check]:
-    if metric.name not in _EXAMPLES:
+    fitting = [(name, one) for name, one in PUBLISHED["example_dogs"].items() if metric.name in one["means"]]
+    if not fitting:
         yield Check("two photographs", "not checked", f"no values are published for {metric.title}")
         return
-    name, *means = _EXAMPLES[metric.name]
-    source, tolerance = _SOURCES[name]
+    name, example = fitting[0]
     places = [] if data is None else [data / "example_dogs" / name, data / name]
     folder = next((place for place in places if place.is_dir()), None)
     if folder is None:
         files = "image1.jpg, image2.jpg, refs.json, good_captions, bad_captions"
         yield Check("two photographs", "not checked", f"name a folder with {name}/ by --data ({files})")
         return
-    for kind, expected in zip(("good", "bad"), means, strict=True):
+    for kind, expected in zip(("good", "bad"), example["means"][metric.name], strict=True):
         captions, references = (load_json(folder / f"{file}.json") for file in (f"{kind}_captions", "refs"))
         paths = find_visuals(folder, list(captions)) if metric.media else {}
         chosen = [references[image] for image in captions] if metric.needs_references else None
         visuals = [paths[image] for image in captions] if metric.media else None
         mean = metric.score(list(captions.values()), visuals, chosen).mean
-        verdict = "ok" if abs(mean - expected) <= tolerance else "FAIL"
-        distance = f"{mean - expected:+.4f}; README of {source} repository"
+        verdict = "ok" if abs(mean - expected) <= example["tolerance"] else "FAIL"
+        distance = f"{mean - expected:+.4f}; README of {example['source']} repository"
         found = f"{mean:.4f}, published {expected:.4f} ({distance})"
         yield Check(f"two photographs, {kind} captions", verdict, found)
 
