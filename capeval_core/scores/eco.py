@@ -31,7 +31,7 @@ from capeval_core.options import option
 from capeval_core.phrases.ngrams import Documents, consensus, tfidf_consensus
 from capeval_core.phrases.ptb import ptb_tokens
 from capeval_core.registry import network, network_of
-from capeval_core.result import Values
+from capeval_core.result import Values, plain
 from capeval_core.rows import (
     COVERAGE,
     Task,
@@ -278,10 +278,6 @@ class Ranking:
         ranks = {left[i]: rank for rank, i in enumerate(_best_first(self.total[left]), 1)}
         columns = {"ensemble": self.ensemble, "cider": self.consensus, "consensus": self.agreement}
         columns |= {"itm": self.itm, "total": self.total}
-
-        def plain(value: Any) -> float | None:
-            return None if np.isnan(value) else float(value)
-
         return [
             {
                 "caption": self.captions[row],
