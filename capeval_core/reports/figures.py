@@ -176,17 +176,9 @@ def draw_spreads(panels: Mapping[str, Mapping[str, Sequence[float]]]) -> Image.I
             ax.set_title(title if drawn else f"{title}: no scores")
             if not drawn:
                 continue
-            ax.boxplot(
-                list(drawn.values()),
-                tick_labels=list(drawn),
-                whis=(5, 95),
-                showfliers=False,
-                showcaps=False,
-                patch_artist=True,
-                boxprops={"facecolor": (shade, 0.24), "edgecolor": shade},
-                whiskerprops={"color": shade},
-                medianprops={"color": shade, "linewidth": 2},
-            )
+            box, line = {"facecolor": (shade, 0.24), "edgecolor": shade}, {"color": shade}
+            style: Any = {"whis": (5, 95), "boxprops": box, "whiskerprops": line, "medianprops": line}
+            ax.boxplot(list(drawn.values()), tick_labels=list(drawn), **style)
             means = [float(np.mean(values)) for values in drawn.values()]
             ax.plot(range(1, len(means) + 1), means, "-o", color=INK, linewidth=1, markersize=3)
             ax.grid(axis="x", visible=False)
