@@ -194,7 +194,7 @@ def paths_by_id(folder: Path, problems: Problems, ending: str = "") -> dict[str,
             problems.add(file_error(folder, found, fix))
     if not by_id:
         fix = f"expected files with the extension {', '.join(sorted(EXTENSIONS['image']))}"
-        problems.add(file_error(folder, "holds no images itself", fix))
+        problems.add(file_error(folder, "holds no images", fix))
     return {image_id: folder / names[0] for image_id, names in by_id.items()}
 
 
