@@ -262,18 +262,16 @@ def local_path(value: str | os.PathLike[Any]) -> str:
 
 def content_of_dict(value: Mapping[Any, Any]) -> tuple[str, bytes | None]:
     """The path of a dict {"bytes", "path"} of a dataset, and its bytes, None where it has a path alone."""
-    if not value.keys() & {"bytes", "path"}:
-        found = ", ".join(map(repr, list(value)[:5]))
-        raise refused(f'a dict needs the keys "bytes" and "path", found {found or "none"}')
     data, path = value.get("bytes"), value.get("path")
+    if data is None and path is None:
+        found = ", ".join(map(repr, list(value)[:5])) or "no key"
+        raise refused(f'a dict needs "bytes" or "path", and neither None, found {found}')
     for name, one, kinds in (("bytes", data, BYTES), ("path", path, (str, os.PathLike))):
         if one is not None and not isinstance(one, kinds):
             fix = f"expected {'bytes' if name == 'bytes' else 'a str'} or None"
             raise refused(f"is {described(one)}", fix, index=(name,), kind=TypeError)
     if data is not None:
         return "" if path is None else os.fsdecode(path), bytes(data)
-    if path is None:
-        raise refused('both "bytes" and "path" are None')
     return local_path(path), None
 
 
@@ -304,11 +302,9 @@ class File(Source[Any]):
 
 
 def read_file(path: str, content: str = "image") -> bytes:
-    """The bytes of a regular file that is not empty and not too long."""
+    """The bytes of a regular file that is not too long."""
     with open_file(path, content, LONGEST_FILE) as file:
-        if data := file.read():
-            return data
-        raise refused(f"{quoted(path)} is empty (zero bytes)")
+        return file.read()
 
 
 @contextmanager
@@ -423,7 +419,7 @@ class Pixels(Source[Image.Image]):
     value: Any
     name: str
 
-    def image(self) -> Image.Image:
+    def decode(self, reduced: bool = False) -> Image.Image:
         value = self.value
         if isinstance(value, Image.Image):
             return self._copied(value)
@@ -458,7 +454,7 @@ class Pixels(Source[Image.Image]):
 
     def compute_key(self) -> str:
         """Of mode, size, palette, transparency and pixels."""
-        image = self.image()
+        image = self.decode()
         digest = _digest()
         digest.update(f"{image.mode} {image.size} {image.info.get('transparency')!r}".encode())
         palette = image.palette
@@ -466,11 +462,6 @@ class Pixels(Source[Image.Image]):
             digest.update(f"{palette.mode} ".encode() + image.im.getpalette(palette.mode, palette.mode))
         digest.update(image.tobytes())
         return "pixels:" + digest.hexdigest()
-
-    def decode(self, reduced: bool = False) -> Image.Image:
-        image = self.image()
-        _refuse_unfit(image, self.name)
-        return image
 
 
 def _of_array(value: Any) -> Pixels:

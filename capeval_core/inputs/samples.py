@@ -135,8 +135,7 @@ def check_samples(
     rows = None if texts is None else len(texts)
     visuals: list[Any] = []
     if media:
-        fix = "pass one {} per caption; repeat it if it has several captions"
-        visuals = _check_visuals(images, problems, media, rows, fix)
+        visuals = _check_visuals(images, problems, media, rows)
     compared = check_references(references, rows, empty, problems) if needs_references else None
     if on_error == "raise" and media:
 
@@ -168,8 +167,7 @@ def check_pools(
     problems = Problems()
     given = _Texts("captions", empty, problems).lists(captions, "lists of captions", "a single string")
     rows, pools = None if given is None else len(given), given or []
-    fix = "give each {} one pool, a list of its candidates"
-    visuals: list[Any] = _check_visuals(images, problems, media, rows, fix)
+    visuals: list[Any] = _check_visuals(images, problems, media, rows)
     if on_error == "raise":
         _check_decodable(visuals, problems, media, None, None, progress)
     problems.raise_if_any()
@@ -335,9 +333,7 @@ def warn_of_written_lists(captions: Sequence[str]) -> None:
 # ---- visuals
 
 
-def _check_visuals(
-    values: Any, problems: Problems, media: Sequence[str], captions: int | None, fix: str
-) -> _Rows:
+def _check_visuals(values: Any, problems: Problems, media: Sequence[str], captions: int | None) -> _Rows:
     """One visual per value, None where the value can be none; as many as there are captions."""
     argument, many = str(argument_of(media)), " or ".join(_MANY[medium] for medium in media)
     if values is None:
@@ -360,7 +356,8 @@ def _check_visuals(
         problems.add(Problem(at(argument), found, fix, TypeError))
         return []
     if captions is not None and captions != len(visuals):
-        problems.add(other_length("captions", captions, argument, len(visuals), fix.format(argument[:-1])))
+        fix = f"pass one {argument[:-1]} per caption, or pool; repeat it if it has several captions"
+        problems.add(other_length("captions", captions, argument, len(visuals), fix))
     return visuals
 
 

@@ -29,15 +29,14 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def resolve_device(name: str | None) -> torch.device:
-    """The device that a user means: its name, or by default CUDA where there is a GPU, else the CPU."""
-    if name is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    """The device that a user means: its name, or by default CUDA where there is a GPU, else the CPU. Of
+    several GPUs the current one has its number: it may be another one later."""
     expected = "expected cpu, cuda, cuda:1, mps or xpu"
+    backends: dict[str, Any] = {"cuda": torch.cuda, "mps": torch.backends.mps, "xpu": torch.xpu}
     try:
-        device = torch.device(name)
+        device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name is None else name)
     except RuntimeError as error:
         raise wrong_option("device", name, "not a device", expected) from error
-    backends: dict[str, Any] = {"cuda": torch.cuda, "mps": torch.backends.mps, "xpu": torch.xpu}
     if device.type not in ("cpu", *backends):
         raise wrong_option("device", name, "the encoders", expected, verb="cannot run")
     if device.type != "cpu" and not backends[device.type].is_available():
@@ -45,14 +44,9 @@ def resolve_device(name: str | None) -> torch.device:
         raise wrong_option("device", name, found, fix, verb="")
     if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
         raise wrong_option("device", name, f"CUDA GPUs here are 0 to {count - 1}", verb="")
+    if device.type == "cuda" and device.index is None:  # nothing starts CUDA before a network does
+        return torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_initialized() else 0)
     return device
-
-
-def numbered_device(name: str | None) -> torch.device:
-    """As `resolve_device`, and of several GPUs the current one by number: it may be another one later."""
-    device = resolve_device(name)
-    numbered = device.type != "cuda" or device.index is not None
-    return device if numbered else torch.device("cuda", torch.cuda.current_device())
 
 
 def cuda_is_lost(name: str | None = None) -> bool:

@@ -24,7 +24,7 @@ from torch import Tensor
 from capeval_core.kept import whole_folder
 from capeval_core.models.batching import BatchSize
 from capeval_core.models.config import read
-from capeval_core.models.device import DTYPES, numbered_device
+from capeval_core.models.device import DTYPES, resolve_device
 from capeval_core.weights.catalogue import CONVERTED_AS, TINY_OF, entry_of
 from capeval_core.weights.conversion import Conversion, Release, tensor_problems
 from capeval_core.weights.folder import (
@@ -89,7 +89,7 @@ class CheckedModel(ABC, ModelHubMixin, library_name="capeval", model_card_templa
     ) -> None:
         self.config = config
         self.settings: Any = self.Settings and read(self.Settings, config, "")
-        self.device = numbered_device(device)
+        self.device = resolve_device(device)
         self.dtype = dtype
         self.fingerprint = self._fingerprint(config, checksum or _tensors_checksum(tensors))
         on_gpu = self.device.type != "cpu"
@@ -178,7 +178,7 @@ class CheckedModel(ABC, ModelHubMixin, library_name="capeval", model_card_templa
         """The encoder of a weights folder; loaded once per process, device and dtype while it is in use."""
         with naming_weights(folder.name):
             config, sum = cls._config_of(folder), folder.checksum
-            key = (cls._fingerprint(config, sum), str(numbered_device(device)), dtype)
+            key = (cls._fingerprint(config, sum), str(resolve_device(device)), dtype)
             given: dict[str, Any] = {"checksum": sum, "device": device, "dtype": dtype}
             return opened_once(key, lambda: cls(config, folder.tensors(), **given))
 

@@ -26,7 +26,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from capeval_core.limits import LIMITS
 from capeval_core.models.batching import BatchSize
-from capeval_core.models.device import DTYPES, exact_float32, numbered_device
+from capeval_core.models.device import DTYPES, exact_float32, resolve_device
 from capeval_core.models.model import opened_once
 from capeval_core.phrases.chunks import sentences
 from capeval_core.phrases.spans import Phrases
@@ -128,7 +128,7 @@ class FactualParser:
         beams: int = _BEAMS,
     ) -> None:
         self.style = style
-        on = numbered_device(device)
+        on = resolve_device(device)
         folder, label, version = _find_parser(fspath(model))
         key = ("factual", str(folder.resolve()), version, str(on), dtype, beams)
         self._writer = opened_once(key, lambda: _GraphWriter(folder, label, on, dtype, beams))

@@ -22,7 +22,7 @@ from PIL import Image
 from torch import Tensor
 
 from capeval_core.inputs.images import InputImage
-from capeval_core.models.device import DTYPES, exact_float32, numbered_device, on_device
+from capeval_core.models.device import DTYPES, exact_float32, on_device, resolve_device
 from capeval_core.models.model import check_tensors, opened_once
 from capeval_core.regions import rle
 from capeval_core.regions.regions import WITHOUT, Regions, RegionSource
@@ -79,7 +79,7 @@ class Owlv2Boxes(BoxSource):
     ) -> None:
         folder = open_foreign_weights(weights, "detector", "owlv2", default=DETECTOR, without=WITHOUT)
         self._threshold = threshold
-        on = numbered_device(device)
+        on = resolve_device(device)
         key = ("owlv2", str(folder.path), folder.checksum, str(on), dtype)
         self._model = opened_once(key, lambda: _Model(folder, on, dtype))
         settings = [1, folder.checksum, self._model.config, MAX_BOXES, OVERLAP, threshold, dtype]
@@ -150,7 +150,7 @@ class ObjectAwareBoxes(BoxSource):
         self, network: Callable[[Tensor], Tensor], *, fingerprint: str, device: str | None = None
     ) -> None:
         self._network = network
-        self._device = numbered_device(device)
+        self._device = resolve_device(device)
         self._lock = threading.Lock()
         self.fingerprint = f"object-aware-1-{fingerprint}"
 
@@ -188,7 +188,7 @@ class ObjectAwareBoxes(BoxSource):
         except (OSError, RuntimeError, ValueError) as error:
             reason = " ".join(str(error).split())[:300]
             raise WeightsError(f"{path} does not hold a {architecture} of one class: {reason}") from error
-        model.eval().to(numbered_device(device))
+        model.eval().to(resolve_device(device))
 
         def network(pixels: Tensor) -> Tensor:
             output = model(pixels)
