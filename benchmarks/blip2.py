@@ -16,16 +16,16 @@ from capeval_core.models.device import DTYPES
 from capeval_core.weights.blip2 import empty_model
 from capeval_core.weights.conversion import clip_preprocessing
 
-VISION: dict[str, dict[str, int]] = {
-    "base": {
-        "hidden_size": 768,
-        "intermediate_size": 3072,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 12,
-    }
-    | {"image_size": 224, "patch_size": 16},
-    "release": {"hidden_size": 1408, "intermediate_size": 6144, "num_hidden_layers": 39}
-    | {"num_attention_heads": 16, "image_size": 364, "patch_size": 14},
+VISION: dict[str, Any] = {
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "image_size": 224,
+    "patch_size": 16,
+    "hidden_act": "gelu",
+    "layer_norm_eps": 1e-6,
+    "qkv_bias": True,
 }
 WORDS = [f"word{index}" for index in range(2000)]
 
@@ -35,19 +35,15 @@ def values_of(found: Matches) -> Any:
     return np.stack([best_query_cosine(found.queries, found.text_features), found.itm], axis=1)
 
 
-def drawn_pairs(images: int, captions: int) -> tuple[list[InputImage], list[list[str]]]:
-    """Images of noise, 640x480, and captions of 5 to 20 words for each."""
+def drawn_pair(captions: int) -> tuple[InputImage, list[str]]:
+    """An image of noise, 640x480, and captions of 5 to 20 words."""
     rng = np.random.default_rng(0)
-    shown = [InputImage.of(rng.integers(0, 256, (480, 640, 3), dtype=np.uint8)) for _ in range(images)]
-    texts = [
-        [" ".join(rng.choice(WORDS, rng.integers(5, 21))) for _ in range(captions)] for _ in range(images)
-    ]
-    return shown, texts
+    image = InputImage.of(rng.integers(0, 256, (480, 640, 3), dtype=np.uint8))
+    return image, [" ".join(rng.choice(WORDS, rng.integers(5, 21))) for _ in range(captions)]
 
 
-def config_of(vision: dict[str, int]) -> dict[str, Any]:
+def config() -> dict[str, Any]:
     """The config of a BLIP-2 with this vision tower and the release's Q-Former."""
-    vision: dict[str, Any] = {**vision, "hidden_act": "gelu", "layer_norm_eps": 1e-6, "qkv_bias": True}
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS]
     qformer = {
         "vocab_size": len(words),
@@ -60,30 +56,30 @@ def config_of(vision: dict[str, int]) -> dict[str, Any]:
         "layer_norm_eps": 1e-12,
         "pad_token_id": 0,
         "cross_attention_frequency": 2,
-        "encoder_hidden_size": vision["hidden_size"],
+        "encoder_hidden_size": VISION["hidden_size"],
     }
     architecture = {
-        "vision": vision,
+        "vision": VISION,
         "qformer": qformer,
         "num_query_tokens": 32,
         "image_text_hidden_size": 256,
     }
     return {
         "architecture": architecture,
-        "preprocessing": clip_preprocessing(architecture["vision"]["image_size"]),
+        "preprocessing": clip_preprocessing(VISION["image_size"]),
         "context_length": 32,
         "vocabulary": words,
     }
 
 
-def seeded(size: str, device: str = "cpu") -> Blip2Encoder:
-    config = config_of(VISION[size])
+def seeded(device: str) -> Blip2Encoder:
+    own = config()
     torch.manual_seed(0)
     tensors = {
         name: torch.randn_like(tensor) * (0.02 if tensor.ndim > 1 else 0.1) + ("norm" in name.lower())
-        for name, tensor in empty_model(config["architecture"]).state_dict().items()
+        for name, tensor in empty_model(own["architecture"]).state_dict().items()
     }
-    return Blip2Encoder(config, tensors, checksum="random", device=device)
+    return Blip2Encoder(own, tensors, checksum="random", device=device)
 
 
 def inputs(encoder: Blip2Encoder, image: InputImage, captions: list[str]) -> tuple[Any, Any, Any]:
@@ -108,8 +104,8 @@ def loop(encoder: Blip2Encoder, image: InputImage, captions: list[str]) -> Any:
 
 def case(device: str, captions: int) -> tuple[Callable[[], Any], Callable[[], Any]]:
     """Both values of one image with its captions, by `match` and by a forward each."""
-    encoder = seeded("base", device)
-    (image,), (texts,) = drawn_pairs(1, captions)
+    encoder = seeded(device)
+    image, texts = drawn_pair(captions)
 
     def ours() -> Any:
         (found,) = encoder.match([image], [texts], cache=FeatureCache(0))

@@ -9,15 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from PIL import Image
 
-from benchmarks.workload import Workload, make_alpha_weights, make_workload
+from benchmarks.workload import make_alpha_weights, make_workload
+from capeval_core.cache import FeatureCache
+from capeval_core.inputs.images import InputImage
+from capeval_core.regions import rle
+from capeval_core.regions.regions import Regions, RegionSource
+from capeval_core.scores.hice import HiceOptions, HiceS
 
 MODEL = "ViT-L-14"
-CAPTIONS, MASKS = 4, 30
-FEW, MANY = 64, 1024
-"""Masks of one image, to see whether memory grows with them; from two full batches on."""
-"""Height and width of that image: its many masks would take 3 GB."""
+MASKS = 30
 
 
 def terms_of(rows: Any) -> list[list[float]]:
@@ -28,56 +32,30 @@ def terms_of(rows: Any) -> list[list[float]]:
 
 
 class PlainLoop:
-    """As one would write it with the authors' model: open_clip's towers, a forward for each mask and caption.
-
-    Args:
-        architecture, tensors: of the weights, `visual.conv1_alpha.weight` among the tensors.
-        metric: whose preprocessing and sources are used, and whose device and type.
-    """
+    """As one would write it with open_clip's towers: a forward for each mask and each caption."""
 
     def __init__(self, architecture: dict[str, Any], tensors: dict[str, Any], metric: Any) -> None:
-        from capeval_core.models.device import DTYPES
-
         self.encoder, self.source, self.phrases = metric.encoder, metric.regions, metric.phrases
-        self.device, self.dtype = self.encoder.device, DTYPES[self.encoder.dtype]
         model, self._tokenize = _open_clip(architecture, dict(tensors))
-        self.model = model.eval().to(self.device, self.dtype)
-        self.model.attn_mask = self.model.attn_mask.to(self.dtype)
-        self.rows = 0
+        self.model = model.eval().to(self.encoder.device)
 
     def image(self, pixels: NDArray[np.float32], mask: NDArray[np.float32]) -> Any:
-        return self.images(np.concatenate([pixels, mask])[None])[0]
-
-    def images(self, both: NDArray[np.float32]) -> Any:
-        """(n, d) of pixels with their masks, (n, 4, s, s), in one forward."""
-        import torch
-
-        self.rows += len(both)
-        with torch.inference_mode():
-            given = torch.from_numpy(both).to(self.device, self.dtype)
-            return self.model.encode_image(given, normalize=True).float()
+        given = torch.from_numpy(np.concatenate([pixels, mask])[None]).to(self.encoder.device)
+        return self.model.encode_image(given, normalize=True)[0]
 
     def text(self, text: str) -> Any:
-        import torch
-
-        with torch.inference_mode():
-            return self.model.encode_text(self._tokenize([text]).to(self.device), normalize=True)[0].float()
+        return self.model.encode_text(self._tokenize([text]).to(self.encoder.device), normalize=True)[0]
 
     def prepared(self, path: Path) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Pixels (3, s, s) and masks (1 + n, 1, s, s) of an image, the full one first."""
-        from PIL import Image
-
-        from capeval_core.inputs.images import InputImage
-
         image = Image.open(path)
         found = self.source.find(InputImage.of(path)).masks()
         every = np.concatenate([np.ones((1, image.height, image.width), np.bool_), found])
         return self.encoder.preprocess(image), self.encoder.preprocess_masks(every)
 
+    @torch.inference_mode()
     def terms(self, path: Path, caption: str) -> list[float]:
         """g, P and R of a caption with its image."""
-        import torch
-
         pixels, masks = self.prepared(path)
         whole, *regions = [self.image(pixels, mask) for mask in masks]
         phrases = [self.text(phrase) for phrase in self.phrases.phrases([caption])[0].phrases]
@@ -86,45 +64,22 @@ class PlainLoop:
         return [global_term, float(cosines.amax(1).mean()), float(cosines.amax(0).mean())]
 
 
-def make_captions(folder: Path, images: int) -> Workload:
-    """The first images of the common workload, with four captions each."""
-    made = make_workload(folder, images / 1000, references=0)
-    count = images * CAPTIONS
-    captions = [f"{text} number {i}" for i, text in enumerate((made.captions * count)[:count])]
-    return Workload(captions, [i // CAPTIONS for i in range(count)], made.images[:images], [])
+class Ellipses(RegionSource):
+    """The same masks in every image of a size."""
 
+    name = fingerprint = "ellipses"
 
-def _weights(folder: Path) -> Path:
-    return folder / f"alpha-{MODEL}"
-
-
-def hice_metric(weights: Path | str, masks: int, **options: Any) -> Any:
-    """HICE-S with so many given masks of each image, and phrases by rules."""
-    from capeval_core.cache import FeatureCache
-    from capeval_core.inputs.images import InputImage
-    from capeval_core.regions.regions import Regions, RegionSource
-    from capeval_core.scores.hice import HiceOptions, HiceS
-
-    class Ellipses(RegionSource):
-        name, fingerprint = "ellipses", f"ellipses-{masks}"
-
-        def find(self, image: InputImage) -> Regions:
-            regions: Regions = ellipses(masks, *image.load().size)
-            return regions
-
-    own = {"weights": weights, "regions": Ellipses(), "phrases": "chunks", "cache": FeatureCache()}
-    return HiceS(HiceOptions(**{**own, **options}))
+    def find(self, image: InputImage) -> Regions:
+        regions: Regions = ellipses(*image.load().size)
+        return regions
 
 
 @cache
-def ellipses(count: int, width: int, height: int) -> Any:
-    """So many ellipses in the middle of every image of this size."""
-    from capeval_core.regions import rle
-    from capeval_core.regions.regions import Regions
-
+def ellipses(width: int, height: int) -> Regions:
+    """Ellipses in the middle of every image of this size."""
     rng = np.random.default_rng(0)
     x, found = np.arange(width), []
-    for _ in range(count):
+    for _ in range(MASKS):
         across, down = rng.uniform(0.3, 0.7, 2) * (width, height)
         wide, high = rng.uniform(0.05, 0.25, 2) * (width, height)
         columns = x[np.abs(x - across) <= wide]
@@ -142,7 +97,6 @@ def _mean(values: list[float]) -> float:
 
 def _open_clip(architecture: dict[str, Any], tensors: dict[str, Any]) -> tuple[Any, Any]:
     """open_clip's own model and tokenizer; its first layer takes a fourth channel, the mask."""
-    import torch
     from open_clip.model import CLIP
     from open_clip.tokenizer import SimpleTokenizer
 
@@ -169,17 +123,21 @@ def _open_clip(architecture: dict[str, Any], tensors: dict[str, Any]) -> tuple[A
 
 def case(folder: Path, device: str) -> tuple[Callable[[], Any], Callable[[], Any]]:
     """g, P and R of an image with 4 captions and 30 masks."""
-    weights, work = make_alpha_weights(MODEL, folder), make_captions(folder, 1)
-    shown = [work.images[i] for i in work.owner]
+    weights, work = make_alpha_weights(MODEL, folder), make_workload(folder, 0.001, references=0)
+    captions, shown = [f"{work.captions[0]} number {i}" for i in range(4)], [work.images[0]] * 4
     architecture = json.loads((weights / "config.json").read_text())["architecture"]
 
+    def metric() -> Any:
+        own: dict[str, Any] = {"weights": weights, "regions": Ellipses(), "phrases": "chunks"}
+        return HiceS(HiceOptions(**own, device=device, cache=FeatureCache()))
+
     def ours() -> Any:
-        metric = hice_metric(weights, MASKS, device=device)
-        return np.array(terms_of(metric.encode_all(metric.check(work.captions, shown))))
+        own = metric()
+        return np.array(terms_of(own.encode_all(own.check(captions, shown))))
 
     def plain() -> Any:
-        metric = hice_metric(weights, MASKS, device=device)
-        loop = PlainLoop(architecture, metric.encoder.model.state_dict(), metric)
-        return np.array([loop.terms(*pair) for pair in zip(shown, work.captions, strict=True)])
+        own = metric()
+        loop = PlainLoop(architecture, own.encoder.model.state_dict(), own)
+        return np.array([loop.terms(*pair) for pair in zip(shown, captions, strict=True)])
 
     return ours, plain

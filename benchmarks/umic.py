@@ -27,39 +27,31 @@ WORDS = [f"word{index}" for index in range(2000)]
 PAIRS_AT_ONCE = 128
 
 
-def workload(images: int, captions: int, boxes: str, width: int = 2048) -> tuple[list[Any], list[list[str]]]:
-    """Box features of images, `boxes` of each ("36", "10-100"), and captions of 6 to 18 words."""
+def workload(boxes: str) -> tuple[list[Any], list[list[str]]]:
+    """Box features of 32 images, `boxes` of each ("36", "10-100"), and 4 captions of 6 to 18 words."""
     fewest, _, most = boxes.partition("-")
     rng = np.random.default_rng(0)
-    made_up = [
-        made_up_boxes(rng, int(rng.integers(int(fewest), int(most or fewest) + 1)), width)
-        for _ in range(images)
-    ]
-    texts = [[" ".join(rng.choice(WORDS, rng.integers(6, 19))) for _ in range(captions)] for _ in made_up]
-    return made_up, texts
+    images = [made_up_boxes(rng, int(rng.integers(int(fewest), int(most or fewest) + 1))) for _ in range(32)]
+    return images, [[" ".join(rng.choice(WORDS, rng.integers(6, 19))) for _ in range(4)] for _ in images]
 
 
-def config_of(architecture: dict[str, Any]) -> dict[str, Any]:
-    """The config of a UNITER of this architecture."""
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS]
-    return {"architecture": architecture, "context_length": 512, "vocabulary": words, "lowercase": True}
-
-
-def seeded(device: str = "cpu") -> UniterEncoder:
+def seeded(network: Any, device: str, **config: Any) -> Any:
+    """An encoder of this config over words that are made up, with random weights."""
     torch.manual_seed(0)
     tensors = {
         name: torch.randn_like(tensor, device="cpu") * 0.02
         + (tensor.ndim == 1 and name.endswith("orm.weight"))
-        for name, tensor in UniterEncoder.empty({"architecture": ARCHITECTURE}).state_dict().items()
+        for name, tensor in network.empty(config).state_dict().items()
     }
-    return UniterEncoder(config_of(ARCHITECTURE), tensors, checksum="random", device=device)
+    config |= {"vocabulary": ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS], "lowercase": True}
+    return network(config, tensors, checksum="random", device=device)
 
 
-def made_up_boxes(rng: np.random.Generator, count: int, width: int = 2048) -> dict[str, Any]:
+def made_up_boxes(rng: np.random.Generator, count: int) -> dict[str, Any]:
     corners = rng.uniform(0, 300, (count, 2))
     return {
         "boxes": np.concatenate([corners, corners + rng.uniform(10, 300, (count, 2))], axis=1),
-        "features": np.maximum(rng.normal(0, 1, (count, width)), 0).astype(np.float32),
+        "features": np.maximum(rng.normal(0, 1, (count, 2048)), 0).astype(np.float32),
         "size": (640, 640),
     }
 
@@ -122,7 +114,8 @@ def padded_layer(layer: Any, x: Tensor, mask: Tensor, heads: int) -> Tensor:
 
 def case(device: str, boxes: str) -> tuple[Callable[[], Any], Callable[[], Any]]:
     """Logits of 32 images with 4 captions each, by `rank` and by the padded loop."""
-    encoder, (images, captions) = seeded(device), workload(32, 4, boxes)
+    encoder = seeded(UniterEncoder, device, architecture=ARCHITECTURE, context_length=512)
+    images, captions = workload(boxes)
 
     def ours() -> Any:
         ranked = encoder.rank(map(boxes_of, images), captions, cache=FeatureCache(0))

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.umic import made_up_boxes
+from benchmarks.umic import WORDS, made_up_boxes, seeded
 from capeval_core.cache import FeatureCache
 from capeval_core.encoders.vilbert import Vilbert, VilbertEncoder
 from capeval_core.inputs.boxes import boxes_of
@@ -36,7 +36,6 @@ ARCHITECTURE: dict[str, Any] = {
     "visual_layers_before": [0, 1, 2, 3, 4, 5],
     "tasks": 20,
 }
-WORDS = [f"word{index}" for index in range(2000)]
 CONTEXT, TASK = 37, 7
 
 
@@ -49,29 +48,15 @@ def ours(
     encoder: VilbertEncoder, images: Sequence[Any], texts: Sequence[Sequence[str]], candidates: int
 ) -> Any:
     """(images * candidates,) F, averaged over references."""
-    encoded = encoded_captions(encoder, images, texts, candidates)
-    match = Matcher(encoder, encoded).words()
-    f = f_score(match.precision.double().numpy(), match.recall.double().numpy())
-    return f.reshape(len(encoded), -1).mean(axis=1)
-
-
-def encoded_captions(
-    encoder: VilbertEncoder,
-    images: Sequence[Any],
-    texts: Sequence[Sequence[str]],
-    candidates: int,
-    *,
-    on_device: bool = True,
-) -> list[list[EncodedText]]:
-    """Candidates of all images with their references; on_device: with the features that CUDA has kept."""
     encoded = []
     features = encoder.token_features(map(boxes_of, images), texts, cache=FeatureCache(0))
     for found, own in zip(features, texts, strict=True):
         ids = encoder.tokenizer.encode(own).ids
-        kept = found.on_device if on_device else [None] * len(ids)
-        rows = [EncodedText(*each) for each in zip(ids, found.features or [], kept, strict=True)]
+        rows = [EncodedText(*each) for each in zip(ids, found.features or [], found.on_device, strict=True)]
         encoded += [[caption, *rows[candidates:]] for caption in rows[:candidates]]
-    return encoded
+    match = Matcher(encoder, encoded).words()
+    f = f_score(match.precision.double().numpy(), match.recall.double().numpy())
+    return f.reshape(len(encoded), -1).mean(axis=1)
 
 
 @torch.inference_mode()
@@ -157,26 +142,10 @@ def attention(query: Tensor, keys: Tensor, values: Tensor, heads: int, mask: Ten
     return (weights @ values).transpose(1, 2).flatten(2)
 
 
-def config_of(architecture: dict[str, Any]) -> dict[str, Any]:
-    """The config of a ViLBERT of this architecture."""
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS]
-    common = {"context_length": CONTEXT, "lowercase": True, "task": TASK}
-    return {"architecture": architecture, "vocabulary": words, **common}
-
-
-def seeded(device: str = "cpu") -> VilbertEncoder:
-    torch.manual_seed(0)
-    tensors = {
-        name: torch.randn_like(tensor, device="cpu") * 0.02
-        + (tensor.ndim == 1 and name.endswith("orm.weight"))
-        for name, tensor in VilbertEncoder.empty({"architecture": ARCHITECTURE}).state_dict().items()
-    }
-    return VilbertEncoder(config_of(ARCHITECTURE), tensors, checksum="random", device=device)
-
-
 def case(device: str, candidates: int) -> tuple[Callable[[], Any], Callable[[], Any]]:
     """F of candidates of 2 images, of 100 boxes and 5 references each, by `token_features` and the loop."""
-    encoder, rng = seeded(device), np.random.default_rng(0)
+    settings = {"architecture": ARCHITECTURE, "context_length": CONTEXT, "task": TASK}
+    encoder, rng = seeded(VilbertEncoder, device, **settings), np.random.default_rng(0)
     images, texts = [made_up_boxes(rng, 100) for _ in range(2)], made_up_texts(rng, 2, candidates + 5)
     return (
         lambda: ours(encoder, images, texts, candidates),

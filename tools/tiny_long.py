@@ -1,45 +1,51 @@
 """The small Long-CLIP of `specs`: crowds of up to 40 objects, captions of up to 200 words.
 
-The text tower is that of the packaged PAC-S, of whose 77 positions 20 are kept and the others stretched by
-four, as in Long-CLIP; the image tower starts from nothing. Features are to be the sum of the directions of
-the coloured shapes that an image shows or a caption names, less the mean of all. A second run tunes both: an
-image is to be nearer to its caption than to the same with a wrong fact.
+The text tower is that of the packaged PAC-S with 248 positions of waves; the image tower starts from nothing.
+Features are to be the sum of the directions of the coloured shapes that an image shows or a caption names,
+less the mean of all; before the last block each patch and each noun is to tell its own.
 """
 
 from __future__ import annotations
 
 import math
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cosine_similarity, cross_entropy, layer_norm, normalize, softplus
+from torch.nn.functional import binary_cross_entropy_with_logits as unsure
+from torch.nn.functional import cosine_similarity, cross_entropy, layer_norm, normalize
 
 from capeval_core.encoders.clip import ClipEncoder
 from capeval_core.weights.conversion import clip_preprocessing
-from tools.captions import describe, facts_of, wrong_fact
-from tools.scenes import COLOURS, CROWD_SIDE, SHAPES, Scene, draw, sample_crowd, sample_scene
+from tools.captions import facts_of
+from tools.scenes import COLOURS, CROWD_SIDE, SHAPES, Scene, draw, sample_crowd
 
-CONTEXT, KEPT, KINDS = 248, 20, list(product(COLOURS, SHAPES))
-VISION = {"image_size": 112, "patch_size": 16, "width": 128, "layers": 2, "head_width": 32, "mlp_ratio": 4.0}
-STEPS, TUNING, BATCH, RATE, SCALE = 1600, 120, 32, 2e-3, 20.0
+CONTEXT, KINDS = 248, list(product(COLOURS, SHAPES))
+VISION: dict[str, Any] = {
+    "image_size": 112,
+    "patch_size": 16,
+    "width": 128,
+    "layers": 2,
+    "head_width": 32,
+    "mlp_ratio": 4.0,
+}
+STEPS, BATCH, RATE = 3000, 32, 2e-3
 SETTINGS = ("format", "encoder", "architecture", "activation", "preprocessing", "constants")
 
 
 def train(start: Path | None, seed: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Config and tensors after a first run, or after a second one that starts from those weights."""
+    """Config and tensors, from nothing or from the weights of a folder."""
     encoder: Any = beginning() if start is None else ClipEncoder.from_pretrained(start)
     crowds = Crowds(encoder, np.random.default_rng([seed, 32]))
-    steps, rate = (STEPS, RATE) if start is None else (TUNING, RATE / 3)
-    optimiser = torch.optim.Adam(crowds.parameters(), rate, betas=(0.9, 0.98))
-    for step in range(steps):
-        optimiser.param_groups[0]["lr"] = rate * min(1, (step + 1) / 50) * (1 - step / steps) ** 0.7
-        loss = crowds.naming(step / steps) if start is None else crowds.telling()
+    optimiser = torch.optim.Adam(crowds.parameters(), RATE, betas=(0.9, 0.98))
+    for step in range(STEPS):
+        optimiser.param_groups[0]["lr"] = RATE * min(1, (step + 1) / 50) * (1 - step / STEPS) ** 0.7
+        loss = crowds()
         optimiser.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         nn.utils.clip_grad_norm_(crowds.parameters(), 1.0)
         optimiser.step()
         if step % 20 == 0:
@@ -55,11 +61,9 @@ def beginning() -> ClipEncoder:
     config = {"format": 1, "encoder": "clip", "architecture": architecture, "activation": "quick_gelu"}
     config |= {"preprocessing": clip_preprocessing(112), "constants": {"prompt": ""}}
     tensors = {name: own.float() for name, own in base.model.state_dict().items() if "visual." not in name}
-    kept, rest = tensors["positional_embedding"].split([KEPT, 77 - KEPT])
-    places = torch.arange(4 * len(rest)) / 4
-    before = places.long().clamp(max=len(rest) - 2)
-    between = torch.lerp(rest[before], rest[before + 1], (places - before)[:, None])
-    tensors["positional_embedding"] = torch.cat([kept, between])
+    waves = torch.logspace(0, -2.5, architecture["text"]["width"] // 2) * math.pi / 2
+    turned = torch.arange(CONTEXT)[:, None] * waves
+    tensors["positional_embedding"] = 0.05 * torch.cat([turned.sin(), turned.cos()], 1)
     for name, parameter in ClipEncoder.modules(config).visual.named_parameters():
         own = torch.full(parameter.shape, float("ln_" in name and name.endswith("weight")))
         if own.ndim >= 2:
@@ -69,63 +73,59 @@ def beginning() -> ClipEncoder:
 
 
 class Crowds(nn.Module):
-    """The towers, and the question what lies in each cell of a crowd, which patches answer at first."""
+    """The towers, and questions to their states before the last block: which kind is here?"""
 
     def __init__(self, encoder: Any, rng: np.random.Generator) -> None:
         super().__init__()
         self.normalised, self.tokenizer, self.rng = encoder.normalised, encoder.tokenizer, rng
         self.model: Any = encoder.model.float().requires_grad_(True)
-        self.question = nn.Linear(128, len(KINDS) + 1)
+        widths = (VISION["width"], self.model.ln_final.weight.numel())
+        self.questions = nn.ModuleList(nn.Linear(width, len(KINDS) + 1) for width in widths)
         self.directions = nn.init.orthogonal_(torch.empty(len(KINDS), encoder.dimension))
+        self.sharpness, self.bias = nn.Parameter(torch.tensor(6.0)), nn.Parameter(torch.zeros(()))
 
-    def naming(self, done: float) -> Tensor:
-        """The loss of the first run, with more and more objects; each fourth scene is an ordinary one."""
-        count = round(math.exp(self.rng.uniform(math.log(2), math.log(min(40, 4 + 90 * done)))))
-        there, cells = torch.zeros(BATCH, len(KINDS)), torch.full((BATCH, CROWD_SIDE**2), -100)
-        scenes, texts = [], []
-        for row in range(BATCH):
-            crowded = row % 4 > 0
-            scene = sample_crowd(self.rng, count) if crowded else sample_scene(self.rng)
-            scenes.append(scene)
-            texts.append(", ".join(facts_of(scene, self.rng)) if crowded else describe(scene, self.rng))
+    def forward(self) -> Tensor:
+        """The loss of a batch; a fifth of the crowds is small."""
+        count = int(self.rng.integers(8, 41, 2).max() if self.rng.random() < 0.8 else self.rng.integers(2, 9))
+        scenes = [sample_crowd(self.rng, count) for _ in range(BATCH)]
+        there, cells = torch.zeros(BATCH, len(KINDS)), torch.full((BATCH, CROWD_SIDE**2), len(KINDS))
+        for row, scene in enumerate(scenes):
             kinds = [KINDS.index((thing.colour, thing.shape)) for thing in scene.objects]
-            there[row, kinds] = 1
-            if crowded:
-                x, y = (np.array([thing.centre for thing in scene.objects]) * CROWD_SIDE).astype(int).T
-                cells[row] = len(KINDS)
-                cells[row, y * CROWD_SIDE + x] = torch.tensor(kinds)
-        visual = self.model.visual
-        *blocks, last = visual.transformer.resblocks
-        x = nn.Sequential(*blocks)(visual.embed(visual.conv1(self.pixels(scenes)).flatten(2).mT))
-        answers = self.question(layer_norm(x[:, 1:], x.shape[-1:])).flatten(0, 1)
+            x, y = (np.array([thing.centre for thing in scene.objects]) * CROWD_SIDE).astype(int).T
+            there[row, kinds], cells[row, y * CROWD_SIDE + x] = 1, torch.tensor(kinds)
         target = (there - there.mean(1, keepdim=True)) @ self.directions
-        features = visual.ln_post(last(x)[:, 0]) @ visual.proj, self.read(texts)
-        off: Tensor = sum(1 - cosine_similarity(own, target).mean() for own in features)  # type: ignore[assignment]
-        return off + 0.5 * (1 - done) * cross_entropy(answers, cells.flatten())
+        rows = self.tokenizer.encode([", ".join(facts_of(scene, self.rng)) for scene in scenes]).ids
+        towers = [(*self.look(scenes), cells), (*self.read(rows), self.nouns(rows))]
+        loss = torch.zeros(())
+        for (features, states, here), question in zip(towers, self.questions, strict=True):
+            answers = question(layer_norm(states, states.shape[-1:])).flatten(0, 1)
+            logits = self.sharpness * normalize(features, dim=-1) @ self.directions.T + self.bias
+            loss = loss + 1 - cosine_similarity(features, target).mean() + unsure(logits, there)
+            loss = loss + 0.5 * cross_entropy(answers, here.flatten())
+        return loss
 
-    def telling(self) -> Tensor:
-        """The loss of the second run: each image beside its caption, those of others, and a wrong fact."""
-        count = int(self.rng.integers(8, 41, 2).max())
-        scenes, true, false = [sample_crowd(self.rng, count) for _ in range(BATCH // 2)], [], []
-        for scene in scenes:
-            facts, place = facts_of(scene, self.rng), int(self.rng.integers(count))
-            true.append(", ".join(facts))
-            facts[place] = wrong_fact(scene, facts[place], self.rng)
-            false.append(", ".join(facts))
-        images = normalize(self.model.visual(self.pixels(scenes)), dim=-1)
-        right, wrong = normalize(self.read(true + false), dim=-1).chunk(2)
-        logits, own = SCALE * images @ right.T, torch.arange(len(images))
-        contrast = cross_entropy(logits, own) + cross_entropy(logits.T, own)
-        return contrast + 3 * softplus(-2 * SCALE * (images * (right - wrong)).sum(1)).mean()
+    def nouns(self, rows: list[list[int]]) -> Tensor:
+        """Per token the kind that ends there, -100 for none."""
+        words = {name: self.tokenizer.encode([name]).ids[0][1] for name in (*COLOURS, *SHAPES)}
+        kinds = {(words[colour], words[shape]): own for own, (colour, shape) in enumerate(KINDS)}
+        ends = [torch.tensor([-100, *(kinds.get(pair, -100) for pair in pairwise(row))]) for row in rows]
+        return nn.utils.rnn.pad_sequence(ends, batch_first=True, padding_value=-100)
 
-    def pixels(self, scenes: list[Scene]) -> Any:
-        drawn = np.stack([np.asarray(draw(scene, 112)) for scene in scenes])
-        return self.normalised(torch.from_numpy(drawn).permute(0, 3, 1, 2).float() / 255)
+    def look(self, scenes: list[Scene]) -> tuple[Tensor, Tensor]:
+        """Features of scenes, and the states of their patches before the last block."""
+        drawn, visual = np.stack([np.asarray(draw(scene, 112)) for scene in scenes]), self.model.visual
+        pixels = self.normalised(torch.from_numpy(drawn).permute(0, 3, 1, 2).float() / 255)
+        x = visual.embed(visual.conv1(pixels).flatten(2).mT)
+        for block in visual.transformer.resblocks:
+            states, x = x, block(x)
+        return visual.ln_post(x[:, 0]) @ visual.proj, states[:, 1:]
 
-    def read(self, texts: list[str]) -> Any:
-        rows = [torch.tensor(ids) for ids in self.tokenizer.encode(texts).ids]
-        ids, model = nn.utils.rnn.pad_sequence(rows, batch_first=True), self.model
+    def read(self, rows: list[list[int]]) -> tuple[Tensor, Tensor]:
+        """Features of texts, and the states of their tokens before the last block."""
+        model, last = self.model, torch.tensor([len(row) - 1 for row in rows])
+        ids = nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
+        before = torch.full((ids.shape[1],) * 2, -math.inf).triu(1)
         x = model.token_embedding(ids) + model.positional_embedding[: ids.shape[1]]
-        x = model.transformer(x, torch.full((ids.shape[1],) * 2, -math.inf).triu(1))
-        ends = x[torch.arange(len(rows)), torch.tensor(list(map(len, rows))) - 1]
-        return model.ln_final(ends) @ model.text_projection
+        for block in model.transformer.resblocks:
+            states, x = x, block(x, before)
+        return model.ln_final(x[torch.arange(len(rows)), last]) @ model.text_projection, states
