@@ -20,8 +20,8 @@ from torch.nn.functional import cosine_similarity, cross_entropy, layer_norm, no
 
 from capeval_core.encoders.clip import ClipEncoder
 from capeval_core.weights.conversion import clip_preprocessing
-from tools.captions import facts_of
-from tools.scenes import COLOURS, CROWD_SIDE, SHAPES, Scene, draw, sample_crowd
+from tools.captions import describe, facts_of
+from tools.scenes import COLOURS, CROWD_SIDE, SHAPES, Scene, draw, sample_crowd, sample_scene
 
 CONTEXT, KINDS = 248, list(product(COLOURS, SHAPES))
 VISION: dict[str, Any] = {
@@ -85,16 +85,22 @@ class Crowds(nn.Module):
         self.sharpness, self.bias = nn.Parameter(torch.tensor(6.0)), nn.Parameter(torch.zeros(()))
 
     def forward(self) -> Tensor:
-        """The loss of a batch; a fifth of the crowds is small."""
+        """The loss of a batch; each third scene is an ordinary one."""
         count = int(self.rng.integers(8, 41, 2).max() if self.rng.random() < 0.8 else self.rng.integers(2, 9))
-        scenes = [sample_crowd(self.rng, count) for _ in range(BATCH)]
-        there, cells = torch.zeros(BATCH, len(KINDS)), torch.full((BATCH, CROWD_SIDE**2), len(KINDS))
-        for row, scene in enumerate(scenes):
+        there, cells = torch.zeros(BATCH, len(KINDS)), torch.full((BATCH, CROWD_SIDE**2), -100)
+        scenes, texts = [], []
+        for row in range(BATCH):
+            scene = sample_crowd(self.rng, count) if row % 3 else sample_scene(self.rng)
+            scenes.append(scene)
+            texts.append(", ".join(facts_of(scene, self.rng)) if row % 3 else describe(scene, self.rng))
             kinds = [KINDS.index((thing.colour, thing.shape)) for thing in scene.objects]
-            x, y = (np.array([thing.centre for thing in scene.objects]) * CROWD_SIDE).astype(int).T
-            there[row, kinds], cells[row, y * CROWD_SIDE + x] = 1, torch.tensor(kinds)
+            there[row, kinds] = 1
+            if row % 3:
+                x, y = (np.array([thing.centre for thing in scene.objects]) * CROWD_SIDE).astype(int).T
+                cells[row] = len(KINDS)
+                cells[row, y * CROWD_SIDE + x] = torch.tensor(kinds)
         target = (there - there.mean(1, keepdim=True)) @ self.directions
-        rows = self.tokenizer.encode([", ".join(facts_of(scene, self.rng)) for scene in scenes]).ids
+        rows = self.tokenizer.encode(texts).ids
         towers = [(*self.look(scenes), cells), (*self.read(rows), self.nouns(rows))]
         loss = torch.zeros(())
         for (features, states, here), question in zip(towers, self.questions, strict=True):
