@@ -9,9 +9,8 @@ import warnings
 from collections.abc import Sequence
 from importlib import import_module
 
-from capeval_core.commands.terminal import INTERRUPTED, Parser, announce, complain, help_texts, leave, table
-from capeval_core.errors import did_you_mean, naming
-from capeval_core.project import __version__
+from capeval_core.commands.terminal import INTERRUPTED, announce, complain, first_named, help_texts, leave
+from capeval_core.errors import naming
 
 COMMANDS: dict[str, str] = help_texts()["commands"]
 """Every command and what it does."""
@@ -52,25 +51,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    commands = "commands:\n" + table(list(COMMANDS.items()), indent="  ")
-    hint = "\n\n`capeval COMMAND --help` says more; `capeval demo` is a good start."
-    parser = Parser("", "COMMAND ...", "Metrics for image captions.", listed=commands + hint)
-    parser.add_argument("--version", action="version", version=f"capeval {__version__}")
     try:
-        if not arguments:
-            parser.print_help()
-            return BAD_INPUT
-        name, *rest = arguments
-        if name.startswith("-"):
-            parser.read([name])
-        if name not in COMMANDS:
-            parser.error(f"unknown command {name!r}{did_you_mean(name, COMMANDS)} ({', '.join(COMMANDS)})")
+        name, rest = first_named(arguments or ["--help"], "", COMMANDS)
         if (rest or name == "demo") and name != "list" and not {"-h", "--help"} & set(rest):
             announce("loading ...")  # imports may take seconds
         status: int = import_module(f"capeval_core.commands.{name}").run(rest)
         return status
     except SystemExit as stop:  # argparse's own way out: help, version, wrong arguments
-        return int(stop.code or 0)
+        return int(stop.code or 0) if arguments else BAD_INPUT
 
 
 def run() -> int:

@@ -42,6 +42,7 @@ def test_the_package_imports_nothing_heavy() -> None:
         "capeval_core.Result",
         "from capeval_core.registry import METRICS as M, metric_class as c; [c(m).Options() for m in M]",
         "from capeval_core.metric import CommonOptions; CommonOptions.describe()",
+        "from capeval_core.cli import main; main(['train', '--help']); main(['shards', '--help'])",
     ],
 )
 def test_lists_and_descriptions_need_no_model(use: str) -> None:

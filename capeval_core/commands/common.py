@@ -9,9 +9,8 @@ import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from PIL.Image import Image
 
@@ -19,17 +18,15 @@ from capeval_core.commands.terminal import TYPES, Parser, complain, flag
 from capeval_core.errors import did_you_mean, file_error, naming, place
 from capeval_core.inputs import text_files
 from capeval_core.inputs.files import bare, names_in, some_of
-from capeval_core.inputs.images import Texts, Visual
-from capeval_core.inputs.samples import ARGUMENTS, Samples, argument_of, medium_of
+from capeval_core.inputs.samples import ARGUMENTS, medium_of
 from capeval_core.inputs.text_files import FileOptions
-from capeval_core.kept import write_whole
+from capeval_core.kept import try_writing, write_whole
 from capeval_core.metric import CaptionMetric
 from capeval_core.options import OptionDescription, Settings
 from capeval_core.registry import media_of, metric_class
 
 _SHOWN = 20  # lines of a list
 _LONGEST = 48  # characters of the choices of an option that stand in place of its value
-_Checked = TypeVar("_Checked", bound=Samples)
 
 # flags
 
@@ -46,19 +43,20 @@ def add_flags(
     The options class, not the flag, checks values and knows the defaults.
     """
     classes = options if isinstance(options, Mapping) else {"": options}
-    flags: dict[str, OptionDescription] = {}
-    owners: dict[str, dict[str, list[str]]] = {}  # by option and help text, its metrics
+    flags: dict[str, list[tuple[str, OptionDescription]]] = {}
     for metric, class_ in classes.items():
         for option in class_.describe().values():
             if option.flag and option.name not in leave_out:
-                flags.setdefault(option.name, option)
-                owners.setdefault(option.name, {}).setdefault(_help_of(option), []).append(metric)
-    for name, option in flags.items():
-        of_all = {text for text, own in owners[name].items() if len(own) == len(classes)}
+                flags.setdefault(option.name, []).append((metric, option))
+    for own in flags.values():
+        texts: dict[str, list[str]] = {}
+        for metric, option in own:
+            texts.setdefault(_help_of(option), []).append(metric)
         parts = [
-            text if text in of_all else f"{', '.join(own)}: {text}" for text, own in owners[name].items()
+            text if len(metrics) == len(classes) else f"{', '.join(metrics)}: {text}"
+            for text, metrics in texts.items()
         ]
-        _add_option(parser.group(title), option, "; ".join(parts))
+        _add_option(parser.group(title), own[0][1], "; ".join(parts))
 
 
 def _help_of(option: OptionDescription) -> str:
@@ -161,35 +159,16 @@ def naming_rows(ids: Sequence[str], systems: Sequence[str] = ()) -> AbstractCont
             visual = visual_of(image_id, argument)  # of boxes, with one of the arrays of features
             return f"{visual}: {place(str(inner[0]), inner[1:])}" if inner else visual
         number = int(inner[0]) + 1 if inner else 0
-        if argument == "references":
-            return f"reference {number} of {image_id!r}" if inner else f"references of {image_id!r}"
-        number = number or (numbers[position] if counts[system, image_id] > 1 else 0)
-        caption = f"caption {number} of {image_id!r}" if number else f"caption of {image_id!r}"
-        return f"{caption} in {system!r}" if system else caption
+        if argument == "captions" and not inner and counts[system, image_id] > 1:
+            number = numbers[position]
+        text = f"{medium_of(argument)}{f' {number}' if number else ''} of {image_id!r}"
+        return f"{text} in {system!r}" if system else text
 
     return naming(row=row)
 
 
 def visual_of(image_id: str, argument: str) -> str:
     return f"{medium_of(argument)} of {image_id!r}"
-
-
-def with_ids(
-    samples: _Checked,
-    ids: Sequence[str],
-    media: Sequence[str] = ("image",),
-    entries: Sequence[str] | None = None,
-) -> _Checked:
-    """Samples with visuals named by ids in later errors; texts alone are grouped by `entries`, their ids."""
-    argument = argument_of(media) or "references"
-    named = zip(samples.images, samples.places, strict=True)
-    images = [image.at(visual_of(ids[position], argument)) for image, position in named]
-    if not media and entries is not None:
-        pairs = zip(entries, samples.references or [], strict=True)
-        sources = {entry: Texts(texts, entry) for entry, texts in pairs}
-        own = zip(images, entries, strict=True)
-        images = [Visual(image.where, sources[entry]) for image, entry in own]
-    return replace(samples, images=images)
 
 
 # files
@@ -202,6 +181,21 @@ def read_files(
     options = FileOptions(**chosen(flags, FileOptions))
     references = getattr(flags, "references", None)
     return text_files.read_collection(candidates, images, references, options=options, **more)
+
+
+def read_named(flags: Any, metric: Any, options: dict[str, Any]) -> tuple[text_files.Joined, dict[str, Any]]:
+    """The files that a metric needs, as flags name them, and the options that flags set."""
+    given = {name: getattr(flags, name, None) for name in ("weights", "regions")}
+    chosen = {name: value for name, value in given.items() if value is not None}
+    checked = metric.Options.of(metric.name, {**options, **chosen})
+    if metric.media and flags.visuals is None and not checked.images_are_ids:
+        raise ValueError(
+            f"{metric.name} looks at {metric.media[0]}s: name their folder by --images or --videos"
+        )
+    if metric.needs_references and flags.references is None:
+        raise ValueError(f"{metric.name} needs references: name their file by --references")
+    folder: Path | None = flags.visuals if metric.media and not checked.images_are_ids else None
+    return read_files(flags, folder, flags.candidates, medium=(metric.media or ("image",))[0]), chosen
 
 
 def check_output(name: str, out: Path | None, read: Sequence[tuple[str, object]] = ()) -> None:
@@ -224,10 +218,14 @@ def check_folder(
     out: Path | None, ours: Collection[str] = (), what: str = "", *, flag: str = "--out"
 ) -> set[str]:
     """The names in the folder of a flag; a file is refused, and one that holds more than `what`, if given."""
-    if out is None or not out.exists():
+    if out is None:
         return set()
-    if not out.is_dir():
+    if out.exists() and not out.is_dir():
         raise file_error(out, f"is a file: choose a folder for {flag}")
+    try:
+        try_writing(out)
+    except OSError as error:
+        raise OSError(f"{flag} {out} cannot be written ({error.strerror or error})") from error
     names = {path.name for path in out.glob("[!.]*")}  # less unfinished files
     if what and (others := sorted(names.difference(ours))):
         raise file_error(out, f"holds more than {what} ({others[0]}): choose another folder for {flag}")

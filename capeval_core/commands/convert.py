@@ -3,42 +3,30 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from capeval_core.commands.common import add_flags, check_folder, chosen
 from capeval_core.commands.regions import BOX_FEATURES, convert_box_features
-from capeval_core.commands.terminal import complain, first_named, parser_of, table
+from capeval_core.commands.terminal import complain, first_named, help_texts, parser_of, table
 from capeval_core.metric import Reranker
 from capeval_core.registry import metric_class, metric_classes, network
-from capeval_core.weights.catalogue import EVA_CLIP, FASTER_RCNN, X152, entry_known_as
+from capeval_core.weights.catalogue import EVA_CLIP, entry_known_as
 from capeval_core.weights.folder import CONFIG, TENSORS, TOKENIZER, VOCABULARY
 
-_PARTS = {
-    "regions": ("sam", "a SAM that finds the regions of HICE-S", "score hices {} --regions objects:{}"),
-    EVA_CLIP: (
-        "eva_clip",
-        "the largest member of ECO's ensemble",
-        "rerank {} --out best.csv --members {},blip2-itc",
-    ),
-    FASTER_RCNN: ("faster_rcnn", "the detector of UMIC's boxes", "score umic {} --regions {}"),
-    X152: (
-        "x152",
-        "the detector of ViLBERTScore's boxes",
-        "score vilbertscore {} --references references.json --regions {}",
-    ),
-}
-"""What is converted beside the weights of metrics: name -> network, purpose, and a command that uses it."""
 _OURS = {CONFIG, TENSORS, VOCABULARY, TOKENIZER, "README.md"}
 
 
 def run(arguments: list[str]) -> int:
     released = {BOX_FEATURES: "features that 12-in-1 released, for ViLBERTScore"}
     known = {name: f"weights of {name}" for name, own in metric_classes().items() if own.default_weights}
-    known |= {part: purpose for part, (_, purpose, _) in _PARTS.items()} | released
+    parts: dict[str, Any] = help_texts()["convert parts"]
+    known |= {part: about["purpose"] for part, about in parts.items()} | released
     name, rest = first_named(arguments, "convert", known)
     if name == BOX_FEATURES:
         return convert_box_features(rest)
-    encoder = network(_PARTS[name][0] if name in _PARTS else str(metric_class(name).network))
+    encoder = network(parts[name]["network"] if name in parts else str(metric_class(name).network))
     shards = ", or the index of shards" * (name == EVA_CLIP)
     parser = parser_of(f"convert {name}", "convert METRIC", shards=shards)
     add_flags(parser, encoder.Conversion, "what the tensors may not show, and what is recorded with them")
@@ -56,15 +44,15 @@ def run(arguments: list[str]) -> int:
         complain(f"warning: {difference}: {what}")
     print(f"{out}: {architecture}")
     print(table([["-", note] for note in release.notes], indent="  "))
-    print(f"score with it:\n  {_score_command(name, out)}")
+    print(f"score with it:\n  {_score_command(name, parts.get(name), out)}")
     return 0
 
 
-def _score_command(name: str, out: Path) -> str:
+def _score_command(name: str, part: Mapping[str, str] | None, out: Path) -> str:
     """A command that uses the converted weights."""
     files, place = "--candidates captions.json --images images", shlex.quote(str(out))
-    if name in _PARTS:
-        return f"capeval {_PARTS[name][2].format(files, place)}"
+    if part is not None:
+        return f"capeval {part['command'].format(files=files, weights=place)}"
     metric = metric_class(name)
     if issubclass(metric, Reranker):
         return f"capeval rerank {files} --out best.csv --weights {place}"

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL.Image import Image
 
 from capeval_core.commands import common, terminal
 from capeval_core.errors import Problems, file_error
@@ -27,6 +26,8 @@ from capeval_core.reports.tables import Table
 from capeval_core.weights.catalogue import NAMESPACE
 
 _Metrics = Sequence[tuple[type[CaptionMetric], Any]]
+_ENDS = (".md", ".tex", ".csv", "-differences.csv", ".png", "-scores.png")
+"""Of the names of the files in the folder of `--out`."""
 _EVALUATORS = ("bleu", "rougel", "ciderd")
 """What the captions that a metric chooses of pools are compared with references by."""
 
@@ -42,6 +43,8 @@ def run(arguments: list[str]) -> int:
     if flags.data is None:
         raise ValueError(f"--data is missing: {entry.advice()}")
     common.check_folder(flags.out)
+    for end in _ENDS if flags.out is not None and flags.out.is_dir() else ():
+        common.check_output("--out", flags.out / f"{entry.name}{end}")  # now, not after hours
     judged = _load(entry, flags)
     _check_metrics(metrics, judged, flags)
     _check_texts(metrics, judged, flags.data)
@@ -142,23 +145,21 @@ def _check_metrics(metrics: _Metrics, judged: JudgedSet, flags: argparse.Namespa
 def _check_texts(metrics: _Metrics, judged: JudgedSet, data: str) -> None:
     """Refuse empty texts before any metric is opened, of those that do not score them."""
     strict = [class_ for class_, options in metrics if options.empty == "error"]
-    of_captions, of_references = (
-        " ".join(f"--set {class_.name}.empty=score" for class_ in own)
-        for own in (strict, [class_ for class_ in strict if class_.needs_references])
-    )
-    empty: dict[tuple[str, str], str] = {}
+    whose = {"caption": strict, "reference": [class_ for class_ in strict if class_.needs_references]}
+    empty: dict[tuple[str, str], None] = {}  # in the order of the set, each once
     for scoring in judged.scorings:
         items, images = scoring.items, [f"image {image!r}" for image in scoring.items.images]
-        for name, caption in zip(items.names or images, items.captions, strict=True):
-            if of_captions and not caption.strip():
-                empty[name, "caption"] = of_captions
-        for image, texts in zip(images, scoring.references() or (), strict=False):
-            if of_references and not all(text.strip() for text in texts):
-                empty[image, "reference"] = of_references
+        captions = zip(items.names or images, items.captions, strict=True)
+        empty |= dict.fromkeys((name, "caption") for name, text in captions if not text.strip())
+        references = zip(images, scoring.references() or (), strict=False)
+        empty |= dict.fromkeys(
+            (name, "reference") for name, own in references if not all(map(str.strip, own))
+        )
     problems = Problems()
-    for (name, what), settings in empty.items():
-        fix = f"write the {what}, or pass {settings}"
-        problems.add(file_error(data, f"an empty {what}", fix, index=name, verb="has"))
+    for name, what in empty:
+        if settings := " ".join(f"--set {class_.name}.empty=score" for class_ in whose[what]):
+            fix = f"write the {what}, or pass {settings}"
+            problems.add(file_error(data, f"an empty {what}", fix, index=name, verb="has"))
     problems.raise_if_any()
 
 
@@ -185,18 +186,14 @@ def _write(
     lines = [f"- {label}: `{signature}`" for label, signature in signatures.items()]
     sections = [shown.markdown(), contests.markdown() if contests.rows else "", "Signatures:\n", *lines]
     dated = f"`capeval judge {entry.name}`, {now:%Y-%m-%d}\n"
-    files: dict[str, str | Image] = {
-        f"{entry.name}.md": "\n".join([dated, *filter(None, sections)]) + "\n",
-        f"{entry.name}.tex": shown.latex(),
-        f"{entry.name}.csv": tables.long_table(result, signatures).csv(),
-        f"{entry.name}-differences.csv": contests.csv(),
-    }
+    written: list[Any] = ["\n".join([dated, *filter(None, sections)]) + "\n", shown.latex()]
+    written += [tables.long_table(result, signatures).csv(), contests.csv()]
     try:
-        files[f"{entry.name}.png"] = tables.draw_agreement(result)
-        if (spread := tables.draw_scores(result)) is not None:
-            files[f"{entry.name}-scores.png"] = spread
+        written += [tables.draw_agreement(result), tables.draw_scores(result)]
     except ModuleNotFoundError as error:  # the numbers took long, and are there
         warnings.warn(f"there are no charts: {error}", stacklevel=2)
+    ends = zip(_ENDS, written, strict=False)
+    files = {f"{entry.name}{end}": content for end, content in ends if content is not None}
     # Other metrics have no repository that results could stand in, and one's own set may not be on the Hub.
     local = Path(flags.data).exists()
     dataset = f"{NAMESPACE}/{entry.name.replace('_', '-')}" if local else flags.data
@@ -210,11 +207,11 @@ def _write(
         name = f"eval_results/{'-'.join(words)}/.eval_results/{entry.name}.yaml"
         files[name] = tables.eval_results(result, label, signature=signature, **about)
     more = ", and .eval_results for the weights" if of_weights else ""
-    written = f"\n{flags.out}: {', '.join(name for name in files if '/' not in name)}{more}"
+    told = f"\n{flags.out}: {', '.join(name for name in files if '/' not in name)}{more}"
     for name, content in files.items():
         (flags.out / name).parent.mkdir(parents=True, exist_ok=True)
         common.write("--out", flags.out / name, content)
-    print(written)
+    print(told)
 
 
 def _parser(entry: SetEntry) -> terminal.Parser:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from capeval_core.commands.terminal import paragraph, parser_of, table
+from capeval_core.commands.terminal import help_texts, paragraph, parser_of, table
 from capeval_core.description import MetricDescription, licence_in_words
 from capeval_core.metric import CaptionMetric
 from capeval_core.registry import every_class, metric_classes
@@ -16,8 +16,6 @@ _FACTS = (
     "name", "variant", "title", "key", "summary", "range", "needs_references", "media", "higher_is_better",
     "paper",
 )  # fmt: skip
-
-
 _HAVE = ("images", "videos", "references", "licence", "cpu", "long")
 _AGREEMENT = {
     "flickr8k_expert": "tau_c",
@@ -26,12 +24,6 @@ _AGREEMENT = {
     "composite": "tau_c",
     "foil": "1 reference",
 }
-_NOTE = (
-    "TOKENS: of a caption that are read. SECONDS: per 1,000 captions on one core, without detectors. "
-    "TAU-C: agreement with experts' ratings of Flickr8k, PAIRS: with "
-    "choices between two captions of Pascal-50S, both as papers print them. Report two metrics of different "
-    "kinds, one that looks at the image and one that looks at references."
-)
 
 
 def run(arguments: list[str]) -> int:
@@ -39,7 +31,7 @@ def run(arguments: list[str]) -> int:
     if flags.advise is not None:
         header = ["METRIC", "WITH", "TOKENS", "SECONDS", "TAU-C", "PAIRS", "BLIND TO"]
         rows = [[*row[:6], row[-1]] for row in advice(flags.advise)]
-        print(f"{table([header, *rows])}\n\n{paragraph(_NOTE)}")
+        print(f"{table([header, *rows])}\n\n{paragraph(help_texts()['list --advise']['note'])}")
         return 0
     chosen = [name for name in ("metrics", "weights", "bibtex") if getattr(flags, name)]
     metrics = every_class()

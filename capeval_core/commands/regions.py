@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from tqdm import tqdm
 
@@ -17,7 +17,8 @@ from capeval_core.errors import FileError, Problems, naming, wrong_option
 from capeval_core.inputs.boxes import EXTENSION, MANIFEST, Manifest, is_whole, npz_bytes, released_boxes
 from capeval_core.inputs.files import paths_by_id
 from capeval_core.inputs.images import ImageError, InputImage
-from capeval_core.options import Settings, option
+from capeval_core.metric import CommonOptions
+from capeval_core.options import option
 from capeval_core.regions.features import Selection
 from capeval_core.scores.boxes import BoxSource, box_source_opener
 from capeval_core.weights.catalogue import FASTER_RCNN, FASTER_RCNN_VG, X152, X152_VG
@@ -30,25 +31,22 @@ _DETECTORS = {FASTER_RCNN: FASTER_RCNN_VG, X152: X152_VG}
 
 
 @dataclass(frozen=True, kw_only=True)
-class _RegionOptions(Settings):
+class _RegionOptions(CommonOptions):
     """What regions are found with."""
 
-    detector: Literal["faster-rcnn", "x152"] = option(
-        FASTER_RCNN,
-        "where `weights` names none: bottom-up attention's detector, which UMIC takes, or that of 12-in-1, "
-        "which ViLBERTScore takes",
-    )
+    without: ClassVar = ("batch_size", "cache", "rows", "on_error", "empty", "compat", "evidence")
     weights: str | PathLike[str] | None = option(
         None,
         "region encoder: Hub repository id (`@revision` pins it), folder, or `tiny`; None: the published "
         "weights of the detector",
     )
+    detector: Literal["faster-rcnn", "x152"] = option(
+        FASTER_RCNN,
+        "where `weights` names none: bottom-up attention's detector, which UMIC takes, or that of 12-in-1, "
+        "which ViLBERTScore takes",
+    )
     selection: Selection = option(
         "bua10_100", "boxes of an image: those more confident than 0.2, 10 to 100 of them, or LXMERT's 36"
-    )
-    device: str | None = option(None, "torch device, e.g. `cpu`, `cuda:1`; None: CUDA where there is a GPU")
-    dtype: Literal["float32", "bfloat16", "float16"] = option(
-        "float32", "numeric type of the encoder; files are in float32"
     )
 
 

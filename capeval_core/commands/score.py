@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections import Counter
+from collections import ChainMap, Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -14,7 +14,8 @@ from typing import Any
 from tqdm import tqdm
 
 from capeval_core.commands import common, compare, terminal
-from capeval_core.errors import Problems, ProblemsError, naming, noting
+from capeval_core.errors import Problems, naming, noting
+from capeval_core.inputs.images import Texts, Visual
 from capeval_core.inputs.samples import ARGUMENTS, Samples, argument_of, medium_of
 from capeval_core.inputs.text_files import FileOptions, Joined
 from capeval_core.metric import CaptionMetric, CommonOptions, LazyEvidence, Reranker, prepared
@@ -22,7 +23,7 @@ from capeval_core.registry import every_class, media_of, metric_class
 from capeval_core.replay.bundle import bundle_of
 from capeval_core.reports.html import check_report
 from capeval_core.reports.systems import Cell, System, Systems
-from capeval_core.result import Result, json_text
+from capeval_core.result import json_text
 from capeval_core.rows import Task, encode_tasks
 
 _Metrics = Sequence[type[CaptionMetric]]
@@ -59,9 +60,13 @@ def run(arguments: list[str]) -> int:
         texts = {"ids": systems[0].ids, "captions": systems[0].captions}
         return json_text({**compare.cell_content(first), **texts})
 
+    def bundle() -> str:
+        metric, samples, rows = first.result.source
+        return json_text(bundle_of(metric, samples, rows, first.result, systems[0].ids))
+
     common.in_turn(
         lambda: common.write("--json", flags.json, content() if flags.json else ""),
-        lambda: _write_bundle(flags.bundle, systems[0], first.result),
+        lambda: common.write("--bundle", flags.bundle, bundle() if flags.bundle else ""),
         lambda: _print(compared, first if alone and flags.format is None else None, flags.format),
         lambda: _tell(metrics, systems),
         lambda: _write_explanations(flags.explain, systems[0].ids, first.result) if flags.explain else None,
@@ -94,9 +99,7 @@ def _print(compared: Systems, alone: Cell | None, form: str | None) -> None:
 def _tell(metrics: _Metrics, systems: Sequence[System]) -> None:
     """Say why captions failed, once for all metrics, and which images are counted once."""
     for system in systems:
-        errors: dict[int, str] = {}
-        for cell in system.cells.values():
-            errors = cell.result.errors | errors
+        errors = dict(ChainMap(*(cell.result.errors for cell in system.cells.values())))
         items = "captions" if len(systems) == 1 else f"captions of {system.name!r}"
         common.tell_reasons(list(errors.values()), len(system.ids), items)
     metric, ids = _about(metrics), systems[0].ids
@@ -140,16 +143,12 @@ def _about(metrics: _Metrics) -> type[CaptionMetric]:
 
 def _options(metrics: _Metrics, flags: argparse.Namespace) -> list[CommonOptions]:
     """The checked options of each metric, by the flags."""
-    names = [metric.name for metric in metrics]
-
-    def options(metric: type[CaptionMetric]) -> CommonOptions:
-        keywords = common.chosen(flags, metric.Options)
-        if flags.explain is not None or flags.bundle is not None:
-            keywords["evidence"] = True
-        checked: CommonOptions = common.options_of(metric, keywords, getattr(flags, "set", ()), names)
-        return checked
-
-    return _each(options, metrics)
+    evidence = {"evidence": True} if flags.explain is not None or flags.bundle is not None else {}
+    keywords = [common.chosen(flags, metric.Options) | evidence for metric in metrics]
+    make = partial(
+        common.options_of, given=getattr(flags, "set", ()), metrics=[metric.name for metric in metrics]
+    )
+    return _each(make, metrics, keywords)
 
 
 def _each(make: Callable[..., Any], *values: Sequence[Any]) -> list[Any]:
@@ -202,7 +201,7 @@ def _score(
     named = zip(names if len(names) > 1 else [""], collections, strict=True)
     with common.naming_rows(ids, [name for name, collection in named for _ in collection.ids]):
         with noting(problems):
-            checked = _checked(metrics, options, collections, ids) if ids else []
+            checked = _checked(metrics, options, collections) if ids else []
         problems.raise_if_any()
         opened = _each(partial(_opened, len(metrics) > 1), metrics, options)
         alone, tasks = len(names) == len(metrics) == 1, []
@@ -222,8 +221,7 @@ def _score(
             for task in tasks:
                 metric, of_system, rows = task.metric, task.systems[place], task.rows[place]
                 result = metric.combine(rows, samples=of_system)
-                evidence = None if flags.report is None else LazyEvidence(metric, of_system, rows, result)
-                cells[metric.name] = compare.cell_of(result, evidence)
+                cells[metric.name] = compare.cell_of(result, LazyEvidence(metric, of_system, rows, result))
             images = own.images if folder is not None else None
             systems.append(System(name, own.ids, own.captions, cells, images, own.references))
     return systems, sum(task.reused for task in tasks)
@@ -243,12 +241,8 @@ def _read(
     kept = {"medium": media[0], "problems": problems, "absent_too": absent_too}
     for path in flags.candidates:
         terminal.announce(f"reading {path} ...")
-        try:
+        with noting(problems):
             collections.append(common.read_files(flags, folder, path, **kept))
-        except ProblemsError as error:
-            if len(flags.candidates) == 1:
-                raise
-            problems.add(str(error))
     if len(collections) < len(flags.candidates):
         problems.raise_if_any()
     if folder is not None and not problems:
@@ -258,7 +252,7 @@ def _read(
 
 
 def _checked(
-    metrics: _Metrics, options: Sequence[CommonOptions], collections: Sequence[Joined], ids: Sequence[str]
+    metrics: _Metrics, options: Sequence[CommonOptions], collections: Sequence[Joined]
 ) -> list[list[Samples]]:
     """The samples of each system, by each metric.
 
@@ -277,20 +271,17 @@ def _checked(
         images = visuals if decodes and visuals is not None else paths
         own = own if images is paths else replace(own, on_error="nan")
         samples = own.check_input(metric, captions, images, references, progress=True)
-        samples = common.with_ids(samples, ids, metric.media, entries)
+        if not metric.media and entries is not None:  # texts alone are grouped by the ids of references
+            pairs = zip(entries, samples.references or [], strict=True)
+            sources = {entry: Texts(texts, entry) for entry, texts in pairs}
+            samples = replace(samples, images=[Visual(entry, sources[entry]) for entry in entries])
         if decodes:
             visuals = list(samples.images)
         checked.append([replace(samples[a:b], indices=range(b - a)) for a, b in pairwise(ends)])
     return checked
 
 
-# --bundle and --explain
-
-
-def _write_bundle(path: Path | None, system: System, result: Result) -> None:
-    if path is not None:
-        metric, samples, rows = result.source
-        common.write("--bundle", path, json_text(bundle_of(metric, samples, rows, result, system.ids)))
+# --explain
 
 
 def _make_folder(folder: Path, metric: type[CaptionMetric], options: CommonOptions) -> None:

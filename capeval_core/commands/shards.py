@@ -9,20 +9,17 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
 from capeval_core.commands import common, terminal
-from capeval_core.integrations.shards import folder as outputs
-from capeval_core.integrations.shards.places import Place
-from capeval_core.integrations.shards.readers import check_columns
-from capeval_core.integrations.shards.scoring import BatchScorer
-from capeval_core.integrations.shards.shard import ShardResult, images_folder, settings_of
-from capeval_core.integrations.shards.workers import Outcome, score_one, score_shards
 from capeval_core.project import install_command
 from capeval_core.registry import metric_classes
-from capeval_core.reports.figures import draw_histogram
+
+if TYPE_CHECKING:  # they import torch, which `capeval shards --help` does not wait for
+    from capeval_core.integrations.shards import ScoreHistogram, ShardResult
+    from capeval_core.integrations.shards.folder import Outcome
 
 _OF_ONE_RUN = {"rows", "on_error", "evidence"}
 """Options that mean nothing here: a target is kept or written anew, and a broken image costs its row."""
@@ -44,15 +41,19 @@ def _score(arguments: list[str]) -> int:
     common.add_flags(parser, metric.Options, leave_out=_OF_ONE_RUN)
     flags = parser.read(rest)
     columns, on_ray = _check_flags(flags)
+    from capeval_core.integrations.shards import BatchScorer, ShardResult, folder
+    from capeval_core.integrations.shards.readers import Place
+    from capeval_core.integrations.shards.shard import images_folder, settings_of
+
     own = {} if metric.variant is None else {"media": metric.variant}
     scorer = BatchScorer(metric.name, **own, **common.chosen(flags, metric.Options))
-    shards = outputs.plan_shards(flags.input, flags.output)
+    shards = folder.plan_shards(flags.input, flags.output)
     images = flags.images
     if images is not None:
         place = images_folder(images) if flags.ray is None else Place.of("images", images)
         images = place.path if place.is_local else images  # workers may have other current folders
     stamp = settings_of(scorer, columns)  # which opens the weights: missing ones end here
-    there = outputs.refuse_other_scores(shards, flags.output, stamp, images)
+    there = folder.refuse_other_scores(shards, flags.output, stamp, images)
     on_ray &= there < len(shards) or flags.retry_failed  # else there is nothing to do for others
     settings = {"images": images, "columns": columns, "retry_failed": flags.retry_failed}
     results, failures = list[ShardResult](), dict[str, str]()
@@ -71,9 +72,9 @@ def _score(arguments: list[str]) -> int:
         if on_ray:
             terminal.complain("starting Ray" if flags.ray is None else f"connecting to Ray at {flags.ray}")
             cluster = {"workers": flags.workers, "gpus": flags.gpus_per_worker, "address": flags.ray}
-            outcomes = score_shards(shards, scorer, settings, **cluster)
+            outcomes = folder.score_shards(shards, scorer, settings, **cluster)
         else:
-            outcomes = (score_one(shard, scorer, {**settings, "progress": add}) for shard in shards)
+            outcomes = (folder.score_one(shard, scorer, {**settings, "progress": add}) for shard in shards)
         for outcome in outcomes:
             bar.update()
             if isinstance(outcome, ShardResult):
@@ -83,38 +84,43 @@ def _score(arguments: list[str]) -> int:
                 raise OSError(outcome.reason)
             else:
                 failures[outcome.source] = outcome.reason
-    outputs.write_manifest(flags.output, results, failures, flags.manifest)
-    total: Counter[str] = Counter()
-    for result in results:
-        total.update({name: getattr(result, name) for name in ("rows", "failed", "truncated", "skipped")})
-        total["failed before"] += result.failed * result.skipped
-    read = dict.fromkeys(  # columns of all shards
-        f"{role}={'|'.join(names)}" for result in results for role, names in result.columns.items()
-    )
-    counts = {"finished before": total["skipped"], "without scores": len(failures)}
-    notes = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
+    folder.write_manifest(flags.output, results, failures, flags.manifest)
     seconds = time.monotonic() - start
     rate = f"{_rate(pairs, seconds)} ({pairs:,} pairs in {seconds:,.1f} s)"
+    return _tell(
+        metric.title, results, failures, f"{flags.output.rstrip('/')}/{flags.manifest}", rate * bool(pairs)
+    )
+
+
+def _tell(title: str, results: list[ShardResult], failures: dict[str, str], manifest: str, rate: str) -> int:
+    """Print what became of all shards; the exit status."""
+    finished, shards = [result for result in results if result.skipped], len(results) + len(failures)
+    rows, failed, truncated = (
+        sum(getattr(result, name) for result in results) for name in ("rows", "failed", "truncated")
+    )
+    read = [f"{role}={'|'.join(names)}" for one in results for role, names in one.columns.items()]
+    counts = {"finished before": len(finished), "without scores": len(failures)}
+    notes = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
     terminal.summary(
-        [metric.title, _counted(len(shards), "shard") + (f" ({notes})" if notes else "")],
-        ["pairs", f"{total['rows']:,} ({total['failed']:,} failed, {total['truncated']:,} truncated)"],
-        ["columns", ", ".join(read) or "n/a"],
-        ["rate", rate if pairs else "nothing to do"],
-        ["manifest", f"{flags.output.rstrip('/')}/{flags.manifest}"],
+        [title, _counted(shards, "shard") + (f" ({notes})" if notes else "")],
+        ["pairs", f"{rows:,} ({failed:,} failed, {truncated:,} truncated)"],
+        ["columns", ", ".join(dict.fromkeys(read)) or "n/a"],
+        ["rate", rate or "nothing to do"],
+        ["manifest", manifest],
         ["signature", results[0].signature if results else "n/a"],
     )
     # A reason that several shards share stands without their addresses.
     reasons = {source: reason.removeprefix(source).lstrip(": ") for source, reason in failures.items()}
     shared = Counter(reasons.values())
-    lines_of = [why if shared[why] > 1 else f"{source}: {why}" for source, why in reasons.items()]
-    common.tell_reasons(lines_of, len(shards), "shards")
-    if before := total["failed before"]:
+    lines = [why if shared[why] > 1 else f"{source}: {why}" for source, why in reasons.items()]
+    common.tell_reasons(lines, shards, "shards")
+    if before := sum(result.failed for result in finished):
         text = _counted(before, "row")
         terminal.complain(f"{text} failed in shards that were finished before: --retry-failed scores again")
     if broken := next((result for result in results if result.error), None):
         reason = f"{broken.error} (others: column `error`)"
         terminal.complain(f"the first row that failed, in {broken.source}: {reason}")
-    return 1 if failures or (total["rows"] and total["failed"] == total["rows"]) else 0
+    return 1 if failures or 0 < rows == failed else 0
 
 
 def _rate(pairs: int, seconds: float) -> str:
@@ -124,6 +130,8 @@ def _rate(pairs: int, seconds: float) -> str:
 
 def _check_flags(flags: argparse.Namespace) -> tuple[dict[str, str], bool]:
     """The columns that are named, and whether Ray is to be used."""
+    from capeval_core.integrations.shards.readers import check_columns
+
     gpus, pairs = flags.gpus_per_worker, [pair.partition("=") for pair in (flags.columns or "").split(",")]
     if flags.columns is not None and not all(all(pair) for pair in pairs):
         raise ValueError(f"--columns {flags.columns}: expected WHAT=COLUMN,..., such as caption=alt_text")
@@ -140,17 +148,24 @@ def _check_flags(flags: argparse.Namespace) -> tuple[dict[str, str], bool]:
 # what becomes of the outputs
 
 
+def _flags_of(name: str, arguments: list[str]) -> argparse.Namespace:
+    return terminal.parser_of(f"shards {name}", "shards outputs", f"shards {name}").read(arguments)
+
+
 def _merge(arguments: list[str]) -> int:
-    flags = terminal.parser_of("shards merge", "shards outputs", "shards merge").read(arguments)
-    rows = outputs.merge_shards(flags.folder, flags.output)
+    from capeval_core.integrations.shards import merge_shards
+
+    flags = _flags_of("merge", arguments)
+    rows = merge_shards(flags.folder, flags.output)
     terminal.summary(["rows", f"{rows:,}"], ["table", flags.output])
     return 0
 
 
 def _check(arguments: list[str]) -> int:
     """Whether every uid is there once, all signatures are equal, all shards whole; 1 where not."""
-    flags = terminal.parser_of("shards check", "shards outputs", "shards check").read(arguments)
-    found = outputs.check_shards(flags.folder)
+    from capeval_core.integrations.shards import check_shards
+
+    found = check_shards(_flags_of("check", arguments).folder)
     whole = "all whole" if not found.damaged else f"{len(found.damaged):,} damaged"
     signatures = {text: _counted(len(names), "shard") for text, names in found.signatures.items()}
     terminal.summary(
@@ -185,9 +200,12 @@ def _check(arguments: list[str]) -> int:
 
 def _histogram(arguments: list[str]) -> int:
     """The distribution of all scores; 1 where there is no score."""
-    flags = terminal.parser_of("shards histogram", "shards outputs", "shards histogram").read(arguments)
+    from capeval_core.integrations.shards import score_histogram
+    from capeval_core.reports.figures import draw_histogram
+
+    flags = _flags_of("histogram", arguments)
     common.check_output("--png", flags.png)
-    found = outputs.score_histogram(flags.folder, keep=flags.keep)
+    found = score_histogram(flags.folder, keep=flags.keep)
     rows = [["rows", f"{found.scored + found.failed:,} ({found.failed:,} without a score)"]]
     best, threshold = [], None
     if found.scored:
@@ -212,7 +230,7 @@ def _histogram(arguments: list[str]) -> int:
     return 0 if found.scored else 1
 
 
-def _bars(found: outputs.ScoreHistogram) -> str:
+def _bars(found: ScoreHistogram) -> str:
     """The histogram as lines of text, three bins in each."""
     edges, counts = found.edges[:-1:3], found.counts.reshape(-1, 3).sum(axis=1)
     digits = max(4, 1 - math.floor(math.log10(edges[1] - edges[0])))  # that tell neighbours apart

@@ -19,6 +19,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from capeval_core.errors import did_you_mean
+from capeval_core.project import __version__
 
 WHOLE_LINES = 10**6
 """A `width` that nothing reaches: for what is copied, such as a signature."""
@@ -102,26 +103,24 @@ class _Help(argparse.RawDescriptionHelpFormatter):
     def _split_lines(self, text: str, width: int) -> list[str]:
         return textwrap.wrap(" ".join(text.split()), width, **_WHOLE_WORDS)
 
+    def _format_action(self, action: argparse.Action) -> str:
+        if action.nargs != argparse.PARSER:
+            return super()._format_action(action)
+        return "".join(map(super()._format_action, action._get_subactions()))  # type: ignore[attr-defined]
+
 
 class Parser(argparse.ArgumentParser):
     """argparse with whole flags only, a suggestion for a misspelt one, and one-line errors."""
 
     def __init__(
-        self,
-        command: str,
-        usage: str | None = None,
-        about: str = "",
-        epilog: str = "",
-        *,
-        listed: str = "",
-        **settings: Any,
+        self, command: str, usage: str | None = None, about: str = "", epilog: str = "", **settings: Any
     ) -> None:
         prog = f"capeval {command}".strip()
         super().__init__(
             prog=prog,
             usage=None if usage is None else f"{prog} {usage}",
             description="\n".join(map(paragraph, about.split("\n"))),
-            epilog=listed + "\n\n".join(map(paragraph, filter(None, epilog.split("\n")))),
+            epilog="\n\n".join(map(paragraph, filter(None, epilog.split("\n")))),
             formatter_class=partial(_Help, max_help_position=26, width=terminal_width()),
             allow_abbrev=False,
             **settings,
@@ -193,20 +192,23 @@ def first_named(
     arguments: list[str], command: str, known: Mapping[str, str], *, others: bool = False
 ) -> tuple[str, list[str]]:
     """The first argument, one of `known` or of `others`, and the rest; without one the help, or an error."""
-    texts = _filled(help_texts()[command], {})
-    what, usage = texts.pop("what"), texts.pop("usage")
-    if arguments and not arguments[0].startswith("-"):
-        name = arguments[0]
-        if name not in known and not others:
-            hint = did_you_mean(name, known)
-            raise ValueError(f"unknown {what.lower()} {name!r}{hint} (known: {', '.join(known)})")
-        return name, arguments[1:]
-    listed = table([[name, text] for name, text in known.items()], indent="  ")
-    hint = f"{what}:\n{listed}\n\n`capeval {command} {what} --help` shows all options.\n\n"
-    parser = Parser(command, f"{what} {usage}", listed=hint, **texts)
-    parser.parse_args(arguments[:1] if arguments[:1] in (["-h"], ["--help"]) else [])
-    names = ",".join(name for name in known if " " not in name)
-    parser.error(f"{what} comes first: capeval {command} {{{names}}} ...")
+    texts = _filled(help_texts()[command or "capeval"], {})
+    what, usage, more = (texts.pop(name, "") for name in ("what", "usage", "epilog"))
+    hint = f"`{f'capeval {command}'.strip()} {what} --help` says more. {more}"
+    parser = Parser(command, f"{what} {usage}", epilog=hint, **texts)
+    if not command:
+        parser.add_argument("--version", action="version", version=f"capeval {__version__}")
+    listed = parser.add_subparsers(title=what, metavar=what, parser_class=argparse.ArgumentParser)
+    for name, text in known.items():
+        listed.add_parser(name, help=text.replace("%", "%%"), add_help=False)
+    named = bool(arguments) and not arguments[0].startswith("-")
+    if not named and not command:
+        parser.read(arguments[:1])  # a suggestion for a flag
+    elif not (named and others):
+        parser.parse_known_args(arguments[:1])
+    if not named:
+        parser.error(f"{what} is missing: name one of {', '.join(known)}")
+    return arguments[0], arguments[1:]
 
 
 def flag(group: argparse._ActionsContainer, name: str, help: str, **settings: Any) -> None:

@@ -9,35 +9,35 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from capeval_core.commands.common import add_flags, check_folder, chosen
-from capeval_core.commands.terminal import complain, first_named, interruptible, parser_of
+from capeval_core.commands.terminal import complain, first_named, interruptible, kinds_of, parser_of
 from capeval_core.errors import naming
-from capeval_core.training.captioned import CaptionedImages, CaptionSource, images_of
-from capeval_core.training.pacs import PacsTraining, PairData, train_pacs
-from capeval_core.training.regions import RegionTraining, train_on_regions
-from capeval_core.training.trainer import CURVES, LOG, REGIONS, STATE, TOWERS, TRACKED, WEIGHTS
-from capeval_core.training.umic import UmicObjective, UmicTraining
-from capeval_core.training.vilbert import VilbertObjective, VilbertTraining
-
-_TRAINED: dict[str, Any] = {"pacs": PacsTraining, "umic": UmicTraining, "vilbert": VilbertTraining}
 
 
 def run(arguments: list[str]) -> int:
+    name, rest = first_named(arguments, "train", kinds_of("train", "pacs", "umic", "vilbert"))
+    # Most of them import torch, and the list of trainings needs none.
+    from capeval_core.commands.common import add_flags, check_folder, chosen
     from capeval_core.registry import metric_class
     from capeval_core.scores.boxes import box_source_opener, store_of
+    from capeval_core.training import pacs, trainer, umic, vilbert
+    from capeval_core.training.captioned import CaptionSource
     from capeval_core.weights.folder import open_unless_on_the_hub
 
-    kinds = {name: settings.about for name, settings in _TRAINED.items()}
-    name, rest = first_named(arguments, "train", kinds)
-    settings = _TRAINED[name]
-    parser = parser_of(f"train {name}", "train METRIC", f"train {name}", about=settings.about, metric=name)
+    trained: dict[str, Any] = {
+        "pacs": pacs.PacsTraining,
+        "umic": umic.UmicTraining,
+        "vilbert": vilbert.VilbertTraining,
+    }
+    settings = trained[name]
+    parser = parser_of(f"train {name}", "train METRIC", f"train {name}", metric=name)
     add_flags(parser, CaptionSource, title="dataset, and columns and splits")
     add_flags(parser, settings, title="options of the training")
     flags = parser.read(rest)
     training = settings.of(f"capeval train {name}", chosen(flags, settings))
     out, metric = flags.out, metric_class(settings.metric)
-    if STATE not in check_folder(out):
-        check_folder(out, {CURVES, LOG, REGIONS, TOWERS, TRACKED, WEIGHTS}, "a training")
+    if trainer.STATE not in check_folder(out):
+        ours = {trainer.CURVES, trainer.LOG, trainer.REGIONS, trainer.TOWERS, trainer.TRACKED}
+        check_folder(out, {*ours, trainer.WEIGHTS}, "a training")
     with naming({"weights": "start"}):
         open_unless_on_the_hub(training.start, metric=metric.name, tiny=metric.name)
     regions = getattr(training, "regions", None)
@@ -56,7 +56,8 @@ def run(arguments: list[str]) -> int:
     if name == "pacs":
         train = _pacs(training, captioned, flags, source)
     else:
-        train = _on_regions(training, captioned, flags, store)
+        objective = umic.UmicObjective if name == "umic" else vilbert.VilbertObjective
+        train = _on_regions(objective, training, captioned, flags, store)
     out.mkdir(parents=True, exist_ok=True)
     with interruptible(f"the training is kept in {out}: run the same command again to go on"):
         weights = train(out, report=complain)
@@ -66,15 +67,14 @@ def run(arguments: list[str]) -> int:
         counts = f"{len(captioned.captions):,} captions of {len(captioned.ids):,} images"
         files = f"--candidates captions.json{' --references references.json' * metric.needs_references}"
         print(f"{weights}: weights of {metric.title}, made of {counts}, those held out among them")
-        print(f"{out / CURVES}: losses, learning rate, and what it is judged by")
+        print(f"{out / trainer.CURVES}: losses, learning rate, and what it is judged by")
         print(f"score with it:\n  capeval score {metric.name} {files} --images images --weights {weights}")
     return 0
 
 
-def _pacs(
-    training: PacsTraining, captioned: CaptionedImages, flags: argparse.Namespace, source: CaptionSource
-) -> Callable[..., Path]:
+def _pacs(training: Any, captioned: Any, flags: argparse.Namespace, source: Any) -> Callable[..., Path]:
     from capeval_core.training.augmentation import Positives
+    from capeval_core.training.pacs import PairData, train_pacs
 
     positives = None if flags.positives is None else Positives(flags.positives)
     file, folder, validation = flags.validation_captions, flags.validation_images or flags.images, None
@@ -86,9 +86,11 @@ def _pacs(
 
 
 def _on_regions(
-    training: RegionTraining, captioned: CaptionedImages, flags: argparse.Namespace, store: Any
+    objective: Any, training: Any, captioned: Any, flags: argparse.Namespace, store: Any
 ) -> Callable[..., Path]:
     from capeval_core.judgements.sets import read_judgements
+    from capeval_core.training.captioned import images_of
+    from capeval_core.training.regions import train_on_regions
     from capeval_core.training.tags import open_tagger
 
     judged = None
@@ -98,6 +100,5 @@ def _on_regions(
         if folder is None and store is None:
             raise ValueError("--judgement-images is missing: pass the folder of the images that were judged")
         judged = judgements, images_of(judgements.images, judgements.captions, folder, store)
-    objective = UmicObjective if isinstance(training, UmicTraining) else VilbertObjective
     tagger = open_tagger(training.tagger)
     return partial(train_on_regions, objective, training, captioned, tagger, judged=judged)

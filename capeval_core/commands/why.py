@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from capeval_core.commands import common
-from capeval_core.commands.replay import read
 from capeval_core.commands.terminal import TYPES, parser_of, table
 from capeval_core.inputs.text_files import FileOptions
 from capeval_core.judgements.stored import read_scores_of
@@ -19,7 +18,7 @@ def run(arguments: list[str]) -> int:
     common.add_flags(parser, FileOptions, title="columns and splits of the files")
     flags = parser.read(arguments)
     common.check_output("--json", flags.json)
-    file, options = read(flags, metric_class(flags.metric), {})
+    file, options = common.read_named(flags, metric_class(flags.metric), {})
     theirs = flags.theirs
     if Path(theirs).is_file():
         theirs = read_scores_of(Path(theirs), file.ids)

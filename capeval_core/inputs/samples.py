@@ -148,7 +148,7 @@ def check_samples(
         _check_decodable(visuals, problems, media, decoders, known, progress)
     problems.raise_if_any()
     if not media:
-        visuals = [Visual(f"references[{i}]", Texts(row)) for i, row in enumerate(compared or [])]
+        visuals = [Visual(at("references", i), Texts(row)) for i, row in enumerate(compared or [])]
     checked = [text for text in texts or [] if text is not None]
     warn_of_written_lists(checked)
     return Samples(checked, visuals, compared, range(len(checked)))
@@ -403,7 +403,7 @@ def _listed(values: list[Any], problems: Problems, media: Sequence[str]) -> _Row
         try:
             if identity not in sources:
                 sources[identity] = _source(value, media)
-            visuals.append(Visual(f"{argument}[{i}]", sources[identity]))
+            visuals.append(Visual(at(argument, i), sources[identity]))
         except ImageError as error:
             problems.add(error.at(argument, i))
             visuals.append(None)
@@ -452,7 +452,7 @@ def _lazy_rows(rows: Any, problems: Problems, media: Sequence[str]) -> _Rows:
         if problem.kind is TypeError:  # otherwise that row's own matter, for check or load to report
             problems.add(problem)
             return [None] * len(rows)
-    return [Visual(f"{argument}[{i}]", source) for i, source in enumerate(sources)]
+    return [Visual(at(argument, i), source) for i, source in enumerate(sources)]
 
 
 def _as_stored(column: Any) -> Any:

@@ -21,7 +21,7 @@ from capeval_core.phrases.ptb import ptb_text, ptb_tokens
 from capeval_core.project import install_command
 from capeval_core.registry import load
 from capeval_core.result import Result
-from capeval_core.scores.ngram import NgramMetric, score_together
+from capeval_core.scores.ngram import score_together
 
 _COUNTED = {"BLEU": "bleu", "ROUGE_L": "rougel", "CIDEr": "ciderd"}
 """Name of each metric here, and that by which `load` knows it; CIDEr is CIDEr-D."""
@@ -69,22 +69,19 @@ class CocoScores:
         tokenize: bool = True,
     ) -> None:
         names, known = [metrics] if isinstance(metrics, str) else metrics, [*_COUNTED, *_JAVA]
-        Problems(
-            Problem(
-                f"metrics[{i}]",
-                f"is {name!r}",
-                f"expected one of {', '.join(known)}{did_you_mean(name, known)}",
-            )
-            for i, name in enumerate(names)
-            if name not in known
-        ).raise_if_any()
+        problems = Problems()
+        for i, name in enumerate(names):
+            if name not in known:
+                fix = f"expected one of {', '.join(known)}{did_you_mean(name, known)}"
+                problems.add(Problem(f"metrics[{i}]", f"is {name!r}", fix))
+        problems.raise_if_any()
         samples = self._checked(gts, res)
         by_java = [name for name in _JAVA if name in names]
         check_java(by_java)
-        counted = [name for name in _COUNTED if name in names]
-        opened = [load(_COUNTED[name], empty="score") for name in counted]
-        ours = [metric for metric in opened if isinstance(metric, NgramMetric)]
-        results = score_together(ours, samples, ptb_tokens if tokenize else str.split)
+        counted: dict[str, Any] = {
+            name: load(own, empty="score") for name, own in _COUNTED.items() if name in names
+        }
+        results = score_together([*counted.values()], samples, ptb_tokens if tokenize else str.split)
         self.results = dict(zip(counted, results, strict=True))
         self.eval, self.arrays = {}, {}
         for name, result in self.results.items():
@@ -96,23 +93,25 @@ class CocoScores:
 
     def _checked(self, gts: Any, res: Any) -> Samples:
         """A row per image; `ids` are their keys."""
-        problems, fix = Problems(), "pass references and a caption of the same images"
-        given = {"gts": _annotations(gts, "gts", problems), "res": _annotations(res, "res", problems)}
-        for argument, other in (("res", "gts"), ("gts", "res")):
-            for key in given[argument] if given[other] else ():
-                if key not in given[other]:
-                    problems.add(Problem(_at(argument, key), f"is an image that is not in {other}", fix))
-        for key, row in given["res"].items():
+        problems = Problems()
+        references, captions = _annotations(gts, "gts", problems), _annotations(res, "res", problems)
+        for argument, own, other in (("res", captions, references), ("gts", references, captions)):
+            for key in own.keys() - other.keys() if other else ():
+                found = f"is an image that is not in {'gts' if own is captions else 'res'}"
+                problems.add(
+                    Problem(_at(argument, key), found, "pass references and a caption of each image")
+                )
+        for key, row in captions.items():
             if len(row) != 1:
                 problems.add(Problem(_at("res", key), f"has {len(row)} captions", "pass a list of one"))
         problems.raise_if_any()
-        self.ids = list(given["gts"])
+        self.ids = list(references)
 
         def of_image(argument: str, path: Sequence[int | str]) -> str:
             inner = (0,) if argument == "captions" else path[1:]  # an image has one caption
             return _at(argument, self.ids[int(path[0])], *inner)
 
-        texts = [given["res"][key][0] for key in self.ids], None, list(given["gts"].values())
+        texts = [captions[key][0] for key in self.ids], None, list(references.values())
         with naming({"captions": "res", "references": "gts"}, row=of_image):
             return check_samples(*texts, needs_references=True, empty="score", media=())
 
@@ -146,9 +145,9 @@ def _annotations(value: Any, argument: str, problems: Problems) -> dict[Hashable
         return {}
     rows: dict[Hashable, list[Any]] = {}
     for key, row in value.items():
-        if isinstance(row, (str, Mapping)) or not isinstance(row, Sequence):
-            found, fix = f"is {described(row)}", "expected a list of texts"
-            problems.add(Problem(_at(argument, key), found, fix, TypeError))
+        if isinstance(row, str) or not isinstance(row, Sequence):
+            found = f"is {described(row)}"
+            problems.add(Problem(_at(argument, key), found, "expected a list of texts", TypeError))
         else:
             rows[key] = [text.get("caption") if isinstance(text, Mapping) else text for text in row]
     return rows
@@ -173,15 +172,13 @@ def check_java(names: Sequence[str]) -> None:
     """Raise ValueError for METEOR or SPICE if they cannot run here: pycocoevalcap, Java, SPICE's models."""
     spec = importlib.util.find_spec("pycocoevalcap")
     package = Path(next(iter(spec.submodule_search_locations or ()), "") if spec else "")
-    models = package / "spice" / "lib" / "stanford-corenlp-3.6.0-models.jar"
-    missing = {
-        f"pycocoevalcap, which is not installed: {install_command('ngram')}": spec is None,
-        "Java, and there is no `java`: apt install default-jre-headless": shutil.which("java") is None,
-        "Stanford CoreNLP 3.6.0 (about 400 MB), which pycocoevalcap downloads: run `python -c 'from "
-        f"get_stanford_models import get_stanford_models as get; get()'` in {models.parents[1]}": (
-            "SPICE" in names and not models.is_file()
-        ),
-    }
-    for what in missing:
-        if names and missing[what]:
-            raise ValueError(f"{' and '.join(names)} {'need' if len(names) > 1 else 'needs'} {what}")
+    spice, missing = package / "spice", ""
+    if spec is None:
+        missing = f"pycocoevalcap, which is not installed: {install_command('ngram')}"
+    elif shutil.which("java") is None:
+        missing = "Java, and there is no `java`: apt install default-jre-headless"
+    elif "SPICE" in names and not (spice / "lib" / "stanford-corenlp-3.6.0-models.jar").is_file():
+        run = "from get_stanford_models import get_stanford_models as get; get()"
+        missing = f"Stanford CoreNLP 3.6.0 (about 400 MB): run `python -c '{run}'` in {spice}"
+    if names and missing:
+        raise ValueError(f"{' and '.join(names)} {'need' if len(names) > 1 else 'needs'} {missing}")

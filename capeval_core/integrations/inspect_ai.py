@@ -58,11 +58,7 @@ def caption_score(metric: str | dict[str, Any] = "pacs", **options: Any) -> Scor
 
 
 def last_image(given: Any) -> str | bytes | None:
-    """The last image of an input: a path, the bytes of a data URL, or None.
-
-    >>> last_image("What is it?") is None
-    True
-    """
+    """The last image of an input: a path, the bytes of a data URL, or None."""
     messages = [] if isinstance(given, str) else given
     parts = [part for one in messages if not isinstance(one.content, str) for part in one.content]
     images = [part.image for part in parts if part.type == "image"]

@@ -37,10 +37,7 @@ def images(doc: Mapping[str, Any]) -> list[Any]:
 
 
 def process(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """The caption with its references for each number of texts, and a row of each chosen metric.
-
-    ValueError names what is wrong with the document, or with CAPEVAL_METRICS.
-    """
+    """The caption with its references for each number of texts, and a row of each chosen metric."""
     caption = results[0] if results else ""
     references = list(next(doc[name] for name in _REFERENCES if name in doc))
     texts = {"caption": caption, "references": references}

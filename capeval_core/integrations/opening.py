@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from capeval_core.cache import TEXT_BYTES, FeatureCache
-from capeval_core.errors import InputError, InputTypeError, Problem, Problems, at, described, noting, warn
+from capeval_core.errors import Problem, Problems, at, described, noting, warn
 from capeval_core.metric import CaptionMetric, CommonOptions
 from capeval_core.registry import metric_class
 from capeval_core.result import Result
@@ -28,7 +28,6 @@ def choose_metrics(
 ) -> list[tuple[type[CaptionMetric], CommonOptions]]:
     """Metrics, not open yet, each with `empty="score"`: a young captioner may write nothing.
 
-    options, media: of metrics given by name; a dict's own come first. cache: where a metric has no other.
     has_references: whether statistics can be made of references before a caption is encoded.
     """
     single = isinstance(metrics, str) or not isinstance(metrics, Sequence)
@@ -78,10 +77,10 @@ def _chosen(
         has_none = {*class_.Options.without, *(["weights"] if class_.default_weights is None else [])}
         shared = {option: value for option, value in options.items() if option not in has_none}
         chosen = class_.Options.of(name, {"empty": "score", **shared, **own})
-    elif isinstance(metric, Mapping):
-        raise InputError(Problem(where, 'has no "name"', _WAYS))
     else:
-        raise InputTypeError(Problem(where, f"is {described(metric)}", _WAYS, TypeError))
+        nameless = isinstance(metric, Mapping)
+        found, kind = ('has no "name"', ValueError) if nameless else (f"is {described(metric)}", TypeError)
+        raise Problems([Problem(where, found, _WAYS, kind)]).error()
     device, rank = chosen.device, int(os.environ.get("LOCAL_RANK", -1))  # as torchrun and accelerate set it
     if device is None and rank >= 0:
         import torch

@@ -14,7 +14,7 @@ import torch
 
 from capeval_core.errors import wrong_option
 from capeval_core.integrations.shards.readers import check_columns, column_problems, find_columns
-from capeval_core.integrations.shards.scoring import BatchScorer
+from capeval_core.integrations.shards.shard import BatchScorer
 
 
 class CaptionScorer(BatchScorer):

@@ -13,16 +13,12 @@ from capeval_core.integrations.opening import open_one, shown
 
 
 class Reward:
-    """A reward function: captions and images in, one float per caption out.
-
-    For TRL pass it as it is, for self-critical training call it:
+    """A reward function that can be pickled: captions and images in, one float per caption out.
 
         GRPOTrainer(reward_funcs=reward("pacs"), ...)      # its dataset has a column `image` or `images`
 
-        rewards = reward("pacs")
+        rewards = reward("pacs")                           # self-critical training
         advantages = [a - b for a, b in zip(rewards(sampled, images), rewards(greedy, images))]
-
-    It can be pickled.
 
     Args:
         metric: a name, a dict such as `{"name": "pacs", "w": 2.5}`, or a metric of `capeval_core.load`.
@@ -51,15 +47,13 @@ class Reward:
         """The score of each caption; None for a row without an image (or video), which TRL leaves out.
 
         Args:
-            completions: n captions: texts, or TRL's conversations, whose last message of the assistant
-                counts. Reasoning in `<think>...</think>` is left out, also without its beginning or end.
-            images: n images: a tensor (n, 3, height, width) or n tensors on any device, of uint8 or float
-                in [0, 1] before normalisation, or whatever `CaptionMetric.score` takes; a list of one image
-                is that image, None or an empty list none.
+            completions: n texts, or TRL's conversations, whose last message of the assistant counts; without
+                the reasoning in `<think>...</think>`.
+            images: tensors (3, height, width) on any device, of uint8 or float in [0, 1], or whatever
+                `CaptionMetric.score` takes; a list of one image is that image, None or an empty list none.
             references: n lists of texts, for metrics that compare with references.
-            videos: n videos: tensors (frames, 3, height, width) or one of all, lists of frames, paths.
-            image, video: TRL's other names for `images` and `videos`.
-            columns: everything else that TRL passes is ignored, as is what the metric is not about.
+            videos: tensors (frames, 3, height, width), lists of frames, paths.
+            image, video: TRL's other names. columns: what else TRL passes is ignored.
         """
         given = {"images": images, "image": image, "videos": videos, "video": video}
         argument = argument_of(self.metric.media)

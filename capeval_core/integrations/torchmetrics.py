@@ -65,13 +65,13 @@ class CaptionScore(torchmetrics.Metric):
 
         What the metric does not need is ignored; a wrong batch, or an empty one, adds nothing.
         """
-        argument = argument_of(self.metric.media)
-        visuals = {"images": images, "videos": videos}.get(argument or "")
+        argument = argument_of(self.metric.media) or ""
+        visuals = {"images": images, "videos": videos}.get(argument)
         given = captions, () if visuals is None else visuals
         if all(isinstance(one, Sized) and not len(one) for one in given):
             return
         needed = references if self.metric.needs_references else None
-        samples = self.metric.check(captions, in_memory(visuals, argument or ""), needed)
+        samples = self.metric.check(captions, in_memory(visuals, argument), needed)
         rows, sink = self.metric.encode_all(samples), pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, rows.schema.remove_metadata()) as stream:
             stream.write_table(rows)

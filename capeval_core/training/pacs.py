@@ -85,9 +85,6 @@ class PacsTraining(Training):
     """How PAC-S is trained. The defaults are the paper's, and those noted where it states none."""
 
     name: ClassVar = "pacs"
-    about: ClassVar = (
-        "Tune the projections of a CLIP on images and captions, with generated ones as extra positives."
-    )
     metric: ClassVar = "pacs"
     lengths: ClassVar = {CONTRAST: ("steps", "learning_rate")}
     shares: ClassVar[tuple[str, ...]] = ("validation",)

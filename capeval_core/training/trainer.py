@@ -57,7 +57,6 @@ class Training(Settings):
     """How a network is trained."""
 
     name: ClassVar[str]  # of the training in `capeval train`
-    about: ClassVar[str]  # for `--help`
     metric: ClassVar[str]  # of the weights
     lengths: ClassVar[dict[str, tuple[str, str]]]
     """Of each phase, in order: the options that are its steps and its highest learning rate."""

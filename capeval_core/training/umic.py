@@ -50,7 +50,6 @@ class UmicTraining(RegionTraining):
     """How UMIC is trained; the defaults are those of the released code. `data` records the captions."""
 
     name: ClassVar = "umic"
-    about: ClassVar = "Train UNITER to rank human captions above negatives made from them."
     metric: ClassVar = "umic"
     lengths: ClassVar = {
         WORDS: ("word_steps", "pretraining_rate"),

@@ -46,9 +46,6 @@ class VilbertTraining(RegionTraining):
     """How ViLBERT is pre-trained."""
 
     name: ClassVar = "vilbert"
-    about: ClassVar = (
-        "Pre-train ViLBERT on images and captions: masked words, masked boxes, image-text matching."
-    )
     metric: ClassVar = "vilbertscore"
     lengths: ClassVar = {
         MASKING: ("masking_steps", "masking_rate"),

@@ -84,6 +84,13 @@ def test_empty_texts_are_refused_before_any_metric_is_opened(capeval: Capeval, o
     assert (ran.status, ran.err) == (0, "")
 
 
+def test_what_cannot_be_written_is_refused_before_anything_is_scored(capeval: Capeval, own: Path) -> None:
+    (own / "out" / "own.tex").mkdir(parents=True)
+    ran = capeval("judge", "own", "--data", own, "--metrics", "rougel", "--out", own / "out")
+    assert ran.status == 2 and "own.tex" in ran.err and ran.out == ""
+    assert [path.name for path in (own / "out").iterdir()] == ["own.tex"]
+
+
 @needs_shared
 def test_published_values_come_out(capeval: Capeval, tmp_path: Path) -> None:
     scores = SHARED / "pascal50s" / "scores_references5.npz"

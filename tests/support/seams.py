@@ -33,8 +33,7 @@ from capeval_core.inputs.boxes import BoxFeatureStore, box_source, boxes_of
 from capeval_core.inputs.images import InputImage, Source, Visual, image_source, resized, within
 from capeval_core.inputs.samples import Samples, check_pools, check_samples
 from capeval_core.inputs.videos import Sampling, video_source
-from capeval_core.integrations.shards import workers as workers_of_shards
-from capeval_core.integrations.shards.folder import plan_shards
+from capeval_core.integrations.shards import folder as shard_folder
 from capeval_core.judgements.correlation import Resamples, WeightedRows
 from capeval_core.kept import Kept
 from capeval_core.limits import LIMITS
@@ -438,8 +437,8 @@ def write_positives(folder: Path, positives: Sequence[tuple[Any, ...]], settings
 
 def score_shards(source: Path, target: Path, scorer: Any, *, workers: int, progress: Any = None) -> list[Any]:
     """What became of each shard of a folder, by processes of Ray: a `ShardResult`, or what has a `reason`."""
-    shards = plan_shards([f"{source}/*.parquet"], str(target))
-    return list(workers_of_shards.score_shards(shards, scorer, {"progress": progress}, workers=workers))
+    shards = shard_folder.plan_shards([f"{source}/*.parquet"], str(target))
+    return list(shard_folder.score_shards(shards, scorer, {"progress": progress}, workers=workers))
 
 
 # judgements

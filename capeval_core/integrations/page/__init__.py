@@ -227,7 +227,7 @@ class _Page:
             yield views.score(scorer.metric, scored, weights), signature, hidden
 
     def _for_programs(self) -> Any:
-        """The event for programs, with a name for each input; `weights` and what follows may be left out."""
+        """The event for programs, with a name for each input; None is one that is left out."""
 
         def answer(*values: Any) -> dict[str, Any]:
             """Score a caption of an image or a video; references one per line, for metrics that need them."""
@@ -237,10 +237,8 @@ class _Page:
             except (ValueError, TypeError, MemoryError) as error:
                 raise gr.Error(capitalised(_reason(error)), print_exception=False) from error
 
-        left_out = {"weights": self.scorer.first, "about": self.about.value, **dict.fromkeys(self.media[1:])}
-        parameter = partial(inspect.Parameter, kind=inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        inputs = [parameter(name, default=left_out.get(name, inspect.Parameter.empty)) for name in self.names]
-        answer.__signature__ = inspect.Signature(inputs)  # type: ignore[attr-defined]
+        parameter = partial(inspect.Parameter, kind=inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None)
+        answer.__signature__ = inspect.Signature([*map(parameter, self.names)])  # type: ignore[attr-defined]
         return answer
 
     def turn(self, about: Any) -> list[Any]:
@@ -271,14 +269,12 @@ class _Page:
 
     def _read(self, values: Sequence[Any]) -> tuple[Scorer, Any]:
         """The scorer and what it is to score, of values that may be anything, as requests may."""
-        given = dict(zip(self.names, values, strict=False))  # programs may leave the last ones out
+        given = {name: one for name, one in zip(self.names, values, strict=False) if one is not None}
         scorer = self._scorer_of(given.get("about", next(iter(self.scorers))))
-        texts = {"caption": "", "references": "", "weights": self.scorer.first}
-        for name, text in texts.items():
-            value = given.get(name, text)
-            if not isinstance(value, str) and (value is not None or name == "weights"):
-                raise ValueError(f"{name}: expected a text, found {described(value)}")
-            texts[name] = value or ""
+        texts = {"caption": "", "references": "", "weights": self.scorer.first} | given
+        for name in ("caption", "references", "weights"):
+            if not isinstance(texts[name], str):
+                raise ValueError(f"{name}: expected a text, found {described(texts[name])}")
         visual = None if scorer.medium is None else uploaded(given.get(scorer.medium), scorer.medium)
         caption = lines_of(texts["caption"]) if chooses(self.metric) else texts["caption"]
         return scorer, (visual, caption, lines_of(texts["references"]), texts["weights"])

@@ -8,7 +8,7 @@ import threading
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -66,11 +66,9 @@ def capitalised(text: str) -> str:
 
 
 def uploaded(value: Any, medium: str) -> str | None:
-    """The path of the upload, or packaged example, that an event handed in; None where it has none.
-
-    Gradio checks a path only where the request itself says, by its `meta`, that there is one. ValueError is
-    the same for a file that was not uploaded to this page whether there is such a file or not.
-    """
+    """The path of the upload, or packaged example, that an event handed in; None where it has none."""
+    # Gradio checks a path only where the request's own `meta` says that there is one. The error is the same
+    # for a file that was not uploaded to this page whether there is such a file or not.
     path = value.get("path") if isinstance(value, Mapping) else None
     if value is None or (path is None and isinstance(value, Mapping) and not value.get("url")):
         return None
@@ -161,9 +159,7 @@ class Scorer:
         # Not the path, which tells where the server keeps uploads.
         content = None if visual is None else {"bytes": Path(visual).read_bytes(), "path": Path(visual).name}
         with _naming(self.metric):
-            samples = self.metric.Options().check_input(self.metric, [caption], [content], compared)
-        noun = self.medium or "references"
-        return replace(samples, images=[sample.at(f"the {noun}") for sample in samples.images])
+            return self.metric.Options().check_input(self.metric, [caption], [content], compared)
 
     def score(self, inputs: Inputs) -> Scored:
         """One caption, or one list of candidates, scored; one call at a time."""

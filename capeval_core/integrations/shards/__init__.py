@@ -7,8 +7,7 @@ from capeval_core.integrations.shards.folder import (
     merge_shards,
     score_histogram,
 )
-from capeval_core.integrations.shards.scoring import BatchScorer
-from capeval_core.integrations.shards.shard import ShardResult, score_shard
+from capeval_core.integrations.shards.shard import BatchScorer, ShardResult, score_shard
 
 __all__ = [
     "BatchScorer",

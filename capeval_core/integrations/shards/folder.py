@@ -1,16 +1,19 @@
-"""A folder of outputs: plan its shards, merge them, check them, and count their scores."""
+"""A folder of outputs: plan its shards, score them, merge them, check them, and count their scores."""
 
 from __future__ import annotations
 
 import glob
 import json
+import logging
 import math
+import os
+import shutil
 import tempfile
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -20,19 +23,22 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from capeval_core.errors import FileError, Problem, Problems, file_error, noting, wrong_option
-from capeval_core.integrations.shards.places import Place
-from capeval_core.integrations.shards.readers import stem_of
+from capeval_core.integrations.shards.readers import Place, stem_of
 from capeval_core.integrations.shards.shard import (
+    BatchScorer,
     DamagedError,
     ShardResult,
     is_same,
     opened,
     read_batches,
     read_note,
+    score_shard,
     written,
 )
 from capeval_core.kept import PARTIAL
+from capeval_core.models.device import cuda_is_lost
 from capeval_core.project import __version__
+from capeval_core.weights.folder import WeightsError
 
 MANIFEST = "manifest.json"
 _MERGED = b"capeval_merged"  # in a merged table's metadata: signature and number of shards
@@ -42,6 +48,12 @@ _NAMED = 1000  # uids that are named at most where many come twice
 _OF_ONE_RUN = ("signature", "skipped", "scored")
 _FILES = 16  # files whose notes are read together: object stores answer slowly, but many at a time
 _ROWS = 1 << 20  # rows of a temporary file that are looked at together
+_TRIALS = 3  # workers that a shard may kill before it is given up
+_DEADLY = (
+    f"{_TRIALS} workers were killed as they scored this shard, for want of memory perhaps: run the same "
+    "command again with fewer --workers"
+)
+_STORE_BYTES = 100 << 20  # of Ray's shared memory: only addresses and counts go through it
 Planned = tuple[str, str]
 """Addresses of a shard and of the file for its scores."""
 
@@ -110,6 +122,125 @@ def write_manifest(
 def _files_in(folder: Place) -> list[Place]:
     """All files in a folder, by name; none where there is no such folder."""
     return Place(folder.filesystem, f"{glob.escape(folder.path.rstrip('/'))}/*").matching()
+
+
+# the run
+
+
+@dataclass(frozen=True)
+class FailedShard:
+    """A shard without scores; `ends`: so are all others; `unfit`: its process is of no use any more."""
+
+    source: str
+    reason: str
+    ends: bool = False
+    unfit: bool = False
+
+
+Outcome = ShardResult | FailedShard
+
+
+def score_one(shard: Planned, scorer: BatchScorer, settings: Mapping[str, Any]) -> Outcome:
+    """Score a shard by some of `score_shard`'s keywords; what is wrong with it alone costs no other one."""
+    try:
+        return score_shard(*shard, scorer, **settings)
+    except (MemoryError, OSError, RuntimeError, TypeError, ValueError) as error:
+        unfit = isinstance(error, RuntimeError)  # of a device, or of a metric's own code
+        # Without weights, or where no target can be written, no other shard has scores either.
+        ends = isinstance(error, (WeightsError, OSError)) or (unfit and cuda_is_lost(scorer.options.device))
+        reason = f"{type(error).__name__}: {error}" if unfit else str(error)
+        return FailedShard(shard[0], reason or "a window of its rows does not fit into memory", ends, unfit)
+
+
+def score_shards(
+    shards: Sequence[Planned],
+    scorer: BatchScorer,
+    settings: Mapping[str, Any],
+    *,
+    workers: int,
+    gpus: float | None = None,
+    address: str | None = None,
+) -> Iterator[Outcome]:
+    """Score shards on Ray, one task each, and give results as they come; OSError if no worker starts."""
+    import ray
+
+    todo = deque(shards)
+    tasks: dict[Any, tuple[Any, Planned | None]]
+    with _connected(workers, gpus, address) as gpus:
+        restarts: dict[str, Any] = {"max_restarts": -1, "max_task_retries": _TRIALS - 1}
+        actor: Any = ray.remote(num_cpus=1, num_gpus=gpus, **restarts)(_ShardWorker)
+        started = [actor.remote(scorer, settings, workers * (address is None)) for _ in shards[:workers]]
+        tasks = {worker.ready.remote(): (worker, None) for worker in started}
+        # A worker for which a cluster has no place stays without a shard, and is not waited for.
+        while todo or any(shard is not None for _, shard in tasks.values()):
+            (task,), _ = ray.wait(list(tasks))
+            worker, shard = tasks.pop(task)
+            try:
+                outcome: Outcome | None = ray.get(task)
+            except ray.exceptions.RayTaskError:
+                raise
+            except ray.exceptions.RayError as error:
+                if shard is None:
+                    reason = str(error).splitlines()[-1].strip()
+                    raise OSError(f"workers die as they start: {reason}") from error
+                outcome = FailedShard(shard[0], _DEADLY)
+            # After a RuntimeError CUDA may be lost to the process: it has failed that shard, and starts anew.
+            if isinstance(outcome, FailedShard) and outcome.unfit:
+                outcome = replace(outcome, ends=False)  # which holds for that process
+                ray.kill(worker, no_restart=False)
+            if todo:
+                following = todo.popleft()
+                tasks[worker.score.remote(following)] = worker, following
+            if outcome is not None:
+                yield outcome
+
+
+class _ShardWorker:
+    """An actor that scores shards."""
+
+    def __init__(self, scorer: BatchScorer, settings: Mapping[str, Any], sharing: int) -> None:
+        import torch
+
+        self.scorer, self.settings = scorer, settings
+        if sharing:  # the CPUs of this machine
+            torch.set_num_threads(max(1, (os.cpu_count() or 1) // sharing))
+
+    def ready(self) -> None:
+        """Return once the worker runs."""
+
+    def score(self, shard: Planned) -> Outcome:
+        return score_one(shard, self.scorer, self.settings)
+
+
+@contextmanager
+def _connected(workers: int, gpus: float | None, address: str | None) -> Iterator[float]:
+    """A connection to Ray, one that is there already or a new one; gives the GPUs of a worker."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    import ray
+
+    folder, mine = None, not ray.is_initialized()
+    if mine:
+        own: dict[str, Any] = {}
+        if address is None:
+            folder = tempfile.mkdtemp(prefix="capeval-ray-")
+            own = {"num_cpus": max(workers, os.cpu_count() or 1), "object_store_memory": _STORE_BYTES}
+            own |= {"include_dashboard": False, "_temp_dir": folder}
+        ray.init(address or "local", logging_level=logging.ERROR, log_to_driver=False, **own)
+    try:
+        resources: Any = ray.cluster_resources  # which has no types
+        there = int(resources().get("GPU", 0))
+        # A share of a GPU that lets all workers run at once; no share lies on two GPUs.
+        share = math.floor(1000 / math.ceil(workers / there)) / 1000 if there else 0.0
+        each = share if gpus is None else gpus
+        if folder is not None and each > there:  # no worker would ever start
+            found, fix = f"there are {there} GPUs", "lower it, or leave it out"
+            raise wrong_option("gpus_per_worker", each, found, fix, verb="")
+        yield each
+    finally:
+        if mine:
+            ray.shutdown()
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 # after it
@@ -208,10 +339,8 @@ def check_shards(folder: str | PathLike[str]) -> ShardCheck:
 
 
 def _duplicates(outputs: Sequence[Place]) -> tuple[dict[str, dict[str, int]], int]:
-    """Uids that come more than once, in which shards how often, and the rows beyond the first of each.
-
-    They are compared by hash, sorted on disk; those that are named are confirmed by their texts.
-    """
+    """Uids that come more than once, in which shards how often, and the rows beyond the first of each."""
+    # By hash, sorted on disk; those that are named are confirmed by their texts.
     suspects, repeated = set[int](), 0  # hashes that come twice, and how often
     with _on_disk(outputs, "uid", lambda uids: [hash(uid) for uid in uids.to_pylist()], np.int64) as hashes:
         hashes.sort()

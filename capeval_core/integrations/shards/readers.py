@@ -1,4 +1,4 @@
-"""The rows of a shard, a window at a time: Parquet, tars of webdataset, JSON lines."""
+"""Where shards lie, local or in object stores, and their rows, a window at a time."""
 
 from __future__ import annotations
 
@@ -7,18 +7,23 @@ import json
 import os
 import re
 import tarfile
+import tempfile
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache, partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pyarrow.parquet as pq
+from fsspec.implementations.local import LocalFileSystem
 
 from capeval_core.errors import FileError, described, did_you_mean, file_error, wrong_option
 from capeval_core.inputs.images import LONGEST_FILE, URL
-from capeval_core.integrations.shards.places import Place, reason_of
+from capeval_core.kept import whole_file
 from capeval_core.limits import LIMITS
 
 Record = dict[str, Any]
@@ -41,21 +46,131 @@ _LOOKED_AT = 100  # rows in which a column must come up, where each row has colu
 _BATCH = 64  # rows of Parquet that are decoded together: some have megabytes each
 _BLOCK = 512  # bytes of a tar
 
+_VERSION = ("size", "mtime", "ino", "ETag", "etag", "md5Hash")  # what file systems tell of a file
+
+
+# places
+
+
+@dataclass(frozen=True)
+class Place:
+    """A file or folder, local or in an object store: a file system, and the whole path on it."""
+
+    filesystem: Any
+    path: str
+
+    @classmethod
+    def of(cls, argument: str, value: Any) -> Place:
+        """The place that a path or an address such as `s3://bucket/00000.tar` means; nothing is looked at."""
+        try:
+            return cls(*fsspec.core.url_to_fs(os.fspath(value)))
+        except (ImportError, ValueError) as error:  # says which package is to be installed, or what is known
+            raise wrong_option(argument, value, f"no address that can be opened ({error})") from error
+
+    @property
+    def is_local(self) -> bool:
+        return isinstance(self.filesystem, LocalFileSystem)
+
+    @property
+    def address(self) -> str:
+        """What `of` takes, in this and in other processes."""
+        return self.path if self.is_local else str(self.filesystem.unstrip_protocol(self.path))
+
+    @property
+    def identity(self) -> str:
+        """The address with links followed."""
+        return os.path.realpath(self.path) if self.is_local else self.address.rstrip("/")
+
+    @property
+    def name(self) -> str:
+        return self.path.rpartition("/")[2]
+
+    @property
+    def parent(self) -> Place:
+        return Place(self.filesystem, self.path.rpartition("/")[0])
+
+    def child(self, name: str) -> Place:
+        return Place(self.filesystem, f"{self.path.rstrip('/')}/{name}")
+
+    def matching(self) -> list[Place]:
+        """The files that this path, or pattern, matches, by name."""
+        with self.reading():
+            self.filesystem.invalidate_cache()  # what others have written since counts
+            exact = self.filesystem.isfile(self.path)  # its name may have brackets
+            paths = [self.path] if exact else filter(self.filesystem.isfile, self.filesystem.glob(self.path))
+            return [Place(self.filesystem, path) for path in sorted(paths)]
+
+    def version(self) -> str:
+        """What changes when the file does: size and time, or the store's tag; '' where it has none."""
+        with self.reading():
+            info = self.filesystem.info(self.path)
+        if info["type"] != "file":
+            found = "is a folder" if info["type"] == "directory" else "is no regular file"
+            raise file_error(self.address, found, "pass a file")
+        known = [f"{name}={info[name]}" for name in _VERSION if info.get(name) is not None]
+        return " ".join(known) if len(known) > 1 else ""
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Let what fails in the block, which reads it, be a FileError that names it."""
+        try:
+            yield
+        except (FileError, MemoryError):
+            raise
+        except FileNotFoundError:
+            raise file_error(self.address, "does not exist", "check the path") from None
+        except Exception as error:  # whatever the store's client raises: no bucket, no rights, no network
+            raise file_error(self.address, f"cannot be read ({reason_of(error)})") from error
+
+    @contextmanager
+    def local_copy(self) -> Iterator[Path]:
+        """The file on a local disk: itself, or a temporary copy."""
+        if self.is_local:
+            yield Path(self.path)
+            return
+        with tempfile.TemporaryDirectory(prefix="capeval-") as folder:
+            copy = Path(folder, "shard")
+            with self.reading():
+                self.filesystem.get_file(self.path, str(copy))
+            yield copy
+
+    @contextmanager
+    def whole(self) -> Iterator[Path]:
+        """A local file for the block to write, which then appears here as a whole, or OSError not at all."""
+        try:
+            if self.is_local:
+                Path(self.path).parent.mkdir(parents=True, exist_ok=True)
+                with whole_file(Path(self.path)) as partial:
+                    yield partial
+                return
+            with tempfile.TemporaryDirectory(prefix="capeval-") as folder:
+                copy = Path(folder, "shard")
+                yield copy
+                try:
+                    self.filesystem.put_file(str(copy), self.path)
+                except Exception as error:  # whatever the store's client raises
+                    raise OSError(reason_of(error)) from error
+        except OSError as error:
+            raise OSError(f"{self.address} cannot be written ({reason_of(error)})") from error
+
+
+def reason_of(error: BaseException) -> str:
+    """An error of any package in one short line."""
+    reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+    return reason[:200] or type(error).__name__
+
 
 # columns by name
 
 
 def check_columns(columns: Mapping[str, str] | None) -> dict[str, str]:
-    """The columns that a user names. Raises ValueError or TypeError if they are no names of columns."""
-    columns = {} if columns is None else columns
-    if not isinstance(columns, Mapping) or not all(isinstance(name, str) for name in columns.values()):
-        fix = 'expected names by what they hold, {"caption": "alt_text"}'
-        raise wrong_option("columns", columns, "", fix, verb="", kind=TypeError)
-    for role in columns:
+    """The columns that a user names; ValueError for those of anything that no row has."""
+    chosen = dict(columns or {})
+    for role in chosen:
         if role not in NAMES:
             fix = f"expected some of {', '.join(NAMES)}{did_you_mean(str(role), NAMES)}"
-            raise wrong_option("columns", dict(columns), f"a key {role!r}", fix, verb="has")
-    return dict(columns)
+            raise wrong_option("columns", chosen, f"a key {role!r}", fix, verb="has")
+    return chosen
 
 
 def find_columns(
@@ -94,19 +209,14 @@ def stem_of(name: str) -> str:
 
 
 class Shard:
-    """A shard on a local disk, whose rows come a window at a time, with images where they lie.
-
-    needed: what rows must have beside a uid. columns: names of columns where they are not found by
-    themselves. images: the folder that paths of images are relative to. used: the names of the columns that
-    were read, by what they hold. looked_up: whether an image was looked up in the folder.
-    """
+    """A shard on a local disk, whose rows come a window at a time, with images where they lie."""
 
     def __init__(
         self, path: Path, source: Place, needed: Sequence[str], columns: Mapping[str, str], images: Place
     ) -> None:
         self.path, self.source, self.needed, self.columns, self.images = path, source, needed, columns, images
-        self.used: dict[str, dict[str, None]] = {}
-        self.looked_up = False
+        self.used: dict[str, dict[str, None]] = {}  # the names of the columns that were read, by role
+        self.looked_up = False  # whether an image was looked up in the folder `images`
         # For the names of a record, once for all records of the same columns.
         self.find = cache(lambda *names: find_columns(names, ["uid", *needed], columns))
 

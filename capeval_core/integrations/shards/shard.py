@@ -1,4 +1,4 @@
-"""One shard in, one Parquet file of scores out, exactly once."""
+"""Rows and shards scored: a row that cannot be scored costs itself, and a shard becomes one file, once."""
 
 from __future__ import annotations
 
@@ -6,27 +6,168 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from capeval_core.errors import FileError, Problem, file_error, warn, wrong_option
-from capeval_core.integrations.shards.places import Place, reason_of
-from capeval_core.integrations.shards.readers import Shard, check_columns, format_of
-from capeval_core.integrations.shards.scoring import BatchScorer
-from capeval_core.metric import CaptionMetric
-from capeval_core.rows import FreedMemory
+from capeval_core.cache import FeatureCache
+from capeval_core.errors import (
+    FileError,
+    Problem,
+    ProblemsError,
+    described,
+    file_error,
+    naming,
+    place,
+    warn,
+    wrong_option,
+)
+from capeval_core.inputs.samples import Samples, argument_of, medium_of
+from capeval_core.integrations.shards.readers import Place, Shard, check_columns, format_of, reason_of
+from capeval_core.metric import CaptionMetric, CommonOptions
+from capeval_core.registry import metric_class
+from capeval_core.result import parts_of
+from capeval_core.rows import FreedMemory, canonical
 
+_CACHE_BYTES, _TEXT_BYTES = 32 << 20, 8 << 20
+"""Memory for features of images and of texts: those of a web collection rarely come again."""
+_NAMES = {"captions": "caption", "images": "image", "videos": "video"}
+_ROW = "\n"  # between the number of a row and the place of a problem in it
 NOTE = b"capeval_scores"
 """Key of an output's metadata: what its scores depend on, how many there are, and a digest of both."""
 _NOTED = ("rows", "failed", "error", "truncated", "signature", "checksum")
 _COLUMNS = ["uid", "score", "parts", "truncated", "error"]
 _MAGIC = b"PAR1"
 _AT_ONCE = 65_536  # rows of an output that are read together
+
+
+class BatchScorer:
+    """A metric that scores batches of plain rows, columns in and columns out; it is opened when it is used.
+
+    Args:
+        metric: a name, or a metric of `capeval_core.load`, whose models are shared.
+        **options: of a metric given by name, and `media="video"` for one on videos, but no `rows`. A broken
+            image costs its row, whatever `on_error` says.
+
+    Raises:
+        TypeError, ValueError: a metric or an option that does not exist; a metric whose scores depend on what
+            else is scored: without `statistics`, or relative to one set as ECO's.
+    """
+
+    metric_class: type[CaptionMetric]
+    options: CommonOptions
+    columns: list[str]
+    """The columns that a batch must have."""
+
+    def __init__(self, metric: str | CaptionMetric, **options: Any) -> None:
+        if isinstance(metric, CaptionMetric) and not options:
+            self.metric_class, chosen = type(metric), metric.options
+        elif isinstance(metric, str):
+            self.metric_class = metric_class(metric, options.pop("media", None))
+            chosen = self.metric_class.Options.of(metric, options)
+        else:
+            fix = 'expected a name ("pacs"), with options, or a metric of capeval_core.load(...), without'
+            raise wrong_option("metric", metric, described(metric), fix, kind=TypeError)
+        if chosen.rows is not None:
+            fix = "leave it out: a shard's own output keeps its scores"
+            raise wrong_option("rows", chosen.rows, "not for rows that are scored one by one", fix)
+        chosen.check_separable(self.metric_class)
+        self.options = replace(chosen, on_error="nan", evidence=False)
+        self.options.check(self.metric_class)
+        argument = argument_of(self.metric_class.media)
+        self._visual = [] if argument is None else [medium_of(argument)]
+        references = ["references"] if self.metric_class.needs_references else []
+        self.columns = ["caption", *self._visual, *references]
+        self._given = metric if isinstance(metric, CaptionMetric) else None  # keeps its models in memory
+        self._opened: CaptionMetric | None = None
+
+    @property
+    def metric(self) -> CaptionMetric:
+        """The open metric."""
+        if self._opened is None:
+            self._opened = self.metric_class(self.options)
+            self.forget()
+        return self._opened
+
+    def forget(self) -> None:
+        """Forget features in memory, whose last bits depend on the batch that they were made in."""
+        if self._opened is not None and self.options.cache is None:
+            self._opened.cache = FeatureCache(_CACHE_BYTES, text_bytes=_TEXT_BYTES)
+
+    @property
+    def signature(self) -> str:
+        """Everything that a score depends on beside its row."""
+        return self.metric.signature()
+
+    def schema(self) -> pa.Schema:
+        """The columns that come out; `parts` has a field per component of the metric, a number or a list."""
+        empty = self.metric.ROW.empty_table()
+        kinds = {
+            name: pa.from_numpy_dtype(part.dtype) if isinstance(part, np.ndarray) else pa.list_(pa.float64())
+            for name, part in parts_of(self.metric.aggregate(empty), empty).items()
+        }
+        parts = pa.struct(list(kinds.items())) if kinds else pa.null()
+        columns = {"score": pa.float64(), "parts": parts, "truncated": pa.int32(), "error": pa.string()}
+        return pa.schema(list(columns.items()))
+
+    def __call__(self, batch: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
+        """`score`, `parts`, `truncated` and `error` of the rows of a batch; None where there is none.
+
+        batch: `caption`, `image` or `video`, `references`, of which the metric needs `columns`. An `error`
+        that is a text is why a row is not scored. Others are ignored.
+        """
+        columns = {name: list(batch[name]) for name in self.columns}
+        rows = len(columns["caption"])
+        given = batch.get("error", [None] * rows)
+        errors = [str(error) if error and isinstance(error, str) else None for error in given]  # or NaN
+        found: dict[str, list[Any]] = {"score": [None] * rows, "parts": [None] * rows}
+        found |= {"truncated": [0] * rows, "error": errors}
+        samples, scored = self._checked(columns, errors)
+        if samples is not None:
+            table = canonical(self.metric.encode_all(samples))
+            result = self.metric.combine(table)
+            for i, (row, cut) in enumerate(zip(scored, table["truncated"].to_pylist(), strict=True)):
+                found["truncated"][row], errors[row] = cut, result.errors.get(i)
+                if errors[row] is None:
+                    found["score"][row] = result.scores[i]
+                    found["parts"][row] = {name: part[i] for name, part in result.parts.items()} or None
+        return found
+
+    def _checked(
+        self, columns: Mapping[str, list[Any]], errors: list[str | None]
+    ) -> tuple[Samples | None, list[int]]:
+        """Checked samples of the rows that can be scored, and which these are; the others get an error."""
+
+        def named(argument: str, path: Sequence[int | str]) -> str:
+            return f"{path[0]}{_ROW}{place(argument, path[1:])}"
+
+        while rows := [row for row, error in enumerate(errors) if error is None]:
+            chosen = {name: [column[row] for row in rows] for name, column in columns.items()}
+            visuals = chosen[self._visual[0]] if self._visual else None
+            texts = chosen["caption"], visuals, chosen.get("references")
+            try:
+                with naming(_NAMES, row=named):
+                    samples = self.options.check_input(self.metric_class, *texts)
+            except ProblemsError as error:
+                for problem in error.problems:
+                    number, _, where = problem.where.partition(_ROW)
+                    row, reason = rows[int(number)], str(problem._replace(where=where, fix=""))
+                    errors[row] = "; ".join(filter(None, [errors[row], reason]))
+            else:
+                images = [image.at(self._visual[0]) if self._visual else image for image in samples.images]
+                return replace(samples, images=images), rows
+        return None, []
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_given": None, "_opened": None}
+
+
+# shards
 
 
 @dataclass(frozen=True)
@@ -65,8 +206,7 @@ def score_shard(
 ) -> ShardResult:
     """Score the rows of one shard into one Parquet file, which appears as a whole or not at all.
 
-    What both hold, and what is kept, refused or made again, is in `docs/scale.md`. A row that cannot be
-    scored costs itself; a shard that is cut off or damaged is refused as a whole.
+    What both hold, and what is kept, refused or made again, is in `docs/scale.md`.
 
     Args:
         source, target: paths, or addresses of fsspec.
@@ -80,26 +220,24 @@ def score_shard(
 
     Raises:
         TypeError, ValueError: as `BatchScorer`; a source that cannot be read, a target of other scores.
-        OSError: the target cannot be written; nothing of it stays.
+        OSError: the target cannot be written.
     """
     begin, end, chosen = Place.of("source", source), Place.of("target", target), check_columns(columns)
     if begin.identity == end.identity:
         raise wrong_option("target", end.address, "the source", "name another file")
-    if isinstance(metric, BatchScorer) and options:
-        raise wrong_option("metric", "BatchScorer(...)", f"open already: pass {', '.join(options)} to it")
-    scorer = metric if isinstance(metric, BatchScorer) else BatchScorer(metric, **options)
+    given: Any = metric  # a scorer that is ready, if it has all its options
+    scorer = given if isinstance(given, BatchScorer) and not options else BatchScorer(given, **options)
     format_of(begin)
     version = begin.version()
     folder = begin.parent if images is None else images_folder(images)
     stored = _finished(end)
     retry = stored is not None and retry_failed and stored["failed"]
 
-    def settings(checksum: str) -> dict[str, Any]:
-        return {**settings_of(scorer, chosen), "images": folder.identity, "checksum": checksum}
+    settings = {**settings_of(scorer, chosen), "images": folder.identity}
 
     def is_kept(checksum: str) -> bool:
         fix = "choose another target, or delete it"
-        return stored is not None and is_same(end, stored, settings(checksum), fix)
+        return stored is not None and is_same(end, stored, {**settings, "checksum": checksum}, fix)
 
     def result(note: Mapping[str, Any], **run: Any) -> ShardResult:
         own = {name: note[name] for name in _NOTED}
@@ -117,8 +255,8 @@ def score_shard(
         earlier = pa.Table.from_batches(read_batches(end)) if kept else None
         shard, memory, scored = Shard(path, begin, scorer.columns, chosen, folder), FreedMemory(), 0
         windows = shard.windows(max(1, window))
-        note = {**settings(checksum), "source": begin.address, "version": version, "error": None}
-        note |= {"rows": 0, "failed": 0, "truncated": 0}
+        note = {**settings, "checksum": checksum, "source": begin.address, "version": version}
+        note |= {"error": None, "rows": 0, "failed": 0, "truncated": 0}
         scorer.forget()  # so that a rerun, by whichever worker, writes the very same file
         schema = pa.schema([pa.field("uid", pa.string(), nullable=False), *scorer.schema()])
         with written(end, schema, note) as parquet:
@@ -236,10 +374,7 @@ def opened(place: Place) -> Iterator[pq.ParquetFile]:
 
 
 def read_note(place: Place, key: bytes = NOTE, *, whole: bool = False) -> dict[str, Any]:
-    """The notes in an output: signature, checksum of the source, rows, failed, truncated, ...
-
-    whole: every page is read, and DamagedError raised unless it has its columns and as many rows.
-    """
+    """The note in an output; `whole`: whose every page can be read, with its columns and as many rows."""
     with opened(place) as parquet:
         metadata, names = parquet.metadata.metadata or {}, parquet.schema_arrow.names
         rows = sum(map(len, parquet.iter_batches(_AT_ONCE))) if whole else 0
