@@ -599,7 +599,7 @@ def _read_counts(folder: Path) -> tuple[str, dict[str, int] | int]:
     name, published = f"nbb_{rule}.json", _PUBLISHED if rule == _RULE else rule
     for path in (folder.parent / name, folder / name):
         if path.is_file():
-            counts = load_json(path, once="keep one of them")
+            counts = load_json(path)
             numbers = counts.values() if isinstance(counts, dict) else [None]
             if not all(type(n) is int and 1 <= n <= MOST_BOXES for n in numbers):
                 fix = f"expected {{name: number of boxes}}, from 1 to {MOST_BOXES:,}"

@@ -238,15 +238,12 @@ def encoding_of(data: bytes) -> str:
     return "utf-16" if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig"
 
 
-_SEVERAL = "for several captions of an image use {image id: [captions]}"
+def load_json(path: Path) -> Any:
+    """The content of a JSON file. Raises FileError."""
+    return parsed(path, decoded(path, contents(path)))
 
 
-def load_json(path: Path, once: str = _SEVERAL) -> Any:
-    """The content of a JSON file; `once` is the fix where a key comes twice. Raises FileError."""
-    return parsed(path, decoded(path, contents(path)), once=once)
-
-
-def parsed(path: Path, text: str, first_line: int = 1, once: str = _SEVERAL) -> Any:
+def parsed(path: Path, text: str, first_line: int = 1) -> Any:
     """JSON in which a repeated key is an error: `json` would silently keep the last."""
     repeated: list[str] = []
 
@@ -265,7 +262,8 @@ def parsed(path: Path, text: str, first_line: int = 1, once: str = _SEVERAL) -> 
     except (ValueError, RecursionError) as error:  # a number of thousands of digits, thousands of brackets
         raise file_error(path, f"JSON that cannot be read ({error})") from None
     if repeated:
-        raise file_error(path, f"the key {some_of([*dict.fromkeys(repeated)])} comes twice", once)
+        fix = "write it once, with a list where it has several values"
+        raise file_error(path, f"the key {some_of([*dict.fromkeys(repeated)])} comes twice", fix)
     return content
 
 

@@ -57,7 +57,7 @@ def _read(path: Path) -> _File:
             raise file_error(path, "there is no such file") from None
         except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
             raise file_error(path, f"cannot be read ({error})") from error
-    content = load_json(path, "write each id once")
+    content = load_json(path)
     if isinstance(content, list):
         return _File({path.stem: content})
     if not isinstance(content, dict) or not content:

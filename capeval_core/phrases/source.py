@@ -112,7 +112,7 @@ def phrase_opener(spec: Any) -> Callable[..., PhraseSource]:
 
 def _read(path: Path) -> Mapping[str, Sequence[str]]:
     try:
-        phrases = load_json(expanded_path(path), once="give all phrases of a caption in one list")
+        phrases = load_json(expanded_path(path))
     except FileError as error:
         raise wrong_option("phrases", str(path), str(error), verb="") from error
     if not isinstance(phrases, dict):

@@ -129,7 +129,7 @@ class PrecomputedRegions(RegionSource):
         """Regions from a JSON file: `{image id: [regions]}`, COCO results, or a COCO annotation file, whose
         `images` name the file of each id."""
         path = Path(path)
-        content = load_json(path, once="give all regions of an image in one list")
+        content = load_json(path)
         try:
             return cls(_by_image(content), name=f"precomputed:{path.name}")
         except (ValueError, TypeError) as error:
