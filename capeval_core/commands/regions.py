@@ -56,7 +56,7 @@ def run(arguments: list[str]) -> int:
     flags = parser.read(arguments)
     options = _RegionOptions.of("regions", chosen(flags, _RegionOptions))
     problems = Problems()
-    paths = paths_by_id(flags.images, problems, ".npz")
+    paths = paths_by_id(flags.images, problems)
     problems.raise_if_any()
     images = {name: InputImage.of(path, visual_of(name, "images")) for name, path in paths.items()}
     _check_folder(flags.out)

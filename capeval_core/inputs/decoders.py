@@ -69,8 +69,10 @@ class Decoders:
         try:
             process = process or _started()
             assert process.stdin is not None and process.stdout is not None
+            here = os.getcwd()  # noqa: PTH109  (which may be another folder there)
+            sent = [(os.path.join(here, own.path), own.data) for own in files.values()]  # noqa: PTH118
             limits = Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES
-            pickle.dump(([_sent(source) for source in files.values()], square, *limits), process.stdin)
+            pickle.dump((sent, square, *limits), process.stdin)
             process.stdin.flush()
             for i, answer in zip(files, pickle.load(process.stdout), strict=True):
                 answers[i] = answer
@@ -121,12 +123,6 @@ def _import_path() -> list[str]:
     folders = [folder for folder in sys.path if isinstance(folder, str) and os.path.isabs(folder)]  # noqa: PTH117
     own = str(Path(__file__).parents[2])
     return folders if own in folders else [own, *folders]
-
-
-def _sent(source: File) -> tuple[str, bytes | None]:
-    """Path and bytes of an image; a path without the current folder, which may be another one there."""
-    path = source.path
-    return path if source.data is not None else os.path.join(os.getcwd(), path), source.data  # noqa: PTH109, PTH118
 
 
 def _end(process: _Process | None) -> None:

@@ -180,7 +180,7 @@ def _refuse_name(folder: Path, name: str, problems: Problems) -> None:
         problems.add(file_error(folder, f"the name of {name!a} is not UTF-8", "rename that file"))
 
 
-def paths_by_id(folder: Path, problems: Problems, ending: str = "") -> dict[str, Path]:
+def paths_by_id(folder: Path, problems: Problems) -> dict[str, Path]:
     """The images directly in a folder by their names without the extension; note names that collide."""
     by_id: defaultdict[str, list[str]] = defaultdict(list)
     for name in sorted(names_in(folder)):
@@ -189,7 +189,7 @@ def paths_by_id(folder: Path, problems: Problems, ending: str = "") -> dict[str,
             _refuse_name(folder, name, problems)
     for image_id, names in by_id.items():
         if len(names) > 1:
-            found = f"{' and '.join(map(repr, names))} would both be {image_id + ending!r}"
+            found = f"{' and '.join(map(repr, names))} would both be {image_id!r}"
             fix = "rename one of them, or run for each in a folder of its own"
             problems.add(file_error(folder, found, fix))
     if not by_id:
