@@ -24,14 +24,8 @@ _SIZE_WORDS = {"small": "small", "little": "small", "large": "large", "big": "la
 _PLURALS = {shape: shape + ("es" if shape.endswith("s") else "s") for shape in SHAPES}
 _SHAPE_WORDS = {word: shape for shape, plural in _PLURALS.items() for word in (shape, plural)}
 _CORNERS = ("top left", "top right", "bottom left", "bottom right")
-_OPPOSITE = {
-    "left": "right",
-    "right": "left",
-    "top": "bottom",
-    "bottom": "top",
-    "above": "below",
-    "below": "above",
-}
+_OPPOSITE = {"left": "right", "top": "bottom", "above": "below"}
+_OPPOSITE |= {other: own for own, other in _OPPOSITE.items()}
 
 _PHRASE = (
     rf"\b(?P<number>{'|'.join(_NUMBERS)}) (?:(?P<size>{'|'.join(_SIZE_WORDS)}) )?"
@@ -56,11 +50,8 @@ class Phrase:
     region: str | None = None
 
     def fits(self, thing: SceneObject) -> bool:
-        return (
-            thing.colour == self.colour
-            and thing.shape == self.shape
-            and (self.size is None or thing.size == self.size)
-        )
+        alike = (thing.colour, thing.shape) == (self.colour, self.shape)
+        return alike and self.size in (None, thing.size)
 
 
 def describe(scene: Scene, rng: np.random.Generator) -> str:
@@ -151,43 +142,25 @@ def _relation_words(groups: list[tuple[SceneObject, ...]], rng: np.random.Genera
     """The relation of the first group to the second, where both are single objects."""
     if len(groups) < 2 or len(groups[0]) > 1 or len(groups[1]) > 1:
         return None
-    true = [
-        words
-        for name, words in (
-            ("left", "to the left of"),
-            ("right", "to the right of"),
-            ("above", "above"),
-            ("below", "below"),
-        )
-        if _apart(name, groups[0][0], groups[1][0]) >= MARGIN
-    ]
+    words = {"left": "to the left of", "right": "to the right of", "above": "above", "below": "below"}
+    true = [own for name, own in words.items() if _apart(name, groups[0][0], groups[1][0]) >= MARGIN]
     return true[int(rng.integers(len(true)))] if true else None
 
 
 def _depth(region: str, thing: SceneObject) -> float:
     """How far inside the region the object's centre lies; negative outside."""
-    x, y = thing.centre
-    if region == "left":
-        return 0.5 - x
-    if region == "right":
-        return x - 0.5
-    if region == "top":
-        return 0.5 - y
-    if region == "bottom":
-        return y - 0.5
+    x, y = thing.centre[0] - 0.5, thing.centre[1] - 0.5
     if region == "middle":
-        return 0.22 - max(abs(x - 0.5), abs(y - 0.5))
-    upright, across = region.split()
-    return min(_depth(upright, thing), _depth(across, thing)) - 0.1
+        return 0.22 - max(abs(x), abs(y))
+    if " " in region:
+        return min(_depth(side, thing) for side in region.split()) - 0.1
+    return {"left": -x, "right": x, "top": -y, "bottom": y}[region]
 
 
 def _apart(relation: str, first: SceneObject, second: SceneObject) -> float:
     """How far the first object's centre lies to that side of the second's."""
-    if relation in ("left", "right"):
-        step = second.centre[0] - first.centre[0]
-        return step if relation == "left" else -step
-    step = second.centre[1] - first.centre[1]
-    return step if relation == "above" else -step
+    x, y = (own - other for own, other in zip(second.centre, first.centre, strict=True))
+    return {"left": x, "right": -x, "above": y, "below": -y}[relation]
 
 
 @lru_cache(maxsize=4096)

@@ -66,10 +66,9 @@ def sample_clip(rng: np.random.Generator) -> Clip:
     (True, True)
     """
     event = EVENTS[int(rng.integers(len(EVENTS)))]
-    while True:
-        clip = _try_clip(rng, event)
-        if clip is not None:
-            return clip
+    while (clip := _try_clip(rng, event)) is None:
+        pass
+    return clip
 
 
 def _try_clip(rng: np.random.Generator, event: str) -> Clip | None:
@@ -159,16 +158,3 @@ def foils_of_clip(clip: Clip, caption: str) -> list[tuple[str, str]]:
                 if not holds(clip.moments[1 - place], text, margin=0.0):
                     found.append((kind, THEN.join([*parts[:place], text, *parts[place + 1 :]])))
     return found
-
-
-def with_wrong_moment(clip: Clip, caption: str, other: str, place: int) -> str | None:
-    """A caption that has one moment from another clip's caption; None where that is true here.
-
-    >>> clip = sample_clip(np.random.default_rng(0))
-    >>> with_wrong_moment(clip, "a red star, then a blue star", "a pink cross, then two red hearts", 1)
-    'a red star, then two red hearts'
-    """
-    parts, wrong = caption.split(THEN), other.split(THEN)[place]
-    if any(holds(moment, wrong, margin=0.0) for moment in clip.moments):
-        return None
-    return THEN.join([*parts[:place], wrong, *parts[place + 1 :]])

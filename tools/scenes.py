@@ -77,9 +77,9 @@ class Scene:
 
 
 def sample_scene(rng: np.random.Generator, groups: int | None = None) -> Scene:
-    """A random scene: one to three groups of one to four objects, six objects at most.
+    """A random scene: one to three groups, or so many, of one to four objects, six objects at most.
 
-    `groups` fixes the number of groups (1, 2 or 3). The same generator state always gives the same scene.
+    The same generator state always gives the same scene.
 
     >>> scene = sample_scene(np.random.default_rng(3))
     >>> scene == sample_scene(np.random.default_rng(3))
@@ -87,12 +87,9 @@ def sample_scene(rng: np.random.Generator, groups: int | None = None) -> Scene:
     >>> len(scene.objects) <= MOST_OBJECTS
     True
     """
-    if groups is not None and groups not in (1, 2, 3):
-        raise ValueError(f"groups={groups}: a scene has 1, 2 or 3 groups")
-    while True:  # a crowded draw that leaves no room for an object is thrown away whole
-        scene = _try_scene(rng, groups)
-        if scene is not None:
-            return scene
+    while (scene := _try_scene(rng, groups)) is None:  # a draw without room for an object is thrown away
+        pass
+    return scene
 
 
 def sample_crowd(rng: np.random.Generator, count: int) -> Scene:
@@ -129,10 +126,10 @@ def _pick(rng: np.random.Generator, weights: tuple[float, ...]) -> int:
 
 
 def _try_scene(rng: np.random.Generator, groups: int | None) -> Scene | None:
-    count_of_groups = groups if groups is not None else 1 + _pick(rng, (0.3, 0.4, 0.3))
+    groups = groups or 1 + _pick(rng, (0.3, 0.4, 0.3))
     kinds: set[tuple[str, str]] = set()
     placed: list[SceneObject] = []
-    while len(kinds) < count_of_groups:
+    while len(kinds) < groups:
         shape = SHAPES[int(rng.integers(len(SHAPES)))]
         colour = list(COLOURS)[int(rng.integers(len(COLOURS)))]
         if (shape, colour) in kinds:
@@ -188,13 +185,12 @@ def draw(scene: Scene, size: int = 192) -> Image.Image:
     """
     from PIL import Image, ImageDraw
 
-    _check_size(size)
     side = size * _FINER
     background = BACKGROUNDS[scene.background]
     canvas = Image.new("RGB", (side, side), background)
-    pen = ImageDraw.Draw(canvas)
+    pen, shade = ImageDraw.Draw(canvas), tuple(round(0.9 * value) for value in background)
     for thing in scene.objects:
-        _outline(pen, thing, side, _scaled(background, 0.9), shift=0.012)
+        _outline(pen, thing, side, shade, shift=0.012)
     for thing in scene.objects:
         _outline(pen, thing, side, COLOURS[thing.colour])
     return canvas.reduce(_FINER)
@@ -208,7 +204,6 @@ def masks(scene: Scene, size: int = 192) -> npt.NDArray[np.bool_]:
     """
     from PIL import Image, ImageDraw
 
-    _check_size(size)
     visible = np.zeros((len(scene.objects), size, size), dtype=np.bool_)
     for index, thing in enumerate(scene.objects):
         canvas = Image.new("L", (size * _FINER, size * _FINER), 0)
@@ -216,16 +211,6 @@ def masks(scene: Scene, size: int = 192) -> npt.NDArray[np.bool_]:
         visible[index] = np.asarray(canvas.reduce(_FINER)) >= 128
         visible[:index] &= ~visible[index]
     return visible
-
-
-def _check_size(size: int) -> None:
-    if size < 1:
-        raise ValueError(f"size={size}: an image has at least 1 pixel a side")
-
-
-def _scaled(rgb: tuple[int, int, int], factor: float) -> tuple[int, int, int]:
-    red, green, blue = (round(value * factor) for value in rgb)
-    return red, green, blue
 
 
 def _outline(pen: Any, thing: SceneObject, side: int, fill: Any, shift: float = 0.0) -> None:

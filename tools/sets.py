@@ -1,27 +1,17 @@
-"""Sets made of drawn scenes: pools of candidate captions, and the demo that the package ships."""
+"""The demo that the package ships, and which drawn scenes and captions a training does not see."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tools.captions import KINDS, describe, foil, holds
+from tools.captions import describe, foil, holds
 from tools.clips import EVENTS, describe_clip, foils_of_clip, sample_clip
 from tools.scenes import COLOURS, SHAPES, Scene, draw, sample_scene
 
-RIGHT, TERSE, WORDY, FOILED, JUMBLED, UNRELATED = "right", "terse", "wordy", "foiled", "jumbled", "unrelated"
-COUNTS = {RIGHT: 3, TERSE: 2, WORDY: 2, FOILED: 3, JUMBLED: 1, UNRELATED: 1}
-"""How many captions of each kind make a pool."""
-_BEFORE = ("what we can all see here is that", "this is an image of a drawing in which", "i think that maybe")
-_AFTER = (
-    "and it is really a very nice thing to look at",
-    "as far as anybody who looks at it can tell",
-    "which somebody must have drawn with great care",
-)
 HELD_OUT = frozenset(
     (shape, list(COLOURS)[(3 * index + offset) % len(COLOURS)])
     for index, shape in enumerate(SHAPES)
@@ -31,69 +21,6 @@ HELD_OUT = frozenset(
 DEMO_SEED = 2024
 _DEMO_CHANGES = ("colour", "count", "shape", "position") * 3
 _DEMO_SIDE = 192
-
-
-@dataclass(frozen=True)
-class ScenePool:
-    """Candidate captions in random order. kinds: of each candidate, one of `COUNTS`."""
-
-    captions: list[str]
-    kinds: list[str]
-
-
-def describe_pool(scene: Scene, other: Scene, rng: np.random.Generator) -> ScenePool | None:
-    """A pool of candidates for a scene; None if it cannot have one.
-
-    Right captions are true and name everything. Terse ones name one object, wordy ones add empty phrases,
-    foiled ones have one wrong word, a jumbled one has its words in disorder, and the unrelated one is
-    true of the other scene.
-
-    >>> rng = np.random.default_rng(0)
-    >>> pool = describe_pool(sample_scene(rng), sample_scene(rng), rng)
-    >>> len(pool.captions), pool.kinds.count("right")
-    (12, 3)
-    """
-    right: list[str] = []
-    for _ in range(20):
-        caption = describe(scene, rng)
-        if caption not in right and len(caption.split()) >= 5:
-            right.append(caption)
-        if len(right) == COUNTS[RIGHT] + 2:
-            break
-    else:
-        return None
-    unrelated = describe(other, rng)
-    if holds(scene, unrelated):
-        return None
-    words = right[3].split()
-    jumbled = " ".join(words[int(index)] for index in rng.permutation(len(words)))
-    candidates = {
-        RIGHT: right[:3],
-        TERSE: [f"a {thing.shape}" for thing in (scene.objects[0], scene.objects[-1])],
-        WORDY: [
-            f"{_BEFORE[int(i)]} {right[3 + k]} {_AFTER[int(i)]}" for k, i in enumerate(rng.integers(0, 3, 2))
-        ],
-        FOILED: _foils(scene, right, rng),
-        JUMBLED: [jumbled],
-        UNRELATED: [unrelated],
-    }
-    if any(len(candidates[kind]) != count for kind, count in COUNTS.items()):
-        return None
-    listed = [(caption, kind) for kind, captions in candidates.items() for caption in captions]
-    order = rng.permutation(len(listed))
-    return ScenePool([listed[int(i)][0] for i in order], [listed[int(i)][1] for i in order])
-
-
-def _foils(scene: Scene, captions: list[str], rng: np.random.Generator) -> list[str]:
-    foiled: list[str] = []
-    for caption in captions:
-        for kind in rng.permutation(len(KINDS)):
-            try:
-                foiled.append(foil(scene, caption, KINDS[int(kind)], rng))
-                break
-            except ValueError:  # the caption has no word of this kind
-                continue
-    return foiled[: COUNTS[FOILED]]
 
 
 def has_held_out(scene: Scene) -> bool:
