@@ -332,14 +332,13 @@ class RefHiceS(HiceS):
 
     def evidence_of(self, samples: Samples, rows: pa.Table, parts: Mapping[str, Any]) -> Evidence:
         gttc, lttc = reference_terms(rows)
-        deciding = {"joint": [joint(gttc, lttc)], "best": [gttc, lttc]}.get(
-            self.options.reference_reduction, []
-        )
-        chosen = np.full(len(gttc.values), not deciding)  # by the other reductions all are
-        for term in deciding:
+        deciding = {"joint": [joint(gttc, lttc)], "best": [gttc, lttc]}
+        terms = deciding.get(self.options.reference_reduction, [])
+        chosen = np.full(len(gttc.values), not terms)  # by the other reductions all are
+        for term in terms:
             chosen[term.argmax()] = True
-        columns = {"gttc": gttc.values.tolist(), "lttc": lttc.values.tolist(), "chosen": chosen.tolist()}
-        notes = (dict(zip(columns, own, strict=True)) for own in zip(*columns.values(), strict=True))
+        columns = zip(gttc.values.tolist(), lttc.values.tolist(), chosen.tolist(), strict=True)
+        notes = ({"gttc": one, "lttc": other, "chosen": used} for one, other, used in columns)
         shown = super().evidence_of(samples, rows, parts)
         for explanation, references in zip(shown.values(), samples.references or [], strict=True):
             explanation["compared"] = [{"reference": text, **next(notes)} for text in references]

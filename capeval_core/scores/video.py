@@ -232,8 +232,8 @@ class VideoPacS(CaptionMetric):
         for window in windows(samples, LIMITS.video_texts):
             tokens = self.encoder.encode_tokens(window.captions, **self.run)
             for part, videos in self._videos(window):
-                for text, place in zip(range(part.start, part.stop), range(len(videos.keys)), strict=True):
-                    row, error = len(explained), videos.errors[place]
+                for place, error in enumerate(videos.errors):
+                    row, text = len(explained), part.start + place
                     note: dict[str, Any] = {"frame_cosines": [], "words": []}
                     if error is not None:
                         note["error"] = error
@@ -241,15 +241,10 @@ class VideoPacS(CaptionMetric):
                         cosines = np.clip(unit(tokens.features[text]) @ unit(videos.features[place]).T, -1, 1)
                         pieces = self.encoder.tokenizer.pieces(tokens.ids[text])
                         note["frame_cosines"] = cosines[-1].tolist()
-                        note["words"] = [
-                            {
-                                "word": word,
-                                "weight": weight,
-                                "frame": int(own.argmax()),
-                                "cosine": float(own.max()),
-                            }
-                            for word, weight, own in zip(pieces, of_row[row], cosines, strict=True)
-                        ]
+                        best = cosines.argmax(axis=1).tolist(), cosines.max(axis=1).tolist()
+                        words = zip(pieces, of_row[row], *best, strict=True)
+                        names = ("word", "weight", "frame", "cosine")
+                        note["words"] = [dict(zip(names, own, strict=True)) for own in words]
                     note["incomplete"] = videos.incomplete[place]
                     explained[row] = VideoExplanation(shown[row] | note, samples.images[row], sampling)
         return explained
