@@ -389,8 +389,9 @@ def _check_shape(name: str, value: Any, shape: Any) -> None:
     if not isinstance(value, kinds) or isinstance(value, bool):
         raise TypeError(f"{name} is {described(value, none='null')}, which no result has there")
     if isinstance(shape, list | dict):
-        for step, one in value.items() if isinstance(shape, dict) else enumerate(value):
-            _check_shape(f"{name}[{step!r}]", one, *(shape.values() if isinstance(shape, dict) else shape))
+        (inner,) = shape.values() if isinstance(shape, dict) else shape
+        for step, one in value.items() if isinstance(value, dict) else enumerate(value):
+            _check_shape(f"{name}[{step!r}]", one, inner)
 
 
 def _numbers(saved: Sequence[Any]) -> list[Any]:
