@@ -4,7 +4,7 @@
 
 Everything runs on the CPU: the golden cases, every metric with the packaged `tiny` on drawn scenes, PAC-S and
 CLIP-S with a seeded ViT-B/32 of full size. The table "How exact it is" of a metric's card is made from the
-file, and from that of `python -m benchmarks.cuda`, by the site (`tools/site.py`).
+file, and from that of `python -m benchmarks.cuda`, by the site (`tools/documents.py`).
 """
 
 from __future__ import annotations

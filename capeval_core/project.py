@@ -11,7 +11,7 @@ from typing import Any
 __version__ = "0.1.0"
 ADDRESS: str | None = None
 """Of the public repository, on GitHub or the Hub, without a slash at its end; None: there is none, and
-nothing links to it. After a change: `python -m tools.documents`."""
+nothing links to it. setup.cfg names it as `url`, too."""
 LICENCE = "Apache-2.0"
 """SPDX name of the package's licence, as in setup.cfg."""
 

@@ -9,8 +9,7 @@ import pytest
 
 from capeval_core.registry import METRICS
 from tests.snippets import run_snippets
-from tools.documents import CHECKOUT
-from tools.site import cards, metric_card, weights_card
+from tools.documents import CHECKOUT, cards, metric_card, weights_card
 
 CODE = {name: card for name in cards() if "```python" in (card := weights_card(name))}
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import capeval_core
 from tests.support import seams
-from tools.site import MODULES
+from tools.documents import MODULES
 
 DOORS = ("authoring", "cli", "module", "testing")
 ADAPTERS = ("inspect_ai", "lmms_eval", "page", "torchmetrics")

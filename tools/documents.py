@@ -1,38 +1,53 @@
-"""Generated parts of documents: tables made from the classes.
+"""Documents made from the classes: tables between markers, and pages of the site.
 
-    python -m tools.documents                 all documents of the checkout, and setup.cfg
-    python -m tools.documents README.md ...   only these documents
+    python -m tools.documents    writes the tables of README, docs/speed.md and the tasks of lmms-eval
+    mkdocs build --strict        makes the site, with pages of each metric, the commands and the API
 
-A document marks a generated part by two lines, `<!-- metrics -->` and `<!-- /metrics -->`, with the name of a
-table. The lines between them are replaced. In setup.cfg and in YAML `# ` stands
-before them.
+Two lines mark a table by its name, `<!-- metrics -->` and `<!-- /metrics -->`; in YAML with `# ` before them.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
+from capeval_core.cli import COMMANDS, main
 from capeval_core.commands.list import advice
 from capeval_core.description import MetricDescription, licence_in_words
+from capeval_core.judgements.sets import SETS
+from capeval_core.judgements.tables import published
 from capeval_core.kept import write_whole
-from capeval_core.project import address
+from capeval_core.publishing import cards, metric_card, weights_card
 from capeval_core.registry import MEDIA_VARIANTS, METRICS, metric_class
 from capeval_core.weights.catalogue import WEIGHTS
-from tools.exactness import BENCHMARKS, Line, read_lines
+from tools.exactness import BENCHMARKS, ON_CPU, ON_GPU, Line, exactness_rows, has_networks, legend, read_lines
 
 Row = list[str]
 CHECKOUT = Path(__file__).parents[1]
-DOCUMENTS = (
-    "README.md",
-    "CONTRIBUTING.md",
-    "docs/speed.md",
-    "setup.cfg",
-    "capeval_core/integrations/lmms_tasks/captions",
-)
-"""The documents of a checkout."""
+_FILLED = ("README.md", "docs/speed.md", "capeval_core/integrations/lmms_tasks/captions")
+DOCUMENTS = [CHECKOUT / name for name in _FILLED]
+"""The files of a checkout whose tables are committed; the site fills those of the other pages."""
+MODULES = (
+    "cache", "demo", "errors", "integrations", "integrations.ray", "integrations.shards",
+    "judgements.correlation", "metric", "options", "registry", "replay.bundle",
+    "replay.why", "result", "rows", "scores.pac", "scores.umic",
+    "scores.video", "scores.vilbert", "statistics",
+)  # fmt: skip
+"""The public modules: what the documents name, and what a metric of another package builds on."""
+AGREEMENT = {
+    "flickr8k_expert": ["tau_b", "tau_c"],
+    "flickr8k_cf": ["tau_b", "tau_c"],
+    "composite": ["tau_b", "tau_c"],
+    "pascal50s": ["mean"],
+    "foil": ["1 reference", "4 references"],
+}
+"""The judged sets, and columns of their tables, on a metric's page."""
 
 
 def markdown(header: Row, rows: list[Row]) -> str:
@@ -41,22 +56,18 @@ def markdown(header: Row, rows: list[Row]) -> str:
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
+# tables between markers
+
+
 def metrics_table() -> str:
     """Every metric: name, summary, what a caption is compared with, cost and agreement with people."""
     rows, known = [], {name: row for name, *row in advice()}
-    classes = {name: metric_class(name) for name in METRICS}
-    classes |= {f"{name} ({medium})": metric_class(name, medium) for name, medium in MEDIA_VARIANTS}
-    for name, metric in classes.items():
-        described = MetricDescription(metric)
-        rows.append(
-            [
-                f"`{name}`",
-                f"[{described.title}]({described.address})",
-                described.summary,
-                described.compares.replace("its ", ""),
-                *known[name][2:4],
-            ]
-        )
+    variants = [(name, metric_class(name)) for name in METRICS]
+    variants += [(f"{name} ({medium})", metric_class(name, medium)) for name, medium in MEDIA_VARIANTS]
+    for name, metric in variants:
+        own = MetricDescription(metric)
+        about = [f"`{name}`", f"[{own.title}]({own.address})", own.summary, own.compares.replace("its ", "")]
+        rows.append([*about, *known[name][2:4]])
     return markdown(["name", "metric", "what it is", "compares a caption with", "seconds", "τ_c"], rows)
 
 
@@ -73,16 +84,10 @@ def advice_table() -> str:
 
 def weights_table() -> str:
     """Every repository of the catalogue: its weights, original checkpoint and licence."""
-    pages = {w.folder: f"weights/{w.folder}.md" for w in WEIGHTS if w.checkpoint}
-    rows = [
-        [
-            f"[`{w.repository}`]({pages[w.folder]})" if w.folder in pages else f"`{w.repository}`",
-            w.title,
-            w.checkpoint or "as it is",
-            licence_in_words(w),
-        ]
-        for w in WEIGHTS
-    ]
+    rows = []
+    for w in WEIGHTS:
+        name = f"[`{w.repository}`](weights/{w.folder}.md)" if w.checkpoint else f"`{w.repository}`"
+        rows.append([name, w.title, w.checkpoint or "as it is", licence_in_words(w)])
     return markdown(["repository", "weights", "original checkpoint", "licence"], rows)
 
 
@@ -101,15 +106,6 @@ def speed_table() -> str:
     return markdown(["", "times as fast", "seconds per 1,000 captions", "commit", "date"], rows)
 
 
-def package_urls() -> str:
-    """The addresses in the package's metadata, '' while there are none."""
-    if not address():
-        return ""
-    named = {"Documentation": "README.md", "Changelog": "CHANGELOG.md"}
-    lines = [f"    {name} = {address(path)}" for name, path in named.items()]
-    return "\n".join([f"url = {address()}", "project_urls =", *lines])
-
-
 def lmms_metrics() -> str:
     """The metrics that lmms-eval's tasks report where `CAPEVAL_METRICS` names them."""
     return "\n".join(
@@ -125,7 +121,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "advice": advice_table,
     "weights": weights_table,
     "speed": speed_table,
-    "urls": package_urls,
     "lmms_metrics": lmms_metrics,
 }
 """Every table by its name in markers."""
@@ -134,7 +129,7 @@ _PART = re.compile(r"^((?:# )?<!-- (\w+) -->\n).*?^((?:# )?<!-- /\2 -->)$", re.M
 
 
 def filled(text: str) -> str:
-    """A document with its generated parts up to date.
+    """A document with its tables up to date.
 
     >>> filled("<!-- lmms_metrics -->\\n<!-- /lmms_metrics -->").splitlines()[1]
     '  - metric: pac_s'
@@ -142,17 +137,138 @@ def filled(text: str) -> str:
     return _PART.sub(lambda part: f"{part[1]}{TABLES[part[2]]()}\n{part[3]}", text)
 
 
-def documents() -> list[Path]:
-    """Every document of the checkout."""
-    return [path for pattern in DOCUMENTS for path in sorted(CHECKOUT.glob(pattern))]
+# the page of a metric
 
 
-def main(arguments: list[str]) -> None:
-    """Write the generated parts of the named documents, or of all."""
-    for path in map(Path, arguments) if arguments else documents():
-        text = path.read_text(encoding="utf-8")
-        write_whole(path, filled(text))
+def inputs_list(metric: str, media: str | None = None) -> str:
+    """The arguments of `compute` in a metric's `evaluate` module, or in its configuration for a medium."""
+    inputs = MetricDescription(metric_class(metric, media)).inputs
+    return "\n".join(f"- `{name}`: {meaning}" for name, meaning in inputs.items())
+
+
+def options_table(metric: str, media: str | None = None) -> str:
+    """The options of a metric: type, default, meaning; for a variant those that the metric lacks."""
+    described = metric_class(metric, media).Options.describe()
+    usual = metric_class(metric).Options.describe() if media else {}
+    rows = [
+        [f"`{name}`", f"`{d.type}`".replace(" | ", " or "), f"`{d.default!r}`", d.help]
+        for name, d in described.items()
+        if d != usual.get(name)
+    ]
+    table = markdown(["option", "type", "default", "meaning"], rows)
+    lost = ", ".join(f"`{name}`" for name in usual if name not in described)
+    return f"Its own options; the others are those of images, without {lost}.\n\n{table}" if media else table
+
+
+def rows_table(metric: str, media: str | None = None) -> str:
+    """Every column of a metric's rows: type and meaning."""
+    columns = metric_class(metric, media).ROW
+    rows = [[f"`{c.name}`", f"`{c.type}`", c.metadata[b"meaning"].decode()] for c in columns]
+    return markdown(["column", "type", "meaning"], rows)
+
+
+def exactness_table(metric: str, media: str | None = None) -> str:
+    """How exact a metric is, from the measurements in `benchmarks`."""
+    on_cpu, on_gpu = read_lines(ON_CPU), read_lines(ON_GPU)
+    subject = f"{metric} {media}" if media else metric
+    rows = exactness_rows(subject, on_cpu, on_gpu)
+    table = markdown(["compared", "weights", "largest difference", "Kendall's tau-b"], rows)
+    about = next(line for line in on_cpu if "date" in line)
+    source = (
+        f"Measured on {about['date']} with torch {about['torch']}, on a CPU where nothing else is stated, "
+        "by `python -m benchmarks.exactness` (48 captions)"
+    )
+    gpu = "; `python -m benchmarks.cuda` measures it on a GPU" if has_networks(subject, on_cpu) else ""
+    meaning = legend(subject, on_cpu, MetricDescription(metric_class(metric, media)).range)
+    return f"{meaning}\n\n{table}\n\n{source}{gpu}.\n"
+
+
+def agreement_table(metric: str) -> str:
+    """How well a metric agrees with people, as papers report it; '' where none does."""
+    title = metric_class(metric).title
+    rows = [
+        [SETS[name].title, column, f"{cell.value:.1f}", cell.source]
+        for name, columns in AGREEMENT.items()
+        for column in columns
+        if (cell := published(name, title, column))
+    ]
+    return markdown(["judged set", "measure", "value", "source"], rows) if rows else ""
+
+
+def published_table(metric: str) -> str:
+    """The mean scores of captions that papers report; what is the same for all stands below the table."""
+    class_ = metric_class(metric)
+    about, weights = class_.published, class_.default_weights
+    shared = [about["dataset"], f"`{weights.repository}`" if weights else "", about["source"]]
+    rows = [[captions, f"{mean:g}"] for captions, mean in about["means"].items()]
+    table = markdown(["captions", class_.title], rows)
+    return f"{table}\n\nAll of them: {'; '.join(filter(None, [*shared, about.get('settings')]))}."
+
+
+def metric_page(name: str) -> str:
+    """The page of a metric: its card, and what is made from its class."""
+    elsewhere = (
+        "Agreement with people, options, rows, intervals, tests and exactness: see the documentation. "
+    )
+    parts = [metric_card(name).split("---\n", 2)[2].replace(elsewhere, "").strip()]
+    for media in [None, *(medium for other, medium in MEDIA_VARIANTS if other == name)]:
+        of = f" for a {media}" if media else ""
+        parts += [f"## Inputs{of}", inputs_list(name, media), f"## Options{of}", options_table(name, media)]
+        parts += [f"## Columns of a row{of}", rows_table(name, media)]
+        parts += [f"## Exactness{of}", exactness_table(name, media)]
+    if agreement := agreement_table(name):
+        meaning = (
+            "Kendall's tau times 100, accuracies in %, of the published weights. Not reproduced here yet."
+        )
+        parts += ["## Agreement with people", meaning, agreement]
+    if metric_class(name).published:
+        parts += ["## Published means", published_table(name)]
+    return "\n\n".join(parts)
+
+
+# the site
+
+
+def commands_page() -> str:
+    """The help of every command."""
+    parts = ["# Commands", "What `--help` says of each."]
+    for name in COMMANDS:
+        written = io.StringIO()
+        columns = mock.patch.dict(os.environ, COLUMNS="100")
+        with columns, contextlib.redirect_stdout(written), contextlib.suppress(SystemExit):
+            main([name, "--help"])
+        parts += [f"## capeval {name}", f"```text\n{written.getvalue().rstrip()}\n```"]
+    return "\n\n".join(parts)
+
+
+def pages() -> dict[str, str]:
+    """The text of every page that is made, by its path in `docs/`."""
+    modules = ["capeval_core", *(f"capeval_core.{name}" for name in MODULES)]
+    python = "\n\n".join(["# Python API", *(f"::: {name}" for name in modules)])
+    made = {"reference/python.md": python, "reference/commands.md": commands_page()}
+    for name in ("CHANGELOG", "CONTRIBUTING"):
+        text = (CHECKOUT / f"{name}.md").read_text(encoding="utf-8")
+        made[f"{name.lower()}.md"] = text.replace("](docs/", "](")
+    made |= {f"metrics/{name}.md": metric_page(name) for name in METRICS}
+    made |= {f"weights/{name}.md": weights_card(name).split("---\n", 2)[2] for name in cards()}
+    return made
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """mkdocs asks this for the files of the site."""
+    from mkdocs.structure.files import File
+
+    for path, text in pages().items():
+        files.append(File.generated(config, path, content=text))
+    return files
+
+
+def on_page_markdown(text: str, **_: Any) -> str:
+    """mkdocs asks this for a page's text: tables are filled in, links lead to pages."""
+    text = filled(text).replace("](../CHANGELOG.md)", "](changelog.md)")
+    return re.sub(r"\]\(\.\./metrics/(\w+)/README\.md", r"](metrics/\1.md", text)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    for path in DOCUMENTS:
+        write_whole(path, filled(path.read_text(encoding="utf-8")))

@@ -13,14 +13,26 @@ import yaml
 from benchmarks.exactness import ORIGINALS
 from capeval_core import __version__
 from capeval_core.registry import MEDIA_VARIANTS, METRICS, metric_class
-from tools.documents import CHECKOUT, WEIGHTS, documents, filled, seconds
+from tools.documents import (
+    CHECKOUT,
+    DOCUMENTS,
+    WEIGHTS,
+    cards,
+    exactness_table,
+    filled,
+    metric_card,
+    seconds,
+    weights_card,
+)
 from tools.exactness import BENCHMARKS, NOT_YET, ON_CPU, exactness_rows, of_subject, read_lines
-from tools.site import cards, exactness_table, metric_card, weights_card
 
 SECTIONS = ["How to use", "Limitations and bias", "Licence", "Citation"]
-PATTERNS = ("docs/**/*.md", "metrics/*/README.md", "hub_cards/*.md")
+PATTERNS = ("CONTRIBUTING.md", "docs/**/*.md", "metrics/*/README.md", "hub_cards/*.md")
 CARDS = {name: metric_card(name) for name in METRICS}
-PAGES = [*documents(), *(path for pattern in PATTERNS for path in sorted(CHECKOUT.glob(pattern)))]
+PAGES = [
+    *DOCUMENTS,
+    *(path for pattern in PATTERNS for path in sorted(CHECKOUT.glob(pattern)) if path not in DOCUMENTS),
+]
 LINES = read_lines(ON_CPU)
 
 
@@ -41,12 +53,12 @@ def anchors(path: Path) -> set[str]:
 @pytest.mark.parametrize("path", PAGES, ids=named)
 def test_generated_parts_are_current_and_links_lead_somewhere(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
-    assert path not in documents() or filled(text) == text, "run: python -m tools.documents"
+    assert path not in DOCUMENTS or filled(text) == text, "run: python -m tools.documents"
     card = path.parents[1].name == "metrics" or path.parent.name == "hub_cards"
     for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", text):
         assert not card, target  # a card is read on the Hub, where the checkout's other files are not
         linked = path.parent / target if target else path
-        made = re.fullmatch(r"(metrics|reference)/\w+\.md|changelog.md", target)  # by tools/site.py
+        made = re.fullmatch(r"(metrics|reference)/\w+\.md|changelog.md", target)  # by tools/documents.py
         assert made or (linked.exists() and (not anchor or anchor in anchors(linked))), f"{target}#{anchor}"
 
 
