@@ -1,4 +1,4 @@
-"""The stable names for a metric in a package of its own: what a release changes here, the CHANGELOG says.
+"""Stable names for metrics in packages of their own; the CHANGELOG lists every change.
 
 `greedy_match`, `ClipEncoder` and `ImageFeatures` bring torch, which takes seconds: use them as attributes of
 this module (`authoring.greedy_match(...)`), then listing metrics stays fast.

@@ -89,7 +89,7 @@ class CommonOptions(Settings):
 
     @property
     def weighs_together(self) -> bool:
-        """Whether a score depends on the others that are scored with it, since no `statistics` are given."""
+        """Whether a score depends on the other captions of its set, since no `statistics` are given."""
         return self.lacks_statistics
 
     def check(self, metric: Any) -> None:
@@ -184,7 +184,7 @@ class Model:
 
     @classmethod
     def of(cls, name: str, fingerprint: str) -> Model:
-        """What has no repository: its label is its name and a digest of its fingerprint."""
+        """A model without a repository: its label is its name and a digest of its fingerprint."""
         digest = hashlib.blake2b(fingerprint.encode(), digest_size=4).hexdigest()
         return cls(f"{name}@{digest}", fingerprint)
 
@@ -460,7 +460,7 @@ class Reranker(CaptionMetric):
 
 
 class LazyEvidence(dict[int, Mapping[str, Any]]):
-    """The evidence of each score by its index, made when it is asked for; of pools, all at once."""
+    """The evidence of each score by its index, made on demand; of pools, all at once."""
 
     def __init__(self, metric: CaptionMetric, samples: Samples, rows: pa.Table, result: Result) -> None:
         super().__init__()

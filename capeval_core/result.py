@@ -157,7 +157,7 @@ class Result:
 
     @staticmethod
     def of(metric: CaptionMetric, values: Values, rows: pa.Table) -> Result:
-        """The result of what a metric made of rows."""
+        """The result of a metric's values and rows."""
         signature = metric.signature(rows)
         rows = rows if values.rows is None else rows.take(pa.array(values.rows, pa.int64()))
         errors = {
@@ -253,8 +253,8 @@ class Result:
         return self.evidence[number]
 
     def bundle(self, *, texts: bool = False) -> dict[str, Any]:
-        """What `capeval replay` makes these scores of again, in JSON's types: settings, versions, and digests
-        of what each caption went through. No image, and no text unless `texts`.
+        """A bundle for `capeval replay`, in JSON's types: settings, versions, and digests of each caption's
+        stages. No image, and no text unless `texts`.
 
         Raises:
             ValueError: the evidence was not kept, or the metric chooses among captions.
@@ -346,8 +346,8 @@ def parts_of(values: Values, rows: pa.Table) -> dict[str, Any]:
 
 
 def warn_of(result: Result) -> None:
-    """Warn of captions that are mostly unread, and of a number that is not 0 only by what keeps its formula
-    from dividing by 0."""
+    """Warn of captions that are mostly unread, and of a number that is only above 0 by the constants of its
+    formula."""
     if ": " in result.unseen:
         warn(f"{result.metric}: {result.unseen}")
     if result.lack is not None and len(result) >= LEAST_IMAGES:

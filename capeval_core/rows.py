@@ -235,7 +235,7 @@ class _Collector:
         self._memory.add(len(table))
 
     def table(self) -> pa.Table:
-        """All rows, in no certain order."""
+        """All rows, in any order."""
         return pa.concat_tables(self._tables)
 
 

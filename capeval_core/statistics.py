@@ -171,7 +171,7 @@ class CorpusFormula:
 
 @dataclass(frozen=True)
 class Clusters:
-    """Sums and counts of finite scores per image; all re-aggregations need no more."""
+    """Sums and counts of finite scores per image: all that re-aggregation needs."""
 
     names: list[str]
     sums: Doubles  # (n,) of scores; or (n, k) of what a formula takes

@@ -1,4 +1,4 @@
-"""The contract of every metric as checks of a class, for whoever writes one: `check_metric(MyMetric)`."""
+"""Checks that a class of metrics keeps the contract of all: `check_metric(MyMetric)`."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _OF_A_RUN = ("device", "batch_size", "cache", "rows", "on_error", "empty", "evid
 
 
 def check_metric(metric: type[CaptionMetric], *, within: float = CLOSE, **options: Any) -> None:
-    """Hold a metric against the contract of all metrics, on small images that are drawn for it.
+    """Check a class of metrics against the contract of all, on small drawn images.
 
     Args:
         metric: the class. One whose encoding needs statistics of a corpus takes those of the texts here.

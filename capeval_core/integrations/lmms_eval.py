@@ -50,7 +50,7 @@ def process(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, dict[st
 
 
 def combine(items: Sequence[dict[str, Any]]) -> float:
-    """The number of the items of all documents, of whatever process."""
+    """The metric's number over all documents of all processes."""
     number = items[0]["number"]
     if number in TEXT_NUMBERS:
         return _text_scores(tuple((one["caption"], tuple(one["references"])) for one in items))[number]

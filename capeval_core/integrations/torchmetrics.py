@@ -1,4 +1,4 @@
-"""A caption metric as a `torchmetrics.Metric`: for Lightning, `MetricCollection` and loops of one's own."""
+"""A caption metric as a `torchmetrics.Metric`: for Lightning, `MetricCollection` and your own loops."""
 
 from __future__ import annotations
 

@@ -258,7 +258,7 @@ def centred(draws: Doubles, value: float) -> Doubles:
 
 
 class WeightedRows:
-    """Scores with ratings, (n,) finite numbers, whose coefficients are asked for under many weights."""
+    """Scores with ratings, (n,) finite numbers, for coefficients under many weights."""
 
     def __init__(self, scores: ArrayLike, ratings: ArrayLike) -> None:
         self.sides = equally_many(scores, ratings)
@@ -269,7 +269,7 @@ class WeightedRows:
         self._cells = self._codes[0] * self._counts[1] + self._codes[1]
 
     def coefficients(self, weights: Integers, names: Sequence[str]) -> list[float]:
-        """These coefficients, of `COEFFICIENTS`, of rows repeated so often."""
+        """These coefficients, of `COEFFICIENTS`, with each row repeated by its weight."""
         found: dict[str, float] = {}
         if "tau_b" in names or "tau_c" in names:
             found["tau_b"], found["tau_c"] = self._taus(weights)

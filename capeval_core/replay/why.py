@@ -1,4 +1,4 @@
-"""`why`: which known variant of a metric makes somebody's number, or which remain."""
+"""`why`: which known variant of a metric gives somebody's number, or which ones remain."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class _Theirs:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What makes a number.
+    """Which variants of a metric give a number.
 
     variant: the known one that does; None if none or several do, or if it may be an accident. remaining: all
     that do, each with those that give the same scores. tried: how many were computed. table: the nearest,
@@ -230,7 +230,7 @@ def why(
     progress: bool = False,
     **options: Any,
 ) -> Explanation:
-    """Which known variant of a metric makes somebody else's number of the same captions.
+    """Find the known variant of a metric that gives somebody else's number for the same captions.
 
     Args:
         theirs: the mean as text, with the digits that are printed ("0.522"); or, which says far more, a score

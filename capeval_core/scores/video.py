@@ -206,7 +206,7 @@ class VideoPacS(CaptionMetric):
         return Values(score, {**found, "unweighted_texts": unweighted})
 
     def documents(self, rows: pa.Table) -> pa.Array:
-        """Token ids of the corpus that rows are."""
+        """Token ids of the corpus that the rows form."""
         return rows["caption_ids"].combine_chunks()
 
     def idf(self, rows: pa.Table) -> TokenIdf | None:

@@ -234,7 +234,7 @@ class VilbertScore(RegionMetric):
 
 
 class EncodedText(NamedTuple):
-    """Token ids of a text, and their features (rows, hidden) in the light of an image, maybe on CUDA, too."""
+    """Token ids of a text, and their features (rows, hidden) given an image, maybe on CUDA."""
 
     ids: Sequence[int]
     features: Floats

@@ -74,7 +74,7 @@ def build(name: str, weights: str | os.PathLike[str] | None = None, *, media: st
 
 
 def launch(page: gr.Blocks, **settings: Any) -> None:
-    """Serve a page that `build` gave, until it is stopped; `settings` are those of Gradio's `launch`."""
+    """Serve a page from `build` until it is stopped; `settings` are those of Gradio's `launch`."""
     blue, radius = gr.themes.Color(*_BLUES), gr.themes.Size(*["8px"] * 7)
     look: dict[str, Any] = {"primary_hue": blue, "neutral_hue": "slate", "radius_size": radius}
     fonts: dict[str, Any] = {"font": ["system-ui", "sans-serif"], "font_mono": ["ui-monospace", "monospace"]}
