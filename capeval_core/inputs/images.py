@@ -262,7 +262,8 @@ def local_path(value: str | os.PathLike[Any]) -> str:
 
 def content_of_dict(value: Mapping[Any, Any]) -> tuple[str, bytes | None]:
     """The path of a dict {"bytes", "path"} of a dataset, and its bytes, None where it has a path alone."""
-    data, path = value.get("bytes"), value.get("path")
+    data: Any = value.get("bytes")
+    path: Any = value.get("path")
     if data is None and path is None:
         found = ", ".join(map(repr, list(value)[:5])) or "no key"
         raise refused(f'a dict needs "bytes" or "path", and neither None, found {found}')
