@@ -303,9 +303,11 @@ class File(Source[Any]):
 
 
 def read_file(path: str, content: str = "image") -> bytes:
-    """The bytes of a regular file that is not too long."""
+    """The bytes of a regular file that is not empty and not too long."""
     with open_file(path, content, LONGEST_FILE) as file:
-        return file.read()
+        if data := file.read():
+            return data
+        raise refused(f"{quoted(path)} is empty (zero bytes)")
 
 
 @contextmanager
