@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -248,7 +247,7 @@ def _thumbnail(path: str, visual: str) -> Image.Image:
     if visual == "image":
         return _bare(InputImage.of(path).load(), _SIDE, _SIDE)
     reading = video_source(path).read(path, Sampling(max_frames=_FRAMES))
-    frames = [_bare(frame, 4 * _FRAME_HEIGHT, _FRAME_HEIGHT) for _, frame in islice(reading, _FRAMES)]
+    frames = [_bare(frame, 4 * _FRAME_HEIGHT, _FRAME_HEIGHT) for _, frame in reading]
     across = frames[0].width + 4
     strip = Image.new("RGB", (across * len(frames) - 4, _FRAME_HEIGHT), "white")
     for place, frame in enumerate(frames):

@@ -13,6 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from os import PathLike
 from pathlib import Path
@@ -346,33 +347,29 @@ class Member:
         self.name, self.folder, self._metric, self._network = name, folder, eco.name, network(kind)
         fingerprint = self._network.fingerprint_of(folder)
         self.model = Model(folder.label(fingerprint), fingerprint)
-        self._opened: Any = None
 
     def stamp(self) -> dict[str, Any]:
         """Everything that its rows depend on beside their content."""
         own = {"metric": self._metric, "member": self.name, "weights": self.model.fingerprint}
         return own | self.options.encoding()
 
-    @property
+    @cached_property
     def encoder(self) -> Any:
         """Its encoder, in memory until `close`."""
         import torch
 
-        if self._opened is None:
-            device, dtype = self.options.device, self.options.dtype
-            try:
-                with torch.device("cpu"):  # whatever a program that builds a model of its own has set
-                    self._opened = self._network.open(self.folder, device=device, dtype=dtype)
-            except (WeightsError, MemoryError) as error:
-                kind = MemoryError if isinstance(error, MemoryError) else WeightsError
-                raise kind(_not_opened(self.name, error)) from error
-        return self._opened
+        try:
+            with torch.device("cpu"):  # whatever a program that builds a model of its own has set
+                return self._network.open(self.folder, device=self.options.device, dtype=self.options.dtype)
+        except (WeightsError, MemoryError) as error:
+            kind = MemoryError if isinstance(error, MemoryError) else WeightsError
+            raise kind(_not_opened(self.name, error)) from error
 
     def close(self) -> None:
         """Give the memory of the encoder back."""
         import torch
 
-        self._opened = None
+        vars(self).pop("encoder", None)
         torch.cuda.empty_cache()  # the next one may need it in larger pieces
 
     def encode(self, batch: Pools) -> Iterator[pa.Table]:
@@ -388,7 +385,8 @@ class Member:
             keys, errors = (np.repeat(values, sizes).tolist() for values in own)
             columns = texts.columns(part, keys, errors, encoded.truncated, tokenizer, prompt)
             value = paired_cosine(np.repeat(images.features, sizes, axis=0), encoded.features[part])
-            yield _rows(columns, value, np.full_like(value, np.nan))
+            columns |= {"value": nullable(value), "itm": nullable(np.full_like(value, np.nan))}
+            yield pa.table(columns, schema=self.ROW)
             pool += n
 
 
@@ -402,11 +400,9 @@ class Matcher(Member):
             keys, errors = [match.key] * len(pool), [match.error] * len(pool)
             every, tokenizer = slice(0, len(pool)), self.encoder.tokenizer
             columns = Texts(pool).columns(every, keys, errors, match.truncated, tokenizer)
-            yield _rows(columns, best_query_cosine(match.queries, match.text_features), match.itm)
-
-
-def _rows(columns: dict[str, Any], value: Any, itm: Any) -> pa.Table:
-    return pa.table(columns | {"value": nullable(value), "itm": nullable(itm)}, schema=MEMBER_ROW)
+            value = best_query_cosine(match.queries, match.text_features)
+            columns |= {"value": nullable(value), "itm": nullable(match.itm)}
+            yield pa.table(columns, schema=self.ROW)
 
 
 def _member_names(members: str | Sequence[str] | None, *, tiny: bool) -> list[str]:
