@@ -93,14 +93,13 @@ class CocoScores:
 
     def _checked(self, gts: Any, res: Any) -> Samples:
         """A row per image; `ids` are their keys."""
-        problems = Problems()
+        problems, fix = Problems(), "pass references and a caption of each image"
         references, captions = _annotations(gts, "gts", problems), _annotations(res, "res", problems)
-        for argument, own, other in (("res", captions, references), ("gts", references, captions)):
-            for key in own.keys() - other.keys() if other else ():
-                found = f"is an image that is not in {'gts' if own is captions else 'res'}"
-                problems.add(
-                    Problem(_at(argument, key), found, "pass references and a caption of each image")
-                )
+        both = {"gts": references, "res": captions}
+        for argument, other in (("res", "gts"), ("gts", "res")) if all(both.values()) else ():
+            for key in both[argument]:
+                if key not in both[other]:
+                    problems.add(Problem(_at(argument, key), f"is an image that is not in {other}", fix))
         for key, row in captions.items():
             if len(row) != 1:
                 problems.add(Problem(_at("res", key), f"has {len(row)} captions", "pass a list of one"))
