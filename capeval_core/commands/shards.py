@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
-from capeval_core.commands import common, terminal
+from capeval_core.commands import terminal
 from capeval_core.project import install_command
-from capeval_core.registry import metric_classes
 
-if TYPE_CHECKING:  # they import torch, which `capeval shards --help` does not wait for
+if TYPE_CHECKING:  # what imports torch is imported where it is used: `capeval shards --help` does not wait
     from capeval_core.integrations.shards import ScoreHistogram, ShardResult
     from capeval_core.integrations.shards.folder import Outcome
 
@@ -32,6 +31,9 @@ def run(arguments: list[str]) -> int:
 
 
 def _score(arguments: list[str]) -> int:
+    from capeval_core.commands import common
+    from capeval_core.registry import metric_classes
+
     titles = {name: metric.title for name, metric in metric_classes().items()}
     name, rest = terminal.first_named(arguments, "shards score", titles, others=True)
     (metric,), rest = common.read_metrics("shards score", [name], rest)
@@ -94,6 +96,8 @@ def _score(arguments: list[str]) -> int:
 
 def _tell(title: str, results: list[ShardResult], failures: dict[str, str], manifest: str, rate: str) -> int:
     """Print what became of all shards; the exit status."""
+    from capeval_core.commands import common
+
     finished, shards = [result for result in results if result.skipped], len(results) + len(failures)
     rows, failed, truncated = (
         sum(getattr(result, name) for result in results) for name in ("rows", "failed", "truncated")
@@ -163,6 +167,7 @@ def _merge(arguments: list[str]) -> int:
 
 def _check(arguments: list[str]) -> int:
     """Whether every uid is there once, all signatures are equal, all shards whole; 1 where not."""
+    from capeval_core.commands import common
     from capeval_core.integrations.shards import check_shards
 
     found = check_shards(_flags_of("check", arguments).folder)
@@ -200,6 +205,7 @@ def _check(arguments: list[str]) -> int:
 
 def _histogram(arguments: list[str]) -> int:
     """The distribution of all scores; 1 where there is no score."""
+    from capeval_core.commands import common
     from capeval_core.integrations.shards import score_histogram
     from capeval_core.reports.figures import draw_histogram
 
