@@ -207,11 +207,11 @@ def _write(
         name = f"eval_results/{'-'.join(words)}/.eval_results/{entry.name}.yaml"
         files[name] = tables.eval_results(result, label, signature=signature, **about)
     more = ", and .eval_results for the weights" if of_weights else ""
-    told = f"\n{flags.out}: {', '.join(name for name in files if '/' not in name)}{more}"
+    summary = f"\n{flags.out}: {', '.join(name for name in files if '/' not in name)}{more}"
     for name, content in files.items():
         (flags.out / name).parent.mkdir(parents=True, exist_ok=True)
         common.write("--out", flags.out / name, content)
-    print(told)
+    print(summary)
 
 
 def _parser(entry: SetEntry) -> terminal.Parser:
