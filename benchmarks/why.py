@@ -2,376 +2,285 @@
 
     python -m benchmarks.why [--seed 0]
 
-A case is a variant of known switches, one or two, of a metric on 300 drawn captions: `why` gets its scores,
-or its mean with four digits, and has to name it. Cases of the second kind are made by changes that are not in
-the table: naming a variant for sure is wrong. Faults change one thing between a bundle and its replay, which
-has to name the stage. `benchmarks/why.md` is the output of this program.
+A case is a known variant, of one or two switches, of a metric on 300 captions of drawn scenes: `why` gets its
+scores, or its mean in four digits, and has to name it. Unknown cases are made by changes that are not in the
+table: naming a variant for sure is wrong. Faults change one thing between a bundle and its replay, which has
+to name the stage. `benchmarks/why.md` is the output of this program.
 """
 
 from __future__ import annotations
 
 import argparse
-import copy
 import datetime
+import itertools
+import platform
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
-from functools import cache
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFilter
+import torch
+from PIL import Image, ImageFilter
 
-CAPTIONS, IMAGES, CASES, PAIRS, UNKNOWN = 300, 60, 200, 70, 50
-METRICS = ("pacs", "refpacs", "bleu", "rougel", "ciderd")
-_COLOURS = ["red", "green", "blue", "yellow", "white", "black", "orange", "purple"]
-_THINGS = ["circle", "square", "star", "heart", "triangle", "dog", "cat", "man", "woman", "car", "child"]
-_ENDS = (".", "", "!", ". It doesn't move.", ", seen from above.", " .")
+import capeval_core
+from capeval_core.cache import FeatureCache
+from capeval_core.encoders import preprocessing
+from capeval_core.encoders.clip import ClipEncoder
+from capeval_core.encoders.tokenizers import ClipTokenizer
+from capeval_core.inputs import images
+from capeval_core.replay.bundle import replay
+from capeval_core.replay.variants import ENCODED, NUMBER, SCORED, Switch
+from capeval_core.replay.why import Search
+from capeval_core.scores import pac
+from tools.captions import describe
+from tools.scenes import draw, sample_scene
+
+CAPTIONS, IMAGES, CASES, PAIRS, UNKNOWN = 300, 40, 200, 70, 50
+COLUMNS = ("captions", "images", "references")
+METRICS = ("refpacs", "bleu", "rougel", "ciderd")
+ENDS = (".", "", "!", ". It doesn't move.", ", seen from above.", " .")
+Given = dict[str, list[Any]]
 
 
-def inputs(folder: Path, rng: np.random.Generator) -> dict[str, list[Any]]:
-    """Captions as people and models write them, JPEGs (some with EXIF, two broken), 2 to 6 references."""
-    paths = []
-    for number in range(IMAGES):
-        coarse = rng.integers(0, 256, size=(6, 8, 3), dtype=np.uint8)
-        image = Image.fromarray(coarse).resize((160 + 8 * (number % 5), 120), Image.Resampling.BICUBIC)
-        for _ in range(3):
-            x, y = rng.integers(0, 120), rng.integers(0, 80)
-            ImageDraw.Draw(image).ellipse((x, y, x + 40, y + 30), fill=_COLOURS[rng.integers(8)])
+def inputs(folder: Path, rng: np.random.Generator) -> Given:
+    """Captions as people and models write them, JPEGs (some with EXIF, one broken), 2 to 6 references."""
+    scenes = [sample_scene(rng) for _ in range(IMAGES)]
+    paths = [folder / f"{rng.integers(10**6)}-{number}.jpg" for number in range(IMAGES)]
+    for number, (scene, path) in enumerate(zip(scenes, paths, strict=True)):
         exif = Image.Exif()
         exif[0x0112] = 6 if number % 7 == 0 else 1
-        paths.append(folder / f"{rng.integers(10**6)}-{number}.jpg")
-        image.save(paths[-1], quality=92, exif=exif)
+        draw(scene, 160).crop((0, 0, 160, 112 + 8 * (number % 5))).save(path, quality=92, exif=exif)
         if number % 29 == 28:
-            paths[-1].write_bytes(paths[-1].read_bytes()[:200])
+            path.write_bytes(path.read_bytes()[:200])
 
-    def text() -> str:
-        words = [
-            f"{rng.choice(['a', 'two', 'the'])} {rng.choice(_COLOURS)} {rng.choice(_THINGS)}"
-            for _ in range(3)
-        ]
-        whole = f" {rng.choice(['and', 'above', 'near'])} ".join(words[: rng.integers(1, 4)])
-        return str(whole.capitalize() + rng.choice(_ENDS))
+    def text(scene: Any) -> str:
+        return describe(scene, rng).capitalize() + str(rng.choice(ENDS))
 
-    owner = [int(one) for one in rng.integers(0, IMAGES, CAPTIONS)]
-    references = [[text() for _ in range(2 + number % 5)] for number in range(IMAGES)]
-    captions = [f" {text()}" if row % 9 == 0 else text() for row in range(CAPTIONS)]
-    for row in range(0, CAPTIONS, 11):
-        captions[row] = references[owner[row]][0]
-    for row in range(5, CAPTIONS, 23):
-        captions[row] = " and ".join(text() for _ in range(14))
-    for row in range(7, CAPTIONS - 1, 31):
-        captions[row + 1], owner[row + 1] = captions[row], owner[row]
-    return {
-        "captions": captions,
-        "images": [paths[one] for one in owner],
-        "references": [references[one] for one in owner],
-        "ids": [paths[one].stem for one in owner],
-    }
+    owner = rng.integers(0, IMAGES, CAPTIONS).tolist()
+    owner[8::31] = owner[7::31][: len(owner[8::31])]
+    references = [[text(scene) for _ in range(2 + number % 5)] for number, scene in enumerate(scenes)]
+    captions = [" " * (row % 9 == 0) + text(scenes[one]) for row, one in enumerate(owner)]
+    captions[::11] = [references[one][0] for one in owner[::11]]
+    captions[5::23] = [" and ".join(text(scenes[one]) for _ in range(14)) for one in owner[5::23]]
+    captions[8::31] = captions[7::31][: len(captions[8::31])]
+    columns: Given = {"images": paths, "references": references, "ids": [path.stem for path in paths]}
+    return {"captions": captions, **{name: [own[one] for one in owner] for name, own in columns.items()}}
 
 
-def searches(given: dict[str, list[Any]]) -> Iterator[tuple[str, Any]]:
-    """Each metric with its variants, which are computed once for all cases."""
-    import capeval_core
-    from capeval_core.replay.why import Search
-
-    for name in METRICS:
-        neural = name in ("pacs", "refpacs")
-        options: dict[str, Any] = {"weights": "tiny"} if neural else {}
-        metric = capeval_core.load(name, on_error="nan", **options)
-        references = given["references"] if metric.needs_references else None
-        search: Any = Search(
-            metric,
-            metric.check(given["captions"], given["images"] if neural else None, references),
-            given["ids"],
-        )
-        search.scored = cache(search.scored)
-        yield name, search
+def arguments(metric: Any, given: Given) -> list[Any]:
+    wanted = (True, bool(metric.media), metric.needs_references)
+    return [given[name] if wants else None for name, wants in zip(COLUMNS, wanted, strict=True)]
 
 
-def digits(number: float) -> str:
-    """Four digits that count, as a table prints them."""
-    return np.format_float_positional(number, precision=4, fractional=False, trim="k")
+def opened(name: str, **options: Any) -> Any:
+    tiny: Any = {"weights": "tiny", "cache": FeatureCache()} if "pacs" in name else {}
+    return capeval_core.load(name, **tiny, **options)
+
+
+def searches(given: Given) -> list[Any]:
+    """A search for each metric, whose variants are computed once for all cases."""
+    found = list[Any]()
+    for metric in (opened(name, on_error="nan") for name in METRICS):
+        found.append(Search(metric, metric.check(*arguments(metric, given)), given["ids"]))
+        found[-1].scored = cache(found[-1].scored)
+    return found
 
 
 def differs(search: Any, variant: Any, of_set: bool) -> bool:
     """Whether a variant changes the numbers at all, beside each variant that has fewer switches."""
-    own = search.scored(variant)
-    for other in [(), *([(one,) for one in variant] if len(variant) > 1 else [])]:
-        with np.errstate(all="ignore"):
-            beside = search.scored(other)
-        if of_set and abs(own.mean - beside.mean) < 1e-9:
-            return False
-        if not of_set and np.allclose(own.scores, beside.scores, atol=1e-5, rtol=1e-5, equal_nan=True):
-            return False
-    return bool(np.isfinite(own.scores).any())
+    own, fewer = search.scored(variant), [(), *((one,) for one in variant if len(variant) > 1)]
+    others = [search.scored(other) for other in fewer]
+    if of_set:
+        return all(abs(own.mean - other.mean) > 1e-9 for other in others)
+    return not any(np.allclose(own.scores, other.scores, 1e-5, 1e-5, equal_nan=True) for other in others)
 
 
-def blind(all_searches: dict[str, Any], rng: np.random.Generator) -> list[tuple[Any, Any]]:
-    """Variants to guess: single ones of every metric, then pairs."""
-    singles = [
-        (s, (one,))
-        for s in all_searches.values()
-        for one in s.switches
-        if differs(s, (one,), True) or differs(s, (one,), False)
-    ]
-    chosen = [singles[i] for i in rng.permutation(len(singles))]
-    seen: set[str] = set()
-    chosen.sort(key=lambda case: case[1][0].name in seen or bool(seen.add(case[1][0].name)))
-    cases = chosen[: CASES - PAIRS]
+def blind(all_searches: list[Any], rng: np.random.Generator) -> list[tuple[Any, Any]]:
+    """Variants to guess: single ones, each switch once before any comes again, then pairs."""
+    singles = [(search, (one,)) for search in all_searches for one in search.switches]
+    singles = [own for own in singles if differs(*own, True) or differs(*own, False)]
+    shuffled, seen, again = [singles[i] for i in rng.permutation(len(singles))], set[str](), list[bool]()
+    for _, (one,) in shuffled:
+        again.append(one.name in seen)
+        seen.add(one.name)
+    cases = [shuffled[i] for i in np.argsort(again, kind="stable")][: CASES - PAIRS]
     while len(cases) < CASES:
-        search = list(all_searches.values())[rng.integers(len(all_searches))]
-        a, b = (search.switches[i] for i in sorted(rng.choice(len(search.switches), 2, replace=False)))
-        if a.group != b.group and b.step < 7 and differs(search, (a, b), False):
-            cases.append((search, (a, b)))
+        search = all_searches[rng.integers(len(all_searches))]
+        places = sorted(rng.choice(len(search.switches), 2, replace=False))
+        pair = first, second = tuple(search.switches[i] for i in places)
+        if first.group != second.group and second.step != NUMBER and differs(search, pair, False):
+            cases.append((search, pair))
     return cases
 
 
-def unknown(all_searches: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
-    """Scores by changes that no switch is."""
-    from capeval_core.replay.variants import CAPTIONS as TEXT
-    from capeval_core.replay.variants import IMAGES as PICTURE
-    from capeval_core.replay.variants import SCORES, Scored, Switch
-
-    changes: list[tuple[int, Callable[..., Any]]] = [
-        *((TEXT, lambda text, n=n: " ".join(text.split()[n:]) or text) for n in (1, 2)),
-        *((TEXT, lambda text, n=n: " ".join(text.split()[:n])) for n in (3, 4, 5)),
-        *((TEXT, lambda text, w=w: text.replace(w, "")) for w in ("a", "e", "the", "and")),
-        (TEXT, lambda text: " ".join(reversed(text.split()))),
-        *(
-            (PICTURE, lambda image, n, r=r: image.convert("RGB").filter(ImageFilter.GaussianBlur(r)))
-            for r in (1, 2)
-        ),
-        *((PICTURE, lambda image, n, a=a: image.convert("RGB").rotate(a)) for a in (2, 90)),
-        (PICTURE, lambda image, n: image.convert("RGB").point(lambda value: value // 2)),
-        *((SCORES, lambda scored, case, p=p: Scored(np.abs(scored.scores) ** p)) for p in (0.5, 2)),
-        *((SCORES, lambda scored, case, a=a: Scored(scored.scores + a)) for a in (0.01, -0.2)),
-        *((SCORES, lambda scored, case, f=f: Scored(scored.scores * f)) for f in (0.97, 1.5)),
+def unknown(all_searches: list[Any]) -> list[tuple[Any, Any]]:
+    """Variants by changes that no switch makes."""
+    texts: list[Callable[[str], str]] = [
+        *(lambda text, n=n: " ".join(text.split()[n:]) or text for n in (1, 2)),
+        *(lambda text, n=n: " ".join(text.split()[:n]) for n in (3, 4)),
+        *(lambda text, w=w: text.replace(w, "") for w in ("a", "e", "the")),
+        lambda text: " ".join(reversed(text.split())),
     ]
-    made = 0
-    for search in list(all_searches.values())[:2] * 2 + list(all_searches.values())[2:]:
-        for number, (step, change) in enumerate(changes):
-            variant = (Switch(f"unknown {number}", "", change, step, "", "unknown"),)
-            if made < UNKNOWN and (step != PICTURE or search.metric.media) and differs(search, variant, True):
-                made += 1
-                yield search, variant
+    pictures: list[Callable[..., Any]] = [
+        *(lambda image, n, r=r: image.filter(ImageFilter.GaussianBlur(r)) for r in (1, 2)),
+        *(lambda image, n, a=a: image.rotate(a) for a in (2, 90)),
+    ]
+    scores: list[Callable[[Any], Any]] = [
+        *(lambda scores, p=p: np.abs(scores) ** p for p in (0.5, 2)),
+        *(lambda scores, a=a: scores + a for a in (0.01, -0.2)),
+        *(lambda scores, f=f: scores * f for f in (0.97, 1.5)),
+    ]
+    cases = []
+    for search in all_searches:
+        changes: list[Any] = [(ENCODED, lambda case, c=c: case.captions(c)) for c in texts]
+        if search.own.metric.media:
+            changes += [(ENCODED, lambda case, c=c: case.images(c, f"{id(c)}")) for c in pictures]
+        changes += [(SCORED, lambda case, c=c: case.to(c(case.scores))) for c in scores]
+        variants = [(Switch("", "", change, step, "", ""),) for step, change in changes]
+        cases.append([(search, own) for own in variants if differs(search, own, True)])
+    mixed = itertools.chain.from_iterable(itertools.zip_longest(*cases))
+    return list(filter(None, mixed))[:UNKNOWN]
 
 
-def faults(
-    given: dict[str, list[Any]], folder: Path
-) -> Iterator[tuple[str, str, str, Any, dict[str, Any], dict[str, Any]]]:
+def faults(given: Given, folder: Path) -> Iterator[tuple[Any, ...]]:
     """Name, stage, metric, a patch, other inputs and other options of 20 faults."""
-    import capeval_core
-    from capeval_core.encoders import preprocessing
-    from capeval_core.encoders.clip import ClipEncoder
-    from capeval_core.encoders.tokenizers import ClipTokenizer
-    from capeval_core.inputs import images
-    from capeval_core.matching.cosine import harmonic_mean
 
-    def other(column: str, row: int, value: Any) -> dict[str, Any]:
-        return {column: [value if index == row else own for index, own in enumerate(given[column])]}
+    def other(column: str, row: int, value: Any) -> tuple[Any, Given]:
+        return nullcontext(), {column: [*given[column][:row], value, *given[column][row + 1 :]]}
+
+    def patch(owner: Any, name: str, change: Callable[..., Any]) -> Any:
+        own = getattr(owner, name)
+        return mock.patch.object(owner, name, lambda *how, **options: change(own, *how, **options))
 
     def decoded(change: Callable[[Any], Any]) -> Any:
-        own = images._decode
-        return mock.patch.object(images, "_decode", lambda *how: change(own(*how)))
+        return patch(images, "_decode", lambda own, *how: change(own(*how)))
 
-    def square(change: Callable[..., Any]) -> Any:
-        return mock.patch.object(preprocessing, "square_pixels", change)
-
-    def tokens(change: Callable[[str], str]) -> Any:
-        own = ClipTokenizer.encode
-        return mock.patch.object(
-            ClipTokenizer, "encode", lambda self, texts: own(self, list(map(change, texts)))
-        )
-
-    encoder: Any = copy.copy(capeval_core.load("pacs", weights="tiny").encoder)
+    captions, paths, references, none = *(given[name] for name in COLUMNS), nullcontext()
+    scores = opened("pacs").score(captions, paths).scores
+    row = next(row for row in range(4, len(scores)) if scores[row] > 0.5)  # not 0, whatever it shows
+    encoder: Any = capeval_core.load("pacs", weights="tiny").encoder
     tensors = {name: tensor.clone() for name, tensor in encoder.model.state_dict().items()}
-    tensors["text_projection"].view(-1).view(dtype=__import__("torch").int32)[7] ^= 1 << 24
+    tensors["text_projection"].view(-1).view(dtype=torch.int32)[7] ^= 1 << 24
     config = {name: own for name, own in encoder.config.items() if name != "canary"}
     ClipEncoder(config, tensors, device="cpu").save_pretrained(folder / "flipped")
-    first, again = given["images"][4], folder / "again.jpg"
-    Image.open(first).save(again, quality=60)
-    marked = Image.open(first).convert("RGB")
-    ImageDraw.Draw(marked).rectangle((20, 20, 60, 60), fill="red")
-    marked.save(folder / "marked.png")
-    pick, cut, none = images.square_pixels, given["captions"][5][:9], nullcontext()
-    swapped = [given["captions"][1], given["captions"][0], *given["captions"][2:]]
-    yield "an edited caption", "caption", "refpacs", none, other("captions", 3, "A dog."), {}
-    yield "a caption cut", "caption", "pacs", none, other("captions", 5, cut), {}
-    yield "two captions swapped", "caption", "rougel", none, {"captions": swapped}, {}
-    yield "an edited reference", "references", "refpacs", none, other("references", 3, ["A dog."]), {}
-    yield (
-        "a swapped reference",
-        "references",
-        "ciderd",
-        none,
-        other("references", 3, given["references"][9]),
-        {},
+    Image.open(paths[row]).save(folder / "again.jpg", quality=60)
+    Image.open(paths[row]).convert("RGB").transpose(Image.Transpose.FLIP_LEFT_RIGHT).save(
+        folder / "mirrored.png"
     )
-    yield (
-        "a reference left out",
-        "references",
-        "bleu",
-        none,
-        other("references", 6, given["references"][6][-1:]),
-        {},
+    square, swapped = (
+        partial(patch, preprocessing, "square_pixels"),
+        [captions[1], captions[0], *captions[2:]],
     )
-    yield "JPEG again", "image", "pacs", none, other("images", 4, again), {}
-    yield "another image", "image", "pacs", none, other("images", 4, given["images"][9]), {}
-    yield "a mark in an image", "image", "refpacs", none, other("images", 4, folder / "marked.png"), {}
-    yield (
-        "a blurring decoder",
-        "pixels",
-        "pacs",
-        decoded(lambda image: image.filter(ImageFilter.BoxBlur(1))),
-        {},
-        {},
+    brighter = decoded(lambda image: image.point(lambda value: min(value + 2, 255)))
+    bilinear = square(lambda own, image, n, method: own(image, n, Image.Resampling.BILINEAR))
+    turned = square(
+        lambda own, image, *how: (
+            own(image.transpose(Image.Transpose.TRANSPOSE), *how).transpose(0, 2, 1).copy()
+        )
     )
-    yield (
-        "a brighter decoder",
-        "pixels",
-        "refpacs",
-        decoded(lambda image: image.point(lambda v: min(v + 2, 255))),
-        {},
-        {},
-    )
+    split = patch(ClipTokenizer, "encode", lambda own, self, texts: own(self, [f"{text}." for text in texts]))
+    formula = patch(pac, "ref_pac_score", lambda own, *parts, released: own(*parts) * 1.01)
+    yield "an edited caption", "caption", "refpacs", *other("captions", 3, "A dog.")
+    yield "a caption cut", "caption", "pacs", *other("captions", 5, captions[5][:9])
+    yield "two captions swapped", "caption", "rougel", none, {"captions": swapped}
+    yield "an edited reference", "references", "refpacs", *other("references", 3, ["A dog."])
+    yield "a swapped reference", "references", "ciderd", *other("references", 3, references[9])
+    yield "a reference left out", "references", "bleu", *other("references", 6, references[6][-1:])
+    yield "JPEG again", "image", "pacs", *other("images", row, folder / "again.jpg")
+    yield "another image", "image", "pacs", *other("images", row, paths[row + 9])
+    yield "an image mirrored", "image", "refpacs", *other("images", row, folder / "mirrored.png")
+    yield "a blurring decoder", "pixels", "pacs", decoded(lambda image: image.filter(ImageFilter.BoxBlur(1)))
+    yield "a brighter decoder", "pixels", "refpacs", brighter
     yield (
         "a decoder of fewer colours",
         "pixels",
         "pacs",
         decoded(lambda image: image.quantize(32).convert("RGB")),
-        {},
-        {},
     )
-    yield (
-        "a bilinear resize",
-        "resized",
-        "pacs",
-        square(lambda i, n, m: pick(i, n, Image.Resampling.BILINEAR)),
-        {},
-        {},
-    )
-    yield (
-        "a crop off by one",
-        "resized",
-        "refpacs",
-        square(lambda *how: np.roll(pick(*how), 1, axis=2)),
-        {},
-        {},
-    )
-    yield (
-        "a resize of the height first",
-        "resized",
-        "pacs",
-        square(lambda i, n, m: pick(i.transpose(5), n, m).transpose(0, 2, 1).copy()),
-        {},
-        {},
-    )
-    yield "other white space", "tokens", "pacs", tokens(lambda text: text.replace("d ", "d")), {}, {}
+    yield "a bilinear resize", "resized", "pacs", bilinear
+    yield "a crop off by one", "resized", "refpacs", square(lambda own, *how: np.roll(own(*how), 1, axis=2))
+    yield "a resize of the height first", "resized", "pacs", turned
+    yield "another tokenizer", "tokens", "pacs", split
     yield "another prompt", "tokens", "refpacs", none, {}, {"prompt": "A picture of "}
     yield "a flipped bit of a weight", "features", "pacs", none, {}, {"weights": str(folder / "flipped")}
     yield "another w", "score", "pacs", none, {}, {"w": 2.5}
-    formula = mock.patch(
-        "capeval_core.scores.pac.ref_pac_score", lambda a, b, released: harmonic_mean(a, np.abs(b)) * 1.01
-    )
-    yield "another formula", "score", "refpacs", formula, {}, {}
+    yield "another formula", "score", "refpacs", formula
 
 
-def replayed(given: dict[str, list[Any]], folder: Path) -> list[str]:
+def replayed(given: Given, folder: Path) -> list[str]:
     """A line for each fault: its stage, and the one that the replay names."""
-    import capeval_core
-    from capeval_core.cache import FeatureCache
-    from capeval_core.replay.bundle import replay
-
     sound = [row for row, path in enumerate(given["images"]) if path.stat().st_size > 200][:60]
-    few = {name: [values[row] for row in sound] for name, values in given.items()}
-    lines = []
-    for name, stage, metric, patch, inputs_, options in faults(few, folder):
-        neural = metric in ("pacs", "refpacs")
-        tiny: dict[str, Any] = {"weights": "tiny", "cache": FeatureCache()} if neural else {}
-        opened = capeval_core.load(metric, evidence=True, **tiny)
-        wants = ("captions", "images", "references")
-        bundle = opened.score(*(few[one] if one != "images" or neural else None for one in wants)).bundle()
-        changed = {**few, **inputs_}
-        context: AbstractContextManager[Any] = patch
-        with context:
-            more = {**({"cache": FeatureCache()} if neural else {}), **options}
-            outcome = replay(
-                bundle, *(changed[one] if one != "images" or neural else None for one in wants), **more
-            )
-        named = next(iter(outcome.stages), "none")
+    few, lines = {name: [values[row] for row in sound] for name, values in given.items()}, []
+    for name, stage, metric, patch, *changes in faults(few, folder):
+        other, options = [*changes, {}, {}][:2]
+        first, anew = opened(metric, evidence=True), dict[str, Any](options)
+        anew |= {"cache": FeatureCache()} if "pacs" in metric else {}
+        bundle = first.score(*arguments(first, few)).bundle()
+        with patch:
+            stages = replay(bundle, *arguments(first, {**few, **other}), **anew).stages
+        named = next(iter(stages), "none")
         lines.append(f"| {name} | {stage} | {named} | {'yes' if named == stage else 'NO'} |")
     return lines
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--seed", type=int, default=0)
-    rng = np.random.default_rng(parser.parse_args().seed)
-    from capeval_core.replay.why import title
+def remaining(search: Any, variant: Any, theirs: Any) -> float:
+    """How many variants remain; infinitely many if the true one does not."""
+    left, name = search.explain(theirs).remaining, " + ".join(switch.name for switch in variant)
+    return len(left) if any(name in names for names in left) else np.inf
 
+
+def share(values: Sequence[float], most: int) -> str:
+    count = sum(value <= most for value in values)
+    return f"{count} of {len(values)} ({count / len(values):.1%})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=0)
+    rng, started, tried = np.random.default_rng(parser.parse_args().seed), time.process_time(), 0
     with tempfile.TemporaryDirectory() as name:
         given = inputs(Path(name), rng)
-        found = dict(searches(given))
-        right, top, sets, slowest = 0, 0, 0, 0.0
-        cases = blind(found, rng)
-        files = 0
-        for search, variant in cases:
-            scored = search.scored(variant)
-            started = time.process_time()
-            if differs(search, variant, False):
-                files += 1
-                outcome = search.explain(scored.scores.tolist())
-                ok = (
-                    any(title(variant) in names for names in outcome.remaining)
-                    and len(outcome.remaining) == 1
-                )
-                right += ok
-                print(
-                    search.metric.name,
-                    title(variant),
-                    "ok" if ok else f"WRONG {outcome.remaining[:3]}",
-                    flush=True,
-                )
-            slowest = max(slowest, time.process_time() - started)
-            if differs(search, variant, True):
-                sets += 1
-                outcome = search.explain(digits(scored.mean))
-                top += (
-                    any(title(variant) in names for names in outcome.remaining)
-                    and len(outcome.remaining) <= 3
-                )
-        wrong = 0
-        others = list(unknown(found))
-        for search, variant in others:
-            scored = search.scored(variant)
-            wrong += sum(
-                search.explain(one).variant is not None
-                for one in (scored.scores.tolist(), digits(scored.mean))
-            )
+        found = searches(given)
+        for search in found:  # every variant is encoded
+            search.explain([12345.0] * CAPTIONS)
+            tried += search.explain("12345").tried
+        cases, others = blind(found, rng), unknown(found)
+        encoding, started = time.process_time() - started, time.process_time()
+        scores = [case for case in cases if differs(*case, False)]
+        exact = [remaining(*case, case[0].scored(case[1]).scores.tolist()) for case in scores]
+        means = [case for case in cases if differs(*case, True)]
+        few = [remaining(*case, f"{case[0].scored(case[1]).mean:#.4g}") for case in means]
+        made = [(search, search.scored(variant)) for search, variant in others]
+        sure = [search.explain(case.scores.tolist()).variant for search, case in made]
+        sure += [search.explain(f"{case.mean:#.4g}").variant for search, case in made]
+        seconds = time.process_time() - started
         lines = replayed(given, Path(name))
-    named = {one.name for _, variant in cases for one in variant}
-    report = [
-        f"# why and replay, {datetime.date.today()}",
-        "",
-        f"{CASES} blind cases ({CASES - PAIRS} single switches, {PAIRS} pairs; {len(named)} switches; "
-        f"{', '.join(METRICS)}; {CAPTIONS} captions):",
-        f"- from scores per caption: {right} of {files} exact ({right / files:.1%})",
-        f"- from a mean of four digits: {top} of {sets} among at most three that remain ({top / sets:.1%})",
-        f"- slowest search from scores, after single variants are encoded: {slowest:.1f} s of CPU",
-        f"- {len(others)} cases by changes outside of the table, by scores and means: {wrong} named for sure",
-        "",
-        "| fault | stage | named | right |",
-        "| --- | --- | --- | --- |",
-        *lines,
-    ]
-    print("\n".join(report))
-    Path(__file__).with_suffix(".md").write_text("\n".join(report) + "\n", encoding="utf-8")
+    switches = {one.name for _, variant in cases for one in variant}
+    named, versions = (
+        len(sure) - sure.count(None),
+        f"Python {platform.python_version()}, torch {torch.__version__}",
+    )
+    report = f"""# `why` and `replay`
+
+{datetime.date.today()}, {versions}; see `benchmarks/why.py`.
+
+{CASES} blind cases: {CASES - PAIRS} single switches and {PAIRS} pairs, {len(switches)} switches in all, of
+{", ".join(METRICS)} on {CAPTIONS} captions, {tried:,} variants:
+
+- from a score for each caption the exact variant: {share(exact, 1)}
+- from a mean of four digits at most three remain: {share(few, 3)}
+- of {len(others)} changes outside of the table, by scores and by means, named for sure: {named}
+- all searches: {seconds:.0f} s of CPU, after {encoding:.0f} s in which all variants were encoded
+
+| fault | stage | named | right |
+| --- | --- | --- | --- |
+"""
+    Path(__file__).with_suffix(".md").write_text(report + "\n".join([*lines, ""]))
 
 
 if __name__ == "__main__":

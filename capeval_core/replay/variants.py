@@ -1,6 +1,6 @@
 """The known ways to compute a metric otherwise: a table of switches, and the bugs of other tools.
 
-A switch is a line at the end of this file: its name, a sentence, and the change. `why` combines them.
+A switch is a line of the table: its name, a sentence, and the change. `why` combines them in its order.
 """
 
 from __future__ import annotations
@@ -9,42 +9,39 @@ import hashlib
 import io
 import re
 from collections.abc import Callable, Sequence
-from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
-from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from capeval_core.inputs.images import square_pixels
 from capeval_core.inputs.samples import Samples
 from capeval_core.matching.cosine import harmonic_mean
-from capeval_core.metric import with_statistics
+from capeval_core.metric import prepared
 from capeval_core.phrases.ptb import ptb_tokens
 from capeval_core.ragged import Ragged
-from capeval_core.registry import load
-from capeval_core.result import Values
-from capeval_core.rows import nullable
+from capeval_core.rows import canonical, nullable
 from capeval_core.scores.ngram import bleu_of_sums
 
-Doubles = NDArray[np.float64]
-CAPTIONS, TEXTS, SAMPLES, IMAGES, OPENED, METRIC, FORMULA, SCORES, NUMBER = range(9)
-"""The steps, in order. What is changed up to METRIC is encoded anew, the others take the same rows."""
 CLIP, REFCLIP, CIDER = "pacs refpacs clips refclips", "refpacs refclips", "cider ciderd"
 VIDEO, HICE, NGRAMS = "pacs-video refpacs-video", "hices refhices", "bleu rougel cider ciderd"
-_ONES, _LEAST = (
-    np.array([0, 1, 1, 1, 0, 1, 1, 1, 0, 0]),
-    np.where(np.arange(10) < 4, 0.1, 0),
-)  # of sums of BLEU
+ENCODED, SCORED, NUMBER = range(3)
+"""What a switch changes: what is encoded; the scores of the rows; the number of the set alone."""
 
 
-class Scored(NamedTuple):
-    """Scores of captions, and the number of the set; None: their mean."""
+@dataclass(frozen=True)
+class Case:
+    """A metric on samples and, once they are encoded, rows, values, scores and the number of the set (None:
+    the mean of the scores); and ways to another one."""
 
-    scores: Doubles
+    metric: Any
+    samples: Samples
+    ids: Sequence[str]
+    rows: Any = None
+    values: Any = None
+    scores: Any = None
     number: float | None = None
 
     @property
@@ -52,361 +49,303 @@ class Scored(NamedTuple):
         finite = self.scores[np.isfinite(self.scores)]
         return self.number if self.number is not None else float(np.mean(finite)) if len(finite) else np.nan
 
+    def encoded(self) -> Case:
+        metric = prepared(self.metric, self.samples)
+        return replace(self, metric=metric, rows=canonical(metric.encode_all(self.samples))).combined()
 
-class Case(NamedTuple):
-    """What the steps behind the rows see."""
+    def combined(self) -> Case:
+        values, formula = self.metric.aggregate(self.rows), self.metric.formula
+        number = formula and formula.values(np.asarray(values.summands))[self.metric.key]
+        return replace(self, values=values, scores=values.scores, number=number)
 
-    metric: Any
-    samples: Samples
-    rows: pa.Table
-    values: Values
-    ids: Sequence[str]
+    def by(self, **options: Any) -> Case:
+        """The metric has other options."""
+        case = replace(self, metric=type(self.metric)(replace(self.metric.options, **options)))
+        return case if self.rows is None else case.combined()
 
-    def part(self, name: str) -> Doubles:
-        return np.asarray(self.values.parts[name], dtype=np.float64)
+    def patched(self, **attributes: Any) -> Case:
+        """The metric is a copy with other attributes (a copy of Python's would open it again)."""
+        metric = object.__new__(type(self.metric))
+        vars(metric).update({**vars(self.metric), **attributes})
+        return replace(self, metric=metric)
+
+    def on(self, **columns: Any) -> Case:
+        """Captions, images or references are others."""
+        return replace(self, samples=replace(self.samples, **columns))
+
+    def captions(self, change: Callable[[str], str]) -> Case:
+        return self.on(captions=list(map(change, self.samples.captions)))
+
+    def references(self, choose: Callable[[str, list[str]], list[str]]) -> Case:
+        """A choice of each caption's references, or all where none would be left."""
+        rows = zip(self.samples.captions, self.samples.references or [], strict=False)
+        return self.on(references=[choose(caption, own) or own for caption, own in rows] or None)
+
+    def texts(self, change: Callable[[str], str]) -> Case:
+        return self.references(lambda caption, own: list(map(change, own))).captions(change)
+
+    def words(self, tokens: Callable[[str], Sequence[str]]) -> Case:
+        """A word of letters stands for each token, which metrics of n-grams read as it is."""
+
+        def word(token: str) -> str:
+            return "zq" + "".join(chr(97 + i % 26) for i in hashlib.blake2b(token.encode()).digest()[:12])
+
+        return self.texts(lambda text: " ".join(map(word, tokens(text))))
+
+    def images(self, change: Callable[[Image.Image, int], Any], name: str) -> Case:
+        """Images in RGB are changed by a function that gets the encoder's size, too."""
+        size = getattr(getattr(self.metric.encoder, "preprocessing", None), "image_size", 0)
+        change_rgb = lambda image: change(image.convert("RGB"), size)  # noqa: E731
+        return self.on(images=[i.changed(f"{name} {size}", change_rgb) for i in self.samples.images])
+
+    def next(self, column: str) -> Case:
+        """Captions meet the images, or the references, of the next one."""
+        first, *others = getattr(self.samples, column)
+        return self.on(**{column: [*others, first]})
+
+    def to(self, scores: Any, number: float | None = None) -> Case:
+        return replace(self, scores=np.asarray(scores), number=number)
+
+    def made(self, function: Callable[[Case], Any]) -> Case:
+        """Scores are others; a number that is not their mean stays."""
+        return self.to(function(self), self.number)
+
+    def part(self, name: str) -> Case:
+        """A part of the scores stands in their place."""
+        formula = self.metric.formula
+        return self.to(self.values.parts[name], formula and formula.values(self.values.summands)[name])
 
 
 class Switch(NamedTuple):
     """One thing that others do otherwise; switches of one group exclude each other.
 
-    change: of CAPTIONS and TEXTS, text -> text; of IMAGES, (picture, encoder's size) -> picture; of SAMPLES,
-    samples -> samples; of OPENED and METRIC, (metric, samples) -> metric; else (`Scored`, `Case`) ->
-    `Scored`.
     metrics: their names, or what they have: an option, `references`, `images`.
     """
 
     name: str
     sentence: str
-    change: Callable[..., Any]
+    change: Callable[[Case], Case]
     step: int
     metrics: str
     group: str
 
     def fits(self, metric: Any) -> bool:
-        traits = {*metric.Options.describe(), metric.name + "-video" * bool(metric.variant)}
-        traits |= {"references"} if metric.needs_references else set()
-        traits |= {"images"} if "image" in metric.media and not metric.options.images_are_ids else set()
-        return not self.metrics or bool(traits & {*self.metrics.split()})
+        pictures = "image" in metric.media and not metric.options.images_are_ids
+        traits = {"references" * metric.needs_references, "images" * pictures, *metric.Options.describe()}
+        traits.add(metric.name + "-video" * bool(metric.variant))
+        return not self.metrics or not traits.isdisjoint(self.metrics.split())
+
+
+def _square(image: Image.Image, size: int, name: str) -> Image.Image:
+    return Image.fromarray(square_pixels(image, size, Image.Resampling[name.upper()]).transpose(1, 2, 0))
+
+
+def _tensor(image: Image.Image, size: int, name: str, antialias: bool) -> Any:
+    from torchvision.transforms import functional as f
+
+    scaled = f.resize(f.pil_to_tensor(image), [size], f.InterpolationMode(name), antialias=antialias)
+    return f.to_pil_image(f.center_crop(scaled, [size]))
+
+
+def _jpeg(image: Image.Image, size: int, quality: int) -> Image.Image:
+    image.save(file := io.BytesIO(), "JPEG", quality=quality)
+    return Image.open(file)
+
+
+def _end_lost(case: Case) -> Case:
+    own = case.metric
+
+    def text_features(texts: Sequence[str]) -> Any:
+        found, start = own.text_features(texts), own.encoder.encode_tokens([""], **own.run).features[0][0]
+        cut = np.array(found.truncated)[:, None] > 0
+        return replace(found, features=np.where(cut, start, found.features))
+
+    return case.patched(text_features=text_features)
+
+
+def _other_activation(case: Case) -> Case:
+    old, tensors = case.metric.encoder, case.metric.folder.tensors()
+    config = {key: own for key, own in old.config.items() if key != "canary"}
+    config["activation"] = "gelu" if config["activation"] == "quick_gelu" else "quick_gelu"
+    return case.patched(encoder=type(old)(config, tensors, device=str(old.device), dtype=old.dtype))
+
+
+def _half(*features: Any) -> dict[str, Any]:
+    """Columns of PAC-S."""
+    sides = (side.astype(np.float16) for side in features)
+    x, y = (side / np.sqrt(np.sum(side**2, axis=1, keepdims=True)) for side in sides)
+    return {"cosine": nullable(np.sum(x * y, axis=1).astype(np.float32))}
+
+
+def _with_captions(case: Case) -> Case:
+    rows = zip(case.samples.captions, case.samples.references or [], strict=True)
+    return case.by(statistics=case.metric.prepare([[text, *own] for text, own in rows]))
+
+
+def _both(case: Case, choose: Any = Ragged.max) -> tuple[Any, Any]:
+    """The score without references and a choice of their cosines; or precision and recall."""
+    parts = case.values.parts
+    if "precision" in parts:
+        return np.asarray(parts["precision"]), np.asarray(parts["recall"])
+    return parts[case.metric.free_key], np.maximum(choose(Ragged.of(case.rows["reference_cosines"])), 0)
+
+
+def _flattened(case: Case) -> Case:
+    texts = case.samples.references or []
+    owner = np.repeat(np.arange(len(texts)), [len(own) for own in texts])
+    alone = [[text] for own in texts for text in own]
+    pairs = replace(case.samples.select(owner), references=alone, indices=range(len(owner)))
+    scores = case.metric.aggregate(canonical(case.metric.encode_all(pairs))).scores
+    return case.to(np.bincount(owner, scores) / np.bincount(owner))
+
+
+def _smoothed(case: Case, more: Any = 0, least: Any = 0) -> Case:
+    """BLEU-4 of larger counts, of captions and of the set."""
+    sums = np.asarray(case.values.summands)
+    each, of_set = (bleu_of_sums(np.maximum(own + more, least))[..., 0] for own in (sums, sums.sum(axis=0)))
+    return case.to(each, float(of_set))
+
+
+def _of_images(case: Case, how: str, once: bool = False) -> Case:
+    import pandas as pd
+
+    keys = [case.rows["group"].to_pylist(), case.samples.captions][: 1 + once]
+    table = pd.Series(case.scores).groupby(list(map(np.array, keys)), sort=False)
+    return case.to(case.scores, float(table.agg(how).mean()))
 
 
 SWITCHES: list[Switch] = []
 
 
-def _block(step: int, metrics: str = "", group: str = "") -> Callable[..., None]:
-    """What adds switches of one step, metrics and group."""
-    return lambda name, sentence, change: SWITCHES.append(
-        Switch(name, sentence, change, step, metrics, group or name)
-    )
+def _block(step: int, metrics: str = "", group: str = "", lift: Any = None) -> Callable[..., None]:
+    """What adds switches of one step, metrics and group; lift: the method of `Case` that takes a change."""
+
+    def add(name: str, sentence: str, change: Any) -> None:
+        more = (name,) if lift is Case.images else ()
+        own = (lambda case: lift(case, change, *more)) if lift else change
+        SWITCHES.append(Switch(name, sentence, own, step, metrics, group or name))
+
+    return add
 
 
-def _choice(choose: Callable[[str, list[str]], list[str]]) -> Callable[[Samples], Samples]:
-    """Samples with a choice of each caption's references, or all where none would be left."""
-
-    def change(samples: Samples) -> Samples:
-        rows = zip(samples.captions, samples.references or [], strict=True)
-        return replace(samples, references=[choose(caption, own) or own for caption, own in rows])
-
-    return change
+def _options(step: int, metrics: str, option: str, *values: Any) -> None:
+    for value in values:
+        change = partial(Case.by, **{option: value})
+        _block(step, metrics, option)(f"{option}={value!r}", f"the option {option} is {value!r}", change)
 
 
-def _next(column: str) -> Callable[[Samples], Samples]:
-    """Samples whose captions meet the image, or the references, of the next one."""
-    return lambda samples: replace(
-        samples, **{column: [*getattr(samples, column)[1:], getattr(samples, column)[0]]}
-    )
+def _parts(metrics: str, *names: str) -> None:
+    for name in names:
+        _block(SCORED, metrics, "formula", Case.part)(name, f"{name} stands in place of the score", name)
 
 
-def _words(tokens: Callable[[str], Sequence[str]]) -> Callable[[str], str]:
-    """Text -> a text with a word of letters for each token, which metrics of n-grams read as it is."""
-    letters = str.maketrans("0123456789abcdef", "abcdefghijklmnop")
-
-    def word(token: str) -> str:
-        return "zq" + hashlib.blake2b(token.encode(), digest_size=6).hexdigest().translate(letters)
-
-    return lambda text: " ".join(map(word, tokens(text)))
-
-
-def _square(image: Image.Image, size: int, name: str) -> Image.Image:
-    """The central square as encoders see it, by another filter of Pillow's."""
-    return Image.fromarray(square_pixels(image, size, Image.Resampling[name.upper()]).transpose(1, 2, 0))
-
-
-def _tensor(image: Image.Image, size: int, name: str, antialias: bool) -> Any:
-    """The central square, resized by torchvision as a tensor of bytes."""
-    from torchvision.transforms import InterpolationMode
-    from torchvision.transforms import functional as f
-
-    pixels = f.pil_to_tensor(image.convert("RGB"))
-    scaled = f.resize(pixels, [size], InterpolationMode(name), antialias=antialias)
-    return f.to_pil_image(f.center_crop(scaled, [size]))
-
-
-def _jpeg(image: Image.Image, size: int, quality: int) -> Image.Image:
-    file = io.BytesIO()
-    image.convert("RGB").save(file, "JPEG", quality=quality)
-    return Image.open(file)
-
-
-def _changed(metric: Any, options: dict[str, Any], **attributes: Any) -> Any:
-    """A copy of an open metric with other options and attributes."""
-    other = object.__new__(type(metric))  # a copy of Python's would open it again
-    vars(other).update({**vars(metric), **attributes, "options": replace(metric.options, **options)})
-    return other
-
-
-def _set(**options: Any) -> Callable[..., Any]:
-    return lambda metric, samples: _changed(metric, options)
-
-
-def reopened(**options: Any) -> Callable[..., Any]:
-    """The metric opened again, for options that its models depend on."""
-    return lambda metric, samples: type(metric)(replace(metric.options, **options))
-
-
-def _end_lost(metric: Any, samples: Samples) -> Any:
-    """Texts that are too long lose their end token: the start token's feature is read."""
-
-    def encode_texts(texts: Sequence[str], **run: Any) -> Any:
-        found = metric.encoder.encode_texts(texts, **run)
-        start = metric.encoder.encode_tokens([""], **run).features[0][0]
-        return replace(
-            found, features=np.where(np.array(found.truncated)[:, None] > 0, start, found.features)
-        )
-
-    encoder = copy(metric.encoder)
-    encoder.encode_texts = encode_texts
-    return _changed(metric, {}, encoder=encoder)
-
-
-def _other_activation(metric: Any, samples: Samples) -> Any:
-    old = metric.encoder
-    config = {key: own for key, own in old.config.items() if key != "canary"}
-    config["activation"] = "gelu" if config["activation"] == "quick_gelu" else "quick_gelu"
-    encoder = type(old)(config, metric.folder.tensors(), device=str(old.device), dtype=old.dtype)
-    return _changed(metric, {}, encoder=encoder)
-
-
-def _half(metric: Any, samples: Samples) -> Any:
-    def columns(*features: Any) -> dict[str, Any]:
-        sides = (side.astype(np.float16) for side in features)
-        x, y = (side / np.sqrt(np.sum(side**2, axis=1, keepdims=True)) for side in sides)
-        return {"cosine": nullable(np.sum(x * y, axis=1).astype(np.float32))}
-
-    return _changed(metric, {}, columns=columns)
-
-
-def _documents(metric: Any, samples: Samples, only: bool) -> Any:
-    """Document frequencies of each reference, or of captions with their references."""
-    rows = zip(samples.captions, samples.references or [], strict=True)
-    documents = [[text] for _, own in rows for text in own] if only else [[text, *own] for text, own in rows]
-    return with_statistics(metric, metric.prepare(documents))
-
-
-def _by(function: Callable[[Case], Any]) -> Callable[..., Scored]:
-    """Scores by another formula."""
-    return lambda scored, case: Scored(np.asarray(function(case), dtype=np.float64))
-
-
-def _part(name: str) -> Callable[..., Scored]:
-    return _by(lambda case: case.part(name))
-
-
-def _mean_of(mean: Callable[[Doubles, Doubles], Any], choose: Any = Ragged.max) -> Callable[..., Scored]:
-    """Another mean of the score without references and a choice of the references' cosines."""
-
-    def function(case: Case) -> Any:
-        cosine = choose(Ragged.of(case.rows["reference_cosines"]))
-        return mean(case.part(case.metric.free_key), np.maximum(cosine, 0))
-
-    return _by(function)
-
-
-def _flattened(case: Case) -> Doubles:
-    """The mean of the scores with one reference each."""
-    texts = case.samples.references or []
-    owner = np.repeat(np.arange(len(texts)), [len(own) for own in texts])
-    alone = [[text] for own in texts for text in own]
-    pairs = replace(case.samples.select(owner), references=alone, indices=range(len(owner)))
-    scores = case.metric.aggregate(case.metric.encode_all(pairs).sort_by("index")).scores
-    return np.bincount(owner, scores) / np.bincount(owner)
-
-
-def _bleu(sums: Doubles, n: int = 0) -> Doubles:
-    """BLEU-n of sums (..., 10), BLEU-4 for 0."""
-    return bleu_of_sums(sums)[..., n]
-
-
-def _sums(function: Callable[[Doubles], Doubles]) -> Callable[..., Scored]:
-    """BLEU by another function of its sums (..., 10), for captions and the set."""
-
-    def change(scored: Scored, case: Case) -> Scored:
-        sums = np.asarray(case.values.summands)
-        return Scored(function(sums), float(function(sums.sum(axis=0))))
-
-    return change
-
-
-def _moved(function: Callable[[Doubles, Case], Doubles]) -> Callable[..., Scored]:
-    return lambda scored, case: Scored(function(scored.scores, case), scored.number)
-
-
-def _of_images(how: str, *also: str) -> Callable[..., Scored]:
-    """The mean over images of the mean, best, first or last score of each; `also` of equal captions."""
-
-    def change(scored: Scored, case: Case) -> Scored:
-        import pandas as pd
-
-        keys = [case.rows["group"].to_pylist(), case.samples.captions][: 1 + len(also)]
-        table = pd.Series(scored.scores).groupby(list(map(np.array, keys)), sort=False)
-        return Scored(scored.scores, float(table.agg(how).mean()))
-
-    return change
-
-
-add = _block(CAPTIONS)
+_options(ENCODED, "weights", "dtype", "float16", "bfloat16")
+_options(ENCODED, CLIP, "prompt", "", "A photo of ", "a picture of ", "A photo depicting ", "A photo depicts")
+_options(ENCODED, "umic", "selection", "lxmert36")  # the 36 boxes of LXMERT
+_options(ENCODED, "vilbertscore", "idf", "corpus")
+_options(ENCODED, "vilbertscore", "layer", *range(6))
+_options(ENCODED, VIDEO, "max_frames", 1, 4, 8, 16)
+_options(ENCODED, VIDEO, "fps", 1.0, 2.0)
+_options(ENCODED, VIDEO, "idf", False)
+_options(ENCODED, HICE, "mask_transform", "released", "released_no_antialias")
+add = _block(ENCODED, CIDER)
+add("captions too", "document frequencies count captions, too", _with_captions)
+add("other CIDEr", "CIDEr, or CIDEr-D instead", lambda case: case.patched(clipped=not case.metric.clipped))
+add = _block(ENCODED, lift=Case.captions)
 add("lower case", "captions are made lower case", str.lower)
 add("stripped", "white space around captions is left out", str.strip)
-add("no punctuation", "captions have no punctuation", lambda text: re.sub(r"[^\w\s]", "", text))
-add("one sentence", "captions end with their first sentence", lambda text: text.split(". ")[0])
+add("no punctuation", "captions have no punctuation", partial(re.sub, r"[^\w\s]", ""))
 add("77 characters", "captions are cut after 77 characters", lambda text: text[:77])
-add = _block(CAPTIONS, "", "full stop")
+add = _block(ENCODED, "", "full stop", Case.captions)
 add("full stop", "captions end with a full stop", lambda text: text.rstrip(" .") + ".")
 add("no full stop", "captions end without a full stop", lambda text: text.rstrip(" ."))
-add = _block(TEXTS, "weights")
+add = _block(ENCODED, "weights", lift=Case.texts)
 add("PTB", "networks read PTB's tokens, joined by spaces", lambda text: " ".join(ptb_tokens(text)))
-add("all lower case", "captions and references are made lower case", str.lower)
-add = _block(TEXTS, NGRAMS, "tokens")
-add("no tokenizer", "texts are split at spaces, without a tokenizer", _words(str.split))
-add("lower, no tokenizer", "lower-case texts are split at spaces", _words(lambda text: text.lower().split()))
-add("a-z, 0-9", "words as in rouge_score", _words(lambda text: re.findall("[a-z0-9]+", text.lower())))
-add("punctuation", "punctuation counts as words", _words(lambda t: re.findall(r"\w+|[^\w\s]", t.lower())))
-add = _block(SAMPLES, "references", "references")
-add("first reference", "the first reference alone counts", _choice(lambda caption, own: own[:1]))
-add("last reference", "the last reference alone counts", _choice(lambda caption, own: own[-1:]))
-add("not the first reference", "all references but the first count", _choice(lambda caption, own: own[1:]))
-add(
-    "not the rated one",
-    "no reference is the caption",
-    _choice(lambda text, own: [r for r in own if r != text]),
-)
-add("references off by one", "captions meet the next caption's references", _next("references"))
-_block(SAMPLES, "images")("images off by one", "captions meet the next caption's image", _next("images"))
-add = _block(IMAGES, CLIP, "resize")
-for name in ("bilinear", "lanczos", "nearest"):
-    add(name, f"images are resized by Pillow's {name} filter", partial(_square, name=name))
-for name, antialias in (("bicubic", True), ("bicubic", False), ("bilinear", False)):
-    change = partial(_tensor, name=name, antialias=antialias)
-    how = f"{name} on tensors" + ", no antialias" * (not antialias)
-    add(how, f"images are resized as tensors: {how}", change)
-add("squashed", "images are squashed to a square", lambda image, n: image.convert("RGB").resize((n, n), 3))
-add("padded", "images are padded to a square", lambda image, n: ImageOps.pad(image.convert("RGB"), (n, n), 3))
-add = _block(IMAGES, "images")
-add("RGB first", "images become RGB before they are resized", lambda image, n: image.convert("RGB"))
-add(
-    "upright", "photographs are turned upright by their EXIF", lambda image, n: ImageOps.exif_transpose(image)
-)
-add("BGR", "red and blue are swapped", lambda i, n: Image.merge("RGB", i.convert("RGB").split()[::-1]))
-add("grey", "images are made grey", lambda image, n: image.convert("L").convert("RGB"))
-add("256 pixels", "images are made 256 pixels long first", lambda i, n: ImageOps.contain(i, (256, 256)))
-add = _block(IMAGES, "images", "JPEG")
+add = _block(ENCODED, NGRAMS, "tokens", Case.words)
+add("no tokenizer", "texts are split at spaces, without a tokenizer", str.split)
+add("lower, no tokenizer", "lower-case texts are split at spaces", lambda text: text.lower().split())
+add("a-z, 0-9", "words as in rouge_score", lambda text: re.findall("[a-z0-9]+", text.lower()))
+add("punctuation", "punctuation counts as words", lambda text: re.findall(r"\w+|[^\w\s]", text.lower()))
+add = _block(ENCODED, "references", "references", Case.references)
+add("first reference", "the first reference alone counts", lambda caption, own: own[:1])
+add("last reference", "the last reference alone counts", lambda caption, own: own[-1:])
+add("not the first reference", "all references but the first count", lambda caption, own: own[1:])
+add("not the rated one", "no reference is the caption", lambda text, own: [r for r in own if r != text])
+for column in ("references", "images"):
+    add = _block(ENCODED, column, column, Case.next)
+    add(f"{column} off by one", f"captions meet the next caption's {column}", column)
+add = _block(ENCODED, CLIP, "resize", Case.images)
+for method in ("bilinear", "lanczos", "nearest"):
+    add(method, f"images are resized by Pillow's {method} filter", partial(_square, name=method))
+for method, antialias in (("bicubic", True), ("bicubic", False), ("bilinear", False)):
+    how = f"{method} on tensors" + ", no antialias" * (not antialias)
+    add(how, f"images are resized as tensors: {how}", partial(_tensor, name=method, antialias=antialias))
+add("squashed", "images are squashed to a square", lambda image, n: image.resize((n, n), 3))
+add("padded", "images are padded to a square", lambda image, n: ImageOps.pad(image, (n, n), 3))
+add = _block(ENCODED, "images", "", Case.images)
+add("RGB first", "images become RGB before they are resized", lambda image, n: image)
+add("upright", "photographs are turned upright (EXIF)", lambda image, n: ImageOps.exif_transpose(image))
+add("BGR", "red and blue are swapped", lambda image, n: Image.merge("RGB", image.split()[::-1]))
+add("256 pixels", "images are 256 pixels long first", lambda image, n: ImageOps.contain(image, (256, 256)))
+add = _block(ENCODED, "images", "JPEG", Case.images)
 for quality in (75, 95):
-    change = partial(_jpeg, quality=quality)
-    add(f"JPEG {quality}", f"images are written as JPEG again, quality {quality}", change)
-add = _block(METRIC, CLIP, "prompt")
-add("no prompt", "captions have no prompt", _set(prompt=""))
-add("prompt twice", "the prompt comes twice", lambda m, s: _changed(m, {"prompt": m.options.prompt * 2}))
-for prompt in ("A photo of ", "a picture of ", "A photo depicting ", "A photo depicts"):
-    add(f"prompt {prompt!r}", f"the prompt is {prompt!r}", _set(prompt=prompt))
-add = _block(METRIC, CLIP)
-add(
-    "end token lost", "captions that are cut lose their end token, so that the start token is read", _end_lost
-)
+    add(f"JPEG {quality}", f"JPEG again, of quality {quality}", partial(_jpeg, quality=quality))
+add = _block(ENCODED, CLIP, "prompt")
+add("prompt twice", "the prompt comes twice", lambda case: case.by(prompt=case.metric.options.prompt * 2))
+add = _block(ENCODED, CLIP)
+add("end token lost", "cut captions lose their end token, so that the start token is read", _end_lost)
 add("other GELU", "GELU for QuickGELU, or the reverse", _other_activation)
-add("float16 normalisation", "features are normalised and multiplied in float16", _half)
-add = _block(OPENED, "weights", "dtype")
-add("float16", "networks compute in float16", reopened(dtype="float16"))
-add("bfloat16", "networks compute in bfloat16", reopened(dtype="bfloat16"))
-add = _block(METRIC, "w", "w")
-for w in (1.0, 2.0, 2.5, 100.0):
-    add(f"w {w:g}", f"w is {w:g}", _set(w=w))
-_block(METRIC, "compat")("released", "as the script that the authors released", _set(compat="released"))
-add = _block(OPENED, CIDER)
-add("other CIDEr", "CIDEr for CIDEr-D, or the reverse", lambda m, s: load("cider" if m.clipped else "ciderd"))
-add = _block(METRIC, CIDER, "documents")
-for name, only in (("captions too", False), ("each reference", True)):
-    what = "each reference is a document" if only else "document frequencies count captions, too"
-    add(name, what, partial(_documents, only=only))
-_block(OPENED, "umic")("36 boxes", "images have LXMERT's 36 boxes", reopened(selection="lxmert36"))
-_block(METRIC, "vilbertscore")("idf", "words are weighted by their idf", _set(idf="corpus"))
-add = _block(METRIC, "vilbertscore", "layer")
-for layer in range(6):
-    add(f"layer {layer}", f"words are compared after block {layer}", _set(layer=layer))
-add = _block(METRIC, VIDEO, "frames")
-for count in (1, 4, 8, 16):
-    add(f"{count} frames", f"{count} frames of a video, evenly spread", _set(max_frames=count))
-for fps in (1.0, 2.0):
-    add(f"{fps:g} fps", f"{fps:g} frames a second", _set(fps=fps))
-_block(METRIC, VIDEO)("no idf", "all words count alike", _set(idf=False))
-add = _block(METRIC, "refhices", "reduction")
-for how in ("best", "mean", "pooled"):
-    add(f"references {how}", f"reference_reduction is {how}", _set(reference_reduction=how))
-_block(METRIC, HICE)("whole image", "the whole image is a region", _set(include_whole_image=True))
-_block(METRIC, HICE)("released masks", "masks are squashed to a square", _set(mask_transform="released"))
-add = _block(FORMULA, "pacs clips")
-add("no max", "negative cosines stay negative", _by(lambda case: case.metric.options.w * case.part("cosine")))
-add = _block(FORMULA, REFCLIP, "formula")
-add("mean of references", "the mean cosine of references counts", _mean_of(harmonic_mean, Ragged.mean))
-add("arithmetic mean", "the arithmetic mean of both", _mean_of(lambda score, cosine: (score + cosine) / 2))
-add("geometric mean", "the geometric mean of both", _mean_of(lambda score, cosine: np.sqrt(score * cosine)))
-add("without references", "the score without references", _mean_of(lambda score, cosine: score))
-add("references alone", "the best cosine of a reference", _mean_of(lambda score, cosine: cosine))
-_block(FORMULA, "umic")("logit", "the logit, without the sigmoid", _part("logit"))
-add = _block(FORMULA, "rougel vilbertscore", "formula")
-add("precision", "precision in place of F", _part("precision"))
-add("recall", "recall in place of F", _part("recall"))
-add(
-    "equal F", "F of both parts", _by(lambda case: harmonic_mean(case.part("precision"), case.part("recall")))
-)
-_block(FORMULA, VIDEO, "formula")("coarse", "the cosine of text and video alone", _part("coarse"))
-_block(FORMULA, VIDEO, "formula")("fine", "words and frames alone", _part("fine"))
-add = _block(FORMULA, "bleu", "formula")
-for n in (1, 2, 3):
-    add(f"BLEU-{n}", f"BLEU-{n} in place of BLEU-4", _sums(partial(_bleu, n=n)))
-add("add one", "1 is added to counts of 2 to 4 words", _sums(lambda sums: _bleu(sums + _ONES)))
-add("epsilon", "no match counts as 0.1 matches", _sums(lambda sums: _bleu(np.maximum(sums, _LEAST))))
-_block(FORMULA, "references", "references")("flattened", "each reference counts alone", _by(_flattened))
-add = _block(SCORES, "", "scale")
-add("times 100", "scores are times 100", lambda scored, case: Scored(scored.scores * 100, scored.mean * 100))
-add(
-    "divided by 10",
-    "scores are divided by 10",
-    lambda scored, case: Scored(scored.scores / 10, scored.mean / 10),
-)
-add = _block(SCORES, "", "order")
-add(
-    "sorted by id",
-    "scores are in the order of sorted ids",
-    _moved(lambda scores, case: scores[np.argsort(case.ids)]),
-)
-add("off by one", "scores stand one row too late", _moved(lambda scores, case: np.roll(scores, 1)))
-add = _block(SCORES)
-add("float16 scores", "scores are rounded to float16", _moved(lambda scores, case: scores.astype(np.float16)))
-add("failed as 0", "captions that failed count 0", _moved(lambda scores, case: np.nan_to_num(scores)))
+add("float16 normalisation", "features are normalised in float16", lambda case: case.patched(columns=_half))
+_options(SCORED, "w", "w", 1.0, 2.0, 2.5, 100.0)
+_options(SCORED, "compat", "compat", "released")
+_options(SCORED, HICE, "include_whole_image", True)
+_options(SCORED, "refhices", "reference_reduction", "best", "mean", "pooled")
+add = _block(SCORED, "pacs clips", lift=Case.made)
+add("no max", "negative cosines stay so", lambda case: case.part("cosine").scores * case.metric.options.w)
+add = _block(SCORED, REFCLIP, "formula", Case.made)
+add("mean of references", "the mean cosine counts", lambda case: harmonic_mean(*_both(case, Ragged.mean)))
+add("arithmetic mean", "the arithmetic mean of both", lambda case: sum(_both(case)) / 2)
+add("geometric mean", "the geometric mean of both", lambda case: np.sqrt(np.prod(_both(case), axis=0)))
+add = _block(SCORED, "rougel vilbertscore", "formula", Case.made)
+add("equal F", "precision and recall count alike", lambda case: harmonic_mean(*_both(case)))
+_parts("rougel vilbertscore", "precision", "recall")
+_parts(REFCLIP, "reference_cosine")
+_parts("refpacs", "pac_s")
+_parts("refclips", "clip_s")
+_parts("bleu", "bleu_1", "bleu_2", "bleu_3")
+_parts("umic", "logit")
+_parts(VIDEO, "coarse", "fine")
+add = _block(SCORED, "bleu", "formula")
+more = np.array([0, 1, 1, 1, 0, 1, 1, 1, 0, 0])
+add("add one", "1 is added to counts of 2 to 4 words", partial(_smoothed, more=more))
+add("epsilon", "no match counts as 0.1", partial(_smoothed, least=np.repeat([0.1, 0], [4, 6])))
+_block(SCORED, "references", "references")("flattened", "each reference counts alone", _flattened)
+add = _block(SCORED, "", "scale", lambda case, n: case.to(case.scores * n, case.mean * n))
+add("times 100", "scores are times 100", 100)
+add("divided by 10", "scores are divided by 10", 0.1)
+add = _block(SCORED, "", "order", Case.made)
+add("sorted by id", "scores are in the order of sorted ids", lambda case: case.scores[np.argsort(case.ids)])
+add("off by one", "scores stand one row too late", lambda case: np.roll(case.scores, 1))
+add = _block(SCORED, lift=Case.made)
+add("float16 scores", "scores are rounded to float16", lambda case: case.scores.astype(np.float16))
+add("failed as 0", "captions that failed count 0", lambda case: np.nan_to_num(case.scores))
 add = _block(NUMBER, "", "number")
-add("mean of captions", "the mean of the captions' own scores", lambda scored, case: Scored(scored.scores))
-add("median", "the median of scores", lambda scored, case: Scored(scored.scores, np.nanmedian(scored.scores)))
+add("mean of captions", "the mean of the captions' own scores", lambda case: case.to(case.scores))
+add("median", "the median of scores", lambda case: case.to(case.scores, np.nanmedian(case.scores)))
 for how in ("mean", "max", "first", "last"):
-    add(f"{how} of images", f"the mean over images of the {how} score of each", _of_images(how))
-add("duplicates once", "equal captions of an image count once", _of_images("first", "captions"))
+    add(f"{how} of images", f"the mean over images of the {how} score of each", partial(_of_images, how=how))
+add("duplicates once", "equal captions of an image count once", partial(_of_images, how="first", once=True))
 
 KNOWN = (
-    ("torchmetrics' CLIPScore", "clips pacs", ("no prompt", "end token lost", "w 100", "no max")),
+    ("torchmetrics' CLIPScore", "clips pacs", ("prompt=''", "end token lost", "w=100.0", "no max")),
     ("VLMEvalKit's captions", "bleu rougel ciderd", ("no tokenizer", "times 100")),
-    ("clipscore on a GPU", "clips pacs", ("float16", "float16 normalisation", "float16 scores")),
+    ("clipscore on a GPU", "clips pacs", ("dtype='float16'", "float16 normalisation", "float16 scores")),
 )
 """Tools, the metrics that they compute so, and the switches that they combine.
 
 https://github.com/Lightning-AI/torchmetrics/issues/2883
 https://github.com/open-compass/VLMEvalKit/issues/1308: pycocoevalcap's scorers without its tokenizer
 https://github.com/scikit-learn/scikit-learn/issues/21559: of clipscore.py since NumPy 1.21
+
+lmms-eval is none of them: all its tasks with these scorers tokenize, up to commit 75571cf at least.
 """

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial, reduce
 from itertools import combinations
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
@@ -15,25 +15,12 @@ from capeval_core.errors import InputError, Problem
 from capeval_core.inputs.samples import Samples
 from capeval_core.metric import CaptionMetric, prepared
 from capeval_core.registry import load
-from capeval_core.replay import variants
-from capeval_core.replay.variants import METRIC, Case, Scored, Switch
-from capeval_core.rows import canonical
+from capeval_core.replay.variants import ENCODED, KNOWN, NUMBER, SWITCHES, Case, Switch
 
 _NOISE = 2e-6  # of a score: what other machines add
-_PROBE, _NEAR, _SHOWN = 12, 6, 10
+_PROBE, _SHOWN = 12, 10
 _UNITS, _CHANCE = 500, 0.01  # how near other numbers are counted, and when one that agrees is no accident
 Variant = tuple[Switch, ...]
-
-
-class _Tried(NamedTuple):
-    """A variant beside theirs: its number, the median difference in units of their tolerance, the share of
-    captions within it, whether all are, and what tells its scores from others."""
-
-    number: float
-    units: float
-    agree: float
-    equal: bool
-    scores: bytes
 
 
 class _Theirs:
@@ -57,18 +44,14 @@ class _Theirs:
         largest = np.nanmax(np.abs(self.values), initial=1.0)
         self.tolerance = max(0.5000001 * 10.0**-digits, _NOISE * float(largest))
 
-    def beside(self, scored: Scored, rows: Any = slice(None)) -> _Tried:
-        own = np.array([scored.mean]) if self.of_set else scored.scores
+    def beside(self, case: Case, rows: Any = slice(None)) -> dict[str, Any]:
+        """The share of captions that agree, the median difference in units of the tolerance, the number, and
+        what tells the scores from others."""
+        own = np.array([case.mean]) if self.of_set else case.scores
         values = self.values if self.of_set else self.values[rows]
         units = np.nan_to_num(np.abs(own - values) / self.tolerance, nan=np.inf)[np.isfinite(values)]
-        agree, scores = float(np.mean(units <= 1)), np.round(own, 7).tobytes()
-        return _Tried(scored.mean, float(np.median(units)), agree, agree == 1, scores)
-
-    def no_accident(self, tried: Sequence[_Tried]) -> bool:
-        """Whether one that agrees hardly does so by chance, by the density of all numbers around it."""
-        if not self.of_set:
-            return len(np.unique(self.values[np.isfinite(self.values)])) >= 5
-        return len({round(own.number, 9) for own in tried if own.units <= _UNITS}) < _UNITS * _CHANCE
+        agree, scores = np.mean(units <= 1), np.round(own, 7).tobytes()
+        return {"number": case.mean, "agree": agree, "units": np.median(units), "scores": scores}
 
 
 @dataclass(frozen=True)
@@ -76,13 +59,14 @@ class Explanation:
     """Which variants of a metric give a number.
 
     variant: the known one that does; None if none or several do, or if it may be an accident. remaining: all
-    that do, each with those that give the same scores. tried: how many were computed. table: the nearest,
-    with number and share of captions that agree. sentence: all that in words.
+    that do, each with those that give the same scores. tried: how many were computed. untried: which could
+    not, and why. table: the nearest, with number and share of captions that agree. sentence: that in words.
     """
 
     variant: str | None
     remaining: list[list[str]]
     tried: int
+    untried: dict[str, str]
     table: list[dict[str, Any]]
     sentence: str
 
@@ -91,138 +75,93 @@ class Explanation:
 
 
 class Search:
-    """The variants of a metric on some samples, each encoded once."""
+    """The variants of a metric on some samples; rows of single switches are kept."""
 
     def __init__(
         self, metric: Any, samples: Samples, ids: Sequence[str], weights: Sequence[str] = ()
     ) -> None:
-        self.metric, self.samples, self.ids = metric, samples, ids
-        switches = [switch for switch in variants.SWITCHES if switch.fits(metric)]
+        self.own, self._kept = Case(metric, samples, ids), dict[Variant, Case]()
+        self.switches = [switch for switch in SWITCHES if switch.fits(metric)]
         for name in weights:
-            change = variants.reopened(weights=name)
-            switches.append(Switch(name, f"weights are {name}", change, variants.OPENED, "", "weights"))
-        self.switches = sorted(switches, key=lambda switch: switch.step)
+            change = partial(Case.by, weights=name)
+            self.switches.insert(0, Switch(name, f"weights are {name}", change, ENCODED, "", "weights"))
         self.probe = np.linspace(0, len(samples) - 1, min(_PROBE, len(samples))).astype(int).tolist()
-        self._pictures: dict[tuple[int, str], Any] = {}
-        self._cases: dict[Variant, Case] = {}
+
+    def scored(self, variant: Variant, *, probe: bool = False) -> Case:
+        """A variant's scores, of all captions or a few."""
+        first = tuple(switch for switch in variant if switch.step == ENCODED)
+        if (case := self._kept.get(first)) is None:
+            case = reduce(lambda case, switch: switch.change(case), first, self.own)
+            if probe:
+                metric, few = prepared(case.metric, case.samples), case.samples.select(self.probe)
+                case = replace(case, metric=metric, samples=few)
+            case = case.encoded()
+            if len(first) < 2:
+                self._kept[first] = case
+        return reduce(lambda case, switch: switch.change(case), variant[len(first) :], case)
 
     def explain(self, given: Any, *, most: int = 2, progress: bool = False) -> Explanation:
         """The variants of at most so many switches that make the given numbers; fewer switches go first."""
-        theirs, tried, found = _Theirs(given, self.ids), dict[Variant, _Tried](), list[Variant]()
-        for level in self._levels(theirs, most, tried):
+        import pandas as pd
+
+        theirs, number = _Theirs(given, self.own.ids), self.scored(()).mean
+        tried, untried = list[dict[str, Any]](), dict[str, str]()
+        for level in self._levels(theirs, most, untried):
             for variant in tqdm(level, "variants", disable=None if progress else True):
-                with suppress(ValueError, TypeError, KeyError, OSError), np.errstate(all="ignore"):
-                    tried[variant] = self._tried(variant, theirs)
-            if found := [variant for variant in level if variant in tried and tried[variant].equal]:
+                name = " + ".join(switch.name for switch in variant) or "capeval's own settings"
+                try:
+                    with np.errstate(all="ignore"):
+                        tried.append({"variant": name, "made": variant, **self._beside(variant, theirs)})
+                except (ValueError, TypeError, OSError, ImportError) as error:
+                    untried[name] = str(error)
+            table = pd.DataFrame(tried)
+            if (table["agree"] == 1).any():
                 break
-        equal: dict[bytes, list[str]] = {}
-        for variant in found:
-            equal.setdefault(tried[variant].scores, []).append(title(variant))
-        remaining, sure = [*equal.values()], theirs.no_accident([*tried.values()])
-        near = sorted(tried, key=lambda own: (-tried[own].agree, tried[own].units, len(own)))
-        near = list({tried[own].scores: own for own in reversed(near)}.values())[: -_SHOWN - 1 : -1]
-        table = [
-            {"variant": title(own), "number": tried[own].number, "agree": tried[own].agree} for own in near
-        ]
-        outcome = f"none of {len(tried):,} known variants makes them, the nearest is {table[0]['variant']}"
-        if remaining:
-            what = "; ".join(switch.sentence for switch in found[0]) or "nothing is done otherwise"
-            more = f" (and {len(remaining[0]) - 1} others that make the same)" if remaining[0][1:] else ""
+        found = table[table["agree"] == 1]
+        remaining = found.groupby("scores", sort=False)["variant"].agg(list).tolist()
+        near = table.sort_values(["agree", "units"], ascending=[False, True], kind="stable")
+        near = near.drop_duplicates("scores").head(_SHOWN)[["variant", "number", "agree"]]
+        others = table["number"][table["units"] <= _UNITS].round(9).nunique()
+        sure = others < _UNITS * _CHANCE if theirs.of_set else pd.Series(theirs.values).nunique() >= 5
+        nearest = near["variant"].iloc[0]
+        outcome = f"none of {len(tried):,} known variants makes them, the nearest is {nearest}"
+        if len(remaining) == 1:
+            what = "; ".join(one.sentence for one in found["made"].iloc[0]) or "nothing is done otherwise"
+            more = f" (and {len(found) - 1} others that make the same)" * (len(found) > 1)
             outcome = f"{remaining[0][0]}{more}: {what}; one of {len(tried):,} variants that were tried"
             outcome += "" if sure else "; perhaps by accident, which a score for each caption would show"
-        if len(remaining) > 1:
+        elif remaining:
             listed = "; ".join(names[0] for names in remaining)
             outcome = f"one of {len(remaining)} that make them, of {len(tried):,} that were tried: {listed}"
-        own = f"{self.metric.title} of these {len(self.samples):,} captions is {tried[()].number:.6g}"
-        sentence = f"{own} by {self.metric.signature()}.\nThe other numbers: {outcome}."
+        failed = "".join(f"\n{name} could not be tried: {reason}" for name, reason in untried.items())
+        own = f"{self.own.metric.title} of these {len(self.own.ids):,} captions is {number:.6g}"
+        sentence = f"{own} by {self.own.metric.signature()}.\nThe other numbers: {outcome}.{failed}"
         only = remaining[0][0] if len(remaining) == 1 and sure else None
-        return Explanation(only, remaining, len(tried), table, sentence)
+        return Explanation(only, remaining, len(tried), untried, near.to_dict("records"), sentence)
 
-    def _levels(self, theirs: _Theirs, most: int, tried: Mapping[Variant, _Tried]) -> Iterator[list[Variant]]:
-        """None; single ones and what tools do; pairs with one that came near; all other pairs."""
-        usable = [switch for switch in self.switches if theirs.of_set or switch.step != variants.NUMBER]
-        tools = [names for _, metrics, names in variants.KNOWN if self.metric.name in metrics.split()]
-        singles = [
-            *combinations(usable, 1),
-            *(tuple(s for s in self.switches if s.name in own) for own in tools),
-        ]
-        if not theirs.of_set:  # a score for each caption shows it at once
-            yield [()]
-        yield [(), *singles]
+    def _levels(self, theirs: _Theirs, most: int, untried: Mapping[str, str]) -> Iterator[list[Variant]]:
+        """Nothing and single switches, and what tools do; then pairs of those that could be tried."""
+        usable = [switch for switch in self.switches if theirs.of_set or switch.step != NUMBER]
+        tools = [names for _, metrics, names in KNOWN if self.own.metric.name in metrics.split()]
+        yield [(), *combinations(usable, 1), *(tuple(s for s in usable if s.name in own) for own in tools)]
         if most > 1:
-            pairs = [(a, b) for a, b in combinations(usable, 2) if a.group != b.group]
-            order = sorted((own for own in tried if len(own) == 1), key=lambda own: tried[own].units)
-            near = {switch for own in order[: None if theirs.of_set else _NEAR] for switch in own}
-            yield [pair for pair in pairs if near & {*pair}]
-            yield [pair for pair in pairs if not near & {*pair}]
+            pairs = combinations([switch for switch in usable if switch.name not in untried], 2)
+            yield [(a, b) for a, b in pairs if a.group != b.group]
 
-    def _tried(self, variant: Variant, theirs: _Theirs) -> _Tried:
-        if len(variant) > 1 and variant[-1].step <= METRIC and not theirs.of_set:
-            probe = Scored(
-                self.case(variant, probe=True).values.scores
-            )  # some captions may show that it is another
-            if not (tried := theirs.beside(probe, self.probe)).equal:
-                return tried._replace(agree=0.0, units=np.inf)
+    def _beside(self, variant: Variant, theirs: _Theirs) -> dict[str, Any]:
+        if len(variant) == 2 and variant[1].step == ENCODED and not theirs.of_set:  # a few captions first
+            beside = theirs.beside(self.scored(variant, probe=True), self.probe)
+            if beside["agree"] < 1:
+                return {**beside, "agree": 0.0, "units": np.inf}
         return theirs.beside(self.scored(variant))
-
-    def scored(self, variant: Variant) -> Scored:
-        """The scores of a variant, and the number of the set."""
-        case, number = self.case(tuple(switch for switch in variant if switch.step <= METRIC)), None
-        if case.metric.formula is not None:
-            number = case.metric.formula.values(np.asarray(case.values.summands))[case.metric.key]
-        scored = Scored(case.values.scores, number)
-        for switch in variant:
-            scored = switch.change(scored, case) if switch.step > METRIC else scored
-        return scored
-
-    def case(self, variant: Variant, *, probe: bool = False) -> Case:
-        """Rows of switches up to METRIC, of all captions or some; those of single switches are kept."""
-        if variant in self._cases:
-            return self._cases[variant]
-        samples, metric = self.samples, self.metric
-        for switch in variant:
-            samples = self._changed(samples, switch)
-            metric = switch.change(metric, samples) if switch.step in (variants.OPENED, METRIC) else metric
-        metric = prepared(metric, samples)
-        samples = samples.select(self.probe) if probe else samples
-        rows = canonical(metric.encode_all(samples))
-        case = Case(metric, samples, rows, metric.aggregate(rows), self.ids)
-        if len(variant) < 2:
-            self._cases[variant] = case
-        return case
-
-    def _changed(self, samples: Samples, switch: Switch) -> Samples:
-        change = switch.change
-        if switch.step == variants.SAMPLES:
-            return change(samples)  # type: ignore[no-any-return]
-        if switch.step == variants.IMAGES:
-            return replace(samples, images=[self._picture(image, switch) for image in samples.images])
-        if switch.step in (variants.CAPTIONS, variants.TEXTS):
-            samples = replace(samples, captions=list(map(change, samples.captions)))
-        if switch.step == variants.TEXTS and samples.references is not None:
-            samples = replace(samples, references=[list(map(change, own)) for own in samples.references])
-        return samples
-
-    def _picture(self, image: Any, switch: Switch) -> Any:
-        key = id(image.source), switch.name
-        if key not in self._pictures:
-            size = getattr(getattr(self.metric.encoder, "preprocessing", None), "image_size", 0)
-            change = lambda picture: switch.change(picture, size)  # noqa: E731
-            self._pictures[key] = image.changed(f"{switch.name} {size}", change)
-        return self._pictures[key].at(image.where)
-
-
-def title(variant: Variant) -> str:
-    """The names of the switches of a variant."""
-    return " + ".join(switch.name for switch in variant) or "capeval's own settings"
 
 
 def why(
     theirs: Any,
     metric: str | CaptionMetric,
-    captions: Sequence[str],
-    images: Sequence[Any] | None = None,
-    references: Sequence[Sequence[str] | str] | None = None,
+    captions: Any,
+    images: Any = None,
+    references: Any = None,
     *,
     ids: Sequence[str] | None = None,
     backbones: Sequence[str] = (),
@@ -240,13 +179,6 @@ def why(
         ids: of images, by which `theirs` may be.
         backbones: other weights to try.
         most: how many switches a variant has at most, 1 or 2.
-
-    >>> import capeval_core
-    >>> texts = ["A dog runs.", "Two cats sleep.", "A man eats.", "Snow falls.", "A boy sings well."]
-    >>> references = [["a dog runs off"], ["Two cats"], ["a man eats."], ["snow!"], ["a boy sings"]]
-    >>> theirs = [0.2785, 0.8299, 0.6667, 0.0, 0.5865]
-    >>> capeval_core.why(theirs, "rougel", texts, references=references).variant
-    'no tokenizer'
     """
     opened = metric if isinstance(metric, CaptionMetric) else load(metric, on_error="nan", **options)
     samples = opened.check(captions, images, references if opened.needs_references else None)
