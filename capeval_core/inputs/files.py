@@ -67,8 +67,8 @@ class Names:
             raise refused(
                 f"the id {quoted(image_id)} is ambiguous, it can mean {several}", "write it in full"
             )
-        found = f"there are no {what} of {quoted(image_id)}, only of {len(self.entries):,} images"
-        raise refused(f"{found} ({some_of(self.entries[:5])})", "add them, or correct the id")
+        others = f"; {len(self.entries):,} images have ({some_of(self.entries)})" if self.entries else ""
+        raise refused(f"{quoted(image_id)} has no {what}{others}", "add them, or correct the id")
 
 
 def bare(name: str, medium: str = "image") -> str:
