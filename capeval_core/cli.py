@@ -37,17 +37,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         complain(str(interrupt) or "interrupted")
         return INTERRUPTED
     except BrokenPipeError:
-        # Python flushes once more when it ends: let that go nowhere instead of failing loudly.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return PIPE_CLOSED
     except MemoryError as error:
         complain(str(error) or "out of memory")
         return NO_SCORE
     except OSError as error:
         complain(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+        try:
+            sys.stdout.flush()
+        except OSError:
+            _drop_output()
     except (ValueError, TypeError, ImportError) as error:  # a package of an extra is not installed
         complain(str(error))
     return BAD_INPUT
+
+
+def _drop_output() -> None:
+    """Python flushes once more when it ends: let that go nowhere instead of failing loudly."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(arguments: list[str]) -> int:
