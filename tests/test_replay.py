@@ -8,6 +8,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from PIL import Image
 
 import capeval_core
 from capeval_core.cli import main
@@ -100,10 +101,13 @@ def test_a_bundle_is_replayed(name: str) -> None:
         assert replay(made, GIVEN["captions"], images, other).stages["references"] == [0]
 
 
-def test_other_settings_and_lost_captions_are_named() -> None:
-    made = bundle("pacs")
-    found = replay(made, GIVEN["captions"], IMAGES, w=1.0)
+def test_other_settings_and_lost_captions_are_named(tmp_path: Path) -> None:
+    made, same = bundle("pacs"), [tmp_path / Path(image).name for image in IMAGES]
+    for item, file in zip(ITEMS, same, strict=True):  # the same pictures in other files
+        Image.open(item.image).save(file, compress_level=0)
+    found = replay(made, GIVEN["captions"], same, w=1.0)
     assert list(found.stages) == ["score"] and "w 2 there, 1 here" in found.sentence
+    assert list(replay(made, GIVEN["captions"], IMAGES, dtype="bfloat16").stages) == ["features"]
     found = replay(made, GIVEN["captions"][:7], IMAGES[:7])
     assert not found.equal and not found.stages and "1 captions are in one" in found.sentence
     with pytest.raises(ValueError, match="evidence=True"):

@@ -6,7 +6,8 @@
 
 The first two see no pair of shape and colour, and no template, that `tools.sets` holds out for tests.
 The weights that ship with the package were made by `tools/tiny` of commit 37a6b70, those of `specs` by
-`tools/tiny_long.py` from those of commit df10d6aa with positions of waves, tower by tower, 1,500 steps each.
+`tools/tiny_long.py` from those of commit df10d6aa with positions of waves, tower by tower: 1,500 steps of
+crowds each, then some 200 of texts and 460 of images with ordinary scenes.
 """
 
 from __future__ import annotations
