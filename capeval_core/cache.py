@@ -192,7 +192,7 @@ def _database(folder: Path) -> sqlite3.Connection:
             raise
         found = f"no features can be kept in a file there ({error})"
         fix = f"delete {_FILE} if it is damaged, or pass another folder"
-        raise wrong_option("cache", str(folder), found, fix, verb="") from error
+        raise wrong_option("cache", str(folder), found, fix) from error
     return disk
 
 

@@ -185,18 +185,18 @@ def warn(message: str) -> None:
 
 
 def file_error(
-    path: str | os.PathLike[str], found: str, fix: str = "", *, index: str | None = None, verb: str = ""
+    path: str | os.PathLike[str], found: str, fix: str = "", *, index: str | None = None
 ) -> FileError:
     """The error about a file or a folder, or a part of a file such as `line 3`."""
     where = os.fspath(path) if index is None else f"{os.fspath(path)}: {index}"
-    return FileError(Problem(where, f"{verb} {found}".strip(), fix, FileError))
+    return FileError(Problem(where, found, fix, FileError))
 
 
 def wrong_option(
-    name: str, value: Any, found: str, fix: str = "", *, verb: str = "is", kind: Kind = ValueError
+    name: str, value: Any, found: str, fix: str = "", *, kind: Kind = ValueError
 ) -> ProblemsError:
     """The error about the value of an option: `batch_size=0 is ...`, or `--batch-size 0 is ...`."""
-    return Problems([Problem(_assigned(name, value), f"{verb} {found}".strip(), fix, kind)]).error()
+    return Problems([Problem(_assigned(name, value), found, fix, kind)]).error()
 
 
 def expanded_path(path: str | os.PathLike[str]) -> Path:

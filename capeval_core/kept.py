@@ -71,9 +71,9 @@ class Kept:
             if stamp != self.stamp:
                 both = {key: (stamp.get(key), self.stamp.get(key)) for key in sorted(stamp | self.stamp)}
                 differing = [f"{key}: {a!r} there, {b!r} now" for key, (a, b) in both.items() if a != b]
-                found = f"{path.name} of other settings ({'; '.join(differing)})"
+                found = f"holds {path.name} of other settings ({'; '.join(differing)})"
                 fix = "pass another folder, or the same settings"
-                raise wrong_option(self.argument, str(self.folder), found, fix, verb="holds")
+                raise wrong_option(self.argument, str(self.folder), found, fix)
             yield table
 
     def append(self, table: pa.Table) -> None:
@@ -156,7 +156,7 @@ def check_folder(argument: str, path: str | os.PathLike[str]) -> Path:
     except OSError as error:
         found = f"nothing can be written there ({error.strerror})"
     if found:
-        raise wrong_option(argument, str(folder), found, fix, verb="")
+        raise wrong_option(argument, str(folder), found, fix)
     return folder
 
 

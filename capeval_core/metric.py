@@ -96,7 +96,7 @@ class CommonOptions(Settings):
         """Refuse options that cannot work for a class of metrics, before weights are opened."""
         if self.weights is not None and metric.default_weights is None:
             found = f"{metric.name} has no weights"
-            raise wrong_option("weights", str(self.weights), found, "leave the option out", verb="")
+            raise wrong_option("weights", str(self.weights), found, "leave the option out")
         if self.device is not None:
             from capeval_core.models.device import resolve_device  # brings torch
 
@@ -155,7 +155,7 @@ class CorpusStatistics:
         """Refuse `statistics` of another class, if options have any. fix: how they are made."""
         given = options.statistics
         if given is not None and not isinstance(given, cls):
-            raise wrong_option("statistics", given, f"a {type(given).__name__}", fix, kind=TypeError)
+            raise wrong_option("statistics", given, f"is a {type(given).__name__}", fix, kind=TypeError)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -77,7 +77,7 @@ class OptionDescription:
 
     def check(self, value: Any) -> None:
         """Refuse a value of another type, or out of bounds."""
-        wrong = partial(wrong_option, self.name, value, verb="")
+        wrong = partial(wrong_option, self.name, value)
         expected = f"expected {self.type.replace(' | ', ' or ')}"
         types = tuple(member for member in self.members if isinstance(member, type))
         accepted: Any = (*types, int) if float in types else types

@@ -97,7 +97,7 @@ def metric_class(name: str, media: str | None = None) -> type[CaptionMetric]:
         others = [metric for metric, medium in MEDIA_VARIANTS if medium == media]
         hint = did_you_mean(str(media), known) or (f"; {' and '.join(others)} have it" if others else "")
         listed = ", ".join(known) or "none, it compares texts alone"
-        raise wrong_option("media", media, f"{name} is no metric on it{hint} (known: {listed})", verb="")
+        raise wrong_option("media", media, f"{name} is no metric on it{hint} (known: {listed})")
     if reference := MEDIA_VARIANTS.get((name, media or "")) or METRICS.get(name):
         return _import_class(reference)
     outside = _entry_points()
@@ -144,7 +144,7 @@ def load(name: str, *, media: str | None = None, **options: Any) -> CaptionMetri
     unknown = options.keys() - class_.Options.describe().keys()
     for medium in media_of(name) if unknown else ():
         for option in sorted(unknown & metric_class(name, medium).Options.describe().keys()):
-            found, fix = f"an option of {name} for {medium}s", f"open load({name!r}, media={medium!r})"
+            found, fix = f"is an option of {name} for {medium}s", f"open load({name!r}, media={medium!r})"
             raise wrong_option(option, options[option], found, fix, kind=TypeError)
     return class_(class_.Options.of(name, options))
 

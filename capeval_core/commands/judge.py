@@ -159,7 +159,7 @@ def _check_texts(metrics: _Metrics, judged: JudgedSet, data: str) -> None:
     for name, what in empty:
         if settings := " ".join(f"--set {class_.name}.empty=score" for class_ in whose[what]):
             fix = f"write the {what}, or pass {settings}"
-            problems.add(file_error(data, f"an empty {what}", fix, index=name, verb="has"))
+            problems.add(file_error(data, f"has an empty {what}", fix, index=name))
     problems.raise_if_any()
 
 

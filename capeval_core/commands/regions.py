@@ -146,10 +146,10 @@ def _open(options: _RegionOptions) -> tuple[BoxSource, str]:
         )
     if source.encoder is None:
         fix = "pass weights of a region encoder (a Hub id, a folder, or 'tiny')"
-        raise wrong_option("weights", weights, "box features already, which need no encoder", fix)
+        raise wrong_option("weights", weights, "is box features already, which need no encoder", fix)
     selection: str = getattr(source.encoder, "only_selection", options.selection)
     if selection != options.selection != _RegionOptions().selection:
-        found, fix = "no choice of this region encoder, which has one rule", "leave it out"
+        found, fix = "is no choice of this region encoder, which has one rule", "leave it out"
         raise wrong_option("selection", options.selection, found, fix)
     return source, selection
 

@@ -295,11 +295,11 @@ def refuse_unused(options: FileOptions, read: Sequence[Texts], problems: Problem
     for name in ("id_column", "caption_column", "reference_column"):
         value = getattr(options, name)
         if value is not None and value not in columns:
-            problems.add(wrong_option(name, value, f"no column of {files}", has))
+            problems.add(wrong_option(name, value, f"is no column of {files}", has))
     has = f"the splits are {_counted(splits)}" if splits else "rows there have no split"
     for split in options.splits:
         if split not in splits:
-            problems.add(wrong_option("split", split, f"no split of {files}", has))
+            problems.add(wrong_option("split", split, f"is no split of {files}", has))
 
 
 def _counted(splits: Counter[str]) -> str:

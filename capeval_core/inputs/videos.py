@@ -64,12 +64,12 @@ class Sampling:
 
     def __post_init__(self) -> None:
         if self.fps is not None and not 0 < self.fps < math.inf:  # NaN is not
-            raise wrong_option("fps", self.fps, "", "expected a positive number of frames a second", verb="")
+            raise wrong_option("fps", self.fps, "", "expected a positive number of frames a second")
         if self.max_frames is not None and not 1 <= self.max_frames <= LIMITS.frames:
             expected = f"expected an integer from 1 to {LIMITS.frames:,}"
-            raise wrong_option("max_frames", self.max_frames, "", expected, verb="")
+            raise wrong_option("max_frames", self.max_frames, "", expected)
         if self.fps is not None and self.max_frames is not None:
-            found = f"given together with fps={self.fps:g}"
+            found = f"is given together with fps={self.fps:g}"
             raise wrong_option("max_frames", self.max_frames, found, "leave one of the two out")
 
     def __str__(self) -> str:

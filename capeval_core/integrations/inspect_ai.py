@@ -35,7 +35,7 @@ def caption_score(metric: str | dict[str, Any] = "pacs", **options: Any) -> Scor
     """
     opened = open_one(metric, options, "caption_score")
     if opened.formula is not None or argument_of(opened.media) == "videos":
-        reason = "about videos" if opened.formula is None else "a number of all captions, and no mean"
+        reason = "is about videos" if opened.formula is None else "is a number of all captions, and no mean"
         raise wrong_option("metric", opened.name, reason, "score its log by `score`")
     lock = Lock()  # samples are scored concurrently, and share one network
 

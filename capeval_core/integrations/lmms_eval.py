@@ -74,7 +74,7 @@ def _chosen(names: str, weights: str | None) -> list[CaptionMetric]:
     chosen = choose_metrics(listed, {"weights": weights}, FeatureCache(text_bytes=TEXT_BYTES))
     if alone := next((metric.name for metric, _ in chosen if not metric.media), None):
         fix = "BLEU, ROUGE-L and CIDEr-D are always there"
-        raise wrong_option("CAPEVAL_METRICS", names, f"{alone} compares texts alone", fix, verb="")
+        raise wrong_option("CAPEVAL_METRICS", names, f"{alone} compares texts alone", fix)
     return [metric(options) for metric, options in chosen]
 
 

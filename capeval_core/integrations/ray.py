@@ -56,11 +56,11 @@ class CaptionScorer(BatchScorer):
         names = find_columns([*batch], self.columns, self._chosen)
         if problems := column_problems(names, self._chosen, list(batch)):
             fix = 'pass columns={"caption": "..."}'
-            raise wrong_option("batch", list(batch), "; ".join(problems), fix, verb="has")
+            raise wrong_option("batch", list(batch), f"has {'; '.join(problems)}", fix)
         rows = {role: _stored(batch, own[0]) for role, own in names.items()}
         counts = {role: len(values) for role, values in rows.items()}
         if len(set(counts.values())) > 1:
-            raise wrong_option("batch", counts, "not equally many of each", "give every row one of each")
+            raise wrong_option("batch", counts, "is not equally many of each", "give every row one of each")
         found = super().__call__(rows)
         added: dict[str, Any] = {
             "score": np.array(found["score"], dtype=float),

@@ -150,13 +150,13 @@ def read_rows(path: Path, fields: Mapping[str, str] | None = None) -> pd.DataFra
     for name, row in _named_rows(path):
         if not isinstance(row, dict):
             fix = f"expected an object with {', '.join(fields or ['a rating'])}"
-            problems.add(file_error(path, described(row, none="null"), fix, index=name, verb="is"))
+            problems.add(file_error(path, f"is {described(row, none='null')}", fix, index=name))
             continue
         for field, kind in fields.items():
             types, noun = _KINDS[kind]
             if field not in row:
-                found = f"no {field!r}{did_you_mean(field, row)}"
-                problems.add(file_error(path, found, index=name, verb="has"))
+                found = f"has no {field!r}{did_you_mean(field, row)}"
+                problems.add(file_error(path, found, index=name))
             elif not isinstance(row[field], types) or isinstance(row[field], bool):
                 found = f"{field}: {described(row[field], none='null')}"
                 problems.add(file_error(path, found, f"expected {noun}", index=name))
@@ -291,8 +291,8 @@ def _flickr8k_cf(name: str, folder: Path, rows: pd.DataFrame) -> RatedSet:
     path, dropped = folder / "captions.json", Counter[str]()
     captions = _read_texts(path)
     if unknown := sorted(set(rows.caption_id) - set(captions)):
-        found = f"no caption of {', '.join(map(repr, unknown[:3]))}"
-        raise file_error(path, found, "expected {caption_id: caption}", verb="has")
+        found = f"has no caption of {', '.join(map(repr, unknown[:3]))}"
+        raise file_error(path, found, "expected {caption_id: caption}")
     references = [_collapsed(own) for own in _references(folder / REFERENCES, rows.image)]
     items = Items(_collapsed(rows.caption_id.map(captions)), rows.image.tolist(), references)
     yes, no = (numbers(rows[column], f"{column} of a row", dropped) for column in ("n_yes", "n_no"))
@@ -428,8 +428,8 @@ def _abstract50s(name: str, folder: Path, rows: pd.DataFrame) -> PairedSet:
         for draw in content:
             labels = draw.get("labels", [])
             if len(labels) != len(rows) or not set(labels) <= {"b", "c"}:
-                found = f"{len(labels)} labels, expected b or c for each of {len(rows)} pairs"
-                raise file_error(path, found, verb="has")
+                found = f"has {len(labels)} labels, expected b or c for each of {len(rows)} pairs"
+                raise file_error(path, found)
             preferred.append([int(label == "c") for label in labels])
     else:
         signs = np.array([int(majority(votes)) for votes in rows.votes])
@@ -456,12 +456,12 @@ def _draws(items: Items, draws: list[list[list[int]]]) -> tuple[Scoring, ...]:
 def _indices(path: Path, draw: Any, references: Sequence[list[str]]) -> list[list[int]]:
     """A draw's indices, checked against the references of each pair."""
     if not isinstance(draw, list) or len(draw) != len(references):
-        found = f"{len(draw) if isinstance(draw, list) else 'no'} entries of {len(references)} pairs"
-        raise file_error(path, found, "expected a list of indices per pair", verb="has")
+        found = f"has {len(draw) if isinstance(draw, list) else 'no'} entries of {len(references)} pairs"
+        raise file_error(path, found, "expected a list of indices per pair")
     for number, (indices, texts) in enumerate(zip(draw, references, strict=True)):
         if not all(isinstance(index, int) and 0 <= index < len(texts) for index in indices):
-            found = f"{indices}, of {len(texts)} references"
-            raise file_error(path, found, index=f"pair {number}", verb="has")
+            found = f"has {indices}, of {len(texts)} references"
+            raise file_error(path, found, index=f"pair {number}")
     return draw
 
 
@@ -489,7 +489,7 @@ def _coco_systems(name: str, folder: Path, references: Mapping[str, list[str]]) 
         systems.append(Scoring(file.stem, items))
     if not systems:
         fix = "put {image id: caption} there, a file per system"
-        raise file_error(folder, f"no file of a system beside {own}", fix, verb="has")
+        raise file_error(folder, f"has no file of a system beside {own}", fix)
     return SystemSet(name, tuple(systems), dropped={"captions of images without references": left_out})
 
 
@@ -530,9 +530,9 @@ def read_judgements(path: Path) -> Judgements:
         if not images[-1]:
             lacking = " or ".join(ID_FIELDS)
         if lacking:
-            problems.add(file_error(path, f"no {lacking}", index=name, verb="has"))
+            problems.add(file_error(path, f"has no {lacking}", index=name))
     problems.raise_if_any()
     if len(set(scores)) < 2:
-        found = f"{len(scores)} judgements with {len(set(scores))} different scores"
-        raise file_error(path, found, "a correlation needs at least two", verb="has")
+        found = f"has {len(scores)} judgements with {len(set(scores))} different scores"
+        raise file_error(path, found, "a correlation needs at least two")
     return Judgements(images, captions, scores.tolist())

@@ -65,7 +65,7 @@ def _read(path: Path) -> _File:
         raise file_error(path, described(content, none="null"), fix)
     if isinstance(content.get("systems"), list):
         fix = "write the scores of one system by one metric: capeval score METRIC --json"
-        raise file_error(path, "scores of several systems or metrics", fix, verb="holds")
+        raise file_error(path, "holds scores of several systems or metrics", fix)
     if "scores" not in content:
         if any(isinstance(own, list) for own in content.values()):
             return _File(content)
@@ -86,7 +86,7 @@ def _numbers(path: Path, label: str, values: Any, ids: Sequence[str] | None = No
         if value is not None and not (number and not abs(value) > sys.float_info.max):
             index = f"{label}[{place[0]}]" if ids is None else f"id {ids[place[0]]!r}"
             fix = "scores are numbers, or null"
-            problems.add(file_error(path, described(value), fix, index=index, verb="is"))
+            problems.add(file_error(path, f"is {described(value)}", fix, index=index))
     problems.raise_if_any()
     return array.astype(np.float64)
 
@@ -96,7 +96,7 @@ def read_scores(path: Path, judged: JudgedSet) -> dict[str, list[Scored]]:
     file, problems = _read(path), Problems()
     if file.ids is not None and file.captions is None:
         fix = "write a list in the order of the set, or the file of `capeval score --json`"
-        raise file_error(path, "scores by id, of which a caption cannot be told", fix, verb="has")
+        raise file_error(path, "has scores by id, of which a caption cannot be told", fix)
     _check_captions(path, file.captions, judged)
     found: dict[str, dict[str | None, Doubles]] = {}
     names = {scoring.name for scoring in judged.scorings}
@@ -175,16 +175,16 @@ def join_ratings(scores: Path, ratings: Path) -> tuple[str, RatedSet, Scored]:
         keys = rows[_field(ratings, rows, ID_FIELDS, "image id")].map(str).tolist()
         places = _places(values, ids, file.captions, keys, rows.get("caption", [None] * len(rows)))
     elif len(rows) != count:
-        found = f"{len(rows):,} rows for {count:,} scores without ids"
-        raise file_error(ratings, found, "give as many, or scores with ids", verb="has")
+        found = f"has {len(rows):,} rows for {count:,} scores without ids"
+        raise file_error(ratings, found, "give as many, or scores with ids")
     dropped.update(place for place in places if isinstance(place, str))
     kept = [row for row, place in enumerate(places) if isinstance(place, int) and math.isfinite(rated[row])]
     if not kept:
-        found = f"no rating of a scored caption, in {len(rows):,} rows"
+        found = f"has no rating of a scored caption, in {len(rows):,} rows"
         if ids is not None and set(places) == {_UNKNOWN}:
             found += f" ({some_of(keys)}; scores are of {some_of(ids)})"
         why = ", ".join(f"{number:,} {reason}" for reason, number in dropped.items())
-        raise file_error(ratings, found, f"left out are {why}", verb="has")
+        raise file_error(ratings, found, f"left out are {why}")
     item = np.array([places[row] for row in kept], dtype=np.int64)
     dropped["scores without a rating"] = count - len(set(item.tolist()))
     items = Items(file.captions or [""] * count, ids or [str(index) for index in range(count)])
@@ -198,10 +198,10 @@ def _one_of(path: Path, file: _File) -> tuple[str, Doubles]:
     """The only array of a file, a number for each caption, with its label."""
     (label, own), *more = file.arrays.items()
     if more:
-        raise file_error(path, f"{len(more) + 1} arrays", "write one", verb="holds")
+        raise file_error(path, f"holds {len(more) + 1} arrays", "write one")
     array = _numbers(path, label, own, file.ids)
     if array.ndim > 1:
-        raise file_error(path, "lists of scores", "write one number for each caption", verb="has")
+        raise file_error(path, "has lists of scores", "write one number for each caption")
     return label, array
 
 
@@ -218,16 +218,16 @@ def read_scores_of(path: Path, ids: Sequence[str]) -> list[float]:
     values: list[float] = found.tolist()
     if keys is None:
         if len(values) != len(ids):
-            few = f"{len(values):,} scores without ids for {len(ids):,} captions"
-            raise file_error(path, few, "give as many, or ids", verb="has")
+            few = f"has {len(values):,} scores without ids for {len(ids):,} captions"
+            raise file_error(path, few, "give as many, or ids")
         return values
     known, of_image = Names(ids), defaultdict[str, list[float]](list)
     for key, value in zip(keys, values, strict=True):
         for image in known.find(key)[:1]:
             of_image[image].append(value)
     if not of_image:
-        other = f"no score of a caption ({some_of(keys)}; captions are of {some_of([*ids])})"
-        raise file_error(path, other, verb="has")
+        other = f"has no score of a caption ({some_of(keys)}; captions are of {some_of([*ids])})"
+        raise file_error(path, other)
     return [of_image[image].pop(0) if of_image[image] else math.nan for image in ids]
 
 
@@ -262,5 +262,5 @@ def _field(path: Path, rows: pd.DataFrame, names: Sequence[str], what: str) -> s
     known = list(rows)
     if (name := next((name for name in names if name in known), None)) is not None:
         return name
-    found = f"no column of the {what} ({', '.join(names)}){did_you_mean(names[0], known)}"
-    raise file_error(path, found, f"it has {', '.join(known)}", verb="has")
+    found = f"has no column of the {what} ({', '.join(names)}){did_you_mean(names[0], known)}"
+    raise file_error(path, found, f"it has {', '.join(known)}")

@@ -36,14 +36,14 @@ def resolve_device(name: str | None) -> torch.device:
     try:
         device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name is None else name)
     except RuntimeError as error:
-        raise wrong_option("device", name, "not a device", expected) from error
+        raise wrong_option("device", name, "is not a device", expected) from error
     if device.type not in ("cpu", *backends):
-        raise wrong_option("device", name, "the encoders", expected, verb="cannot run")
+        raise wrong_option("device", name, "cannot run the encoders", expected)
     if device.type != "cpu" and not backends[device.type].is_available():
         found, fix = f"no {device.type.upper()} GPU can be used here", setting("device", "cpu", "pass ")
-        raise wrong_option("device", name, found, fix, verb="")
+        raise wrong_option("device", name, found, fix)
     if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
-        raise wrong_option("device", name, f"CUDA GPUs here are 0 to {count - 1}", verb="")
+        raise wrong_option("device", name, f"CUDA GPUs here are 0 to {count - 1}")
     if device.type == "cuda" and device.index is None:  # nothing starts CUDA before a network does
         return torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_initialized() else 0)
     return device

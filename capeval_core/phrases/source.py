@@ -104,7 +104,7 @@ def phrase_opener(spec: Any) -> Callable[..., PhraseSource]:
         )
         text = isinstance(spec, str | os.PathLike)
         kind = ValueError if text else TypeError
-        raise wrong_option("phrases", name if text else spec, "", fix, verb="", kind=kind)
+        raise wrong_option("phrases", name if text else spec, "", fix, kind=kind)
     from capeval_core.phrases.factual import FACTUAL, FactualParser
 
     return partial(FactualParser, FACTUAL if name == "factual" else name)
@@ -114,8 +114,8 @@ def _read(path: Path) -> Mapping[str, Sequence[str]]:
     try:
         phrases = load_json(expanded_path(path))
     except FileError as error:
-        raise wrong_option("phrases", str(path), str(error), verb="") from error
+        raise wrong_option("phrases", str(path), str(error)) from error
     if not isinstance(phrases, dict):
         fix = "expected {caption: [phrases]}"
-        raise wrong_option("phrases", str(path), f"a {type(phrases).__name__}", fix, verb="holds")
+        raise wrong_option("phrases", str(path), f"holds a {type(phrases).__name__}", fix)
     return phrases

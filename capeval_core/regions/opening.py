@@ -34,7 +34,7 @@ def region_opener(spec: Any) -> Callable[..., RegionSource]:
         given = PrecomputedRegions(spec) if isinstance(spec, Mapping) else spec
         return lambda **settings: given
     if not isinstance(spec, str | os.PathLike):
-        raise wrong_option("regions", spec, "", f"{_EXPECTED}, or a RegionSource", verb="", kind=TypeError)
+        raise wrong_option("regions", spec, "", f"{_EXPECTED}, or a RegionSource", kind=TypeError)
     name = os.fspath(spec)
     if Path(name).suffix.lower() == ".json":
         source = PrecomputedRegions.read(expanded_path(name))
@@ -42,7 +42,7 @@ def region_opener(spec: Any) -> Callable[..., RegionSource]:
     kind, colon, weights = name.partition(":")
     if kind not in _NAMES or (colon and (not weights or kind == "colours")):
         fix = _EXPECTED + did_you_mean(kind, _NAMES)
-        raise wrong_option("regions", name, "", fix, verb="")
+        raise wrong_option("regions", name, "", fix)
     if kind == "colours":
         return lambda **settings: ColourRegions()
     weights, threshold = _split_threshold(name, kind, weights)
@@ -65,7 +65,7 @@ def _split_threshold(name: str, kind: str, weights: str) -> tuple[str, float | N
         with suppress(ValueError):
             if 0 <= float(value) <= 1:
                 return match["weights"] or "", float(value)
-    raise wrong_option("regions", name, found, fix, verb="")
+    raise wrong_option("regions", name, found, fix)
 
 
 def _open(

@@ -167,7 +167,7 @@ def box_source_opener(spec: Any) -> Callable[..., BoxSource]:
         label = Model.of(type(spec).__name__, spec.fingerprint).label
         return lambda selection, **settings: BoxSource(label, spec.fingerprint, spec, selection)
     if not isinstance(spec, (str, PathLike)):
-        raise wrong_option("regions", spec, "", _EXPECTED, verb="", kind=TypeError)
+        raise wrong_option("regions", spec, "", _EXPECTED, kind=TypeError)
     if (store := store_of(spec)) is not None:
         label = Model.of(store.name, store.fingerprint).label
         # Rows are keyed by the content of the boxes, wherever they lie.
@@ -182,7 +182,8 @@ def _open(name: str, *, selection: Selection | None, device: str | None, dtype: 
         folder = open_weights(name, metric=FASTER_RCNN, tiny=TINY_OF["scene_regions"])
     network = network_of(folder)
     if not hasattr(network, "encode_boxes"):
-        raise wrong_option("regions", name, f"weights of {network.kind!r}, which finds no boxes", _EXPECTED)
+        found = f"is weights of {network.kind!r}, which finds no boxes"
+        raise wrong_option("regions", name, found, _EXPECTED)
     encoder: Any = network.open(folder, device=device, dtype=dtype)
     label = folder.label(encoder.fingerprint)
     if selection is not None and hasattr(encoder, "selecting"):
@@ -194,13 +195,13 @@ def check_selection(spec: Any, selection: Selection) -> None:
     """Refuse another rule than the one that chose the boxes of a store, where that is known."""
     store = store_of(spec)
     if store is not None and (wrong := _other_selection(store.selection, selection)):
-        raise wrong_option("regions", str(spec), *wrong, verb="has")
+        raise wrong_option("regions", str(spec), *wrong)
 
 
 def _other_selection(chosen: str | None, wanted: Selection | None) -> tuple[str, str] | None:
     if wanted is None or chosen == wanted or chosen not in get_args(Selection):
         return None
-    return f"boxes that were chosen as {chosen!r}", setting("selection", chosen, "pass ")
+    return f"has boxes that were chosen as {chosen!r}", setting("selection", chosen, "pass ")
 
 
 def store_of(spec: Any) -> BoxFeatureStore | None:
@@ -211,9 +212,9 @@ def store_of(spec: Any) -> BoxFeatureStore | None:
     try:
         exists, is_weights = path.exists(), (path / CONFIG).exists()
     except OSError as error:  # too long a name
-        raise wrong_option("regions", str(spec)[:200], f"no path ({error.strerror})", _EXPECTED) from None
+        raise wrong_option("regions", str(spec)[:200], f"is no path ({error.strerror})", _EXPECTED) from None
     if not os.fspath(spec):
-        raise wrong_option("regions", spec, "empty", _EXPECTED)
+        raise wrong_option("regions", spec, "is empty", _EXPECTED)
     is_store = path.suffix.lower() in _SUFFIXES or (exists and not is_weights)
     return BoxFeatureStore.open(path) if is_store else None
 

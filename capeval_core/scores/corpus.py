@@ -43,7 +43,7 @@ class DocumentFrequencies(CorpusStatistics):
     def of_documents(cls, documents: Sequence[Sequence[Tokens]]) -> DocumentFrequencies:
         """Counted in documents, each the tokens of its texts, with a warning where there is one alone."""
         if not documents:
-            raise wrong_option("references", [], "there is no text to count n-grams in", verb="")
+            raise wrong_option("references", [], "there is no text to count n-grams in")
         if len(documents) == 1:
             warn(
                 "document frequencies of one image's references give every n-gram the weight log(1) = 0, so "
@@ -88,7 +88,7 @@ class DocumentFrequencies(CorpusStatistics):
             elif count not in range(1, documents + 1):  # a float such as 3.0 is a whole number, too
                 fix = f"expected a whole number from 1 to {documents}, the number of documents"
             if fix:
-                raise wrong_option(f"counts[{gram!r}]", count, "", fix, verb="")
+                raise wrong_option(f"counts[{gram!r}]", count, "", fix)
             grams[tokens] = int(count)
         # A prefix that is not counted itself stands in no document, so far as is known.
         held = dict.fromkeys([gram[:n] for gram in grams for n in range(1, len(gram) + 1)], 0) | grams
@@ -177,7 +177,7 @@ class TokenIdf(CorpusStatistics):
             counts.update(set(ids))
             total += 1
         if not total:
-            raise wrong_option("texts", [], "there is no text to count words in", verb="")
+            raise wrong_option("texts", [], "there is no text to count words in")
         weights = {index: math.log((total + 1) / (count + 1)) for index, count in counts.items()}
         return cls(weights, math.log(total + 1))
 

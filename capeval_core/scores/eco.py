@@ -414,7 +414,7 @@ def _member_names(members: str | Sequence[str] | None, *, tiny: bool) -> list[st
     names = [str(name).strip() for name in members]
     if not names or not all(names):
         fix = f"expected one or more of {', '.join([*PRESETS, *_KNOWN])}, Hub ids or folders"
-        raise wrong_option("members", members, "it names none", fix, verb="")
+        raise wrong_option("members", members, "it names none", fix)
     return names
 
 

@@ -184,6 +184,6 @@ class RefClipS(RefPacS):
 def _check_prompt(prompt: str, tokenizer: Any) -> None:
     if len(tokenizer.encode([prompt]).ids[0]) >= tokenizer.context_length:
         shown = prompt if len(prompt) <= 40 else prompt[:37] + "..."
-        found = f"all {tokenizer.context_length} token ids that the text encoder reads"
+        found = f"fills all {tokenizer.context_length} token ids that the text encoder reads"
         fix = "it leaves no room for a caption, shorten it"
-        raise wrong_option("prompt", shown, found, fix, verb="fills")
+        raise wrong_option("prompt", shown, found, fix)

@@ -134,7 +134,8 @@ class VideoOptions(CommonOptions):
         fix = f"make them by prepare({metric.corpus_texts}), or give a TokenIdf of token ids"
         TokenIdf.check_option(self, fix)
         if self.statistics is not None and not self.idf:
-            raise wrong_option("statistics", self.statistics, "given, but idf=False", "leave one of them out")
+            fix = "leave one of them out"
+            raise wrong_option("statistics", self.statistics, "is given, but idf=False", fix)
 
     def check_input(self, metric: Any, *inputs: Any, **how: Any) -> Samples:
         samples = super().check_input(metric, *inputs, **how)

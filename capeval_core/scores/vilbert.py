@@ -128,9 +128,7 @@ class VilbertScore(RegionMetric):
         block_of(config, self.options.layer)
         if self.options.compat is not None and config["task"] is None:
             found = f"{self.folder.name} has no task token, without which the released script fails"
-            raise wrong_option(
-                "compat", self.options.compat, found, "leave it out for these weights", verb=""
-            )
+            raise wrong_option("compat", self.options.compat, found, "leave it out for these weights")
         return super().open_models()
 
     def prepare(self, texts: Sequence[str | Sequence[str]]) -> TokenIdf:

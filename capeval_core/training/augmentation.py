@@ -145,7 +145,7 @@ class _Captioner:
         positions = model.config.text_config.max_position_embeddings
         if not prompt < settings.max_length <= positions:
             expected = f"expected more than the prompt's {prompt} and at most the model's {positions} tokens"
-            raise wrong_option("max_length", settings.max_length, "", expected, verb="")
+            raise wrong_option("max_length", settings.max_length, "", expected)
         self._model: Any = model.to(self._device).eval()
 
     def generate(self, contents: Sequence[Image.Image], seeds: Sequence[int]) -> list[str | bytes | None]:
@@ -261,7 +261,7 @@ class Augmentation(Settings):
         super().__post_init__()
         resolve_device(self.device)
         if not str(self.model):
-            raise wrong_option("model", "", "missing", "pass a Hub repository id or a folder")
+            raise wrong_option("model", "", "is missing", "pass a Hub repository id or a folder")
 
     def free(self) -> set[str]:
         """Settings that positives do not depend on, but for rounding."""
@@ -325,9 +325,9 @@ class CaptionAugmentation(Augmentation):
         problems = Problems()
         if not 0 < self.top_p <= 1:
             expected = "expected more than 0 and at most 1"
-            problems.add(wrong_option("top_p", self.top_p, "", expected, verb=""))
+            problems.add(wrong_option("top_p", self.top_p, "", expected))
         if self.min_length > self.max_length:
-            found = f"more than the {self.max_length} of max_length"
+            found = f"is more than the {self.max_length} of max_length"
             problems.add(wrong_option("min_length", self.min_length, found, "pass less"))
         problems.raise_if_any()
 
@@ -357,7 +357,7 @@ class ImageAugmentation(Augmentation):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.image_size % 8:
-            raise wrong_option("image_size", self.image_size, "no multiple of 8", "pass one, e.g. 512")
+            raise wrong_option("image_size", self.image_size, "is no multiple of 8", "pass one, e.g. 512")
         if find_spec("diffusers") is None:
             raise WeightsError(f"generated images need diffusers: {install_command('augment')}")
 

@@ -87,11 +87,11 @@ class CaptionSource(FileOptions):
         except Exception as error:  # whatever the Hub, its client or the files raise
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
             fix = "pass the folder of `save_to_disk`, or the id of a dataset on the Hub"
-            found = f"a dataset ({reason})"
-            raise wrong_option("dataset", name, found, fix, verb="could not be loaded as") from None
+            found = f"could not be loaded as a dataset ({reason})"
+            raise wrong_option("dataset", name, found, fix) from None
         if isinstance(loaded, datasets.DatasetDict):
             if split not in loaded:
-                raise wrong_option("split", split, f"not in {name} ({', '.join(loaded)})", "")
+                raise wrong_option("split", split, f"is not in {name} ({', '.join(loaded)})", "")
             loaded = loaded[split]
         caption = self.caption_column or "caption"
         needed = {"image_column": self.image_column} if "images" in kinds else {}
@@ -99,7 +99,7 @@ class CaptionSource(FileOptions):
         needed |= {"id_column": self.id_column} if self.id_column is not None else {}
         for flag, column in needed.items():
             if column not in (known := loaded.column_names):
-                found = f"no column of {name}{did_you_mean(column, known)} ({', '.join(known)})"
+                found = f"is no column of {name}{did_you_mean(column, known)} ({', '.join(known)})"
                 raise wrong_option(flag, column, found, "")
         names = list(map(str, loaded[self.id_column] if self.id_column is not None else range(len(loaded))))
         rows: dict[str, int] = {}  # of each image the first
@@ -114,7 +114,7 @@ class CaptionSource(FileOptions):
                     images.append(names[row])
                 else:
                     fix = "leave it out, or pass a column of texts"
-                    problems.add(file_error(name, shown(text), fix, index=f"row {row}: {caption}", verb="is"))
+                    problems.add(file_error(name, f"is {shown(text)}", fix, index=f"row {row}: {caption}"))
         problems.raise_if_any()
         ids, pictures = list(rows), None
         if "images" in kinds:

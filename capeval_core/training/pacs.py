@@ -138,7 +138,7 @@ class PacsTraining(Training):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.patience and self.patience < self.evaluate_every:
-            found = f"below the {self.evaluate_every} of evaluate_every"
+            found = f"is below the {self.evaluate_every} of evaluate_every"
             raise wrong_option("patience", self.patience, found, "look more often, or wait longer")
 
     def rate_at(self, step: int) -> float:
@@ -200,7 +200,7 @@ class PairData:
         else:
             self.trained, self.held_out = np.arange(count), np.arange(count, len(self.captioned.ids))
         if training.batch_size > len(self.trained):
-            found = f"more than the {len(self.trained):,} images to train on"
+            found = f"is more than the {len(self.trained):,} images to train on"
             raise wrong_option("batch_size", training.batch_size, found, "pass a smaller one")
         if len(self.held_out) == 1:
             raise ValueError(
@@ -235,7 +235,7 @@ class PairData:
                 if positives is None:
                     found = "is no folder of positives"
                 fix = "pass a folder that `capeval augment` made as `--positives`, or 0 to train without them"
-                found = f"a weight of generated {what}, but there {found}"
+                found = f"is a weight of generated {what}, but there {found}"
                 problems.add(wrong_option(name, weight, found, fix))
         problems.raise_if_any()
 
@@ -393,7 +393,7 @@ def train_pacs(training: PacsTraining, data: PairData, out: Path, *, report: Rep
         training = replace(training, prompt=prompt)
         world = accelerator.num_processes
         if training.batch_size % world:
-            found = f"no multiple of the {world} processes"
+            found = f"is no multiple of the {world} processes"
             raise wrong_option("batch_size", training.batch_size, found, "pass one that is")
         stamp: dict[str, Any] = {
             **training.stamp(),

@@ -36,20 +36,20 @@ def open_tagger(name: str) -> Tagger:
     if kind not in _TAGGERS or (colon and (not model or kind != "spacy")):
         known = ", ".join(map(repr, _TAGGERS))
         expected = f"expected {known}, or 'spacy:' with the name or folder of a pipeline"
-        raise wrong_option("tagger", name, "", expected + did_you_mean(kind, _TAGGERS), verb="")
+        raise wrong_option("tagger", name, "", expected + did_you_mean(kind, _TAGGERS))
     try:
         tagger: Tagger = _TAGGERS[kind](*[model] * bool(model))
         return tagger
     except ImportError as error:
         fix = install_command("train")
-        raise wrong_option("tagger", name, f"the package {kind}", fix, verb="needs") from error
+        raise wrong_option("tagger", name, f"needs the package {kind}", fix) from error
     except (LookupError, OSError, ValueError) as error:  # its data, a package or a folder
-        found = f"data that cannot be opened ({' '.join(str(error).split())[:300]})"
+        found = f"needs data that cannot be opened ({' '.join(str(error).split())[:300]})"
         fix = f"python -m nltk.downloader {NLTK_DATA}"
         if kind == "spacy":
             download = f"`python -m spacy download {model or SPACY_MODEL}`"
             fix = f"{download}, or the folder of a saved one in 'spacy:FOLDER'"
-        raise wrong_option("tagger", name, found, fix, verb="needs") from error
+        raise wrong_option("tagger", name, found, fix) from error
 
 
 class _SpacyTagger(Tagger):

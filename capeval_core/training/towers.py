@@ -214,7 +214,8 @@ class AdaptedClip(_Trained):
         super().__init__(tensors, training.temperature)
         clip = _frozen_clip(config, tensors)
         if not isinstance(clip.visual, VisionTransformer):
-            raise wrong_option("lora", training.lora, "only for ViTs: these weights are a ResNet's", "pass 0")
+            found = "is only for ViTs: these weights are a ResNet's"
+            raise wrong_option("lora", training.lora, found, "pass 0")
         self._targets: dict[str, Tensor] = {}
         adapters: list[nn.Parameter] = []
         with torch.random.fork_rng(devices=[]):

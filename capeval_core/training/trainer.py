@@ -91,22 +91,22 @@ class Training(Settings):
         resolve_device(self.device)
         problems = Problems()
 
-        def wrong(name: str, found: str, fix: str, verb: str = "is") -> None:
-            problems.add(wrong_option(name, getattr(self, name), found, fix, verb=verb))
+        def wrong(name: str, found: str, fix: str) -> None:
+            problems.add(wrong_option(name, getattr(self, name), found, fix))
 
         if not self.start:
-            wrong("start", "missing", "pass the weights to start from")
+            wrong("start", "is missing", "pass the weights to start from")
         for name, _ in self.lengths.values():
             if (most := getattr(self, name)) and self.warmup >= most:
-                wrong("warmup", f"not below the {most:,} of {name}", "pass fewer")
+                wrong("warmup", f"is not below the {most:,} of {name}", "pass fewer")
         for name in self.shares:
             if not getattr(self, name) < 1:
-                wrong(name, "", "expected less than 1", verb="")
+                wrong(name, "", "expected less than 1")
         if self.tracker is not None:
             from accelerate.tracking import get_available_trackers
 
             if self.tracker not in (known := list(map(str, get_available_trackers()))):
-                found = "no tracker of accelerate whose package is installed"
+                found = "is no tracker of accelerate whose package is installed"
                 wrong("tracker", found, f"install it, or pass one of these: {', '.join(known) or 'none'}")
         problems.raise_if_any()
 

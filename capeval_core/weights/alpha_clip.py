@@ -55,7 +55,7 @@ class AlphaClipConversion(Conversion):
         if self.zero_mask:
             if self.base is not None:
                 found = "with zero_mask the checkpoint is the plain CLIP"
-                raise wrong_option("base", fspath(self.base), found, "pass no base", verb="")
+                raise wrong_option("base", fspath(self.base), found, "pass no base")
             name, base = path.name, self._base_file(path, empty)
             kernel = base.tensors[_CLIP_KERNEL]
             tensors = {**base.tensors, f"visual.{_KERNEL}": torch.zeros_like(kernel[:, :1])}
@@ -131,12 +131,12 @@ class AlphaClipConversion(Conversion):
         if folder.tensor_file.name == OPEN_CLIP_TENSORS:
             config = translate_open_clip(config)
         if config.get("encoder") != "clip":
-            kind = f"weights of encoder {config.get('encoder')!r}, expected those of a CLIP"
-            raise wrong_option("base", name, kind, verb="holds")
+            kind = f"holds weights of encoder {config.get('encoder')!r}, expected those of a CLIP"
+            raise wrong_option("base", name, kind)
         heads = config["architecture"]["text"].get("heads")
         for own, value in (("activation", config.get("activation")), ("text_heads", heads)):
             if getattr(self, own) not in (None, value):
-                other = f"not what {setting('base', name)} says, {value!r}"
+                other = f"is not what {setting('base', name)} says, {value!r}"
                 raise wrong_option(own, getattr(self, own), other, "leave it out")
         notes: list[str] = []
         return folder.name, Release(config, self.typed(folder.tensors(), notes), notes)

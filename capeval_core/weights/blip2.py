@@ -71,7 +71,7 @@ class Blip2Conversion(BertConversion):
         tower = read_checkpoint(file)
         blocks = [int(block[1]) for name in tower if (block := re.match(r"blocks\.(\d+)\.", name))]
         if not blocks:
-            raise wrong_option("vision", self.vision, f"no such tower: it holds {name_some(tower)}")
+            raise wrong_option("vision", self.vision, f"is no such tower: it holds {name_some(tower)}")
         last = f"blocks.{max(blocks)}."
         notes.append(f"image tower: of {file.name}, without its last block, as BLIP-2 uses it")
         return content | {

@@ -227,7 +227,7 @@ def _read_resnet(shapes: Shapes, head_width: int | None) -> dict[str, Any]:
 def head_width_of(width: int, own: int) -> int:
     """The width of the heads of an image tower, which must share its width."""
     if width % own:
-        raise wrong_option("head_width", own, f"the width {width} of the image tower", verb="does not divide")
+        raise wrong_option("head_width", own, f"does not divide the width {width} of the image tower")
     return own
 
 

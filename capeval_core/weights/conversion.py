@@ -300,7 +300,7 @@ class BertConversion(Conversion):
         if added and len(words) == rows - 1 and added not in words:
             words.append(added)
         if len(words) != rows:
-            found = f"{len(words)} words, but the model has {rows}"
+            found = f"has {len(words)} words, but the model has {rows}"
             found += f", {added} included" if added else ""
-            raise wrong_option("vocabulary", self.vocabulary, found, f"pass that of {bert}", verb="has")
+            raise wrong_option("vocabulary", self.vocabulary, found, f"pass that of {bert}")
         return words

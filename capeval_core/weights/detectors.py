@@ -55,7 +55,7 @@ class _DetectorConversion(Conversion):
         path = Path(self.release_config)
         if not path.is_file():
             fix = f"pass the {name} of the release, which lies beside its checkpoint"
-            raise wrong_option("release_config", str(path), "no file", fix)
+            raise wrong_option("release_config", str(path), "is no file", fix)
         try:
             content = yaml.safe_load(path.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:

@@ -112,11 +112,10 @@ def open_weights(weights: str | os.PathLike[str], *, metric: str, tiny: str) -> 
         return _read(path, path.resolve().name, None, metric)
     if path.is_file():
         fix = f"convert it with `capeval convert {metric} {name} --out FOLDER` and pass the folder"
-        raise wrong_option("weights", name, "a file", fix, kind=WeightsError)
+        raise wrong_option("weights", name, "is a file", fix, kind=WeightsError)
     if not _may_be_on_the_hub(name):
-        found = (
-            f"neither a folder, nor a Hub id (org/name[@revision]), nor 'tiny'{_did_you_mean(name, metric)}"
-        )
+        known = "a folder, nor a Hub id (org/name[@revision]), nor 'tiny'"
+        found = f"is neither {known}{_did_you_mean(name, metric)}"
         raise wrong_option("weights", name, found, kind=WeightsError)
 
     def unavailable(repository: str, reason: str) -> Exception:

@@ -63,7 +63,7 @@ def build(name: str, weights: str | os.PathLike[str] | None = None, *, media: st
     offered = [medium for medium in media_of(name) if medium in readable]
     if media is not None and media not in offered:
         fix = f"choose {' or '.join(map(repr, offered))}" if offered else "leave the option out"
-        raise wrong_option("media", media, f"not what a page of {name} takes here", fix)
+        raise wrong_option("media", media, f"is not what a page of {name} takes here", fix)
     offered.sort(key=lambda medium: medium != media)
     scorers = {medium: Scorer(name, chosen, medium) for medium in offered}
     title, seconds = metric_class(name).title, (LIMITS.page_seconds_between, LIMITS.page_seconds_kept)

@@ -64,14 +64,14 @@ def plan_shards(inputs: Sequence[str], output: str) -> list[Planned]:
     """The shards that patterns (with `*`, `?`, `[...]`, `**`) match, by name, each with its target."""
     folder, problems = Place.of("output", output), Problems()
     if folder.is_local and Path(folder.path).is_file():
-        problems.add(wrong_option("output", output, "a file", "pass a folder"))
+        problems.add(wrong_option("output", output, "is a file", "pass a folder"))
     planned: dict[str, str] = {}  # source by target
     for pattern in inputs:
         sources = [one for one in Place.of("input", pattern).matching() if one.name[0] != "."]
         if not sources:
-            problems.add(wrong_option("input", pattern, "no file matches", "check the path", verb=""))
+            problems.add(wrong_option("input", pattern, "no file matches", "check the path"))
         if any(one.parent.identity == folder.identity for one in sources):
-            found, fix = "the folder of the input", "choose another folder for the scores"
+            found, fix = "is the folder of the input", "choose another folder for the scores"
             problems.add(wrong_option("output", output, found, fix))
         for source in sources:
             target = folder.child(stem_of(source.name) + ".parquet")
@@ -234,7 +234,7 @@ def _connected(workers: int, gpus: float | None, address: str | None) -> Iterato
         each = share if gpus is None else gpus
         if folder is not None and each > there:  # no worker would ever start
             found, fix = f"there are {there} GPUs", "lower it, or leave it out"
-            raise wrong_option("gpus_per_worker", each, found, fix, verb="")
+            raise wrong_option("gpus_per_worker", each, found, fix)
         yield each
     finally:
         if mine:
@@ -265,7 +265,7 @@ def merge_shards(folder: str | PathLike[str], target: str | PathLike[str]) -> in
     outputs, end = _outputs_in(folder), Place.of("target", target)
     if end.identity.rpartition("/")[0] == outputs[0].parent.identity or not end.name.endswith(".parquet"):
         fix = "name a file elsewhere that ends in .parquet"
-        raise wrong_option("target", end.address, "one of the shards, or no table by its name", fix)
+        raise wrong_option("target", end.address, "is one of the shards, or no table by its name", fix)
     if end.filesystem.exists(end.path):
         read_note(end, _MERGED)  # nothing else is replaced
     problems = Problems()
@@ -402,7 +402,7 @@ def score_histogram(folder: str | PathLike[str], *, keep: float | None = None) -
     keep: a share between 0 and 1, such as 0.3: rows with `score >= threshold` are the best 30%.
     """
     if keep is not None and not (isinstance(keep, (int, float)) and 0 < keep <= 1):
-        raise wrong_option("keep", keep, "", "expected a share above 0, at most 1, such as 0.3", verb="")
+        raise wrong_option("keep", keep, "", "expected a share above 0, at most 1, such as 0.3")
     outputs = _outputs_in(folder)
     failed = sum(read_note(output)["failed"] for output in outputs)
     with _on_disk(outputs, "score", pa.Array.drop_null, np.float64) as scores:

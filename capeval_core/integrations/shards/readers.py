@@ -65,7 +65,7 @@ class Place:
         try:
             return cls(*fsspec.core.url_to_fs(os.fspath(value)))
         except (ImportError, ValueError) as error:  # says which package is to be installed, or what is known
-            raise wrong_option(argument, value, f"no address that can be opened ({error})") from error
+            raise wrong_option(argument, value, f"is no address that can be opened ({error})") from error
 
     @property
     def is_local(self) -> bool:
@@ -169,7 +169,7 @@ def check_columns(columns: Mapping[str, str] | None) -> dict[str, str]:
     for role in chosen:
         if role not in NAMES:
             fix = f"expected some of {', '.join(NAMES)}{did_you_mean(str(role), NAMES)}"
-            raise wrong_option("columns", chosen, f"a key {role!r}", fix, verb="has")
+            raise wrong_option("columns", chosen, f"has a key {role!r}", fix)
     return chosen
 
 

@@ -72,10 +72,10 @@ class BatchScorer:
             chosen = self.metric_class.Options.of(metric, options)
         else:
             fix = 'expected a name ("pacs"), with options, or a metric of capeval_core.load(...), without'
-            raise wrong_option("metric", metric, described(metric), fix, kind=TypeError)
+            raise wrong_option("metric", metric, f"is {described(metric)}", fix, kind=TypeError)
         if chosen.rows is not None:
             fix = "leave it out: a shard's own output keeps its scores"
-            raise wrong_option("rows", chosen.rows, "not for rows that are scored one by one", fix)
+            raise wrong_option("rows", chosen.rows, "is not for rows that are scored one by one", fix)
         chosen.check_separable(self.metric_class)
         self.options = replace(chosen, on_error="nan", evidence=False)
         self.options.check(self.metric_class)
@@ -224,7 +224,7 @@ def score_shard(
     """
     begin, end, chosen = Place.of("source", source), Place.of("target", target), check_columns(columns)
     if begin.identity == end.identity:
-        raise wrong_option("target", end.address, "the source", "name another file")
+        raise wrong_option("target", end.address, "is the source", "name another file")
     given: Any = metric  # a scorer that is ready, if it has all its options
     scorer = given if isinstance(given, BatchScorer) and not options else BatchScorer(given, **options)
     format_of(begin)
