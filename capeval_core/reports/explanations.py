@@ -16,19 +16,23 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from markupsafe import Markup
-from PIL.Image import Image
+from PIL import Image, ImageDraw
 
 from capeval_core.errors import minus
 from capeval_core.inputs.boxes import BoxFeatures
-from capeval_core.phrases.spans import Span, wrong_words
+from capeval_core.phrases.spans import wrong_words
 from capeval_core.regions.features import THRESHOLD
+from capeval_core.regions.regions import Regions
 from capeval_core.reports.figures import (
     TERMS,
-    draw_boxes,
     draw_matches,
+    draw_picture,
+    outlined,
     outside_text,
     region_colour,
+    score_lines,
     threshold_text,
 )
 
@@ -39,7 +43,7 @@ DIGITS = 3
 TINY_KNOWS = (
     "tiny knows nothing but drawn scenes of coloured shapes: its score of anything else means nothing."
 )
-Draw = Callable[[Callable[[int], Image] | None, str], str]
+Draw = Callable[[Callable[[int], Image.Image] | None, str], str]
 """An `<img>` of a picture of at most so many pixels across, with its description; "" without a picture."""
 _OVERLAY = 1040  # pixels of an outlined image's width: twice what it has on a desk, for dense screens
 _FRAME = _NARROWEST = 320
@@ -51,7 +55,7 @@ class DrawnExplanation(dict[str, Any]):
     """The explanation of a score: texts and numbers, and `plot()`, which draws them."""
 
     @abstractmethod
-    def plot(self, width: int = ...) -> Image:
+    def plot(self, width: int = ...) -> Image.Image:
         """The explanation as an image, `width` pixels wide.
 
         Raises:
@@ -89,29 +93,26 @@ class BoxExplanation(DrawnExplanation):
         super().__init__(content)
         self._visual = visual
 
-    def plot(self, width: int = 880) -> Image:
-        """Score, caption and the image with its boxes, the surest on top; ValueError without an image."""
+    def plot(self, width: int = 880) -> Image.Image:
+        """Score, caption and the image with the boxes that count; ValueError without an image."""
         self.check_drawable(width)
-        score = 1 / (1 + math.exp(-self["logit"]))
-        title = f"UMIC {score:.3f} (logit {self['logit']:.3f})"
-        return draw_boxes(self, self._load(), title, confident(self["boxes"]), width)
+        overlay = self.overlay(1000)
+        score, logit = 1 / (1 + math.exp(-self["logit"])), f"logit {self['logit']:.3f}"
+        return draw_picture(score_lines("UMIC", score, logit, [(self["caption"], False)]), overlay, width)
 
-    @property
-    def size(self) -> tuple[int, int]:
-        """Width and height in pixels of the image."""
-        return self._load().size
-
-    def picture(self, width: int) -> Image:
-        """The image alone, at most `width` pixels wide."""
-        image = self._load().convert("RGB")
-        image.thumbnail((width, width))
-        return image
-
-    def _load(self) -> Image:
+    def overlay(self, width: int = 1280) -> Image.Image:
+        """The image with its boxes outlined, but for those of which the detector is not sure."""
+        self.check_drawable(width)
         if self._visual.medium != "image":
             raise ValueError(f"there are only box features of {self['image']}, and no image to draw")
-        image: Image = self._visual.load()
-        return image
+        image = self._visual.load()
+        masks = []
+        for place in confident(self["boxes"]):
+            mask = Image.new("1", image.size)
+            ImageDraw.Draw(mask).rectangle(tuple(self["boxes"][place]["box"]), fill=1)
+            masks.append(np.asarray(mask))
+        regions = Regions.of(masks, size=(image.height, image.width))
+        return outlined(image, regions, [False] * len(regions), width, (0, 0, *image.size))
 
 
 def box_notes(boxes: BoxFeatures) -> list[dict[str, Any]]:
@@ -130,7 +131,7 @@ class MatchExplanation(DrawnExplanation):
     the position of the reference with the highest F; and `error`, the reason where there is no score.
     """
 
-    def plot(self, width: int = 1440, *, reference: int | None = None) -> Image:
+    def plot(self, width: int = 1440, *, reference: int | None = None) -> Image.Image:
         """The cosines of the caption's words with those of a reference (by position; None: the best one) as a
         heat map. A frame marks the word that each caption word met, a dot the one of each reference word.
 
@@ -178,6 +179,21 @@ def number(value: float, digits: int = DIGITS) -> str:
     return minus(f"{round(value, digits) + 0.0:.{digits}f}")  # + 0.0: no sign where 0 is shown
 
 
+def round_ticks(low: float, high: float) -> list[float]:
+    """The ends and some places between of an axis with round numbers that shows values from low to high.
+
+    >>> round_ticks(0.03, 0.41), round_ticks(2, 2)
+    ([0.0, 0.1, 0.2, 0.30000000000000004, 0.4, 0.5], [2.0, 2.5, 3.0, 3.5, 4.0])
+    """
+    span = high - low
+    if span <= 1e-9 * max(abs(low), abs(high)):  # what rounding leaves of equal values
+        span = abs(high) or 1.0
+    size = 10.0 ** math.floor(math.log10(span / 5))
+    step = next(factor * size for factor in (1, 2, 2.5, 5, 10) if factor * size >= span / 5 - 1e-12)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [step * place for place in range(first, max(last, first + 1) + 1)]
+
+
 def confident(notes: Sequence[Mapping[str, Any]]) -> list[int]:
     """The boxes to outline: not those that only make up the least number, below the detector's threshold.
 
@@ -186,14 +202,6 @@ def confident(notes: Sequence[Mapping[str, Any]]) -> list[int]:
     ([0], [0])
     """
     return [i for i, note in enumerate(notes) if note["confidence"] is None or note["confidence"] > THRESHOLD]
-
-
-def wrong_spans(evidence: Mapping[str, Any]) -> list[Span]:
-    """The words of a caption to mark: those of its mistakes that no right phrase contains."""
-    judged = [note for note in evidence["phrases"] if note["judged"]]
-    wrong = [note["phrase"] for note in judged if note["mistake"]]
-    right = [note["phrase"] for note in judged if not note["mistake"]]
-    return wrong_words(evidence["caption"], wrong, right)
 
 
 # as HTML
@@ -207,21 +215,21 @@ def template(name: str) -> Any:
     loader = PackageLoader("capeval_core.reports")
     environment = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.tests["readable"] = _is_word
-    helpers = (number, best_frames, confident, threshold_text, outside_text, marked, colour)
+    helpers = (number, best_frames, confident, threshold_text, outside_text, marked, region_colour)
     environment.globals |= {helper.__name__: helper for helper in helpers}
     environment.globals |= {"terms": TERMS, "threshold": THRESHOLD}
     return environment.get_template(f"{name}.html.j2")
 
 
 def drawing(
-    picture: Callable[[int], Image] | None, text: str, width: int = _OVERLAY, quality: int = 90
+    picture: Callable[[int], Image.Image] | None, text: str, width: int = _OVERLAY, quality: int = 90
 ) -> str:
     """A picture as a JPEG of so many pixels; "" without one, as for evidence that came from a file."""
     data = jpeg(picture(width), quality=quality, subsampling=0) if picture else ""
     return data and Markup('<img src="data:image/jpeg;base64,{}" alt="{}">').format(data, text)
 
 
-def jpeg(image: Image, **settings: int) -> str:
+def jpeg(image: Image.Image, **settings: int) -> str:
     """An image as a JPEG, in base64."""
     written = BytesIO()
     image.save(written, "JPEG", **settings)
@@ -258,14 +266,13 @@ def _is_word(text: str) -> bool:
 
 
 def marked(evidence: Mapping[str, Any]) -> list[tuple[str, bool]]:
-    """The caption in pieces, and whether each is wrong."""
+    """The caption in pieces, and whether each is wrong: a word of a mistake that no right phrase contains."""
     text, end, pieces = evidence["caption"], 0, []
-    for span in wrong_spans(evidence):
+    judged = [note for note in evidence["phrases"] if note["judged"]]
+    wrong, right = (
+        [note["phrase"] for note in judged if note["mistake"] is which] for which in (True, False)
+    )
+    for span in wrong_words(text, wrong, right):
         pieces += [(text[end : span.start], False), (text[span.start : span.end], True)]
         end = span.end
     return [*pieces, (text[end:], False)]
-
-
-def colour(index: int, unmentioned: bool = False) -> str:
-    """The colour of a region, for CSS."""
-    return f"--region:{region_colour(index, unmentioned)}"

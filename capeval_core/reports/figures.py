@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import textwrap
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw, ImageFilter, ImageFont, ImageOps
+from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
 from capeval_core.project import needs
 from capeval_core.regions import rle
@@ -89,13 +89,13 @@ def outlined(
     edges: list[_Points] = [np.empty((0, 2))] * len(regions)
     colours = [region_colour(index, missed) for index, missed in enumerate(unmentioned)]
     for index in np.argsort(-regions.areas, kind="stable").tolist():  # small ones lie on large ones
-        band = _band(rle.decode(regions.runs[index], regions.size), drawn.size, scale)
+        band, place = _band(rle.decode(regions.runs[index], regions.size), drawn.size, scale)
         for reach, shade in ((_CASING, "white"), (_EDGE, colours[index])):
             alpha = np.clip((reach - band) / 12, 0, 1) * 255
             if unmentioned[index] and reach == _EDGE:
                 alpha *= (np.indices(alpha.shape) // round(_DASH * scale)).sum(axis=0) % 2
-            drawn.paste(shade, mask=Image.fromarray(alpha.astype(np.uint8)))
-        edges[index] = np.argwhere(band < _EDGE)[:, ::-1].astype(np.float64)
+            drawn.paste(shade, place, Image.fromarray(alpha.astype(np.uint8)))
+        edges[index] = np.argwhere(band < _EDGE)[:, ::-1] + np.array(place[:2], float)
     radius, draw = scale * (11 if len(regions) < 20 else 9), ImageDraw.Draw(drawn)
     for number, (left, top) in enumerate(_place_badges(edges, drawn.size, radius)):
         for half, fill in ((1.14 * radius, "white"), (radius, colours[number])):
@@ -105,14 +105,14 @@ def outlined(
     return drawn.resize((drawn.width // 2, drawn.height // 2), Image.Resampling.LANCZOS)
 
 
-def _band(mask: NDArray[np.bool_], size: tuple[int, int], scale: float) -> _Points:
-    """How far each pixel is from the mask's edge: 0 on it, up to 128."""
+def _band(mask: NDArray[np.bool_], size: tuple[int, int], scale: float) -> tuple[_Points, tuple[int, ...]]:
+    """How far each pixel around a mask is from its edge: 0 on it, up to 128; and where these pixels are."""
     shares = Image.fromarray(mask.astype(np.uint8) * 255).resize(size, Image.Resampling.BILINEAR)
-    edge = round(4 * _SOFT * scale)
-    padded = ImageOps.expand(shares, edge).filter(ImageFilter.GaussianBlur(_SOFT * scale))
-    soft = np.asarray(ImageOps.crop(padded, edge), dtype=np.float64)
+    edge, (x0, y0, x1, y1) = round(4 * _SOFT * scale), shares.getbbox() or (0, 0, 1, 1)
+    place = x0 - edge, y0 - edge, x1 + edge, y1 + edge
+    soft = np.asarray(shares.crop(place).filter(ImageFilter.GaussianBlur(_SOFT * scale)), dtype=np.float64)
     most = soft.max(initial=1.0)
-    return np.abs(soft * (255 / most if most < 200 else 1) - 127.5)  # a thin mask is blurred away
+    return np.abs(soft * (255 / most if most < 200 else 1) - 127.5), place  # a thin mask is blurred away
 
 
 def _place_badges(regions: Sequence[_Points], size: tuple[int, int], radius: float) -> _Points:
@@ -238,47 +238,55 @@ def draw_curves(panels: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]
     return _drawn(_WIDTH, 230 * max(len(panels), 1), draw)
 
 
-# explanations
+# explanations: lines of text, with an image or a chart beside or below them
+
+_SCORE, _CAPTION, _HEADING, _TITLE, _ROW, _LEGEND = 28.0, 13.0, 11.0, 10.5, 9.5, 8.0
+"""Sizes of letters."""
+_BOLD = (_SCORE, _HEADING)
+_COLUMN, _WIDE, _NARROW = 520, 720, 760  # pixels: of a column, of a chart, of a picture of one column
+_TITLES = {"hice_s": "HICE-S", "refhice_s": "RefHICE-S"}
+_PARTS = ("gitc", "litc", "precision", "recall", "gttc", "lttc")
+Line = tuple[float, Sequence[tuple[str, str]]]
+"""The size of the letters of a line, and its pieces with their colours."""
 
 
-def _wrapped(text: str, width: int = 84, lines: int = 3) -> list[str]:
-    return textwrap.wrap(text, width, max_lines=lines, placeholder=" …")
-
-
-def _explained(title: Sequence[str], height: float, draw: Callable[[Any], None], width: int) -> Image.Image:
-    """A drawing of this height below the lines of its title."""
-    above = 20 * len(title) + 24
+def _explained(
+    lines: Iterable[Line], size: tuple[float, float], draw: Callable[[Any], None], width: int, beside: bool
+) -> Image.Image:
+    """Lines beside a drawing of this size, or above it."""
+    (across, height), lines = size, list(lines)
+    text = 24 + sum(2.2 * letters for letters, _ in lines)
 
     def whole(figure: Any) -> None:
-        head, body = figure.subfigures(2, 1, height_ratios=[above, height])
-        head.text(0.02, 0.9, "\n".join(title), va="top", size=11)
+        from matplotlib.offsetbox import AnchoredOffsetbox, HPacker, TextArea, VPacker
+
+        shape: Any = {"ncols": 2} if beside else {"nrows": 2, "height_ratios": [text, height]}
+        body, head = figure.subfigures(**shape)[:: 1 if beside else -1]
         draw(body)
+        rows: list[Any] = []
+        for letters, pieces in lines:
+            style = {"size": letters, "weight": "bold" if letters in _BOLD else "normal"}
+            texts: list[Any] = [TextArea(piece, textprops=style | {"color": ink}) for piece, ink in pieces]
+            rows.append(HPacker(children=texts, pad=0, sep=6))
+        place: Any = {"bbox_to_anchor": (0, 0, 1, 1), "bbox_transform": head.transSubfigure}
+        column = VPacker(children=rows, pad=8, sep=4)
+        head.add_artist(AnchoredOffsetbox("upper left", child=column, frameon=False, pad=0, **place))
 
-    return _drawn(720, above + height, whole, width)
+    total = (2 * across, max(text, height)) if beside else (across, text + height)
+    return _drawn(*total, whole, width)
 
 
-def draw_boxes(
-    note: Mapping[str, Any], image: Image.Image, title: str, places: Sequence[int], width: int
-) -> Image.Image:
-    """The image with these of its boxes outlined and numbered, the first on top, below score and caption."""
+def draw_picture(lines: Iterable[Line], image: Image.Image, width: int) -> Image.Image:
+    """An outlined image with lines of text beside it, above it where there is little room."""
 
     def draw(figure: Any) -> None:
-        from matplotlib.patches import Rectangle
-        from matplotlib.patheffects import withStroke
+        axes = figure.subplots()
+        axes.imshow(image, interpolation="antialiased")
+        axes.axis("off")
+        axes.set_anchor("N")
 
-        ax = figure.subplots()
-        ax.imshow(image, interpolation="bilinear")
-        ax.axis("off")
-        badge: Any = {"color": "white", "size": 9, "weight": "bold", "ha": "center", "va": "center"}
-        for place in reversed(places):
-            x0, y0, x1, y1 = note["boxes"][place]["box"]
-            shade, edge = region_colour(place), [withStroke(linewidth=4, foreground="white")]
-            line: Any = {"fill": False, "edgecolor": shade, "linewidth": 2, "path_effects": edge}
-            ax.add_patch(Rectangle((x0, y0), x1 - x0, y1 - y0, **line))
-            ax.text(x0, y0, place + 1, bbox={"boxstyle": "circle", "fc": shade, "ec": "white"}, **badge)
-
-    lines = [title, *_wrapped(note["caption"])]
-    return _explained(lines, 700 * min(image.height / image.width, 2), draw, width)
+    size = _COLUMN, min(image.height / image.width, 1.1) * _COLUMN
+    return _explained(lines, size, draw, width, beside=width >= _NARROW)
 
 
 def draw_matches(caption: str, title: str, note: Mapping[str, Any], width: int) -> Image.Image:
@@ -309,12 +317,11 @@ def draw_matches(caption: str, title: str, note: Mapping[str, Any], width: int) 
             if row == np.argmax(cosines[:, column]):
                 ax.plot(column + 0.9, row + 0.16, "o", markersize=2.5, **style)
             if column == np.argmax(cosines[row]):
-                frame = Rectangle((column, row), 1, 1, fill=False, edgecolor=INK, zorder=3)
-                ax.add_patch(frame)
+                ax.add_patch(Rectangle((column, row), 1, 1, fill=False, edgecolor=INK, zorder=3))
         _note(figure, f"{scores}; frame: best for the caption's word, dot: best for the reference's")
 
-    lines = [title, _cut(caption, 88), _cut(note["reference"], 88)]
-    return _explained(lines, 26 * len(rows) + 102, draw, width)
+    lines = [(_TITLE, [(_cut(text, 88), INK)]) for text in (title, caption, note["reference"])]
+    return _explained(lines, (_WIDE, 26 * len(rows) + 102), draw, width, beside=False)
 
 
 def draw_frames(
@@ -323,22 +330,21 @@ def draw_frames(
     frames: Mapping[int, tuple[Image.Image | None, str]],
     width: int,
 ) -> Image.Image:
-    """The cosine of a caption with each frame as a curve; its best frames with their words."""
+    """The cosine of a caption with each frame as a curve; its best frames, at most six, with their words."""
     texts = [_wrapped(text, 20, 8) for _, text in frames.values()]
     tall = max((image.height / image.width for image, _ in frames.values() if image), default=0.75)
-    strip = min(tall, 2.0) * 110 + 14 * max(map(len, texts)) + 34 if frames else 0
+    strip = min(tall, 2.0) * 110 + 14 * max(map(len, texts)) + 34
 
     def draw(figure: Any) -> None:
-        parts = figure.subfigures(2, 1, height_ratios=[200, strip]) if frames else [figure]
-        ax = parts[0].subplots()
-        heading = "cosine of the whole caption with each frame"
-        ax.set_title(heading, color=FAINT, weight="normal", size=8.5)
+        above, below = figure.subfigures(2, 1, height_ratios=[200, strip])
+        ax = above.subplots()
+        ax.set_title("cosine of the whole caption with each frame", color=FAINT, weight="normal", size=8.5)
         ax.plot(cosines, linewidth=1.6)
         marked = [frame for frame in frames if len(cosines) > 1] or [0]
         ax.plot(marked, [cosines[frame] for frame in marked], "o", color="C0", clip_on=False)
         ax.set_ylim(bottom=min(0.0, *cosines))
         ax.locator_params(axis="x", integer=True)
-        row = parts[1].subplots(1, 6) if frames else ()
+        row = below.subplots(1, 6)
         for ax in row:
             ax.axis("off")
         for ax, (frame, (image, _)), lines in zip(row, frames.items(), texts, strict=False):
@@ -347,89 +353,58 @@ def draw_frames(
             words = "\n".join([f"frame {frame}", *lines])
             ax.text(0, -0.06, words, transform=ax.transAxes, va="top", size=7.5, linespacing=1.35)
 
-    return _explained(_wrapped(caption), 200 + strip, draw, width)
+    lines = [(_TITLE, [(line, INK)]) for line in _wrapped(caption, 84, 3)]
+    return _explained(lines, (_WIDE, 200 + strip), draw, width, beside=False)
 
 
-_COLUMN, _SIDE, _NARROW = 500, 32, 760  # pixels: of a column of a card, beside columns, with one column
-_TITLES = {"hice_s": "HICE-S", "refhice_s": "RefHICE-S"}
-_PARTS = ("gitc", "litc", "precision", "recall", "gttc", "lttc")
-_SCORE, _CAPTION, _HEADING, _ROW = 28.0, 13.0, 11.0, 9.5  # sizes of letters
-
-
-def draw_card(
-    note: Mapping[str, Any], image: Image.Image, caption: Sequence[tuple[str, bool]], width: int
-) -> Image.Image:
-    """An explanation of HICE-S: the outlined image, and score, caption, phrases and regions in words.
-
-    caption: its pieces, and whether each is wrong.
-    """
-    lines, legend = list(_card_lines(note, caption)), textwrap.wrap(_legend(note), 84)
-    high = min(_COLUMN * image.height / image.width, 1.1 * _COLUMN)
-    left, right = high + 18 * len(legend) + 40, sum(2.2 * size for size, *_ in lines)
-    narrow = width < _NARROW
-
-    def draw(figure: Any) -> None:
-        from matplotlib.offsetbox import AnchoredOffsetbox, HPacker, TextArea, VPacker
-
-        shape: Any = {"nrows": 2, "height_ratios": [left, right]} if narrow else {"ncols": 2}
-        picture, text = figure.subplots(**shape)
-        picture.imshow(image, interpolation="antialiased")
-        picture.spines[:].set_visible(False)
-        picture.set(xticks=(), yticks=(), anchor="NW")
-        picture.set_xlabel("\n".join(legend), loc="left", size=8)
-        text.axis("off")
-        rows: list[Any] = []
-        for size, *words in lines:
-            style = {"size": size, "weight": "bold" if size in (_SCORE, _HEADING) else "normal"}
-            texts: list[Any] = [TextArea(word, textprops=style | {"color": ink}) for word, ink in words]
-            rows.append(HPacker(children=texts, pad=0, sep=6))
-        column = VPacker(children=rows, pad=0, sep=4)
-        text.add_artist(AnchoredOffsetbox("upper left", child=column, frameon=False, pad=0, borderpad=0))
-
-    across, height = (_COLUMN, left + right) if narrow else (2 * _COLUMN, max(left, right))
-    return _drawn(across + 2 * _SIDE, height + 2 * _SIDE, draw, width)
-
-
-def _card_lines(note: Mapping[str, Any], caption: Sequence[tuple[str, bool]]) -> Iterator[Any]:
-    """What is written on a card: per line the size of its letters, and texts with their colours."""
-    key = next(name for name in _TITLES if name in note)
-    parts = [f"{TERMS.get(name, name)} {note[name]:.2f}" for name in _PARTS if name in note]
-    yield _ROW, (_TITLES[key], FAINT)
-    yield _SCORE, (f"{note[key]:.3f}", INK)
-    yield _ROW, ("   ".join(parts), FAINT)
+def score_lines(title: str, score: float, parts: str, caption: Iterable[tuple[str, bool]]) -> Iterator[Line]:
+    """A score with its parts, and the caption in pieces, and whether each is wrong."""
+    yield _ROW, [(title, FAINT)]
+    yield _SCORE, [(f"{score:.3f}", INK)]
+    yield _ROW, [(parts, FAINT)]
     words = [(word, _WRONG if wrong else INK) for text, wrong in caption for word in text.split()]
     plain = " ".join(word for word, _ in words)
     for line in textwrap.wrap(plain, 46, break_long_words=False, break_on_hyphens=False):
         own, words = words[: len(line.split())], words[len(line.split()) :]
-        yield _CAPTION, *own
-    yield _HEADING, ("Phrases: precision, best region", INK)
+        yield _CAPTION, own
+
+
+def card_lines(note: Mapping[str, Any], caption: Iterable[tuple[str, bool]]) -> Iterator[Line]:
+    """An explanation of HICE-S: score, caption, phrases, references and regions."""
+    key = next(name for name in _TITLES if name in note)
+    parts = [f"{TERMS.get(name, name)} {note[name]:.2f}" for name in _PARTS if name in note]
+    yield from score_lines(_TITLES[key], note[key], "   ".join(parts), caption)
+    yield _HEADING, [("Phrases: precision, best region", INK)]
     for own in note["phrases"]:
         sign, ink = ("✗", _WRONG) if own["mistake"] else ("✓", _RIGHT) if own["judged"] else ("–", FAINT)
         where = "whole image" if own["region"] is None else f"region {own['region'] + 1}"
-        yield _ROW, (f"{sign}  {own['precision']:.2f}  {_cut(own['phrase'], 48)}: {where}", ink)
+        yield _ROW, [(f"{sign}  {own['precision']:.2f}  {_cut(own['phrase'], 48)}: {where}", ink)]
     if note.get("compared"):
-        yield _HEADING, ("References: gTTC, lTTC (●: chosen)", INK)
+        yield _HEADING, [("References: gTTC, lTTC (●: chosen)", INK)]
     for own in note.get("compared") or ():
         sign = "●" if own["chosen"] else "○"
-        yield _ROW, (f"{sign}  {own['gttc']:.2f}  {own['lttc']:.2f}  {_cut(own['reference'], 58)}", INK)
-    yield _HEADING, ("Regions: recall, nearest phrase", INK)
+        yield _ROW, [(f"{sign}  {own['gttc']:.2f}  {own['lttc']:.2f}  {_cut(own['reference'], 58)}", INK)]
+    yield _HEADING, [("Regions: recall, nearest phrase", INK)]
     for index, own in enumerate(note["regions"]):
         text = _cut("not mentioned; nearest: " * own["unmentioned"] + own["phrase"], 58)
-        yield _ROW, (f"{index + 1:>2}  {own['recall']:.2f}  {text}", region_colour(index, own["unmentioned"]))
+        ink = region_colour(index, own["unmentioned"])
+        yield _ROW, [(f"{index + 1:>2}  {own['recall']:.2f}  {text}", ink)]
     if whole := note["whole"]:
-        yield _ROW, (f"whole image  {whole['recall']:.2f}  {_cut(whole['phrase'], 58)}", INK)
+        yield _ROW, [(f"whole image  {whole['recall']:.2f}  {_cut(whole['phrase'], 58)}", INK)]
+    where = "inside the square" if note["outside"] else "found"
+    legend = [
+        "dashed: region that no phrase mentions"
+        if note["regions"]
+        else f"No region was {where}: the whole image stands for them.",
+        f"✓ {threshold_text(note)}",
+        f"– {outside_text(note)}; phrases may be about them" if note["outside"] else "",
+        "The end of a text that is longer than the encoder reads was cut off." if note["truncated"] else "",
+    ]
+    yield from ((_LEGEND, [(text, FAINT)]) for text in legend if text)
 
 
-def _legend(note: Mapping[str, Any]) -> str:
-    texts = ["dashed: region that no phrase mentions", f"✓ {threshold_text(note)}"]
-    if not note["regions"]:
-        where = "inside the square" if note["outside"] else "found"
-        texts[0] = f"No region was {where}: the whole image stands for them."
-    if outside := outside_text(note):
-        texts.append(f"– {outside}; phrases may be about them")
-    if note["truncated"]:
-        texts.append("The caption or a reference is longer than the text encoder reads: its end was cut off.")
-    return "; ".join(texts)
+def _wrapped(text: str, width: int, lines: int) -> list[str]:
+    return textwrap.wrap(text, width, max_lines=lines, placeholder=" …")
 
 
 def _cut(text: str, longest: int) -> str:

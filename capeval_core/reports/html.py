@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,6 +27,7 @@ from capeval_core.reports.explanations import (
     jpeg,
     panels,
     parts,
+    round_ticks,
     template,
 )
 from capeval_core.reports.systems import Column, System, Systems
@@ -71,7 +72,7 @@ def check_report(folder: Path | None) -> None:
 
 
 class _Page:
-    """A page of systems; its pictures are stored once, up to a size in all, so that it stays small."""
+    """What the template asks for; pictures are stored once, up to a size in all: the page stays small."""
 
     def __init__(self, systems: Systems) -> None:
         self.systems, self.left_out = systems, 0
@@ -79,39 +80,37 @@ class _Page:
         self._room = {"thumbnails": 3_000_000, "drawings": 1_500_000}  # characters of each kind
 
     def html(self) -> str:
-        systems = self.systems
         styles = (STYLE.with_name("report.css"), STYLE)
-        metrics = [self._metric(column) for column in systems.columns]
-        failed = [
-            f"{system.ids[index]}: {_without_folders(reason)}"
-            for system in systems.systems
-            for cell in system.cells.values()
-            for index, reason in cell.result.errors.items()
-        ]
         content = {
-            "systems": systems,
+            "page": self,
+            "systems": self.systems,
+            "captions": sorted({len(system.captions) for system in self.systems.systems}),
+            "visuals": len({name for system in self.systems.systems for name in system.ids}),
             "generator": Markup(_GENERATOR),
             "style": Markup("".join(path.read_text(encoding="utf-8") for path in styles)),
-            "captions": sorted({len(system.captions) for system in systems.systems}),
-            "visuals": len({name for system in systems.systems for name in system.ids}),
             "tiny": TINY_KNOWS,
-            "rows": {s.name: [self._cell(s, column) for column in systems.columns] for s in systems.systems},
-            "metrics": metrics,
-            "failed": list(dict.fromkeys(failed)),
-            "left_out": self.left_out,
-            "command": _without_folders(systems.command),
             "footer": f"Made by capeval {__version__}, {datetime.now(UTC).date().isoformat()}.",
-            "stored": self.pictures,
             "count": "{:,}".format,
             "frames": _FRAMES,
+            "without_folders": _without_folders,
         }
         html: str = template("report").render(content)
         return html.strip().translate(_UNFIT) + "\n"
 
-    def _cell(self, system: System, column: Column) -> dict[str, Any]:
+    def best(self, column: Column) -> list[str]:
+        return self.systems.best(column, DIGITS)
+
+    def signatures(self, column: Column) -> dict[str, None]:
+        return dict.fromkeys(system.cells[column.name].result.signature for system in self.systems.systems)
+
+    def range(self, column: Column) -> list[str]:
+        """The ends of a metric's range that are finite."""
+        return [minus(f"{self.systems.scaled(end):.3g}") for end in column.range if math.isfinite(end)]
+
+    def cell(self, system: System, column: Column) -> dict[str, Any]:
+        """A number of the table, with its interval and its test."""
         cell, number = system.cells[column.name], self.systems.for_page
-        best = system.name in self.systems.best(column, DIGITS)
-        shown = {"title": column.title, "mean": number(cell.result.mean), "best": best}
+        shown: dict[str, Any] = {"title": column.title, "mean": number(cell.result.mean)}
         if cell.interval is not None:
             shown["interval"] = f"{number(cell.interval.low)} to {number(cell.interval.high)}"
         if cell.test is not None:
@@ -123,25 +122,7 @@ class _Page:
             shown["in_words"] = equal if verdict == "equal" else verdict
         return shown
 
-    def _metric(self, column: Column) -> dict[str, Any]:
-        """A metric: charts, worst and best captions, differences, and where its numbers come from."""
-        all_of_them, systems = self.systems.systems, self.systems
-        first = next((s for s in all_of_them if s.name == systems.baseline), all_of_them[0])
-        others = [] if column.relative is not None else [s for s in all_of_them if s is not first]
-        return {
-            "about": column,
-            "range": [minus(f"{systems.scaled(end):.3g}") for end in column.range if math.isfinite(end)],
-            "best": systems.best(column, DIGITS),
-            "signatures": dict.fromkeys(s.cells[column.name].result.signature for s in all_of_them),
-            "chart": _chart(column, systems),
-            "ends": [(s.name, self._worst_and_best(s, column)) for s in all_of_them],
-            "differences": [
-                (f"{other.name} and {first.name}", self._most_different(other, first, column))
-                for other in others
-            ],
-        }
-
-    def _worst_and_best(self, system: System, column: Column) -> list[dict[str, Any]]:
+    def ends(self, system: System, column: Column) -> list[dict[str, Any]]:
         """The captions with the lowest and the highest scores, none in both; how many tie with the last."""
         scores = np.asarray(system.cells[column.name].result.scores)
         finite = np.flatnonzero(np.isfinite(scores))
@@ -157,31 +138,6 @@ class _Page:
                 cards = [self._card(system, column, index, numbers[index]) for index in shown]
                 found.append({"title": title, "cards": cards, "tied": note})
         return found
-
-    def _most_different(self, first: System, second: System, column: Column) -> dict[str, Any]:
-        """The captions of the same visuals by which either system is furthest ahead, and ties as shown."""
-        both = _joined((first, second), column)
-        shown = [[*map(self.systems.for_page, both[name])] for name in ("score_x", "score_y")]
-        gains = (both.score_x - both.score_y) * (1 if column.higher_is_better else -1)
-        apart = np.array(shown[0]) != np.array(shown[1])
-
-        def pair(place: int) -> dict[str, Any]:
-            rows = int(both.index_x[place]), int(both.index_y[place])
-            sides = [
-                {"name": system.name, "score": scores[place], "caption": system.captions[row]}
-                for system, scores, row in zip((first, second), shown, rows, strict=True)
-            ]
-            picture = self._picture(first, rows[0]) or self._picture(second, rows[1])
-            return {"picture": picture, "sides": sides, "id": first.ids[rows[0]]}
-
-        sides = []
-        for system, ahead in ((first, gains), (second, -gains)):
-            places = np.flatnonzero(apart & (ahead > 0))
-            furthest = places[np.argsort(-ahead.to_numpy()[places], kind="stable")][:_SHOWN].tolist()
-            pairs = [pair(place) for place in furthest]
-            sides.append({"name": system.name, "ahead": len(places), "pairs": pairs})
-        word = "higher" if column.higher_is_better else "better"
-        return {"word": word, "compared": len(both), "ties": int((~apart).sum()), "sides": sides}
 
     def _card(self, system: System, column: Column, index: int, score: str) -> dict[str, Any]:
         """A caption with its evidence, its parts and its references."""
@@ -200,6 +156,65 @@ class _Page:
             "parts": parts(values, self.systems.titles),
             "references": [] if system.references is None or compared else system.references[index],
         }
+
+    def differences(self, first: System, second: System, column: Column) -> dict[str, Any]:
+        """The captions of the same visuals by which either system is furthest ahead, and ties as shown."""
+        import pandas as pd
+
+        sides = {"x": first, "y": second}
+        frames = []
+        for system in sides.values():
+            scores = system.cells[column.name].result.scores
+            frame = pd.DataFrame({"id": system.ids, "caption": system.captions, "score": scores})
+            frames.append(frame.assign(turn=frame.groupby("id").cumcount()).reset_index())
+        both = frames[0].merge(frames[1], on=["id", "turn"])
+        both = both[np.isfinite(both.score_x) & np.isfinite(both.score_y)]
+        for side in sides:
+            both[f"shown_{side}"] = [*map(self.systems.for_page, both[f"score_{side}"])]
+        both["ahead"] = (both.score_x - both.score_y) * (1 if column.higher_is_better else -1)
+        apart = both[both.shown_x != both.shown_y]
+
+        def pair(row: Any) -> dict[str, Any]:
+            picture = self._picture(first, row["index_x"]) or self._picture(second, row["index_y"])
+            texts = [(sides[s].name, row[f"shown_{s}"], row[f"caption_{s}"]) for s in sides]
+            return {"picture": picture, "sides": texts, "id": row["id"]}
+
+        found = []
+        for system, sign in ((first, 1), (second, -1)):
+            furthest = apart[apart.ahead * sign > 0].sort_values("ahead", ascending=sign < 0, kind="stable")
+            pairs = [pair(row) for row in furthest[:_SHOWN].to_dict("records")]
+            found.append({"name": system.name, "ahead": len(furthest), "pairs": pairs})
+        return {"compared": len(both), "ties": len(both) - len(apart), "sides": found}
+
+    def chart(self, column: Column) -> dict[str, Any] | None:
+        """How many captions of each system have which score, with mean and interval, on one axis."""
+        cells = {system.name: system.cells[column.name] for system in self.systems.systems}
+        finite = {name: np.array(cell.result.scores, float) for name, cell in cells.items()}
+        finite = {name: own[np.isfinite(own)] for name, own in finite.items()}
+        values = np.concatenate([*finite.values()])
+        if not len(values):
+            return None
+        ticks = round_ticks(float(values.min()), float(values.max()))
+        bins = min(max(int(2 * math.sqrt(max(map(len, finite.values())))), _FEWEST_BINS), _MOST_BINS)
+
+        def at(value: float) -> str:
+            return f"{100 * (value - ticks[0]) / (ticks[-1] - ticks[0]):.2f}%"
+
+        rows = []
+        for name, own in finite.items():
+            counted = np.histogram(own, bins, (ticks[0], ticks[-1]))[0]
+            shares = (100 * counted / max(counted.max(), 1)).tolist()
+            bars = [(f"{100 / bins * place:.2f}", share) for place, share in enumerate(shares) if share]
+            row: dict[str, Any] = {"name": name, "value": "", "spoken": f"{len(own):,} scores", "bars": bars}
+            if len(own):
+                below = ", ".join(map(self.systems.for_page, np.quantile(own, [0.05, 0.5, 0.95]).tolist()))
+                row["spoken"] += f"; 5%, 50% and 95% lie below {below}"
+                row |= {"value": self.systems.for_page(float(own.std())), "mean": at(float(own.mean()))}
+            if (interval := cells[name].interval) and cells[name].result.formula is None:
+                row["interval"] = [at(interval.low), at(interval.high)]
+            rows.append(row)
+        numbers = [(at(tick), minus(f"{self.systems.scaled(tick):.4g}")) for tick in ticks]
+        return {"width": f"{100 / bins:.2f}", "rows": rows, "ticks": numbers}
 
     def _picture(self, system: System, index: int) -> dict[str, Any] | None:
         """The picture of a caption; None if it cannot be read or there is no room."""
@@ -230,29 +245,14 @@ class _Page:
         return self._room[kind] >= 0
 
 
-def _joined(systems: Sequence[System], column: Column) -> Any:
-    """A frame of the captions of one visual that have scores in two systems: their indices and scores."""
-    import pandas as pd
-
-    frames = []
-    for system in systems:
-        frame = pd.DataFrame({"id": system.ids, "score": system.cells[column.name].result.scores})
-        frames.append(frame.assign(turn=frame.groupby("id").cumcount()).reset_index())
-    both = frames[0].merge(frames[1], on=["id", "turn"])
-    return both[np.isfinite(both.score_x) & np.isfinite(both.score_y)].reset_index(drop=True)
-
-
 def _thumbnail(path: str, visual: str) -> Image.Image:
     """An image as metrics see it, small and without metadata; or frames of a video side by side."""
     if visual == "image":
         return _bare(InputImage.of(path).load(), _SIDE, _SIDE)
     reading = video_source(path).read(path, Sampling(max_frames=_FRAMES))
-    frames = [_bare(frame, 4 * _FRAME_HEIGHT, _FRAME_HEIGHT) for _, frame in reading]
-    across = frames[0].width + 4
-    strip = Image.new("RGB", (across * len(frames) - 4, _FRAME_HEIGHT), "white")
-    for place, frame in enumerate(frames):
-        strip.paste(frame, (across * place, 0))
-    return strip
+    frames = [np.asarray(_bare(frame, 4 * _FRAME_HEIGHT, _FRAME_HEIGHT)) for _, frame in reading]
+    gap = ((0, 0), (4, 0), (0, 0))
+    return Image.fromarray(np.hstack([np.pad(frame, gap, constant_values=255) for frame in frames])[:, 4:])
 
 
 def _bare(image: Image.Image, width: int, height: int) -> Image.Image:
@@ -262,48 +262,6 @@ def _bare(image: Image.Image, width: int, height: int) -> Image.Image:
     bare = Image.new("RGB", pixels.size, "white")
     bare.paste(pixels, mask=pixels)
     return bare
-
-
-# charts
-
-
-def _chart(column: Column, systems: Systems) -> dict[str, Any] | None:
-    """How many captions of each system have which score, with their mean and its interval, on one axis."""
-    cells = {system.name: system.cells[column.name] for system in systems.systems}
-    scores = {name: np.array(cell.result.scores, float) for name, cell in cells.items()}
-    finite = {name: own[np.isfinite(own)] for name, own in scores.items()}
-    values = np.concatenate([*finite.values()])
-    if not len(values):
-        return None
-    # The axis has round ends.
-    low, high = float(values.min()), float(values.max())
-    span = high - low
-    if span <= 1e-9 * max(abs(low), abs(high)):  # what rounding leaves of equal values
-        span = abs(high) or 1.0
-    size = 10.0 ** math.floor(math.log10(span / 5))
-    step = next(factor * size for factor in (1, 2, 2.5, 5, 10) if factor * size >= span / 5 - 1e-12)
-    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    ticks = [step * place for place in range(first, max(last, first + 1) + 1)]
-
-    def at(value: float) -> str:
-        return f"{100 * (value - ticks[0]) / (ticks[-1] - ticks[0]):.2f}%"
-
-    bins = min(max(int(2 * math.sqrt(max(map(len, finite.values())))), _FEWEST_BINS), _MOST_BINS)
-    rows = []
-    for name, own in finite.items():
-        counted = np.histogram(own, bins, (ticks[0], ticks[-1]))[0]
-        shares = (100 * counted / max(counted.max(), 1)).tolist()
-        bars = [(f"{100 / bins * place:.2f}", share) for place, share in enumerate(shares) if share]
-        row: dict[str, Any] = {"name": name, "value": "", "spoken": f"{len(own):,} scores", "bars": bars}
-        if len(own):
-            below = ", ".join(map(systems.for_page, np.quantile(own, [0.05, 0.5, 0.95]).tolist()))
-            row["spoken"] += f"; 5%, 50% and 95% lie below {below}"
-            row |= {"value": systems.for_page(float(own.std())), "mean": at(float(own.mean()))}
-        if (interval := cells[name].interval) and cells[name].result.formula is None:
-            row["interval"] = [at(interval.low), at(interval.high)]
-        rows.append(row)
-    numbers = [(at(tick), minus(f"{systems.scaled(tick):.4g}")) for tick in ticks]
-    return {"width": f"{100 / bins:.2f}", "rows": rows, "ticks": numbers}
 
 
 # texts

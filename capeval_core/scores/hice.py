@@ -33,7 +33,7 @@ from capeval_core.ragged import Integers, Ragged, inner
 from capeval_core.regions.opening import region_opener
 from capeval_core.regions.regions import CachedRegions, LimitedRegions, Regions, RegionSource
 from capeval_core.reports.explanations import DrawnExplanation, marked
-from capeval_core.reports.figures import outlined
+from capeval_core.reports.figures import card_lines, draw_picture, outlined
 from capeval_core.result import Values
 from capeval_core.rows import COVERAGE, FLOATS, NESTED, Texts, column, lists, row_schema
 from capeval_core.scores.facts import facts
@@ -444,11 +444,9 @@ class HiceExplanation(DrawnExplanation):
 
         `threshold` replaces that of the explanation.
         """
-        from capeval_core.reports.figures import draw_card
-
         self.check_drawable(width)
         shown = self if threshold is None else self.with_threshold(threshold)
-        return draw_card(shown, shown.overlay(1000), marked(shown), width)
+        return draw_picture(card_lines(shown, marked(shown)), shown.overlay(1000), width)
 
     def overlay(self, width: int = 1280) -> Image:
         """The image with its regions outlined; errors are those of `plot`.
