@@ -26,19 +26,19 @@ DEFAULT_BYTES, TEXT_BYTES = 512 << 20, 64 << 20
 _FILE = "features.sqlite"
 
 
-class _Memory(OrderedDict[str, tuple[int, Feature]]):
-    """Features by key with the number of the run that used them last, the least recently used first."""
+class _Memory(OrderedDict[str, Feature]):
+    """Features by key, the least recently used first."""
 
     def __init__(self, max_bytes: float) -> None:
         super().__init__()
-        self.max_bytes, self.nbytes, self._run = max_bytes, 0, 0
+        self.max_bytes, self.nbytes = max_bytes, 0
+        self.used: set[str] = set()  # in this run
 
     def use(self, key: str) -> Feature | None:
-        if key not in self:
-            return None
-        self[key] = self._run, self[key][1]
-        self.move_to_end(key)
-        return self[key][1]
+        if key in self:
+            self.move_to_end(key)
+            self.used.add(key)
+        return self.get(key)
 
     def keep(self, key: str, feature: Feature) -> None:
         if self.use(key) is None:
@@ -46,19 +46,15 @@ class _Memory(OrderedDict[str, tuple[int, Feature]]):
             kept = tuple(array.copy() for array in _arrays(feature))
             for array in kept:
                 array.setflags(write=False)
-            self[key] = self._run, kept if isinstance(feature, tuple) else kept[0]
+            self[key] = kept if isinstance(feature, tuple) else kept[0]
+            self.used.add(key)
             self.nbytes += _cost(key, feature)
         while self.nbytes > self.max_bytes:
-            self._forget_oldest()
+            self.forget(next(iter(self)))
 
-    def forget_unused(self) -> None:
-        while self and next(iter(self.values()))[0] < self._run:
-            self._forget_oldest()
-        self._run += 1
-
-    def _forget_oldest(self) -> None:
-        key, (_, feature) = self.popitem(last=False)
-        self.nbytes -= _cost(key, feature)
+    def forget(self, key: str) -> None:
+        self.nbytes -= _cost(key, self.pop(key))
+        self.used.discard(key)
 
 
 class FeatureCache:
@@ -124,11 +120,13 @@ class FeatureCache:
         """End a run, such as an epoch: forget features that were neither read nor written during it."""
         with self._lock:
             for memory in self._memories:
-                memory.forget_unused()
+                for key in memory.keys() - memory.used:
+                    memory.forget(key)
+                memory.used.clear()
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the features in memory, at most `max_bytes` and `text_bytes`."""
+        """Bytes of the features in memory."""
         return sum(memory.nbytes for memory in self._memories)
 
     def _of(self, key: str) -> _Memory:
@@ -198,18 +196,16 @@ def _database(folder: Path) -> sqlite3.Connection:
 
 def _packed(feature: Feature) -> bytes:
     """The layout of the arrays in a line of JSON, then their numbers."""
-    arrays = [array.astype(array.dtype.newbyteorder("<")) for array in _arrays(feature)]
-    layout = json.dumps([[array.dtype.str, array.shape] for array in arrays])
-    return b"".join([layout.encode(), b"\n", *(array.tobytes() for array in arrays)])
+    layout = json.dumps([[array.dtype.str, array.shape] for array in _arrays(feature)])
+    return b"".join([layout.encode(), b"\n", *(array.tobytes() for array in _arrays(feature))])
 
 
 def _unpacked(value: bytes) -> Feature:
     layout, _, numbers = value.partition(b"\n")
     arrays, start = [], 0
     for kind, shape in json.loads(layout):
-        array = np.frombuffer(numbers, kind, int(np.prod(shape)), start).reshape(shape)
-        arrays.append(array.astype(array.dtype.newbyteorder("=")))
-        start += array.nbytes
+        arrays.append(np.frombuffer(numbers, kind, int(np.prod(shape)), start).reshape(shape).copy())
+        start += arrays[-1].nbytes
     return tuple(arrays) if len(arrays) > 1 else arrays[0]
 
 

@@ -110,7 +110,7 @@ class Kept:
 
             pq.write_table(table, sink)
         content = sink.getvalue()
-        name = f"{time.time_ns():020d}-{_digest(content)}.{self._suffix}"
+        name = f"{time.time_ns():020d}-{digest_of(content)}.{self._suffix}"
         self.folder.mkdir(parents=True, exist_ok=True)
         write_whole(self.folder / name, memoryview(content))
 
@@ -122,7 +122,7 @@ def read_kept(path: Path) -> tuple[pa.Table, dict[str, Any]]:
         raise DamagedError("is no file of this kind by its name")
     try:
         content = pa.memory_map(str(path)).read_buffer()
-        if _digest(content) != named[1]:
+        if digest_of(content) != named[1]:
             raise DamagedError("is damaged (its digest is not the one in its name)")
         if path.suffix == ".arrow":
             table = pa.ipc.open_file(content).read_all()
@@ -135,7 +135,8 @@ def read_kept(path: Path) -> tuple[pa.Table, dict[str, Any]]:
         raise DamagedError(f"cannot be read ({error})") from error
 
 
-def _digest(content: pa.Buffer) -> str:
+def digest_of(content: bytes | pa.Buffer) -> str:
+    """What a content is known by."""
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
@@ -182,11 +183,9 @@ def whole_file(path: Path) -> Iterator[Path]:
     try:
         yield partial
         _sync(partial)
-        _replace(partial, target)
-        _sync(target.parent)
+        _move(partial, target)
     finally:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -202,11 +201,9 @@ def whole_folder(folder: Path) -> Iterator[Path]:
             _sync(path)
         if folder.is_dir():
             for file in partial.iterdir():
-                _replace(file, folder / file.name)
-            _sync(folder)
+                _move(file, folder / file.name)
         else:
-            partial.rename(folder)
-            _sync(folder.absolute().parent)
+            _move(partial, folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
@@ -218,10 +215,12 @@ def try_writing(folder: Path) -> None:
         probe.write(bytes(4096))
 
 
-def _replace(file: Path, target: Path) -> None:
+def _move(path: Path, target: Path) -> None:
+    """Give a path another name, whose permissions stay."""
     if target.exists():
-        shutil.copymode(target, file)
-    file.replace(target)
+        shutil.copymode(target, path)
+    path.replace(target)
+    _sync(target.absolute().parent)
 
 
 def _sync(path: Path) -> None:

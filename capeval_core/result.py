@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from capeval_core.errors import described, warn
+from capeval_core.errors import warn
 from capeval_core.registry import METRICS, metric_class
 from capeval_core.statistics import (
     LEAST_IMAGES,
@@ -107,25 +107,18 @@ class Result:
         >>> result[0]["index"], round(result[0]["bleu_4"], 3), result[-1]["error"]
         (0, 0.779, None)
         """
-        number = self._number(index, "result[{}]", least=-len(self)) % len(self)
+        number = range(len(self))[index]
         parts = {name: values[number] for name, values in self.parts.items()}
         about = {"group": self.groups[number], "error": self.errors.get(number)}
         return {"index": number, self.key: self.scores[number], **parts, **about}
 
-    def _number(self, index: Any, place: str, least: int = 0) -> int:
-        if isinstance(index, bool) or not isinstance(index, (int, np.integer)):
-            raise TypeError(f"{place.format(repr(index))}: expected the number of a caption")
-        if not least <= index < len(self):
-            raise IndexError(f"{place.format(index)}: there are {len(self)} captions, counted from 0")
-        return int(index)
-
     def worst(self, n: int = 10) -> list[dict[str, Any]]:
         """The `n` captions with the worst scores, worst first, each as `result[i]`; none that failed."""
-        return [self[index] for index in self._ordered(worst_first=True)[: max(n, 0)]]
+        return self._ordered(n, worst_first=True)
 
     def best(self, n: int = 10) -> list[dict[str, Any]]:
         """The `n` captions with the best scores, best first, each as `result[i]`."""
-        return [self[index] for index in self._ordered(worst_first=False)[: max(n, 0)]]
+        return self._ordered(n, worst_first=False)
 
     def to_pandas(self) -> pd.DataFrame:
         """A row per caption, by its index: the score under the metric's key, parts, `group` and `error`.
@@ -138,16 +131,15 @@ class Result:
         """
         import pandas as pd
 
-        errors = [self.errors.get(index) for index in range(len(self))]
-        columns = {self.key: self.scores, **self.parts, "group": self.groups, "error": errors}
-        return pd.DataFrame({name: pd.Series(values) for name, values in columns.items()}).rename_axis(
-            "index"
-        )
+        columns = {self.key: self.scores, **self.parts, "group": self.groups}
+        frame = pd.DataFrame({name: pd.Series(values) for name, values in columns.items()})
+        return frame.assign(error=[self.errors.get(index) for index in frame.index]).rename_axis("index")
 
-    def _ordered(self, *, worst_first: bool) -> list[int]:
+    def _ordered(self, n: int, *, worst_first: bool) -> list[dict[str, Any]]:
         higher_is_better = metric_class(self.metric).higher_is_better if self.metric in METRICS else True
         finite = [index for index, score in enumerate(self.scores) if np.isfinite(score)]
-        return sorted(finite, key=self.scores.__getitem__, reverse=higher_is_better is not worst_first)
+        finite.sort(key=self.scores.__getitem__, reverse=higher_is_better is not worst_first)
+        return [self[index] for index in finite[: max(n, 0)]]
 
     def _repr_html_(self) -> str:
         """What notebooks show: the number with its interval, counts, the worst and the best captions."""
@@ -247,10 +239,11 @@ class Result:
         Raises:
             ValueError: the evidence was not kept. IndexError: no such caption.
         """
-        number = self._number(index, "explain({})")
+        if not 0 <= index < len(self):
+            raise IndexError(f"explain({index}): there are {len(self)} captions, counted from 0")
         if self.evidence is None:
             raise ValueError(f"explain() needs the evidence: load({self.metric!r}, ..., evidence=True)")
-        return self.evidence[number]
+        return self.evidence[index]
 
     def bundle(self, *, texts: bool = False) -> dict[str, Any]:
         """A bundle for `capeval replay`, in JSON's types: settings, versions, and digests of each caption's
@@ -282,30 +275,26 @@ class Result:
         Raises:
             KeyError, TypeError, ValueError: something is missing, or does not fit the rest.
         """
-        if not isinstance(saved, Mapping):
-            raise TypeError(f"it is {described(saved, none='null')}, expected an object")
-        for name, shape in _SHAPES.items():
-            _check_shape(name, saved[name], shape)
-        columns, formula = {name: saved[name] for name in ("scores", "groups")} | saved["parts"], None
-        if saved.get("summands") is not None or saved["metric"] in METRICS:  # others need not be installed
+        formula = None
+        if saved["metric"] in METRICS or saved.get("summands") is not None:  # others need not be installed
             formula = metric_class(saved["metric"]).formula
+        columns = {"scores": _numbers(map(float, _numbers(saved["scores"]))), "groups": list(saved["groups"])}
         if formula is not None:
-            columns["summands"] = saved.get("summands")
-            _check_shape("summands", columns["summands"], [[_NUMBER]])
+            columns["summands"] = [_numbers(row) for row in saved["summands"]]
             if any(len(row) != len(formula.sums) for row in columns["summands"]):
                 raise ValueError(f"summands should be {len(formula.sums)} numbers per caption")
-        if len({len(column) for column in columns.values()}) != 1:
-            lengths = ", ".join(f"{len(column)} {name}" for name, column in columns.items())
+        parts = {name: _numbers(part) for name, part in dict(saved["parts"]).items()}
+        if len(set(map(len, [*columns.values(), *parts.values()]))) != 1:
+            lengths = ", ".join(f"{len(column)} {name}" for name, column in (columns | parts).items())
             raise ValueError(f"it has {lengths}, which should be equally many")
         low, high = saved.get("range") or (None, None)
         return Result(
-            **{name: saved[name] for name in ("metric", "key", "signature", "groups")},
-            scores=_numbers(saved["scores"]),
-            parts={name: _numbers(part) for name, part in saved["parts"].items()},
+            **{name: str(saved[name]) for name in ("metric", "key", "signature")},
+            **columns,
+            parts=parts,
             counts=Counts(**saved["counts"]),
-            errors={int(index): reason for index, reason in saved["errors"].items()},
+            errors={int(index): reason for index, reason in dict(saved["errors"]).items()},
             relative=saved.get("relative"),
-            summands=None if formula is None else [_numbers(row) for row in columns["summands"]],
             formula=formula,
             range=(-math.inf if low is None else float(low), math.inf if high is None else float(high)),
         )
@@ -371,31 +360,9 @@ def json_text(content: Any) -> str:
     return json.dumps(plain(content), ensure_ascii=False, indent=1, allow_nan=False) + "\n"
 
 
-_NUMBER = (int, float, type(None))
-_SHAPES: dict[str, Any] = {
-    **dict.fromkeys(("metric", "key", "signature"), str),
-    "scores": [_NUMBER],
-    "groups": [str],
-    "parts": {str: list},
-    "counts": {str: int},
-    "errors": {str: str},
-}
-"""What a saved result needs: kinds, lists and objects of them."""
-
-
-def _check_shape(name: str, value: Any, shape: Any) -> None:
-    """Refuse a value of another shape: TypeError."""
-    kinds = type(shape) if isinstance(shape, list | dict) else shape
-    if not isinstance(value, kinds) or isinstance(value, bool):
-        raise TypeError(f"{name} is {described(value, none='null')}, which no result has there")
-    if isinstance(shape, list | dict):
-        (inner,) = shape.values() if isinstance(shape, dict) else shape
-        for step, one in value.items() if isinstance(value, dict) else enumerate(value):
-            _check_shape(f"{name}[{step!r}]", one, inner)
-
-
-def _numbers(saved: Sequence[Any]) -> list[Any]:
+def _numbers(saved: Iterable[Any]) -> list[Any]:
     """A component as it was: in a list of numbers, `plain` left None where there was NaN or an infinity."""
-    if not all(type(value) in _NUMBER for value in saved):
-        return list(saved)
-    return [value if value is not None and math.isfinite(value) else math.nan for value in saved]
+    values = list(saved)
+    if not all(value is None or type(value) in (int, float) for value in values):
+        return values
+    return [value if value is not None and math.isfinite(value) else math.nan for value in values]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +22,7 @@ from capeval_core.encoders.tokenizers import coverage
 from capeval_core.errors import Problems
 from capeval_core.inputs.images import ImageError
 from capeval_core.inputs.samples import Samples, joined, parts, text_counts
-from capeval_core.kept import DamagedError, Kept, check_folder, read_kept
+from capeval_core.kept import DamagedError, Kept, check_folder, digest_of, read_kept
 from capeval_core.limits import LIMITS
 from capeval_core.matching.cosine import grouped_cosine
 from capeval_core.ragged import Ragged
@@ -156,19 +155,15 @@ def _key_of(caption: str, visual: Any, references: Sequence[str]) -> str:
         image = visual.key
     except ImageError:
         image = ""  # its row will hold the error, and is computed again in the next run
-    return _digest(json.dumps([caption, image, references]))
-
-
-def _digest(text: str) -> str:
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    return digest_of(json.dumps([caption, image, references]).encode())
 
 
 class RowStore(Kept):
     """Rows in a folder, each with a key of its caption, image and references, and only reused for these."""
 
     def __init__(self, path: str | PathLike[str], schema: pa.Schema, stamp: Mapping[str, Any]) -> None:
-        columns = _digest(", ".join(f"{field.name} {field.type}" for field in schema))
-        own, stamp = check_folder("rows", path), {**stamp, "columns": columns}
+        columns = ", ".join(f"{field.name} {field.type}" for field in schema)
+        own, stamp = check_folder("rows", path), {**stamp, "columns": digest_of(columns.encode())}
         super().__init__(own, stamp, "rows", most_rows=LIMITS.shard_rows, most_seconds=LIMITS.shard_seconds)
         whole = schema.append(pa.field(_CONTENT, pa.string()))
         stored = (table.select(whole.names).cast(whole) for table in self.tables())
@@ -210,35 +205,6 @@ class RowStores(dict[str, RowStore]):
             store.flush()
 
 
-class _Collector:
-    """The rows of a system: those that a folder has, and the others as they are encoded."""
-
-    def __init__(self, metric: Any, samples: Samples, folder: str | PathLike[str] | None) -> None:
-        self._tables = [metric.ROW.empty_table()]
-        self.missing = np.ones(len(samples), dtype=np.bool_)  # which samples the folder has no row of
-        self.reused, self._on_error, self._memory = 0, metric.options.on_error, FreedMemory()
-        self.store: RowStore | None = metric.stores.open(folder, metric.ROW, metric.stamp())
-        if self.store is not None:
-            rows, self._content = self.store.reuse(samples)
-            self._tables.append(rows)
-            self.missing = np.array([index in self._content for index in samples.indices], dtype=np.bool_)
-            self.reused = len(rows)
-
-    def add(self, table: pa.Table) -> None:
-        """Some more rows; ValueError for one with an error, if it is refused."""
-        if self.store is not None:
-            content = pa.array([self._content[index] for index in table["index"].to_pylist()], pa.string())
-            self.store.append(table.append_column(_CONTENT, content))
-        if self._on_error == "raise":
-            Problems(table["error"].drop_null().to_pylist()).raise_if_any()
-        self._tables.append(table)
-        self._memory.add(len(table))
-
-    def table(self) -> pa.Table:
-        """All rows, in any order."""
-        return pa.concat_tables(self._tables)
-
-
 class Task:
     """What one metric, opened and prepared, encodes: the checked captions of one system or several.
 
@@ -248,27 +214,42 @@ class Task:
 
     def __init__(self, metric: Any, systems: Sequence[Samples], folders: Sequence[Any]) -> None:
         metric.options.check_separable(type(metric), scores=False)
-        self.metric, self.systems = metric, systems
-        pairs = zip(systems, folders, strict=True)
-        self._collectors = [_Collector(metric, samples, folder) for samples, folder in pairs]
-        self.samples = joined(systems)
+        self.metric, self.systems, self.samples = metric, systems, joined(systems)
+        self.reused, self._memory = 0, FreedMemory()  # how many rows the folders had
         self._system = np.repeat(np.arange(len(systems)), [len(samples) for samples in systems])
-        missing = np.concatenate([collector.missing for collector in self._collectors])
-        self.texts = np.array(text_counts(self.samples), dtype=np.int64) * missing  # to be encoded
-        self.reused = sum(collector.reused for collector in self._collectors)  # rows that the folders had
-        stored = self._collectors[0].store is not None
-        self.texts_together = LIMITS.texts_between_shards if stored else LIMITS.texts
+        self._kept: list[tuple[RowStore | None, dict[int, str], list[pa.Table]]] = []
+        missing: list[bool] = []
+        for samples, folder in zip(systems, folders, strict=True):
+            store = metric.stores.open(folder, metric.ROW, metric.stamp())
+            rows, keys = metric.ROW.empty_table(), dict.fromkeys(samples.indices, "")
+            if store is not None:
+                rows, keys = store.reuse(samples)
+            self._kept.append((store, keys, [rows]))
+            self.reused += len(rows)
+            missing += [index in keys for index in samples.indices]
+        self.texts = np.array(text_counts(self.samples), dtype=np.int64) * np.array(
+            missing, bool
+        )  # to be encoded
+        self.texts_together = LIMITS.texts if self._kept[0][0] is None else LIMITS.texts_between_shards
 
     @property
     def rows(self) -> list[pa.Table]:
-        """The outcome, of each system."""
-        return [collector.table() for collector in self._collectors]
+        """The outcome of each system, in any order."""
+        return [pa.concat_tables(tables) for _, _, tables in self._kept]
 
     def add(self, table: pa.Table, places: NDArray[np.int64]) -> None:
-        """Rows of these captions, which each system gets its own of."""
+        """Rows of these captions, which each system gets its own of; one with an error may be refused."""
         systems = self._system[places]
         for number in np.unique(systems):
-            self._collectors[number].add(table.filter(pa.array(systems == number)))
+            own = table.filter(pa.array(systems == number))
+            store, keys, tables = self._kept[number]
+            if store is not None:
+                content = pa.array([keys[index] for index in own["index"].to_pylist()], pa.string())
+                store.append(own.append_column(_CONTENT, content))
+            if self.metric.options.on_error == "raise":
+                Problems(own["error"].drop_null().to_pylist()).raise_if_any()
+            tables.append(own)
+        self._memory.add(len(table))
 
 
 def encode_tasks(tasks: Sequence[Task], *, progress: bool = False) -> None:
