@@ -73,8 +73,8 @@ class Flips:
         self.metric = opened(cache=memory)
         self.expected = self._rows(self.metric)
         for captions in (8, 16, 24):  # a shard each
-            few = opened(cache=memory)
-            few.encode_all(few.check(*(part[:captions] for part in self.given)), rows=folder / "rows")
+            few = opened(cache=memory, rows=folder / "rows")
+            few.encode_all(few.check(*(part[:captions] for part in self.given)))
             few.stores.flush()
         self._rows(opened(cache=folder / "features"))
         gc.collect()  # closes the database, so that all of it stands in one file
@@ -84,7 +84,7 @@ class Flips:
         """Flips in shards and in the stamp."""
 
         def score(damaged: Path) -> pa.Table:
-            return self._rows(opened(cache=self.metric.cache), rows=damaged)
+            return self._rows(opened(cache=self.metric.cache, rows=damaged))
 
         return self._outcomes(count, "rows", score)
 
@@ -103,8 +103,8 @@ class Flips:
 
         return self._outcomes(count, "weights", score, files=files)
 
-    def _rows(self, metric: CaptionMetric, **keywords: Any) -> pa.Table:
-        rows = metric.encode_all(metric.check(*self.given), **keywords)
+    def _rows(self, metric: CaptionMetric) -> pa.Table:
+        rows = metric.encode_all(metric.check(*self.given))
         metric.stores.flush()
         return rows
 

@@ -109,6 +109,8 @@ class CommonOptions(Settings):
     ) -> Samples:
         """The samples for a class of metrics, checked before any weights are opened."""
         taken: dict[str, Any] = {"on_error": self.on_error, "empty": self.empty, "media": metric.media}
+        if issubclass(metric, Reranker):
+            return check_pools(captions, images, progress=progress, **taken)
         taken |= {"needs_references": metric.needs_references, "decoders": getattr(self, "decoders", None)}
         if self.rows is not None and self.on_error == "raise":
             taken["kept"] = kept_rows(self.rows)
@@ -328,12 +330,12 @@ class CaptionMetric(ABC):
         if references is not None and not self.needs_references:
             warn(f"{self.name} needs no references: they are ignored")
             references = None
-        options = self.options if rows is None else replace(self.options, rows=rows)
+        metric = self if rows is None else with_options(self, rows=rows)
         if rows is not None:
-            options.check(type(self))
-        samples = options.check_input(type(self), captions, visuals, references, progress=progress)
-        own = prepared(self, samples)  # combines, too: its signature names the corpus
-        result = own.combine(own.encode_all(samples, rows=rows, progress=progress), samples=samples)
+            metric.options.check(type(self))
+        samples = metric.options.check_input(type(self), captions, visuals, references, progress=progress)
+        own = prepared(metric, samples)  # combines, too: its signature names the corpus
+        result = own.combine(own.encode_all(samples, progress=progress), samples=samples)
         warn_of(result)
         return result
 
@@ -359,11 +361,9 @@ class CaptionMetric(ABC):
         """The input of `score`, checked by this metric's needs and options; `images` may be videos."""
         return self.options.check_input(type(self), captions, images, references)
 
-    def encode_all(
-        self, samples: Samples, *, rows: str | PathLike[str] | None = None, progress: bool = False
-    ) -> pa.Table:
-        """Rows of checked samples, for `combine`, in any order; `rows` and `progress` are as for `score`."""
-        task = Task(self, [samples], [self.options.rows if rows is None else rows])
+    def encode_all(self, samples: Samples, *, progress: bool = False) -> pa.Table:
+        """Rows of checked samples, for `combine`, in any order; `progress` is as for `score`."""
+        task = Task(self, [samples], [self.options.rows])
         encode_tasks([task], progress=progress)
         return task.rows[0]
 
@@ -422,23 +422,14 @@ def prepared(metric: Metric, samples: Samples, *others: Samples) -> Metric:
     if not metric.options.lacks_statistics:
         return metric
     corpus = united([metric.corpus(own) for own in (samples, *others)])
-    return with_statistics(metric, metric.prepare(corpus))
+    return with_options(metric, statistics=metric.prepare(corpus))
 
 
-def with_statistics(metric: Metric, statistics: CorpusStatistics | None) -> Metric:
-    """A metric with statistics of a corpus; its models stay open."""
-    changed, options = object.__new__(type(metric)), cast(Any, metric.options)
-    vars(changed).update(vars(metric), options=replace(options, statistics=statistics))
+def with_options(metric: Metric, **options: Any) -> Metric:
+    """A metric with other options, which its models do not depend on: they stay open."""
+    changed = object.__new__(type(metric))
+    vars(changed).update(vars(metric), options=replace(metric.options, **options))
     return changed
-
-
-@dataclass(frozen=True, kw_only=True)
-class RerankerOptions(CommonOptions):
-    """Options of a metric that takes a pool of candidates per image."""
-
-    def check_input(self, metric: Any, captions: Any, images: Any, *others: Any, **how: Any) -> Samples:
-        taken: dict[str, Any] = {"on_error": self.on_error, "empty": self.empty, "media": metric.media}
-        return check_pools(captions, images, **taken, **how)
 
 
 class Reranker(CaptionMetric):
@@ -449,7 +440,6 @@ class Reranker(CaptionMetric):
     """
 
     crops = False
-    Options: ClassVar[type[CommonOptions]] = RerankerOptions
 
     def evidence_of(self, samples: Samples, rows: pa.Table, parts: Mapping[str, Any]) -> Evidence:
         """What `Result.explain` returns for each image: its name and its parts."""
@@ -464,9 +454,8 @@ class LazyEvidence(dict[int, Mapping[str, Any]]):
 
     def __init__(self, metric: CaptionMetric, samples: Samples, rows: pa.Table, result: Result) -> None:
         super().__init__()
-        options: Any = metric.options
-        if getattr(options, "statistics", ...) is None:  # those of all captions, not of the ones explained
-            metric = with_statistics(metric, metric.prepare(metric.corpus(samples)))
+        if getattr(metric.options, "statistics", ...) is None:  # those of all captions, not of the ones here
+            metric = with_options(metric, statistics=metric.prepare(metric.corpus(samples)))
         self._metric, self._samples, self._rows, self._parts = metric, samples, canonical(rows), result.parts
 
     def __missing__(self, index: int) -> Mapping[str, Any]:

@@ -278,7 +278,8 @@ class Result:
         formula = None
         if saved["metric"] in METRICS or saved.get("summands") is not None:  # others need not be installed
             formula = metric_class(saved["metric"]).formula
-        columns = {"scores": _numbers(map(float, _numbers(saved["scores"]))), "groups": list(saved["groups"])}
+        columns: dict[str, Any] = {"groups": list(saved["groups"])}
+        columns["scores"] = _numbers(map(float, _numbers(saved["scores"])))
         if formula is not None:
             columns["summands"] = [_numbers(row) for row in saved["summands"]]
             if any(len(row) != len(formula.sums) for row in columns["summands"]):
@@ -288,8 +289,8 @@ class Result:
             lengths = ", ".join(f"{len(column)} {name}" for name, column in (columns | parts).items())
             raise ValueError(f"it has {lengths}, which should be equally many")
         low, high = saved.get("range") or (None, None)
+        columns |= {name: str(saved[name]) for name in ("metric", "key", "signature")}
         return Result(
-            **{name: str(saved[name]) for name in ("metric", "key", "signature")},
             **columns,
             parts=parts,
             counts=Counts(**saved["counts"]),

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from capeval_core.judgements.correlation import Doubles
 from capeval_core.judgements.protocols import Items, JudgedSet, Scored, Scoring
-from capeval_core.metric import CaptionMetric, CorpusOptions, Reranker, prepared
+from capeval_core.metric import CaptionMetric, CorpusOptions, Reranker, prepared, with_options
 from capeval_core.result import Result
 
 
@@ -72,7 +72,7 @@ class SetScorer(NamedTuple):
         kept, samples = self._samples(metric, items, union)
         if samples is None:
             return [(None, [])] * len(scorings)
-        table = metric.encode_all(samples, rows=self._folder(metric), progress=self.progress)
+        table = self._keeping(metric).encode_all(samples, progress=self.progress)
         results: list[_Run] = []
         for own in chosen:
             places = [[used[row].index(place) for place in own[row]] for row in kept]
@@ -84,9 +84,8 @@ class SetScorer(NamedTuple):
         kept, samples = self._samples(metric, scoring.items, scoring.references())
         if samples is None:
             return None, []
-        own = prepared(metric, samples)
-        rows = own.encode_all(samples, rows=self._folder(metric, name), progress=self.progress)
-        result = own.combine(rows)
+        own = prepared(self._keeping(metric, name), samples)
+        result = own.combine(own.encode_all(samples, progress=self.progress))
         if isinstance(metric, Reranker):  # scores are of the chosen candidate of each pool
             choices = zip(samples.starts, result.parts["choice"], strict=True)
             kept = [kept[start + choice] for start, choice in choices]
@@ -117,8 +116,11 @@ class SetScorer(NamedTuple):
         chosen = [references[row] for row in kept] if metric.needs_references and references else None
         return kept, metric.check(captions, visuals, chosen)
 
-    def _folder(self, metric: CaptionMetric, name: str = "") -> Path | None:
-        return None if self.rows is None else self.rows / metric.name / name.replace(" ", "-")
+    def _keeping(self, metric: CaptionMetric, name: str = "") -> CaptionMetric:
+        """The metric with its own folder of rows, if there are any."""
+        if self.rows is None:
+            return metric
+        return with_options(metric, rows=self.rows / metric.name / name.replace(" ", "-"))
 
 
 def _with_references(metric: CaptionMetric, rows: pa.Table, chosen: Sequence[Sequence[int]]) -> pa.Table:

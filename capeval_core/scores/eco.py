@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from os import PathLike
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, cast
 
@@ -27,7 +26,7 @@ from numpy.typing import NDArray
 from capeval_core.errors import Problems, at, did_you_mean, expanded_path, naming, warn, wrong_option
 from capeval_core.inputs.samples import Pools, Samples, images_in_rgb
 from capeval_core.matching.cosine import best_query_cosine, paired_cosine
-from capeval_core.metric import CommonOptions, Model, Reranker, RerankerOptions
+from capeval_core.metric import CommonOptions, Model, Reranker
 from capeval_core.options import option
 from capeval_core.phrases.ngrams import Documents, consensus, tfidf_consensus
 from capeval_core.phrases.ptb import ptb_tokens
@@ -446,7 +445,7 @@ def _not_opened(name: str, error: Exception | str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EcoOptions(RerankerOptions):
+class EcoOptions(CommonOptions):
     """Options of ECO. `weights` are those of BLIP-2, whose matching filters candidates."""
 
     members: str | Sequence[str] | None = option(
@@ -547,12 +546,10 @@ class Eco(Reranker):
     def encode(self, batch: Samples) -> Iterator[pa.Table]:
         yield self.encode_all(batch)
 
-    def encode_all(
-        self, samples: Samples, *, rows: str | PathLike[str] | None = None, progress: bool = False
-    ) -> pa.Table:
+    def encode_all(self, samples: Samples, *, progress: bool = False) -> pa.Table:
         """Rows of checked samples. Members run one after another, and each keeps its own below `rows`, so
         that a run goes on within a member, and another ensemble reuses the members that it shares."""
-        pools, folder = cast(Pools, samples), self.options.rows if rows is None else rows
+        pools, folder = cast(Pools, samples), self.options.rows
         self.stores.open(folder, self.ROW, {"metric": self.name})  # claims the folder; rows lie below it
         tasks, tables = {}, {}
         for member in self.members:

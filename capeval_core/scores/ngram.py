@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from capeval_core.errors import Problems
 from capeval_core.inputs.samples import Samples, check_references, windows
 from capeval_core.limits import LIMITS
-from capeval_core.metric import CaptionMetric, CommonOptions, CorpusOptions, Model, with_statistics
+from capeval_core.metric import CaptionMetric, CommonOptions, CorpusOptions, Model, with_options
 from capeval_core.options import option
 from capeval_core.phrases.ngrams import (
     LONGEST,
@@ -412,7 +412,7 @@ def score_together(
     if lacking := [i for i, metric in enumerate(metrics) if metric.options.lacks_statistics]:
         table = DocumentFrequencies.of_documents([row[1:] for row in words])
         for i in lacking:
-            opened[i] = with_statistics(metrics[i], table)
+            opened[i] = with_options(metrics[i], statistics=table)
     tables: list[list[pa.Table]] = [[metric.ROW.empty_table()] for metric in metrics]
     start = 0
     for window in windows(samples, LIMITS.texts):

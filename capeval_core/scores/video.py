@@ -24,7 +24,7 @@ from capeval_core.inputs.samples import Samples, corpus_texts, windows
 from capeval_core.inputs.videos import EVERY, Sampling, check_samplings
 from capeval_core.limits import LIMITS
 from capeval_core.matching.cosine import harmonic_mean, paired_cosine, unit
-from capeval_core.metric import CaptionMetric, CommonOptions, CorpusStatistics, Evidence, with_statistics
+from capeval_core.metric import CaptionMetric, CommonOptions, CorpusStatistics, Evidence, with_options
 from capeval_core.options import option
 from capeval_core.ragged import Integers, Ragged, inner
 from capeval_core.reports.explanations import DrawnExplanation, best_frames
@@ -221,7 +221,7 @@ class VideoPacS(CaptionMetric):
 
     def signature(self, rows: pa.Table | None = None) -> str:
         table = None if rows is None or self.options.statistics is not None else self.idf(rows)
-        metric = self if table is None else with_statistics(self, table)
+        metric = self if table is None else with_options(self, statistics=table)
         return super(VideoPacS, metric).signature(rows)
 
     def evidence_of(self, samples: Samples, rows: pa.Table, parts: Mapping[str, Any]) -> Evidence:
