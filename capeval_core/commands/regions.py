@@ -14,7 +14,7 @@ from tqdm import tqdm
 from capeval_core.commands.common import add_flags, check_folder, chosen, tell_reasons, visual_of, write
 from capeval_core.commands.terminal import interruptible, parser_of, summary
 from capeval_core.errors import FileError, Problems, naming, wrong_option
-from capeval_core.inputs.boxes import EXTENSION, MANIFEST, Manifest, is_whole, npz_bytes, released_boxes
+from capeval_core.inputs.boxes import EXTENSION, MANIFEST, BoxFeatureStore, Manifest, is_whole, npz_bytes
 from capeval_core.inputs.files import paths_by_id
 from capeval_core.inputs.images import ImageError, InputImage
 from capeval_core.metric import CommonOptions
@@ -85,14 +85,14 @@ def convert_box_features(arguments: list[str]) -> int:
     """`capeval convert box-features`: released pickles as a folder of `.npz` files; the exit status."""
     flags = parser_of(f"convert {BOX_FEATURES}").read(arguments)
     _check_folder(flags.out)
-    released = released_boxes(flags.released)
+    released = BoxFeatureStore.open(flags.released, released=True)
     manifest = Manifest(f"released:{released.path.name}", _ALL, "float32", released.fingerprint)
     _check_folder(flags.out, manifest)
 
     def read() -> Iterator[tuple[str, Any, str]]:
-        for name in released:
+        for name in sorted(released.entries):
             try:
-                features = released[name].decode()
+                features = released.source(name).decode()
             except ImageError as error:
                 yield name, str(error), ""
                 continue
@@ -100,7 +100,7 @@ def convert_box_features(arguments: list[str]) -> int:
             there = path.exists() and is_whole(path, features.key)
             yield name, None if there else replace(features, selection=_ALL), features.key
 
-    if not _write_all(flags.out, read(), len(released), 0, ["box features", str(flags.out)]):
+    if not _write_all(flags.out, read(), len(released.entries), 0, ["box features", str(flags.out)]):
         return 1
     print(f"score with them:\n  pass --regions {shlex.quote(str(flags.out))} to a metric on regions")
     return 0

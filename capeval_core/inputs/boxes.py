@@ -13,8 +13,8 @@ import os
 import pickle
 import re
 import threading
-from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache, partial
@@ -22,7 +22,7 @@ from importlib import import_module
 from io import SEEK_END, BytesIO
 from numbers import Integral
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,10 +55,6 @@ _ROUNDED = 0.01
 """Of an image's side: how far relative boxes in float16, or of corners that count from 1, may be off."""
 _MARGIN = 0.04
 """Of an image's longer side: detectors that pad what they read let boxes end there, 31 pixels of 800."""
-_UNSORTED = (
-    "boxes are not sorted by score, and the first of them are kept, as the published rule does: sort them, "
-    "best first, unless their order is meant"
-)
 
 
 @contextmanager
@@ -73,19 +69,14 @@ def damage(*index: str) -> Iterator[None]:
         raise refused(found, "write or download it again", index=index) from None
 
 
-def npz_arrays(data: bytes, members: Collection[str] = NAMES) -> dict[str, NDArray[Any]]:
-    """The arrays of an `.npz` of these names, as far as they are there; nothing is unpickled."""
-    arrays = {}
-    with damage(), np.load(BytesIO(data), allow_pickle=False) as file:
-        for name in [name for name in members if name in file.files]:
+def npz_arrays(file: str | bytes, members: Collection[str] = NAMES) -> dict[str, NDArray[Any]]:
+    """The arrays of these names in an `.npz`, a path or its bytes; nothing is unpickled."""
+    data, arrays = read_file(file, "file of boxes") if isinstance(file, str) else file, {}
+    with damage(), np.load(BytesIO(data), allow_pickle=False) as stored:
+        for name in [name for name in members if name in stored.files]:
             with damage(name):
-                arrays[name] = file[name]
+                arrays[name] = stored[name]
     return arrays
-
-
-def npz_file(path: str) -> dict[str, NDArray[Any]]:
-    """The arrays of such a file."""
-    return npz_arrays(read_file(path, "file of boxes"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,8 +103,8 @@ class BoxFeatures:
     def key(self) -> str:
         """The content key."""
         names = [name for name in OPTIONAL if getattr(self, name) is not None]
-        fields = f"{self.features.shape} {self.size} {names} {self.selection}"
-        digest = hashlib.blake2b(fields.encode(), digest_size=16)
+        others = f"{self.features.shape} {self.size} {names} {self.selection}"
+        digest = hashlib.blake2b(others.encode(), digest_size=16)
         for array in (self.boxes, self.features, self.scores, self.relative_boxes):
             if array is not None:
                 digest.update(np.ascontiguousarray(array).data)
@@ -124,12 +115,9 @@ class BoxFeatures:
         if self.relative_boxes is not None:
             return self.relative_boxes
         if self.size is None:
-            raise ValueError(
-                "the size of the image is missing, which positions of boxes are relative to: give 'size' "
-                "(width, height) beside 'boxes', or 'relative_boxes' (n, 6)"
-            )
-        sides = self.boxes[:, 2:] - self.boxes[:, :2]
-        both: _Floats = np.concatenate([self.boxes, sides], axis=1)
+            fix = "give 'size' (width, height) beside 'boxes', or 'relative_boxes' (n, 6)"
+            raise ValueError(f"the image's size is missing, which positions of boxes are relative to: {fix}")
+        both = np.concatenate([self.boxes, self.boxes[:, 2:] - self.boxes[:, :2]], axis=1)
         return np.divide(both, [*self.size] * 3, dtype=np.float32)
 
     def first(self, n: int) -> BoxFeatures:
@@ -137,17 +125,20 @@ class BoxFeatures:
         if n >= len(self):
             return self
         if self.scores is not None and (self.scores[n:].max() > self.scores[:n]).any():
-            warn(_UNSORTED)
+            found = (
+                "boxes are not sorted by score, and the first of them are kept, as the published rule does"
+            )
+            warn(f"{found}: sort them, best first, unless their order is meant")
         arrays = {name: getattr(self, name) for name in _SHAPES}
         return replace(self, **{name: array[:n] for name, array in arrays.items() if array is not None})
 
     def check_width(self, width: int) -> None:
         """Raise ValueError unless each feature has that many numbers."""
         if self.features.shape[1] != width:
-            raise ValueError(
-                f"its features have {self.features.shape[1]:,} numbers each, but the network takes "
-                f"{width:,}: give features of the detector that the network was trained with"
+            found = (
+                f"its features have {self.features.shape[1]:,} numbers each, but the network takes {width:,}"
             )
+            raise ValueError(f"{found}: give features of the detector that the network was trained with")
 
 
 @dataclass(eq=False, slots=True)
@@ -170,14 +161,12 @@ class Boxes(Source[BoxFeatures]):
     def decode(self, reduced: bool = False) -> BoxFeatures:
         try:
             with damage():
-                arrays = self.read()
-            found = checked(arrays)
+                found = checked(self.read())
         except ImageError as error:
             (problem,) = error.problems
-            if self.origin in problem.found:
-                raise
-            wrong = f"{self.origin}: {problem.found}"
-            raise refused(wrong, problem.fix, index=error.index, kind=problem.kind) from None
+            if self.origin not in problem.found:
+                error.problems[0] = problem._replace(found=f"{self.origin}: {problem.found}")
+            raise
         self._key = self._key or found.key
         return found
 
@@ -195,7 +184,7 @@ def box_source(value: Any) -> Source[BoxFeatures]:
         path = images.local_path(value)
         if not path.endswith(".npz"):
             raise refused(f"{quoted(path)} is not an .npz file", f"expected {_ACCEPTED}")
-        return Boxes(partial(npz_file, path), quoted(path), path)
+        return Boxes(partial(npz_arrays, path), quoted(path), path)
     if not isinstance(value, Mapping):
         raise refused(f"is {described(value)}", f"expected {_ACCEPTED}", kind=TypeError)
     return Boxes(partial(dict, value))
@@ -222,43 +211,45 @@ def checked(arrays: Mapping[str, Any]) -> BoxFeatures:
     found = {name: _numbers(given[name], arrays[given[name]], name) for name in _SHAPES if name in given}
     size = _size_of(arrays["size"]) if "size" in given else None
     relative, scores = found.get("relative_boxes"), found.get("scores")
-    if "boxes" not in found:
-        found["boxes"] = found["relative_boxes"][:, :4] * np.array([*(size or (1, 1))] * 2, dtype=np.float32)
+    if relative is not None and "boxes" not in found:
+        found["boxes"] = relative[:, :4] * np.array([*(size or (1, 1))] * 2, dtype=np.float32)
     boxes, features = found["boxes"], found["features"]
+    if not 1 <= len(boxes) <= MOST_BOXES or not 1 <= features.shape[1] <= _WIDEST:
+        wrong = f"there are {len(boxes) or 'no'} boxes, with {features.shape[1]:,} numbers each"
+        raise refused(wrong, f"expected 1 to {MOST_BOXES:,} boxes with at most {_WIDEST:,} numbers")
+
+    def check(name: str, bad: Any, expected: str) -> None:
+        """Refuse the first row of an array that is bad."""
+        if bad.any():
+            row = int(np.argwhere(bad)[0, 0])
+            raise refused(f"is {found[name][row].tolist()}", f"expected {expected}", index=(given[name], row))
+
     for name, array in found.items():
         if len(array) != len(boxes):
             wrong = f"there are {len(boxes)} boxes but {len(array)} rows"
             raise refused(wrong, "give every box its own", index=(given[name],))
-    if not 1 <= len(boxes) <= MOST_BOXES or not 1 <= features.shape[1] <= _WIDEST:
-        wrong = f"there are {len(boxes) or 'no'} boxes, with {features.shape[1]:,} numbers each"
-        raise refused(wrong, f"expected 1 to {MOST_BOXES:,} boxes with at most {_WIDEST:,} numbers")
-    rules: list[tuple[str, Any, str]] = []
+    if scores is not None:
+        check("scores", (scores < 0) | (scores > 1 + 1e-6), "probabilities, from 0 to 1")
     if relative is not None:
         outside = (relative < -_ROUNDED) | (relative > 1 + _ROUNDED)
         odd = np.abs(relative[:, 2:4] - relative[:, :2] - relative[:, 4:]) > _ROUNDED
-        rules.append(("relative_boxes", outside, "shares of the image's width and height, from 0 to 1"))
-        rules.append(("relative_boxes", odd, "x0, y0, x1, y1, width, height, and width = x1 - x0"))
+        check("relative_boxes", outside, "shares of the image's width and height, from 0 to 1")
+        check("relative_boxes", odd, "x0, y0, x1, y1, width, height, and width = x1 - x0")
     if "boxes" in given:
         most = np.inf if size is None else np.add(size, max(1, _MARGIN * max(size)))
         outside = (boxes[:, :2] < -1) | (boxes[:, 2:] > most)  # corners count from 0 or from 1
         image = "the image" if size is None else f"an image of {size[0]}x{size[1]}"
-        rules.append(("boxes", boxes[:, 2:] < boxes[:, :2], "x0, y0, x1, y1; of a width make x0 + width"))
-        rules.append(("boxes", outside, f"pixels of {image}, from 0"))
-    if scores is not None:
-        rules.append(("scores", (scores < 0) | (scores > 1 + 1e-6), "probabilities, from 0 to 1"))
-    if "boxes" in given and relative is not None and size is not None:
+        check("boxes", boxes[:, 2:] < boxes[:, :2], "x0, y0, x1, y1; of a width make x0 + width")
+        check("boxes", outside, f"pixels of {image}, from 0")
+    if "boxes" in given and size is not None:
         whole = np.array([*size, *size], dtype=np.float32)
-        other = np.abs(relative[:, :4] * whole - boxes) > _ROUNDED * whole + 1
-        rules.append(("relative_boxes", other, f"shares of {size} of the boxes in pixels"))
-    for name, bad, expected in rules:
-        if bad.any():
-            row = int(np.argwhere(bad)[0, 0])
-            wrong = f"is {found[name][row].tolist()}"
-            raise refused(wrong, f"expected {expected}", index=(given[name], row))
-    if "boxes" in given and size is not None and min(size) > 2 and 0 < boxes.max() <= 1 + _ROUNDED:
-        wrong = "no box reaches beyond the first pixel of the image, so these are shares of its sides"
-        fix = 'multiply them by its width and height, or give them as "relative_boxes" (n, 6)'
-        raise refused(wrong, fix, index=("boxes",))
+        if relative is not None:
+            other = np.abs(relative[:, :4] * whole - boxes) > _ROUNDED * whole + 1
+            check("relative_boxes", other, f"shares of {size} of the boxes in pixels")
+        if min(size) > 2 and 0 < boxes.max() <= 1 + _ROUNDED:
+            wrong = "no box reaches beyond the first pixel of the image, so these are shares of its sides"
+            fix = 'multiply them by its width and height, or give them as "relative_boxes" (n, 6)'
+            raise refused(wrong, fix, index=("boxes",))
     selection = np.asarray(arrays["selection"]) if "selection" in given else None
     if selection is not None and (selection.dtype.kind != "U" or selection.ndim or len(str(selection)) > 100):
         raise refused(f"is {described(arrays['selection'])}", "expected a short text", index=("selection",))
@@ -303,34 +294,39 @@ EXTENSION = ".npz"
 _AGAIN = "write or download it again"
 
 
-class BoxFeatureStore(Mapping[str, Source[BoxFeatures]]):
-    """Image id -> the source of its box features. It may be pickled and used from several threads."""
+class BoxFeatureStore(ABC):
+    """The box features of many images, by id. It may be pickled and used from several threads."""
 
+    form: ClassVar[str]
     selection: str | None = None
     """The rule that chose the boxes, where that is known."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.name = f"precomputed:{path.name}"  # in signatures
 
     @staticmethod
-    def open(path: str | os.PathLike[str]) -> BoxFeatureStore:
-        """The store at a path, whose form shows there. Raises FileError."""
-        path = Path(path)
-        with reading(path, "file or folder", f"expected {_FORMS}"):
+    def open(path: str | os.PathLike[str], *, released: bool = False) -> BoxFeatureStore:
+        """The store at a path, whose form shows there; released: one of 12-in-1. Raises FileError.
+
+        https://github.com/facebookresearch/vilbert-multi-task: `extract_features.py` writes an `.npy` per
+        image, which is a dict, `convert_to_lmdb.py` an LMDB of pickled dicts; older ones hold base64.
+        """
+        path, fix = Path(path), f"expected {_RELEASED if released else _FORMS}"
+        with reading(path, "file or folder", fix):
             if databases := _databases_at(path):
-                return _UniterDatabase(path, databases)
-            if path.is_dir() and any(entry.suffix == EXTENSION for entry in path.iterdir()):
-                return _NpzFolder(path)
-            if path.suffix.lower() == ".tsv" and path.is_file():
+                return _Database(path, databases, released=released)
+            extension = ".npy" if released else EXTENSION
+            if path.is_dir() and any(entry.suffix == extension for entry in path.iterdir()):
+                return _Files(path, extension)
+            if released and path.suffix == extension:
+                return _Files(path, extension)
+            if path.suffix.lower() == ".tsv" and path.is_file() and not released:
                 return _Lines(path)
-        fix = "pass the folder that it lies in" if path.suffix == EXTENSION else f"expected {_FORMS}"
+        if path.suffix == EXTENSION:
+            fix = "pass the folder that it lies in"
         known = path.is_dir() or path.is_file()  # a pipe could block for ever
         raise file_error(path, "has no box features of a known form" if known else "is no regular file", fix)
-
-    @cached_property
-    @abstractmethod
-    def fingerprint(self) -> str:
-        """It changes with what is stored, as far as sizes and samples show."""
 
     @cached_property
     @abstractmethod
@@ -341,29 +337,29 @@ class BoxFeatureStore(Mapping[str, Source[BoxFeatures]]):
     def arrays(self, image_id: str) -> Mapping[str, Any]:
         """The arrays of an image; what it raises says why they cannot be read."""
 
-    @property
-    def name(self) -> str:
-        """In signatures."""
-        return f"precomputed:{self.path.name}"
+    @abstractmethod
+    def state(self) -> Iterable[object]:
+        """What changes with what is stored, as far as sizes and samples show."""
+
+    @cached_property
+    def fingerprint(self) -> str:
+        digest = hashlib.blake2b(digest_size=8)
+        for part in self.state():
+            data = part if isinstance(part, bytes) else str(part).encode(errors="surrogateescape")
+            digest.update(len(data).to_bytes(8, "big") + data)
+        return f"{self.form}-{digest.hexdigest()}"
 
     @cached_property
     def _names(self) -> Names:
         return Names(self.entries)
 
-    def __getitem__(self, image_id: str) -> Source[BoxFeatures]:
-        if image_id not in self.entries:
-            raise KeyError(image_id)
+    def source(self, image_id: str) -> Source[BoxFeatures]:
+        """The box features under exactly that id."""
         return Boxes(partial(self.arrays, image_id), f"{image_id!r} of {self.path}")
 
-    def __len__(self) -> int:
-        return len(self.entries)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names.entries)
-
     def find(self, image_id: str) -> Source[BoxFeatures]:
-        """The source of an id, however it is written; a path is looked up by its last part."""
-        return self[self._names.only(image_id, f"box features in {self.path}")]
+        """Those of an id, however it is written; a path is looked up by its last part."""
+        return self.source(self._names.only(image_id, f"box features in {self.path}"))
 
 
 def id_of(image: Any) -> str:
@@ -380,15 +376,7 @@ def id_of(image: Any) -> str:
     raise refused(f"is {value}", "with precomputed box features, images are ids or paths", kind=TypeError)
 
 
-def _digest(*parts: object) -> str:
-    hashed = hashlib.blake2b(digest_size=8)
-    for part in parts:
-        data = part if isinstance(part, bytes) else str(part).encode(errors="surrogateescape")
-        hashed.update(len(data).to_bytes(8, "big") + data)
-    return hashed.hexdigest()
-
-
-# ---- a folder of .npz files, and the manifest of `capeval regions`
+# ---- a file per image: .npz, with the manifest of `capeval regions`, or the pickled .npy of 12-in-1
 
 MANIFEST = "regions.json"
 _IMAGE = "image"
@@ -420,35 +408,33 @@ class Manifest:
         return cls(*(str(content[name]) for name in names))
 
 
-class _NpzFolder(BoxFeatureStore):
-    def __init__(self, path: Path) -> None:
+class _Files(BoxFeatureStore):
+    def __init__(self, path: Path, extension: str) -> None:
         super().__init__(path)
+        self.form = extension[1:]
         self.manifest = Manifest.read(path)
         self.selection = None if self.manifest is None else self.manifest.selection
 
     @cached_property
     def entries(self) -> Mapping[str, Path]:
-        return _files_in(self.path, EXTENSION)
+        if not self.path.is_dir():
+            return {self.path.stem: self.path}
+        names = [name for name in names_in(self.path) if name.endswith(f".{self.form}")]
+        return {name.removesuffix(f".{self.form}"): self.path / name for name in names}
 
     def arrays(self, image_id: str) -> Mapping[str, Any]:
-        return npz_file(str(self.entries[image_id]))
+        path = str(self.entries[image_id])
+        return npz_arrays(path) if self.form == "npz" else _released(image_id, BytesIO(read_file(path)))
 
-    @cached_property
-    def fingerprint(self) -> str:
-        sizes = [(image_id, path.stat().st_size) for image_id, path in sorted(self.entries.items())]
-        return f"npz-{_digest(self.manifest, sizes)}"
-
-
-def _files_in(folder: Path, ending: str) -> dict[str, Path]:
-    return {name.removesuffix(ending): folder / name for name in names_in(folder) if name.endswith(ending)}
+    def state(self) -> Iterable[object]:
+        return self.manifest, [(one, path.stat().st_size) for one, path in sorted(self.entries.items())]
 
 
 def npz_bytes(found: BoxFeatures, image_key: str) -> bytes:
     """The content of such a file, exact, with the content key of the image that the boxes are of."""
-    given = {name: getattr(found, name) for name in (*REQUIRED, *OPTIONAL)}
-    arrays: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    arrays = {name: value for name, value in vars(found).items() if value is not None}
     file = BytesIO()
-    np.savez(file, **{**arrays, _IMAGE: np.array(image_key)})
+    np.savez(file, **arrays, **{_IMAGE: np.array(image_key)})
     return file.getvalue()
 
 
@@ -468,10 +454,6 @@ _KEYS = (b"__keys__", b"keys")
 _RULE = "th0.2_max100_min10"
 _PUBLISHED = "bua10_100"
 """Of the published model, in the database's name and in ours: boxes of a score above 0.2, from 10 to 100."""
-_COUNTED = re.compile(r"feat_(th.+?)(?:_compressed)?")
-_FIXED = re.compile(r"feat_numbb([1-9][0-9]{0,3})(?:_compressed)?")
-_OPENED: dict[str, tuple[object, Any]] = {}
-"""By path, the LMDB and the state of its file: LMDB opens one once per process."""
 _OPENING = threading.Lock()
 
 
@@ -487,117 +469,99 @@ def _databases_at(path: Path) -> list[Path]:
 
 
 class _Database(BoxFeatureStore):
-    """An LMDB of an entry per image, or the published one of several databases."""
+    """An LMDB of https://github.com/ChenRocks/UNITER: by name of an image's `.npz` that file, or a map in
+    msgpack (also in a frame of lz4) whose arrays, in float16, are maps with `type`, `shape` and `data`. Or
+    one that 12-in-1 released. Several in one folder are those that UNITER published.
 
-    counts: Any = None
-    """How many boxes of an image count, of all or by key."""
+    Where the number of boxes of an image is given beside the database, or in its name, that many are read and
+    no more chosen: scores are rounded, and could choose others.
+    """
 
-    def __init__(self, path: Path, databases: list[Path]) -> None:
+    form = "lmdb"
+
+    def __init__(self, path: Path, databases: list[Path], *, released: bool) -> None:
         super().__init__(path)
-        for package in ("lmdb", "lz4.frame", "msgpack"):  # now, not at the first entry that needs one
-            try:
+        try:
+            for package in ("lmdb", "lz4.frame", "msgpack"):  # now, not at the first entry that needs one
                 import_module(package)
-            except ImportError as error:
-                found = f"an LMDB of box features needs the package {error.name}"
-                raise FileError(f"{found}: {install_command('lmdb')}") from None
+        except ImportError as error:
+            found = f"an LMDB of box features needs the package {error.name}"
+            raise FileError(f"{found}: {install_command('lmdb')}") from None
         by_name = {data.parent.name: data for data in databases}
         preferred = [f"feat_{_RULE}_compressed", f"feat_{_RULE}", "all_compressed", "all"]
         chosen = [by_name[name] for name in preferred if name in by_name] or databases
         if len(chosen) > 1 and chosen is databases:
             names = ", ".join(map(repr, sorted(by_name)))
             raise file_error(path, f"holds several databases ({names})", "pass the path of one of them")
-        self.data = chosen[0]
-
-    @cached_property
-    def entries(self) -> Mapping[str, bytes]:
-        with _environment(self.data).begin() as transaction:
-            keys = [bytes(key) for key in transaction.cursor().iternext(values=False)]
-        return {key.decode(errors="replace"): key for key in keys if key not in _KEYS}
-
-    def value(self, image_id: str) -> bytes:
-        with _environment(self.data).begin() as transaction:
-            return bytes(transaction.get(self.entries[image_id]))
-
-    @cached_property
-    def fingerprint(self) -> str:
-        environment = _environment(self.data)
-        info, entries = environment.info(), environment.stat()["entries"]
-        counts = [] if self.counts is None else [self.counts]
-        return f"lmdb-{_digest(info['last_txnid'], info['last_pgno'], entries, *counts)}"
-
-
-def _environment(data: Path) -> Any:
-    """The LMDB of a data file. Raises FileError: to read behind the end of one would kill the process."""
-    import lmdb
-
-    path, status = os.path.realpath(data), data.stat()
-    state = status.st_ino, status.st_size, status.st_mtime_ns
-    with _OPENING:
-        before, opened = _OPENED.get(path, (None, None))
-        if before == state:
-            return opened
-        if opened is not None:
-            _OPENED.pop(path)[1].close()
-        options = {"subdir": False, "readonly": True, "lock": False, "create": False, "readahead": False}
-        try:
-            environment = lmdb.open(path, **options)
-        except lmdb.Error as error:
-            raise file_error(path, f"is no LMDB, or cut off ({error})", _AGAIN) from None
-        needed = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
-        if status.st_size < needed:
-            environment.close()
-            raise file_error(path, f"is cut off: it has {status.st_size:,} of {needed:,} bytes", _AGAIN)
-        _OPENED[path] = state, environment
-        return environment
-
-
-class _UniterDatabase(_Database):
-    """An LMDB of https://github.com/ChenRocks/UNITER: by name of an image's `.npz` that file, or a map in
-    msgpack (also in a frame of lz4) whose arrays, in float16, are maps with `type`, `shape` and `data`.
-
-    Where the number of boxes of an image is given beside the database, or in its name, that many are read and
-    no more chosen: scores are rounded, and could choose others.
-    """
-
-    def __init__(self, path: Path, databases: list[Path]) -> None:
-        super().__init__(path, databases)
-        self.rule, self.counts = _read_counts(self.data.parent)
+        self.data, self.released = chosen[0], released
+        self.rule, self.counts = ("", {}) if released else _read_counts(self.data.parent)
         self.selection = self.rule if self.counts else None
 
     @cached_property
     def entries(self) -> Mapping[str, bytes]:
-        names, counted = super().entries, self.counts if isinstance(self.counts, dict) else {}
+        with _opened(self.data) as (_, transaction):
+            keys = [bytes(key) for key in transaction.cursor().iternext(values=False)]
+        entries = {key.decode(errors="replace"): key for key in keys if key not in _KEYS}
         found = ""
-        if counted and counted.keys().isdisjoint(names):
-            found = f"the numbers of boxes beside it are of other images: {next(iter(counted))!r}"
-        elif twice := [name for name in names if f"{name}{EXTENSION}" in names]:
+        if isinstance(self.counts, dict) and self.counts and self.counts.keys().isdisjoint(entries):
+            found = f"the numbers of boxes beside it are of other images: {next(iter(self.counts))!r}"
+        elif twice := [name for name in entries if f"{name}{EXTENSION}" in entries]:
             found = f"the id {twice[0]!r} comes twice"
         if found:
             raise file_error(self.data, found, "expected UNITER's image database")
-        return {name.removesuffix(EXTENSION): key for name, key in names.items()}
+        return {name.removesuffix(EXTENSION): key for name, key in entries.items()}
 
     def arrays(self, image_id: str) -> Mapping[str, Any]:
-        data = self.value(image_id)
+        key = self.entries[image_id]
+        with _opened(self.data) as (_, transaction):
+            data = bytes(transaction.get(key))
+        if self.released:
+            return _released(image_id, BytesIO(data))
         if data[:1] == b"\x80" and len(data) > 1:
             fix = "convert them once: capeval convert box-features DATABASE --out FOLDER"
             raise refused("its entry is a pickle, as 12-in-1 releases features", fix)
         arrays = npz_arrays(data) if data.startswith(b"PK\x03\x04") else _unpacked(data)
-        name = self.entries[image_id].decode()
-        n = self.counts if isinstance(self.counts, int) else self.counts.get(name)
+        n = self.counts if isinstance(self.counts, int) else self.counts.get(key.decode())
         if n is None:
             return arrays
         cut = {name: array[:n] for name, array in arrays.items() if name in PER_BOX and array.ndim}
         return {**arrays, **cut, "selection": np.array(self.rule)}
 
+    def state(self) -> Iterable[object]:
+        with _opened(self.data) as (environment, _):
+            info, entries = environment.info(), environment.stat()["entries"]
+        return info["last_txnid"], info["last_pgno"], entries, *([] if self.released else [self.counts])
+
+
+@contextmanager
+def _opened(data: Path) -> Iterator[tuple[Any, Any]]:
+    """An LMDB and a transaction in it. Raises FileError: to read behind its end would kill the process."""
+    import lmdb
+
+    options = {"subdir": False, "readonly": True, "lock": False, "create": False, "readahead": False}
+    with _OPENING:  # a process may have it open once; for each read anew it costs little, and forks are safe
+        try:
+            environment = lmdb.open(os.path.realpath(data), **options)
+        except lmdb.Error as error:
+            raise file_error(data, f"is no LMDB, or cut off ({error})", _AGAIN) from None
+        with environment, environment.begin() as transaction:
+            size, needed = (
+                data.stat().st_size,
+                (environment.info()["last_pgno"] + 1) * environment.stat()["psize"],
+            )
+            if size < needed:
+                raise file_error(data, f"is cut off: it has {size:,} of {needed:,} bytes", _AGAIN)
+            yield environment, transaction
+
 
 def _read_counts(folder: Path) -> tuple[str, dict[str, int] | int]:
     """The rule in a database's name, and the boxes per image: all the same, or by key in a file beside it."""
-    if fixed := _FIXED.fullmatch(folder.name):
+    if fixed := re.fullmatch(r"feat_numbb([1-9][0-9]{0,3})(_compressed)?", folder.name):
         return f"first {fixed[1]}", int(fixed[1])
-    counted = _COUNTED.fullmatch(folder.name)
+    counted = re.fullmatch(r"feat_(th.+?)(_compressed)?", folder.name)
     rule = counted[1] if counted else _RULE
-    name, published = f"nbb_{rule}.json", _PUBLISHED if rule == _RULE else rule
-    for path in (folder.parent / name, folder / name):
+    published = _PUBLISHED if rule == _RULE else rule
+    for path in (folder.parent / f"nbb_{rule}.json", folder / f"nbb_{rule}.json"):
         if path.is_file():
             counts = load_json(path)
             numbers = counts.values() if isinstance(counts, dict) else [None]
@@ -639,28 +603,28 @@ _SAMPLE = 1 << 16
 class _Lines(BoxFeatureStore):
     """A `.tsv` file as https://github.com/peteanderson80/bottom-up-attention writes it, or LXMERT."""
 
+    form = "tsv"
+
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         with path.open("rb") as file:
-            first = file.readline()
-        forms = {len(columns): columns for columns in (_BOTTOM_UP, _LXMERT)}
-        count = first.count(b"\t") + 1
-        if count not in forms:
-            fix = f"expected {' or '.join(', '.join(form) for form in forms.values())}, separated by tabs"
-            raise file_error(path, f"has {count if first else 'no'} columns", fix)
-        self.columns = forms[count]
+            first = [cell.strip() for cell in file.readline().decode(errors="replace").split("\t")]
+        forms = [form for form in (_BOTTOM_UP, _LXMERT) if len(form) == len(first)]
+        if not forms or (first[0] == forms[0][0] and first != [*forms[0]]):  # as height before width
+            wrong = f"begins with {len(first)} columns ({ascii(', '.join(first))[1:201]})"
+            expected = f"expected {' or '.join(map(', '.join, (_BOTTOM_UP, _LXMERT)))}, separated by tabs"
+            raise file_error(path, wrong, expected)
+        self.columns = forms[0]
 
-    @cached_property
-    def fingerprint(self) -> str:
+    def state(self) -> Iterable[object]:
         with self.path.open("rb") as file:
             size = file.seek(0, SEEK_END)
-            ends = [file.seek(start) or file.read(_SAMPLE) for start in (0, max(0, size - _SAMPLE))]
-        return f"tsv-{_digest(size, *ends)}"
+            return size, *[file.seek(start) or file.read(_SAMPLE) for start in (0, max(0, size - _SAMPLE))]
 
     @cached_property
     def entries(self) -> Mapping[str, tuple[int, int]]:
         status = self.path.stat()
-        return _lines_of(self.path.absolute(), self.columns, status.st_size, status.st_mtime_ns)
+        return _lines_of(self.path.absolute(), self.columns[0], status.st_size, status.st_mtime_ns)
 
     def arrays(self, image_id: str) -> Mapping[str, Any]:
         offset, length = self.entries[image_id]
@@ -681,25 +645,19 @@ class _Lines(BoxFeatureStore):
 
 
 @lru_cache(maxsize=4)
-def _lines_of(path: Path, columns: tuple[str, ...], size: int, time: int) -> Mapping[str, tuple[int, int]]:
+def _lines_of(path: Path, header: str, size: int, time: int) -> Mapping[str, tuple[int, int]]:
     """By id, where its line begins, and its length; kept while the file is the same: it has gigabytes."""
     lines: dict[str, tuple[int, int]] = {}
     offset = 0
     with path.open("rb", buffering=1 << 20) as file:
         for number, line in enumerate(file, start=1):
-            image_id, wrong = line.split(b"\t", 1)[0].strip().decode(errors="replace"), ""
-            if number == 1 and image_id == columns[0]:
-                names = [name.strip() for name in line.decode(errors="replace").split("\t")]
-                if names != list(columns):  # such as the height before the width
-                    wrong = f"has the columns {ascii(', '.join(names))[1:201]}"
-            elif line.strip(b"\r\n"):
-                if not image_id or "\ufffd" in image_id:
-                    wrong = f"line {number} is not a line of an image, which begins with its id"
-                elif image_id in lines:
-                    wrong = f"the id {image_id[:200]!r} comes twice"
+            image_id = line.split(b"\t", 1)[0].strip().decode(errors="replace")
+            if line.strip(b"\r\n") and (number, image_id) != (1, header):
+                if not image_id or "\ufffd" in image_id or image_id in lines:
+                    wrong = f"line {number} begins with no id of an image"
+                    wrong = f"the id {image_id[:200]!r} comes twice" if image_id in lines else wrong
+                    raise file_error(path, wrong, "expected one line per image, which begins with its id")
                 lines[image_id] = offset, len(line)
-            if wrong:
-                raise file_error(path, wrong, f"expected one line of {', '.join(columns)} each")
             offset += len(line)
     return lines
 
@@ -719,7 +677,8 @@ _OF_NUMPY = {
 }
 _OTHERS = {
     ("_codecs", "encode"): lambda text, _: text.encode("latin-1"),
-    **{(module, "bytes"): bytes for module in ("builtins", "__builtin__")},
+    ("builtins", "bytes"): bytes,
+    ("__builtin__", "bytes"): bytes,
 }
 
 
@@ -735,46 +694,16 @@ class _Unpickler(pickle.Unpickler):
         raise refused(f"the pickle names {shown}", "expected NumPy arrays, dicts, texts and numbers only")
 
 
-class _ReleasedDatabase(_Database):
-    def arrays(self, image_id: str) -> Mapping[str, Any]:
-        return _released(image_id, BytesIO(self.value(image_id)))
-
-
-class _ReleasedFiles(BoxFeatureStore):
-    @cached_property
-    def entries(self) -> Mapping[str, Path]:
-        if self.path.is_dir():
-            return _files_in(self.path, ".npy")
-        return {self.path.stem: self.path} if self.path.suffix == ".npy" else {}
-
-    def arrays(self, image_id: str) -> Mapping[str, Any]:
-        file = BytesIO(read_file(str(self.entries[image_id])))
-        version = np.lib.format.read_magic(file)
-        getattr(np.lib.format, f"read_array_header_{version[0]}_{version[1]}")(file)
-        return _released(image_id, file)
-
-    @cached_property
-    def fingerprint(self) -> str:
-        files = sorted(self.entries.values())
-        return f"npy-{_digest([(file.name, file.stat().st_size) for file in files])}"
-
-
-def released_boxes(path: Path) -> BoxFeatureStore:
-    """Features of https://github.com/facebookresearch/vilbert-multi-task: `extract_features.py` writes an
-    `.npy` per image, which is a dict, `convert_to_lmdb.py` an LMDB of pickled dicts; older ones hold
-    base64."""
-    with reading(path, "file or folder", f"expected {_RELEASED}"):
-        databases = _databases_at(path)
-        store = _ReleasedDatabase(path, databases) if databases else _ReleasedFiles(path)
-        if store.entries:
-            return store
-    raise file_error(path, "holds no such features", f"expected {_RELEASED}")
-
-
 def _released(image_id: str, file: IO[bytes]) -> Mapping[str, Any]:
     """The arrays of a pickle: all boxes, also those behind `num_boxes`, which the release's networks read."""
     if not image_id.isprintable() or set(image_id) & set("/\\\ufffd") or image_id[:1] in ("", "."):
         raise refused("its id can name no file", "give the image another id")
+    if file.read(1) == b"\x93":  # an .npy file, whose object is pickled behind a header
+        file.seek(0)
+        version = np.lib.format.read_magic(file)
+        getattr(np.lib.format, f"read_array_header_{version[0]}_{version[1]}")(file)
+    else:
+        file.seek(0)
     content = _Unpickler(file, encoding="latin-1").load()
     if isinstance(content, np.ndarray) and content.dtype == object:
         content = content.item()
