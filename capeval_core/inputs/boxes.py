@@ -611,7 +611,8 @@ class _Lines(BoxFeatureStore):
             first = [cell.strip() for cell in file.readline().decode(errors="replace").split("\t")]
         forms = [form for form in (_BOTTOM_UP, _LXMERT) if len(form) == len(first)]
         if not forms or (first[0] == forms[0][0] and first != [*forms[0]]):  # as height before width
-            wrong = f"begins with {len(first)} columns ({ascii(', '.join(first))[1:201]})"
+            columns = f"has {len(first)} columns, {ascii(', '.join(first)[:200])}"
+            wrong = columns if any(first) else "is empty"
             expected = f"expected {' or '.join(map(', '.join, (_BOTTOM_UP, _LXMERT)))}, separated by tabs"
             raise file_error(path, wrong, expected)
         self.columns = forms[0]
@@ -654,7 +655,7 @@ def _lines_of(path: Path, header: str, size: int, time: int) -> Mapping[str, tup
             image_id = line.split(b"\t", 1)[0].strip().decode(errors="replace")
             if line.strip(b"\r\n") and (number, image_id) != (1, header):
                 if not image_id or "\ufffd" in image_id or image_id in lines:
-                    wrong = f"line {number} begins with no id of an image"
+                    wrong = f"line {number} is not a line of an image"
                     wrong = f"the id {image_id[:200]!r} comes twice" if image_id in lines else wrong
                     raise file_error(path, wrong, "expected one line per image, which begins with its id")
                 lines[image_id] = offset, len(line)

@@ -38,17 +38,8 @@ from capeval_core.errors import (
     warn,
     wrong_option,
 )
-from capeval_core.inputs.files import (
-    Folder,
-    Names,
-    contents,
-    decoded,
-    encoding_of,
-    only_matches,
-    parsed,
-    some_of,
-    valid_unicode,
-)
+from capeval_core.inputs import files
+from capeval_core.inputs.files import Names, some_of
 from capeval_core.inputs.images import short_reason
 from capeval_core.inputs.samples import is_written_list, read_written_list
 from capeval_core.limits import LIMITS
@@ -126,9 +117,9 @@ class Texts:
         name: str | None = getattr(self.options, self.column)
         return name
 
-    def complain(self, place: str | None, found: str, fix: str = "") -> None:
-        """Note a problem with a row, such as `line 3`, or a part of it; None: with the file."""
-        self.problems.add(file_error(self.path, found, fix, index=place))
+    def wrong(self, place: str | None, found: str, fix: str = "") -> FileError:
+        """The error about a row, such as `line 3`, or a part of it; None: about the file."""
+        return file_error(self.path, found, fix, index=place)
 
     # which column names the image, and which the text
 
@@ -147,7 +138,8 @@ class Texts:
             images = " and ".join(repr(things[0]) for things in differing[0].values())
             wrong = f"{names} name different images in {len(differing):,} rows, such as {images}"
             best = next(name for name in differing[0] if name != "id")
-            self.complain(None, wrong, setting("id_column", best, "choose the column of image ids with "))
+            fix = setting("id_column", best, "choose the column of image ids with ")
+            self.problems.add(self.wrong(None, wrong, fix))
         return max(known, key=known.__getitem__, default=None)
 
     def use_id_column(self, find: Callable[[str], Sequence[str]]) -> None:
@@ -176,79 +168,71 @@ class Texts:
         captions = self.options.caption_column
         return usual if captions is None or captions not in names else list(dict.fromkeys([captions, *usual]))
 
-    def unclear(self, names: Sequence[str], ids: Sequence[str]) -> tuple[str, str] | None:
-        """What a row or a table of these names, of which some are ids, lacks or has too much of; the fix."""
+    def text_field(self, names: Sequence[str], ids: Sequence[str], place: str) -> str:
+        """The name of the text in a row or header of these names, some of them ids. Raises FileError."""
         texts = self.text_fields(names)
         if ids and len(texts) == 1:
-            return None
+            return texts[0]
+        own = some_of(names)[:500]
         if ids and texts:
-            found = f"has {some_of(names)}, of which {' or '.join(map(repr, texts))} may be the text"
-            return found, setting(self.column, texts[0], "name it with ")
+            found = f"has {own}, of which {' or '.join(map(repr, texts))} may be the text"
+            raise self.wrong(place, found, setting(self.column, texts[0], "name it with "))
         lacking = {} if ids else {"id_column": self.options.id_column or " or ".join(ID_FIELDS)}
         if not texts:
             lacking[self.column] = self.chosen or " or ".join(self.fields)
         fix = f"expected these, or name others with {' and '.join(setting(name, 'NAME') for name in lacking)}"
-        return f"has {some_of(names)}, but no {', and no '.join(lacking.values())}", fix
+        raise self.wrong(place, f"has {own}, but no {', and no '.join(lacking.values())}", fix)
 
     def check_header(self, names: Sequence[str]) -> None:
         """Refuse a table unless its columns say what its ids and its texts are, each once."""
         self.columns = dict.fromkeys(names)
-        twice = [name for name, count in Counter(names).items() if name and count > 1]
-        wrong = self.unclear(names, self.id_fields(names))
-        if twice:
-            wrong = f"has {twice[0]!r} twice", "name each column once"
-        if wrong is not None:
-            raise file_error(self.path, f"the header {wrong[0][:500]}", wrong[1])
+        if twice := [name for name, count in Counter(names).items() if name and count > 1]:
+            raise self.wrong("the header", f"has {twice[0]!r} twice", "name each column once")
+        self.text_field(names, self.id_fields(names), "the header")
 
     # rows
 
     def row(self, row: Any, place: str) -> None:
-        """One object with an id and a text, from any kind of file."""
-        if not isinstance(row, dict):
-            self.complain(place, f"is {described(row)}", "expected an object with an id and a caption")
-            return
-        self.columns = self.columns or dict.fromkeys(row)
-        if isinstance(split := row.get(_SPLIT), str):
-            self.splits[split] += 1
-            if self.options.splits and split not in self.options.splits:
-                return
-        # An image in a table of Hugging Face is an object, and another column has its name.
-        usable = [key for key, value in row.items() if value is not None and not isinstance(value, dict)]
-        ids = self.id_fields(usable)
-        if self.options.id_column in self.columns:  # where it is empty, no other takes its place
-            ids.insert(0, str(self.options.id_column))
-        if wrong := self.unclear(list(row), ids):
-            self.complain(place, *wrong)
-            return
-        (name,) = self.text_fields(row)
-        names = {key: one for key in self.id_fields(usable) if (one := _as_id(row[key]))}
-        self.add(row.get(ids[0]), row[name], place, name, names, ids[0])
+        """Add an object with an id and a text, from any kind of file, or note what is wrong with it."""
+        with noting(self.problems):
+            if not isinstance(row, dict):
+                raise self.wrong(place, f"is {described(row)}", "expected an object with an id and a caption")
+            self.columns = self.columns or dict.fromkeys(row)
+            if isinstance(split := row.get(_SPLIT), str):
+                self.splits[split] += 1
+                if self.options.splits and split not in self.options.splits:
+                    return
+            # An image in a table of Hugging Face is an object, and another column has its name.
+            usable = [key for key, value in row.items() if value is not None and not isinstance(value, dict)]
+            ids = self.id_fields(usable)
+            names = {key: one for key in ids if (one := _as_id(row[key]))}
+            if self.options.id_column in self.columns:  # where it is empty, no other takes its place
+                ids.insert(0, str(self.options.id_column))
+            name = self.text_field(list(row), ids, place)
+            self._add(row.get(ids[0]), row[name], place, name, names, ids[0])
 
-    def add(
-        self,
-        image: Any,
-        value: Any,
-        place: str = "",
-        name: str = "",
-        names: Mapping[str, str] | None = None,
-        id_name: str = "the id",
+    def add(self, image: Any, value: Any, place: str = "", name: str = "", *, numbered: bool = False) -> None:
+        """Add captions, one or a list, or note what is wrong; numbered: those of an image belong together."""
+        with noting(self.problems):
+            self._add(image, value, place, name, _NUMBERED if numbered else {}, "the id")
+
+    def _add(
+        self, image: Any, value: Any, place: str, name: str, names: Mapping[str, str], id_name: str
     ) -> None:
-        """A caption or a list of them; name and id_name: their columns. names: as of a `Row`."""
+        """name and id_name: the columns of the text and of the id. names: as of a `Row`."""
         image_id = _as_id(image)
         if image_id is None:
             found = f"{ascii(image)[:80]}, which is not UTF-8" if isinstance(image, str) else described(image)
             found = found if image != "" else "empty"
             fix = "expected a text or a whole number"
-            self.complain(f"{place}: {id_name}" if place else id_name, f"is {found}", fix)
-            return
+            raise self.wrong(f"{place}: {id_name}" if place else id_name, f"is {found}", fix)
         place = f"{place} (id {image_id!r})" if place else f"id {image_id!r}"
         place += f": {name}" if name else ""
         if isinstance(value, str) and name and name in (*_LIST_FIELDS, self.chosen):
             listed = read_written_list(value)
             if listed is None and is_written_list(value, whole=name not in _LIST_FIELDS):
                 found = f"begins like a list but cannot be read as one ({value[:40]!r})"
-                self.complain(place, found, 'write a list of strings as JSON, ["...", "..."]')
-                return
+                raise self.wrong(place, found, 'write a list of strings as JSON, ["...", "..."]')
             value = value if listed is None else listed
         several, texts = isinstance(value, list), []
         for j, text in enumerate(value if several else [value]):
@@ -260,21 +244,23 @@ class Texts:
                     text = text[inner]
             if not isinstance(text, str):
                 without = f" without {' or '.join(self.fields)}" if isinstance(text, dict) else ""
-                self.complain(own, f"is {described(text, none='null')}{without}", "expected a caption")
-                return
+                raise self.wrong(own, f"is {described(text, none='null')}{without}", "expected a caption")
             if (self.is_table or "references" in self.fields) and is_written_list(text):
-                fix = "write it as a list, in a table in a column captions"
-                self.complain(own, f"is a list written as text ({text[:40]!r})", fix)
-                return
+                found = f"is a list written as text ({text[:40]!r})"
+                raise self.wrong(own, found, "write it as a list, in a table in a column captions")
             texts.append(text)
         if not texts:
-            self.complain(place, "is an empty list")
+            raise self.wrong(place, "is an empty list")
         if several and name == "references" and self._lists.setdefault(image_id, texts) is not texts:
             if self._lists[image_id] != texts:  # each row may carry the list, which counts once
-                self.complain(place, "differ from those given for this id before")
+                raise self.wrong(place, "differ from those given for this id before")
             return
-        names = names if names and len(names) > 1 else {}
+        names = names if len(names) > 1 else {}
         self.rows.extend(Row(image_id, text, names) for text in texts)
+
+
+_NUMBERED = {"file": "", "number": ""}
+"""The columns of captions with numbers of their own."""
 
 
 def _as_id(value: Any) -> str | None:
@@ -283,23 +269,24 @@ def _as_id(value: Any) -> str | None:
         value = int(value)  # a column of whole numbers with gaps becomes floats in pandas
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
-    return value if isinstance(value, str) and value and valid_unicode(value) else None
+    return value if isinstance(value, str) and value and files.valid_unicode(value) else None
 
 
 def refuse_unused(options: FileOptions, read: Sequence[Texts], problems: Problems) -> None:
     """Note columns and splits that the user names and none of the files has."""
-    files = " or ".join(str(texts.path) for texts in read)
+    paths = " or ".join(str(texts.path) for texts in read)
     columns = dict.fromkeys(name for texts in read for name in texts.columns)
     splits = sum((texts.splits for texts in read), Counter[str]())
-    has = f"the columns are {some_of(columns)}" if columns else "captions there have no columns"
-    for name in ("id_column", "caption_column", "reference_column"):
-        value = getattr(options, name)
-        if value is not None and value not in columns:
-            problems.add(wrong_option(name, value, f"is no column of {files}", has))
-    has = f"the splits are {_counted(splits)}" if splits else "rows there have no split"
-    for split in options.splits:
-        if split not in splits:
-            problems.add(wrong_option("split", split, f"is no split of {files}", has))
+    chosen = [(name, getattr(options, name)) for name in ("id_column", "caption_column", "reference_column")]
+    for kind, known, values in (
+        ("column", columns, [(name, value) for name, value in chosen if value is not None]),
+        ("split", splits, [("split", value) for value in options.splits]),
+    ):
+        own = _counted(splits) if known is splits else some_of(known)
+        has = f"the {kind}s are {own}" if known else f"captions there have no {kind}s"
+        for name, value in values:
+            if value not in known:
+                problems.add(wrong_option(name, value, f"is no {kind} of {paths}", has))
 
 
 def _counted(splits: Counter[str]) -> str:
@@ -317,12 +304,12 @@ _FORMS = (
 
 def _read_json(data: bytes, texts: Texts) -> None:
     """A JSON file in any of these forms, or JSON lines under the name of JSON."""
-    text = decoded(texts.path, data)
+    text = files.decoded(texts.path, data)
     first, _, rest = text.lstrip().partition("\n")
     if first.rstrip().endswith("}") and rest.lstrip().startswith("{"):
         _read_json_lines(data, texts)
         return
-    content = parsed(texts.path, text)
+    content = files.parsed(texts.path, text)
     under: dict[str, Any] = content if isinstance(content, dict) else {}
     rows, name, images = content, "entry", under.get("images", [])
     if _are_objects(under.get("annotations")):
@@ -334,11 +321,10 @@ def _read_json(data: bytes, texts: Texts) -> None:
         for i, row in enumerate(rows):
             texts.row(row, f"{name} {i}")
     elif content == {} or any(isinstance(value, (str, list)) for value in under.values()):
-        unfit = {key: value for key, value in under.items() if not isinstance(value, (str, list, type(None)))}
-        for image_id, value in (unfit or under).items():  # of another form these alone are reported
+        for image_id, value in under.items():
             texts.add(image_id, value)
     else:
-        texts.complain(None, f"unknown form, found {described(content, none='null')}; read are {_FORMS}")
+        raise texts.wrong(None, f"unknown form, found {described(content, none='null')}; read are {_FORMS}")
 
 
 def _are_objects(value: Any) -> bool:
@@ -350,11 +336,13 @@ def _read_file_names(images: Any, texts: Texts) -> None:
     for i, image in enumerate(images if isinstance(images, list) else [None]):
         name = image.get("file_name", "") if isinstance(image, dict) else None
         image_id = _as_id(image.get("id")) if name else None
+        wrong = ""
         if not isinstance(name, str) or (name and image_id is None):
-            found = f"is {described(image, none='null')}"
-            texts.complain(f"image {i}", found, "expected an object with id and file_name")
+            wrong = f"is {described(image, none='null')}, expected an object with id and file_name"
         elif image_id and (other := texts.file_names.setdefault(image_id, name)) != name:
-            texts.complain(f"image {i}", f"the id {image_id!r} is also that of {other!r}")
+            wrong = f"the id {image_id!r} is also that of {other!r}"
+        if wrong:
+            texts.problems.add(texts.wrong(f"image {i}", wrong))
 
 
 def _of_karpathy(image: dict[str, Any]) -> dict[str, Any]:
@@ -368,10 +356,10 @@ def _of_karpathy(image: dict[str, Any]) -> dict[str, Any]:
 
 def _read_json_lines(data: bytes, texts: Texts) -> None:
     # Not splitlines: a caption may hold U+2028, which JSON does not escape.
-    for number, line in enumerate(decoded(texts.path, data).split("\n"), start=1):
+    for number, line in enumerate(files.decoded(texts.path, data).split("\n"), start=1):
         if line.strip():
             with noting(texts.problems):
-                texts.row(parsed(texts.path, line, first_line=number), f"line {number}")
+                texts.row(files.parsed(texts.path, line, first_line=number), f"line {number}")
 
 
 # ---- tables
@@ -383,17 +371,20 @@ _TOKEN = re.compile(r"([^\t]+)#[0-9]+\t(.*)")
 """A line of Flickr8k and Flickr30k: an image's file name, the number of the caption, the caption."""
 _JOINED = re.compile(r"\s*[0-9]+\s\s+(\S.*)")
 """Number and caption of an image of Flickr30k in one cell: a row of the published table lacks a `|`."""
-_Record = tuple[str, list[str]]
-"""Where it begins, such as `line 3`, and its cells."""
 _QUOTED = re.compile(r'"((?:[^"]|"")*)"')
 
 
 def _read_table(data: bytes, texts: Texts) -> None:
     """A table whose header names ids and texts, or the lines of Flickr's token files."""
-    text = decoded(texts.path, data).replace("\r\n", "\n")
+    text = files.decoded(texts.path, data).replace("\r\n", "\n")
     first = text.lstrip("\n").partition("\n")[0]
     if _TOKEN.match(first):
-        _read_tokens(text, texts)
+        for number, line in enumerate(text.split("\n"), start=1):
+            if match := _TOKEN.fullmatch(line):
+                texts.add(match[1], match[2], f"line {number}", numbered=True)
+            elif line.strip():
+                fix = "expected a file name, # and a number, a tab, and a caption"
+                texts.problems.add(texts.wrong(f"line {number}", f"is {line[:40]!r}", fix))
         return
 
     def known(delimiter: str) -> bool:
@@ -403,22 +394,20 @@ def _read_table(data: bytes, texts: Texts) -> None:
     texts.is_table = True
     delimiter = next(filter(known, _DELIMITERS), max(_DELIMITERS, key=first.count))
     records = _records(text, delimiter, texts)
-    header = [name.strip() for name in next(records, ("", []))[1]]
-    records = _fitting(records, header, texts, delimiter)
+    header = next(records, ("", []))[1]
     if texts.wide and len(header) > 1 and not texts.text_fields(header):
         # One row per image, its id first; a first row that is no header would be lost, and is refused.
         ids = (*ID_FIELDS, texts.options.id_column)
         if (header[0] and header[0] not in ids) or set(header[1:]) & set(ids):
             fix = f"expected a header that begins with {' or '.join(ID_FIELDS)}, then any names"
-            texts.complain("line 1", f"has {some_of(header)[:200]}", fix)
-            return
+            raise texts.wrong("line 1", f"has {some_of(header)[:200]}", fix)
         known_ids: set[str] = set()
         for place, (image_id, *pool) in records:
             if image_id in known_ids:
-                texts.complain(place, f"the id {image_id!r} comes twice, expected one row per image")
-            else:
-                known_ids.add(image_id)
-                texts.add(image_id, [text for text in pool if text.strip()], place, "its captions")
+                found = f"the id {image_id!r} comes twice, expected one row per image"
+                texts.problems.add(texts.wrong(place, found))
+            known_ids.add(image_id)
+            texts.add(image_id, [text for text in pool if text.strip()], place, "its captions")
     else:
         texts.check_header(header)
         for place, cells in records:
@@ -431,37 +420,28 @@ def _read_table(data: bytes, texts: Texts) -> None:
         )
 
 
-def _fitting(
-    records: Iterable[_Record], header: list[str], texts: Texts, delimiter: str
-) -> Iterator[_Record]:
-    """The records of as many cells as the header. In Flickr30k's table a row lacks a `|`."""
+def _records(text: str, delimiter: str, texts: Texts) -> Iterator[tuple[str, list[str]]]:
+    """The header, then each record of as many cells, with the line on which it begins; others are noted."""
+    header: list[str] = []
     joined = 0
-    for place, cells in records:
-        if delimiter == "|":
+    for place, cells in _cells(text, delimiter, texts):
+        if not header or delimiter == "|":
             cells = [cell.strip() for cell in cells]
-            if len(cells) == len(header) - 1 and (match := _JOINED.fullmatch(cells[-1])):
-                cells[-1:] = ["", match[1]]
-                joined += 1
+        header = header or cells
+        if delimiter == "|" and len(cells) == len(header) - 1 and (match := _JOINED.fullmatch(cells[-1])):
+            cells[-1:] = ["", match[1]]
+            joined += 1
         if len(cells) == len(header):
             yield place, cells
         else:
             found = f"has {len(cells)} cells, the header has {len(header)}"
-            texts.complain(place, found, "quote captions that hold commas, and leave no cell out")
+            fix = "quote captions that hold commas, and leave no cell out"
+            texts.problems.add(texts.wrong(place, found, fix))
     if joined:
         warn(f"{texts.path}: {joined:,} row{'s lack' if joined > 1 else ' lacks'} the | behind the number")
 
 
-def _read_tokens(text: str, texts: Texts) -> None:
-    numbered = {"file": "", "number": ""}  # captions with numbers of their own belong together
-    for number, line in enumerate(text.split("\n"), start=1):
-        if match := _TOKEN.fullmatch(line):
-            texts.add(match[1], match[2], f"line {number}", names=numbered)
-        elif line.strip():
-            fix = "expected a file name, # and a number, a tab, and a caption"
-            texts.complain(f"line {number}", f"is {line[:40]!r}", fix)
-
-
-def _records(text: str, delimiter: str, texts: Texts) -> Iterator[_Record]:
+def _cells(text: str, delimiter: str, texts: Texts) -> Iterator[tuple[str, list[str]]]:
     """The cells of each record that is not blank, with the line on which it begins."""
     lines = text.split("\n")
     if delimiter == "\t" and len({line.count("\t") for line in lines if line.strip()}) == 1:
@@ -480,7 +460,7 @@ def _records(text: str, delimiter: str, texts: Texts) -> Iterator[_Record]:
             begins = reader.line_num + 1
     except csv.Error as error:
         fix = "if a cell is too large, close the quotation mark with which it begins, or use JSON lines"
-        texts.complain(f"line {begins}", f"is not CSV ({error})", fix)
+        texts.problems.add(texts.wrong(f"line {begins}", f"is not CSV ({error})", fix))
 
 
 def _read_parquet(data: bytes, texts: Texts) -> None:
@@ -500,7 +480,8 @@ def _read_parquet(data: bytes, texts: Texts) -> None:
     except FileError:
         raise
     except Exception as error:  # pyarrow raises whatever the damaged part trips over
-        texts.complain(None, f"is not Parquet, or damaged ({short_reason(error)})", "write it again")
+        found = f"is not Parquet, or damaged ({short_reason(error)})"
+        raise texts.wrong(None, found, "write it again") from None
 
 
 # ---- any of them
@@ -531,7 +512,7 @@ def read_texts(
         name = Path("standard input")
         data = _limited(sys.stdin.buffer, name)
     else:
-        data = contents(path)
+        data = files.contents(path)
     if data.startswith(b"\x1f\x8b"):
         path = path.with_suffix("")
         try:
@@ -549,8 +530,8 @@ def read_texts(
         others = f" of split {some_of(chosen)}, only of {_counted(splits)}" if splits and chosen else ""
         raise file_error(name, f"holds no captions{others}")
     if len(splits) > 1 and not chosen and column != "reference_column":
-        first = "test" if "test" in splits else next(iter(splits))
-        texts.complain(None, f"holds the splits {_counted(splits)}", setting("split", first, "choose with "))
+        fix = setting("split", "test" if "test" in splits else next(iter(splits)), "choose with ")
+        problems.add(texts.wrong(None, f"holds the splits {_counted(splits)}", fix))
         texts.rows.clear()  # which images are missing depends on the choice
     return texts
 
@@ -559,7 +540,7 @@ def _reader_of(data: bytes) -> Callable[[bytes, Texts], None]:
     """The reader of a file whose name does not say what it is."""
     if data.startswith(b"PAR1"):
         return _read_parquet
-    first = data[:4096].decode(encoding_of(data), "ignore").lstrip()[:1]
+    first = data[:4096].decode(files.encoding_of(data), "ignore").lstrip()[:1]
     return _read_json if first in ("{", "[") else _read_table
 
 
@@ -608,12 +589,12 @@ def read_collection(
     file = Path(candidates)
     texts: Texts | None = None
     known: Texts | None = None
-    folder: Folder | None = None
+    folder: files.Folder | None = None
     # What is wrong with one of them is noted, so that the others are read as well.
     with noting(problems):
         texts = read_texts(candidates, CANDIDATE_FIELDS, problems, options, wide=wide)
     with noting(problems):
-        folder = None if images is None else Folder(images, medium)
+        folder = None if images is None else files.Folder(images, medium)
     with noting(problems):
         if references is not None:
             known = read_texts(references, REFERENCE_FIELDS, problems, options, column="reference_column")
@@ -638,7 +619,7 @@ def read_collection(
             entries.setdefault(row.image_id, []).append(row.text)
         part = f" in split {some_of(options.splits)}" if options.splits else ""
         lacking = f"no references{part}; it has ids like {some_of([*entries][:3])}"
-        matched = only_matches(known.path, _matches(texts, known, entries), lacking, problems)
+        matched = files.only_matches(known.path, _matches(texts, known, entries), lacking, problems)
         references_of = {image_id: entries[entry] for image_id, entry in matched.items()}
     if not (_two_ids(file, paths, problems) or _two_ids(file, matched, problems) or problems):
         _warn_of_repeats(file, texts, references_of, wide=wide)
@@ -708,28 +689,28 @@ def _two_ids(path: Path, meant: Mapping[str, Path | str], problems: Problems) ->
 
 def _warn_of_repeats(path: Path, texts: Texts, references: Mapping[str, list[str]], *, wide: bool) -> None:
     """Warn of captions that look like references; except of pools, of captions that repeat or differ."""
-    rows = texts.rows
+    rows, found = texts.rows, []
     several = len(rows) / len(references) if references else 0
     if several >= 2 and all(len(of_image) == 1 for of_image in references.values()):
-        warn(f"{path}: {several:.3g} captions and one reference of each image: are the two files swapped?")
+        found.append(f"{several:.3g} captions and one reference of each image: are the two files swapped?")
     if references and all(row.text in references[row.image_id] for row in rows):
         why = "so a score says nothing: are they the captions of people?"
-        warn(f"{path}: every caption is one of its own references, {why}")
-    if wide:
-        return
-    if repeats := len(rows) - len({row[:2] for row in rows}):
+        found.append(f"every caption is one of its own references, {why}")
+    if not wide and (repeats := len(rows) - len({row[:2] for row in rows})):
         again = "caption that its image has" if repeats == 1 else "captions that their images have"
-        warn(f"{path}: {repeats:,} {again} already: each counts ({len(rows):,} captions)")
-    first: dict[str, Row] = {}
-    differing: dict[str, None] = {}  # images that several rows give different captions
-    for row in rows:
-        earlier = first.setdefault(row.image_id, row)
-        if row.text != earlier.text and row.names is not earlier.names:
-            differing[row.image_id] = None
-    if differing:
+        found.append(f"{repeats:,} {again} already: each counts ({len(rows):,} captions)")
+    first = {row.image_id: row for row in reversed(rows)}
+    differing = dict.fromkeys(  # images that several rows give different captions
+        row.image_id
+        for row in rows
+        if row.text != first[row.image_id].text and row.names is not first[row.image_id].names
+    )
+    if differing and not wide:
         images = "image has" if len(differing) == 1 else "images have"
-        warn(
-            f"{path}: {len(differing):,} {images} different captions in several rows (ids "
-            f"{some_of([*differing])}), as where a run was appended to another: each counts. Write captions "
-            "that belong together as a list, {image id: [captions]}"
+        found.append(
+            f"{len(differing):,} {images} different captions in several rows (ids {some_of(differing)}), as "
+            "where a run was appended to another: each counts. Write captions that belong together as a "
+            "list, {image id: [captions]}"
         )
+    for message in found:
+        warn(f"{path}: {message}")
