@@ -611,7 +611,7 @@ class _Lines(BoxFeatureStore):
             first = [cell.strip() for cell in file.readline().decode(errors="replace").split("\t")]
         forms = [form for form in (_BOTTOM_UP, _LXMERT) if len(form) == len(first)]
         if not forms or (first[0] == forms[0][0] and first != [*forms[0]]):  # as height before width
-            columns = f"has {len(first)} columns, {ascii(', '.join(first)[:200])}"
+            columns = f"has {len(first)} columns, {', '.join(first)[:200]!a}"
             wrong = columns if any(first) else "is empty"
             expected = f"expected {' or '.join(map(', '.join, (_BOTTOM_UP, _LXMERT)))}, separated by tabs"
             raise file_error(path, wrong, expected)
