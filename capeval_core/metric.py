@@ -17,10 +17,8 @@ import pyarrow.compute as pc
 from capeval_core.cache import FeatureCache, shared_cache
 from capeval_core.errors import InputTypeError, Problem, at, warn, wrong_option
 from capeval_core.inputs.samples import (
-    Pools,
     Samples,
     argument_of,
-    check_pools,
     check_samples,
     medium_of,
     united,
@@ -110,7 +108,7 @@ class CommonOptions(Settings):
         """The samples for a class of metrics, checked before any weights are opened."""
         taken: dict[str, Any] = {"on_error": self.on_error, "empty": self.empty, "media": metric.media}
         if issubclass(metric, Reranker):
-            return check_pools(captions, images, progress=progress, **taken)
+            return check_samples(captions, images, pools=True, progress=progress, **taken)
         taken |= {"needs_references": metric.needs_references, "decoders": getattr(self, "decoders", None)}
         if self.rows is not None and self.on_error == "raise":
             taken["kept"] = kept_rows(self.rows)
@@ -445,7 +443,7 @@ class Reranker(CaptionMetric):
         """What `Result.explain` returns for each image: its name and its parts."""
         return {
             image: {"image": samples.images[start].label, **{name: parts[name][image] for name in parts}}
-            for image, start in enumerate(cast(Pools, samples).starts)
+            for image, start in enumerate(samples.starts)
         }
 
 

@@ -69,12 +69,16 @@ def medium_of(name: str) -> str:
 
 @dataclass(frozen=True)
 class Samples:
-    """Checked input, one entry per caption; `indices`: each row's position in the input of the user."""
+    """Checked input, one entry per caption.
+
+    indices: each row's position in the input of the user. candidates: of pools, each row's place in its pool.
+    """
 
     captions: list[str]
     images: Sequence[Any]
     references: list[list[str]] | None
     indices: Sequence[int]
+    candidates: Sequence[int] | None = None
 
     def __len__(self) -> int:
         return len(self.captions)
@@ -82,7 +86,15 @@ class Samples:
     @property
     def places(self) -> list[int]:
         """Of a whole input, which of its images each row is about."""
-        return list(range(len(self)))
+        if self.candidates is None:
+            return list(range(len(self)))
+        return [first - 1 for first in accumulate(candidate == 0 for candidate in self.candidates)]
+
+    @property
+    def starts(self) -> list[int]:
+        """Rows at which another pool begins: one per image, at least one where there are rows."""
+        first = [index - own for index, own in zip(self.indices, self.candidates or [], strict=True)]
+        return [row for row in range(len(self)) if row == 0 or first[row] != first[row - 1]]
 
     def __getitem__(self, rows: slice) -> Self:
         return self.select(range(*rows.indices(len(self))))
@@ -94,30 +106,13 @@ class Samples:
         return replace(self, **{name: [column[row] for row in rows] for name, column in columns.items()})
 
 
-@dataclass(frozen=True)
-class Pools(Samples):
-    """Checked pools, one row per candidate; `candidates` holds the position of each in the pool."""
-
-    candidates: Sequence[int]
-
-    @property
-    def places(self) -> list[int]:
-        """Of a whole input, which of its images each row is about: that of its pool."""
-        return [first - 1 for first in accumulate(candidate == 0 for candidate in self.candidates)]
-
-    @property
-    def starts(self) -> list[int]:
-        """Rows at which another pool begins: one per image, at least one where there are rows."""
-        first = [index - candidate for index, candidate in zip(self.indices, self.candidates, strict=True)]
-        return [row for row in range(len(self)) if row == 0 or first[row] != first[row - 1]]
-
-
 def check_samples(
     captions: Any,
     images: Any,
     references: Any = None,
     *,
-    needs_references: bool,
+    needs_references: bool = False,
+    pools: bool = False,
     on_error: str = "raise",
     empty: str = "error",
     media: Sequence[str] = ("image",),
@@ -127,54 +122,41 @@ def check_samples(
 ) -> Samples:
     """Check everything that a user hands to `CaptionMetric.score`, and raise all problems at once.
 
-    on_error: "nan" leaves visuals to their `load`, so that a broken one costs its own row later. kept:
-    whether an earlier run has the row of a caption, its visual and references: it is not decoded again.
+    pools: whether `captions` holds a list of candidates for each image, which become a row each. on_error:
+    "nan" leaves visuals to their `load`, so that a broken one costs its own row later. kept: whether an
+    earlier run has the row of a caption, its visual and references: it is not decoded again.
     """
-    problems = Problems()
-    texts = check_captions(captions, empty, problems)
+    problems, candidates = Problems(), None
+    texts: list[Any] | None
+    if pools:
+        texts = _Texts("captions", empty, problems).lists(captions, "lists of captions", "a single string")
+    else:
+        texts = check_captions(captions, empty, problems)
     rows = None if texts is None else len(texts)
-    visuals: list[Any] = []
-    if media:
-        visuals = _check_visuals(images, problems, media, rows)
+    visuals: list[Any] = _check_visuals(images, problems, media, rows) if media else []
     compared = check_references(references, rows, empty, problems) if needs_references else None
     if on_error == "raise" and media:
 
-        def row_kept(row: int) -> bool:
-            assert kept is not None and texts is not None
-            return kept(str(texts[row]), visuals[row], compared[row] if compared else [])
+        def row_kept(row: int) -> bool:  # where a text is missing, a row is not complete
+            own = [] if compared is None else compared[row]
+            return kept is not None and texts is not None and kept(texts[row], visuals[row], own)
 
-        # Where a text is missing, its row is not complete.
         known = row_kept if kept is not None and not problems else None
         _check_decodable(visuals, problems, media, decoders, known, progress)
     problems.raise_if_any()
+    texts = texts or []
     if not media:
         visuals = [Visual(at("references", i), Texts(row)) for i, row in enumerate(compared or [])]
-    checked = [text for text in texts or [] if text is not None]
-    warn_of_written_lists(checked)
-    return Samples(checked, visuals, compared, range(len(checked)))
-
-
-def check_pools(
-    captions: Any,
-    images: Any,
-    *,
-    on_error: str = "raise",
-    empty: str = "error",
-    media: Sequence[str] = ("image",),
-    progress: bool = False,
-) -> Pools:
-    """One row per candidate of pools, checked as by `check_samples`."""
-    problems = Problems()
-    given = _Texts("captions", empty, problems).lists(captions, "lists of captions", "a single string")
-    rows, pools = None if given is None else len(given), given or []
-    visuals: list[Any] = _check_visuals(images, problems, media, rows)
-    if on_error == "raise":
-        _check_decodable(visuals, problems, media, None, None, progress)
-    problems.raise_if_any()
-    texts = list(chain.from_iterable(pools))
-    warn_of_written_lists(texts)
-    shared = [visual for visual, pool in zip(visuals, pools, strict=True) for _ in pool]
-    return Pools(texts, shared, None, range(len(texts)), [i for pool in pools for i in range(len(pool))])
+    if pools:
+        visuals = [visual for visual, pool in zip(visuals, texts, strict=True) for _ in pool]
+        candidates = [i for pool in texts for i in range(len(pool))]
+        texts = list(chain.from_iterable(texts))
+    if lists := [text for text in texts if is_written_list(text)]:  # a captioner may write one
+        warn(
+            f"{len(lists):,} of {len(texts):,} captions are lists written as text, such as "
+            f"{lists[0][:40]!r}, and are scored as they are: pass one caption per row if they were lists"
+        )
+    return Samples(texts, visuals, compared, range(len(texts)), candidates)
 
 
 # ---- captions and references
@@ -217,7 +199,7 @@ class _Texts:
 
     def rows(self, value: Any, of: str) -> list[Any] | None:
         """The rows of the argument, or None where there are none."""
-        rows = None if value is None else as_list(value)
+        rows = as_list(value)
         if value is None:
             self.wrong(None, "missing", f"pass a list of {of}")
         elif rows is None:
@@ -237,11 +219,10 @@ class _Texts:
         if isinstance(row, str) and not never and not written:
             text = self.text(row, index)
             return [] if text is None else [text]
-        values = None if row is None else as_list(row)
+        values = as_list(row)
         if row is None or values == []:
-            self.wrong(
-                index, "missing" if row is None else "empty", f"write one {self.argument[:-1]} at least"
-            )
+            found = "missing" if row is None else "empty"
+            self.wrong(index, found, f"write one {self.argument[:-1]} at least")
         elif values is None:
             found = (never or "a list written as text") if isinstance(row, str) else described(row)
             self.wrong(index, found, "expected a list of strings", ValueError if written else TypeError)
@@ -321,39 +302,28 @@ def other_length(argument: str, length: int, other: str, other_length: int, fix:
     return Problem("", f"len({at(argument)})={length} but len({at(other)})={other_length}", fix)
 
 
-def warn_of_written_lists(captions: Sequence[str]) -> None:
-    """Warn once of captions that once were lists: they are scored as they are, a captioner may write one."""
-    if lists := [caption for caption in captions if is_written_list(caption)]:
-        warn(
-            f"{len(lists):,} of {len(captions):,} captions are lists written as text, such as "
-            f"{lists[0][:40]!r}, and are scored as they are: pass one caption per row if they were lists"
-        )
-
-
 # ---- visuals
 
 
 def _check_visuals(values: Any, problems: Problems, media: Sequence[str], captions: int | None) -> _Rows:
     """One visual per value, None where the value can be none; as many as there are captions."""
     argument, many = str(argument_of(media)), " or ".join(_MANY[medium] for medium in media)
-    if values is None:
-        problems.add(Problem(at(argument), "is missing", f"pass a list of {many}"))
-        return []
-    if _is_single(values, media):
-        medium = _medium_of(values, media)
-        found, fix = f"is a single {medium}", f"pass a list, {argument}=[{medium}]"
-        problems.add(Problem(at(argument), found, fix, TypeError))
-        return []
     # A list, an array or tensor whose first axis counts visuals (rows are views), a Series.
     at_hand = isinstance(values, (list, tuple)) or (shape_of(values) is not None and not is_table(values))
-    rows = list(values) if at_hand else as_list(values) if hasattr(values, "to_pylist") else None
-    if rows is not None:
-        visuals = _listed(rows, problems, media)
+    wrong: tuple[str, str, Kind] | None = None
+    if values is None:
+        wrong = "is missing", f"pass a list of {many}", ValueError
+    elif _is_single(values, media):
+        medium = _medium_of(values, media)
+        wrong = f"is a single {medium}", f"pass a list, {argument}=[{medium}]", TypeError
+    elif at_hand or hasattr(values, "to_pylist"):
+        visuals = _listed(list(values) if at_hand else as_list(values) or [], problems, media)
     elif isinstance(values, Sequence) and not isinstance(values, range):
         visuals = _lazy_rows(_as_stored(values), problems, media)
     else:
-        found, fix = f"is {described(values)}", f"expected a list of {many}{how_to_list(values)}"
-        problems.add(Problem(at(argument), found, fix, TypeError))
+        wrong = f"is {described(values)}", f"expected a list of {many}{how_to_list(values)}", TypeError
+    if wrong is not None:
+        problems.add(Problem(at(argument), *wrong))
         return []
     if captions is not None and captions != len(visuals):
         fix = f"pass one {argument[:-1]} per caption, or pool; repeat it if it has several captions"

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, cast
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from capeval_core.errors import Problems, at, did_you_mean, expanded_path, naming, warn, wrong_option
-from capeval_core.inputs.samples import Pools, Samples, images_in_rgb
+from capeval_core.inputs.samples import Samples, images_in_rgb
 from capeval_core.matching.cosine import best_query_cosine, paired_cosine
 from capeval_core.metric import CommonOptions, Model, Reranker
 from capeval_core.options import option
@@ -371,7 +371,7 @@ class Member:
         vars(self).pop("encoder", None)
         torch.cuda.empty_cache()  # the next one may need it in larger pieces
 
-    def encode(self, batch: Pools) -> Iterator[pa.Table]:
+    def encode(self, batch: Samples) -> Iterator[pa.Table]:
         """Tables of schema `MEMBER_ROW` that cover the batch in order."""
         prompt, tokenizer = self.folder.config.get("constants", {}).get("prompt", ""), self.encoder.tokenizer
         texts, starts, pool = Texts(batch), [*batch.starts, len(batch)], 0
@@ -392,7 +392,7 @@ class Member:
 class Matcher(Member):
     """BLIP-2: its contrast (ITC, the best query token's cosine) and its matching (ITM), in one pass."""
 
-    def encode(self, batch: Pools) -> Iterator[pa.Table]:
+    def encode(self, batch: Samples) -> Iterator[pa.Table]:
         pools = [batch[slice(*ends)] for ends in pairwise([*batch.starts, len(batch)])]
         images, captions = [pool.images[0] for pool in pools], [pool.captions for pool in pools]
         for pool, match in zip(pools, self.encoder.match(images, captions, **self.run), strict=True):
@@ -549,19 +549,19 @@ class Eco(Reranker):
     def encode_all(self, samples: Samples, *, progress: bool = False) -> pa.Table:
         """Rows of checked samples. Members run one after another, and each keeps its own below `rows`, so
         that a run goes on within a member, and another ensemble reuses the members that it shares."""
-        pools, folder = cast(Pools, samples), self.options.rows
+        folder = self.options.rows
         self.stores.open(folder, self.ROW, {"metric": self.name})  # claims the folder; rows lie below it
         tasks, tables = {}, {}
         for member in self.members:
             below = None if folder is None else Path(folder) / member.name
-            tasks[member] = Task(member, [pools], [below])
+            tasks[member] = Task(member, [samples], [below])
         for member, task in tasks.items():
             try:
                 encode_tasks([task], progress=progress)
             finally:
                 member.close()
             (tables[member.name],) = task.rows
-        return _joined_rows(pools, tables, self.ensemble)
+        return _joined_rows(samples, tables, self.ensemble)
 
     def aggregate(self, rows: pa.Table) -> Values:
         values = rows["values"].combine_chunks().flatten().to_numpy().reshape(-1, len(self.ensemble))
@@ -578,7 +578,7 @@ class Eco(Reranker):
         return Values(ranking.of_chosen(ranking.total), ranking.parts(), rows=ranking.rows)
 
 
-def _joined_rows(pools: Pools, tables: Mapping[str, pa.Table], ensemble: Sequence[str]) -> pa.Table:
+def _joined_rows(pools: Samples, tables: Mapping[str, pa.Table], ensemble: Sequence[str]) -> pa.Table:
     """One row per candidate, from the rows of its members in any order; `ensemble` orders their values."""
     indices = np.asarray(pools.indices, dtype=np.int64)
     aligned = {}

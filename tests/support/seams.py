@@ -31,7 +31,7 @@ from capeval_core.errors import Problems
 from capeval_core.inputs import text_files
 from capeval_core.inputs.boxes import BoxFeatureStore, box_source, boxes_of
 from capeval_core.inputs.images import InputImage, Source, Visual, image_source, resized, within
-from capeval_core.inputs.samples import Samples, check_pools, check_samples
+from capeval_core.inputs.samples import Samples, check_samples
 from capeval_core.inputs.videos import Sampling, video_source
 from capeval_core.integrations.shards import folder as shard_folder
 from capeval_core.judgements.correlation import Resamples, WeightedRows
@@ -265,9 +265,7 @@ def check(
     captions: Any, images: Any, references: Any = None, *, pools: bool = False, **options: Any
 ) -> Samples:
     """What `score` (or, of pools, `rerank`) makes of its arguments before it opens weights."""
-    if pools:
-        return check_pools(captions, images, **options)
-    options = {"needs_references": references is not None, **options}
+    options = {"needs_references": references is not None, "pools": pools, **options}
     return check_samples(captions, images, references, **options)
 
 
