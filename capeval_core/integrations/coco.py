@@ -69,18 +69,16 @@ class CocoScores:
         tokenize: bool = True,
     ) -> None:
         names, known = [metrics] if isinstance(metrics, str) else metrics, [*_COUNTED, *_JAVA]
-        problems = Problems()
-        for i, name in enumerate(names):
-            if name not in known:
-                fix = f"expected one of {', '.join(known)}{did_you_mean(name, known)}"
-                problems.add(Problem(f"metrics[{i}]", f"is {name!r}", fix))
-        problems.raise_if_any()
+        fix = f"expected one of {', '.join(known)}"
+        Problems(
+            Problem(f"metrics[{i}]", f"is {name!r}", f"{fix}{did_you_mean(name, known)}")
+            for i, name in enumerate(names)
+            if name not in known
+        ).raise_if_any()
         samples = self._checked(gts, res)
         by_java = [name for name in _JAVA if name in names]
         check_java(by_java)
-        counted: dict[str, Any] = {
-            name: load(own, empty="score") for name, own in _COUNTED.items() if name in names
-        }
+        counted = {name: load(own, empty="score") for name, own in _COUNTED.items() if name in names}
         results = score_together([*counted.values()], samples, ptb_tokens if tokenize else str.split)
         self.results = dict(zip(counted, results, strict=True))
         self.eval, self.arrays = {}, {}
@@ -95,11 +93,13 @@ class CocoScores:
         """A row per image; `ids` are their keys."""
         problems, fix = Problems(), "pass references and a caption of each image"
         references, captions = _annotations(gts, "gts", problems), _annotations(res, "res", problems)
-        both = {"gts": references, "res": captions}
-        for argument, other in (("res", "gts"), ("gts", "res")) if all(both.values()) else ():
-            for key in both[argument]:
-                if key not in both[other]:
-                    problems.add(Problem(_at(argument, key), f"is an image that is not in {other}", fix))
+        for own, here, others, there in (
+            (captions, "res", references, "gts"),
+            (references, "gts", captions, "res"),
+        ):
+            for key in own if others else ():
+                if key not in others:
+                    problems.add(Problem(_at(here, key), f"is an image that is not in {there}", fix))
         for key, row in captions.items():
             if len(row) != 1:
                 problems.add(Problem(_at("res", key), f"has {len(row)} captions", "pass a list of one"))

@@ -17,7 +17,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from capeval_core.cache import TEXT_BYTES, FeatureCache
 from capeval_core.errors import wrong_option
 from capeval_core.integrations.coco import CocoScores
 from capeval_core.integrations.opening import choose_metrics, combine_tables
@@ -69,9 +68,8 @@ def _text_scores(texts: tuple[tuple[str, tuple[str, ...]], ...]) -> dict[str, fl
 @lru_cache(maxsize=1)
 def _chosen(names: str, weights: str | None) -> list[CaptionMetric]:
     """The metrics of CAPEVAL_METRICS, open, with the weights of CAPEVAL_WEIGHTS or their own."""
-    if not (listed := [name.strip() for name in names.split(",") if name.strip()]):
-        return []
-    chosen = choose_metrics(listed, {"weights": weights}, FeatureCache(text_bytes=TEXT_BYTES))
+    listed = [name.strip() for name in names.split(",") if name.strip()]
+    chosen = choose_metrics(listed, {"weights": weights}) if listed else []
     if alone := next((metric.name for metric, _ in chosen if not metric.media), None):
         fix = "BLEU, ROUGE-L and CIDEr-D are always there"
         raise wrong_option("CAPEVAL_METRICS", names, f"{alone} compares texts alone", fix)

@@ -21,15 +21,16 @@ _WAYS = 'expected a name ("pacs"), a dict ({"name": "pacs", "w": 2.5}) or a metr
 def choose_metrics(
     metrics: Any,
     options: Mapping[str, Any],
-    cache: FeatureCache,
     *,
+    cache: FeatureCache | None = None,
     media: str | None = None,
     has_references: bool = False,
 ) -> list[tuple[type[CaptionMetric], CommonOptions]]:
     """Metrics, not open yet, each with `empty="score"`: a young captioner may write nothing.
 
-    has_references: whether statistics can be made of references before a caption is encoded.
+    cache: shared by all. has_references: whether statistics can be made of references before captions come.
     """
+    cache = FeatureCache(text_bytes=TEXT_BYTES) if cache is None else cache
     single = isinstance(metrics, str) or not isinstance(metrics, Sequence)
     listed = [metrics] if single else metrics
     problems, keys = Problems(), dict[str, str]()
@@ -57,7 +58,7 @@ def choose_metrics(
 def open_one(metric: Any, options: Mapping[str, Any], door: str) -> CaptionMetric:
     """One metric, open, for a door that scores batch after batch; `options` may hold `media`."""
     own = dict(options)
-    chosen = choose_metrics(metric, own, FeatureCache(text_bytes=TEXT_BYTES), media=own.pop("media", None))
+    chosen = choose_metrics(metric, own, media=own.pop("media", None))
     if len(chosen) != 1:
         raise ValueError(f"{door} takes one metric, found {len(chosen)}: make one {door} of each")
     return chosen[0][0](chosen[0][1])
@@ -78,8 +79,8 @@ def _chosen(
         shared = {option: value for option, value in options.items() if option not in has_none}
         chosen = class_.Options.of(name, {"empty": "score", **shared, **own})
     else:
-        nameless = isinstance(metric, Mapping)
-        found, kind = ('has no "name"', ValueError) if nameless else (f"is {described(metric)}", TypeError)
+        found = 'has no "name"' if isinstance(metric, Mapping) else f"is {described(metric)}"
+        kind = ValueError if isinstance(metric, Mapping) else TypeError
         raise Problems([Problem(where, found, _WAYS, kind)]).error()
     device, rank = chosen.device, int(os.environ.get("LOCAL_RANK", -1))  # as torchrun and accelerate set it
     if device is None and rank >= 0:
@@ -111,11 +112,3 @@ def warn_failed(result: Result, row: str, others: str) -> None:
             f"{result.metric}: {result.counts.failed:,} of {result.counts.captions:,} captions have no score "
             f"and are left out of the mean; the first is {row.format(index)} ({reason}), {others} all"
         )
-
-
-def shown(metric: CaptionMetric) -> str:
-    """An open metric in a log: its key, where it runs, and its signature, which names weights and options."""
-    from capeval_core.models.device import resolve_device
-
-    device = "" if metric.default_weights is None else f" on {resolve_device(metric.options.device)}"
-    return f"{metric.key}{device}: {metric.signature()}"

@@ -9,7 +9,7 @@ import torch
 
 from capeval_core.errors import Problem, Problems, at, naming, place
 from capeval_core.inputs.samples import argument_of, medium_of
-from capeval_core.integrations.opening import open_one, shown
+from capeval_core.integrations.opening import open_one
 
 
 class Reward:
@@ -55,16 +55,16 @@ class Reward:
             videos: tensors (frames, 3, height, width), lists of frames, paths.
             image, video: TRL's other names. columns: what else TRL passes is ignored.
         """
-        given = {"images": images, "image": image, "videos": videos, "video": video}
         argument = argument_of(self.metric.media)
-        names = [] if argument is None else [argument, medium_of(argument)]
-        if len(values := [given[name] for name in names if given[name] is not None]) > 1:
-            raise TypeError(f"reward: pass {' or '.join(names)}, not both")
         inputs: dict[str, Any] = {"captions": _texts(completions)}
         if self.metric.needs_references:
             inputs["references"] = references
         if argument is not None:
-            inputs[argument] = in_memory(values[0] if values else None, argument)
+            both = (images, image) if argument == "images" else (videos, video)
+            given = [one for one in both if one is not None]
+            if len(given) > 1:
+                raise TypeError(f"reward: pass {argument} or {medium_of(argument)}, not both")
+            inputs[argument] = in_memory(given[0] if given else None, argument)
         texts = inputs["captions"]
         if not all(isinstance(one, (list, tuple)) and len(one) == len(texts) for one in inputs.values()):
             return [*self.metric.score(**inputs).scores]  # which refuses lists of other lengths
@@ -80,7 +80,7 @@ class Reward:
         return [scores.get(row) for row in range(len(texts))]
 
     def __repr__(self) -> str:
-        return f"Reward({shown(self.metric)})"
+        return f"Reward({self.metric!r})"
 
 
 reward = Reward

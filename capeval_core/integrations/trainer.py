@@ -16,7 +16,7 @@ from capeval_core.cache import FeatureCache
 from capeval_core.errors import Problem, Problems, described, naming, warn
 from capeval_core.inputs.images import Texts, Visual
 from capeval_core.inputs.samples import Samples, argument_of, check_captions, check_samples, medium_of
-from capeval_core.integrations.opening import choose_metrics, shown, warn_failed, warn_ignored
+from capeval_core.integrations.opening import choose_metrics, warn_failed, warn_ignored
 from capeval_core.metric import CaptionMetric, prepared
 from capeval_core.result import Result
 
@@ -70,7 +70,7 @@ class CaptionMetrics:
         self.processor = processor
         self.cache = FeatureCache(math.inf)
         medium = None if given is None else medium_of(given)
-        chosen = choose_metrics(metrics, options, self.cache, media=medium, has_references=True)
+        chosen = choose_metrics(metrics, options, cache=self.cache, media=medium, has_references=True)
         self._argument = _needed(given, [metric for metric, _ in chosen])
         self._compares = any(metric.needs_references for metric, _ in chosen)
         self._empty = "error" if any(own.empty == "error" for _, own in chosen) else "score"
@@ -131,7 +131,7 @@ class CaptionMetrics:
         inputs = [] if self._argument is None else [f"{self._argument}: {len(self._samples):,}"]
         if self._compares:
             inputs.append(f"references: {'given' if self._has_references else 'labels'}")
-        return f"CaptionMetrics({'; '.join([*inputs, *map(shown, self.metrics)])})"
+        return f"CaptionMetrics({'; '.join([*inputs, *map(repr, self.metrics)])})"
 
     def _captioned(self, rows: list[_Row]) -> Samples:
         """The evaluation set with the captions of these rows."""

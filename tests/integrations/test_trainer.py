@@ -174,7 +174,7 @@ def test_a_trainer_encodes_frames_once_and_scores_texts_beside_them(weights: str
     chosen = {"videos": clips, "references": REFERENCES, "weights": weights, "device": "cpu"}
     metrics = CaptionMetrics(Numbers(), metrics=["pacs", "refpacs", "cider"], **chosen)
     assert repr(metrics).startswith(
-        "CaptionMetrics(videos: 5; references: given; pac_s on cpu: capeval:pacs|media:"
+        "CaptionMetrics(videos: 5; references: given; VideoPacS(capeval:pacs|media:"
     )
     for order in ([0, 1, 2, 3, 4], [4, 3, 2, 1, 0]):
         captions = [TEXTS[i] for i in order]

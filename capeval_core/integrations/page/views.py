@@ -14,10 +14,7 @@ from capeval_core.integrations.page.scorer import Scored, Scorer, capitalised, c
 from capeval_core.metric import CaptionMetric
 from capeval_core.project import address
 from capeval_core.registry import titles_of_parts
-from capeval_core.reports.explanations import TINY_KNOWS, number, panels, parts, template
-
-_STEPS = (0.05, 0.1, 0.2, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0)
-_MOST = 5  # steps; more numbers would run into each other on a phone
+from capeval_core.reports.explanations import TINY_KNOWS, number, panels, parts, round_ticks, template
 
 
 def shown(view: str, **content: Any) -> str:
@@ -84,9 +81,8 @@ def _scale(
     rows = [("dot", label, at(value), at(value), number(value)) for label, value in marks]
     if score is not None:
         rows.insert(0, ("bar", "this caption", at(min(score, 0.0)), at(max(score, 0.0)), number(score)))
-    step = next((step for step in _STEPS if (high - low) / step <= _MOST), (high - low) / 4)
-    inner = [i * step for i in range(math.floor(low / step) + 1, math.ceil(high / step))]
-    room = 0.4 * step  # a tick this near to an end would run into its number
+    inner = round_ticks(low, high)
+    room = 0.4 * (inner[1] - inner[0])  # a tick this near to an end would run into its number
     ticks = [low, *(tick for tick in inner if tick - low > room and high - tick > room), high]
     about = MetricDescription(metric)
     own = "" if score is None else f"{about.title} of this caption: {number(score)}. "
