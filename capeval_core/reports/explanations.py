@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import math
 from abc import abstractmethod
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from io import BytesIO
@@ -25,16 +25,7 @@ from capeval_core.inputs.boxes import BoxFeatures
 from capeval_core.phrases.spans import wrong_words
 from capeval_core.regions.features import THRESHOLD
 from capeval_core.regions.regions import Regions
-from capeval_core.reports.figures import (
-    TERMS,
-    draw_matches,
-    draw_picture,
-    outlined,
-    outside_text,
-    region_colour,
-    score_lines,
-    threshold_text,
-)
+from capeval_core.reports import figures
 
 STYLE = Path(__file__).with_name("explanations.css")
 """Of signs and marks; the page that holds explanations defines the colours."""
@@ -98,7 +89,9 @@ class BoxExplanation(DrawnExplanation):
         self.check_drawable(width)
         overlay = self.overlay(1000)
         score, logit = 1 / (1 + math.exp(-self["logit"])), f"logit {self['logit']:.3f}"
-        return draw_picture(score_lines("UMIC", score, logit, [(self["caption"], False)]), overlay, width)
+        return figures.draw_picture(
+            figures.score_lines("UMIC", score, logit, [(self["caption"], False)]), overlay, width
+        )
 
     def overlay(self, width: int = 1280) -> Image.Image:
         """The image with its boxes outlined, but for those of which the detector is not sure."""
@@ -112,14 +105,13 @@ class BoxExplanation(DrawnExplanation):
             ImageDraw.Draw(mask).rectangle(tuple(self["boxes"][place]["box"]), fill=1)
             masks.append(np.asarray(mask))
         regions = Regions.of(masks, size=(image.height, image.width))
-        return outlined(image, regions, [False] * len(regions), width, (0, 0, *image.size))
+        return figures.outlined(image, regions, [False] * len(regions), width, (0, 0, *image.size))
 
 
 def box_notes(boxes: BoxFeatures) -> list[dict[str, Any]]:
     """`boxes` of a `BoxExplanation`."""
     scores = [None] * len(boxes) if boxes.scores is None else boxes.scores.tolist()
-    pairs = zip(boxes.boxes.tolist(), scores, strict=True)
-    return [{"box": box, "confidence": score} for box, score in pairs]
+    return [{"box": box, "confidence": one} for box, one in zip(boxes.boxes.tolist(), scores, strict=True)]
 
 
 class MatchExplanation(DrawnExplanation):
@@ -144,7 +136,7 @@ class MatchExplanation(DrawnExplanation):
             raise IndexError(f"reference={chosen}: there are {len(notes)} references")
         if not notes[chosen]["words"] or not notes[chosen]["reference_words"]:
             raise ValueError("there are no words to draw: the caption or the reference is empty")
-        return draw_matches(self["caption"], f"ViLBERTScore {self['f']:.3f}", notes[chosen], width)
+        return figures.draw_matches(self["caption"], f"ViLBERTScore {self['f']:.3f}", notes[chosen], width)
 
 
 def word_matches(
@@ -162,11 +154,9 @@ def word_matches(
 
 def best_frames(words: Sequence[Mapping[str, Any]]) -> dict[int, list[Mapping[str, Any]]]:
     """The words that each frame is the best of, by frame: of the frames with most words, in time's order."""
-    of_frame: dict[int, list[Mapping[str, Any]]] = defaultdict(list)
-    for match in words:
-        of_frame[match["frame"]].append(match)
-    kept = sorted(of_frame, key=lambda frame: (-len(of_frame[frame]), frame))[:_MOST_FRAMES]
-    return {frame: of_frame[frame] for frame in sorted(kept)}
+    counts = Counter(match["frame"] for match in words)
+    kept = sorted(sorted(counts, key=lambda frame: (-counts[frame], frame))[:_MOST_FRAMES])
+    return {frame: [match for match in words if match["frame"] == frame] for frame in kept}
 
 
 # in words
@@ -215,9 +205,9 @@ def template(name: str) -> Any:
     loader = PackageLoader("capeval_core.reports")
     environment = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.tests["readable"] = _is_word
-    helpers = (number, best_frames, confident, threshold_text, outside_text, marked, region_colour)
+    helpers = (number, best_frames, confident, marked)
     environment.globals |= {helper.__name__: helper for helper in helpers}
-    environment.globals |= {"terms": TERMS, "threshold": THRESHOLD}
+    environment.globals |= {"figures": figures, "threshold": THRESHOLD}
     return environment.get_template(f"{name}.html.j2")
 
 
@@ -229,10 +219,10 @@ def drawing(
     return data and Markup('<img src="data:image/jpeg;base64,{}" alt="{}">').format(data, text)
 
 
-def jpeg(image: Image.Image, **settings: int) -> str:
+def jpeg(image: Image.Image, quality: int = 78, **settings: int) -> str:
     """An image as a JPEG, in base64."""
     written = BytesIO()
-    image.save(written, "JPEG", **settings)
+    image.save(written, "JPEG", quality=quality, **settings)
     return base64.b64encode(written.getvalue()).decode()
 
 
@@ -242,9 +232,7 @@ def panels(evidence: Mapping[str, Any], draw: Draw = drawing) -> str:
     def frame_images(frames: Iterable[int]) -> dict[int, str]:
         """The best frames of a video, which is read once, and only if there is room for one of them."""
         read = cache(lambda: evidence.frames(tuple(frames), _FRAME)) if hasattr(evidence, "frames") else None
-        return {
-            frame: draw(read and (lambda _, frame=frame: read()[frame]), f"Frame {frame}") for frame in frames
-        }
+        return {place: draw(read and (lambda _, at=place: read()[at]), f"Frame {place}") for place in frames}
 
     content = {"evidence": evidence, "draw": draw, "frame_images": frame_images}
     return Markup(template("explanation").render(content).strip())

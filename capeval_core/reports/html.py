@@ -33,16 +33,15 @@ from capeval_core.reports.explanations import (
 from capeval_core.reports.systems import Column, System, Systems
 
 _FILE = "index.html"
-_SHOWN = 4
-"""Captions at either end, and by which each of two systems is ahead."""
+_SHOWN = 4  # captions at either end, and by which each of two systems is ahead
 _GENERATOR = '<meta name="generator" content="capeval">'
 _SIGNS = {"better": "▲ ", "worse": "▼ ", "equal": ""}
 _UNFIT = dict.fromkeys((*range(9), 11, 12, *range(14, 32), *range(127, 160)), "\ufffd")
 """Control characters, which HTML cannot hold."""
 _FEWEST_BINS, _MOST_BINS = 8, 48
-_FRAMES = 4
-"""Frames of a video, side by side."""
+_FRAMES = 4  # of a video, side by side
 _SIDE, _FRAME_HEIGHT, _DRAWN = 320, 130, 640  # pixels: of a picture, a frame and a drawn explanation
+_ROOM = 4_500_000  # characters of all pictures of a page
 _QUICK, _ENDS, _COLUMNS = 100_000, 3, 6
 """Of notebooks: captions with an interval, which takes a second for more; captions at either end; columns."""
 
@@ -52,8 +51,8 @@ def write_report(folder: Path, systems: Systems) -> Path:
     check_report(folder)
     content = _Page(systems).html()
     folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / _FILE, content.encode("utf-8", "replace"))
-    return folder / _FILE
+    write_whole(path := folder / _FILE, content.encode("utf-8", "replace"))
+    return path
 
 
 def check_report(folder: Path | None) -> None:
@@ -77,7 +76,7 @@ class _Page:
     def __init__(self, systems: Systems) -> None:
         self.systems, self.left_out = systems, 0
         self.pictures: dict[str, dict[str, Any] | None] = {}  # by path; None where it cannot be shown
-        self._room = {"thumbnails": 3_000_000, "drawings": 1_500_000}  # characters of each kind
+        self._room = _ROOM
 
     def html(self) -> str:
         styles = (STYLE.with_name("report.css"), STYLE)
@@ -89,6 +88,8 @@ class _Page:
             "generator": Markup(_GENERATOR),
             "style": Markup("".join(path.read_text(encoding="utf-8") for path in styles)),
             "tiny": TINY_KNOWS,
+            "panels": panels,
+            "parts": parts,
             "footer": f"Made by capeval {__version__}, {datetime.now(UTC).date().isoformat()}.",
             "count": "{:,}".format,
             "frames": _FRAMES,
@@ -122,7 +123,7 @@ class _Page:
             shown["in_words"] = equal if verdict == "equal" else verdict
         return shown
 
-    def ends(self, system: System, column: Column) -> list[dict[str, Any]]:
+    def ends(self, system: System, column: Column) -> list[tuple[str, list[tuple[int, str]], str]]:
         """The captions with the lowest and the highest scores, none in both; how many tie with the last."""
         scores = np.asarray(system.cells[column.name].result.scores)
         finite = np.flatnonzero(np.isfinite(scores))
@@ -131,31 +132,19 @@ class _Page:
         numbers = [self.systems.for_page(score) for score in scores.tolist()]
         found = []
         for title, order in (("Worst", best[::-1][:half]), ("Best", best[: len(best) - half])):
-            if shown := order[:_SHOWN]:
-                last = numbers[shown[-1]]
-                tied, here = numbers.count(last), sum(numbers[index] == last for index in shown)
+            if shown := [(index, numbers[index]) for index in order[:_SHOWN]]:
+                last = shown[-1][1]
+                tied, here = numbers.count(last), sum(number == last for _, number in shown)
                 note = f"{tied:,} captions tie at {last}; {here} of them are shown." if tied > here else ""
-                cards = [self._card(system, column, index, numbers[index]) for index in shown]
-                found.append({"title": title, "cards": cards, "tied": note})
+                found.append((title, shown, note))
         return found
 
-    def _card(self, system: System, column: Column, index: int, score: str) -> dict[str, Any]:
-        """A caption with its evidence, its parts and its references."""
+    def evidence(self, system: System, column: Column, index: int) -> Mapping[str, Any]:
+        """The evidence of a score; an image that is gone costs its explanation alone."""
         cell = system.cells[column.name]
-        evidence: Mapping[str, Any] = {}
-        with suppress(KeyError, OSError, ValueError):  # an image that is gone costs its explanation alone
-            evidence = {} if cell.evidence is None else cell.evidence[index]
-        compared = "references" in evidence or "compared" in evidence
-        values = {name: own[index] for name, own in cell.result.parts.items()}
-        return {
-            "picture": self._picture(system, index),
-            "score": score,
-            "caption": system.captions[index],
-            "id": system.ids[index],
-            "panels": panels(evidence, self._drawing),
-            "parts": parts(values, self.systems.titles),
-            "references": [] if system.references is None or compared else system.references[index],
-        }
+        with suppress(KeyError, OSError, ValueError):
+            return {} if cell.evidence is None else cell.evidence[index]
+        return {}
 
     def differences(self, first: System, second: System, column: Column) -> dict[str, Any]:
         """The captions of the same visuals by which either system is furthest ahead, and ties as shown."""
@@ -175,7 +164,7 @@ class _Page:
         apart = both[both.shown_x != both.shown_y]
 
         def pair(row: Any) -> dict[str, Any]:
-            picture = self._picture(first, row["index_x"]) or self._picture(second, row["index_y"])
+            picture = self.picture(first, row["index_x"]) or self.picture(second, row["index_y"])
             texts = [(sides[s].name, row[f"shown_{s}"], row[f"caption_{s}"]) for s in sides]
             return {"picture": picture, "sides": texts, "id": row["id"]}
 
@@ -216,7 +205,7 @@ class _Page:
         numbers = [(at(tick), minus(f"{self.systems.scaled(tick):.4g}")) for tick in ticks]
         return {"width": f"{100 / bins:.2f}", "rows": rows, "ticks": numbers}
 
-    def _picture(self, system: System, index: int) -> dict[str, Any] | None:
+    def picture(self, system: System, index: int) -> dict[str, Any] | None:
         """The picture of a caption; None if it cannot be read or there is no room."""
         if system.images is None:
             return None
@@ -224,25 +213,23 @@ class _Page:
         if path not in self.pictures:
             self.pictures[path] = None
             with suppress(ImageError, TypeError, ValueError):
-                image = _thumbnail(path, self.systems.visual) if self._fits("thumbnails") else None
-                data = image and jpeg(image, quality=78)
-                if image and data and self._fits("thumbnails", len(data)):
+                if self._fits() and self._fits(data := jpeg(image := _thumbnail(path, self.systems.visual))):
                     stored = {"width": image.width, "height": image.height, "data": data}
                     self.pictures[path] = {"name": f"picture-{len(self.pictures)}", **stored}
         found = self.pictures[path]
         return found and {**found, "label": f"{self.systems.visual} {system.ids[index]}"}
 
-    def _drawing(self, picture: Callable[[int], Image.Image] | None, text: str) -> str:
+    def draw(self, picture: Callable[[int], Image.Image] | None, text: str) -> str:
         """A picture of an explanation; "" if there is none, or no room."""
-        shown = ""
         with suppress(ImageError, ValueError):  # an image that is no longer there, boxes without an image
-            shown = drawing(picture, text, _DRAWN, quality=80) if picture and self._fits("drawings") else ""
-        return shown if shown and self._fits("drawings", len(shown)) else ""
+            if picture and self._fits() and self._fits(shown := drawing(picture, text, _DRAWN, quality=80)):
+                return shown
+        return ""
 
-    def _fits(self, kind: str, size: int = 0) -> bool:
-        self._room[kind] -= size
-        self.left_out += self._room[kind] < 0
-        return self._room[kind] >= 0
+    def _fits(self, data: str = "") -> bool:
+        self._room -= len(data)
+        self.left_out += self._room < 0
+        return self._room >= 0
 
 
 def _thumbnail(path: str, visual: str) -> Image.Image:
