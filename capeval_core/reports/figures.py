@@ -19,6 +19,7 @@ from capeval_core.regions import rle
 from capeval_core.regions.regions import Regions
 
 _Points = NDArray[np.float64]
+_Box = tuple[int, int, int, int]
 
 INK, FAINT, _LINE, _RIGHT, _WRONG = "#1c202c", "#687082", "#e4e7ed", "#1e8a60", "#c83042"
 _UNMENTIONED = "#707888"
@@ -105,7 +106,7 @@ def outlined(
     return drawn.resize((drawn.width // 2, drawn.height // 2), Image.Resampling.LANCZOS)
 
 
-def _band(mask: NDArray[np.bool_], size: tuple[int, int], scale: float) -> tuple[_Points, tuple[int, ...]]:
+def _band(mask: NDArray[np.bool_], size: tuple[int, int], scale: float) -> tuple[_Points, _Box]:
     """How far each pixel around a mask is from its edge: 0 on it, up to 128; and where these pixels are."""
     shares = Image.fromarray(mask.astype(np.uint8) * 255).resize(size, Image.Resampling.BILINEAR)
     edge, (x0, y0, x1, y1) = round(4 * _SOFT * scale), shares.getbbox() or (0, 0, 1, 1)
