@@ -1,7 +1,4 @@
-"""The public names as type checkers see them: `load` gives a class of the name's paper, by common options.
-
-Options of a metric's own are checked when it is opened. Every other name is a metric of another package.
-"""
+"""The public names as type checkers see them; a metric checks the options of its own when it is opened."""
 
 from collections.abc import Callable
 from os import PathLike
@@ -19,12 +16,12 @@ from capeval_core.result import Result
 from capeval_core.scores import boxes, eco, hice, ngram, pac, video
 
 __all__ = ["Result", "__version__", "list_metrics", "load", "module", "module_path", "why"]
-
 _O = ParamSpec("_O")
 _Pac = Literal["pacs", "refpacs", "clips", "refclips", "specs"]
+_Boxes = Literal["umic", "vilbertscore"]
 _Ngram = Literal["bleu", "rougel", "cider", "ciderd"]
 
-class _Load(Generic[_O]):  # with the options below, whatever the name
+class _Load(Generic[_O]):  # the class of the name's paper, with the options below
     def __init__(self, options: Callable[_O, Any]) -> None: ...
     @overload
     def __call__(self, name: _Pac, *, media: Literal["video"], **own: Any) -> video.VideoPacS: ...  # type: ignore[overload-overlap]
@@ -33,9 +30,7 @@ class _Load(Generic[_O]):  # with the options below, whatever the name
     @overload
     def __call__(self, name: Literal["hices", "refhices"], *_: _O.args, **own: _O.kwargs) -> hice.HiceS: ...
     @overload
-    def __call__(
-        self, name: Literal["umic", "vilbertscore"], *_: _O.args, **own: _O.kwargs
-    ) -> boxes.RegionMetric: ...
+    def __call__(self, name: _Boxes, *_: _O.args, **own: _O.kwargs) -> boxes.RegionMetric: ...
     @overload
     def __call__(self, name: Literal["eco"], *_: _O.args, **own: _O.kwargs) -> eco.Eco: ...
     @overload
@@ -45,17 +40,10 @@ class _Load(Generic[_O]):  # with the options below, whatever the name
 
 @_Load
 def load(
-    *,
-    media: Literal["image"] | None = None,
-    weights: str | PathLike[str] | None = None,
-    device: str | torch.device | None = None,
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32",
-    batch_size: int | None = None,
-    cache: str | PathLike[str] | FeatureCache | None = None,
-    rows: str | PathLike[str] | None = None,
-    on_error: Literal["raise", "nan"] = "raise",
-    empty: Literal["error", "score"] = "error",
-    compat: Literal["released"] | None = None,
-    evidence: bool = False,
-    **options: Any,
-) -> Any: ...
+    *, media: Literal["image"] | None = None, weights: str | PathLike[str] | None = None,
+    device: str | torch.device | None = None, dtype: Literal["float32", "bfloat16", "float16"] = "float32",
+    batch_size: int | None = None, cache: str | PathLike[str] | FeatureCache | None = None,
+    rows: str | PathLike[str] | None = None, on_error: Literal["raise", "nan"] = "raise",
+    empty: Literal["error", "score"] = "error", compat: Literal["released"] | None = None,
+    evidence: bool = False, **options: Any,
+) -> Any: ...  # fmt: skip

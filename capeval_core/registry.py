@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 import tomllib
-from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from itertools import groupby
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from capeval_core.errors import did_you_mean, warn, wrong_option
@@ -71,7 +71,7 @@ def metric_classes() -> dict[str, type[CaptionMetric]]:
 
 def every_class() -> list[type[CaptionMetric]]:
     """The class of every metric on every medium."""
-    return [*metric_classes().values(), *map(_import_class, MEDIA_VARIANTS.values())]
+    return [*metric_classes().values(), *map(resolve_name, MEDIA_VARIANTS.values())]
 
 
 def titles_of_parts() -> dict[str, str]:
@@ -98,8 +98,10 @@ def metric_class(name: str, media: str | None = None) -> type[CaptionMetric]:
         hint = did_you_mean(str(media), known) or (f"; {' and '.join(others)} have it" if others else "")
         listed = ", ".join(known) or "none, it compares texts alone"
         raise wrong_option("media", media, f"{name} is no metric on it{hint} (known: {listed})")
+    found: type[CaptionMetric]
     if reference := MEDIA_VARIANTS.get((name, media or "")) or METRICS.get(name):
-        return _import_class(reference)
+        found = resolve_name(reference)
+        return found
     outside = _entry_points()
     if name in outside:
         return _load_entry_point(outside[name])
@@ -151,7 +153,8 @@ def load(name: str, *, media: str | None = None, **options: Any) -> CaptionMetri
 
 def network(kind: str) -> type[CheckedModel]:
     """The class of a kind of network."""
-    return _import_class(NETWORKS[kind])
+    class_: type[CheckedModel] = resolve_name(NETWORKS[kind])
+    return class_
 
 
 def network_of(folder: WeightsFolder) -> type[CheckedModel]:
@@ -168,12 +171,6 @@ def network_of(folder: WeightsFolder) -> type[CheckedModel]:
         known = f"{did_you_mean(kind, NETWORKS)} (known: {', '.join(NETWORKS)})"
         raise WeightsError(f"weights {folder.name!r}: {CONFIG} has encoder {kind!r}, no network here{known}")
     return network(kind)
-
-
-def _import_class(reference: str) -> type[Any]:
-    module, _, name = reference.partition(":")
-    found: type[Any] = getattr(import_module(module), name)
-    return found
 
 
 def _entry_points() -> dict[str, EntryPoint]:

@@ -186,17 +186,15 @@ class Result:
     @property
     def mean(self) -> float:
         """The number to report: mean of the finite scores, or a corpus metric's formula; NaN without any."""
-        if self.formula is not None:
-            return self.numbers[self.key]
-        finite = [score for score in self.scores if np.isfinite(score)]
-        return float(np.mean(finite)) if finite else math.nan
+        return self.numbers[self.key]
 
     @property
     def numbers(self) -> dict[str, float]:
         """The number to report by its key, and further ones of a corpus metric: BLEU-4, then BLEU-1 to 3."""
-        if self.formula is None or self.summands is None:
-            return {self.key: self.mean}
-        return self.formula.values(np.asarray(self.summands, dtype=np.float64))
+        if self.formula is not None:
+            return self.formula.values(np.asarray(self.summands, dtype=np.float64))
+        finite = [score for score in self.scores if np.isfinite(score)]
+        return {self.key: float(np.mean(finite)) if finite else math.nan}
 
     def interval(self, level: float = 0.95) -> Interval:
         """Confidence interval of the mean over images like these, each with all its captions.
