@@ -12,6 +12,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,31 +31,25 @@ class DamagedError(ValueError):
     """A file that does not hold a table as it was written; the message continues after its path."""
 
 
+@dataclass(eq=False)
 class Kept:
     """Tables in a folder, for the next run. A kill costs what was not flushed yet, damage its own file.
 
     Every file holds the stamp, all that its rows depend on, and is refused with another one; its name has the
     time and a digest of it. A disk that fills up costs one warning: from then on nothing more is written.
-    argument: what messages call the folder. most_rows, most_seconds: after which rows are written.
-    mapped: Arrow files, of which only the rows that are used take memory, instead of Parquet.
-    required: a disk that cannot be written is an OSError.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        stamp: Mapping[str, Any],
-        argument: str,
-        *,
-        most_rows: int = 65_536,
-        most_seconds: float = 60.0,
-        mapped: bool = False,
-        required: bool = False,
-    ) -> None:
-        self.folder, self.argument, self.required = folder, argument, required
-        self.stamp: dict[str, Any] = json.loads(json.dumps(stamp))
-        self._most, self._written_at = (most_rows, most_seconds), time.monotonic()
-        self._suffix = "arrow" if mapped else "parquet"
+    folder: Path
+    stamp: Mapping[str, Any]
+    argument: str  # what messages call the folder
+    most_rows: int = 65_536  # after which they are written, or after the seconds
+    most_seconds: float = 60.0
+    mapped: bool = False  # Arrow files, of which only the rows that are used take memory, not Parquet
+    required: bool = False  # whether a disk that cannot be written is an OSError
+
+    def __post_init__(self) -> None:
+        self.stamp, self._written_at = json.loads(json.dumps(self.stamp)), time.monotonic()
+        self._suffix = "arrow" if self.mapped else "parquet"
         self._waiting: list[pa.Table] = []
         self._count = self._size = 0  # that wait
         self._writable = True
@@ -69,7 +64,7 @@ class Kept:
                 warn(f"{what}: what it held is computed again, and the file can be deleted")
                 continue
             if stamp != self.stamp:
-                both = {key: (stamp.get(key), self.stamp.get(key)) for key in sorted(stamp | self.stamp)}
+                both = {key: (stamp.get(key), self.stamp.get(key)) for key in sorted({**stamp, **self.stamp})}
                 differing = [f"{key}: {a!r} there, {b!r} now" for key, (a, b) in both.items() if a != b]
                 found = f"holds {path.name} of other settings ({'; '.join(differing)})"
                 fix = "pass another folder, or the same settings"
@@ -80,9 +75,8 @@ class Kept:
         """Keep a table, which is on the disk after `flush`, or when enough rows or seconds have come."""
         self._waiting.append(table)
         self._count, self._size = self._count + len(table), self._size + table.nbytes
-        rows, seconds = self._most
-        full = self._count >= rows or self._size >= _MOST_BYTES
-        if full or time.monotonic() - self._written_at > seconds:
+        full = self._count >= self.most_rows or self._size >= _MOST_BYTES
+        if full or time.monotonic() - self._written_at > self.most_seconds:
             self.flush()
 
     def flush(self) -> None:
