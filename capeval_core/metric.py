@@ -101,6 +101,10 @@ class CommonOptions(Settings):
             resolve_device(self.device)
         if self.rows is not None:
             check_folder("rows", self.rows)
+        given = getattr(self, "statistics", None)
+        if given is not None and not isinstance(given, metric.statistics):
+            fix = f"make them by prepare({metric.corpus_texts}), or give a {metric.statistics.__name__}"
+            raise wrong_option("statistics", given, f"is a {type(given).__name__}", fix, kind=TypeError)
 
     def check_input(
         self, metric: Any, captions: Any, images: Any, references: Any = None, *, progress: bool = False
@@ -149,13 +153,6 @@ class CorpusStatistics:
     def fingerprint(self) -> str:
         """Digest of the content, for stamps of rows and signatures."""
         raise NotImplementedError
-
-    @classmethod
-    def check_option(cls, options: Any, fix: str) -> None:
-        """Refuse `statistics` of another class, if options have any. fix: how they are made."""
-        given = options.statistics
-        if given is not None and not isinstance(given, cls):
-            raise wrong_option("statistics", given, f"is a {type(given).__name__}", fix, kind=TypeError)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,6 +226,7 @@ class CaptionMetric(ABC):
     references stands in them, the score with fewer references is another aggregation of the same rows."""
     corpus_texts: ClassVar[str] = "captions + references"
     """Which texts `corpus` gives, in messages, too."""
+    statistics: ClassVar[type[CorpusStatistics]] = CorpusStatistics  # what `prepare` makes of them
     Options: ClassVar[type[CommonOptions]] = CommonOptions
     ROW: ClassVar[pa.Schema]
     published: ClassVar[Mapping[str, Any]] = {}

@@ -276,8 +276,8 @@ class Result:
         formula = None
         if saved["metric"] in METRICS or saved.get("summands") is not None:  # others need not be installed
             formula = metric_class(saved["metric"]).formula
-        columns: dict[str, Any] = {"groups": list(saved["groups"])}
-        columns["scores"] = _numbers(map(float, _numbers(saved["scores"])))
+        scores = _numbers(map(float, _numbers(saved["scores"])))
+        columns: dict[str, Any] = {"scores": scores, "groups": list(saved["groups"])}
         if formula is not None:
             columns["summands"] = [_numbers(row) for row in saved["summands"]]
             if any(len(row) != len(formula.sums) for row in columns["summands"]):

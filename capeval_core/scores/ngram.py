@@ -105,11 +105,6 @@ class NgramOptions(CommonOptions):
 class NgramCorpusOptions(NgramOptions, CorpusOptions):
     """Options of metrics that weight n-grams by the documents that hold them."""
 
-    def check(self, metric: Any) -> None:
-        super().check(metric)
-        fix = "make them by prepare(references), or DocumentFrequencies.of_counts"
-        DocumentFrequencies.check_option(self, fix)
-
 
 class NgramMetric(CaptionMetric):
     """A metric of the words that a caption shares with its references.
@@ -347,7 +342,7 @@ class Cider(NgramMetric):
     fingerprint is in the signature.
     """
 
-    corpus_texts = "references"
+    corpus_texts, statistics = "references", DocumentFrequencies
     clipped: ClassVar[bool] = False
     Options: ClassVar[type[CommonOptions]] = NgramCorpusOptions
     ROW = row_schema(

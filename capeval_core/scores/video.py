@@ -131,8 +131,6 @@ class VideoOptions(CommonOptions):
     def check(self, metric: Any) -> None:
         super().check(metric)
         Sampling(self.fps, self.max_frames)  # refuses what is no sampling
-        fix = f"make them by prepare({metric.corpus_texts}), or give a TokenIdf of token ids"
-        TokenIdf.check_option(self, fix)
         if self.statistics is not None and not self.idf:
             fix = "leave one of them out"
             raise wrong_option("statistics", self.statistics, "is given, but idf=False", fix)
@@ -156,7 +154,7 @@ class VideoPacS(CaptionMetric):
     variant = "video"
     media = ("video",)
     plots = True
-    corpus_texts = "captions"
+    corpus_texts, statistics = "captions", TokenIdf
     Options: ClassVar[type[CommonOptions]] = VideoOptions
     ROW = row_schema(
         COVERAGE,

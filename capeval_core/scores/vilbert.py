@@ -84,10 +84,6 @@ class VilbertOptions(CorpusOptions, RegionOptions):
     def lacks_statistics(self) -> bool:
         return self.idf is not None and self.statistics is None
 
-    def check(self, metric: Any) -> None:
-        super().check(metric)
-        TokenIdf.check_option(self, "make them by prepare(references), or give a TokenIdf of token ids")
-
 
 @facts("vilbertscore")
 class VilbertScore(RegionMetric):
@@ -101,7 +97,7 @@ class VilbertScore(RegionMetric):
 
     needs_references = True
     default_regions = X152_VG
-    corpus_texts = "references"
+    corpus_texts, statistics = "references", TokenIdf
     Options: ClassVar[type[CommonOptions]] = VilbertOptions
     ROW = row_schema(
         column("caption_maxima", NESTED, "per reference, each caption word's best cosine; null if failed"),

@@ -15,10 +15,6 @@ class WordOptions(ca.ClipsOptions, ca.CorpusOptions):
 
     without = ("w", "prompt", "compat")
 
-    def check(self, metric) -> None:
-        super().check(metric)
-        ca.TokenIdf.check_option(self, "make them by prepare(references)")
-
 
 class WordF(ca.ClipS):
     """Word-F: harmonic mean of the image's cosine and the best F of words over references."""
@@ -30,7 +26,7 @@ class WordF(ca.ClipS):
     paper = "Nobody, A score of words, https://example.org/wordf"
     range = (0.0, 1.0)
     needs_references = True
-    corpus_texts = "references"
+    corpus_texts, statistics = "references", ca.TokenIdf
     Options = WordOptions
     ROW = ca.row_schema(
         ca.column("cosine", pa.float32(), "cosine of caption and image, null where the image failed"),
