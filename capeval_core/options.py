@@ -142,11 +142,7 @@ class Settings:
 
 
 def compact(value: Any) -> str:
-    if isinstance(value, float):
-        if value.is_integer() and abs(value) < 1e15:
-            return str(int(value))  # as the same number given as an int
-        short = f"{value:g}"
-        return short if float(short) == value else repr(value)
-    text = str(value)
+    """A value in a signature; a whole number reads alike as an int and as a float."""
+    text = np.format_float_positional(value, trim="-") if isinstance(value, float) else str(value)
     # `|` separates the fields of a signature; quotes show where any other than a simple text ends.
     return text if re.fullmatch(r"[\w.-]+", text, re.ASCII) else ascii(text).replace("|", r"\x7c")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -107,6 +107,8 @@ class Result:
         >>> result[0]["index"], round(result[0]["bleu_4"], 3), result[-1]["error"]
         (0, 0.779, None)
         """
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"result[{index}]: there are {len(self)} captions, counted from 0")
         number = range(len(self))[index]
         parts = {name: values[number] for name, values in self.parts.items()}
         about = {"group": self.groups[number], "error": self.errors.get(number)}
@@ -276,7 +278,9 @@ class Result:
         formula = None
         if saved["metric"] in METRICS or saved.get("summands") is not None:  # others need not be installed
             formula = metric_class(saved["metric"]).formula
-        scores = _numbers(map(float, _numbers(saved["scores"])))
+        scores = _numbers(saved["scores"])
+        if not all(type(score) in (int, float) for score in scores):
+            raise TypeError("scores should be numbers, or null")
         columns: dict[str, Any] = {"scores": scores, "groups": list(saved["groups"])}
         if formula is not None:
             columns["summands"] = [_numbers(row) for row in saved["summands"]]
@@ -359,9 +363,8 @@ def json_text(content: Any) -> str:
     return json.dumps(plain(content), ensure_ascii=False, indent=1, allow_nan=False) + "\n"
 
 
-def _numbers(saved: Iterable[Any]) -> list[Any]:
+def _numbers(saved: Sequence[Any]) -> list[Any]:
     """A component as it was: in a list of numbers, `plain` left None where there was NaN or an infinity."""
-    values = list(saved)
-    if not all(value is None or type(value) in (int, float) for value in values):
-        return values
-    return [value if value is not None and math.isfinite(value) else math.nan for value in values]
+    if not all(value is None or type(value) in (int, float) for value in saved):
+        return list(saved)
+    return [value if value is not None and math.isfinite(value) else math.nan for value in saved]

@@ -38,7 +38,7 @@ import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -173,7 +173,7 @@ class CorpusFormula:
 class Clusters:
     """Sums and counts of finite scores per image: all that re-aggregation needs."""
 
-    names: list[str]
+    names: NDArray[Any]  # (n,) of the images that have a score
     sums: Doubles  # (n,) of scores; or (n, k) of what a formula takes
     counts: Doubles  # (n,) captions with a score
     formula: CorpusFormula | None = None
@@ -190,24 +190,20 @@ class Clusters:
         range: tuple[float, float] = UNBOUNDED,
     ) -> Clusters:
         """The images of captions; `range` is open on a side where options have moved a score beyond it."""
-        values = np.asarray(scores, dtype=np.float64)
-        names, members = np.unique(np.asarray(groups, dtype=object), return_inverse=True)
+        values: Doubles = np.asarray(scores, dtype=np.float64)
         finite = np.isfinite(values)
-        columns = values[:, None] if summands is None else summands
-        sums: Doubles = np.zeros((len(names), columns.shape[1]))
-        np.add.at(sums, members[finite], columns[finite])
-        counts: Doubles = np.bincount(members, finite, len(names)).astype(np.float64)
-        some = counts > 0
-        sums = sums if formula is not None else sums[:, 0]
-        low = range[0] if (values[finite] >= range[0]).all() else -math.inf
-        high = range[1] if (values[finite] <= range[1]).all() else math.inf
-        known = [str(name) for name in names[some]]
-        return Clusters(known, sums[some], counts[some], formula, visual, (low, high))
+        values, columns = values[finite], (values if summands is None else summands)[finite]
+        names, members = np.unique(np.asarray(groups, dtype=object)[finite], return_inverse=True)
+        sums: Doubles = np.zeros((len(names), *columns.shape[1:]))
+        np.add.at(sums, members, columns)
+        counts = np.bincount(members, minlength=len(names)).astype(np.float64)
+        low = range[0] if (values >= range[0]).all() else -math.inf
+        high = range[1] if (values <= range[1]).all() else math.inf
+        return Clusters(names, sums, counts, formula, visual, (low, high))
 
     def take(self, images: NDArray[np.int64]) -> Clusters:
         """The chosen images, in the given order."""
-        names = [self.names[i] for i in images]
-        return replace(self, names=names, sums=self.sums[images], counts=self.counts[images])
+        return replace(self, **{name: getattr(self, name)[images] for name in ("names", "sums", "counts")})
 
     @property
     def value(self) -> float:
@@ -240,7 +236,7 @@ def paired_comparison(first: Clusters, second: Clusters, *, level: float) -> Com
     check_level(level)
     _, a, b = np.intersect1d(first.names, second.names, assume_unique=True, return_indices=True)
     n, visual = len(a), first.visual
-    if not n and first.names and second.names:
+    if not n and len(first.names) and len(second.names):
         found = f"no {visual} in common ({len(first.names)} and {len(second.names)})"
         fix = f"score both systems on the same {visual}s, given in the same form (files, or decoded)"
         raise ValueError(f"the results have {found}: {fix}")

@@ -44,7 +44,7 @@ class Design:
         sums = ((image_part[:, :, None] + own) * present).sum(2)
         counts = present.sum(2).astype(np.float64)
         kept = [np.flatnonzero(each) for each in counts]
-        return [Clusters([str(i) for i in k], s[k], c[k]) for k, s, c in zip(kept, sums, counts, strict=True)]
+        return [Clusters(k, s[k], c[k]) for k, s, c in zip(kept, sums, counts, strict=True)]
 
 
 def normal(captions: str, failed: float, images: int) -> Design:
