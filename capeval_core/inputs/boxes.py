@@ -27,11 +27,11 @@ from typing import IO, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from capeval_core.errors import FileError, described, did_you_mean, file_error, shown, warn
+from capeval_core.errors import described, did_you_mean, file_error, shown, warn
 from capeval_core.inputs import images
 from capeval_core.inputs.files import Names, load_json, names_in, reading
 from capeval_core.inputs.images import ImageError, Source, Visual, quoted, read_file, refused
-from capeval_core.project import install_command
+from capeval_core.project import needs
 
 _Floats = NDArray[np.float32]
 REQUIRED, OPTIONAL = ("boxes", "features"), ("size", "scores", "relative_boxes", "selection")
@@ -481,12 +481,9 @@ class _Database(BoxFeatureStore):
 
     def __init__(self, path: Path, databases: list[Path], *, released: bool) -> None:
         super().__init__(path)
-        try:
-            for package in ("lmdb", "lz4.frame", "msgpack"):  # now, not at the first entry that needs one
+        for package in ("lmdb", "lz4", "msgpack"):  # now, not at the first entry that needs one
+            with needs(package, "lmdb"):
                 import_module(package)
-        except ImportError as error:
-            found = f"an LMDB of box features needs the package {error.name}"
-            raise FileError(f"{found}: {install_command('lmdb')}") from None
         by_name = {data.parent.name: data for data in databases}
         preferred = [f"feat_{_RULE}_compressed", f"feat_{_RULE}", "all_compressed", "all"]
         chosen = [by_name[name] for name in preferred if name in by_name] or databases

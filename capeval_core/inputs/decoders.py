@@ -25,11 +25,11 @@ from numpy.typing import NDArray
 from PIL import Image, ImageFile
 
 from capeval_core.errors import InputError, Problem, warn
-from capeval_core.inputs.images import File, ImageError, Source, short_reason, square_pixels
+from capeval_core.inputs.images import File, ImageError, Source, image_source, short_reason, square_pixels
+from capeval_core.inputs.videos import video_source
 from capeval_core.limits import LIMITS
 
 _Process = subprocess.Popen[bytes]
-_PIPE = 1 << 18  # bytes that a pipe holds, where the system lets us choose
 # Not `-m`: that looks for modules in the current folder first, which may hold what a user has downloaded.
 _PROGRAM = "import sys; sys.path[:] = sys.argv[{}:]; from capeval_core.inputs import decoders; decoders.{}()"
 _READY = b"capeval decodes\n"
@@ -78,10 +78,8 @@ class Decoders:
                 answers[i] = answer
             sound = True
         except (OSError, ValueError, EOFError, pickle.UnpicklingError) as error:
-            warn(
-                f"a process that decodes images could not be used ({short_reason(error)}): this one decodes "
-                "what was asked of it"
-            )
+            found = f"a process that decodes images could not be used ({short_reason(error)})"
+            warn(f"{found}: this one decodes what was asked of it")
         finally:  # instead of one that was stopped within an answer, another is started for the next request
             if not sound:
                 _end(process)
@@ -103,18 +101,10 @@ def _started() -> _Process:
         start_new_session=True,  # Ctrl-C is for the process that asks
     )
     assert process.stdout is not None
-    if sys.platform == "linux":
-        import fcntl
-
-        with suppress(OSError):  # more than the system lets a user have
-            for pipe in (process.stdin, process.stdout):
-                fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE)  # type: ignore[arg-type]
-    start = b""
-    while not start.endswith(_READY):
-        if not (byte := process.stdout.read(1)):
+    while not (line := process.stdout.readline()).endswith(_READY):
+        if not line:
             _end(process)
             raise EOFError("no answer")
-        start += byte
     return process
 
 
@@ -171,9 +161,8 @@ def _answer(given: tuple[str, bytes | None], square: tuple[int, Image.Resampling
 
 def frames_within_limits(path: Path, medium: str) -> int:
     """The number of frames of a video, 1 of an image, read whole by another process. Raises InputError."""
-    names = ("page_seconds", "page_memory", "page_image_pixels", "page_pixels", "page_frames")
-    asked = {"path": str(path), "medium": medium, **{name: getattr(LIMITS, name) for name in names}}
-    command = [sys.executable, "-c", _PROGRAM.format(2, "measure"), json.dumps(asked), *_import_path()]
+    asked = json.dumps([str(path), medium, vars(LIMITS)])
+    command = [sys.executable, "-c", _PROGRAM.format(2, "measure"), asked, *_import_path()]
     try:
         answer = subprocess.run(command, capture_output=True, timeout=LIMITS.page_seconds).stdout
     except subprocess.TimeoutExpired:
@@ -189,28 +178,21 @@ def frames_within_limits(path: Path, medium: str) -> int:
 
 def measure() -> None:
     """Read a file whole, in a process of its own, and print how many frames it has, or what is wrong."""
-    asked = json.loads(sys.argv[1])
-    try:
+    path, medium, limits = json.loads(sys.argv[1])
+    with suppress(ImportError):  # Windows has no such limits; the other process counts the seconds
         import resource
-    except ImportError:  # Windows has no such limits; the other process counts the seconds
-        pass
-    else:
-        resource.setrlimit(resource.RLIMIT_AS, (asked["page_memory"], asked["page_memory"]))
-        resource.setrlimit(resource.RLIMIT_CPU, (int(asked["page_seconds"]) + 1,) * 2)
-    from capeval_core.inputs.images import image_source
-    from capeval_core.inputs.videos import video_source
 
-    Image.MAX_IMAGE_PIXELS = asked["page_image_pixels"]
-    path = Path(asked["path"])
+        resource.setrlimit(resource.RLIMIT_AS, (limits["page_memory"], limits["page_memory"]))
+        resource.setrlimit(resource.RLIMIT_CPU, (int(limits["page_seconds"]) + 1,) * 2)
+    Image.MAX_IMAGE_PIXELS = limits["page_image_pixels"]
     try:
-        given: Any = {"bytes": path.read_bytes(), "path": path.name}
+        given = {"bytes": Path(path).read_bytes(), "path": Path(path).name}
         frames = pixels = 0
-        for image in video_source(given) if asked["medium"] == "video" else [image_source(given).decode()]:
+        for image in video_source(given) if medium == "video" else [image_source(given).decode()]:
             frames, pixels = frames + 1, pixels + image.width * image.height
-            if frames > asked["page_frames"] or pixels > asked["page_pixels"]:
-                most = f"{asked['page_frames']:,} frames or {asked['page_pixels'] / 1e6:,.0f} megapixels"
+            if frames > limits["page_frames"] or pixels > limits["page_pixels"]:
+                most = f"{limits['page_frames']:,} frames or {limits['page_pixels'] / 1e6:,.0f} megapixels"
                 raise InputError(Problem("", f"has more than {most}", "cut it or scale it down"))
         print(json.dumps([frames]))
     except InputError as error:
-        problem = next(iter(error.problems))
-        print(json.dumps([0, problem.found, problem.fix]))
+        print(json.dumps([0, error.problems[0].found, error.problems[0].fix]))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import math
 import os
 import re
 import stat
@@ -267,13 +266,13 @@ def content_of_dict(value: Mapping[Any, Any]) -> tuple[str, bytes | None]:
     if data is None and path is None:
         found = ", ".join(map(repr, list(value)[:5])) or "no key"
         raise refused(f'a dict needs "bytes" or "path", and neither None, found {found}')
-    for name, one, kinds in (("bytes", data, BYTES), ("path", path, (str, os.PathLike))):
-        if one is not None and not isinstance(one, kinds):
-            fix = f"expected {'bytes' if name == 'bytes' else 'a str'} or None"
-            raise refused(f"is {described(one)}", fix, index=(name,), kind=TypeError)
-    if data is not None:
-        return "" if path is None else os.fsdecode(path), bytes(data)
-    return local_path(path), None
+    if data is not None and not isinstance(data, BYTES):
+        raise refused(f"is {described(data)}", "expected bytes or None", index=("bytes",), kind=TypeError)
+    if path is not None and not isinstance(path, (str, os.PathLike)):
+        raise refused(f"is {described(path)}", "expected a str or None", index=("path",), kind=TypeError)
+    if data is None:
+        return local_path(path), None
+    return "" if path is None else os.fsdecode(path), bytes(data)
 
 
 @dataclass(eq=False, slots=True)
@@ -304,23 +303,24 @@ class File(Source[Any]):
 
 def read_file(path: str, content: str = "image") -> bytes:
     """The bytes of a regular file that is not empty and not too long."""
-    with open_file(path, content, LONGEST_FILE) as file:
-        if data := file.read():
-            return data
+    with open_file(path, content) as file:
+        data = file.read(LONGEST_FILE + 1)
+    if not data:
         raise refused(f"{quoted(path)} is empty (zero bytes)")
+    if len(data) > LONGEST_FILE:
+        raise refused(f"{quoted(path)} has more than {LONGEST_FILE:,} bytes", f"too many for one {content}")
+    return data
 
 
 @contextmanager
-def open_file(path: str, content: str = "image", longest: int = 1 << 63) -> Iterator[IO[bytes]]:
-    """A regular file of at most so many bytes, open for reading in the block."""
+def open_file(path: str, content: str = "image") -> Iterator[IO[bytes]]:
+    """A regular file, open for reading in the block."""
     name = quoted(path)
     try:
-        status = os.stat(path)  # noqa: PTH116  (a Path per image costs more than the call)
-        if not stat.S_ISREG(status.st_mode):
-            kind = "a folder" if stat.S_ISDIR(status.st_mode) else "not a regular file"
+        mode = os.stat(path).st_mode  # noqa: PTH116  (a Path per image costs more than the call)
+        if not stat.S_ISREG(mode):
+            kind = "a folder" if stat.S_ISDIR(mode) else "not a regular file"
             raise refused(f"{name} is {kind}", f"pass the path of one {content}")
-        if status.st_size > longest:
-            raise refused(f"{name} has {status.st_size:,} bytes", f"too many for one {content}")
         with Path(path).open("rb") as file:
             yield file
     except (FileNotFoundError, NotADirectoryError):
@@ -392,15 +392,12 @@ def _refuse_unfit(image: Image.Image, name: str) -> None:
 
 def refuse_size(width: int, height: int, name: str) -> None:
     """Refuse a size that is a decompression bomb, or that no encoder can use."""
-    limit, wrong, fix = Image.MAX_IMAGE_PIXELS or math.inf, "", ""
-    if width * height > limit:
-        wrong, fix = f", more than the limit of {limit:,} (a decompression bomb?)", _BOMB
-    elif min(width, height) <= 1:
-        fix = "an image needs at least 2 on each side"
-    elif max(width, height) > _STEEPEST * min(width, height):
-        fix = f"one side is more than {_STEEPEST} times the other, crop it"
-    if fix:
-        raise refused(f"{name} is {width}x{height} pixels{wrong}", fix)
+    limit, size = Image.MAX_IMAGE_PIXELS, f"{name} is {width}x{height} pixels"
+    if limit is not None and width * height > limit:
+        raise refused(f"{size}, more than the limit of {limit:,} (a decompression bomb?)", _BOMB)
+    if min(width, height) <= 1 or max(width, height) > _STEEPEST * min(width, height):
+        fix = f"an image needs 2 on each side, and no side may be {_STEEPEST} times the other: crop it"
+        raise refused(size, fix)
 
 
 def _undecodable(name: str, error: Exception, fix: str = "") -> ImageError:
@@ -448,11 +445,8 @@ class Pixels(Source[Image.Image]):
             except ImageError:
                 raise
             except Exception as error:
-                fix = (
-                    ""
-                    if getattr(image, "fp", None)
-                    else "its file is closed: pass its path, or .load() it in time"
-                )
+                closed = getattr(image, "fp", None) is None
+                fix = "its file is closed: pass its path, or .load() it in time" if closed else ""
                 raise _undecodable(self.name, error, fix) from None
 
     def compute_key(self) -> str:
@@ -460,8 +454,7 @@ class Pixels(Source[Image.Image]):
         image = self.decode()
         digest = _digest()
         digest.update(f"{image.mode} {image.size} {image.info.get('transparency')!r}".encode())
-        palette = image.palette
-        if palette is not None:
+        if (palette := image.palette) is not None:
             digest.update(f"{palette.mode} ".encode() + image.im.getpalette(palette.mode, palette.mode))
         digest.update(image.tobytes())
         return "pixels:" + digest.hexdigest()
@@ -470,32 +463,34 @@ class Pixels(Source[Image.Image]):
 def _of_array(value: Any) -> Pixels:
     """The source of a numpy array (H, W, C), or of a tensor, whose channels may come first."""
     tensor = is_tensor(value)
-    kind = "tensor" if tensor else "array"
     if tensor and (value.is_nested or value.device.type == "meta" or "strided" not in str(value.layout)):
         raise refused("the tensor is nested, sparse or on the meta device", "pass a dense one with pixels")
-    if np.ma.is_masked(value):
-        raise refused("the numpy array has masked pixels, and an image has none", "pass array.filled(value)")
-    value = value.detach().resolve_neg() if tensor else np.asarray(value)
     shape, dtype = tuple(value.shape), str(value.dtype).rpartition(".")[2]
+    name = f"the {'tensor' if tensor else 'array'} of shape {shape}"
     first = tensor and len(shape) == 3 and shape[0] in (1, 3)
     last = len(shape) == 3 and shape[2] in (1, 3, 4)
-    if dtype != "uint8" and not dtype.startswith(("float", "bfloat")):
-        fix = "expected uint8, or float in [0, 1]: divide 16 bits by 65535, multiply a mask by 255"
-        raise refused(f"the {kind} has dtype {dtype}", fix)
-    if first and last:
-        found = f"the tensor's shape {shape} can be read as (C, H, W) and as (H, W, C)"
-        raise refused(found, "pass a numpy array (H, W, C)")
-    if not (first or last or len(shape) == 2):
-        forms = "(3, H, W), (1, H, W) or (H, W)" if tensor else "(H, W), (H, W, 3) or (H, W, 4)"
-        batch = f"; of a batch pass {kind}[0]" if len(shape) == 4 else ""
-        raise refused(f"the {kind} has shape {shape}", f"expected {forms}{batch}")
-    if 0 in shape:
-        raise refused(f"the {kind} of shape {shape} has no pixels")
-    if first:
-        value = value.permute(1, 2, 0)
+    for wrong, found, fix in (
+        (np.ma.is_masked(value), "has masked pixels", "pass array.filled(value)"),
+        (
+            dtype != "uint8" and not dtype.startswith(("float", "bfloat")),
+            f"has dtype {dtype}",
+            "expected uint8, or float in [0, 1]: divide 16 bits by 65535, multiply a mask by 255",
+        ),
+        (first and last, "may be (C, H, W) and (H, W, C)", "pass a numpy array (H, W, C)"),
+        (
+            not (first or last or len(shape) == 2),
+            "is no image",
+            f"expected {'(3, H, W), (1, H, W) or (H, W)' if tensor else '(H, W), (H, W, 3) or (H, W, 4)'}",
+        ),
+        (0 in shape, "has no pixels", ""),
+    ):
+        if wrong:
+            raise refused(f"{name} {found}", fix)
+    value = value.detach().resolve_neg() if tensor else np.asarray(value)
+    value = value.permute(1, 2, 0) if first else value
     if tensor and value.device.type == "cpu" and dtype in ("uint8", "float32", "float64"):
         value = value.numpy()  # it pickles its own pixels; a tensor cut from a batch would pickle the batch
-    return Pixels(value, f"the {kind} of shape {shape}")
+    return Pixels(value, name)
 
 
 def shape_of(value: Any) -> tuple[int, ...] | None:
@@ -514,6 +509,9 @@ def is_tensor(value: Any) -> bool:
 
 # ---- sequences as rows
 
+NOT_A_LIST = "one per row, in order: of a table one column, of a generator or a stream list(...) of it"
+"""The fix for what has no rows, behind the words for what is expected."""
+
 
 def as_list(value: Any) -> list[Any] | None:
     """Any sequence as a list; None for what has no order, no length, or is no sequence."""
@@ -529,19 +527,6 @@ def as_list(value: Any) -> list[Any] | None:
 def is_table(value: Any) -> bool:
     """A pandas or polars DataFrame, or a whole Dataset: its columns are not rows."""
     return hasattr(value, "columns") or hasattr(value, "column_names")
-
-
-def how_to_list(value: Any) -> str:
-    """The fix for what has no rows, behind the words for what is expected."""
-    if isinstance(value, Mapping):
-        return ", one per row in the order of the images"
-    if isinstance(value, Iterator):
-        return ", pass list(...) of it"
-    if is_table(value):
-        return ', pass one of its columns, as in dataset["image"]'
-    if type(value).__module__.partition(".")[0] == "datasets":
-        return ", a streamed dataset has no length, pass list(...) of it"
-    return ""
 
 
 # ---- resizing

@@ -18,29 +18,17 @@ from PIL import Image
 from tqdm import tqdm
 
 from capeval_core.errors import Index, Kind, Problem, Problems, at, described, setting, warn
+from capeval_core.inputs import images as imaging
 from capeval_core.inputs.boxes import REQUIRED, box_source
 from capeval_core.inputs.decoders import shared_decoders
 from capeval_core.inputs.files import valid_unicode
-from capeval_core.inputs.images import (
-    BYTES,
-    ImageError,
-    Source,
-    Texts,
-    Visual,
-    as_list,
-    how_to_list,
-    image_source,
-    in_rgb,
-    is_table,
-    refused,
-    shape_of,
-)
+from capeval_core.inputs.images import ImageError, Source, Texts, Visual, as_list, refused, shape_of
 from capeval_core.inputs.videos import video_source
 
 _CHECKED_TOGETHER = 8  # visuals by one task, which costs as much of Python as a visual
 _CHECKING = 16  # threads that check at most
 _SOURCES: dict[str, Callable[[Any], Source[Any]]] = {
-    "image": image_source,
+    "image": imaging.image_source,
     "video": video_source,
     "boxes": box_source,
 }
@@ -204,7 +192,7 @@ class _Texts:
             self.wrong(None, "missing", f"pass a list of {of}")
         elif rows is None:
             found = "a single string" if isinstance(value, str) else described(value)
-            self.wrong(None, found, f"expected a list of {of}{how_to_list(value)}", TypeError)
+            self.wrong(None, found, f"expected a list of {of}, {imaging.NOT_A_LIST}", TypeError)
         elif not rows and self.argument == "captions":
             self.wrong(None, "empty", "there is nothing to score")
         return rows
@@ -309,7 +297,8 @@ def _check_visuals(values: Any, problems: Problems, media: Sequence[str], captio
     """One visual per value, None where the value can be none; as many as there are captions."""
     argument, many = str(argument_of(media)), " or ".join(_MANY[medium] for medium in media)
     # A list, an array or tensor whose first axis counts visuals (rows are views), a Series.
-    at_hand = isinstance(values, (list, tuple)) or (shape_of(values) is not None and not is_table(values))
+    is_array = shape_of(values) is not None and not imaging.is_table(values)
+    at_hand = is_array or isinstance(values, (list, tuple))
     wrong: tuple[str, str, Kind] | None = None
     if values is None:
         wrong = "is missing", f"pass a list of {many}", ValueError
@@ -321,7 +310,7 @@ def _check_visuals(values: Any, problems: Problems, media: Sequence[str], captio
     elif isinstance(values, Sequence) and not isinstance(values, range):
         visuals = _lazy_rows(_as_stored(values), problems, media)
     else:
-        wrong = f"is {described(values)}", f"expected a list of {many}{how_to_list(values)}", TypeError
+        wrong = f"is {described(values)}", f"expected a list of {many}, {imaging.NOT_A_LIST}", TypeError
     if wrong is not None:
         problems.add(Problem(at(argument), *wrong))
         return []
@@ -333,7 +322,7 @@ def _check_visuals(values: Any, problems: Problems, media: Sequence[str], captio
 
 def _is_single(value: Any, media: Sequence[str]) -> bool:
     """Whether a value is one visual and not a list of them."""
-    if isinstance(value, (Visual, *_PATHS, *BYTES, Image.Image)):
+    if isinstance(value, (Visual, *_PATHS, *imaging.BYTES, Image.Image)):
         return True
     if isinstance(value, Mapping):
         return bool(value.keys() & {"bytes", "path", *(REQUIRED if "boxes" in media else ())})
@@ -498,7 +487,8 @@ def _check_decodable(
 
 def images_in_rgb(samples: Samples) -> Samples:
     """The same samples, their images converted to RGB."""
-    shared = {image.source: in_rgb(image) for image in samples.images}  # images that share a source still do
+    # Images that share a source still do.
+    shared = {image.source: imaging.in_rgb(image) for image in samples.images}
     return replace(samples, images=[shared[image.source].at(image.where) for image in samples.images])
 
 

@@ -24,26 +24,11 @@ import numpy as np
 from PIL import Image
 
 from capeval_core.errors import Problem, Problems, described, noting, wrong_option
+from capeval_core.inputs import images as imaging
 from capeval_core.inputs.files import bare
-from capeval_core.inputs.images import (
-    BYTES,
-    File,
-    ImageError,
-    Source,
-    Visual,
-    as_list,
-    content_of_dict,
-    image_source,
-    is_tensor,
-    local_path,
-    quoted,
-    refuse_size,
-    refused,
-    shape_of,
-    within,
-)
+from capeval_core.inputs.images import File, ImageError, Source, Visual, quoted, refuse_size, refused, within
 from capeval_core.limits import LIMITS
-from capeval_core.project import install_command
+from capeval_core.project import needs
 
 _ACCEPTED = (
     "the path or bytes of a video file, the path of a folder of frames, a list of images, [image], an array "
@@ -81,8 +66,7 @@ class Sampling:
         """The numbers of the frames that are used of so many (at least one), without `fps`."""
         if self.max_frames is None:
             return list(range(frames))
-        chosen: list[int] = np.linspace(0, frames - 1, self.max_frames).astype(int).tolist()
-        return chosen
+        return [int(place) for place in np.linspace(0, frames - 1, self.max_frames)]
 
 
 EVERY = Sampling()
@@ -240,11 +224,12 @@ def _frame_names(folder: str) -> list[str]:
         raise refused(f"cannot read {quoted(folder)} ({error.strerror})") from None
     if not images:
         raise refused(f"{quoted(folder)} holds no image", "write the frames of the video into it")
-    parts = {name: re.findall(r"[0-9]+|[^0-9]+", name) for name in images}
-    return sorted(
-        images,
-        key=lambda name: ([(int(p[:18]), "") if p.isdecimal() else (-1, p) for p in parts[name]], name),
-    )
+
+    def by_number(name: str) -> Any:
+        parts = re.findall(r"[0-9]+|[^0-9]+", name)
+        return [(int(part[:18]), "") if part.isdecimal() else (-1, part) for part in parts], name
+
+    return sorted(images, key=by_number)
 
 
 def video_source(value: Any) -> Frames:
@@ -252,29 +237,26 @@ def video_source(value: Any) -> Frames:
     if value is None:
         raise refused("is missing", "every caption needs a video")
     if isinstance(value, (str, os.PathLike)):
-        return _stored(local_path(value))
-    if isinstance(value, BYTES):
+        return _stored(imaging.local_path(value))
+    if isinstance(value, imaging.BYTES):
         return _VideoFile("", bytes(value))
     if type(value).__module__.startswith("torchcodec."):  # the decoder that `datasets` hands out
         value = getattr(value, "_hf_encoded", value)
     if isinstance(value, Mapping) and value.keys() & {"bytes", "path"}:
-        return _stored(*content_of_dict(value))
-    shape, frames = shape_of(value), None
-    if shape is not None and (is_tensor(value) or hasattr(value, "__array_interface__")):
-        if len(shape) != 4:
-            fix = "expected (T, H, W, 3) of an array or (T, 3, H, W) of a tensor; of one frame [None]"
-            raise refused(f"the frames have shape {shape}", fix)
-        frames = list(value)
-    elif not isinstance(value, Image.Image):
-        frames = as_list(value)
-    if frames is None:
-        raise refused(f"is {described(value)}", f"expected {_ACCEPTED}", kind=TypeError)
+        return _stored(*imaging.content_of_dict(value))
+    shape = imaging.shape_of(value)
+    is_array = imaging.is_tensor(value) or hasattr(value, "__array_interface__")
+    if shape is not None and is_array and len(shape) != 4:
+        fix = "expected (T, H, W, 3) of an array or (T, 3, H, W) of a tensor; of one frame [None]"
+        raise refused(f"the frames have shape {shape}", fix)
+    frames = list(value) if shape is not None and is_array else imaging.as_list(value)
     if not frames:
-        raise refused("is a video without frames", "pass at least one image")
+        kind = TypeError if frames is None else ImageError
+        raise refused(f"is {described(value)}", f"expected {_ACCEPTED}", kind=kind)
     sources = []
     for i, frame in enumerate(frames):
         with within("", i):
-            sources.append(image_source(frame))
+            sources.append(imaging.image_source(frame))
     return _FrameList(sources)
 
 
@@ -298,11 +280,6 @@ def check_samplings(videos: Iterable[InputFrames], sampling: Sampling) -> None:
 _FORMATS = ("mov", "mp4", "m4a", "3gp", "3g2", "mj2", "matroska", "webm", "avi", "gif")
 """Containers that are opened, in FFmpeg's names."""
 _OPENED = "MP4 or MOV, WebM or Matroska, AVI and GIF"
-_TURNED = {
-    90: Image.Transpose.ROTATE_90,
-    180: Image.Transpose.ROTATE_180,
-    270: Image.Transpose.ROTATE_270,
-}
 _CLOCK = re.compile(r"(\d+):(\d\d):(\d\d(?:\.\d{1,9})?)\d*")
 _IMAGE = re.compile(rb"\xff\xd8|\x89PNG|.{4}ftyp(?:avi[fs]|he[iv][cxms]|mif1|msf1)|.{4}jP", re.DOTALL)
 
@@ -312,11 +289,8 @@ def _opened(source: File) -> Iterator[_OpenVideo]:
     """The first video stream of a file. Raises ImageError, and ImportError without PyAV."""
     with source.open() as file:
         name = source.name
-        try:
+        with needs("av", "video"):
             import av
-        except ImportError as error:
-            missing = f"video files are read by PyAV, which is not installed: {install_command('video')}"
-            raise ImportError(missing) from error
         start = file.read(64)
         file.seek(0)
         if not start:
@@ -440,5 +414,5 @@ class _OpenVideo:
         refuse_size(frame.width, frame.height, self.name)
         rgb = self._to_rgb.reformat(frame, format="rgb24", interpolation="BICUBIC")
         image = Image.fromarray(np.ascontiguousarray(rgb.to_ndarray()))
-        turn = _TURNED.get(round(frame.rotation / 90) * 90 % 360)
-        return image if turn is None else image.transpose(turn)
+        turn = round(frame.rotation / 90) * 90 % 360
+        return image.transpose(Image.Transpose[f"ROTATE_{turn}"]) if turn else image
