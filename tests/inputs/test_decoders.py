@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +42,11 @@ def result_of(given: list[Any], decoders: int | None, **options: Any) -> Any:
 
 
 def children(of: int | str = "self") -> set[int]:
-    tasks = Path(f"/proc/{of}/task").iterdir()
-    return {int(pid) for task in tasks for pid in (task / "children").read_text().split()}
+    found: set[int] = set()
+    for task in Path(f"/proc/{of}/task").iterdir():
+        with suppress(FileNotFoundError):  # a thread that has ended meanwhile
+            found.update(map(int, (task / "children").read_text().split()))
+    return found
 
 
 def test_scores_and_errors_are_the_same(files: list[Any], tmp_path: Path) -> None:
