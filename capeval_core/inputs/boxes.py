@@ -44,8 +44,6 @@ _SHAPES = {
     "scores": "(n,)",
     "relative_boxes": "(n, 6): x0, y0, x1, y1, width, height",
 }
-PER_BOX = (*_SHAPES, *RELEASED)
-"""Arrays with a row per box."""
 _COLUMNS = {"boxes": 4, "relative_boxes": 6}
 MOST_BOXES = 1_000
 _WIDEST = 16_384  # numbers of a feature
@@ -520,7 +518,9 @@ class _Database(BoxFeatureStore):
         n = self.counts if isinstance(self.counts, int) else self.counts.get(key.decode())
         if n is None:
             return arrays
-        cut = {name: array[:n] for name, array in arrays.items() if name in PER_BOX and array.ndim}
+        cut = {
+            name: array[:n] for name, array in arrays.items() if name in (*_SHAPES, *RELEASED) and array.ndim
+        }
         return {**arrays, **cut, "selection": np.array(self.rule)}
 
     def state(self) -> Iterable[object]:

@@ -123,8 +123,7 @@ class Folder:
         if not used and by_file.keys() & matches.keys() and len(matched) == len(matches):
             such = f"none of the {len(by_file):,} file_names, such as {next(iter(file_names.values()))!r}"
             warn(f"{self.path}: {such}, is there: the {self.medium}s of their ids are used")
-        for name in matched.values():
-            _refuse_name(self.path, name, problems)
+        _refuse_names(self.path, matched.values(), problems)
         return {image_id: self.path / name for image_id, name in matched.items()} | nowhere
 
     def _find_path(self, image_id: str) -> list[str]:
@@ -175,18 +174,18 @@ def _is_one(entry: os.DirEntry[str], medium: str) -> bool:
     return entry.is_file() or (medium == "video" and entry.is_dir())
 
 
-def _refuse_name(folder: Path, name: str, problems: Problems) -> None:
-    if not valid_unicode(name):  # it could not be written into any file of results
+def _refuse_names(folder: Path, names: Iterable[str], problems: Problems) -> None:
+    for name in [name for name in names if not valid_unicode(name)]:  # no file of results could hold it
         problems.add(file_error(folder, f"the name of {name!a} is not UTF-8", "rename that file"))
 
 
 def paths_by_id(folder: Path, problems: Problems) -> dict[str, Path]:
     """The images directly in a folder by their names without the extension; note names that collide."""
     by_id: defaultdict[str, list[str]] = defaultdict(list)
-    for name in sorted(names_in(folder)):
-        if bare(name) != name:
-            by_id[bare(name)].append(name)
-            _refuse_name(folder, name, problems)
+    images = [name for name in sorted(names_in(folder)) if bare(name) != name]
+    _refuse_names(folder, images, problems)
+    for name in images:
+        by_id[bare(name)].append(name)
     for image_id, names in by_id.items():
         if len(names) > 1:
             found = f"{' and '.join(map(repr, names))} would both be {image_id!r}"

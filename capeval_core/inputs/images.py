@@ -304,12 +304,11 @@ class File(Source[Any]):
 def read_file(path: str, content: str = "image") -> bytes:
     """The bytes of a regular file that is not empty and not too long."""
     with open_file(path, content) as file:
-        data = file.read(LONGEST_FILE + 1)
-    if not data:
+        if (size := os.fstat(file.fileno()).st_size) > LONGEST_FILE:
+            raise refused(f"{quoted(path)} has {size:,} bytes", f"too many for one {content}")
+        if data := file.read():
+            return data
         raise refused(f"{quoted(path)} is empty (zero bytes)")
-    if len(data) > LONGEST_FILE:
-        raise refused(f"{quoted(path)} has more than {LONGEST_FILE:,} bytes", f"too many for one {content}")
-    return data
 
 
 @contextmanager

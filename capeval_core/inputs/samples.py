@@ -25,21 +25,14 @@ from capeval_core.inputs.files import valid_unicode
 from capeval_core.inputs.images import ImageError, Source, Texts, Visual, as_list, refused, shape_of
 from capeval_core.inputs.videos import video_source
 
-_CHECKED_TOGETHER = 8  # visuals by one task, which costs as much of Python as a visual
-_CHECKING = 16  # threads that check at most
-_SOURCES: dict[str, Callable[[Any], Source[Any]]] = {
-    "image": imaging.image_source,
-    "video": video_source,
-    "boxes": box_source,
+_MEDIA: dict[str, tuple[Callable[[Any], Source[Any]], str]] = {
+    "image": (imaging.image_source, "images"),
+    "video": (video_source, "videos (paths, arrays, lists of frames)"),
+    "boxes": (box_source, "dicts of boxes"),
 }
-"""What makes sources of values, by the names of `CaptionMetric.media`."""
+"""What makes sources of values, and many of them in words, by the names of `CaptionMetric.media`."""
 ARGUMENTS = ("images", "videos")
 """Every argument of `CaptionMetric.score` that takes visuals."""
-_MANY = {
-    "image": "images",
-    "video": "videos (paths, arrays, lists of frames)",
-    "boxes": "dicts of boxes",
-}
 _PATHS = (str, os.PathLike)
 
 _Rows = list[Visual[Any] | None]
@@ -293,9 +286,13 @@ def other_length(argument: str, length: int, other: str, other_length: int, fix:
 # ---- visuals
 
 
+def _many(media: Sequence[str]) -> str:
+    return " or ".join(_MEDIA[medium][1] for medium in media)
+
+
 def _check_visuals(values: Any, problems: Problems, media: Sequence[str], captions: int | None) -> _Rows:
     """One visual per value, None where the value can be none; as many as there are captions."""
-    argument, many = str(argument_of(media)), " or ".join(_MANY[medium] for medium in media)
+    argument, many = str(argument_of(media)), _many(media)
     # A list, an array or tensor whose first axis counts visuals (rows are views), a Series.
     is_array = shape_of(values) is not None and not imaging.is_table(values)
     at_hand = is_array or isinstance(values, (list, tuple))
@@ -347,9 +344,8 @@ def _source(value: Any, media: Sequence[str]) -> Source[Any]:
     """The source of a value that is one of these media."""
     medium = _medium_of(value, media)
     if medium not in media:
-        expected = " or ".join(_MANY[name] for name in media)
-        raise refused(f"is of the kind {medium}", f"this metric takes {expected}", kind=TypeError)
-    return value.source if isinstance(value, Visual) else _SOURCES[medium](value)
+        raise refused(f"is of the kind {medium}", f"this metric takes {_many(media)}", kind=TypeError)
+    return value.source if isinstance(value, Visual) else _MEDIA[medium][0](value)
 
 
 def _listed(values: list[Any], problems: Problems, media: Sequence[str]) -> _Rows:
@@ -473,9 +469,10 @@ def _check_decodable(
         return failed
 
     distinct, argument = list(indices), str(argument_of(media))
-    groups = [distinct[k : k + _CHECKED_TOGETHER] for k in range(0, len(distinct), _CHECKED_TOGETHER)]
+    # A task costs as much of Python as the check of one visual.
+    groups = [distinct[k : k + 8] for k in range(0, len(distinct), 8)]
     bar = tqdm(total=len(distinct), desc="checking", unit=media[0], disable=None if progress else True)
-    with bar, ThreadPoolExecutor(min(_CHECKING, os.cpu_count() or 1)) as pool:
+    with bar, ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
         for group, failed in zip(groups, pool.map(failures, groups), strict=True):
             bar.update(len(group))
             for source, error in failed:

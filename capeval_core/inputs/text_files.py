@@ -173,15 +173,13 @@ class Texts:
         texts = self.text_fields(names)
         if ids and len(texts) == 1:
             return texts[0]
-        own = some_of(names)[:500]
-        if ids and texts:
-            found = f"has {own}, of which {' or '.join(map(repr, texts))} may be the text"
-            raise self.wrong(place, found, setting(self.column, texts[0], "name it with "))
-        lacking = {} if ids else {"id_column": self.options.id_column or " or ".join(ID_FIELDS)}
-        if not texts:
-            lacking[self.column] = self.chosen or " or ".join(self.fields)
-        fix = f"expected these, or name others with {' and '.join(setting(name, 'NAME') for name in lacking)}"
-        raise self.wrong(place, f"has {own}, but no {', and no '.join(lacking.values())}", fix)
+        none, wanted = "none of these", self.chosen or " or ".join(self.fields)
+        which = f"{some_of(ids) or none} may be the id, {some_of(texts) or none} the text"
+        usual = f"expected {self.options.id_column or ' or '.join(ID_FIELDS)}, and {wanted}"
+        others = f"{setting('id_column', [*ids, 'NAME'][0])} and {setting(self.column, [*texts, 'NAME'][0])}"
+        raise self.wrong(
+            place, f"has {some_of(names)[:500]}: {which}", f"{usual}, or name others with {others}"
+        )
 
     def check_header(self, names: Sequence[str]) -> None:
         """Refuse a table unless its columns say what its ids and its texts are, each once."""
@@ -228,11 +226,9 @@ class Texts:
             raise self.wrong(f"{place}: {id_name}" if place else id_name, f"is {found}", fix)
         place = f"{place} (id {image_id!r})" if place else f"id {image_id!r}"
         place += f": {name}" if name else ""
-        if isinstance(value, str) and name and name in (*_LIST_FIELDS, self.chosen):
+        is_list = name in _LIST_FIELDS
+        if isinstance(value, str) and (is_list or (name and name == self.chosen)):
             listed = read_written_list(value)
-            if listed is None and is_written_list(value, whole=name not in _LIST_FIELDS):
-                found = f"begins like a list but cannot be read as one ({value[:40]!r})"
-                raise self.wrong(place, found, 'write a list of strings as JSON, ["...", "..."]')
             value = value if listed is None else listed
         several, texts = isinstance(value, list), []
         for j, text in enumerate(value if several else [value]):
@@ -245,9 +241,10 @@ class Texts:
             if not isinstance(text, str):
                 without = f" without {' or '.join(self.fields)}" if isinstance(text, dict) else ""
                 raise self.wrong(own, f"is {described(text, none='null')}{without}", "expected a caption")
-            if (self.is_table or "references" in self.fields) and is_written_list(text):
-                found = f"is a list written as text ({text[:40]!r})"
-                raise self.wrong(own, found, "write it as a list, in a table in a column captions")
+            wants_lists = is_list or self.is_table or "references" in self.fields
+            if wants_lists and is_written_list(text, whole=several or not is_list):
+                fix = 'write a list as JSON, ["...", "..."], in a table in a column captions'
+                raise self.wrong(own, f"is a list written as text ({text[:40]!r})", fix)
             texts.append(text)
         if not texts:
             raise self.wrong(place, "is an empty list")
@@ -295,12 +292,6 @@ def _counted(splits: Counter[str]) -> str:
 
 # ---- JSON
 
-_FORMS = (
-    '{image id: caption}, {image id: [captions or references]}, {image id: [{"caption": ...}]}, '
-    'COCO results [{"image_id": ..., "caption": ...}], COCO annotations {"images": [...], '
-    '"annotations": [...]} and Karpathy\'s {"images": [{"sentences": [...]}]}'
-)
-
 
 def _read_json(data: bytes, texts: Texts) -> None:
     """A JSON file in any of these forms, or JSON lines under the name of JSON."""
@@ -324,7 +315,10 @@ def _read_json(data: bytes, texts: Texts) -> None:
         for image_id, value in under.items():
             texts.add(image_id, value)
     else:
-        raise texts.wrong(None, f"unknown form, found {described(content, none='null')}; read are {_FORMS}")
+        known = (
+            "{image id: caption}, {image id: [captions]}, COCO's results and annotations, Karpathy's images"
+        )
+        raise texts.wrong(None, f"unknown form, found {described(content, none='null')}", f"expected {known}")
 
 
 def _are_objects(value: Any) -> bool:

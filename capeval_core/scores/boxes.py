@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple, get_args
 
 from capeval_core.cache import FeatureCache
 from capeval_core.errors import Problem, expanded_path, naming, setting, wrong_option
-from capeval_core.inputs.boxes import BoxFeatures, BoxFeatureStore, id_of
+from capeval_core.inputs.boxes import Boxes, BoxFeatures, BoxFeatureStore, id_of
 from capeval_core.inputs.images import ImageError, Source, Visual, as_list
 from capeval_core.inputs.samples import Samples
 from capeval_core.metric import CaptionMetric, CommonOptions, Model
@@ -230,24 +230,10 @@ def boxes_by_id(store: BoxFeatureStore, images: Any) -> Any:
             image_id = id_of(image)
             source = sources.get(image_id) or sources.setdefault(image_id, store.find(image_id))
         except ImageError as error:
-            source = _Missing(error)
+            source = Boxes(partial(_raise, error), path=str(image)[:200])
         visuals.append(Visual(f"images[{index}]", source))
     return visuals
 
 
-@dataclass(eq=False, slots=True)
-class _Missing(Source[BoxFeatures]):
-    """The source of an id without box features."""
-
-    reason: ImageError
-    medium = "boxes"
-
-    @property
-    def name(self) -> str:
-        return str(self.reason)
-
-    def compute_key(self) -> str:
-        raise self.reason
-
-    def decode(self, reduced: bool = False) -> BoxFeatures:
-        raise self.reason
+def _raise(error: ImageError) -> Any:
+    raise error
