@@ -518,10 +518,8 @@ class _Database(BoxFeatureStore):
         n = self.counts if isinstance(self.counts, int) else self.counts.get(key.decode())
         if n is None:
             return arrays
-        cut = {
-            name: array[:n] for name, array in arrays.items() if name in (*_SHAPES, *RELEASED) and array.ndim
-        }
-        return {**arrays, **cut, "selection": np.array(self.rule)}
+        per_box = [name for name in (*_SHAPES, *RELEASED) if name in arrays and arrays[name].ndim]
+        return {**arrays, **{name: arrays[name][:n] for name in per_box}, "selection": np.array(self.rule)}
 
     def state(self) -> Iterable[object]:
         with _opened(self.data) as (environment, _):

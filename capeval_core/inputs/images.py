@@ -270,9 +270,8 @@ def content_of_dict(value: Mapping[Any, Any]) -> tuple[str, bytes | None]:
         raise refused(f"is {described(data)}", "expected bytes or None", index=("bytes",), kind=TypeError)
     if path is not None and not isinstance(path, (str, os.PathLike)):
         raise refused(f"is {described(path)}", "expected a str or None", index=("path",), kind=TypeError)
-    if data is None:
-        return local_path(path), None
-    return "" if path is None else os.fsdecode(path), bytes(data)
+    name = "" if path is None else os.fsdecode(path)
+    return (local_path(name), None) if data is None else (name, bytes(data))
 
 
 @dataclass(eq=False, slots=True)

@@ -175,11 +175,11 @@ class Texts:
             return texts[0]
         none, wanted = "none of these", self.chosen or " or ".join(self.fields)
         which = f"{some_of(ids) or none} may be the id, {some_of(texts) or none} the text"
-        usual = f"expected {self.options.id_column or ' or '.join(ID_FIELDS)}, and {wanted}"
-        others = f"{setting('id_column', [*ids, 'NAME'][0])} and {setting(self.column, [*texts, 'NAME'][0])}"
-        raise self.wrong(
-            place, f"has {some_of(names)[:500]}: {which}", f"{usual}, or name others with {others}"
+        fix = (
+            f"expected {self.options.id_column or ' or '.join(ID_FIELDS)}, and {wanted}, or name others with "
         )
+        fix += f"{setting('id_column', [*ids, 'NAME'][0])} and {setting(self.column, [*texts, 'NAME'][0])}"
+        raise self.wrong(place, f"has {some_of(names)[:500]}: {which}", fix)
 
     def check_header(self, names: Sequence[str]) -> None:
         """Refuse a table unless its columns say what its ids and its texts are, each once."""
@@ -315,10 +315,8 @@ def _read_json(data: bytes, texts: Texts) -> None:
         for image_id, value in under.items():
             texts.add(image_id, value)
     else:
-        known = (
-            "{image id: caption}, {image id: [captions]}, COCO's results and annotations, Karpathy's images"
-        )
-        raise texts.wrong(None, f"unknown form, found {described(content, none='null')}", f"expected {known}")
+        fix = "expected {image id: caption or captions}, COCO's results or annotations, or Karpathy's images"
+        raise texts.wrong(None, f"unknown form, found {described(content, none='null')}", fix)
 
 
 def _are_objects(value: Any) -> bool:
