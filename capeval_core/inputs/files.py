@@ -15,7 +15,7 @@ import stat
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -163,15 +163,13 @@ def some_of(given: Iterable[str]) -> str:
 
 def names_in(folder: Path, medium: str = "image") -> list[str]:
     """The names of the visible files directly in a folder, and of its folders where one may be a video."""
+    names = []
     with reading(folder, "folder"), os.scandir(folder) as entries:
-        shown = [one for one in entries if not one.name.startswith(".")]
-        return [one.name for one in shown if _is_one(one, medium)]
-
-
-def _is_one(entry: os.DirEntry[str], medium: str) -> bool:
-    if entry.is_symlink():  # a link to itself is as broken as one to nothing, which a Path knows
-        return Path(entry).is_file() or (medium == "video" and Path(entry).is_dir())
-    return entry.is_file() or (medium == "video" and entry.is_dir())
+        for one in entries:
+            with suppress(OSError):  # a link to itself, as broken as one to nothing
+                if not one.name.startswith(".") and (one.is_file() or (medium == "video" and one.is_dir())):
+                    names.append(one.name)
+    return names
 
 
 def _refuse_names(folder: Path, names: Iterable[str], problems: Problems) -> None:

@@ -631,26 +631,24 @@ def read_collection(
 
 
 def _finder(named: Mapping[str, Iterable[str]]) -> Callable[[str], list[str]]:
-    """Finds the ids of what has a name, however it is written."""
+    """Finds the ids of what has a name, however it is written, or of its last part."""
     names = Names(named)
-    return lambda name: [one for entry in names.find(name) for one in named[entry]]
+
+    def find(name: str) -> list[str]:
+        found = names.find(name) or names.find(PurePosixPath(name).name)
+        return list(dict.fromkeys(one for entry in found for one in named[entry]))
+
+    return find
 
 
 def _matches(texts: Texts, known: Texts, entries: Mapping[str, Any]) -> dict[str, list[str]]:
     """What each id of the candidates can mean among the entries of the references: by id or file name."""
-    named: dict[str, list[str]] = {}
+    named = {entry: [entry] for entry in entries}
     for entry, name in known.file_names.items():
-        for written in {name, PurePosixPath(name).name} if entry in entries else ():
-            named.setdefault(written, []).append(entry)
-    by_id, by_name = Names(entries).find, _finder(named)
-
-    def find(name: str) -> list[str]:
-        for written in (name, PurePosixPath(name).name):
-            exact = [written] if written in entries else named.get(written)
-            if found := exact or by_id(written) or by_name(written):
-                return found
-        return []
-
+        for written in {name, PurePosixPath(name).name} - entries.keys():  # an id is never a file's name
+            if entry in entries:
+                named.setdefault(written, []).append(entry)
+    find = _finder(named)
     column = texts.id_column(find) or ""
     matches: dict[str, list[str]] = {}
     for row in texts.rows:
@@ -665,8 +663,7 @@ def _finder_of_candidates(texts: Texts) -> Callable[[str], list[str]]:
     for row in texts.rows:
         for name in row.names.values() or [row.image_id]:
             named.setdefault(PurePosixPath(name).name, {})[row.image_id] = None
-    find = _finder(named)
-    return lambda name: find(PurePosixPath(name).name)
+    return _finder(named)
 
 
 def _two_ids(path: Path, meant: Mapping[str, Path | str], problems: Problems) -> bool:
