@@ -22,7 +22,7 @@ from importlib import import_module
 from io import SEEK_END, BytesIO
 from numbers import Integral
 from pathlib import Path
-from typing import IO, Any, ClassVar
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -115,7 +115,7 @@ class BoxFeatures:
         if self.size is None:
             fix = "give 'size' (width, height) beside 'boxes', or 'relative_boxes' (n, 6)"
             raise ValueError(f"the image's size is missing, which positions of boxes are relative to: {fix}")
-        both = np.concatenate([self.boxes, self.boxes[:, 2:] - self.boxes[:, :2]], axis=1)
+        both: _Floats = np.concatenate([self.boxes, self.boxes[:, 2:] - self.boxes[:, :2]], axis=1)
         return np.divide(both, [*self.size] * 3, dtype=np.float32)
 
     def first(self, n: int) -> BoxFeatures:
@@ -294,7 +294,7 @@ _AGAIN = "write or download it again"
 class BoxFeatureStore(ABC):
     """The box features of many images, by id. It may be pickled and used from several threads."""
 
-    form: ClassVar[str]
+    form: str
     selection: str | None = None
     """The rule that chose the boxes, where that is known."""
 
@@ -429,9 +429,10 @@ class _Files(BoxFeatureStore):
 
 def npz_bytes(found: BoxFeatures, image_key: str) -> bytes:
     """The content of such a file, exact, with the content key of the image that the boxes are of."""
-    arrays = {name: value for name, value in vars(found).items() if value is not None}
+    given = {**vars(found), _IMAGE: np.array(image_key)}
+    arrays: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     file = BytesIO()
-    np.savez(file, **arrays, **{_IMAGE: np.array(image_key)})
+    np.savez(file, **arrays)
     return file.getvalue()
 
 

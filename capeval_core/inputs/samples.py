@@ -108,13 +108,14 @@ def check_samples(
     earlier run has the row of a caption, its visual and references: it is not decoded again.
     """
     problems, candidates = Problems(), None
-    texts: list[Any] | None
+    texts: Any
     if pools:
         texts = _Texts("captions", empty, problems).lists(captions, "lists of captions", "a single string")
     else:
         texts = check_captions(captions, empty, problems)
     rows = None if texts is None else len(texts)
-    visuals: list[Any] = _check_visuals(images, problems, media, rows) if media else []
+    given = _Visuals(media, problems)
+    visuals: list[Any] = given.of(images, rows) if media else []
     compared = check_references(references, rows, empty, problems) if needs_references else None
     if on_error == "raise" and media:
 
@@ -123,7 +124,7 @@ def check_samples(
             return kept is not None and texts is not None and kept(texts[row], visuals[row], own)
 
         known = row_kept if kept is not None and not problems else None
-        _check_decodable(visuals, problems, media, decoders, known, progress)
+        given.check(visuals, known, decoders, progress)
     problems.raise_if_any()
     texts = texts or []
     if not media:
@@ -290,33 +291,6 @@ def _many(media: Sequence[str]) -> str:
     return " or ".join(_MEDIA[medium][1] for medium in media)
 
 
-def _check_visuals(values: Any, problems: Problems, media: Sequence[str], captions: int | None) -> _Rows:
-    """One visual per value, None where the value can be none; as many as there are captions."""
-    argument, many = str(argument_of(media)), _many(media)
-    # A list, an array or tensor whose first axis counts visuals (rows are views), a Series.
-    is_array = shape_of(values) is not None and not imaging.is_table(values)
-    at_hand = is_array or isinstance(values, (list, tuple))
-    wrong: tuple[str, str, Kind] | None = None
-    if values is None:
-        wrong = "is missing", f"pass a list of {many}", ValueError
-    elif _is_single(values, media):
-        medium = _medium_of(values, media)
-        wrong = f"is a single {medium}", f"pass a list, {argument}=[{medium}]", TypeError
-    elif at_hand or hasattr(values, "to_pylist"):
-        visuals = _listed(list(values) if at_hand else as_list(values) or [], problems, media)
-    elif isinstance(values, Sequence) and not isinstance(values, range):
-        visuals = _lazy_rows(_as_stored(values), problems, media)
-    else:
-        wrong = f"is {described(values)}", f"expected a list of {many}, {imaging.NOT_A_LIST}", TypeError
-    if wrong is not None:
-        problems.add(Problem(at(argument), *wrong))
-        return []
-    if captions is not None and captions != len(visuals):
-        fix = f"pass one {argument[:-1]} per caption, or pool; repeat it if it has several captions"
-        problems.add(other_length("captions", captions, argument, len(visuals), fix))
-    return visuals
-
-
 def _is_single(value: Any, media: Sequence[str]) -> bool:
     """Whether a value is one visual and not a list of them."""
     if isinstance(value, (Visual, *_PATHS, *imaging.BYTES, Image.Image)):
@@ -348,30 +322,17 @@ def _source(value: Any, media: Sequence[str]) -> Source[Any]:
     return value.source if isinstance(value, Visual) else _MEDIA[medium][0](value)
 
 
-def _listed(values: list[Any], problems: Problems, media: Sequence[str]) -> _Rows:
-    """Visuals of values that are at hand. The same path or object is one source: read and checked once."""
-    argument = str(argument_of(media))
-    sources: dict[object, Source[Any]] = {}
-    visuals: _Rows = []
-    for i, value in enumerate(values):
-        identity = os.fspath(value) if isinstance(value, _PATHS) else id(value)
-        try:
-            if identity not in sources:
-                sources[identity] = _source(value, media)
-            visuals.append(Visual(at(argument, i), sources[identity]))
-        except ImageError as error:
-            problems.add(error.at(argument, i))
-            visuals.append(None)
-    return visuals
-
-
 @dataclass(eq=False, slots=True)
 class _Row(Source[Any]):
-    """A row of something that makes its visuals when they are needed, such as a column of a dataset."""
+    """A row of something that makes its visuals when they are needed, such as a column of a dataset.
+
+    names: where `rows` are tables as stored, the column, and the fields within it.
+    """
 
     rows: Any
     index: int
     media: Sequence[str]
+    names: Sequence[str]
 
     @property
     def medium(self) -> str:  # type: ignore[override]
@@ -390,28 +351,18 @@ class _Row(Source[Any]):
     def fetch(self) -> Source[Any]:
         try:
             value = self.rows[self.index]
+            if self.names:
+                value = value.column(self.names[0])[0].as_py()
+            for name in self.names[1:]:
+                value = None if value is None else value[name]
         except Exception as error:  # the rows' own code may fail in any way, and costs this row only
             raise refused(f"cannot be fetched ({type(error).__name__}: {error})") from None
         return _source(value, self.media)
 
 
-def _lazy_rows(rows: Any, problems: Problems, media: Sequence[str]) -> _Rows:
-    """Visuals of rows that are made on demand; only the first is looked at, for its type."""
-    argument = str(argument_of(media))
-    sources = [_Row(rows, i, media) for i in range(len(rows))]
-    try:
-        for source in sources[:1]:
-            source.fetch()
-    except ImageError as error:
-        problem = error.at(argument, 0)
-        if problem.kind is TypeError:  # otherwise that row's own matter, for check or load to report
-            problems.add(problem)
-            return [None] * len(rows)
-    return [Visual(at(argument, i), source) for i, source in enumerate(sources)]
-
-
-def _as_stored(column: Any) -> Any:
-    """The stored rows behind a column of `datasets`, whose own decoding turns photographs upright (EXIF)."""
+def _as_stored(column: Any) -> tuple[Any, Sequence[str]]:
+    """The stored rows behind a column of `datasets`, whose own decoding turns photographs upright (EXIF), and
+    the names that lead to its values; other rows as they are."""
     names: list[str] = []
     root = column
     while type(root).__module__.partition(".")[0] == "datasets" and hasattr(root, "column_name"):
@@ -419,64 +370,111 @@ def _as_stored(column: Any) -> Any:
         root = root.source
     stored = names and type(column.features).__name__ in ("Image", "Video", "Value")
     if not stored or root.format["type"] == "custom":
-        return column
-    return _Stored(root.with_format("arrow").select_columns([names[0]]), names)
+        return column, ()
+    return root.with_format("arrow").select_columns([names[0]]), names
 
 
-@dataclass
-class _Stored(Sequence[Any]):
-    """Rows as stored, one at a time: a dict for an Image or a Video feature, a str for paths."""
+@dataclass(frozen=True)
+class _Visuals:
+    """The visuals of the argument for these media; what is wrong with them is noted."""
 
-    table: Any
-    names: list[str]
+    media: Sequence[str]
+    problems: Problems
 
-    def __len__(self) -> int:
-        return len(self.table)
+    @property
+    def argument(self) -> str:
+        return str(argument_of(self.media))
 
-    def __getitem__(self, row: Any) -> Any:
-        value = self.table[row].column(self.names[0])[0].as_py()
-        for name in self.names[1:]:
-            value = None if value is None else value[name]
-        return value
+    def of(self, values: Any, captions: int | None) -> _Rows:
+        """One visual per value, None where the value can be none; as many as there are captions."""
+        many, wrong = _many(self.media), None
+        # A list, an array or tensor whose first axis counts visuals (rows are views), a Series.
+        is_array = shape_of(values) is not None and not imaging.is_table(values)
+        at_hand = is_array or isinstance(values, (list, tuple))
+        if values is None:
+            wrong = Problem(at(self.argument), "is missing", f"pass a list of {many}")
+        elif _is_single(values, self.media):
+            medium = _medium_of(values, self.media)
+            fix = f"pass a list, {self.argument}=[{medium}]"
+            wrong = Problem(at(self.argument), f"is a single {medium}", fix, TypeError)
+        elif at_hand or hasattr(values, "to_pylist"):
+            visuals = self._listed(list(values) if at_hand else as_list(values) or [])
+        elif isinstance(values, Sequence) and not isinstance(values, range):
+            visuals = self._lazy(*_as_stored(values))
+        else:
+            fix = f"expected a list of {many}, {imaging.NOT_A_LIST}"
+            wrong = Problem(at(self.argument), f"is {described(values)}", fix, TypeError)
+        if wrong is not None:
+            self.problems.add(wrong)
+            return []
+        if captions is not None and captions != len(visuals):
+            fix = f"pass one {self.argument[:-1]} per caption, or pool; repeat it if it has several captions"
+            self.problems.add(other_length("captions", captions, self.argument, len(visuals), fix))
+        return visuals
 
-
-def _check_decodable(
-    visuals: _Rows,
-    problems: Problems,
-    media: Sequence[str],
-    decoders: int | None,
-    kept: Callable[[int], bool] | None,
-    progress: bool,
-) -> None:
-    """Decode every distinct visual once, in threads or `decoders`, unless its index is `kept`."""
-    indices: dict[Source[Any], list[int]] = {}
-    for i, visual in enumerate(visuals):
-        if visual is not None:
-            indices.setdefault(visual.source, []).append(i)
-    decoded: set[object] = set()
-
-    def failures(group: list[Source[Any]]) -> list[tuple[Source[Any], ImageError]]:
-        rest = [source for source in group if kept is None or not any(map(kept, indices[source]))]
-        failed = []
-        for source in shared_decoders(decoders).unsound(rest) if decoders else rest:
+    def _listed(self, values: list[Any]) -> _Rows:
+        """Of values that are at hand. The same path or object is one source: read and checked once."""
+        sources: dict[object, Source[Any]] = {}
+        visuals: _Rows = []
+        for i, value in enumerate(values):
+            identity = os.fspath(value) if isinstance(value, _PATHS) else id(value)
             try:
-                content = source if source.on_disk else source.key  # which costs a read of a file
-                if content not in decoded:
-                    source.decode(reduced=True)
-                    decoded.add(content)
+                if identity not in sources:
+                    sources[identity] = _source(value, self.media)
+                visuals.append(Visual(at(self.argument, i), sources[identity]))
             except ImageError as error:
-                failed.append((source, error))
-        return failed
+                self.problems.add(error.at(self.argument, i))
+                visuals.append(None)
+        return visuals
 
-    distinct, argument = list(indices), str(argument_of(media))
-    # A task costs as much of Python as the check of one visual.
-    groups = [distinct[k : k + 8] for k in range(0, len(distinct), 8)]
-    bar = tqdm(total=len(distinct), desc="checking", unit=media[0], disable=None if progress else True)
-    with bar, ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
-        for group, failed in zip(groups, pool.map(failures, groups), strict=True):
-            bar.update(len(group))
-            for source, error in failed:
-                problems.extend(error.at(argument, index) for index in indices[source])
+    def _lazy(self, rows: Any, names: Sequence[str]) -> _Rows:
+        """Of rows that are made on demand; only the first is looked at, for its type."""
+        sources = [_Row(rows, i, self.media, names) for i in range(len(rows))]
+        try:
+            for source in sources[:1]:
+                source.fetch()
+        except ImageError as error:
+            problem = error.at(self.argument, 0)
+            if problem.kind is TypeError:  # otherwise that row's own matter, for check or load to report
+                self.problems.add(problem)
+                return [None] * len(rows)
+        return [Visual(at(self.argument, i), source) for i, source in enumerate(sources)]
+
+    def check(
+        self, visuals: _Rows, kept: Callable[[int], bool] | None, decoders: int | None, progress: bool
+    ) -> None:
+        """Decode every distinct visual once, in threads or `decoders`, unless its index is `kept`."""
+        indices: dict[Source[Any], list[int]] = {}
+        for i, visual in enumerate(visuals):
+            if visual is not None:
+                indices.setdefault(visual.source, []).append(i)
+        decoded: set[object] = set()
+
+        def failures(group: list[Source[Any]]) -> list[tuple[Source[Any], ImageError]]:
+            rest = [source for source in group if kept is None or not any(map(kept, indices[source]))]
+            failed = []
+            for source in shared_decoders(decoders).unsound(rest) if decoders else rest:
+                try:
+                    content = source if source.on_disk else source.key  # which costs a read of a file
+                    if content not in decoded:
+                        source.decode(reduced=True)
+                        decoded.add(content)
+                except ImageError as error:
+                    failed.append((source, error))
+            return failed
+
+        distinct = list(indices)
+        # A task costs as much of Python as the check of one visual.
+        groups = [distinct[k : k + 8] for k in range(0, len(distinct), 8)]
+        shown = {"desc": "checking", "unit": self.media[0], "disable": None if progress else True}
+        with (
+            tqdm(total=len(distinct), **shown) as bar,
+            ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool,
+        ):
+            for group, failed in zip(groups, pool.map(failures, groups), strict=True):
+                bar.update(len(group))
+                for source, error in failed:
+                    self.problems.extend(error.at(self.argument, index) for index in indices[source])
 
 
 # ---- other samples
