@@ -334,27 +334,36 @@ def open_image(file: str | IO[bytes]) -> Image.Image:
     return Image.open(file, formats=[form for form in FORMATS if form in Image.OPEN])
 
 
+@contextmanager
+def _decoding(name: str, fix: str = "") -> Iterator[None]:
+    """Let whatever Pillow raises in the block be an ImageError."""
+    try:
+        yield
+    except ImageError:
+        raise
+    except UnidentifiedImageError:
+        found = f"{name} is not an image in the formats that are opened, or its header is cut off"
+        raise refused(found, f"convert it to one of {OPENED}") from None
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise refused(f"{name} is too large to trust ({short_reason(error)})", _BOMB) from None
+    except Exception as error:  # Pillow's plugins raise whatever their parsing trips over
+        reason = short_reason(error)
+        cut = "truncated" in reason.lower() or isinstance(error, EOFError)
+        reason = "truncated" if cut else f"truncated or damaged: {reason}"
+        raise refused(f"cannot decode {name} ({reason})", fix) from None
+
+
 def _decode(data: bytes, name: str, reduced: bool) -> Image.Image:
     """Decode the bytes of a file that has pixels worth scoring."""
     if reduced:
         data = _without_scan(data) or data
-    with io.BytesIO(data) as file:
-        try:
-            image = open_image(file)
-            _refuse_unfit(image, name)
-            if reduced:
-                image.draft("L", (1, 1))  # JPEG only: an eighth of the size, without colour
-            image.load()
-            return image
-        except ImageError:
-            raise
-        except UnidentifiedImageError:
-            found = f"{name} is not an image in the formats that are opened, or its header is cut off"
-            raise refused(found, f"convert it to one of {OPENED}") from None
-        except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-            raise refused(f"{name} is too large to trust ({short_reason(error)})", _BOMB) from None
-        except Exception as error:  # Pillow's plugins raise whatever their parsing trips over
-            raise _undecodable(name, error) from None
+    with io.BytesIO(data) as file, _decoding(name):
+        image = open_image(file)
+        _refuse_unfit(image, name)
+        if reduced:
+            image.draft("L", (1, 1))  # JPEG only: an eighth of the size, without colour
+        image.load()
+        return image
 
 
 _SEGMENT = re.compile(rb"\xff([\xc0-\xcf\xda-\xfe])(..)", re.DOTALL)
@@ -398,12 +407,6 @@ def refuse_size(width: int, height: int, name: str) -> None:
         raise refused(size, fix)
 
 
-def _undecodable(name: str, error: Exception, fix: str = "") -> ImageError:
-    reason = short_reason(error)
-    cut = "truncated" in reason.lower() or isinstance(error, EOFError)
-    return refused(f"cannot decode {name} ({'truncated' if cut else f'truncated or damaged: {reason}'})", fix)
-
-
 # ---- pixels
 
 # PIL reads a lazy image from its one file handle; two threads that both load it would read past each other.
@@ -419,8 +422,13 @@ class Pixels(Source[Image.Image]):
 
     def decode(self, reduced: bool = False) -> Image.Image:
         value = self.value
-        if isinstance(value, Image.Image):
-            return self._copied(value)
+        if isinstance(value, Image.Image):  # a copy: whoever loads an image may change it, or close it
+            is_open = getattr(value, "fp", None) is not None
+            fix = "" if is_open else "its file is closed: pass its path, or .load() it in time"
+            with _loading, _decoding(self.name, fix):
+                _refuse_unfit(value, self.name)  # before a lazy one is decoded in vain
+                value.load()
+                return value.copy()
         refuse_size(value.shape[1], value.shape[0], self.name)  # a view of few numbers may have any shape
         if is_tensor(value):
             value = value.cpu().float().numpy() if value.is_floating_point() else value.cpu().numpy()
@@ -432,20 +440,6 @@ class Pixels(Source[Image.Image]):
             wide = value.astype(np.float32) if value.dtype.itemsize < 4 else value
             value = np.rint(np.clip(wide, 0, 1) * 255).astype(np.uint8)
         return Image.fromarray(np.ascontiguousarray(value[:, :, 0] if value.shape[2:] == (1,) else value))
-
-    def _copied(self, image: Image.Image) -> Image.Image:
-        """A copy: whoever loads an image may change it, and the original may be closed meanwhile."""
-        with _loading:
-            try:
-                _refuse_unfit(image, self.name)  # before a lazy one is decoded in vain
-                image.load()
-                return image.copy()
-            except ImageError:
-                raise
-            except Exception as error:
-                closed = getattr(image, "fp", None) is None
-                fix = "its file is closed: pass its path, or .load() it in time" if closed else ""
-                raise _undecodable(self.name, error, fix) from None
 
     def compute_key(self) -> str:
         """Of mode, size, palette, transparency and pixels."""
