@@ -207,57 +207,48 @@ class Texts:
             if self.options.id_column in self.columns:  # where it is empty, no other takes its place
                 ids.insert(0, str(self.options.id_column))
             name = self.text_field(list(row), ids, place)
-            self._add(row.get(ids[0]), row[name], place, name, names, ids[0])
+            self.add(row.get(ids[0]), row[name], place, name, names)
 
-    def add(self, image: Any, value: Any, place: str = "", name: str = "", *, numbered: bool = False) -> None:
-        """Add captions, one or a list, or note what is wrong; numbered: those of an image belong together."""
+    def add(self, image: Any, value: Any, place: str = "", name: str = "", names: Any = None) -> None:
+        """Add a caption or a list of them, or note what is wrong. name: their column. names: as of a `Row`;
+        of captions that belong together it is one and the same."""
         with noting(self.problems):
-            self._add(image, value, place, name, _NUMBERED if numbered else {}, "the id")
-
-    def _add(
-        self, image: Any, value: Any, place: str, name: str, names: Mapping[str, str], id_name: str
-    ) -> None:
-        """name and id_name: the columns of the text and of the id. names: as of a `Row`."""
-        image_id = _as_id(image)
-        if image_id is None:
-            found = f"{ascii(image)[:80]}, which is not UTF-8" if isinstance(image, str) else described(image)
-            found = found if image != "" else "empty"
-            fix = "expected a text or a whole number"
-            raise self.wrong(f"{place}: {id_name}" if place else id_name, f"is {found}", fix)
-        place = f"{place} (id {image_id!r})" if place else f"id {image_id!r}"
-        place += f": {name}" if name else ""
-        is_list = name in _LIST_FIELDS
-        if isinstance(value, str) and (is_list or (name and name == self.chosen)):
-            listed = read_written_list(value)
-            value = value if listed is None else listed
-        several, texts = isinstance(value, list), []
-        for j, text in enumerate(value if several else [value]):
-            own = f"{place}[{j}]" if several else place
-            if several and isinstance(text, dict):
-                usual = (self.chosen, *self.fields, *_FOREIGN_FIELDS)
-                for inner in [one for one in usual if one in text][:1]:
-                    self.columns[str(inner)] = None
-                    text = text[inner]
-            if not isinstance(text, str):
-                without = f" without {' or '.join(self.fields)}" if isinstance(text, dict) else ""
-                raise self.wrong(own, f"is {described(text, none='null')}{without}", "expected a caption")
-            wants_lists = is_list or self.is_table or "references" in self.fields
-            if wants_lists and is_written_list(text, whole=several or not is_list):
-                fix = 'write a list as JSON, ["...", "..."], in a table in a column captions'
-                raise self.wrong(own, f"is a list written as text ({text[:40]!r})", fix)
-            texts.append(text)
-        if not texts:
-            raise self.wrong(place, "is an empty list")
-        if several and name == "references" and self._lists.setdefault(image_id, texts) is not texts:
-            if self._lists[image_id] != texts:  # each row may carry the list, which counts once
-                raise self.wrong(place, "differ from those given for this id before")
-            return
-        names = names if len(names) > 1 else {}
-        self.rows.extend(Row(image_id, text, names) for text in texts)
-
-
-_NUMBERED = {"file": "", "number": ""}
-"""The columns of captions with numbers of their own."""
+            image_id = _as_id(image)
+            if image_id is None:
+                found, fix = described(image), "expected a text or a whole number"
+                if isinstance(image, str):
+                    found = f"{ascii(image)[:80]}, which is not UTF-8" if image else "empty"
+                raise self.wrong(f"{place}: the id" if place else "the id", f"is {found}", fix)
+            place = f"{place} (id {image_id!r})" if place else f"id {image_id!r}"
+            place += f": {name}" if name else ""
+            is_list = name in _LIST_FIELDS
+            if isinstance(value, str) and (is_list or (name and name == self.chosen)):
+                listed = read_written_list(value)
+                value = value if listed is None else listed
+            several, texts = isinstance(value, list), []
+            for j, text in enumerate(value if several else [value]):
+                own = f"{place}[{j}]" if several else place
+                if several and isinstance(text, dict):
+                    usual = (self.chosen, *self.fields, *_FOREIGN_FIELDS)
+                    for inner in [one for one in usual if one in text][:1]:
+                        self.columns[str(inner)] = None
+                        text = text[inner]
+                if not isinstance(text, str):
+                    without = f" without {' or '.join(self.fields)}" if isinstance(text, dict) else ""
+                    raise self.wrong(own, f"is {described(text, none='null')}{without}", "expected a caption")
+                wants_lists = is_list or self.is_table or "references" in self.fields
+                if wants_lists and is_written_list(text, whole=several or not is_list):
+                    fix = 'write a list as JSON, ["...", "..."], in a table in a column captions'
+                    raise self.wrong(own, f"is a list written as text ({text[:40]!r})", fix)
+                texts.append(text)
+            if not texts:
+                raise self.wrong(place, "is an empty list")
+            if several and name == "references" and self._lists.setdefault(image_id, texts) is not texts:
+                if self._lists[image_id] != texts:  # each row may carry the list, which counts once
+                    raise self.wrong(place, "differ from those given for this id before")
+                return
+            names = {} if names is None or len(names) == 1 else names
+            self.rows.extend(Row(image_id, text, names) for text in texts)
 
 
 def _as_id(value: Any) -> str | None:
@@ -371,9 +362,10 @@ def _read_table(data: bytes, texts: Texts) -> None:
     text = files.decoded(texts.path, data).replace("\r\n", "\n")
     first = text.lstrip("\n").partition("\n")[0]
     if _TOKEN.match(first):
+        together: dict[str, str] = {}  # their numbers say so
         for number, line in enumerate(text.split("\n"), start=1):
             if match := _TOKEN.fullmatch(line):
-                texts.add(match[1], match[2], f"line {number}", numbered=True)
+                texts.add(match[1], match[2], f"line {number}", names=together)
             elif line.strip():
                 fix = "expected a file name, # and a number, a tab, and a caption"
                 texts.problems.add(texts.wrong(f"line {number}", f"is {line[:40]!r}", fix))
