@@ -201,7 +201,7 @@ def checked(arrays: Mapping[str, Any]) -> BoxFeatures:
     given = {RELEASED.get(name, name): name for name in reversed(NAMES) if arrays.get(name) is not None}
     if "features" not in given or given.keys().isdisjoint(("boxes", "relative_boxes")):
         keys = ", ".join(map(repr, list(arrays)[:5])) or "none"
-        raise refused(f"there are no boxes with features among the keys {keys}", f"expected {_ACCEPTED}")
+        raise refused(f"boxes or features are missing among the keys {keys}", f"expected {_ACCEPTED}")
     for key in arrays:
         if key not in NAMES and isinstance(key, str) and (hint := did_you_mean(key, NAMES, closeness=0.85)):
             raise refused(f"there is {quoted(key)}, which is not known{hint}")

@@ -462,7 +462,7 @@ def _of_array(value: Any) -> Pixels:
     first = tensor and len(shape) == 3 and shape[0] in (1, 3)
     last = len(shape) == 3 and shape[2] in (1, 3, 4)
     for wrong, found, fix in (
-        (np.ma.is_masked(value), "has masked pixels", "pass array.filled(value)"),
+        (np.ma.is_masked(value), "has masked pixels, an image has none", "pass array.filled(value)"),
         (
             dtype != "uint8" and not dtype.startswith(("float", "bfloat")),
             f"has dtype {dtype}",

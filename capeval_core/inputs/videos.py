@@ -251,8 +251,8 @@ def video_source(value: Any) -> Frames:
         raise refused(f"the frames have shape {shape}", fix)
     frames = list(value) if shape is not None and is_array else imaging.as_list(value)
     if not frames:
-        kind = TypeError if frames is None else ImageError
-        raise refused(f"is {described(value)}", f"expected {_ACCEPTED}", kind=kind)
+        found = f"is {described(value)}" if frames is None else "is a video without frames"
+        raise refused(found, f"expected {_ACCEPTED}", kind=TypeError if frames is None else ImageError)
     sources = []
     for i, frame in enumerate(frames):
         with within("", i):
