@@ -173,12 +173,12 @@ class Texts:
         texts = self.text_fields(names)
         if ids and len(texts) == 1:
             return texts[0]
-        none, wanted = "none of these", self.chosen or " or ".join(self.fields)
+        wanted, none = self.chosen or " or ".join(self.fields), "none of these"
         which = f"{some_of(ids) or none} may be the id, {some_of(texts) or none} the text"
-        fix = (
-            f"expected {self.options.id_column or ' or '.join(ID_FIELDS)}, and {wanted}, or name others with "
-        )
-        fix += f"{setting('id_column', [*ids, 'NAME'][0])} and {setting(self.column, [*texts, 'NAME'][0])}"
+        usual = f"{self.options.id_column or ' or '.join(ID_FIELDS)}, and {wanted}"
+        others = [] if ids else [setting("id_column", "NAME")]
+        others += [] if len(texts) == 1 else [setting(self.column, [*texts, "NAME"][0])]
+        fix = f"expected {usual}, or name others with {' and '.join(others)}"
         raise self.wrong(place, f"has {some_of(names)[:500]}: {which}", fix)
 
     def check_header(self, names: Sequence[str]) -> None:
