@@ -470,15 +470,6 @@ def _read_parquet(data: bytes, texts: Texts) -> None:
 
 # ---- any of them
 
-_READERS = {
-    ".json": _read_json,
-    ".jsonl": _read_json_lines,
-    ".ndjson": _read_json_lines,
-    ".csv": _read_table,
-    ".tsv": _read_table,
-    ".parquet": _read_parquet,
-}
-
 
 def read_texts(
     path: str | os.PathLike[str],
@@ -508,7 +499,7 @@ def read_texts(
     texts = Texts(name, fields, problems, options, column, wide)
     if not data.removeprefix(codecs.BOM_UTF8).strip():
         raise file_error(name, "is empty")
-    (_READERS.get(path.suffix.lower()) or _reader_of(data))(data, texts)
+    _reader_of(path.suffix.lower(), data)(data, texts)
     chosen, splits = options.splits, texts.splits
     if not texts.rows and len(problems) == before:
         others = f" of split {some_of(chosen)}, only of {_counted(splits)}" if splits and chosen else ""
@@ -520,12 +511,15 @@ def read_texts(
     return texts
 
 
-def _reader_of(data: bytes) -> Callable[[bytes, Texts], None]:
-    """The reader of a file whose name does not say what it is."""
-    if data.startswith(b"PAR1"):
+def _reader_of(extension: str, data: bytes) -> Callable[[bytes, Texts], None]:
+    """The reader of a file by its name, or where that does not say what it is by its content."""
+    if extension == ".parquet" or data.startswith(b"PAR1"):
         return _read_parquet
+    if extension in (".jsonl", ".ndjson"):
+        return _read_json_lines
     first = data[:4096].decode(files.encoding_of(data), "ignore").lstrip()[:1]
-    return _read_json if first in ("{", "[") else _read_table
+    is_json = extension == ".json" or (extension not in (".csv", ".tsv") and first in ("{", "["))
+    return _read_json if is_json else _read_table
 
 
 def _limited(file: Any, name: Path) -> bytes:

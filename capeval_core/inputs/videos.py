@@ -194,20 +194,17 @@ class _VideoFile(File, Frames):
     def _evenly(self, sampling: Sampling, reading: Reading) -> Iterator[tuple[int, Image.Image]]:
         """By the number of frames that the file states; if it has another one, again by that."""
         with _opened(self) as video:
-            frames = max(1, video.stated_frames())
+            frames, count = 0, max(1, video.stated_frames())
         given: set[int] = set()
-        while True:
-            reading.indices = sampling.evenly(frames)
+        while frames != count:
+            frames, reading.indices = count, sampling.evenly(count)
             wanted = set(reading.indices) - given
             with _opened(self) as video:
                 for i, frame in enumerate(video.frames()):
                     if i in wanted:
                         given.add(i)
                         yield i, video.image(frame)
-            reading.incomplete = video.incomplete
-            if video.count == frames:
-                return
-            frames = video.count
+            count, reading.incomplete = video.count, video.incomplete
 
 
 def _too_many() -> ImageError:
@@ -281,7 +278,6 @@ _FORMATS = ("mov", "mp4", "m4a", "3gp", "3g2", "mj2", "matroska", "webm", "avi",
 """Containers that are opened, in FFmpeg's names."""
 _OPENED = "MP4 or MOV, WebM or Matroska, AVI and GIF"
 _CLOCK = re.compile(r"(\d+):(\d\d):(\d\d(?:\.\d{1,9})?)\d*")
-_IMAGE = re.compile(rb"\xff\xd8|\x89PNG|.{4}ftyp(?:avi[fs]|he[iv][cxms]|mif1|msf1)|.{4}jP", re.DOTALL)
 
 
 @contextmanager
@@ -291,24 +287,18 @@ def _opened(source: File) -> Iterator[_OpenVideo]:
         name = source.name
         with needs("av", "video"):
             import av
-        start = file.read(64)
-        file.seek(0)
-        if not start:
+        if not file.read(1):
             raise refused(f"{name} is empty (zero bytes)")
-        if _IMAGE.match(start):
-            raise refused(f"{name} is an image", "pass a list of images, or the path of their folder")
+        file.seek(0)
         # What decoders refuse to make room for: the bound of `refuse_size`, and room for their margins.
         limit = Image.MAX_IMAGE_PIXELS
         most_pixels = {} if limit is None else {"max_pixels": str(2 * limit + 2**16)}
+        only = {"format_whitelist": ",".join(_FORMATS), "protocol_whitelist": "none"}
+        how = {"container_options": only, "metadata_errors": "replace"}  # titles may be in any encoding
         try:
-            container: Any = av.open(
-                file,
-                container_options={"format_whitelist": ",".join(_FORMATS), "protocol_whitelist": "none"},
-                metadata_errors="replace",  # titles may be in any encoding
-                options=most_pixels,  # of the decoders that look for the frames' size, too
-            )
+            container: Any = av.open(file, options=most_pixels, **how)  # also decoders look for the size
         except av.FFmpegError:
-            fix = f"expected {_OPENED}, whole or cut off behind its header"
+            fix = f"expected {_OPENED}, whole or cut off behind its header, or a list of images"
             raise refused(f"{name} is not a video that can be read", fix) from None
         with container:
             videos = container.streams.video
@@ -369,21 +359,20 @@ class _OpenVideo:
 
     def _decoded(self) -> Iterator[Any]:
         """Frames, None where something is damaged: what was read before it comes first."""
-        damaged = False
         try:
             for packet in self._container.demux(self._stream):
                 if packet.is_corrupt:
-                    damaged = True
                     break
                 if packet.size and packet.pts is not None:
                     self._end = max(self._end, (packet.pts + (packet.duration or 0)) * packet.time_base)
                 yield from packet.decode()
+            else:
+                return
         except self._av.FFmpegError:
-            damaged = True
-        if damaged:
-            with suppress(self._av.FFmpegError):  # frames that the decoder keeps, to put them into order
-                yield from self._stream.codec_context.decode(None)
-            yield None
+            pass
+        with suppress(self._av.FFmpegError):  # frames that the decoder keeps, to put them into order
+            yield from self._stream.codec_context.decode(None)
+        yield None
 
     def _missing(self) -> str | None:
         """That the file states a longer video, although nothing in it is damaged; a GIF states its end."""
