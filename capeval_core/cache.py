@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
-import numpy as np
 from numpy.typing import NDArray
+from safetensors.numpy import load, save
 
 from capeval_core.errors import warn, wrong_option
 
@@ -73,6 +73,7 @@ class FeatureCache:
     Raises:
         TypeError, ValueError: a folder that cannot be used.
 
+    >>> import numpy as np
     >>> cache = FeatureCache(max_bytes=1 << 20)
     >>> cache.put({"clip-1:dog": np.float32([1, 2])})
     >>> cache.get(["clip-1:dog", "clip-1:cat"])
@@ -111,10 +112,13 @@ class FeatureCache:
         with self._lock:
             self._remember(features)
             if self._disk:
-                stored = [(key, blob := _packed(own), _digest(key, blob)) for key, own in features.items()]
+                stored = []
+                for key, own in features.items():
+                    blob = save({str(number): array for number, array in enumerate(_arrays(own))})
+                    stored.append((key, blob, _digest(key, blob)))
                 with self._surviving(), self._disk as disk:
                     # What is there under this key already is equal, or damaged.
-                    disk.executemany("INSERT OR REPLACE INTO features_3 VALUES (?, ?, ?)", stored)
+                    disk.executemany("INSERT OR REPLACE INTO features_4 VALUES (?, ?, ?)", stored)
 
     def forget_unused(self) -> None:
         """End a run, such as an epoch: forget features that were neither read nor written during it."""
@@ -139,12 +143,14 @@ class FeatureCache:
     def _stored(self, disk: sqlite3.Connection, keys: list[str]) -> dict[str, Feature]:
         features: dict[str, Feature] = {}
         key_of, damaged = {key.encode(): key for key in keys}, 0
-        query = "SELECT key, value, digest FROM features_3 WHERE key IN (SELECT value FROM json_each(?))"
+        query = "SELECT key, value, digest FROM features_4 WHERE key IN (SELECT value FROM json_each(?))"
         for stored_key, value, digest in disk.execute(query, [json.dumps(keys)]):
             key = key_of.get(stored_key)
             # A damaged page may hold anything instead of bytes.
             if key is not None and isinstance(value, bytes) and digest == _digest(key, value):
-                features[key] = _unpacked(value)
+                arrays = load(value)
+                ordered = tuple(arrays[str(number)] for number in range(len(arrays)))
+                features[key] = ordered if len(ordered) > 1 else ordered[0]
             else:
                 damaged += 1
         if damaged:
@@ -184,7 +190,7 @@ def _database(folder: Path) -> sqlite3.Connection:
         with suppress(sqlite3.OperationalError):  # another process sets it at this moment
             disk.execute("PRAGMA journal_mode=WAL")
         columns = "(key TEXT PRIMARY KEY, value BLOB, digest BLOB)"
-        disk.execute(f"CREATE TABLE IF NOT EXISTS features_3 {columns} WITHOUT ROWID")
+        disk.execute(f"CREATE TABLE IF NOT EXISTS features_4 {columns} WITHOUT ROWID")
     except (OSError, sqlite3.DatabaseError) as error:
         if "malformed" in str(error):  # damage costs no more than what was kept
             raise
@@ -192,21 +198,6 @@ def _database(folder: Path) -> sqlite3.Connection:
         fix = f"delete {_FILE} if it is damaged, or pass another folder"
         raise wrong_option("cache", str(folder), found, fix) from error
     return disk
-
-
-def _packed(feature: Feature) -> bytes:
-    """The layout of the arrays in a line of JSON, then their numbers."""
-    layout = json.dumps([[array.dtype.str, array.shape] for array in _arrays(feature)])
-    return b"".join([layout.encode(), b"\n", *(array.tobytes() for array in _arrays(feature))])
-
-
-def _unpacked(value: bytes) -> Feature:
-    layout, _, numbers = value.partition(b"\n")
-    arrays, start = [], 0
-    for kind, shape in json.loads(layout):
-        arrays.append(np.frombuffer(numbers, kind, int(np.prod(shape)), start).reshape(shape).copy())
-        start += arrays[-1].nbytes
-    return tuple(arrays) if len(arrays) > 1 else arrays[0]
 
 
 def _digest(key: str, value: bytes) -> bytes:

@@ -16,13 +16,7 @@ import pyarrow.compute as pc
 
 from capeval_core.cache import FeatureCache, shared_cache
 from capeval_core.errors import InputTypeError, Problem, at, warn, wrong_option
-from capeval_core.inputs.samples import (
-    Samples,
-    argument_of,
-    check_samples,
-    medium_of,
-    united,
-)
+from capeval_core.inputs.samples import Samples, argument_of, check_samples, medium_of, united
 from capeval_core.kept import check_folder
 from capeval_core.options import Settings, compact, option
 from capeval_core.project import __version__
@@ -111,9 +105,8 @@ class CommonOptions(Settings):
     ) -> Samples:
         """The samples for a class of metrics, checked before any weights are opened."""
         taken: dict[str, Any] = {"on_error": self.on_error, "empty": self.empty, "media": metric.media}
-        if issubclass(metric, Reranker):
-            return check_samples(captions, images, pools=True, progress=progress, **taken)
-        taken |= {"needs_references": metric.needs_references, "decoders": getattr(self, "decoders", None)}
+        taken |= {"needs_references": metric.needs_references, "pools": issubclass(metric, Reranker)}
+        taken |= {"decoders": getattr(self, "decoders", None)}
         if self.rows is not None and self.on_error == "raise":
             taken["kept"] = kept_rows(self.rows)
         return check_samples(captions, images, references, progress=progress, **taken)
