@@ -19,11 +19,6 @@ class MetricDescription:
 
     visual: what a caption is about; None for texts alone. compares: what a caption is compared with. mean: of
     which captions its value is the mean. inputs: arguments of its module's `compute`.
-
-    >>> from capeval_core.registry import metric_class
-    >>> refpacs = MetricDescription(metric_class("refpacs"))
-    >>> refpacs.range, refpacs.better, refpacs.references, refpacs.licence, list(refpacs.inputs)
-    ('0 to 1.33', 'higher is better', 'with references', 'not stated', ['predictions', 'images', ...])
     """
 
     def __init__(self, metric: type[CaptionMetric]) -> None:
@@ -34,8 +29,9 @@ class MetricDescription:
         self.better = f"{'higher' if metric.higher_is_better else 'lower'} is better"
         self.references = f"{'with' if metric.needs_references else 'without'} references"
         self.visual = None if argument is None else medium_of(argument)
-        needed = [] if argument is None else [f"its {self.visual}"]
-        needed += ["its references"] if metric.needs_references else []
+        needed = [f"its {self.visual}"] * (argument is not None) + [
+            "its references"
+        ] * metric.needs_references
         self.compares = "its image and the other candidates" if pools else " and ".join(needed)
         self.mean = "chosen captions" if pools else "captions that have a score"
         self.weights = weights.repository if weights else "none"
@@ -51,8 +47,8 @@ class MetricDescription:
             self.inputs["images"] += more
         if metric.needs_references:
             self.inputs["references"] = "per caption a list of texts, or one text; any number each."
-        own = "per image the choice, its score and those of every candidate, errors"
-        own = own if pools else "scores, parts and errors per caption"
+        chosen = "per image the choice, its score and those of every candidate, errors"
+        own = chosen if pools else "scores, parts and errors per caption"
         self.inputs["per_caption"] = f"`compute` also gives {own}, the signature and counts."
 
     def __str__(self) -> str:

@@ -333,13 +333,13 @@ class CaptionMetric(ABC):
         """Those visuals that this metric is about, None where it is on texts; others are refused."""
         argument = argument_of(cls.media)
         others = [name for name, value in given.items() if value is not None and name != argument]
-        if not others:
-            return None if argument is None else given[argument]
-        found, other = f"is given, but this {cls.name} is about {argument}", ""
         if argument is None and (references is not None or "images" not in others):
             for name in others:
                 warn(f"{cls.name} compares texts alone: {name} are ignored")
             return None
+        if argument is not None and not others:
+            return given[argument]
+        found, other = f"is given, but this {cls.name} is about {argument}", ""
         if argument is None:  # they may stand where references do
             argument, found = "references", f"are given, but {cls.name} compares texts alone"
         elif (medium := medium_of(others[0])) in media_of(cls.name):

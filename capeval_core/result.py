@@ -49,8 +49,7 @@ class Values:
     rows: NDArray[np.int64] | None = field(default=None, kw_only=True)
 
 
-UNSEEN = 0.05
-"""The share of words that may go unseen without a warning."""
+_UNSEEN = 0.05  # the share of words that may go unseen without a warning
 
 
 @dataclass(frozen=True)
@@ -316,7 +315,7 @@ class Result:
         reads = {name: metric_class(name).advice.get("reads", "") for name in METRICS}
         own = self.reads or int(reads.get(self.metric, "").partition(" ")[0] or 0)
         longer = sorted((int(n), name) for name, n in reads.items() if n.isdigit() and int(n) > own)
-        more = f": {longer[0][1]} reads {longer[0][0]} tokens" if longer and share > UNSEEN else ""
+        more = f": {longer[0][1]} reads {longer[0][0]} tokens" if longer and share > _UNSEEN else ""
         return f"{share:.0%} of words were not seen{more}"
 
     @property
