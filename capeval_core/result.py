@@ -106,12 +106,17 @@ class Result:
         >>> result[0]["index"], round(result[0]["bleu_4"], 3), result[-1]["error"]
         (0, 0.779, None)
         """
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"result[{index}]: there are {len(self)} captions, counted from 0")
-        number = range(len(self))[index]
+        number = self._number(index, "result[{}]", least=-len(self)) % len(self)
         parts = {name: values[number] for name, values in self.parts.items()}
         about = {"group": self.groups[number], "error": self.errors.get(number)}
         return {"index": number, self.key: self.scores[number], **parts, **about}
+
+    def _number(self, index: Any, place: str, least: int = 0) -> int:
+        if not isinstance(index, (int, np.integer)):
+            raise TypeError(f"{place.format(repr(index))}: expected the number of a caption")
+        if not least <= index < len(self):
+            raise IndexError(f"{place.format(index)}: there are {len(self)} captions, counted from 0")
+        return int(index)
 
     def worst(self, n: int = 10) -> list[dict[str, Any]]:
         """The `n` captions with the worst scores, worst first, each as `result[i]`; none that failed."""
@@ -238,11 +243,10 @@ class Result:
         Raises:
             ValueError: the evidence was not kept. IndexError: no such caption.
         """
-        if not 0 <= index < len(self):
-            raise IndexError(f"explain({index}): there are {len(self)} captions, counted from 0")
+        number = self._number(index, "explain({})")
         if self.evidence is None:
             raise ValueError(f"explain() needs the evidence: load({self.metric!r}, ..., evidence=True)")
-        return self.evidence[index]
+        return self.evidence[number]
 
     def bundle(self, *, texts: bool = False) -> dict[str, Any]:
         """A bundle for `capeval replay`, in JSON's types: settings, versions, and digests of each caption's

@@ -21,11 +21,12 @@ def test_a_caption_has_its_score_parts_and_error() -> None:
     assert own[-1] == own[4] == own[np.int64(4)]
     assert own[1]["error"] == "broken" and math.isnan(own[1]["pac_s"])
     assert [row["index"] for row in own] == [0, 1, 2, 3, 4]
-    for outside in (5, -6):
-        with pytest.raises(IndexError):
-            own[outside]
+    with pytest.raises(IndexError, match=r"result\[5\]: there are 5 captions, counted from 0"):
+        own[5]
+    with pytest.raises(IndexError):
+        own[-6]
     for wrong in ("1", 1.0, slice(2)):
-        with pytest.raises(TypeError):
+        with pytest.raises(TypeError, match="expected the number of a caption"):
             own[wrong]  # type: ignore[index]
 
 
