@@ -10,15 +10,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import nan
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from capeval_core.commands.terminal import complain, parser_of, summary
-from capeval_core.description import MetricDescription
 from capeval_core.errors import Problems, did_you_mean, p_in_words, signed
 from capeval_core.inputs.files import Folder
 from capeval_core.registry import metric_of, titles_of_parts
 from capeval_core.reports.html import check_report, write_report
-from capeval_core.reports.systems import Cell, Column, System, Systems, cells_table, long_table, stacked_table
+from capeval_core.reports.tables import Cell, System, Systems, cells_table, long_table, stacked_table
 from capeval_core.result import Result, json_text
 from capeval_core.statistics import TEST, Comparison, NoTestError, holm
 
@@ -113,7 +113,7 @@ def _print_test(a: Result, b: Result, names: Sequence[object]) -> None:
         reason = "a score in only one of the files: left out, of the means too"
         complain(f"warning: {test.left_out:,} {visuals} {reason}")
     summary(
-        [_column(a).title, f"{test.means[0]:.4f} ({names[0]})"],
+        [_facts(a).title, f"{test.means[0]:.4f} ({names[0]})"],
         ["", f"{test.means[1]:.4f} ({names[1]})"],
         ["difference", signed(test.means[0] - test.means[1])],
         *outcome,
@@ -197,7 +197,7 @@ def compare_systems(
     results, others = [cell.result for cell in base.cells.values()], len(systems) - 1
     compared = Systems(
         [replace(system, cells=cells[system.name]) for system in systems],
-        columns=[_column(result) for result in results],
+        columns=[_facts(result) for result in results],
         baseline=baseline,
         visual=results[0].visual,
         level=_LEVEL,
@@ -209,14 +209,13 @@ def compare_systems(
     return replace(compared, messages=_messages(compared))
 
 
-def _column(result: Result) -> Column:
+def _facts(result: Result) -> Any:
+    """The class of the metric of a result, or what stands for it."""
     try:
-        metric = metric_of(result.signature)
+        return metric_of(result.signature)
     except ValueError:  # of a package that is not installed here
-        return Column(result.metric, result.metric, (nan, nan))
-    about, facts = MetricDescription(metric), ("range", "higher_is_better", "relative", "summary")
-    shown = {name: getattr(metric, name) for name in facts}
-    return Column(metric.name, metric.title, **shown, citation=about.citation, address=about.address)
+        facts: dict[str, Any] = {"relative": None, "summary": "", "paper": "", "higher_is_better": True}
+        return SimpleNamespace(name=result.metric, title=result.metric, range=(nan, nan), **facts)
 
 
 def _messages(compared: Systems) -> list[str]:

@@ -11,7 +11,7 @@ from capeval_core.commands.terminal import WHOLE_LINES, paragraph, parser_of, ta
 from capeval_core.demo import KINDS, demo_set, score_kinds
 from capeval_core.kept import whole_folder
 from capeval_core.registry import load, metric_class
-from capeval_core.reports.systems import System, stacked_table
+from capeval_core.reports.tables import System, stacked_table
 from capeval_core.weights.catalogue import PACS_B32
 
 METRICS = ("pacs", "refpacs")

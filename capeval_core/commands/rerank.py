@@ -15,7 +15,7 @@ from capeval_core.inputs.text_files import FileOptions
 from capeval_core.metric import LazyEvidence, prepared
 from capeval_core.registry import metric_class
 from capeval_core.reports.html import check_report
-from capeval_core.reports.systems import System
+from capeval_core.reports.tables import System
 from capeval_core.result import Result, json_text
 
 _METRIC = "eco"

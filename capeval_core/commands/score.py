@@ -22,7 +22,7 @@ from capeval_core.metric import CaptionMetric, CommonOptions, LazyEvidence, Rera
 from capeval_core.registry import every_class, media_of, metric_class
 from capeval_core.replay.bundle import bundle_of
 from capeval_core.reports.html import check_report
-from capeval_core.reports.systems import Cell, System, Systems
+from capeval_core.reports.tables import Cell, System, Systems
 from capeval_core.result import json_text
 from capeval_core.rows import Task, encode_tasks
 

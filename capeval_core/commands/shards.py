@@ -17,8 +17,7 @@ from capeval_core.commands import terminal
 from capeval_core.project import install_command
 
 if TYPE_CHECKING:  # what imports torch is imported where it is used: `capeval shards --help` does not wait
-    from capeval_core.integrations.shards import ScoreHistogram, ShardResult
-    from capeval_core.integrations.shards.folder import Outcome
+    from capeval_core.integrations.shards import Outcome, ScoreHistogram, ShardResult
 
 _OF_ONE_RUN = {"rows", "on_error", "evidence"}
 """Options that mean nothing here: a target is kept or written anew, and a broken image costs its row."""
@@ -43,22 +42,21 @@ def _score(arguments: list[str]) -> int:
     common.add_flags(parser, metric.Options, leave_out=_OF_ONE_RUN)
     flags = parser.read(rest)
     columns, on_ray = _check_flags(flags)
-    from capeval_core.integrations.shards import BatchScorer, ShardResult, folder
+    from capeval_core.integrations import shards as work
     from capeval_core.integrations.shards.readers import Place
-    from capeval_core.integrations.shards.shard import images_folder, settings_of
 
     own = {} if metric.variant is None else {"media": metric.variant}
-    scorer = BatchScorer(metric.name, **own, **common.chosen(flags, metric.Options))
-    shards = folder.plan_shards(flags.input, flags.output)
+    scorer = work.BatchScorer(metric.name, **own, **common.chosen(flags, metric.Options))
+    shards = work.plan_shards(flags.input, flags.output)
     images = flags.images
     if images is not None:
-        place = images_folder(images) if flags.ray is None else Place.of("images", images)
+        place = work.images_folder(images) if flags.ray is None else Place.of("images", images)
         images = place.path if place.is_local else images  # workers may have other current folders
-    stamp = settings_of(scorer, columns)  # which opens the weights: missing ones end here
-    there = folder.refuse_other_scores(shards, flags.output, stamp, images)
+    stamp = work.settings_of(scorer, columns)  # which opens the weights: missing ones end here
+    there = work.refuse_other_scores(shards, flags.output, stamp, images)
     on_ray &= there < len(shards) or flags.retry_failed  # else there is nothing to do for others
     settings = {"images": images, "columns": columns, "retry_failed": flags.retry_failed}
-    results, failures = list[ShardResult](), dict[str, str]()
+    results, failures = list[work.ShardResult](), dict[str, str]()
     start, pairs, quiet = time.monotonic(), 0, not sys.stderr.isatty()
 
     def add(scored: int) -> None:
@@ -74,19 +72,19 @@ def _score(arguments: list[str]) -> int:
         if on_ray:
             terminal.complain("starting Ray" if flags.ray is None else f"connecting to Ray at {flags.ray}")
             cluster = {"workers": flags.workers, "gpus": flags.gpus_per_worker, "address": flags.ray}
-            outcomes = folder.score_shards(shards, scorer, settings, **cluster)
+            outcomes = work.score_shards(shards, scorer, settings, **cluster)
         else:
-            outcomes = (folder.score_one(shard, scorer, {**settings, "progress": add}) for shard in shards)
+            outcomes = (work.score_one(shard, scorer, {**settings, "progress": add}) for shard in shards)
         for outcome in outcomes:
             bar.update()
-            if isinstance(outcome, ShardResult):
+            if isinstance(outcome, work.ShardResult):
                 results.append(outcome)
                 add(outcome.scored if on_ray else 0)
             elif outcome.ends:
                 raise OSError(outcome.reason)
             else:
                 failures[outcome.source] = outcome.reason
-    folder.write_manifest(flags.output, results, failures, flags.manifest)
+    work.write_manifest(flags.output, results, failures, flags.manifest)
     seconds = time.monotonic() - start
     rate = f"{_rate(pairs, seconds)} ({pairs:,} pairs in {seconds:,.1f} s)"
     return _tell(

@@ -13,8 +13,8 @@ import pyarrow as pa
 import torch
 
 from capeval_core.errors import wrong_option
+from capeval_core.integrations.shards import BatchScorer
 from capeval_core.integrations.shards.readers import check_columns, column_problems, find_columns
-from capeval_core.integrations.shards.shard import BatchScorer
 
 
 class CaptionScorer(BatchScorer):

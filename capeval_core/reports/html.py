@@ -30,7 +30,7 @@ from capeval_core.reports.explanations import (
     round_ticks,
     template,
 )
-from capeval_core.reports.systems import Column, System, Systems
+from capeval_core.reports.tables import System, Systems
 
 _FILE = "index.html"
 _SHOWN = 4  # captions at either end, and by which each of two systems is ahead
@@ -98,17 +98,17 @@ class _Page:
         html: str = template("report").render(content)
         return html.strip().translate(_UNFIT) + "\n"
 
-    def best(self, column: Column) -> list[str]:
+    def best(self, column: Any) -> list[str]:
         return self.systems.best(column, DIGITS)
 
-    def signatures(self, column: Column) -> dict[str, None]:
+    def signatures(self, column: Any) -> dict[str, None]:
         return dict.fromkeys(system.cells[column.name].result.signature for system in self.systems.systems)
 
-    def range(self, column: Column) -> list[str]:
+    def range(self, column: Any) -> list[str]:
         """The ends of a metric's range that are finite."""
         return [minus(f"{self.systems.scaled(end):.3g}") for end in column.range if math.isfinite(end)]
 
-    def cell(self, system: System, column: Column) -> dict[str, Any]:
+    def cell(self, system: System, column: Any) -> dict[str, Any]:
         """A number of the table, with its interval and its test."""
         cell, number = system.cells[column.name], self.systems.for_page
         shown: dict[str, Any] = {"title": column.title, "mean": number(cell.result.mean)}
@@ -123,7 +123,7 @@ class _Page:
             shown["in_words"] = equal if verdict == "equal" else verdict
         return shown
 
-    def ends(self, system: System, column: Column) -> list[tuple[str, list[tuple[int, str]], str]]:
+    def ends(self, system: System, column: Any) -> list[tuple[str, list[tuple[int, str]], str]]:
         """The captions with the lowest and the highest scores, none in both; how many tie with the last."""
         scores = np.asarray(system.cells[column.name].result.scores)
         finite = np.flatnonzero(np.isfinite(scores))
@@ -139,14 +139,14 @@ class _Page:
                 found.append((title, shown, note))
         return found
 
-    def evidence(self, system: System, column: Column, index: int) -> Mapping[str, Any]:
+    def evidence(self, system: System, column: Any, index: int) -> Mapping[str, Any]:
         """The evidence of a score; an image that is gone costs its explanation alone."""
         cell = system.cells[column.name]
         with suppress(KeyError, OSError, ValueError):
             return {} if cell.evidence is None else cell.evidence[index]
         return {}
 
-    def differences(self, first: System, second: System, column: Column) -> dict[str, Any]:
+    def differences(self, first: System, second: System, column: Any) -> dict[str, Any]:
         """The captions of the same visuals by which either system is furthest ahead, and ties as shown."""
         import pandas as pd
 
@@ -175,7 +175,7 @@ class _Page:
             found.append({"name": system.name, "ahead": len(furthest), "pairs": pairs})
         return {"compared": len(both), "ties": len(both) - len(apart), "sides": found}
 
-    def chart(self, column: Column) -> dict[str, Any] | None:
+    def chart(self, column: Any) -> dict[str, Any] | None:
         """How many captions of each system have which score, with mean and interval, on one axis."""
         cells = {system.name: system.cells[column.name] for system in self.systems.systems}
         finite = {name: np.array(cell.result.scores, float) for name, cell in cells.items()}

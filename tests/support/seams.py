@@ -33,7 +33,7 @@ from capeval_core.inputs.boxes import BoxFeatureStore, box_source, boxes_of
 from capeval_core.inputs.images import InputImage, Source, Visual, image_source, resized, within
 from capeval_core.inputs.samples import Samples, check_samples
 from capeval_core.inputs.videos import Sampling, video_source
-from capeval_core.integrations.shards import folder as shard_folder
+from capeval_core.integrations import shards as shard_folder
 from capeval_core.judgements.correlation import Resamples, WeightedRows
 from capeval_core.kept import Kept
 from capeval_core.limits import LIMITS

@@ -32,7 +32,7 @@ NO_WEIGHTS = "none"
 _LONGEST_TEXT = 20_000  # characters of a request: strangers use a page, and encoding takes its time
 _NARROWEST = 0.6  # shorter / longer side of images of which so little is cut off that no note is needed
 _LIST_MARK = re.compile(r"^(?:[-*•–—]|\d{1,3}[.)])(?:\s+|$)")
-_NOT_HERE = "the {} is not among the uploads of this page, which are deleted after an hour: upload it (again)"
+_DELETED = "which are deleted after an hour: upload it (again)"
 
 Inputs = tuple[str | None, str | list[str], list[str], str]
 """The path of an upload, a caption or a list of candidates, references, and weights."""
@@ -57,8 +57,7 @@ def chooses(metric: type[CaptionMetric]) -> bool:
 
 def lines_of(text: str) -> list[str]:
     """The lines that say something, without the bullets and numbers of a list that was pasted."""
-    lines = [_LIST_MARK.sub("", line.strip(), count=1) for line in text.splitlines()]
-    return list(filter(None, lines))
+    return [said for line in text.splitlines() if (said := _LIST_MARK.sub("", line.strip(), count=1))]
 
 
 def capitalised(text: str) -> str:
@@ -72,13 +71,12 @@ def uploaded(value: Any, medium: str) -> str | None:
     path = value.get("path") if isinstance(value, Mapping) else None
     if value is None or (path is None and isinstance(value, Mapping) and not value.get("url")):
         return None
-    resolved = None
-    if isinstance(path, str) and path:
-        with suppress(OSError, ValueError, RuntimeError):  # no such file, a NUL, links in a circle
-            resolved = Path(path).resolve(strict=True)
+    resolved = Path()
+    with suppress(OSError, ValueError, RuntimeError):  # no such file, a NUL, links in a circle
+        resolved = Path(path if isinstance(path, str) else "").resolve(strict=True)
     folders = [folder.resolve() for folder in (Path(get_upload_folder()), FOLDER)]
-    if resolved is None or not resolved.is_file() or not any(map(resolved.is_relative_to, folders)):
-        raise ValueError(_NOT_HERE.format(medium))
+    if not resolved.is_file() or not any(map(resolved.is_relative_to, folders)):
+        raise ValueError(f"the {medium} is not among the uploads of this page, {_DELETED}")
     return str(resolved) if _frames(resolved, resolved.stat().st_mtime_ns, medium) else None
 
 
@@ -113,11 +111,9 @@ def _naming(metric: type[CaptionMetric]) -> AbstractContextManager[None]:
 
     def advice(name: str, value: Any) -> str:
         """How an option is set; the page has none but the weights."""
-        if name != "weights" or value == "tiny":
-            return "choose tiny" if name == "weights" else ""
-        if "SPACE_ID" in os.environ:  # on the Hub, where nobody types commands
-            return f"start this page with CAPEVAL_WEIGHTS={value}"
-        return f"start `capeval page` with --weights {value}"
+        if name != "weights":
+            return ""
+        return "choose tiny" if value == "tiny" else f"start this page with CAPEVAL_WEIGHTS={value}"
 
     return naming(names, row=row, advice=advice)
 
@@ -175,8 +171,8 @@ class Scorer:
         with self._busy, _naming(self.metric), warnings.catch_warnings(record=True) as caught:
             metric, marks = self._open(weights, options)
             result = metric.combine(metric.encode_all(samples), samples=samples)
-        messages = [str(one.message) for one in caught if issubclass(one.category, UserWarning)]
-        notes["warnings"] = [*dict.fromkeys(map(capitalised, messages))]
+        messages = [capitalised(str(one.message)) for one in caught if issubclass(one.category, UserWarning)]
+        notes["warnings"] = [*dict.fromkeys(messages)]
         notes["idf"] = getattr(metric.options, "statistics", None) is not None
         chosen = caption if isinstance(caption, str) else result.parts["caption"][0]
         return Scored(chosen, result, marks, notes)
@@ -199,19 +195,18 @@ def _marks_of(metric: CaptionMetric) -> Marks:
     if metric.options.weights is not None and metric.default_weights:  # whatever their folder is called
         entry = open_weights(metric.options.weights, metric=metric.name, tiny=metric.tiny or "").entry
         names += [entry.repository] if entry else []
-    published = published_marks(type(metric), names)
-    if published[0]:
+    if (published := published_marks(type(metric), names))[0]:
         return published
     items = demo_of(type(metric))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what is odd about the examples is no news of a visitor's caption
-        values = [(kind, result.mean) for kind, result in score_kinds(metric, items).items()]
+        means = {kind: result.mean for kind, result in score_kinds(metric, items).items()}
     weighed, noun = ", with these weights" if metric.default_weights else "", (metric.media or ("image",))[0]
     text = (
         f"Means over the {len(items)} drawn examples{weighed}: good captions are true, subtly wrong ones "
         f"have one word changed, unrelated ones are true of another {noun}."
     )
-    return sorted(values, key=lambda mark: mark[1], reverse=metric.higher_is_better), text
+    return _best_first(metric, means), text
 
 
 def published_marks(metric: type[CaptionMetric], weights: Sequence[str]) -> Marks:
@@ -222,5 +217,8 @@ def published_marks(metric: type[CaptionMetric], weights: Sequence[str]) -> Mark
         return (), ""
     source = "; ".join(filter(None, [about["source"], about.get("settings")]))
     text = f"Means over {about['dataset']} ({source}). Single captions vary far more than these means."
-    values = about["means"].items()
-    return sorted(values, key=lambda mark: mark[1], reverse=metric.higher_is_better), text
+    return _best_first(metric, about["means"]), text
+
+
+def _best_first(metric: Any, means: Mapping[str, float]) -> list[tuple[str, float]]:
+    return sorted(means.items(), key=lambda mark: mark[1], reverse=metric.higher_is_better)
