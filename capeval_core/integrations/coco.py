@@ -78,7 +78,9 @@ class CocoScores:
         samples = self._checked(gts, res)
         by_java = [name for name in _JAVA if name in names]
         check_java(by_java)
-        counted = {name: load(own, empty="score") for name, own in _COUNTED.items() if name in names}
+        counted: dict[str, Any] = {
+            name: load(own, empty="score") for name, own in _COUNTED.items() if name in names
+        }
         results = score_together([*counted.values()], samples, ptb_tokens if tokenize else str.split)
         self.results = dict(zip(counted, results, strict=True))
         self.eval, self.arrays = {}, {}

@@ -140,14 +140,13 @@ class CaptionMetrics:
             captions = check_captions([caption for caption, _ in rows], self._empty, problems)
         problems.raise_if_any()
         labels = [label for _, label in rows if label is not None]
-        references = self._samples.references
+        decoded = self._compares and not self._has_references
         if len(labels) == len(rows):
             self._check_order(labels)
-        elif self._compares and not self._has_references:
+        elif decoded:
             found = "the labels of this evaluation are no token ids, so they cannot be the references"
             raise ValueError(f"{found}: pass CaptionMetrics(..., references=[[...], ...])")
-        if self._compares and not self._has_references:
-            references = [[label] for label in labels]
+        references = [[label] for label in labels] if decoded else self._samples.references
         texts = [caption for caption in captions or [] if caption is not None]
         return replace(self._samples, captions=texts, references=references)
 
@@ -218,8 +217,9 @@ def _rows_of(evaluation: Any, processor: Any) -> list[_Row]:
     labels: Sequence[str | None] = []
     with suppress(TypeError, ValueError):  # labels of another task: no score depends on them
         labels = _decoded(getattr(evaluation, "label_ids", None), processor)
-    labels = labels if len(labels) == len(captions) else [None] * len(captions)
-    return list(zip(captions, labels, strict=True))
+    return list(
+        zip(captions, labels if len(labels) == len(captions) else [None] * len(captions), strict=True)
+    )
 
 
 def _decoded(ids: Any, processor: Any) -> list[str]:
@@ -262,10 +262,9 @@ def _of_evaluation(rows: list[_Row], count: int, unit: str | None, processes: in
 
 
 def _processes() -> tuple[int, int]:
-    """The number of this process, and how many there are: (0, 1) where nothing is distributed."""
-    if not (distributed.is_available() and distributed.is_initialized()):
-        return 0, 1
-    return distributed.get_rank(), distributed.get_world_size()
+    """The number of this process, and how many there are."""
+    there = distributed.is_available() and distributed.is_initialized()
+    return (distributed.get_rank(), distributed.get_world_size()) if there else (0, 1)
 
 
 def _gathered(size: int, work: Callable[[], list[pa.Table]]) -> list[pa.Table]:

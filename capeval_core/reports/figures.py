@@ -26,18 +26,14 @@ _UNMENTIONED = "#707888"
 _SHADES = "2662d9 d97706 0d9488 8648d6 be3c8c 4c822a 0284c7 925e2e 4f46e5 a06e0a"
 REGIONS = [f"#{shade}" for shade in _SHADES.split()]
 """Colours of regions, repeated after the last. No red, which marks mistakes."""
-_DESIGNED = 440
-"""Width for which the sizes below are given."""
+_DESIGNED = 440  # width for which the sizes of outlines are given
 _SOFT = 1.7  # of the blur, in which an outline is a band of values
 _EDGE, _CASING = 68, 109  # how far from the middle the band of the line and of its white edge reach
-_DASH = 7.0
-_CANDIDATES = 96  # points of an outline that are tried for a badge
 TERMS = {"gitc": "gITC", "litc": "lITC", "gttc": "gTTC", "lttc": "lTTC", "itm": "ITM"}
 """The papers' names of parts that have others here."""
 _STYLE = Path(__file__).with_name("figures.mplstyle")
 _WIDTH, _DPI = 960, 96
 _FONTS = ("DejaVu Sans", "Noto Sans CJK SC", "Noto Sans", "PingFang SC", "Microsoft YaHei")
-_ACROSS = 3  # charts of boxes side by side
 
 
 def _drawn(
@@ -94,7 +90,7 @@ def outlined(
         for reach, shade in ((_CASING, "white"), (_EDGE, colours[index])):
             alpha = np.clip((reach - band) / 12, 0, 1) * 255
             if unmentioned[index] and reach == _EDGE:
-                alpha *= (np.indices(alpha.shape) // round(_DASH * scale)).sum(axis=0) % 2
+                alpha *= (np.indices(alpha.shape) // round(7 * scale)).sum(axis=0) % 2
             drawn.paste(shade, place, Image.fromarray(alpha.astype(np.uint8)))
         edges[index] = np.argwhere(band < _EDGE)[:, ::-1] + np.array(place[:2], float)
     radius, draw = scale * (11 if len(regions) < 20 else 9), ImageDraw.Draw(drawn)
@@ -123,7 +119,7 @@ def _place_badges(regions: Sequence[_Points], size: tuple[int, int], radius: flo
     found = np.full((len(regions), 2), np.inf)
     # The smallest first: they have the least choice.
     for index in np.argsort([np.prod(np.ptp(points, axis=0)) for points in regions], kind="stable"):
-        points = np.clip(regions[index][:: max(1, len(regions[index]) // _CANDIDATES)], low, high)
+        points = np.clip(regions[index][:: max(1, len(regions[index]) // 96)], low, high)
         points = points[np.argsort(points.sum(axis=1), kind="stable")]
         nearest = grid[np.argsort(np.hypot(*(grid - points[0]).T), kind="stable")]
         candidates = np.concatenate([points, nearest])
@@ -155,8 +151,7 @@ def draw_bars(
                 ax.plot(value, y, "o", color=shade, markersize=6)
                 text = f"{value:.1f}" if math.isfinite(value) else "undefined"
                 text += f"  [{low:.1f}, {high:.1f}]" if math.isfinite(low) else ""
-                within = ax.get_yaxis_transform()
-                ax.text(1.01, y, text, transform=within, va="center", color=FAINT)
+                ax.text(1.01, y, text, transform=ax.get_yaxis_transform(), va="center", color=FAINT)
             ax.margins(x=0.04)
         _note(figure, note)
 
@@ -165,10 +160,10 @@ def draw_bars(
 
 def draw_spreads(panels: Mapping[str, Mapping[str, Sequence[float]]]) -> Image.Image:
     """A box plot per metric of scores at each level of a rating (whiskers: 5% and 95%; line: means)."""
-    rows = max(1, math.ceil(len(panels) / _ACROSS))
+    rows, across = max(1, math.ceil(len(panels) / 3)), 3
 
     def draw(figure: Any) -> None:
-        axes = figure.subplots(rows, _ACROSS, squeeze=False).ravel()
+        axes = figure.subplots(rows, across, squeeze=False).ravel()
         for ax in axes[len(panels) :]:
             ax.set_visible(False)
         for index, (ax, (title, levels)) in enumerate(zip(axes, panels.items(), strict=False)):
@@ -297,12 +292,10 @@ def draw_matches(caption: str, title: str, note: Mapping[str, Any], width: int) 
     scores = f"precision {note['precision']:.3f}, recall {note['recall']:.3f}, F {note['f']:.3f}"
 
     def draw(figure: Any) -> None:
-        from matplotlib.colors import LinearSegmentedColormap
         from matplotlib.patches import Rectangle
 
         ax = figure.subplots()
-        shades = LinearSegmentedColormap.from_list("cosines", ["white", "#145c84"])
-        ax.pcolormesh(cosines, cmap=shades, vmin=0, vmax=1, edgecolor=_LINE, linewidth=0.5)
+        ax.pcolormesh(cosines, cmap="Blues", vmin=0, vmax=1, edgecolor=_LINE, linewidth=0.5)
         ax.invert_yaxis()
         ax.grid(visible=False)
         ax.spines[:].set_visible(False)
@@ -310,15 +303,14 @@ def draw_matches(caption: str, title: str, note: Mapping[str, Any], width: int) 
         ax.set_xticks(np.arange(len(columns)) + 0.5, columns, **turned)
         ax.set_yticks(np.arange(len(rows)) + 0.5, rows, color=INK)
         ax.xaxis.tick_top()
-        for (row, column), cosine in np.ndenumerate(cosines):
-            style: Any = {"color": "white" if cosine > 0.5 else INK}
-            if len(columns) <= 20:
-                text = f"{cosine:.2f}"
-                ax.text(column + 0.5, row + 0.55, text, ha="center", va="center", size=7, **style)
-            if row == np.argmax(cosines[:, column]):
-                ax.plot(column + 0.9, row + 0.16, "o", markersize=2.5, **style)
-            if column == np.argmax(cosines[row]):
-                ax.add_patch(Rectangle((column, row), 1, 1, fill=False, edgecolor=INK, zorder=3))
+        style: Any = {"ha": "center", "va": "center", "size": 7}
+        for (row, column), cosine in np.ndenumerate(cosines if len(columns) <= 20 else []):
+            ink = "white" if cosine > 0.5 else INK
+            ax.text(column + 0.5, row + 0.55, f"{cosine:.2f}", color=ink, **style)
+        dots: Any = {"markersize": 3, "color": "white", "markeredgecolor": INK, "markeredgewidth": 0.6}
+        ax.plot(np.arange(len(columns)) + 0.88, cosines.argmax(axis=0) + 0.18, "o", **dots)
+        for row, column in enumerate(cosines.argmax(axis=1)):
+            ax.add_patch(Rectangle((column, row), 1, 1, fill=False, edgecolor=INK, zorder=3))
         _note(figure, f"{scores}; frame: best for the caption's word, dot: best for the reference's")
 
     lines = [(_TITLE, [(_cut(text, 88), INK)]) for text in (title, caption, note["reference"])]

@@ -25,8 +25,16 @@ from gradio.utils import get_upload_folder
 from capeval_core.demo import KINDS, demo_of
 from capeval_core.errors import described, wrong_option
 from capeval_core.inputs.files import EXTENSIONS
-from capeval_core.integrations.page import views
-from capeval_core.integrations.page.scorer import NO_WEIGHTS, Scorer, capitalised, chooses, lines_of, uploaded
+from capeval_core.integrations.page.scorer import (
+    NO_WEIGHTS,
+    Scorer,
+    capitalised,
+    chooses,
+    lines_of,
+    problem,
+    shown,
+    uploaded,
+)
 from capeval_core.limits import LIMITS
 from capeval_core.registry import media_of, metric_class
 from capeval_core.reports.explanations import STYLE
@@ -95,7 +103,7 @@ class _Page:
         self.scorer = next(iter(scorers.values()))  # of what the page is about at first
         self.metric = self.scorer.metric
         self.media = [medium for medium, scorer in scorers.items() if scorer.medium]
-        self.heading = _html(views.heading(self.scorer))
+        self.heading = _html(self.scorer.heading())
         with gr.Row(elem_id="bench"):
             with gr.Column(elem_id="left"):
                 with gr.Column(elem_id="inputs"):
@@ -103,7 +111,7 @@ class _Page:
                 with gr.Column(elem_id="more"):
                     self._examples()
             with gr.Column(elem_id="answer"):
-                self.shown = _html(views.empty(self.scorer), elem_id="result")
+                self.shown = _html(self.scorer.empty(), elem_id="result")
                 go_on = "Go on with tiny, the demonstration weights"
                 self.go_on = gr.Button(go_on, visible=False, elem_id="go-on")
                 self.signature = gr.Textbox(
@@ -140,11 +148,11 @@ class _Page:
         )
         self.press = gr.Button("Score", variant="primary", elem_id="score")
         pressed = "Shift + Enter" if several else "Enter"
-        _html(views.shown("keys", pressed=pressed, references=references), elem_id="keys")
+        _html(shown("keys", pressed=pressed, references=references), elem_id="keys")
 
     def _examples(self) -> None:
-        kinds, shown = list(KINDS), not chooses(self.metric)
-        self.kind = gr.Radio(kinds, value=kinds[0], label="Example captions", visible=shown, elem_id="kind")
+        about: dict[str, Any] = {"label": "Example captions", "visible": not chooses(self.metric)}
+        self.kind = gr.Radio(list(KINDS), value=next(iter(KINDS)), elem_id="kind", **about)
         self.examples, self.shelves = [], []
         for scorer in self.scorers.values():
             classes = ["examples", "pictures" if scorer.medium else "texts"]
@@ -214,17 +222,17 @@ class _Page:
             weights = inputs[-1]
             if not scorer.is_open(weights):
                 scorer.check(inputs)
-                yield views.shown("opening", weights=weights), hidden, hidden
+                yield shown("opening", weights=weights), hidden, hidden
             scored = scorer.score(inputs)
         except (ValueError, TypeError, MemoryError) as error:
             way_out = isinstance(error, WeightsError) and weights != "tiny" and "tiny" in self.scorer.offered
-            yield views.problem(_reason(error)), hidden, gr.update(visible=way_out)
+            yield problem(_reason(error)), hidden, gr.update(visible=way_out)
         except Exception:
             _LOG.exception("%s: scoring failed", self.metric.name)
-            yield views.problem("The page itself failed; the log of its server says why."), hidden, hidden
+            yield problem("The page itself failed; the log of its server says why."), hidden, hidden
         else:
             signature = gr.update(value=scored.result.signature, visible=True)
-            yield views.score(scorer.metric, scored, weights), signature, hidden
+            yield scorer.answer(scored, weights), signature, hidden
 
     def _for_programs(self) -> Any:
         """The event for programs, with a name for each input; None is one that is left out."""
@@ -246,7 +254,7 @@ class _Page:
         scorer = self._scorer_of(about)
         there, hidden = [gr.update(visible=one == about) for one in self.media], gr.update(visible=False)
         caption = gr.update(placeholder=_placeholder(scorer))
-        return [*there, views.heading(scorer), caption, *there, views.empty(scorer), hidden, hidden]
+        return [*there, scorer.heading(), caption, *there, scorer.empty(), hidden, hidden]
 
     def fill(self, index: int | None, about: Any, kind: str) -> list[Any]:
         """An example in the boxes, the first where none was chosen."""

@@ -1,7 +1,8 @@
-"""Scores for the page: one caption at a time, beside those that typical captions get."""
+"""Scores for the page: one caption at a time, beside those of typical captions; and their HTML."""
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import threading
@@ -14,16 +15,20 @@ from pathlib import Path
 from typing import Any
 
 from gradio.utils import get_upload_folder
+from markupsafe import Markup
 from PIL import ExifTags
 
 from capeval_core.demo import FOLDER, demo_of, demo_samples, score_kinds
-from capeval_core.errors import naming, place
+from capeval_core.description import MetricDescription
+from capeval_core.errors import minus, naming, place
 from capeval_core.inputs.decoders import frames_within_limits
 from capeval_core.inputs.images import open_image
 from capeval_core.inputs.samples import Samples
 from capeval_core.limits import LIMITS
 from capeval_core.metric import CaptionMetric, Reranker, prepared
-from capeval_core.registry import load, metric_class
+from capeval_core.project import address
+from capeval_core.registry import load, metric_class, titles_of_parts
+from capeval_core.reports.explanations import TINY_KNOWS, number, panels, parts, round_ticks, template
 from capeval_core.result import Result
 from capeval_core.weights.folder import TINY, open_weights
 
@@ -139,6 +144,38 @@ class Scorer:
         self._opened: dict[tuple[Any, ...], tuple[CaptionMetric, Marks]] = {}
         self._busy = threading.Lock()
 
+    def heading(self) -> str:
+        """The metric's name, and in a sentence what its number means, as HTML."""
+        about = MetricDescription(self.metric)
+        links = {"the paper": about.address, "the project": address()}
+        return shown("heading", about=about, range=minus(about.range), links=links)
+
+    def empty(self) -> str:
+        """What stands before the first score: the scale, with what is known of it already."""
+        marks, source = published_marks(self.metric, [self.first])
+        about = {"metric": self.metric, "visual": MetricDescription(self.metric).visual}
+        return shown(
+            "empty", **about, chooses=chooses(self.metric), scale=_scale(self.metric, marks), source=source
+        )
+
+    def answer(self, scored: Scored, weights: str) -> str:
+        """The score on its scale, with its parts."""
+        result, (marks, source) = scored.result, scored.marks
+        if result.errors:
+            return problem(result.errors[0])
+        values = {name: values[0] for name, values in result.parts.items()}
+        return shown(
+            "score",
+            metric=self.metric,
+            chooses=chooses(self.metric),
+            scored=scored,
+            value=result.scores[0],
+            warning=TINY_KNOWS if weights == "tiny" else "",
+            scale=_scale(self.metric, marks, result.scores[0]),
+            source=source,
+            evidence=Markup(panels(result.explain(0)) + parts(values, titles_of_parts())),
+        )
+
     def is_open(self, weights: str) -> bool:
         """Whether `score` with these weights needs to open nothing."""
         return any(weights == opened for opened, *_ in self._opened)
@@ -222,3 +259,50 @@ def published_marks(metric: type[CaptionMetric], weights: Sequence[str]) -> Mark
 
 def _best_first(metric: Any, means: Mapping[str, float]) -> list[tuple[str, float]]:
     return sorted(means.items(), key=lambda mark: mark[1], reverse=metric.higher_is_better)
+
+
+# HTML
+
+
+def shown(view: str, **content: Any) -> str:
+    """A macro of `reports/templates/page.html.j2`."""
+    return str(template("page").render(view=view, **content)).strip()
+
+
+def problem(message: str) -> str:
+    """What is wrong, line by line; indented lines stay so where they are wrapped."""
+    first, *others = message.splitlines() or [""]
+    if first.endswith("problems with the input:"):  # else the others are addresses and commands
+        others = [f"{line[:2]}{capitalised(line[2:])}" for line in others]
+    lines = [capitalised(first), *others]
+    return shown("problem", lines=[(len(line) - len(line.lstrip()), line.strip()) for line in lines])
+
+
+def _scale(
+    metric: type[CaptionMetric], marks: Sequence[tuple[str, float]], score: float | None = None
+) -> dict[str, Any] | None:
+    """A row for a score, and one for each mark below it, over a common axis; all in percent of the width."""
+    if metric.relative:  # to its set
+        return None
+    low, high = metric.range
+
+    def at(value: float) -> str:
+        share = (value - low) / (high - low) if math.isfinite(value) else 0.0
+        return f"{100 * min(max(share, 0.0), 1.0):.2f}%"
+
+    rows = [("dot", label, at(value), at(value), number(value)) for label, value in marks]
+    if score is not None:
+        rows.insert(0, ("bar", "this caption", at(min(score, 0.0)), at(max(score, 0.0)), number(score)))
+    inner = round_ticks(low, high)
+    room = 0.4 * (inner[1] - inner[0])  # a tick this near to an end would run into its number
+    ticks = [low, *(tick for tick in inner if tick - low > room and high - tick > room), high]
+    about = MetricDescription(metric)
+    own = "" if score is None else f"{about.title} of this caption: {number(score)}. "
+    others = ", ".join(f"{label} {number(value)}" for label, value in marks)
+    typical = f" What typical captions get: {others}." if marks else ""
+    return {
+        "here": None if score is None else at(score),
+        "spoken": f"{own}The scale goes from {minus(about.range)}, {about.better}.{typical}",
+        "rows": rows,
+        "axis": {at(tick): minus(f"{tick:.3g}") for tick in ticks},
+    }
