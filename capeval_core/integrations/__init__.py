@@ -6,23 +6,10 @@ self-critical training, `CocoScores` COCO's caption evaluation by the keys of py
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from capeval_core.project import lazy_names
 
-if TYPE_CHECKING:
-    from capeval_core.integrations.coco import CocoScores
-    from capeval_core.integrations.rewards import reward
-    from capeval_core.integrations.trainer import CaptionMetrics
-
+# Their types are in __init__.pyi. Lazy, so that one integration does not import what another one needs.
 __all__ = ["CaptionMetrics", "CocoScores", "reward"]
 
-# Lazy, so that one integration does not import what another one needs.
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "CaptionMetrics": "capeval_core.integrations.trainer",
-        "CocoScores": "capeval_core.integrations.coco",
-        "reward": "capeval_core.integrations.rewards",
-    },
-)
+_MODULES = {"CaptionMetrics": "trainer", "CocoScores": "coco", "reward": "rewards"}
+__getattr__, __dir__ = lazy_names(__name__, {name: f"{__name__}.{own}" for name, own in _MODULES.items()})

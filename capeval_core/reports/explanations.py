@@ -29,11 +29,7 @@ from capeval_core.reports import figures
 
 STYLE = Path(__file__).with_name("explanations.css")
 """Of signs and marks; the page that holds explanations defines the colours."""
-DIGITS = 3
-"""As papers report these metrics."""
-TINY_KNOWS = (
-    "tiny knows nothing but drawn scenes of coloured shapes: its score of anything else means nothing."
-)
+DIGITS = 3  # as papers report these metrics
 Draw = Callable[[Callable[[int], Image.Image] | None, str], str]
 """An `<img>` of a picture of at most so many pixels across, with its description; "" without a picture."""
 _OVERLAY = 1040  # pixels of an outlined image's width: twice what it has on a desk, for dense screens
@@ -205,9 +201,9 @@ def template(name: str) -> Any:
     loader = PackageLoader("capeval_core.reports")
     environment = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.tests["readable"] = _is_word
-    helpers = (number, best_frames, confident, marked)
+    helpers = (number, best_frames, confident, marked, panels, parts)
     environment.globals |= {helper.__name__: helper for helper in helpers}
-    environment.globals |= {"figures": figures, "threshold": THRESHOLD}
+    environment.globals |= {"figures": figures, "threshold": THRESHOLD, "count": "{:,}".format}
     return environment.get_template(f"{name}.html.j2")
 
 

@@ -367,23 +367,25 @@ def card_lines(note: Mapping[str, Any], caption: Iterable[tuple[str, bool]]) -> 
     key = next(name for name in _TITLES if name in note)
     parts = [f"{TERMS.get(name, name)} {note[name]:.2f}" for name in _PARTS if name in note]
     yield from score_lines(_TITLES[key], note[key], "   ".join(parts), caption)
+
+    def row(sign: str, numbers: Sequence[float], text: str, ink: str = INK) -> Line:
+        return _ROW, [("  ".join([sign, *(f"{number:.2f}" for number in numbers), _cut(text, 58)]), ink)]
+
     yield _HEADING, [("Phrases: precision, best region", INK)]
     for own in note["phrases"]:
         sign, ink = ("✗", _WRONG) if own["mistake"] else ("✓", _RIGHT) if own["judged"] else ("–", FAINT)
         where = "whole image" if own["region"] is None else f"region {own['region'] + 1}"
-        yield _ROW, [(f"{sign}  {own['precision']:.2f}  {_cut(own['phrase'], 48)}: {where}", ink)]
+        yield row(sign, [own["precision"]], f"{_cut(own['phrase'], 44)}: {where}", ink)
     if note.get("compared"):
         yield _HEADING, [("References: gTTC, lTTC (●: chosen)", INK)]
     for own in note.get("compared") or ():
-        sign = "●" if own["chosen"] else "○"
-        yield _ROW, [(f"{sign}  {own['gttc']:.2f}  {own['lttc']:.2f}  {_cut(own['reference'], 58)}", INK)]
+        yield row("●" if own["chosen"] else "○", [own["gttc"], own["lttc"]], own["reference"])
     yield _HEADING, [("Regions: recall, nearest phrase", INK)]
     for index, own in enumerate(note["regions"]):
-        text = _cut("not mentioned; nearest: " * own["unmentioned"] + own["phrase"], 58)
-        ink = region_colour(index, own["unmentioned"])
-        yield _ROW, [(f"{index + 1:>2}  {own['recall']:.2f}  {text}", ink)]
+        text = "not mentioned; nearest: " * own["unmentioned"] + own["phrase"]
+        yield row(f"{index + 1:>2}", [own["recall"]], text, region_colour(index, own["unmentioned"]))
     if whole := note["whole"]:
-        yield _ROW, [(f"whole image  {whole['recall']:.2f}  {_cut(whole['phrase'], 58)}", INK)]
+        yield row("whole image", [whole["recall"]], whole["phrase"])
     where = "inside the square" if note["outside"] else "found"
     legend = [
         "dashed: region that no phrase mentions"

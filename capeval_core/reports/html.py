@@ -22,11 +22,8 @@ from capeval_core.project import __version__
 from capeval_core.reports.explanations import (
     DIGITS,
     STYLE,
-    TINY_KNOWS,
     drawing,
     jpeg,
-    panels,
-    parts,
     round_ticks,
     template,
 )
@@ -87,19 +84,13 @@ class _Page:
             "visuals": len({name for system in self.systems.systems for name in system.ids}),
             "generator": Markup(_GENERATOR),
             "style": Markup("".join(path.read_text(encoding="utf-8") for path in styles)),
-            "tiny": TINY_KNOWS,
-            "panels": panels,
-            "parts": parts,
             "footer": f"Made by capeval {__version__}, {datetime.now(UTC).date().isoformat()}.",
-            "count": "{:,}".format,
             "frames": _FRAMES,
+            "digits": DIGITS,
             "without_folders": _without_folders,
         }
         html: str = template("report").render(content)
         return html.strip().translate(_UNFIT) + "\n"
-
-    def best(self, column: Any) -> list[str]:
-        return self.systems.best(column, DIGITS)
 
     def signatures(self, column: Any) -> dict[str, None]:
         return dict.fromkeys(system.cells[column.name].result.signature for system in self.systems.systems)

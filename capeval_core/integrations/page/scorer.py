@@ -28,7 +28,7 @@ from capeval_core.limits import LIMITS
 from capeval_core.metric import CaptionMetric, Reranker, prepared
 from capeval_core.project import address
 from capeval_core.registry import load, metric_class, titles_of_parts
-from capeval_core.reports.explanations import TINY_KNOWS, number, panels, parts, round_ticks, template
+from capeval_core.reports.explanations import number, panels, parts, round_ticks, template
 from capeval_core.result import Result
 from capeval_core.weights.folder import TINY, open_weights
 
@@ -170,7 +170,7 @@ class Scorer:
             chooses=chooses(self.metric),
             scored=scored,
             value=result.scores[0],
-            warning=TINY_KNOWS if weights == "tiny" else "",
+            tiny=weights == "tiny",
             scale=_scale(self.metric, marks, result.scores[0]),
             source=source,
             evidence=Markup(panels(result.explain(0)) + parts(values, titles_of_parts())),

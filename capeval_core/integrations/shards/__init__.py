@@ -263,8 +263,7 @@ def score_shard(
     settings = {**settings_of(scorer, chosen), "images": folder.identity}
 
     def is_kept(checksum: str) -> bool:
-        fix = "choose another target, or delete it"
-        return stored is not None and is_same(end, stored, {**settings, "checksum": checksum}, fix)
+        return stored is not None and is_same(end, stored, {**settings, "checksum": checksum})
 
     def result(note: Mapping[str, Any], **run: Any) -> ShardResult:
         own = {name: note[name] for name in ("rows", "failed", "error", "truncated", "signature", "checksum")}
@@ -337,7 +336,7 @@ def settings_of(scorer: BatchScorer, columns: Mapping[str, str] | None) -> dict[
     return {"columns": dict(columns or {}), "empty": empty, "signature": signature}
 
 
-def is_same(target: Place, stored: Mapping[str, Any], now: Mapping[str, Any], fix: str) -> bool:
+def is_same(target: Place, stored: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     """Whether a target is of these settings; FileError if it has scores of others."""
     found = [
         f"{name}: {stored.get(name)!r} there, {value!r} now"
@@ -345,6 +344,7 @@ def is_same(target: Place, stored: Mapping[str, Any], now: Mapping[str, Any], fi
         if stored.get(name) != value and (name != "images" or stored["looked_up"])  # a row has a path there
     ]
     if found and stored["failed"] < stored["rows"]:
+        fix = "choose another output, or delete it"
         raise file_error(target.address, f"holds other scores ({'; '.join(found)})", fix)
     return not found
 
@@ -461,7 +461,7 @@ def refuse_other_scores(
         folder = source.parent if images is None else Place.of("images", images)
         now = {**settings, "images": folder.identity}
         with noting(found), suppress(DamagedError):  # which is scored again
-            is_same(target, read_note(target), now, "choose another --output")
+            is_same(target, read_note(target), now)
         return found
 
     # Many at a time: object stores answer slowly.

@@ -21,7 +21,7 @@ import fsspec
 import pyarrow.parquet as pq
 from fsspec.implementations.local import LocalFileSystem
 
-from capeval_core.errors import FileError, described, did_you_mean, file_error, wrong_option
+from capeval_core.errors import FileError, did_you_mean, file_error, wrong_option
 from capeval_core.inputs.images import LONGEST_FILE, URL
 from capeval_core.kept import whole_file
 from capeval_core.limits import LIMITS
@@ -44,10 +44,6 @@ _KEY, _ERROR, _JSON = "__key__", "__error__", "json"
 """Of a record: its uid in a tar, why it cannot be scored, and the member whose fields are columns too."""
 _LOOKED_AT = 100  # rows in which a column must come up, where each row has columns of its own
 _BATCH = 64  # rows of Parquet that are decoded together: some have megabytes each
-_BLOCK = 512  # bytes of a tar
-
-_VERSION = ("size", "mtime", "ino", "ETag", "etag", "md5Hash")  # what file systems tell of a file
-
 
 # places
 
@@ -107,7 +103,8 @@ class Place:
         if info["type"] != "file":
             found = "is a folder" if info["type"] == "directory" else "is no regular file"
             raise file_error(self.address, found, "pass a file")
-        known = [f"{name}={info[name]}" for name in _VERSION if info.get(name) is not None]
+        names = ("size", "mtime", "ino", "ETag", "etag", "md5Hash")  # what file systems tell of a file
+        known = [f"{name}={info[name]}" for name in names if info.get(name) is not None]
         return " ".join(known) if len(known) > 1 else ""
 
     @contextmanager
@@ -228,9 +225,6 @@ class Shard:
         missing = {role: found for role, found in self.find(*names).items() if not found} if names else {}
         problems = column_problems(missing, self.columns, names)
         problems += dict.fromkeys(text for one in first for text in self._differing(one))
-        captions = [record[name] for record in first for name in self.find(*record)["caption"][:1]]
-        if captions and not any(isinstance(text, (str, bytes, type(None))) for text in captions):
-            problems.append(f"no text as caption, only {described(captions[0])}")
         if problems:
             rows = f"its first {len(first)} rows have {', '.join(names)}"
             raise self.refuse(f"has {'; '.join(problems)}; {rows}", _FIX)
@@ -403,7 +397,7 @@ def _tar(shard: Shard) -> Iterator[Record]:
         # tarfile takes a damaged header, or the end of the file, for the archive's end: only zeros.
         file: Any = tar.fileobj
         file.seek(tar.offset)
-        if file.read(_BLOCK) != bytes(_BLOCK) or any(map(any, iter(partial(file.read, 1 << 20), b""))):
+        if file.read(512) != bytes(512) or any(map(any, iter(partial(file.read, 1 << 20), b""))):
             raise shard.refuse("is cut off, joined or damaged (it does not end as a tar ends)")
         if record:
             yield _with_fields(record)
