@@ -141,27 +141,25 @@ class _Page:
         """The captions of the same visuals by which either system is furthest ahead, and ties as shown."""
         import pandas as pd
 
-        sides = {"x": first, "y": second}
         frames = []
-        for system in sides.values():
+        for system in (first, second):
             scores = system.cells[column.name].result.scores
             frame = pd.DataFrame({"id": system.ids, "caption": system.captions, "score": scores})
+            frame["shown"] = [*map(self.systems.for_page, scores)]
             frames.append(frame.assign(turn=frame.groupby("id").cumcount()).reset_index())
-        both = frames[0].merge(frames[1], on=["id", "turn"])
-        both = both[np.isfinite(both.score_x) & np.isfinite(both.score_y)]
-        for side in sides:
-            both[f"shown_{side}"] = [*map(self.systems.for_page, both[f"score_{side}"])]
-        both["ahead"] = (both.score_x - both.score_y) * (1 if column.higher_is_better else -1)
+        both = frames[0].merge(frames[1], on=["id", "turn"]).dropna(subset=["score_x", "score_y"])
         apart = both[both.shown_x != both.shown_y]
+        gain = (apart.score_x - apart.score_y) * (1 if column.higher_is_better else -1)
 
         def pair(row: Any) -> dict[str, Any]:
             picture = self.picture(first, row["index_x"]) or self.picture(second, row["index_y"])
-            texts = [(sides[s].name, row[f"shown_{s}"], row[f"caption_{s}"]) for s in sides]
-            return {"picture": picture, "sides": texts, "id": row["id"]}
+            names = {"x": first.name, "y": second.name}
+            sides = [(name, row[f"shown_{side}"], row[f"caption_{side}"]) for side, name in names.items()]
+            return {"picture": picture, "sides": sides, "id": row["id"]}
 
         found = []
-        for system, sign in ((first, 1), (second, -1)):
-            furthest = apart[apart.ahead * sign > 0].sort_values("ahead", ascending=sign < 0, kind="stable")
+        for system, ahead in ((first, gain), (second, -gain)):
+            furthest = apart.loc[ahead[ahead > 0].sort_values(ascending=False, kind="stable").index]
             pairs = [pair(row) for row in furthest[:_SHOWN].to_dict("records")]
             found.append({"name": system.name, "ahead": len(furthest), "pairs": pairs})
         return {"compared": len(both), "ties": len(both) - len(apart), "sides": found}
@@ -169,8 +167,10 @@ class _Page:
     def chart(self, column: Any) -> dict[str, Any] | None:
         """How many captions of each system have which score, with mean and interval, on one axis."""
         cells = {system.name: system.cells[column.name] for system in self.systems.systems}
-        finite = {name: np.array(cell.result.scores, float) for name, cell in cells.items()}
-        finite = {name: own[np.isfinite(own)] for name, own in finite.items()}
+        finite = {
+            name: (own := np.array(cell.result.scores, float))[np.isfinite(own)]
+            for name, cell in cells.items()
+        }
         values = np.concatenate([*finite.values()])
         if not len(values):
             return None
@@ -237,9 +237,7 @@ def _bare(image: Image.Image, width: int, height: int) -> Image.Image:
     """The pixels alone, on white, within a box."""
     pixels = image.convert("RGBA")
     pixels.thumbnail((width, height), Image.Resampling.LANCZOS)
-    bare = Image.new("RGB", pixels.size, "white")
-    bare.paste(pixels, mask=pixels)
-    return bare
+    return Image.alpha_composite(Image.new("RGBA", pixels.size, "white"), pixels).convert("RGB")
 
 
 # texts

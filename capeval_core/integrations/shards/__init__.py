@@ -62,10 +62,8 @@ _NAMES = {"captions": "caption", "images": "image", "videos": "video"}
 _ROW = "\n"  # between the number of a row and the place of a problem in it
 NOTE = b"capeval_scores"
 """Key of an output's metadata: what its scores depend on, how many there are, and a digest of both."""
-_COLUMNS = ["uid", "score", "parts", "truncated", "error"]
 _MAGIC = b"PAR1"
 _AT_ONCE = 65_536  # rows of an output that are read together
-MANIFEST = "manifest.json"
 _MERGED = b"capeval_merged"  # in a merged table's metadata: signature and number of shards
 _QUANTILES = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
 _NAMED = 1000  # uids that are named at most where many come twice
@@ -258,30 +256,26 @@ def score_shard(
     version = begin.version()
     folder = begin.parent if images is None else images_folder(images)
     stored = _finished(end)
-    retry = stored is not None and retry_failed and stored["failed"]
-
+    finished = stored is not None and not (retry_failed and stored["failed"])
     settings = {**settings_of(scorer, chosen), "images": folder.identity}
-
-    def is_kept(checksum: str) -> bool:
-        return stored is not None and is_same(end, stored, {**settings, "checksum": checksum})
 
     def result(note: Mapping[str, Any], **run: Any) -> ShardResult:
         own = {name: note[name] for name in ("rows", "failed", "error", "truncated", "signature", "checksum")}
         return ShardResult(begin.address, end.address, **own, columns=note["read"], **run)
 
     read_before = stored and (stored["source"], stored["version"]) == (begin.address, version or None)
-    if stored and read_before and is_kept(stored["checksum"]) and not retry:
+    if stored and finished and read_before and is_same(end, stored, settings):
         return result(stored, skipped=True)
     with begin.local_copy() as path:
         with path.open("rb") as file:
-            checksum = hashlib.file_digest(file, "sha256").hexdigest()
-        kept = is_kept(checksum)
-        if stored is not None and kept and not retry:
+            settings["checksum"] = hashlib.file_digest(file, "sha256").hexdigest()
+        kept = stored is not None and is_same(end, stored, settings)
+        if stored and kept and finished:
             return result(stored, skipped=True)
         earlier = pa.Table.from_batches(read_batches(end)) if kept else None
         shard, memory, scored = Shard(path, begin, scorer.columns, chosen, folder), FreedMemory(), 0
         windows = shard.windows(max(1, window))
-        note = {**settings, "checksum": checksum, "source": begin.address, "version": version}
+        note = {**settings, "source": begin.address, "version": version}
         note |= {"error": None, "rows": 0, "failed": 0, "truncated": 0}
         scorer.forget()  # so that a rerun, by whichever worker, writes the very same file
         schema = pa.schema([pa.field("uid", pa.string(), nullable=False), *scorer.schema()])
@@ -412,7 +406,7 @@ def read_note(place: Place, key: bytes = NOTE, *, whole: bool = False) -> dict[s
         raise file_error(place.address, found, "choose another file") from error
     if note.pop("digest", None) != _digest(note):
         raise DamagedError(place, "has a damaged note")
-    if whole and (names != _COLUMNS or rows != note["rows"]):
+    if whole and (names != ["uid", "score", "parts", "truncated", "error"] or rows != note["rows"]):
         found = f"has {rows:,} rows of {', '.join(names)}, not its {note['rows']:,} of scores"
         raise DamagedError(place, found)
     return note
@@ -471,9 +465,7 @@ def refuse_other_scores(
     return len(there)
 
 
-def write_manifest(
-    output: str, results: Sequence[ShardResult], failures: dict[str, str], name: str = MANIFEST
-) -> None:
+def write_manifest(output: str, results: Sequence[ShardResult], failures: dict[str, str], name: str) -> None:
     """Write a file about a run: totals, every shard with its counts, and why shards have no scores."""
     of_one_run = ("signature", "skipped", "scored")
     shards = [asdict(result) for result in sorted(results, key=lambda result: result.target)]
