@@ -57,6 +57,8 @@ class CocoScores:
     """{"Bleu_1": value, ..., "CIDEr": value} of all images."""
     arrays: dict[str, NDArray[np.float64]]
     """{"Bleu_1": (images,), ...} the score of each image, in the order of `ids`."""
+    imgToEval: dict[Hashable, dict[str, Any]]  # noqa: N815  (the name in pycocoevalcap)
+    """{image id: {"image_id": id, "Bleu_1": score, ...}}; its values are `evalImgs`."""
     results: dict[str, Result]
     """The `Result` of BLEU, ROUGE_L and CIDEr, with intervals, tests and signatures."""
 
@@ -90,6 +92,9 @@ class CocoScores:
                 self.eval[key], self.arrays[key] = value, np.array(result.parts.get(part, result.scores))
         for name in by_java:
             self.eval[name], self.arrays[name] = _by_java(name, samples, ptb_text if tokenize else list)
+        rows = zip(self.ids, *(scores.tolist() for scores in self.arrays.values()), strict=True)
+        self.evalImgs = [dict(zip(["image_id", *self.arrays], row, strict=True)) for row in rows]
+        self.imgToEval = dict(zip(self.ids, self.evalImgs, strict=True))
 
     def _checked(self, gts: Any, res: Any) -> Samples:
         """A row per image; `ids` are their keys."""
@@ -115,17 +120,6 @@ class CocoScores:
         texts = [captions[key][0] for key in self.ids], None, list(references.values())
         with naming({"captions": "res", "references": "gts"}, row=of_image):
             return check_samples(*texts, needs_references=True, empty="score", media=())
-
-    @property
-    def imgToEval(self) -> dict[Hashable, dict[str, Any]]:  # noqa: N802  (the name in pycocoevalcap)
-        """{image id: {"image_id": id, "Bleu_1": score, ...}}."""
-        return {one["image_id"]: one for one in self.evalImgs}
-
-    @property
-    def evalImgs(self) -> list[dict[str, Any]]:  # noqa: N802  (the name in pycocoevalcap)
-        """The values of `imgToEval`."""
-        rows = zip(self.ids, *(scores.tolist() for scores in self.arrays.values()), strict=True)
-        return [dict(zip(["image_id", *self.arrays], row, strict=True)) for row in rows]
 
     def evaluate(self) -> dict[str, float]:
         """`eval`; in pycocoevalcap nothing is there before."""
