@@ -10,7 +10,6 @@ from functools import cached_property
 from os import PathLike
 from typing import Any, ClassVar, Literal, TypeVar
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -357,14 +356,13 @@ class CaptionMetric(ABC):
         return task.rows[0]
 
     def combine(self, rows: pa.Table, *, samples: Samples | None = None) -> Result:
-        """The result of rows from any number of processes; of several with one index the last counts."""
+        """The result of rows from any number of processes, the last of each index; `samples` are those of the
+        rows, in order, for the evidence."""
         self.stores.flush()
         rows = canonical(rows)
         result = Result.of(self, self.aggregate(rows), rows)
         if not self.options.evidence or samples is None:
             return result
-        order = np.argsort(np.asarray(samples.indices), kind="stable")  # as the rows are
-        samples = samples.select(order.tolist())
         evidence = self.evidence_of(samples, rows, result.parts)
         return replace(result, evidence=evidence, source=(self, samples, rows))
 
