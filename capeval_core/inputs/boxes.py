@@ -44,7 +44,6 @@ _SHAPES = {
     "scores": "(n,)",
     "relative_boxes": "(n, 6): x0, y0, x1, y1, width, height",
 }
-_COLUMNS = {"boxes": 4, "relative_boxes": 6}
 MOST_BOXES = 1_000
 _WIDEST = 16_384  # numbers of a feature
 _LONGEST_SIDE = 1 << 20
@@ -123,26 +122,21 @@ class BoxFeatures:
         if n >= len(self):
             return self
         if self.scores is not None and (self.scores[n:].max() > self.scores[:n]).any():
-            found = (
-                "boxes are not sorted by score, and the first of them are kept, as the published rule does"
-            )
-            warn(f"{found}: sort them, best first, unless their order is meant")
+            fix = "sort them, best first, unless their order is meant"
+            warn(f"boxes are not sorted by score, and the first are kept, as the published rule does: {fix}")
         arrays = {name: getattr(self, name) for name in _SHAPES}
         return replace(self, **{name: array[:n] for name, array in arrays.items() if array is not None})
 
     def check_width(self, width: int) -> None:
         """Raise ValueError unless each feature has that many numbers."""
         if self.features.shape[1] != width:
-            found = (
-                f"its features have {self.features.shape[1]:,} numbers each, but the network takes {width:,}"
-            )
+            found = f"its features have {self.features.shape[1]:,} numbers each, the network takes {width:,}"
             raise ValueError(f"{found}: give features of the detector that the network was trained with")
 
 
 @dataclass(eq=False, slots=True)
 class Boxes(Source[BoxFeatures]):
-    """Box features, read and checked whenever they are needed. origin: a file or an entry of a store, which
-    messages name; '' for a dict at hand."""
+    """Box features, read and checked when they are needed. origin: what messages name, '' for a dict."""
 
     read: Callable[[], Mapping[str, Any]]
     origin: str = ""
@@ -261,8 +255,8 @@ def _numbers(given: str, value: Any, name: str) -> _Floats:
             raise refused(f"is {described(value)} that numpy cannot read ({error})") from None
         if array.dtype.kind not in "fiu":
             raise refused(f"is an array of {array.dtype}", "expected an array of numbers", kind=TypeError)
-        axes = 1 if name == "scores" else 2
-        if array.ndim != axes or array.shape[1:] not in ((), (_COLUMNS.get(name, array.shape[-1]),)):
+        columns = {"boxes": (4,), "relative_boxes": (6,), "scores": ()}.get(name, array.shape[-1:])
+        if not array.ndim or array.shape[1:] != columns:
             raise refused(f"the array has shape {array.shape}", f"expected {_SHAPES[name]}")
         with np.errstate(over="ignore"):
             numbers = array.astype(np.float32)
@@ -314,14 +308,11 @@ class BoxFeatureStore(ABC):
             if databases := _databases_at(path):
                 return _Database(path, databases, released=released)
             extension = ".npy" if released else EXTENSION
-            if path.is_dir() and any(entry.suffix == extension for entry in path.iterdir()):
-                return _Files(path, extension)
-            if released and path.suffix == extension:
+            is_folder = path.is_dir() and any(entry.suffix == extension for entry in path.iterdir())
+            if is_folder or (released and path.suffix == extension):
                 return _Files(path, extension)
             if path.suffix.lower() == ".tsv" and path.is_file() and not released:
                 return _Lines(path)
-        if path.suffix == EXTENSION:
-            fix = "pass the folder that it lies in"
         known = path.is_dir() or path.is_file()  # a pipe could block for ever
         raise file_error(path, "has no box features of a known form" if known else "is no regular file", fix)
 
