@@ -34,7 +34,6 @@ Everything else is left out: EPS starts Ghostscript, WMF the system's renderer; 
 images; TGA has no signature; the rest is rare, and one more parser that a hostile file can reach."""
 OPENED = "JPEG, PNG, WebP, GIF, BMP, TIFF, PPM, JPEG 2000 and AVIF"
 _STEEPEST = 200  # longer / shorter side; scaling the shorter side to a model's input size would explode
-_MPO = "MPO"  # several images in one file that are not frames: a phone's depth map or thumbnail
 _BOMB = "scale it down, or raise Pillow's limit, PIL.Image.MAX_IMAGE_PIXELS, if you trust the image"
 LONGEST_FILE = 2**30  # bytes; what is longer is a video or a disk image, and would be read into memory
 BYTES = (bytes, bytearray, memoryview)
@@ -388,12 +387,12 @@ def _refuse_unfit(image: Image.Image, name: str) -> None:
     """Refuse unread files of other formats, sizes that no encoder can use, and animations, by the header."""
     form = image.format
     unread = bool(getattr(image, "tile", None)) or isinstance(image, ImageFile.StubImageFile)
-    if isinstance(image, ImageFile.ImageFile) and unread and form not in (None, _MPO, *FORMATS):
+    if isinstance(image, ImageFile.ImageFile) and unread and form not in (None, "MPO", *FORMATS):
         found = f"{name} is in the format {form}, which is not opened"
         raise refused(found, f"convert it to one of {OPENED}, or .load() it first")
     refuse_size(*image.size, name)
-    # Not `n_frames`: to count them Pillow reads a whole GIF, and a TIFF in quadratic time.
-    if form != _MPO and getattr(image, "is_animated", False):
+    # Not `n_frames`, for which Pillow reads a whole GIF. In an MPO lie a phone's depth map or thumbnail.
+    if form != "MPO" and getattr(image, "is_animated", False):
         raise refused(f"{name} has more than one frame", "save one of them as an image")
 
 

@@ -114,7 +114,7 @@ def check_samples(
     else:
         texts = check_captions(captions, empty, problems)
     rows = None if texts is None else len(texts)
-    given = _Visuals(media, problems)
+    given = _Visuals(str(argument_of(media)), media, problems)
     visuals: list[Any] = given.of(images, rows) if media else []
     compared = check_references(references, rows, empty, problems) if needs_references else None
     if on_error == "raise" and media:
@@ -376,14 +376,11 @@ def _as_stored(column: Any) -> tuple[Any, Sequence[str]]:
 
 @dataclass(frozen=True)
 class _Visuals:
-    """The visuals of the argument for these media; what is wrong with them is noted."""
+    """The visuals of an argument, of these media; what is wrong with them is noted."""
 
+    argument: str
     media: Sequence[str]
     problems: Problems
-
-    @property
-    def argument(self) -> str:
-        return str(argument_of(self.media))
 
     def of(self, values: Any, captions: int | None) -> _Rows:
         """One visual per value, None where the value can be none; as many as there are captions."""
