@@ -63,7 +63,7 @@ class Line:
         paper = published(self.name.split(",")[0], self.label, self.column)
         printed = distance = z_score = ""
         if paper is not None:
-            printed, distance = f"{paper.value:.{paper.digits}f}", f"{self.ours - paper.value:+.2f}"
+            printed, distance = paper.printed, f"{self.ours - paper.value:+.2f}"
             if self.deviation > 0:
                 z_score = f"{(self.ours - paper.value) / self.deviation:+.1f}"
         verdict = "" if self.expected is None else "ok" if self.ok else "FAIL"

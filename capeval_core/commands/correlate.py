@@ -20,5 +20,5 @@ def run(arguments: list[str]) -> int:
     result = Judged(judged, {label: [scored]}, draws=flags.resamples, level=flags.level, seed=flags.seed)
     print(judged_table(result).text(), flush=True)
     if flags.csv is not None:
-        write("--csv", flags.csv, long_table(result, {}).csv())
+        write("--csv", flags.csv, long_table(result, {}))
     return status_of(result)

@@ -187,7 +187,7 @@ def _write(
     sections = [shown.markdown(), contests.markdown() if contests.rows else "", "Signatures:\n", *lines]
     dated = f"`capeval judge {entry.name}`, {now:%Y-%m-%d}\n"
     written: list[Any] = ["\n".join([dated, *filter(None, sections)]) + "\n", shown.latex()]
-    written += [tables.long_table(result, signatures).csv(), contests.csv()]
+    written += [tables.long_table(result, signatures), contests.csv()]
     try:
         written += [tables.draw_agreement(result), tables.draw_scores(result)]
     except ModuleNotFoundError as error:  # the numbers took long, and are there

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 
-from capeval_core.judgements.correlation import Doubles
 from capeval_core.judgements.protocols import Items, JudgedSet, Scored, Scoring
 from capeval_core.metric import CaptionMetric, CorpusOptions, Reranker, prepared, with_options
 from capeval_core.result import Result
@@ -140,17 +140,13 @@ def _scored_by(key: str, result: Result | None, kept: list[int], count: int) -> 
     """The scores of all items by a result of some; `key` is its number, or a part of a corpus metric's."""
     if result is None:
         return Scored(np.full(count, math.nan))
-
-    def spread(values: Sequence[Any]) -> Doubles:
-        every = np.full(count, math.nan)
-        every[np.asarray(kept, dtype=np.int64)] = np.asarray(values, dtype=np.float64)
-        return every
-
     own = result.scores if key == result.key else result.parts[key]
     parts = {
-        name: spread(part)
+        name: part
         for name, part in result.parts.items()
         if all(isinstance(value, int | float) and not isinstance(value, bool) for value in part)
     }
+    columns = pd.DataFrame({**parts, "": own}, index=kept, dtype=np.float64).reindex(range(count))
+    spread = {name: columns[name].to_numpy() for name in columns}
     corpus = None if result.formula is None else result.numbers[key]
-    return Scored(spread(own), parts, corpus, result.signature)
+    return Scored(spread.pop(""), spread, corpus, result.signature)

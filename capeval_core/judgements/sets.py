@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 import tomllib
 from collections import Counter
@@ -15,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from capeval_core.errors import FileError, Problems, described, did_you_mean, file_error
-from capeval_core.inputs.files import Folder, contents, decoded, load_json, some_of
+from capeval_core.errors import Problems, described, did_you_mean, file_error
+from capeval_core.inputs.files import Folder, contents, decoded, load_json, parsed, some_of
 from capeval_core.inputs.text_files import ID_FIELDS
 from capeval_core.judgements.correlation import Doubles, kendall_tau_c, majority
 from capeval_core.judgements.protocols import (
@@ -30,6 +29,7 @@ from capeval_core.judgements.protocols import (
     Scoring,
     SystemSet,
 )
+from capeval_core.weights.hub import failures, reason
 
 
 class SetEntry(NamedTuple):
@@ -75,8 +75,7 @@ def folder_of(entry: SetEntry, data: str | Path) -> Path:
     if not path.exists() and text.count("/") == 1 and not text.startswith((".", "/", "~")):
         path = _downloaded(entry, text)
     elif not path.is_dir():
-        found = "is a file, expected a folder" if path.exists() else "there is no such folder"
-        raise file_error(path, found)
+        raise file_error(path, "there is no such folder")
     candidates = [path, *(path / name for name in (entry.name, *entry.folders))]
     # A folder of sets may hold a file of the same name as one of this set.
     fitting = [one for one in candidates if all((one / file).is_file() for file in entry.files)]
@@ -101,11 +100,9 @@ def _downloaded(entry: SetEntry, dataset: str) -> Path:
     wanted: Any = {"revision": revision or None, "allow_patterns": [*entry.files, "*.json"]}
     try:
         return Path(snapshot_download(name, repo_type="dataset", **wanted))
-    except Exception as error:  # the Hub's own errors have no common base
-        first = str(error).strip().split("\n")[0]
-        found = f"the data set could not be loaded from the Hub ({first or type(error).__name__})"
-        fix = "check the id and the connection, or name a folder"
-        raise file_error(dataset, found, fix) from None
+    except failures() as error:
+        found = f"the data set could not be loaded from the Hub ({reason(error)})"
+        raise file_error(dataset, found, "check the id, or name a folder") from None
 
 
 def find_visuals(folder: Path, ids: Sequence[str]) -> dict[str, Path]:
@@ -128,6 +125,7 @@ _KINDS: Mapping[str, tuple[type | tuple[type, ...], str]] = {
     "list": (list, "a list"),
     "id": ((str, int), "a text or a whole number"),
 }
+"""The kinds of `fields` in `sets.toml`."""
 
 
 def load_set(name: str, data: str | Path, **settings: Any) -> JudgedSet:
@@ -146,21 +144,18 @@ def load_set(name: str, data: str | Path, **settings: Any) -> JudgedSet:
 def read_rows(path: Path, fields: Mapping[str, str] | None = None) -> pd.DataFrame:
     """The rows of a file of CSV, JSON (a list) or JSON lines by their names in messages; `fields` with their
     kinds are there."""
-    rows, problems, fields = {}, Problems(), fields or {}
-    for name, row in _named_rows(path):
+    rows, problems, fields = dict(_named_rows(path)), Problems(), fields or {}
+    for name, row in rows.items():
         if not isinstance(row, dict):
             fix = f"expected an object with {', '.join(fields or ['a rating'])}"
             problems.add(file_error(path, f"is {described(row, none='null')}", fix, index=name))
             continue
         for field, kind in fields.items():
             types, noun = _KINDS[kind]
-            if field not in row:
-                found = f"has no {field!r}{did_you_mean(field, row)}"
-                problems.add(file_error(path, found, index=name))
-            elif not isinstance(row[field], types) or isinstance(row[field], bool):
-                found = f"{field}: {described(row[field], none='null')}"
+            if not isinstance(row.get(field), types) or isinstance(row[field], bool):
+                hint = "" if field in row else did_you_mean(field, row)
+                found = f"{field}: {described(row.get(field), none='nothing')}{hint}"
                 problems.add(file_error(path, found, f"expected {noun}", index=name))
-        rows[name] = row
     problems.raise_if_any()
     if not rows:
         raise file_error(path, "holds no rows")
@@ -169,31 +164,35 @@ def read_rows(path: Path, fields: Mapping[str, str] | None = None) -> pd.DataFra
     return pd.DataFrame(columns, index=list(rows), dtype=object)
 
 
+def column_of(path: Path, rows: pd.DataFrame, names: Sequence[str], what: str) -> str:
+    """The first of these columns that a file has."""
+    if (name := next((name for name in names if name in rows), None)) is not None:
+        return name
+    found = f"no column of the {what} ({', '.join(names)}){did_you_mean(names[0], rows)}"
+    raise file_error(path, found, f"it has {', '.join(rows)}", verb="has")
+
+
 def _named_rows(path: Path) -> Iterator[tuple[str, Any]]:
     kind = path.suffix.lower()
-    try:
-        if kind == ".csv":
-            reader = csv.DictReader(io.StringIO(decoded(path, contents(path)), newline=""), strict=True)
-            header = Counter(filter(None, reader.fieldnames or []))
-            if twice := [name for name, count in header.items() if count > 1]:
-                raise file_error(path, f"the column {twice[0]!r} comes twice", "name each column once")
+    if kind == ".csv":
+        reader = csv.DictReader(io.StringIO(decoded(path, contents(path)), newline=""), strict=True)
+        try:
+            names = list(filter(None, reader.fieldnames or []))
             yield from ((f"row {number}", row) for number, row in enumerate(reader, start=1))
-        elif kind == ".json":
-            content = load_json(path)
-            if not isinstance(content, list):
-                raise file_error(path, f"{described(content, none='null')}, expected a list of objects")
-            yield from ((f"entry {index}", row) for index, row in enumerate(content))
-        elif kind in (".jsonl", ".ndjson"):
-            # A text may hold other ends of lines.
-            lines = enumerate(decoded(path, contents(path)).split("\n"), start=1)
-            yield from ((f"line {number}", json.loads(line)) for number, line in lines if line.strip())
-        else:
-            expected = "expected one of .csv, .json, .jsonl, .ndjson"
-            raise file_error(path, f"extension {path.suffix!r}, {expected}")
-    except FileError:
-        raise
-    except (csv.Error, ValueError, RecursionError) as error:  # ValueError: also an integer of too many digits
-        raise file_error(path, f"is not {kind[1:]} ({error})") from error
+        except csv.Error as error:
+            raise file_error(path, f"is not csv ({error})") from error
+        if len(set(names)) < len(names):
+            raise file_error(path, "has columns of the same name", "name each column once")
+    elif kind == ".json":
+        content = load_json(path)
+        if not isinstance(content, list):
+            raise file_error(path, f"{described(content, none='null')}, expected a list of objects")
+        yield from ((f"entry {index}", row) for index, row in enumerate(content))
+    elif kind in (".jsonl", ".ndjson"):
+        lines = enumerate(decoded(path, contents(path)).split("\n"), start=1)  # a text may hold other ends
+        yield from ((f"line {number}", parsed(path, line, number)) for number, line in lines if line.strip())
+    else:
+        raise file_error(path, f"extension {kind!r}, expected one of .csv, .json, .jsonl, .ndjson")
 
 
 def numbers(values: Iterable[Any], name: str, dropped: Counter[str]) -> Doubles:
@@ -255,7 +254,7 @@ def _table(name: str) -> dict[str, RatingColumn]:
 
 
 def _rated(
-    name: str, items: Items, ratings: Iterable[Sequence[Any]], dropped: Counter[str], of: str = "rating"
+    name: str, items: Items, ratings: Iterable[Sequence[Any]], dropped: Counter[str], of: str = "ratings"
 ) -> RatedSet:
     """Items with the ratings of each, of which every one is a row."""
     found = [numbers(own, of, dropped) for own in ratings]
@@ -272,7 +271,7 @@ def _captions(name: str, folder: Path, rows: pd.DataFrame) -> RatedSet:
     there = "references" in SETS[name].fields
     references = rows.references.tolist() if there else _references(folder / REFERENCES, images)
     items = Items(rows.candidate.tolist(), images, references)
-    return _rated(name, items, [[rating] for rating in _column(rows, of)], Counter(), of)
+    return _rated(name, items, [[rating] for rating in _column(rows, of)], Counter(), f"{of}s")
 
 
 def _flickr8k_expert(name: str, folder: Path, rows: pd.DataFrame) -> RatedSet:
@@ -295,7 +294,7 @@ def _flickr8k_cf(name: str, folder: Path, rows: pd.DataFrame) -> RatedSet:
         raise file_error(path, found, "expected {caption_id: caption}")
     references = [_collapsed(own) for own in _references(folder / REFERENCES, rows.image)]
     items = Items(_collapsed(rows.caption_id.map(captions)), rows.image.tolist(), references)
-    yes, no = (numbers(rows[column], f"{column} of a row", dropped) for column in ("n_yes", "n_no"))
+    yes, no = (numbers(rows[column], f"votes ({column})", dropped) for column in ("n_yes", "n_no"))
     with np.errstate(invalid="ignore"):
         shares = yes / (yes + no)
     return _rated(name, items, [[] if np.isnan(share) else [share] for share in shares], dropped)
@@ -347,7 +346,7 @@ def _longcap_arena(name: str, folder: Path, rows: pd.DataFrame) -> RatedSet:
     every = {file.split(".")[1]: read_rows(folder / file, entry.fields) for file in entry.files}
     joined = pd.concat(every)
     items = Items(joined.cand.tolist(), joined.file_name.tolist(), joined.refs.tolist())
-    values = numbers(_column(joined, "score"), "score", dropped)
+    values = numbers(_column(joined, "score"), "scores", dropped)
     kept = np.flatnonzero(np.isfinite(values))
     about = {"subsets": joined.index.get_level_values(0)[kept].tolist(), "dropped": dropped}
     return RatedSet(name, (Scoring("", items),), kept, {"rating": values[kept]}, _table(name), **about)
@@ -357,7 +356,7 @@ def _vatex_eval(name: str, folder: Path, rows: pd.DataFrame) -> RatedSet:
     """Without references, with the first one and with nine; coefficients are means over the annotators."""
     videos, dropped = rows.video.tolist(), Counter[str]()
     items = Items(rows.candidate.tolist(), videos, _references(folder / REFERENCES, videos))
-    values = [numbers(own, "rating", dropped) for own in rows.ratings]
+    values = [numbers(own, "ratings", dropped) for own in rows.ratings]
     annotators = max(map(len, values))
     dropped["captions that not all annotators rated"] = sum(len(own) != annotators for own in values)
     kept = [row for row, own in enumerate(values) if len(own) == annotators and np.isfinite(own).all()]
@@ -518,21 +517,13 @@ class Judgements(NamedTuple):
 
 def read_judgements(path: Path) -> Judgements:
     """The judgements of a JSON list, JSON lines, or CSV: rows with an image's id, a caption and a score."""
-    rows, problems = read_rows(path), Problems()
-    scores = numbers(_column(rows, "score"), "score", Counter())
-    images, captions = [], []
-    for name, row, score in zip(rows.index, rows.to_dict("records"), scores, strict=True):
-        images.append(next((str(row[field]) for field in ID_FIELDS if row.get(field) not in (None, "")), ""))
-        captions.append(row.get("caption"))
-        lacking = "" if math.isfinite(score) else f"finite score{did_you_mean('score', row)}"
-        if not isinstance(captions[-1], str) or not captions[-1].strip():
-            lacking = "caption"
-        if not images[-1]:
-            lacking = " or ".join(ID_FIELDS)
-        if lacking:
-            problems.add(file_error(path, f"has no {lacking}", index=name))
+    rows, problems = read_rows(path, {"caption": "text"}), Problems()
+    images = rows[column_of(path, rows, ID_FIELDS, "image id")].map(str).tolist()
+    scores = numbers(rows[column_of(path, rows, ("score",), "score")], "scores", Counter())
+    for name in rows.index[np.isnan(scores)]:
+        problems.add(file_error(path, "no finite score", index=name, verb="has"))
     problems.raise_if_any()
     if len(set(scores)) < 2:
-        found = f"has {len(scores)} judgements with {len(set(scores))} different scores"
-        raise file_error(path, found, "a correlation needs at least two")
-    return Judgements(images, captions, scores.tolist())
+        found = f"{len(scores)} judgements with {len(set(scores))} different scores"
+        raise file_error(path, found, "a correlation needs at least two", verb="has")
+    return Judgements(images, rows.caption.tolist(), scores.tolist())

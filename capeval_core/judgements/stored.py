@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 
-from capeval_core.errors import Problems, described, did_you_mean, file_error
+from capeval_core.errors import Problems, described, file_error
 from capeval_core.inputs.files import Names, load_json, some_of
 from capeval_core.inputs.text_files import ID_FIELDS
 from capeval_core.judgements.correlation import Doubles
@@ -28,7 +27,7 @@ from capeval_core.judgements.protocols import (
     Scored,
     Scoring,
 )
-from capeval_core.judgements.sets import numbers, read_rows
+from capeval_core.judgements.sets import column_of, numbers, read_rows
 
 FORMS = (
     "a .npz or .json with an array of numbers per metric, one per caption in the order of the set; of pairs "
@@ -169,10 +168,10 @@ def join_ratings(scores: Path, ratings: Path) -> tuple[str, RatedSet, Scored]:
     label, array = _one_of(scores, file)
     values = array.tolist()
     rows, dropped, count, ids = read_rows(ratings), Counter[str](), len(values), file.ids
-    rated = numbers(rows[_field(ratings, rows, _RATING_FIELDS, "rating")], "rating", dropped)
+    rated = numbers(rows[column_of(ratings, rows, _RATING_FIELDS, "rating")], "ratings", dropped)
     places: Sequence[int | str] = range(count)
     if ids is not None:
-        keys = rows[_field(ratings, rows, ID_FIELDS, "image id")].map(str).tolist()
+        keys = rows[column_of(ratings, rows, ID_FIELDS, "image id")].map(str).tolist()
         places = _places(values, ids, file.captions, keys, rows.get("caption", [None] * len(rows)))
     elif len(rows) != count:
         found = f"has {len(rows):,} rows for {count:,} scores without ids"
@@ -213,8 +212,8 @@ def read_scores_of(path: Path, ids: Sequence[str]) -> list[float]:
         keys, found = file.ids, _one_of(path, file)[1]
     else:
         rows = read_rows(path)
-        keys = rows[_field(path, rows, ID_FIELDS, "image id")].map(str).tolist()
-        found = numbers(rows[_field(path, rows, ("score", "scores"), "score")], "score", Counter())
+        keys = rows[column_of(path, rows, ID_FIELDS, "image id")].map(str).tolist()
+        found = numbers(rows[column_of(path, rows, ("score", "scores"), "score")], "scores", Counter())
     values: list[float] = found.tolist()
     if keys is None:
         if len(values) != len(ids):
@@ -255,12 +254,3 @@ def _places(
         return "ratings of a caption that has different scores" if different else places[0]
 
     return [place_of(key, caption) for key, caption in zip(keys, captions, strict=True)]
-
-
-def _field(path: Path, rows: pd.DataFrame, names: Sequence[str], what: str) -> str:
-    """The first of these fields that a row has."""
-    known = list(rows)
-    if (name := next((name for name in names if name in known), None)) is not None:
-        return name
-    found = f"has no column of the {what} ({', '.join(names)}){did_you_mean(names[0], known)}"
-    raise file_error(path, found, f"it has {', '.join(known)}")

@@ -14,15 +14,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 from PIL import Image
 
 from capeval_core.errors import signed
-from capeval_core.judgements.correlation import Doubles, Resamples, pearson
-from capeval_core.judgements.protocols import Cell, JudgedSet, PoolSet, RatedSet, Scored
+from capeval_core.judgements.correlation import Doubles, Resamples
+from capeval_core.judgements.protocols import Cell, JudgedSet, PoolSet, Scored
 from capeval_core.judgements.sets import SETS
 from capeval_core.reports.figures import draw_bars, draw_spreads
 from capeval_core.reports.tables import Table
-from capeval_core.statistics import LEAST_IMAGES, LEAST_P
+from capeval_core.statistics import LEAST_IMAGES
 
 _ALIASES = {
     "CIDEr": "CIDEr-D",
@@ -31,15 +32,14 @@ _ALIASES = {
     "RefPAC-S for videos": "RefPAC-S",
 }
 _UNDEFINED = "n/a"
-_NOUNS = ("rating", "caption", "image", "pair", "pool")
 PUBLISHED = tomllib.loads(Path(__file__).with_name("published.toml").read_text(encoding="utf-8"))
 
 
 class PublishedCell(NamedTuple):
-    """A published number, its digits behind the point as printed, and where it stands."""
+    """A published number, as it is printed, and where it stands."""
 
     value: float
-    digits: int
+    printed: str
     source: str
 
 
@@ -50,23 +50,27 @@ def published(name: str, label: str, column: str) -> PublishedCell | None:
         if column in table["columns"] and label in table["values"]:
             value = table["values"][label][table["columns"].index(column)]
             if not math.isnan(value):
-                return PublishedCell(value, table.get("digits", 1), table["source"])
+                return PublishedCell(value, f"{value:.{table.get('digits', 1)}f}", table["source"])
     return None
 
 
 class Entry(NamedTuple):
     """One cell of a table in the papers' scale of 100, and its distance from what a paper prints, also in
-    deviations over the draws of references; NaN where there is none."""
+    deviations over the draws of references; NaN, or no text, where there is none."""
 
-    label: str
+    metric: str
     column: str
-    cell: Cell
     value: float
     low: float
     high: float
-    published: PublishedCell | None
+    level: str
+    rows: int
+    deviation: float
+    published: str
     distance: float
     z_score: float
+    source: str
+    undefined: str
 
 
 class Judged:
@@ -91,12 +95,18 @@ class Judged:
             for column, cell in cells.items()
         ]
 
+    def entries_of(self, label: str) -> list[Entry]:
+        return [entry for entry in self.entries if entry.metric == label]
+
     def _entry(self, label: str, column: str, cell: Cell) -> Entry:
-        value, paper = 100 * cell.value, published(self.judged.name, label, column)
-        distance = math.nan if paper is None else value - paper.value
-        deviation = 100 * cell.deviation
+        value, deviation = 100 * cell.value, 100 * cell.deviation
+        low, high = self.bounds(cell.draws)
+        level = f"{self.level:g}" if math.isfinite(low) else ""
+        paper = published(self.judged.name, label, column) or PublishedCell(math.nan, "", "")
+        distance = value - paper.value
         z_score = distance / deviation if deviation > 0 else math.nan
-        return Entry(label, column, cell, value, *self.bounds(cell.draws), paper, distance, z_score)
+        ours = (label, column, value, low, high, level, cell.rows, deviation)
+        return Entry(*ours, paper.printed, distance, z_score, paper.source, cell.undefined or "")
 
     def bounds(self, draws: Doubles | None) -> tuple[float, float]:
         """The interval of what has these values in the resamples, times 100; NaN where there is none."""
@@ -105,31 +115,28 @@ class Judged:
         interval = self.resamples.interval(draws, level=self.level)
         return (math.nan, math.nan) if interval is None else (100 * interval.low, 100 * interval.high)
 
-    def entries_of(self, label: str) -> list[Entry]:
-        return [entry for entry in self.entries if entry.label == label]
 
-
-# tests between metrics
+# tables
 
 
 def contest_table(judged: Judged) -> Table:
-    """Every two metrics in each column: the difference, its interval, and two tests."""
+    """Every two metrics in each column: the difference, its interval, and its p-value."""
     rows = []
     for column in judged.judged.columns if judged.resamples is not None else ():
         for first, second in combinations(judged.cells, 2):
             one, other = (judged.cells[label][column] for label in (first, second))
             if one.draws is not None and other.draws is not None:
                 difference, draws = one.value - other.value, one.draws - other.draws
-                shown = signed(100 * difference) if math.isfinite(difference) else _UNDEFINED
                 low, high = judged.bounds(draws)
-                bounds, p_value = _UNDEFINED, math.nan
+                shown = signed(100 * difference) if math.isfinite(difference) else _UNDEFINED
+                tested = [_UNDEFINED, _UNDEFINED]
                 if math.isfinite(low):
-                    bounds, p_value = f"{signed(low)} to {signed(high)}", _bootstrap_p(draws)
-                williams = _williams(judged, first, second, column)
-                rows.append([first, second, column, shown, bounds, _p(p_value), _p(williams)])
-    header = ["first", "second", "column", "difference", "interval", "p, bootstrap", "p, Williams"]
-    notes = ["Williams' test is of Pearson's correlations, and takes rows for independent"] if rows else []
-    return Table("Differences between metrics", header, rows, notes)
+                    p_value = _bootstrap_p(draws)
+                    tested = [f"{signed(low)} to {signed(high)}", f"{p_value:.3f}"]
+                    tested[1] = "< 0.001" if p_value < 0.001 else tested[1]
+                rows.append([first, second, column, shown, *tested])
+    header = ["first", "second", "column", "difference", "interval", "p, bootstrap"]
+    return Table("Differences between metrics", header, rows)
 
 
 def _bootstrap_p(differences: Doubles) -> float:
@@ -138,47 +145,6 @@ def _bootstrap_p(differences: Doubles) -> float:
     finite = differences[np.isfinite(differences)]
     below = float(np.count_nonzero(finite < 0) + np.count_nonzero(finite == 0) / 2)
     return min(1.0, 2 * (min(below, len(finite) - below) + 1) / (len(finite) + 1))
-
-
-def _williams(judged: Judged, first: str, second: str, column: str) -> float:
-    """For ratings alone: of Pearson's correlations of the rows that both metrics have a score on."""
-    rated = judged.judged
-    if not isinstance(rated, RatedSet) or rated.by_annotator or len(rated.scorings) != 1:
-        return math.nan
-    spec = rated.table[column]
-    if spec.part is not None or spec.subset is not None:
-        return math.nan
-    sides = [judged.scores[label][0].scores[rated.item] for label in (first, second)]
-    kept = np.isfinite(sides[0]) & np.isfinite(sides[1])
-    x, y, ratings = sides[0][kept], sides[1][kept], rated.ratings[spec.ratings][kept]
-    of_first, of_second, between = (pearson(*pair).value for pair in ((x, ratings), (y, ratings), (x, y)))
-    return _williams_p(of_first, of_second, between, len(x))
-
-
-def _williams_p(first: float, second: float, between: float, rows: int) -> float:
-    """The two-sided p-value of Williams' test that two correlations with the same ratings are equal.
-
-    Williams, The Comparison of Regression Variables, JRSS B 21, 1959; for metrics: Graham and Baldwin,
-    Testing for Significance of Increased Correlation with Human Judgment, EMNLP 2014. Rows of one image are
-    not independent, as it assumes, so it is beside the bootstrap, not in its place.
-    """
-    if rows < 4 or not all(map(math.isfinite, (first, second, between))):
-        return math.nan
-    if first == second:
-        return 1.0
-    from scipy.stats import t as student
-
-    n = rows
-    # The determinant of the three correlations; rounding must not make it negative.
-    k = max(1 - first**2 - second**2 - between**2 + 2 * first * second * between, 0.0)
-    spread = 2 * k * (n - 1) / (n - 3) + ((first + second) / 2) ** 2 * (1 - between) ** 3
-    if spread <= 0:
-        return math.nan
-    statistic = (first - second) * math.sqrt((n - 1) * (1 + between) / spread)
-    return max(float(2 * student.sf(abs(statistic), n - 3)), LEAST_P)
-
-
-# tables
 
 
 def judged_table(judged: Judged, notes: Sequence[str] = ()) -> Table:
@@ -195,24 +161,16 @@ def judged_table(judged: Judged, notes: Sequence[str] = ()) -> Table:
 
 
 def _ours(entry: Entry) -> str:
-    if not math.isfinite(entry.value):
-        return _UNDEFINED
     bounds = f" [{entry.low:.1f}, {entry.high:.1f}]" if math.isfinite(entry.low) else ""
-    return f"{entry.value:.2f}{bounds}"
+    return f"{entry.value:.2f}{bounds}" if math.isfinite(entry.value) else _UNDEFINED
 
 
 def _published(entry: Entry) -> str:
-    if entry.published is None:
-        return ""
-    shown = _printed(entry)
     if not math.isfinite(entry.distance):
-        return shown
+        return entry.published
+    digits = max(len(entry.published.partition(".")[2]), 2)
     z_score = f", z {entry.z_score:+.1f}" if math.isfinite(entry.z_score) else ""
-    return f"{shown} ({entry.distance:+.{max(entry.published.digits, 2)}f}{z_score})"
-
-
-def _printed(entry: Entry) -> str:
-    return "" if entry.published is None else f"{entry.published.value:.{entry.published.digits}f}"
+    return f"{entry.published} ({entry.distance:+.{digits}f}{z_score})"
 
 
 def _notes(judged: Judged) -> list[str]:
@@ -221,78 +179,45 @@ def _notes(judged: Judged) -> list[str]:
     rows, images = _counted(len(the_set.clusters), the_set.unit), len(set(the_set.clusters))
     notes = [f"times 100; {rows} of {_counted(images, 'images')}"]
     intervals = resamples is not None and resamples.images >= LEAST_IMAGES
-    if resamples is not None and intervals:
-        notes[0] += f"; intervals: {judged.level:.0%}, {len(resamples):,} bootstrap resamples of images"
-    elif resamples is not None:
-        notes[0] += f"; no intervals, which need at least {LEAST_IMAGES} images"
+    if resamples is not None:
+        of_images = f"intervals: {judged.level:.0%}, {len(resamples):,} bootstrap resamples of images"
+        too_few = f"no intervals, which need at least {LEAST_IMAGES} images"
+        notes[0] += f"; {of_images if intervals else too_few}"
     notes += [f"left out: {_counted(count, reason)}" for reason, count in the_set.dropped.items() if count]
     for label, runs in judged.scores.items():
         failed = sum(int(np.count_nonzero(~np.isfinite(run.scores))) for run in runs)
         if failed and not isinstance(the_set, PoolSet):  # of pools one is chosen
             have = "has" if failed == 1 else "have"
             notes.append(f"{label}: {_counted(failed, 'captions')} {have} no score")
-        reasons: dict[str, None] = {}
         for entry in judged.entries_of(label):
-            cell = entry.cell
-            if cell.undefined:
-                reasons[f"undefined where {_UNDEFINED}: {cell.undefined}"] = None
-            elif intervals and cell.draws is not None and math.isnan(entry.low):
-                missing = f"{int(np.count_nonzero(~np.isfinite(cell.draws))):,} of {len(cell.draws):,}"
-                reasons[f"no interval of {entry.column}, undefined in {missing} resamples"] = None
-        notes += [f"{label}: {reason}" for reason in reasons]
-    sources = dict.fromkeys(entry.published.source for entry in judged.entries if entry.published)
-    notes += [f"published: {source}" for source in sources]
+            draws = judged.cells[label][entry.column].draws
+            if entry.undefined:
+                notes.append(f"{label}: undefined where {_UNDEFINED}: {entry.undefined}")
+            elif intervals and draws is not None and math.isnan(entry.low):
+                missing = f"{int(np.count_nonzero(~np.isfinite(draws))):,} of {len(draws):,}"
+                notes.append(f"{label}: no interval of {entry.column}, undefined in {missing} resamples")
+    notes += [f"published: {entry.source}" for entry in judged.entries if entry.source]
     if "CIDEr-D" in judged.scores:
         notes.append("CIDEr-D is what the papers and pycocoevalcap call CIDEr")
     if any(math.isfinite(entry.z_score) for entry in judged.entries):
         notes.append(
             "z: distance in standard deviations over the draws of references; the published draws are unknown"
         )
-    return notes
+    return list(dict.fromkeys(notes))
 
 
 def _counted(count: int, rows: str) -> str:
-    """So many rows of a kind, where the first word is its noun."""
+    """So many rows of a kind, whose first word is a plural."""
     noun, space, rest = rows.partition(" ")
-    singular = noun.removesuffix("s")
-    if singular in _NOUNS:
-        noun = singular if count == 1 else f"{singular}s"
-    return f"{count:,} {noun}{space}{rest}"
+    return f"{count:,} {noun.removesuffix('s') if count == 1 else noun}{space}{rest}"
 
 
-def long_table(judged: Judged, signatures: Mapping[str, str]) -> Table:
-    """A line per cell with everything that is known of it, for programs."""
-    rows = [
-        {
-            "set": judged.judged.name,
-            "metric": entry.label,
-            "column": entry.column,
-            "value": _digits(entry.value),
-            "low": _digits(entry.low),
-            "high": _digits(entry.high),
-            "level": f"{judged.level:g}" if math.isfinite(entry.low) else "",
-            "rows": str(entry.cell.rows),
-            "deviation": _digits(100 * entry.cell.deviation),
-            "published": _printed(entry),
-            "distance": _digits(entry.distance),
-            "z_score": _digits(entry.z_score),
-            "source": "" if entry.published is None else entry.published.source,
-            "undefined": entry.cell.undefined or "",
-            "signature": signatures.get(entry.label, ""),
-        }
-        for entry in judged.entries
-    ]
-    return Table(judged.judged.name, list(rows[0]), [list(row.values()) for row in rows])
-
-
-def _digits(value: float) -> str:
-    return f"{value:.6f}" if math.isfinite(value) else ""
-
-
-def _p(value: float) -> str:
-    if not math.isfinite(value):
-        return _UNDEFINED
-    return "< 0.001" if value < 0.001 else f"{value:.3f}"
+def long_table(judged: Judged, signatures: Mapping[str, str]) -> str:
+    """A line of CSV per cell with everything that is known of it, for programs."""
+    table = pd.DataFrame(judged.entries)
+    table.insert(0, "set", judged.judged.name)
+    table["signature"] = table["metric"].map(signatures).fillna("")
+    return str(table.to_csv(index=False, float_format="%.6f", lineterminator="\n"))
 
 
 # charts and files
@@ -300,12 +225,14 @@ def _p(value: float) -> str:
 
 def draw_agreement(judged: Judged) -> Image.Image:
     """Every cell with its interval, a panel per column."""
-    panels: dict[str, list[tuple[str, float, float, float, float]]] = {
-        column: [] for column in judged.judged.columns
+    panels = {
+        column: [
+            (own.metric, own.value, own.low, own.high, float(own.published or "nan"))
+            for own in judged.entries
+            if own.column == column
+        ]
+        for column in judged.judged.columns
     }
-    for entry in judged.entries:
-        printed = math.nan if entry.published is None else entry.published.value
-        panels[entry.column].append((entry.label, entry.value, entry.low, entry.high, printed))
     note = "dot: ours, with its interval; red tick: published"
     return draw_bars(panels, note if any(entry.published for entry in judged.entries) else "")
 
@@ -326,7 +253,7 @@ def eval_results(judged: Judged, label: str, *, signature: str, **about: str | N
         EvalResultEntry(
             task_id=entry.column.replace(" ", "_"),
             value=round(entry.value, 4),
-            notes=f"{label}, times 100, {entry.cell.rows:,} {judged.judged.unit}, {signature}",
+            notes=f"{label}, times 100, {entry.rows:,} {judged.judged.unit}, {signature}",
             **about,  # type: ignore[arg-type]
         )
         for entry in judged.entries_of(label)
