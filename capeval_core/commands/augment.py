@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from capeval_core.commands.common import add_flags, chosen, tell_reasons
+from capeval_core.commands.common import chosen, tell_reasons
 from capeval_core.commands.terminal import complain, first_named, interruptible, kinds_of, parser_of, summary
 
 CAPTIONS, IMAGES = "captions", "images"
@@ -19,9 +19,8 @@ def run(arguments: list[str]) -> int:
 
     needed = _NEEDED[what]
     settings: Any = CaptionAugmentation if what == CAPTIONS else ImageAugmentation
-    parser = parser_of(f"augment {what}", f"augment {what}", "augment KIND", kind=what)
-    add_flags(parser, CaptionSource, title="dataset, and columns and splits")
-    add_flags(parser, settings, title="options of the generation")
+    options = [CaptionSource, settings]
+    parser = parser_of(f"augment {what}", f"augment {what}", "augment KIND", options=options, kind=what)
     flags = parser.read(rest)
     part = re.fullmatch("([0-9]+)/([0-9]+)", flags.shard)
     if part is None or not 1 <= int(part[1]) <= int(part[2]):

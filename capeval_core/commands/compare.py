@@ -7,14 +7,15 @@ import json
 import os
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from math import nan
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from capeval_core.commands.terminal import complain, parser_of, summary
-from capeval_core.errors import Problems, did_you_mean, p_in_words, signed
+from capeval_core.commands.terminal import complain, parser_of
+from capeval_core.errors import Problems, did_you_mean, signed
 from capeval_core.inputs.files import Folder
 from capeval_core.registry import metric_of, titles_of_parts
 from capeval_core.reports.html import check_report, write_report
@@ -23,6 +24,7 @@ from capeval_core.result import Result, json_text
 from capeval_core.statistics import TEST, Comparison, NoTestError, holm
 
 _LEVEL = 0.95
+_BRIEF = ("metric", "key", "mean", "interval", "counts", "signature", "test")
 
 
 def run(arguments: list[str]) -> int:
@@ -39,13 +41,6 @@ def run(arguments: list[str]) -> int:
             mine, others = (", ".join(one.cells) for one in (system, systems[0]))
             fault = f"{system.name} was scored by {mine} and {names[0]} by {others}"
             raise ValueError(f"{fault}: score both by the same metrics")
-    plain = flags.format is flags.baseline is flags.digits is None and not flags.times_100
-    alone = plain and len(systems) == 2 and all(len(system.cells) == 1 for system in systems)
-    if alone:
-        first, second = (cell.result for system in systems for cell in system.cells.values())
-        _print_test(first, second, flags.files if len(flags.files) == 2 else names)
-        if flags.report is None:
-            return 0
     if flags.visuals is not None:
         visual = next(iter(systems[0].cells.values())).result.visual
         problems, there = Problems(), Folder(flags.visuals, visual)
@@ -53,19 +48,21 @@ def run(arguments: list[str]) -> int:
         problems.raise_if_any()
         systems = [replace(own, images=[paths[one] for one in own.ids]) for own in systems]
     compared = compare_systems(systems, baseline, one_run=len(flags.files) == 1, flags=flags)
-    if not alone:
-        print(show(compared, flags.format))
+    print(show(compared, flags.format))
+    for column in compared.columns if len(systems) == 2 and flags.format is None else ():
+        first, second = (system.cells[column.name].result for system in systems)
+        with suppress(ValueError):  # the table says why there is none
+            test = first.compare_within_run(second, level=_LEVEL)
+            print(f"{column.title}, {names[0]} and {names[1]}: {test}")
     write_page(flags, compared, ["compare", *arguments])
     return 0
 
 
 def _read(files: Sequence[Path]) -> list[System]:
     """The systems of all files, by the names in them, or by the names of the files."""
-    if len(files) == 2 and files[0] == files[1]:  # to see that nothing differs
-        names = [files[0].stem, f"{files[0].stem} (again)"]
-    else:
-        names = names_of_files("FILE", files)
     systems: list[System] = []
+    again = len(files) == 2 and files[0] == files[1]  # to see that nothing differs
+    names = [files[0].stem, f"{files[0].stem} (again)"] if again else names_of_files("FILE", files)
     for name, path in zip(names, files, strict=True):
         for system in _systems_in(path):
             taken = system.name in [other.name for other in systems]
@@ -93,33 +90,6 @@ def _systems_in(path: Path) -> list[System]:
         fault = f"is not a file of `capeval score --json`, or is damaged ({reason})"
         raise ValueError(f"{path} {fault}") from error
     return systems
-
-
-def _print_test(a: Result, b: Result, names: Sequence[object]) -> None:
-    """Two systems by one metric, with a test where there are images enough."""
-    test: Comparison | NoTestError
-    try:
-        test = a.compare(b)
-        low, high = signed(test.interval.low), signed(test.interval.high)
-        outcome = [
-            ["interval", f"{low} to {high} ({test.interval.level:.0%})"],
-            ["test", f"{p_in_words(test.p_value, test.interval.level)}, {test.test}"],
-            ["verdict", test.verdict],
-        ]
-    except NoTestError as none:
-        test, outcome = none, [["test", f"none: {none}"]]
-    if test.left_out:
-        visuals = f"{a.visual} has" if test.left_out == 1 else f"{a.visual}s have"
-        reason = "a score in only one of the files: left out, of the means too"
-        complain(f"warning: {test.left_out:,} {visuals} {reason}")
-    summary(
-        [_facts(a).title, f"{test.means[0]:.4f} ({names[0]})"],
-        ["", f"{test.means[1]:.4f} ({names[1]})"],
-        ["difference", signed(test.means[0] - test.means[1])],
-        *outcome,
-        [f"{a.visual}s", f"{test.images:,} ({test.left_out:,} left out)"],
-        ["signature", a.signature],
-    )
 
 
 # what commands share that compare systems
@@ -173,14 +143,11 @@ def compare_systems(
 ) -> Systems:
     """The table of systems by metrics; Holm's correction is over the systems that one metric tests."""
     base = next((system for system in systems if system.name == baseline), systems[0])
-    cells: dict[str, dict[str, Cell]] = {system.name: {} for system in systems}
+    cells = {system.name: dict(system.cells) for system in systems}
     caught = ValueError if one_run else NoTestError  # others refuse results of other settings
     for metric, of_base in base.cells.items():
         tests: dict[str, Comparison] = {}
-        for own in systems:
-            cells[own.name][metric] = own.cells[metric]
-            if own is base:
-                continue
+        for own in (system for system in systems if system is not base):
             result = own.cells[metric].result
             try:
                 test = result.compare_within_run if one_run else result.compare
@@ -260,18 +227,18 @@ def systems_content(systems: Systems, *, whole: bool = True) -> dict[str, Any]:
     """The table in JSON's types; as a whole, or without the results of every caption."""
     content: list[dict[str, Any]] = []
     for system in systems.systems:
-        results = [{**cell_content(cell, whole=whole), "test": cell.test} for cell in system.cells.values()]
+        results = [{**cell_content(cell), "test": cell.test} for cell in system.cells.values()]
         texts = {"ids": list(system.ids), "captions": list(system.captions)} if whole else {}
+        if not whole:
+            results = [{name: own[name] for name in _BRIEF} for own in results]
         content.append({"system": system.name, **texts, "results": results})
     names = ("baseline", "test", "correction", "level", "messages")
     return {**{name: getattr(systems, name) for name in names}, "systems": content}
 
 
-def cell_content(cell: Cell, *, whole: bool = True) -> dict[str, Any]:
+def cell_content(cell: Cell) -> dict[str, Any]:
     """A result with its interval, and its evidence if it was kept, in JSON's types."""
     content = {**cell.result.to_dict(), "interval": cell.interval and vars(cell.interval)}
-    if not whole:
-        return {name: content[name] for name in ("metric", "key", "mean", "interval", "counts", "signature")}
     if cell.result.evidence is not None:
         content["evidence"] = [cell.result.evidence[i] for i in range(len(cell.result.scores))]
     return content

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from capeval_core.commands.common import add_flags, check_folder, chosen
+from capeval_core.commands.common import check_folder, chosen, example_of
 from capeval_core.commands.regions import BOX_FEATURES, convert_box_features
 from capeval_core.commands.terminal import complain, first_named, help_texts, parser_of, table
-from capeval_core.metric import Reranker
 from capeval_core.registry import metric_class, metric_classes, network
 from capeval_core.weights.catalogue import EVA_CLIP, entry_known_as
 from capeval_core.weights.folder import CONFIG, TENSORS, TOKENIZER, VOCABULARY
@@ -28,8 +26,7 @@ def run(arguments: list[str]) -> int:
         return convert_box_features(rest)
     encoder = network(parts[name]["network"] if name in parts else str(metric_class(name).network))
     shards = ", or the index of shards" * (name == EVA_CLIP)
-    parser = parser_of(f"convert {name}", "convert METRIC", shards=shards)
-    add_flags(parser, encoder.Conversion, "what the tensors may not show, and what is recorded with them")
+    parser = parser_of(f"convert {name}", "convert METRIC", options=[encoder.Conversion], shards=shards)
     flags = parser.read(rest)
     out: Path = flags.out
     if check_folder(out) and not flags.force:
@@ -44,17 +41,7 @@ def run(arguments: list[str]) -> int:
         complain(f"warning: {difference}: {what}")
     print(f"{out}: {architecture}")
     print(table([["-", note] for note in release.notes], indent="  "))
-    print(f"score with it:\n  {_score_command(name, parts.get(name), out)}")
+    part, files = parts.get(name), "--candidates captions.json --images images"
+    used = part and f"capeval {part['command'].format(files=files, weights=shlex.quote(str(out)))}"
+    print(f"score with it:\n  {used or example_of(metric_class(name), out)}")
     return 0
-
-
-def _score_command(name: str, part: Mapping[str, str] | None, out: Path) -> str:
-    """A command that uses the converted weights."""
-    files, place = "--candidates captions.json --images images", shlex.quote(str(out))
-    if part is not None:
-        return f"capeval {part['command'].format(files=files, weights=place)}"
-    metric = metric_class(name)
-    if issubclass(metric, Reranker):
-        return f"capeval rerank {files} --out best.csv --weights {place}"
-    files += " --references references.json" * metric.needs_references
-    return f"capeval score {name} {files} --weights {place}"

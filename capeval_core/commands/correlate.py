@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from capeval_core.commands.common import check_output, write
-from capeval_core.commands.judge import status_of
+from capeval_core.commands.common import write
 from capeval_core.commands.terminal import parser_of
 from capeval_core.judgements.protocols import STATISTICS
 from capeval_core.judgements.stored import join_ratings
@@ -13,12 +12,10 @@ from capeval_core.judgements.tables import Judged, judged_table, long_table
 def run(arguments: list[str]) -> int:
     words = {"of": "of ", "known": ",".join(STATISTICS), "default": " (default: all)"}
     flags = parser_of("correlate", "correlate", "statistics", **words).read(arguments)
-    check_output("--csv", flags.csv, [("the scores", flags.scores), ("the ratings", flags.human)])
     label, judged, scored = join_ratings(flags.scores, flags.human)
     if flags.statistics:
         judged = judged.with_statistics(flags.statistics)
     result = Judged(judged, {label: [scored]}, draws=flags.resamples, level=flags.level, seed=flags.seed)
     print(judged_table(result).text(), flush=True)
-    if flags.csv is not None:
-        write("--csv", flags.csv, long_table(result, {}))
-    return status_of(result)
+    write("--csv", flags.csv, long_table(result))
+    return 1 if all(entry.undefined for entry in result.entries) else 0

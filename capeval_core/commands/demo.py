@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from string import Template
 
 from capeval_core.commands.compare import cell_of, compare_systems
-from capeval_core.commands.terminal import WHOLE_LINES, paragraph, parser_of, table
+from capeval_core.commands.terminal import help_texts, paragraph, parser_of, table
 from capeval_core.demo import KINDS, demo_set, score_kinds
 from capeval_core.kept import whole_folder
 from capeval_core.registry import load, metric_class
@@ -23,17 +24,12 @@ def run(arguments: list[str]) -> int:
     if out is not None:
         _write_files(out)
     _print_scores()
-    files = "--candidates captions.json --images images"
-    command = PACS_B32.convert_command("pacs").replace(" --out", " \\\n      --out")
-    print("`tiny` knows only such drawings. On yours CLIP-S, with its weights from the Hub:")
-    print(f"  capeval score clips {files}")
-    print(f"and PAC-S, with {PACS_B32.checkpoint} of its authors, who host it at")
-    print(*(f"  {address}" for address in PACS_B32.original.split(" and ")), sep="\n")
-    print(f"  {command}\n  capeval score pacs {files} \\\n      --weights {PACS_B32.folder}")
+    words = {"checkpoint": PACS_B32.checkpoint, "hosts": PACS_B32.original.replace(" and ", "\n  ")}
+    words["convert"] = PACS_B32.convert_command("pacs").replace(" --out", " \\\n      --out")
+    after = help_texts()["demo after"]
+    print(Template(after["text"]).substitute(words, weights=PACS_B32.folder), end="")
     if out is not None:
-        files = f"--candidates {out / 'good.json'} --images {out / 'images'}"
-        more = f"--references {out / 'references.json'} --weights tiny"
-        print(f"\nOn the files in {out}:\n  capeval score refpacs {files} \\\n      {more}")
+        print(Template(after["files"]).substitute(out=out), end="")
     return 0
 
 
@@ -71,5 +67,4 @@ def _print_scores() -> None:
             rows.append([item.image.name if kind == "good" else "", *scores, kind, texts[i]])
     print(table(rows), end="\n\n")
     means = stacked_table(compare_systems(systems, systems[0].name))
-    print(f"Means of all {count} images:", table([means.header, *means.rows], width=WHOLE_LINES), sep="\n\n")
-    print("", *(note if "|" in note else paragraph(note) for note in means.notes), "", sep="\n")
+    print(f"Means of all {count} images:", means.text(), sep="\n\n", end="\n\n")

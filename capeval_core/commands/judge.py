@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import argparse
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from capeval_core.commands import common, terminal
 from capeval_core.errors import Problems, file_error
 from capeval_core.inputs.samples import argument_of
 from capeval_core.judgements import tables
-from capeval_core.judgements.protocols import STATISTICS, Items, JudgedSet, PoolSet, RatedSet, Scored
+from capeval_core.judgements.protocols import STATISTICS, JudgedSet, PoolSet, RatedSet, Scored
 from capeval_core.judgements.scoring import SetScorer, labels_of
 from capeval_core.judgements.sets import SETS, SetEntry, find_visuals, load_set, set_entry
 from capeval_core.judgements.stored import FORMS, read_scores
@@ -28,8 +25,6 @@ from capeval_core.weights.catalogue import NAMESPACE
 _Metrics = Sequence[tuple[type[CaptionMetric], Any]]
 _ENDS = (".md", ".tex", ".csv", "-differences.csv", ".png", "-scores.png")
 """Of the names of the files in the folder of `--out`."""
-_EVALUATORS = ("bleu", "rougel", "ciderd")
-"""What the captions that a metric chooses of pools are compared with references by."""
 
 
 def run(arguments: list[str]) -> int:
@@ -42,14 +37,13 @@ def run(arguments: list[str]) -> int:
     metrics = _metrics(entry, flags)
     if flags.data is None:
         raise ValueError(f"--data is missing: {entry.advice()}")
-    common.check_folder(flags.out)
-    for end in _ENDS if flags.out is not None and flags.out.is_dir() else ():
-        common.check_output("--out", flags.out / f"{entry.name}{end}")  # now, not after hours
+    if flags.out is not None and common.check_folder(flags.out):
+        for end in _ENDS:
+            terminal.check_output("--out", flags.out / f"{entry.name}{end}")
     judged = _load(entry, flags)
-    _check_metrics(metrics, judged, flags)
+    _check_metrics(metrics, judged, entry, flags.visuals)
     _check_texts(metrics, judged, flags.data)
     scores: dict[str, list[Scored]] = {}
-    signatures: dict[str, str] = {}
     taken = {label for class_, _ in metrics for label in labels_of(class_)}
     for text in flags.scores:  # `FILE`, or `LABEL=FILE` for one that holds one metric
         name, equals, rest = text.partition("=")
@@ -57,19 +51,18 @@ def run(arguments: list[str]) -> int:
         found = read_scores(path, judged)
         for label, runs in found.items():
             label = name if name and len(found) == 1 else label
-            label = f"{label} ({path.name})" if label in taken or label in scores else label
-            scores[label] = runs
-            signatures[label] = f"scores:{path.name}"
+            scores[f"{label} ({path.name})" if label in taken or label in scores else label] = runs
     rows = None if flags.out is None else flags.out / "rows" / judged.name  # of a set, not those of another
-    visuals = _visuals(metrics, judged, flags)
+    visuals: dict[str, Path] = {}
+    if flags.visuals is not None and any(class_.media for class_, _ in metrics):
+        visuals = find_visuals(flags.visuals, judged.image_ids)
+        if missing := len(judged.image_ids) - len(visuals):
+            count = f"{missing:,} of {len(judged.image_ids):,} {entry.media}s"
+            terminal.complain(f"warning: {count} are not in {flags.visuals}: their captions have no score")
     for class_, options in metrics:  # each is opened when the one before is done
         metric = class_(options)
         with terminal.interruptible(terminal.resuming(rows, "--out FOLDER")):
-            computed = SetScorer(judged, visuals, rows=rows, progress=True).score(metric)
-        scores |= computed
-        for label, runs in computed.items():
-            distinct = dict.fromkeys(run.signature for run in runs if run.signature)
-            signatures[label] = " and ".join(distinct) or metric.signature()
+            scores |= SetScorer(judged, visuals, rows=rows, progress=True).score(metric)
     result = tables.Judged(judged, scores, draws=flags.resamples, level=flags.level, seed=flags.seed)
     tiny = ", ".join(class_.title for class_, options in metrics if options.weights == "tiny")
     note = f"{tiny}: with weights `tiny`; published values are for the published weights"
@@ -77,14 +70,8 @@ def run(arguments: list[str]) -> int:
     print(f"{entry.title}: {entry.summary}\n")
     print(shown.text(), flush=True)
     if flags.out is not None:
-        _write(flags, entry, result, shown, signatures)
-    return status_of(result)
-
-
-def status_of(result: tables.Judged) -> int:
-    """1 where no cell has a value."""
-    cells = (cell for own in result.cells.values() for cell in own.values())
-    return 0 if any(cell.undefined is None for cell in cells) else 1
+        _write(flags, entry, result, shown)
+    return 1 if all(entry.undefined for entry in result.entries) else 0
 
 
 def _metrics(entry: SetEntry, flags: argparse.Namespace) -> _Metrics:
@@ -105,8 +92,6 @@ def _metrics(entry: SetEntry, flags: argparse.Namespace) -> _Metrics:
 def _load(entry: SetEntry, flags: argparse.Namespace) -> JudgedSet:
     settings = {name: getattr(flags, name) for name in entry.settings if getattr(flags, name) is not None}
     judged = load_set(entry.name, flags.data, **settings)
-    if isinstance(judged, PoolSet):
-        return replace(judged, evaluators=dict(map(_evaluator, _EVALUATORS)))
     if not flags.statistics:
         return judged
     if not isinstance(judged, RatedSet) or judged.by_annotator:
@@ -114,80 +99,44 @@ def _load(entry: SetEntry, flags: argparse.Namespace) -> JudgedSet:
     return judged.with_statistics(flags.statistics)
 
 
-def _evaluator(name: str) -> tuple[str, Callable[[Items], Scored]]:
-    """The title of an n-gram metric, and how it scores the captions that are chosen of pools."""
-    class_ = metric_class(name)
-    metric = class_(class_.Options.of(name, {"empty": "score"}))
-
-    def evaluate(items: Items) -> Scored:
-        result = metric.score(items.captions, references=items.references)
-        return Scored(np.asarray(result.scores, float), corpus=result.mean if result.formula else None)
-
-    return class_.title, evaluate
-
-
-def _check_metrics(metrics: _Metrics, judged: JudgedSet, flags: argparse.Namespace) -> None:
+def _check_metrics(metrics: _Metrics, judged: JudgedSet, entry: SetEntry, visuals: Path | None) -> None:
     """Refuse metrics that cannot judge this set, before any is opened."""
     for class_, own in metrics:
         if issubclass(class_, Reranker) and not isinstance(judged, PoolSet):
-            fault = (
-                "chooses among the captions of an image, and scores of different images cannot be compared"
-            )
+            fault = "chooses among captions, and its scores of different images cannot be compared"
             raise ValueError(f"{class_.name} {fault}: judge it by what it chooses, with nice_pools")
         if class_.needs_references and any(one.items.references is None for one in judged.scorings):
-            fix = "put references.json beside judgements.jsonl"
-            raise ValueError(f"references are needed by {class_.name}: {fix}")
-        if class_.media and not own.images_are_ids and flags.visuals is None:
-            fault = f"{flags.visuals_flag} is missing: {flags.visuals_flag[2:]} are needed by {class_.name}"
+            raise ValueError(f"{class_.name} needs references: put references.json beside judgements.jsonl")
+        if class_.media and not own.images_are_ids and visuals is None:
+            fault = f"--{entry.media}s is missing: {entry.media}s are needed by {class_.name}"
             raise ValueError(f"{fault}; metrics on texts alone and --scores work without")
 
 
 def _check_texts(metrics: _Metrics, judged: JudgedSet, data: str) -> None:
     """Refuse empty texts before any metric is opened, of those that do not score them."""
-    strict = [class_ for class_, options in metrics if options.empty == "error"]
-    whose = {"caption": strict, "reference": [class_ for class_ in strict if class_.needs_references]}
-    empty: dict[tuple[str, str], None] = {}  # in the order of the set, each once
+    strict, problems = [class_ for class_, options in metrics if options.empty == "error"], Problems()
     for scoring in judged.scorings:
-        items, images = scoring.items, [f"image {image!r}" for image in scoring.items.images]
-        captions = zip(items.names or images, items.captions, strict=True)
-        empty |= dict.fromkeys((name, "caption") for name, text in captions if not text.strip())
-        references = zip(images, scoring.references() or (), strict=False)
-        empty |= dict.fromkeys(
-            (name, "reference") for name, own in references if not all(map(str.strip, own))
-        )
-    problems = Problems()
-    for name, what in empty:
-        if settings := " ".join(f"--set {class_.name}.empty=score" for class_ in whose[what]):
-            fix = f"write the {what}, or pass {settings}"
-            problems.add(file_error(data, f"has an empty {what}", fix, index=name))
+        items = scoring.items
+        images = [f"image {image!r}" for image in items.images]
+        references = scoring.references() or [[]] * len(items)
+        columns = (items.names or images, images, items.captions, references)
+        for name, image, caption, own in zip(*columns, strict=True):
+            for what, place, texts in (("caption", name, [caption]), ("reference", image, own)):
+                whose = [class_.name for class_ in strict if what == "caption" or class_.needs_references]
+                if whose and not all(map(str.strip, texts)):
+                    fix = f"write the {what}, or pass {' '.join(f'--set {one}.empty=score' for one in whose)}"
+                    problems.add(file_error(data, f"has an empty {what}", fix, index=place))
     problems.raise_if_any()
 
 
-def _visuals(metrics: _Metrics, judged: JudgedSet, flags: Any) -> dict[str, Path]:
-    """The images or videos of the set by id, where a metric looks at them."""
-    if flags.visuals is None or not any(class_.media for class_, _ in metrics):
-        return {}
-    visuals = find_visuals(flags.visuals, judged.image_ids)
-    if missing := len(judged.image_ids) - len(visuals):
-        count = f"{missing:,} of {len(judged.image_ids):,} {flags.visuals_flag[2:]}"
-        terminal.complain(f"warning: {count} are not in {flags.visuals}: their captions have no score")
-    return visuals
-
-
-def _write(
-    flags: argparse.Namespace,
-    entry: SetEntry,
-    result: tables.Judged,
-    shown: Table,
-    signatures: Mapping[str, str],
-) -> None:
+def _write(flags: argparse.Namespace, entry: SetEntry, result: tables.Judged, shown: Table) -> None:
     """Write every file into the folder of `--out`."""
     now, contests = datetime.now(UTC), tables.contest_table(result)
-    lines = [f"- {label}: `{signature}`" for label, signature in signatures.items()]
+    lines = [f"- {label}: `{signature}`" for label, signature in result.signatures.items()]
     sections = [shown.markdown(), contests.markdown() if contests.rows else "", "Signatures:\n", *lines]
     dated = f"`capeval judge {entry.name}`, {now:%Y-%m-%d}\n"
-    written: list[Any] = ["\n".join([dated, *filter(None, sections)]) + "\n", shown.latex()]
-    written += [tables.long_table(result, signatures), contests.csv()]
+    text = "\n".join([dated, *filter(None, sections)]) + "\n"
+    written: list[Any] = [text, shown.latex(), tables.long_table(result), contests.csv()]
     try:
         written += [tables.draw_agreement(result), tables.draw_scores(result)]
     except ModuleNotFoundError as error:  # the numbers took long, and are there
@@ -201,11 +150,11 @@ def _write(
     about = {"dataset_id": dataset, "date": now.isoformat(timespec="seconds")}
     about |= {"dataset_revision": revision} if revision else {}
     known = entry.name != "own" or not local
-    of_weights = {label: text for label, text in signatures.items() if known and "|weights:" in text}
-    for label, signature in of_weights.items():
+    of_weights = [label for label, text in result.signatures.items() if known and "|weights:" in text]
+    for label in of_weights:
         words = "".join(c if c.isalnum() else " " for c in label.lower()).split()
         name = f"eval_results/{'-'.join(words)}/.eval_results/{entry.name}.yaml"
-        files[name] = tables.eval_results(result, label, signature=signature, **about)
+        files[name] = tables.eval_results(result, label, **about)
     more = ", and .eval_results for the weights" if of_weights else ""
     summary = f"\n{flags.out}: {', '.join(name for name in files if '/' not in name)}{more}"
     for name, content in files.items():
@@ -215,21 +164,9 @@ def _write(
 
 
 def _parser(entry: SetEntry) -> terminal.Parser:
-    parser = terminal.parser_of(
-        f"judge {entry.name}",
-        "judge SET",
-        "statistics",
-        title=entry.title,
-        summary=entry.summary,
-        form=entry.form,
-        source=f"\nSource: {entry.source}." if entry.source else "",
-        medium=entry.media,
-        forms=FORMS,
-        of="of ratings, of ",
-        known=",".join(STATISTICS),
-        default="",
-    )
-    parser.set_defaults(visuals_flag=f"--{entry.media}s")
+    words = {**entry._asdict(), "forms": FORMS, "of": "of ratings, of ", "known": ",".join(STATISTICS)}
+    words |= {"source": f"\nSource: {entry.source}." if entry.source else "", "default": ""}
+    parser = terminal.parser_of(f"judge {entry.name}", "judge SET", "statistics", **words)
     for setting, values in entry.settings.items():
         text = f"{' or '.join(values)} (default: {values[0]})"
         terminal.flag(parser.group("statistics"), f"--{setting} NAME", text, choices=values)

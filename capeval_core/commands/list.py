@@ -17,13 +17,6 @@ _FACTS = (
     "paper",
 )  # fmt: skip
 _HAVE = ("images", "videos", "references", "licence", "cpu", "long")
-_AGREEMENT = {
-    "flickr8k_expert": "tau_c",
-    "pascal50s": "mean",
-    "flickr8k_cf": "tau_c",
-    "composite": "tau_c",
-    "foil": "1 reference",
-}
 
 
 def run(arguments: list[str]) -> int:
@@ -64,6 +57,7 @@ def advice(have: Sequence[str] = ()) -> list[list[str]]:
 
     rows = []
     media = {name.rstrip("s") for name in have if name in ("images", "videos")}
+    columns = help_texts()["list --advise"]["agreement"].items()
     for metric in filter(lambda metric: metric.advice, every_class()):
         about, own, weights = MetricDescription(metric), metric.advice, metric.default_weights
         missing = (media or "references" in have) and (
@@ -75,7 +69,7 @@ def advice(have: Sequence[str] = ()) -> list[list[str]]:
         short = "long" in have and own["reads"] in ("37", "77")
         if missing or closed or short or ("cpu" in have and own.get("slow")):
             continue
-        agreed = (published(name, metric.title, column) for name, column in _AGREEMENT.items())
+        agreed = (published(name, metric.title, column) for name, column in columns)
         shown = [f"{cell.value:.1f}" if cell and not metric.variant else "-" for cell in agreed]
         name = metric.name if metric.variant is None else f"{metric.name} ({metric.variant})"
         cost = f"{own['seconds']:,}" if "seconds" in own else "-"

@@ -22,24 +22,19 @@ def run(arguments: list[str]) -> int:
         raise ValueError(f"the page needs gradio: {install_command('page')}")
     from capeval_core.integrations import page
 
-    demo = page.build(metric.name, flags.weights, media=flags.media)
+    weights = flags.weights
     try:
         if metric.tiny is not None:
-            load(metric.name, media=flags.media, weights=flags.weights)
+            load(metric.name, media=flags.media, weights=weights)
     except ValueError as error:
-        if flags.weights is not None:
+        if weights is not None:
             raise
         complain(f"{error}\nThe page starts with `tiny`.")
-        demo = page.build(metric.name, "tiny", media=flags.media)
+        weights = "tiny"
+    demo = page.build(metric.name, weights, media=flags.media)
     try:
-        page.launch(
-            demo,
-            server_name=flags.host,
-            server_port=flags.port,
-            inbrowser=not flags.no_browser,
-            quiet=True,
-            prevent_thread_lock=True,
-        )
+        where = {"server_name": flags.host, "server_port": flags.port, "inbrowser": not flags.no_browser}
+        page.launch(demo, **where, quiet=True, prevent_thread_lock=True)
     except OSError as error:
         if flags.port is None or "empty port" not in str(error):
             raise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from capeval_core import publishing
-from capeval_core.commands.terminal import WHOLE_LINES, first_named, kinds_of, parser_of, table
+from capeval_core.commands.terminal import first_named, kinds_of, parser_of, table
 from capeval_core.publishing import PYPI, Publication
 from capeval_core.registry import METRICS
 from capeval_core.weights.catalogue import NAMESPACE
@@ -38,7 +38,7 @@ def _planned(publication: Publication) -> str:
     for path, content in sorted(publication.files.items()):
         size = len(content) if isinstance(content, bytes) else content.stat().st_size
         rows.append([path, f"{size:,} bytes"])
-    files = table(rows, indent="  ", width=WHOLE_LINES)
+    files = table(rows, indent="  ", wrap=False)
     return "\n".join([publication.address, files, *_not_sent(publication)])
 
 

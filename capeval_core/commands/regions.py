@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 
 from tqdm import tqdm
 
-from capeval_core.commands.common import add_flags, check_folder, chosen, tell_reasons, visual_of, write
+from capeval_core.commands.common import check_folder, chosen, tell_reasons, write
 from capeval_core.commands.terminal import interruptible, parser_of, summary
 from capeval_core.errors import FileError, Problems, naming, wrong_option
 from capeval_core.inputs.boxes import EXTENSION, MANIFEST, BoxFeatureStore, Manifest, is_whole, npz_bytes
@@ -51,14 +51,12 @@ class _RegionOptions(CommonOptions):
 
 
 def run(arguments: list[str]) -> int:
-    parser = parser_of("regions")
-    add_flags(parser, _RegionOptions, title="options of the regions")
-    flags = parser.read(arguments)
+    flags = parser_of("regions", options=[_RegionOptions]).read(arguments)
     options = _RegionOptions.of("regions", chosen(flags, _RegionOptions))
     problems = Problems()
     paths = paths_by_id(flags.images, problems)
     problems.raise_if_any()
-    images = {name: InputImage.of(path, visual_of(name, "images")) for name, path in paths.items()}
+    images = {name: InputImage.of(path, f"image of {name!r}") for name, path in paths.items()}
     _check_folder(flags.out)
     source, selection = _open(options)
     encoder: Any = source.encoder
@@ -69,16 +67,7 @@ def run(arguments: list[str]) -> int:
         for name, visual in zip(missing, encoder.encode_boxes(missing.values()), strict=True)
     )
     about = ["encoder", f"{source.label}, {selection}, {options.dtype}"]
-    if not _write_all(flags.out, found, len(images), len(images) - len(missing), about):
-        return 1
-    command = ["capeval", "score", "umic", "--candidates", "captions.json", "--images", str(flags.images)]
-    command += ["--regions", str(flags.out)]
-    if options.weights == "tiny":  # whose features only the tiny network reads
-        command += ["--weights", "tiny"]
-    if options.selection != _RegionOptions().selection:
-        command += ["--selection", options.selection]
-    print(f"score with them:\n  {shlex.join(command)}")
-    return 0
+    return _write_all(flags.out, found, len(images), len(images) - len(missing), about)
 
 
 def convert_box_features(arguments: list[str]) -> int:
@@ -100,18 +89,14 @@ def convert_box_features(arguments: list[str]) -> int:
             there = path.exists() and is_whole(path, features.key)
             yield name, None if there else replace(features, selection=_ALL), features.key
 
-    if not _write_all(flags.out, read(), len(released.entries), 0, ["box features", str(flags.out)]):
-        return 1
-    print(f"score with them:\n  pass --regions {shlex.quote(str(flags.out))} to a metric on regions")
-    return 0
+    return _write_all(flags.out, read(), len(released.entries), 0, ["box features", str(flags.out)])
 
 
 def _write_all(
     out: Path, features: Iterable[tuple[str, Any, str]], total: int, there: int, about: list[str]
-) -> bool:
-    """Write the box features of each id, an error, or None where its file is there; whether there is any."""
-    written, boxes = 0, 0
-    errors: list[str] = []
+) -> int:
+    """Write the box features of each id, an error, or None where its file is there; 1 where there is none."""
+    written, boxes, errors = 0, 0, list[str]()
     resumed = f"what is in {out} stays: run the same command again to resume"
     with interruptible(resumed), tqdm(total=total, initial=there, unit="image", disable=None) as bar:
         for name, found, key in features:
@@ -126,7 +111,10 @@ def _write_all(
     share = f" ({boxes / written:.1f} boxes each)" if written else ""
     summary(["images", f"{written:,} written, {there:,} found, {len(errors):,} failed{share}"], about)
     tell_reasons(errors, total, "images")
-    return len(errors) < total
+    if len(errors) == total:
+        return 1
+    print(f"score with them: pass --regions {shlex.quote(str(out))} to a metric on regions")
+    return 0
 
 
 def _is_there(out: Path, name: str, image: InputImage) -> bool:
@@ -165,9 +153,8 @@ def _check_folder(out: Path, manifest: Manifest | None = None) -> None:
         write("--out", out / MANIFEST, manifest.text())
     elif manifest is not None:
         old, new = vars(kept), vars(manifest)
-        other = [f"{name} {old[name]}" for name in ("selection", "dtype") if old[name] != new[name]]
-        if old["fingerprint"] != new["fingerprint"]:  # its name may have changed, as that of a folder does
-            other.insert(0, f"encoder {old['encoder']}")
-        if other:
+        # The encoder's name may have changed, as that of a folder does.
+        keys = {"encoder": "fingerprint", "selection": "selection", "dtype": "dtype"}
+        if other := [f"{name} {old[name]}" for name, key in keys.items() if old[key] != new[key]]:
             found = f"--out {out} has regions of {', '.join(other)}"
             raise FileError(f"{found}: choose another folder, or pass the settings that it was made with")

@@ -12,17 +12,13 @@ from capeval_core.replay.bundle import check_bundle, replay
 
 
 def run(arguments: list[str]) -> int:
-    parser = parser_of("replay")
-    common.add_flags(parser, FileOptions, title="columns and splits of the files")
-    flags = parser.read(arguments)
+    flags = parser_of("replay", options=[FileOptions]).read(arguments)
     bundle = load_json(flags.bundle)
     with naming({"bundle": str(flags.bundle)}):
         check_bundle(bundle)
-    file, options = common.read_named(
-        flags, metric_class(bundle["metric"], bundle["media"]), bundle["options"]
-    )
-    given = (file.captions, file.images, file.references)
+    metric = metric_class(bundle["metric"], bundle["media"])
+    file, options = common.read_named(flags, metric, bundle["options"])
     with common.naming_rows(file.ids):
-        outcome = replay(bundle, *given, ids=file.ids, **options)
+        outcome = replay(bundle, file.captions, file.images, file.references, ids=file.ids, **options)
     print(outcome.sentence)
     return 0 if outcome.equal else 1

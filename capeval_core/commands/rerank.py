@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from pathlib import Path
+
+import numpy as np
+import pandas as pd
 
 from capeval_core.commands import common
 from capeval_core.commands.compare import cell_of, compare_systems, write_page
@@ -16,31 +17,21 @@ from capeval_core.metric import LazyEvidence, prepared
 from capeval_core.registry import metric_class
 from capeval_core.reports.html import check_report
 from capeval_core.reports.tables import System
-from capeval_core.result import Result, json_text
+from capeval_core.result import Result
 
 _METRIC = "eco"
-_COLUMNS = ("filename", "caption")
-"""The columns of a submission to the caption re-ranking track of NICE 2024."""
 
 
 def run(arguments: list[str]) -> int:
     metric = metric_class(_METRIC)
-    parser = parser_of("rerank", about=f"{metric.title}: {metric.summary}")
-    common.add_flags(parser, FileOptions, title="columns and splits of the files")
-    common.add_flags(parser, metric.Options)
-    flags = parser.read(arguments)
+    about, options = f"{metric.title}: {metric.summary}", [FileOptions, metric.Options]
+    flags = parser_of("rerank", options=options, about=about).read(arguments)
     if flags.out.suffix.lower() != ".csv":
         raise ValueError(f"--out {flags.out} is not a .csv file: the chosen captions are written as CSV")
-    read = [("--candidates", flags.candidates)]
-    common.check_output("--out", flags.out, read)  # now, not after hours
-    common.check_output("--json", flags.json, [*read, ("--out", flags.out)])
     check_report(flags.report)
     options = common.options_of(metric, common.chosen(flags, metric.Options))
-    problems = Problems()
-    absent_too = options.on_error == "nan"
-    file = common.read_files(
-        flags, flags.images, flags.candidates, wide=True, problems=problems, absent_too=absent_too
-    )
+    problems, how = Problems(), {"wide": True, "absent_too": options.on_error == "nan"}
+    file = common.read_files(flags, flags.images, flags.candidates, problems=problems, **how)
     pools: dict[str, list[str]] = {}
     for image_id, caption in zip(file.ids, file.captions, strict=True):
         pools.setdefault(image_id, []).append(caption)
@@ -62,23 +53,18 @@ def run(arguments: list[str]) -> int:
     captions = [caption or "" for caption in result.parts["caption"]]
     cell = cell_of(result, LazyEvidence(opened, samples, rows, result))
     system = System(flags.candidates.stem, ids, captions, {_METRIC: cell}, images)
-    content = json_text({**result.to_dict(), "ids": ids})
-    common.in_turn(
-        lambda: common.write("--out", flags.out, _submission(images, result)),
-        lambda: common.write("--json", flags.json, content),
-        lambda: _print_summary(metric.title, pools, result, flags.out),
-        lambda: write_page(flags, compare_systems([system], None), ["rerank", *arguments]),
-    )
+    _print_summary(metric.title, pools, result, flags.out)
+    common.write("--out", flags.out, _submission(images, result))
+    common.write("--json", flags.json, {**result.to_dict(), "ids": ids})
+    write_page(flags, compare_systems([system], None), ["rerank", *arguments])
     return 0 if result.counts.failed < result.counts.captions else 1
 
 
 def _submission(images: list[Path], result: Result) -> str:
-    """The chosen captions as CSV: file name and caption of each image that has one."""
-    choices = zip(images, result.parts["caption"], result.parts["choice"], strict=True)
-    rows = [_COLUMNS, *((image.name, caption) for image, caption, choice in choices if choice >= 0)]
-    text = io.StringIO(newline="")
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    return text.getvalue()
+    """The chosen captions in the columns of a submission to the caption re-ranking track of NICE 2024."""
+    table = pd.DataFrame({"filename": [image.name for image in images], "caption": result.parts["caption"]})
+    chosen = np.array(result.parts["choice"]) >= 0  # the others failed
+    return str(table[chosen].to_csv(index=False, lineterminator="\n"))
 
 
 def _print_summary(title: str, pools: dict[str, list[str]], result: Result, out: Path) -> None:

@@ -7,26 +7,27 @@ import math
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tqdm import tqdm
 
 from capeval_core.commands import terminal
 from capeval_core.project import install_command
 
-if TYPE_CHECKING:  # what imports torch is imported where it is used: `capeval shards --help` does not wait
-    from capeval_core.integrations.shards import Outcome, ScoreHistogram, ShardResult
-
+# What imports torch is imported where it is used, so that `capeval shards --help` does not wait.
 _OF_ONE_RUN = {"rows", "on_error", "evidence"}
 """Options that mean nothing here: a target is kept or written anew, and a broken image costs its row."""
 
 
 def run(arguments: list[str]) -> int:
-    commands = {"score": _score, "merge": _merge, "check": _check, "histogram": _histogram}
-    name, rest = terminal.first_named(arguments, "shards", terminal.kinds_of("shards", *commands))
-    return commands[name](rest)
+    outputs = {"merge": _merge, "check": _check, "histogram": _histogram}
+    kinds = terminal.kinds_of("shards", "score", *outputs)
+    name, rest = terminal.first_named(arguments, "shards", kinds)
+    if name == "score":
+        return _score(rest)
+    return outputs[name](terminal.parser_of(f"shards {name}", "shards outputs", f"shards {name}").read(rest))
 
 
 def _score(arguments: list[str]) -> int:
@@ -39,14 +40,13 @@ def _score(arguments: list[str]) -> int:
     words = {"about": f"{metric.title}: {metric.summary}", **common.media_words([metric])}
     words["media_flag"] = "" if metric.variant is None else f"--media {metric.variant} "
     parser = terminal.parser_of(f"shards score {metric.name}", "shards score METRIC", **words)
-    common.add_flags(parser, metric.Options, leave_out=_OF_ONE_RUN)
+    terminal.add_options(parser, "options of the metric", {metric.name: metric.Options}, _OF_ONE_RUN)
     flags = parser.read(rest)
     columns, on_ray = _check_flags(flags)
     from capeval_core.integrations import shards as work
     from capeval_core.integrations.shards.readers import Place
 
-    own = {} if metric.variant is None else {"media": metric.variant}
-    scorer = work.BatchScorer(metric.name, **own, **common.chosen(flags, metric.Options))
+    scorer = work.BatchScorer(metric.name, media=metric.variant, **common.chosen(flags, metric.Options))
     shards = work.plan_shards(flags.input, flags.output)
     images = flags.images
     if images is not None:
@@ -56,23 +56,23 @@ def _score(arguments: list[str]) -> int:
     there = work.refuse_other_scores(shards, flags.output, stamp, images)
     on_ray &= there < len(shards) or flags.retry_failed  # else there is nothing to do for others
     settings = {"images": images, "columns": columns, "retry_failed": flags.retry_failed}
-    results, failures = list[work.ShardResult](), dict[str, str]()
-    start, pairs, quiet = time.monotonic(), 0, not sys.stderr.isatty()
+    results, failures = list[Any](), dict[str, str]()
+    start, pairs = time.monotonic(), 0
 
     def add(scored: int) -> None:
         nonlocal pairs
         pairs += scored
-        bar.set_postfix_str(f"{pairs:,} pairs, {_rate(pairs, time.monotonic() - start)}", refresh=False)
+        bar.set_postfix_str(f"{pairs:,} pairs", refresh=False)
         bar.update(0)
 
     kept = "shards that are finished are kept: run the same command again to go on"
-    lines: dict[str, Any] = {"delay": 60, "mininterval": 60} if quiet else {}  # a line a minute
+    # A line a minute where there is no terminal.
+    lines: dict[str, Any] = {} if sys.stderr.isatty() else {"delay": 60, "mininterval": 60}
     with terminal.interruptible(kept), tqdm(total=len(shards), unit="shard", miniters=0, **lines) as bar:
-        outcomes: Iterable[Outcome]
         if on_ray:
             terminal.complain("starting Ray" if flags.ray is None else f"connecting to Ray at {flags.ray}")
             cluster = {"workers": flags.workers, "gpus": flags.gpus_per_worker, "address": flags.ray}
-            outcomes = work.score_shards(shards, scorer, settings, **cluster)
+            outcomes: Iterable[Any] = work.score_shards(shards, scorer, settings, **cluster)
         else:
             outcomes = (work.score_one(shard, scorer, {**settings, "progress": add}) for shard in shards)
         for outcome in outcomes:
@@ -85,14 +85,15 @@ def _score(arguments: list[str]) -> int:
             else:
                 failures[outcome.source] = outcome.reason
     work.write_manifest(flags.output, results, failures, flags.manifest)
-    seconds = time.monotonic() - start
-    rate = f"{_rate(pairs, seconds)} ({pairs:,} pairs in {seconds:,.1f} s)"
-    return _tell(
-        metric.title, results, failures, f"{flags.output.rstrip('/')}/{flags.manifest}", rate * bool(pairs)
-    )
+    seconds, rate = time.monotonic() - start, "nothing to do"
+    if pairs:
+        each = pairs / max(seconds, 1e-9)
+        rate = f"{each:,.{int(each < 10)}f} pairs/s ({pairs:,} pairs in {seconds:,.1f} s)"
+    manifest = f"{flags.output.rstrip('/')}/{flags.manifest}"
+    return _tell(metric.title, results, failures, ["rate", rate], ["manifest", manifest])
 
 
-def _tell(title: str, results: list[ShardResult], failures: dict[str, str], manifest: str, rate: str) -> int:
+def _tell(title: str, results: list[Any], failures: dict[str, str], *more: Sequence[str]) -> int:
     """Print what became of all shards; the exit status."""
     from capeval_core.commands import common
 
@@ -107,8 +108,7 @@ def _tell(title: str, results: list[ShardResult], failures: dict[str, str], mani
         [title, _counted(shards, "shard") + (f" ({notes})" if notes else "")],
         ["pairs", f"{rows:,} ({failed:,} failed, {truncated:,} truncated)"],
         ["columns", ", ".join(dict.fromkeys(read)) or "n/a"],
-        ["rate", rate or "nothing to do"],
-        ["manifest", manifest],
+        *more,
         ["signature", results[0].signature if results else "n/a"],
     )
     # A reason that several shards share stands without their addresses.
@@ -123,11 +123,6 @@ def _tell(title: str, results: list[ShardResult], failures: dict[str, str], mani
         reason = f"{broken.error} (others: column `error`)"
         terminal.complain(f"the first row that failed, in {broken.source}: {reason}")
     return 1 if failures or 0 < rows == failed else 0
-
-
-def _rate(pairs: int, seconds: float) -> str:
-    rate = pairs / max(seconds, 1e-9)
-    return f"{rate:,.{1 if rate < 10 else 0}f} pairs/s"
 
 
 def _check_flags(flags: argparse.Namespace) -> tuple[dict[str, str], bool]:
@@ -150,25 +145,20 @@ def _check_flags(flags: argparse.Namespace) -> tuple[dict[str, str], bool]:
 # what becomes of the outputs
 
 
-def _flags_of(name: str, arguments: list[str]) -> argparse.Namespace:
-    return terminal.parser_of(f"shards {name}", "shards outputs", f"shards {name}").read(arguments)
-
-
-def _merge(arguments: list[str]) -> int:
+def _merge(flags: argparse.Namespace) -> int:
     from capeval_core.integrations.shards import merge_shards
 
-    flags = _flags_of("merge", arguments)
     rows = merge_shards(flags.folder, flags.output)
     terminal.summary(["rows", f"{rows:,}"], ["table", flags.output])
     return 0
 
 
-def _check(arguments: list[str]) -> int:
+def _check(flags: argparse.Namespace) -> int:
     """Whether every uid is there once, all signatures are equal, all shards whole; 1 where not."""
     from capeval_core.commands import common
     from capeval_core.integrations.shards import check_shards
 
-    found = check_shards(_flags_of("check", arguments).folder)
+    found = check_shards(flags.folder)
     whole = "all whole" if not found.damaged else f"{len(found.damaged):,} damaged"
     signatures = {text: _counted(len(names), "shard") for text, names in found.signatures.items()}
     terminal.summary(
@@ -201,14 +191,12 @@ def _check(arguments: list[str]) -> int:
     return 0 if found.ok else 1
 
 
-def _histogram(arguments: list[str]) -> int:
+def _histogram(flags: argparse.Namespace) -> int:
     """The distribution of all scores; 1 where there is no score."""
     from capeval_core.commands import common
     from capeval_core.integrations.shards import score_histogram
     from capeval_core.reports.figures import draw_histogram
 
-    flags = _flags_of("histogram", arguments)
-    common.check_output("--png", flags.png)
     found = score_histogram(flags.folder, keep=flags.keep)
     rows = [["rows", f"{found.scored + found.failed:,} ({found.failed:,} without a score)"]]
     best, threshold = [], None
@@ -229,21 +217,14 @@ def _histogram(arguments: list[str]) -> int:
             raise ValueError(f"--png: {error}") from None
         common.write("--png", flags.png, picture)
     if found.scored:
-        print(_bars(found) + "\n")
+        counts = found.counts.reshape(-1, 3).sum(axis=1)  # three bins in a line
+        marked = ["#" * math.ceil(50 * count / counts.max()) + f" {count:,}" for count in counts]
+        terminal.summary(
+            *([f"{edge:.6g}", bar] for edge, bar in zip(found.edges[:-1:3], marked, strict=True))
+        )
+        print()
     terminal.summary(*rows, *([name, f"{value:.4f}"] for name, value in marks.items()), *best)
     return 0 if found.scored else 1
-
-
-def _bars(found: ScoreHistogram) -> str:
-    """The histogram as lines of text, three bins in each."""
-    edges, counts = found.edges[:-1:3], found.counts.reshape(-1, 3).sum(axis=1)
-    digits = max(4, 1 - math.floor(math.log10(edges[1] - edges[0])))  # that tell neighbours apart
-    labels = [f"{edge:.{digits}f}" for edge in edges]
-    wide = max(map(len, labels))
-    room = terminal.terminal_width() - wide - max(len(f"{count:,}") for count in counts) - 4
-    bars = ["#" * math.ceil(room * count / counts.max()) for count in counts]
-    lines = zip(labels, bars, counts, strict=True)
-    return "\n".join(f"{label.rjust(wide)}  {bar} {count:,}".rstrip() for label, bar, count in lines)
 
 
 def _counted(number: int, noun: str) -> str:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import os
+import re
 import shutil
 import signal
 import sys
 import textwrap
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
@@ -21,8 +23,6 @@ from typing import Any, NoReturn
 from capeval_core.errors import did_you_mean
 from capeval_core.project import __version__
 
-WHOLE_LINES = 10**6
-"""A `width` that nothing reaches: for what is copied, such as a signature."""
 _WIDEST = 100  # lines longer than this are hard to read
 _WHOLE_WORDS: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
 
@@ -43,11 +43,11 @@ def terminal_width() -> int:
     return min(shutil.get_terminal_size().columns, _WIDEST)
 
 
-def table(rows: Sequence[Sequence[str]], *, indent: str = "", width: int | None = None) -> str:
-    """Rows of cells in aligned columns; the last column is wrapped to `width` (the terminal's)."""
+def table(rows: Sequence[Sequence[str]], *, indent: str = "", wrap: bool = True) -> str:
+    """Rows of cells in aligned columns; the last column is wrapped to the terminal."""
     widths = [max(map(len, column)) for column in list(zip(*rows, strict=True))[:-1]]
     left = len(indent) + sum(widths) + 2 * len(widths)
-    space = max((width or terminal_width()) - left, 20)
+    space = max(terminal_width() - left, 20) if wrap else sys.maxsize
     lines = []
     for row in rows:
         head = indent + "".join(f"{cell:<{wide}}  " for cell, wide in zip(row, widths, strict=False))
@@ -58,7 +58,7 @@ def table(rows: Sequence[Sequence[str]], *, indent: str = "", width: int | None 
 
 def summary(*rows: Sequence[str]) -> None:
     """Print what came out, in lines that are not wrapped."""
-    print(table(rows, width=WHOLE_LINES), flush=True)
+    print(table(rows, wrap=False), flush=True)
 
 
 def paragraph(text: str, indent: str = "") -> str:
@@ -82,6 +82,17 @@ def _number(kind: Callable[[str], Any], fits: Callable[[Any], bool], expected: s
     return number
 
 
+def _setting(text: str) -> tuple[str, str, Any]:
+    """Of one of several metrics an option and its value."""
+    found = re.fullmatch(r"([^.=]+)\.([^=]+)=(.*)", text, re.DOTALL)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"expected METRIC.OPTION=VALUE, e.g. pacs.device=cuda, found {text}")
+    value: Any = found[3]
+    with suppress(json.JSONDecodeError):
+        value = json.loads(value)
+    return found[1], found[2].replace("-", "_"), value
+
+
 TYPES: dict[str, Callable[[str], Any]] = {
     "FILE": Path,
     "FOLDER": Path,
@@ -94,19 +105,19 @@ TYPES: dict[str, Callable[[str], Any]] = {
     "GPUS": _number(float, lambda number: 0 <= number < math.inf, "a number of at least 0"),
     "LEVEL": _number(float, lambda number: 0 < number < 1, "a number between 0 and 1"),
     "PORT": _number(int, range(1, 65_536).__contains__, "a number from 1 to 65535"),
+    "METRIC.OPTION=VALUE": _setting,
     "NAMES": lambda text: [name.strip() for name in text.split(",") if name.strip()],
 }
 """What a flag's value is, by the word that stands for it."""
 
 
+_NEW_FILES = ("OUT", "BEST.csv")
+"""What stands for a file that is written."""
+
+
 class _Help(argparse.RawDescriptionHelpFormatter):
     def _split_lines(self, text: str, width: int) -> list[str]:
         return textwrap.wrap(" ".join(text.split()), width, **_WHOLE_WORDS)
-
-    def _format_action(self, action: argparse.Action) -> str:
-        if action.nargs != argparse.PARSER:
-            return super()._format_action(action)
-        return "".join(map(super()._format_action, action._get_subactions()))  # type: ignore[attr-defined]
 
 
 class Parser(argparse.ArgumentParser):
@@ -132,12 +143,20 @@ class Parser(argparse.ArgumentParser):
         return there[0] if there else self.add_argument_group(title)
 
     def read(self, arguments: Sequence[str]) -> argparse.Namespace:
-        """The arguments, or status 2 with a message."""
+        """The arguments, or status 2 with a message; files that cannot be written are refused, too."""
         for name in (one.partition("=")[0] for one in arguments if one.startswith("--") and one != "--"):
             if name not in self._option_string_actions:
                 hint = did_you_mean(name, self._option_string_actions, closeness=0.75)
                 self.error(f"unknown option {name}{hint}")
-        return self.parse_args(arguments)
+        flags, files = self.parse_args(arguments), list[tuple[str, Any]]()
+        for action in self._actions:
+            value = getattr(flags, action.dest, None)
+            if value is not None and (action.type is Path or action.metavar == "FILE"):
+                name = (action.option_strings or [str(action.metavar)])[0]
+                if action.metavar in _NEW_FILES:
+                    check_output(name, value, files)
+                files += [(name, path) for path in (value if action.nargs else [value])]
+        return flags
 
     def error(self, message: str) -> NoReturn:
         message = message.removeprefix("argument ").replace("expected one argument", "a value is missing")
@@ -151,6 +170,22 @@ class Parser(argparse.ArgumentParser):
                 hint = did_you_mean(one, known) if isinstance(one, str) else ""
                 text = f"invalid choice: {one!r}{hint} (choose from {', '.join(known)})"
                 raise argparse.ArgumentError(action, text)
+
+
+def check_output(name: str, out: Path, files: Sequence[tuple[str, Any]] = ()) -> None:
+    """Refuse a file that could not be written, or that another flag names."""
+    same = next((flag for flag, path in files if Path(path).resolve() == out.resolve()), "")
+    reasons = {
+        "standard output shows the summary": str(out) == "-",
+        "it is a folder": out.is_dir(),
+        f"there is no folder {out.parent}": not out.parent.is_dir(),
+        f"it is the file of {same}, which it would overwrite": bool(same),
+        "it cannot be written (permission denied)": not os.access(
+            out if out.exists() else out.parent, os.W_OK
+        ),
+    }
+    if reason := next((reason for reason, fails in reasons.items() if fails), ""):
+        raise ValueError(f"{name} {out}: {reason}: name another file")
 
 
 @cache
@@ -167,8 +202,9 @@ def _filled(value: Any, words: Mapping[str, object]) -> Any:
     return Template(value).substitute({**shared, **words}) if isinstance(value, str) else value
 
 
-def parser_of(command: str, *tables: str, **words: object) -> Parser:
-    """The parser of a command, made of tables of `words.toml`, where `words` take the place of `$name`."""
+def parser_of(command: str, *tables: str, options: Sequence[Any] = (), **words: object) -> Parser:
+    """The parser of a command, of tables of `words.toml`, where `words` take the place of `$name`; and of
+    classes of options, each a group under what its docstring says first."""
     merged: dict[str, Any] = {}
     groups: list[tuple[str, dict[str, Any]]] = []
     for name in tables or (command,):
@@ -180,6 +216,8 @@ def parser_of(command: str, *tables: str, **words: object) -> Parser:
         for name, entry in flags.items():
             group = parser if title == "arguments" else parser.group(title)
             flag(group, name, **(entry if isinstance(entry, dict) else {"help": entry}))
+    for class_ in options:
+        add_options(parser, (class_.__doc__ or "").partition(".")[0], {"": class_})
     return parser
 
 
@@ -198,17 +236,15 @@ def first_named(
     parser = Parser(command, f"{what} {usage}", epilog=hint, **texts)
     if not command:
         parser.add_argument("--version", action="version", version=f"capeval {__version__}")
-    listed = parser.add_subparsers(title=what, metavar=what, parser_class=argparse.ArgumentParser)
-    for name, text in known.items():
-        listed.add_parser(name, help=text.replace("%", "%%"), add_help=False)
-    named = bool(arguments) and not arguments[0].startswith("-")
-    if not named and not command:
-        parser.read(arguments[:1])  # a suggestion for a flag
-    elif not (named and others):
-        parser.parse_known_args(arguments[:1])
-    if not named:
+    listed = table([*known.items()], indent="  ")
+    parser.epilog = f"{what}:\n{listed}\n\n{parser.epilog}"
+    choices = None if others else [*known]
+    parser.add_argument("name", metavar=what, nargs="?", choices=choices, help=argparse.SUPPRESS)
+    first = arguments[:1]
+    name = (parser.parse_known_args(first)[0] if command else parser.read(first)).name
+    if name is None:
         parser.error(f"{what} is missing: name one of {', '.join(known)}")
-    return arguments[0], arguments[1:]
+    return name, arguments[1:]
 
 
 def flag(group: argparse._ActionsContainer, name: str, help: str, **settings: Any) -> None:
@@ -226,6 +262,46 @@ def flag(group: argparse._ActionsContainer, name: str, help: str, **settings: An
     if "required" in settings:
         settings["required"] = bool(settings["required"])
     group.add_argument(*name.split(","), help=help or argparse.SUPPRESS, **settings)
+
+
+def add_options(
+    parser: Parser, title: str, classes: Mapping[str, Any], leave_out: Collection[str] = ()
+) -> None:
+    """A flag for every option of classes of `Settings`, of metrics by name; each is for all that have it.
+
+    The options class, not the flag, checks values and knows the defaults.
+    """
+    flags: dict[str, list[tuple[str, Any]]] = {}
+    for metric, class_ in classes.items():
+        for option in class_.describe().values():
+            if option.flag and option.name not in leave_out:
+                flags.setdefault(option.name, []).append((metric, option))
+    for name, own in flags.items():
+        option = own[0][1]
+        texts: dict[str, list[str]] = {}
+        for metric, other in own:
+            texts.setdefault(_help_of(other), []).append(metric)
+        parts = [
+            text if len(metrics) == len(classes) else f"{', '.join(metrics)}: {text}"
+            for text, metrics in texts.items()
+        ]
+        shape: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS, "help": "; ".join(parts)}
+        if option.type == "bool":
+            shape["action"] = argparse.BooleanOptionalAction if option.default else "store_true"
+        elif option.choices:
+            shape["metavar"] = "NAME"
+        for number, letter in (("int", "N"), ("float", "X")):
+            if number in option.type.split(" | "):
+                shape |= {"type": TYPES[letter], "metavar": letter}
+        parser.group(title).add_argument(f"--{name.replace('_', '-')}", **shape)
+
+
+def _help_of(option: Any) -> str:
+    # A help text names what None means; here None is a flag that is not given.
+    text: str = option.help.replace("None: ", "default: ").replace("%", "%%")
+    if option.type != "bool" and option.default not in (None, ""):
+        text += f" (default: {option.default})"
+    return text + (f"; one of {', '.join(map(str, option.choices))}" if option.choices else "")
 
 
 # Ctrl-C ends the process at once until work begins that is kept, and then raises as Python does it

@@ -16,23 +16,21 @@ from capeval_core.errors import naming
 def run(arguments: list[str]) -> int:
     name, rest = first_named(arguments, "train", kinds_of("train", "pacs", "umic", "vilbert"))
     # Most of them import torch, and the list of trainings needs none.
-    from capeval_core.commands.common import add_flags, check_folder, chosen
+    from capeval_core.commands.common import check_folder, chosen, example_of
     from capeval_core.registry import metric_class
     from capeval_core.scores.boxes import box_source_opener, store_of
     from capeval_core.training import pacs, trainer, umic, vilbert
     from capeval_core.training.captioned import CaptionSource
     from capeval_core.weights.folder import open_unless_on_the_hub
 
-    trained: dict[str, Any] = {
-        "pacs": pacs.PacsTraining,
-        "umic": umic.UmicTraining,
-        "vilbert": vilbert.VilbertTraining,
+    trained: dict[str, tuple[Any, Any]] = {
+        "pacs": (pacs.PacsTraining, None),
+        "umic": (umic.UmicTraining, umic.UmicObjective),
+        "vilbert": (vilbert.VilbertTraining, vilbert.VilbertObjective),
     }
-    settings = trained[name]
-    parser = parser_of(f"train {name}", "train METRIC", f"train {name}", metric=name)
-    add_flags(parser, CaptionSource, title="dataset, and columns and splits")
-    add_flags(parser, settings, title="options of the training")
-    flags = parser.read(rest)
+    settings, objective = trained[name]
+    tables, options = ("train METRIC", f"train {name}"), [CaptionSource, settings]
+    flags = parser_of(f"train {name}", *tables, options=options, metric=name).read(rest)
     training = settings.of(f"capeval train {name}", chosen(flags, settings))
     out, metric = flags.out, metric_class(settings.metric)
     if trainer.STATE not in check_folder(out):
@@ -53,10 +51,9 @@ def run(arguments: list[str]) -> int:
         captioned = source.read(flags.captions, flags.images, store)
     else:
         captioned = source.read_dataset("images", "captions")
-    if name == "pacs":
+    if objective is None:
         train = _pacs(training, captioned, flags, source)
     else:
-        objective = umic.UmicObjective if name == "umic" else vilbert.VilbertObjective
         train = _on_regions(objective, training, captioned, flags, store)
     out.mkdir(parents=True, exist_ok=True)
     with interruptible(f"the training is kept in {out}: run the same command again to go on"):
@@ -65,10 +62,9 @@ def run(arguments: list[str]) -> int:
 
     if PartialState().is_main_process:
         counts = f"{len(captioned.captions):,} captions of {len(captioned.ids):,} images"
-        files = f"--candidates captions.json{' --references references.json' * metric.needs_references}"
         print(f"{weights}: weights of {metric.title}, made of {counts}, those held out among them")
         print(f"{out / trainer.CURVES}: losses, learning rate, and what it is judged by")
-        print(f"score with it:\n  capeval score {metric.name} {files} --images images --weights {weights}")
+        print(f"score with it:\n  {example_of(metric, weights)}")
     return 0
 
 

@@ -10,14 +10,10 @@ from capeval_core.inputs.text_files import FileOptions
 from capeval_core.judgements.stored import read_scores_of
 from capeval_core.registry import metric_class
 from capeval_core.replay.why import why
-from capeval_core.result import json_text
 
 
 def run(arguments: list[str]) -> int:
-    parser = parser_of("why")
-    common.add_flags(parser, FileOptions, title="columns and splits of the files")
-    flags = parser.read(arguments)
-    common.check_output("--json", flags.json)
+    flags = parser_of("why", options=[FileOptions]).read(arguments)
     file, options = common.read_named(flags, metric_class(flags.metric), {})
     theirs = flags.theirs
     if Path(theirs).is_file():
@@ -33,5 +29,5 @@ def run(arguments: list[str]) -> int:
         outcome = why(theirs, flags.metric, *given, most=flags.most, progress=True, **options)
     rows = [[own["variant"], f"{own['number']:.6g}", f"{own['agree']:.0%}"] for own in outcome.table]
     print(table([["VARIANT", "NUMBER", "AGREE"], *rows]), outcome.sentence, sep="\n\n")
-    common.write("--json", flags.json, json_text(vars(outcome)) if flags.json else "")
+    common.write("--json", flags.json, vars(outcome))
     return 0 if outcome.remaining else 1

@@ -81,8 +81,9 @@ spearman: Correlation = partial(_coefficient, "spearmanr")
 """Spearman's rho: Pearson's correlation of mean ranks."""
 pearson: Correlation = partial(_coefficient, "pearsonr")
 """Pearson's correlation, of a straight line."""
-COEFFICIENTS = {
+COEFFICIENTS: dict[str, Correlation] = {
     "tau_b": kendall_tau_b, "tau_c": kendall_tau_c, "spearman": spearman, "pearson": pearson,
+    "ap": lambda scores, ratings: Coefficient(_precision_of_low(scores, ratings), math.nan, np.size(scores)),
 }  # fmt: skip
 
 
@@ -141,6 +142,11 @@ def average_precision(scores: ArrayLike, positive: ArrayLike, weights: ArrayLike
     last = last[ranked[last] > 0]
     recall = found[last] / found[-1]
     return float(np.sum(np.diff(recall, prepend=0.0) * found[last] / ranked[last]))
+
+
+def _precision_of_low(scores: Any, ratings: Any, weights: ArrayLike | None = None) -> float:
+    """The average precision with which low scores find the ratings of 0, among those of 1."""
+    return average_precision(-scores, 1 - ratings, weights)
 
 
 def tie_calibrated_accuracy(
@@ -277,6 +283,8 @@ class WeightedRows:
             found["pearson"] = _weighted_pearson(*self._scaled, weights)
         if "spearman" in names:
             found["spearman"] = _weighted_pearson(self._ranks(0, weights), self._ranks(1, weights), weights)
+        if "ap" in names:
+            found["ap"] = _precision_of_low(*self.sides, weights)
         return [found[name] for name in names]
 
     def _taus(self, weights: Integers) -> tuple[float, float]:

@@ -1,13 +1,13 @@
 """A judged set: what metrics score, and the protocol that turns scores into the cells of a table.
 
-Protocols: ratings of captions, pairs of captions, marked captions, whole systems, pools to choose from.
+Protocols: ratings of captions, pairs of captions, whole systems, pools to choose from.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar, NamedTuple
@@ -22,15 +22,17 @@ from capeval_core.judgements.correlation import (
     Resamples,
     WeightedRows,
     annotator_mean,
-    average_precision,
     centred,
     tie_calibrated_accuracy,
     undefined,
     won_pairs,
 )
+from capeval_core.registry import load, metric_class
 
-STATISTICS = (*COEFFICIENTS, "acc_eq")
-"""What scores can be compared with ratings by; `acc_eq` is tie-calibrated within images."""
+STATISTICS = ("tau_b", "tau_c", "spearman", "pearson", "acc_eq")
+"""What any scores can be compared with ratings by; `acc_eq` is tie-calibrated within images."""
+_OF_CHOSEN = ("bleu", "rougel", "ciderd")
+"""What the captions that a metric chooses of pools are compared with references by."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ class Scored(NamedTuple):
     scores: Doubles
     parts: Mapping[str, Doubles] = {}  # components by name, a value per item
     corpus: float | None = None  # what to report for all items, where that is not the mean of the scores
-    signature: str | None = None  # of the result that they come from
+    signature: str = ""  # of the result that they come from, or their file
 
 
 class Cell(NamedTuple):
@@ -148,7 +150,7 @@ class JudgedSet(ABC):
 class RatingColumn(NamedTuple):
     """A column of a table of ratings."""
 
-    statistic: str  # one of `STATISTICS`
+    statistic: str  # one of `STATISTICS`, or `ap`
     ratings: str = "rating"
     scoring: str | None = None  # None: the mean of all
     part: str | None = None  # the component of a metric that is compared; None: its score
@@ -315,34 +317,6 @@ class PairedSet(JudgedSet):
 
 
 @dataclass(frozen=True)
-class MarkedSet(JudgedSet):
-    """Captions of which some are marked, e.g. as hallucinations: the average precision with which low scores
-    find them."""
-
-    unit = "captions"
-
-    marked: Sequence[bool]
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return ("AP",)
-
-    def levels(self, run: Scored) -> dict[str, list[float]]:
-        return _by_rating(1.0 - np.asarray(self.marked, dtype=np.float64), run.scores)
-
-    def cells(self, scored: Sequence[Scored], resamples: Resamples | None) -> dict[str, Cell]:
-        kept = np.isfinite(scored[0].scores)
-        scores, marks = -scored[0].scores[kept], np.asarray(self.marked, dtype=np.float64)[kept]
-        if reason := undefined(scores, marks):
-            return {"AP": Cell(math.nan, len(scores), undefined=reason)}
-        value, draws = average_precision(scores, marks), None
-        if resamples is not None:
-            found = resamples.each(lambda weights: average_precision(scores, marks, weights[kept]))
-            draws = centred(found, value)
-        return {"AP": Cell(value, len(scores), draws)}
-
-
-@dataclass(frozen=True)
 class SystemSet(JudgedSet):
     """Captions of whole systems on the same images: the value that a metric reports for each."""
 
@@ -364,12 +338,9 @@ class PoolSet(JudgedSet):
 
     unit = "pools"
 
-    # By column, what scores the chosen captions as those of a system; `judge` puts the n-gram metrics here.
-    evaluators: Mapping[str, Callable[[Items], Scored]] = field(default_factory=dict)
-
     @property
     def columns(self) -> tuple[str, ...]:
-        return tuple(self.evaluators)
+        return tuple(metric_class(name).title for name in _OF_CHOSEN)
 
     @property
     def clusters(self) -> list[str]:
@@ -385,5 +356,9 @@ class PoolSet(JudgedSet):
         columns = (items.captions, items.images, items.references or [])
         best = Items(*([column[row] for row in rows] for column in columns))  # type: ignore[arg-type]
         system = SystemSet(self.name, tuple(Scoring(name, best) for name in self.columns))
-        runs = [evaluate(best) for evaluate in self.evaluators.values()]
+        runs = []
+        for metric in (load(name, empty="score") for name in _OF_CHOSEN):
+            result = metric.score(best.captions, references=best.references)
+            corpus = result.mean if result.formula else None
+            runs.append(Scored(np.array(result.scores, np.float64), corpus=corpus))
         return system.cells(runs, resamples if len(rows) == len(self.clusters) else None)

@@ -21,7 +21,6 @@ from capeval_core.judgements.correlation import Doubles, kendall_tau_c, majority
 from capeval_core.judgements.protocols import (
     Items,
     JudgedSet,
-    MarkedSet,
     PairedSet,
     PoolSet,
     RatedSet,
@@ -47,7 +46,10 @@ class SetEntry(NamedTuple):
     loader: str = ""
     rating: str = "rating"
     references: Sequence[int] = ()
-    columns: Mapping[str, Mapping[str, Any]] = {}
+    columns: Mapping[str, Mapping[str, Any]] = {
+        "tau_b": {"statistic": "tau_b"},
+        "tau_c": {"statistic": "tau_c"},
+    }
     settings: Mapping[str, Sequence[str]] = {}
 
     def advice(self) -> str:
@@ -168,8 +170,8 @@ def column_of(path: Path, rows: pd.DataFrame, names: Sequence[str], what: str) -
     """The first of these columns that a file has."""
     if (name := next((name for name in names if name in rows), None)) is not None:
         return name
-    found = f"no column of the {what} ({', '.join(names)}){did_you_mean(names[0], rows)}"
-    raise file_error(path, found, f"it has {', '.join(rows)}", verb="has")
+    found = f"has no column of the {what} ({', '.join(names)}){did_you_mean(names[0], rows)}"
+    raise file_error(path, found, f"it has {', '.join(rows)}")
 
 
 def _named_rows(path: Path) -> Iterator[tuple[str, Any]]:
@@ -249,8 +251,7 @@ def _collapsed(texts: Iterable[str]) -> list[str]:
 
 
 def _table(name: str) -> dict[str, RatingColumn]:
-    columns = SETS[name].columns or {"tau_b": {"statistic": "tau_b"}, "tau_c": {"statistic": "tau_c"}}
-    return {title: RatingColumn(**column) for title, column in columns.items()}
+    return {title: RatingColumn(**column) for title, column in SETS[name].columns.items()}
 
 
 def _rated(
@@ -467,12 +468,14 @@ def _indices(path: Path, draw: Any, references: Sequence[list[str]]) -> list[lis
 # others
 
 
-def _hat(name: str, folder: Path, rows: pd.DataFrame) -> MarkedSet:
-    """How well low scores find the captions with a hallucination."""
+def _hat(name: str, folder: Path, rows: pd.DataFrame) -> RatedSet:
+    """A hallucination is a rating of 0, its absence of 1."""
     kept = rows[[isinstance(mark, bool) for mark in _column(rows, "contains_hallucination")]]
     items = Items(kept.caption.tolist(), kept.image.tolist(), kept.references.tolist())
+    ratings = {"rating": 1.0 - np.array(_column(kept, "contains_hallucination"), np.float64)}
     dropped = {"captions without contains_hallucination": len(rows) - len(kept)}
-    return MarkedSet(name, (Scoring("", items),), _column(kept, "contains_hallucination"), dropped=dropped)
+    scoring = (Scoring("", items),)
+    return RatedSet(name, scoring, np.arange(len(kept)), ratings, _table(name), dropped=dropped)
 
 
 def _coco_systems(name: str, folder: Path, references: Mapping[str, list[str]]) -> SystemSet:
@@ -521,9 +524,9 @@ def read_judgements(path: Path) -> Judgements:
     images = rows[column_of(path, rows, ID_FIELDS, "image id")].map(str).tolist()
     scores = numbers(rows[column_of(path, rows, ("score",), "score")], "scores", Counter())
     for name in rows.index[np.isnan(scores)]:
-        problems.add(file_error(path, "no finite score", index=name, verb="has"))
+        problems.add(file_error(path, "has no finite score", index=name))
     problems.raise_if_any()
     if len(set(scores)) < 2:
-        found = f"{len(scores)} judgements with {len(set(scores))} different scores"
-        raise file_error(path, found, "a correlation needs at least two", verb="has")
+        found = f"has {len(scores)} judgements with {len(set(scores))} different scores"
+        raise file_error(path, found, "a correlation needs at least two")
     return Judgements(images, rows.caption.tolist(), scores.tolist())

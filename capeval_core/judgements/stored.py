@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import re
 import sys
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from capeval_core.errors import Problems, described, file_error
-from capeval_core.inputs.files import Names, load_json, some_of
+from capeval_core.inputs.files import Names, contents, load_json, some_of
 from capeval_core.inputs.text_files import ID_FIELDS
 from capeval_core.judgements.correlation import Doubles
 from capeval_core.judgements.protocols import (
@@ -49,11 +50,10 @@ class _File(NamedTuple):
 def _read(path: Path) -> _File:
     """Scores of a .npz, of `capeval score --json`, {metric: [scores]}, {image id: score}, or [scores]."""
     if path.suffix == ".npz":
+        data = io.BytesIO(contents(path))
         try:
-            with np.load(path, allow_pickle=False) as file:
+            with np.load(data, allow_pickle=False) as file:
                 return _File(dict(file))
-        except FileNotFoundError:
-            raise file_error(path, "there is no such file") from None
         except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
             raise file_error(path, f"cannot be read ({error})") from error
     content = load_json(path)
@@ -118,7 +118,10 @@ def read_scores(path: Path, judged: JudgedSet) -> dict[str, list[Scored]]:
         raise file_error(path, "holds no scores", f"expected {FORMS}")
     lacking = {scoring.name: np.full(len(scoring.items), math.nan) for scoring in judged.scorings}
     return {
-        label: [Scored(own.get(name, own.get(None, missing))) for name, missing in lacking.items()]
+        label: [
+            Scored(own.get(name, own.get(None, missing)), signature=f"scores:{path.name}")
+            for name, missing in lacking.items()
+        ]
         for label, own in found.items()
     }
 

@@ -25,12 +25,6 @@ from capeval_core.reports.figures import draw_bars, draw_spreads
 from capeval_core.reports.tables import Table
 from capeval_core.statistics import LEAST_IMAGES
 
-_ALIASES = {
-    "CIDEr": "CIDEr-D",
-    "ROUGE": "ROUGE-L",
-    "PAC-S for videos": "PAC-S",
-    "RefPAC-S for videos": "RefPAC-S",
-}
 _UNDEFINED = "n/a"
 PUBLISHED = tomllib.loads(Path(__file__).with_name("published.toml").read_text(encoding="utf-8"))
 
@@ -45,7 +39,7 @@ class PublishedCell(NamedTuple):
 
 def published(name: str, label: str, column: str) -> PublishedCell | None:
     """What a paper prints for a metric in a column of a set, None where none does."""
-    label = _ALIASES.get(label, label)
+    label = PUBLISHED["aliases"].get(label, label)
     for table in PUBLISHED.get(name, ()):
         if column in table["columns"] and label in table["values"]:
             value = table["values"][label][table["columns"].index(column)]
@@ -71,6 +65,7 @@ class Entry(NamedTuple):
     z_score: float
     source: str
     undefined: str
+    signature: str
 
 
 class Judged:
@@ -89,6 +84,10 @@ class Judged:
         self.judged, self.scores, self.level = judged, scores, level
         self.resamples = Resamples(judged.clusters, draws=draws, seed=seed) if draws else None
         self.cells = {label: judged.cells(runs, self.resamples) for label, runs in scores.items()}
+        self.signatures = {
+            label: " and ".join(dict.fromkeys(run.signature for run in runs if run.signature))
+            for label, runs in scores.items()
+        }
         self.entries = [
             self._entry(label, column, cell)
             for label, cells in self.cells.items()
@@ -106,7 +105,8 @@ class Judged:
         distance = value - paper.value
         z_score = distance / deviation if deviation > 0 else math.nan
         ours = (label, column, value, low, high, level, cell.rows, deviation)
-        return Entry(*ours, paper.printed, distance, z_score, paper.source, cell.undefined or "")
+        theirs = (paper.printed, distance, z_score, paper.source)
+        return Entry(*ours, *theirs, cell.undefined or "", self.signatures[label])
 
     def bounds(self, draws: Doubles | None) -> tuple[float, float]:
         """The interval of what has these values in the resamples, times 100; NaN where there is none."""
@@ -129,11 +129,12 @@ def contest_table(judged: Judged) -> Table:
                 difference, draws = one.value - other.value, one.draws - other.draws
                 low, high = judged.bounds(draws)
                 shown = signed(100 * difference) if math.isfinite(difference) else _UNDEFINED
-                tested = [_UNDEFINED, _UNDEFINED]
-                if math.isfinite(low):
-                    p_value = _bootstrap_p(draws)
-                    tested = [f"{signed(low)} to {signed(high)}", f"{p_value:.3f}"]
-                    tested[1] = "< 0.001" if p_value < 0.001 else tested[1]
+                p_value = _bootstrap_p(draws)
+                tested = [
+                    f"{signed(low)} to {signed(high)}",
+                    "< 0.001" if p_value < 0.001 else f"{p_value:.3f}",
+                ]
+                tested = tested if math.isfinite(low) else [_UNDEFINED] * 2
                 rows.append([first, second, column, shown, *tested])
     header = ["first", "second", "column", "difference", "interval", "p, bootstrap"]
     return Table("Differences between metrics", header, rows)
@@ -212,11 +213,10 @@ def _counted(count: int, rows: str) -> str:
     return f"{count:,} {noun.removesuffix('s') if count == 1 else noun}{space}{rest}"
 
 
-def long_table(judged: Judged, signatures: Mapping[str, str]) -> str:
+def long_table(judged: Judged) -> str:
     """A line of CSV per cell with everything that is known of it, for programs."""
     table = pd.DataFrame(judged.entries)
     table.insert(0, "set", judged.judged.name)
-    table["signature"] = table["metric"].map(signatures).fillna("")
     return str(table.to_csv(index=False, float_format="%.6f", lineterminator="\n"))
 
 
@@ -243,7 +243,7 @@ def draw_scores(judged: Judged) -> Image.Image | None:
     return draw_spreads(panels) if any(panels.values()) else None
 
 
-def eval_results(judged: Judged, label: str, *, signature: str, **about: str | None) -> str:
+def eval_results(judged: Judged, label: str, **about: str | None) -> str:
     """The `.eval_results` YAML of one metric, for the repository of its weights on the Hub; about:
     `dataset_id`, `date` (ISO 8601) and `dataset_revision` of the entries."""
     import yaml
@@ -253,7 +253,7 @@ def eval_results(judged: Judged, label: str, *, signature: str, **about: str | N
         EvalResultEntry(
             task_id=entry.column.replace(" ", "_"),
             value=round(entry.value, 4),
-            notes=f"{label}, times 100, {entry.rows:,} {judged.judged.unit}, {signature}",
+            notes=f"{label}, times 100, {entry.rows:,} {judged.judged.unit}, {entry.signature}",
             **about,  # type: ignore[arg-type]
         )
         for entry in judged.entries_of(label)

@@ -213,10 +213,8 @@ def publish(
         try:
             commit, changed = patiently(partial(_push, api, publication, branch, private, message))
         except expected as error:
-            problem = f"{publication.address}: {_fix(error, publication)}"
-            if sent:
-                problem += f"\nsent before that: {', '.join(sent)}; a second run sends only the rest"
-            raise PublishError(problem) from None
+            before = f"\nsent before that: {', '.join(sent)}; a second run sends only the rest" * bool(sent)
+            raise PublishError(f"{publication.address}: {_fix(error, publication)}{before}") from None
         sent.append(publication.address)
         yield publication, commit, changed
 

@@ -120,15 +120,12 @@ class Replay(NamedTuple):
 
 
 def check_bundle(bundle: Any) -> None:
-    """Refuse what is no bundle of this format, and a damaged one."""
-    keys, found = {"metric", "media", "options", "signature", "models", "versions", "columns", "rows"}, ""
-    if not isinstance(bundle, Mapping) or bundle.get("format") != _FORMAT:
-        found = "is no bundle of this version"
-    elif not keys <= {*bundle} or {line.count(" ") for line in bundle["rows"]} - {len(bundle["columns"]) - 1}:
-        found = "is damaged"
-    if found:
+    """Refuse what is no whole bundle of this version."""
+    keys = {"format", "metric", "media", "options", "signature", "models", "versions", "columns", "rows"}
+    there = isinstance(bundle, Mapping) and keys <= {*bundle} and bundle["format"] == _FORMAT
+    if not there or {line.count(" ") for line in bundle["rows"]} - {len(bundle["columns"]) - 1}:
         fix = "pass one of `result.bundle()` or `capeval score --bundle`"
-        raise InputError(Problem(at("bundle"), found, fix))
+        raise InputError(Problem(at("bundle"), "is no bundle of this version, or damaged", fix))
 
 
 def replay(

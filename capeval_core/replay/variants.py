@@ -8,9 +8,11 @@ from __future__ import annotations
 import hashlib
 import io
 import re
+import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,7 +28,6 @@ from capeval_core.rows import canonical, nullable
 from capeval_core.scores.ngram import bleu_of_sums
 
 CLIP, REFCLIP, CIDER = "pacs refpacs clips refclips", "refpacs refclips", "cider ciderd"
-VIDEO, HICE, NGRAMS = "pacs-video refpacs-video", "hices refhices", "bleu rougel cider ciderd"
 ENCODED, SCORED, NUMBER = range(3)
 """What a switch changes: what is encoded; the scores of the rows; the number of the set alone."""
 
@@ -228,26 +229,14 @@ def _block(step: int, metrics: str = "", group: str = "", lift: Any = None) -> C
     return add
 
 
-def _options(step: int, metrics: str, option: str, *values: Any) -> None:
-    for value in values:
+def _options(step: int, entries: list[dict[str, Any]]) -> None:
+    for option, metrics, value in ((e["option"], e["metrics"], v) for e in entries for v in e["values"]):
         change = partial(Case.by, **{option: value})
         _block(step, metrics, option)(f"{option}={value!r}", f"the option {option} is {value!r}", change)
 
 
-def _parts(metrics: str, *names: str) -> None:
-    for name in names:
-        _block(SCORED, metrics, "formula", Case.part)(name, f"{name} stands in place of the score", name)
-
-
-_options(ENCODED, "weights", "dtype", "float16", "bfloat16")
-_options(ENCODED, CLIP, "prompt", "", "A photo of ", "a picture of ", "A photo depicting ", "A photo depicts")
-_options(ENCODED, "umic", "selection", "lxmert36")  # the 36 boxes of LXMERT
-_options(ENCODED, "vilbertscore", "idf", "corpus")
-_options(ENCODED, "vilbertscore", "layer", *range(6))
-_options(ENCODED, VIDEO, "max_frames", 1, 4, 8, 16)
-_options(ENCODED, VIDEO, "fps", 1.0, 2.0)
-_options(ENCODED, VIDEO, "idf", False)
-_options(ENCODED, HICE, "mask_transform", "released", "released_no_antialias")
+_DATA = tomllib.loads(Path(__file__).with_name("switches.toml").read_text(encoding="utf-8"))
+_options(ENCODED, _DATA["encoded"])
 add = _block(ENCODED, CIDER)
 add("captions too", "document frequencies count captions, too", _with_captions)
 add("other CIDEr", "CIDEr, or CIDEr-D instead", lambda case: case.patched(clipped=not case.metric.clipped))
@@ -261,7 +250,7 @@ add("full stop", "captions end with a full stop", lambda text: text.rstrip(" .")
 add("no full stop", "captions end without a full stop", lambda text: text.rstrip(" ."))
 add = _block(ENCODED, "weights", lift=Case.texts)
 add("PTB", "networks read PTB's tokens, joined by spaces", lambda text: " ".join(ptb_tokens(text)))
-add = _block(ENCODED, NGRAMS, "tokens", Case.words)
+add = _block(ENCODED, f"bleu rougel {CIDER}", "tokens", Case.words)
 add("no tokenizer", "texts are split at spaces, without a tokenizer", str.split)
 add("lower, no tokenizer", "lower-case texts are split at spaces", lambda text: text.lower().split())
 add("a-z, 0-9", "words as in rouge_score", lambda text: re.findall("[a-z0-9]+", text.lower()))
@@ -296,10 +285,7 @@ add = _block(ENCODED, CLIP)
 add("end token lost", "cut captions lose their end token, so that the start token is read", _end_lost)
 add("other GELU", "GELU for QuickGELU, or the reverse", _other_activation)
 add("float16 normalisation", "features are normalised in float16", lambda case: case.patched(columns=_half))
-_options(SCORED, "w", "w", 1.0, 2.0, 2.5, 100.0)
-_options(SCORED, "compat", "compat", "released")
-_options(SCORED, HICE, "include_whole_image", True)
-_options(SCORED, "refhices", "reference_reduction", "best", "mean", "pooled")
+_options(SCORED, _DATA["scored"])
 add = _block(SCORED, "pacs clips", lift=Case.made)
 add("no max", "negative cosines stay so", lambda case: case.part("cosine").scores * case.metric.options.w)
 add = _block(SCORED, REFCLIP, "formula", Case.made)
@@ -308,13 +294,10 @@ add("arithmetic mean", "the arithmetic mean of both", lambda case: sum(_both(cas
 add("geometric mean", "the geometric mean of both", lambda case: np.sqrt(np.prod(_both(case), axis=0)))
 add = _block(SCORED, "rougel vilbertscore", "formula", Case.made)
 add("equal F", "precision and recall count alike", lambda case: harmonic_mean(*_both(case)))
-_parts("rougel vilbertscore", "precision", "recall")
-_parts(REFCLIP, "reference_cosine")
-_parts("refpacs", "pac_s")
-_parts("refclips", "clip_s")
-_parts("bleu", "bleu_1", "bleu_2", "bleu_3")
-_parts("umic", "logit")
-_parts(VIDEO, "coarse", "fine")
+for entry in _DATA["parts"]:
+    add = _block(SCORED, entry["metrics"], "formula", Case.part)
+    for name in entry["names"]:
+        add(name, f"{name} stands in place of the score", name)
 add = _block(SCORED, "bleu", "formula")
 more = np.array([0, 1, 1, 1, 0, 1, 1, 1, 0, 0])
 add("add one", "1 is added to counts of 2 to 4 words", partial(_smoothed, more=more))
@@ -336,16 +319,5 @@ for how in ("mean", "max", "first", "last"):
     add(f"{how} of images", f"the mean over images of the {how} score of each", partial(_of_images, how=how))
 add("duplicates once", "equal captions of an image count once", partial(_of_images, how="first", once=True))
 
-KNOWN = (
-    ("torchmetrics' CLIPScore", "clips pacs", ("prompt=''", "end token lost", "w=100.0", "no max")),
-    ("VLMEvalKit's captions", "bleu rougel ciderd", ("no tokenizer", "times 100")),
-    ("clipscore on a GPU", "clips pacs", ("dtype='float16'", "float16 normalisation", "float16 scores")),
-)
-"""Tools, the metrics that they compute so, and the switches that they combine.
-
-https://github.com/Lightning-AI/torchmetrics/issues/2883
-https://github.com/open-compass/VLMEvalKit/issues/1308: pycocoevalcap's scorers without its tokenizer
-https://github.com/scikit-learn/scikit-learn/issues/21559: of clipscore.py since NumPy 1.21
-
-lmms-eval is none of them: all its tasks with these scorers tokenize, up to commit 75571cf at least.
-"""
+KNOWN = [(tool["name"], tool["metrics"], tool["switches"]) for tool in _DATA["tools"]]
+"""Tools, the metrics that they compute so, and the switches that they combine."""
