@@ -294,9 +294,10 @@ def _opened(source: File) -> Iterator[_OpenVideo]:
         limit = Image.MAX_IMAGE_PIXELS
         most_pixels = {} if limit is None else {"max_pixels": str(2 * limit + 2**16)}
         only = {"format_whitelist": ",".join(_FORMATS), "protocol_whitelist": "none"}
-        how = {"container_options": only, "metadata_errors": "replace"}  # titles may be in any encoding
+        # The decoders, too, look for the frames' size; titles may be in any encoding.
+        how: Any = {"options": most_pixels, "container_options": only, "metadata_errors": "replace"}
         try:
-            container: Any = av.open(file, options=most_pixels, **how)  # also decoders look for the size
+            container: Any = av.open(file, **how)
         except av.FFmpegError:
             fix = f"expected {_OPENED}, whole or cut off behind its header, or a list of images"
             raise refused(f"{name} is not a video that can be read", fix) from None
