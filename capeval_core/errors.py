@@ -98,11 +98,6 @@ class Problem(NamedTuple):
 class Problems(list[Problem]):
     """Problems with one input, which become one exception: a user wants to fix them all, not one per run."""
 
-    def __init__(self, problems: Iterable[Problem | str] = ()) -> None:
-        super().__init__()
-        for problem in problems:
-            self.add(problem)
-
     def add(self, problem: Problem | ProblemsError | str, kind: Kind = ValueError) -> None:
         """Note a problem, or those of an error; a text says by itself where it is, and is of that kind."""
         if isinstance(problem, ProblemsError):
@@ -151,7 +146,8 @@ class ProblemsError(Exception):
     """An error that carries its problems."""
 
     def __init__(self, problems: Problems | Problem | str) -> None:
-        self.problems = problems if isinstance(problems, Problems) else Problems([problems])
+        single = Problem("", problems) if isinstance(problems, str) else problems
+        self.problems = single if isinstance(single, Problems) else Problems([single])
         super().__init__(self.problems)
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from capeval_core.encoders.tokenizers import coverage
-from capeval_core.errors import Problems
+from capeval_core.errors import Problem, Problems
 from capeval_core.inputs.images import ImageError
 from capeval_core.inputs.samples import Samples, joined, parts, text_counts
 from capeval_core.kept import DamagedError, Kept, check_folder, digest_of, read_kept
@@ -247,7 +247,8 @@ class Task:
                 content = pa.array([keys[index] for index in own["index"].to_pylist()], pa.string())
                 store.append(own.append_column(_CONTENT, content))
             if self.metric.options.on_error == "raise":
-                Problems(own["error"].drop_null().to_pylist()).raise_if_any()
+                errors = own["error"].drop_null().to_pylist()
+                Problems(Problem("", error) for error in errors).raise_if_any()
             tables.append(own)
         self._memory.add(len(table))
 
