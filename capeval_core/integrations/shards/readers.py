@@ -21,7 +21,7 @@ import fsspec
 import pyarrow.parquet as pq
 from fsspec.implementations.local import LocalFileSystem
 
-from capeval_core.errors import FileError, did_you_mean, file_error, wrong_option
+from capeval_core.errors import FileError, described, did_you_mean, file_error, wrong_option
 from capeval_core.inputs.images import LONGEST_FILE, URL
 from capeval_core.kept import whole_file
 from capeval_core.limits import LIMITS
@@ -225,6 +225,9 @@ class Shard:
         missing = {role: found for role, found in self.find(*names).items() if not found} if names else {}
         problems = column_problems(missing, self.columns, names)
         problems += dict.fromkeys(text for one in first for text in self._differing(one))
+        captions = [record[name] for record in first for name in self.find(*record)["caption"][:1]]
+        if captions and not any(isinstance(text, (str, bytes, type(None))) for text in captions):
+            problems.append(f"no text as caption, only {described(captions[0])}")
         if problems:
             rows = f"its first {len(first)} rows have {', '.join(names)}"
             raise self.refuse(f"has {'; '.join(problems)}; {rows}", _FIX)
