@@ -10,7 +10,6 @@ file, and from that of `python -m benchmarks.cuda`, by the site (`tools/document
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import platform
 import re
@@ -28,18 +27,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 import capeval_core
-from benchmarks.cuda.agreement import (
-    DEVICE_GOAL,
-    Gpu,
-    Outputs,
-    Row,
-    Run,
-    Subject,
-    agreement,
-    compare_dtypes,
-    difference,
-    repeats_equal,
-)
+from benchmarks.cuda.agreement import DEVICE_GOAL, Gpu, Row, Subject
 from capeval_core.cache import FeatureCache
 from capeval_core.inputs.samples import argument_of
 from capeval_core.metric import CaptionMetric, Reranker
@@ -118,7 +106,7 @@ def of_tiny(gpu: Gpu) -> Iterator[Row]:
     rows = drawn_rows(8 if gpu.small else ROWS)
     for name, class_ in classes.items():
         weights = None if class_.default_weights is None else "tiny"
-        yield from of_metric(gpu, Subject((name,), weights or "none"), class_, weights, rows)
+        yield from of_metric(Subject(gpu, name, weights or "none"), class_, weights, rows)
 
 
 def of_full_size(gpu: Gpu) -> Iterator[Row]:
@@ -129,7 +117,7 @@ def of_full_size(gpu: Gpu) -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as folder:
         weights = make_weights("ViT-B-32", Path(folder))
         for name in ("pacs", "refpacs", "clips", "refclips"):
-            yield from of_metric(gpu, Subject((name,), "ViT-B/32, seeded"), metric_class(name), weights, rows)
+            yield from of_metric(Subject(gpu, name, "ViT-B/32, seeded"), metric_class(name), weights, rows)
 
 
 @dataclass(frozen=True)
@@ -157,32 +145,22 @@ def drawn_rows(count: int) -> Rows:
     )
 
 
-def of_metric(
-    gpu: Gpu, subject: Subject, class_: type[CaptionMetric], weights: Any, rows: Rows
-) -> Iterator[Row]:
+def of_metric(subject: Subject, class_: type[CaptionMetric], weights: Any, rows: Rows) -> Iterator[Row]:
     """A metric against itself: on the CPU in another order and batch, on a GPU against the CPU; in dtypes."""
 
-    def run(device: str, dtype: str, order: Any = None, size: int | None = None) -> Outputs:
-        return {"scores": scored(class_, weights, rows, device, dtype, order, size)}
+    def run(device: str, dtype: str, order: Any = None, size: int | None = None) -> list[float]:
+        return scored(class_, weights, rows, device, dtype, order, size)
 
-    if gpu.is_cuda:
+    def changed(*how: Any) -> tuple[list[float], list[float]]:
+        return run("cpu", "float32", *how), run("cpu", "float32")
+
+    if not subject.gpu.is_cuda:
+        backwards = np.arange(len(rows.captions))[::-1]
+        yield subject.compared("order", "in reverse order", lambda: changed(backwards), DEVICE_GOAL)
         if weights is not None:
-            yield from agreement(gpu, subject, run)
-        return
-    once: Run = functools.cache(run)
-    expected = once("cpu", "float32")["scores"]
-    backwards = run("cpu", "float32", np.arange(len(rows.captions))[::-1])["scores"]
-    yield difference(
-        gpu, subject, "order", f"{subject}: in reverse order", "scores", backwards, expected, DEVICE_GOAL
-    )
-    if weights is None:
-        return
-    alone = run("cpu", "float32", None, 1)["scores"]
-    yield difference(
-        gpu, subject, "batches", f"{subject}: batches of one", "scores", alone, expected, DEVICE_GOAL
-    )
-    yield from repeats_equal(gpu, subject, run, first=once)
-    yield from compare_dtypes(gpu, subject, once)
+            yield subject.compared("batches", "batches of one", lambda: changed(None, 1), DEVICE_GOAL)
+    if weights is not None:
+        yield from subject.agreement(run)
 
 
 def scored(

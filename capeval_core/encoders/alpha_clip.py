@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain, repeat
 from typing import Annotated, Any, NamedTuple, cast
 
@@ -24,20 +23,12 @@ from capeval_core.encoders.clip import ClipSettings, ClipTowers, VisionTransform
 from capeval_core.encoders.engine import (
     Encoded,
     Encoding,
-    ImageFeatures,
     Item,
     Units,
     encode_stream,
     with_extras,
 )
-from capeval_core.encoders.preprocessing import (
-    MaskTransform,
-    RunMask,
-    image_pixels,
-    resize_masks,
-    shares_of,
-    window_of,
-)
+from capeval_core.encoders.preprocessing import MaskTransform, image_pixels, resize_masks, window_of
 from capeval_core.inputs.images import InputImage
 from capeval_core.models.batching import BatchSize
 from capeval_core.models.device import DTYPES, exact, on_device, on_host
@@ -48,7 +39,7 @@ from capeval_core.weights.alpha_clip import AlphaClipConversion
 from capeval_core.weights.folder import WeightsError
 
 _EXPANDED = 1 << 24  # pixels of masks that are unpacked at a time
-_AHEAD_AS_RUNS = 32  # images prepared before their turn where masks stay runs: about four batches of 30
+_AHEAD = 3  # images that are prepared before their turn, each with some masks
 
 
 @dataclass(frozen=True)
@@ -80,7 +71,7 @@ class Row(NamedTuple):
     """One row of a forward pass: the pixels of an image under one mask."""
 
     pixels: Tensor
-    alpha: Tensor | RunMask  # the mask as the tower takes it, or, for a GPU, its runs
+    alpha: Tensor  # the mask as the tower takes it
 
 
 class AlphaClipEncoder(ClipTowers, tags=["image-captioning", "clip", "alpha-clip"]):
@@ -101,24 +92,10 @@ class AlphaClipEncoder(ClipTowers, tags=["image-captioning", "clip", "alpha-clip
         visual.conv1_alpha = nn.Conv2d(1, sizes.vision.width, patch, patch, bias=False)
         return visual
 
-    def encode_images(
-        self, images: Iterable[InputImage], *, cache: FeatureCache = SHARED, batch_size: int | None = None
-    ) -> Iterator[ImageFeatures]:
-        """Features of images as a whole, under the mask that is one everywhere; as for `ClipEncoder`."""
-        rows = _Regions(self, "square_crop", self.batch("images", batch_size))
-        encoding = Encoding(
-            size=rows.size,
-            keys=lambda content, _: (self.key("whole", f"{rows.transform}\n{content}".encode()),),
-            prepare=lambda loaded: Row(rows.pixels(loaded), rows.full),
-            forward=self.run_rows,
-        )
-        parts = encode_stream(zip(images, repeat(None)), encoding, cache)
-        return map(partial(ImageFeatures.of, shape=(self.dimension,)), parts)
-
     def encode_regions(
         self,
         images: Iterable[InputImage],
-        regions: RegionSource | Iterable[Any],
+        regions: RegionSource | Iterable[Regions],
         *,
         mask_transform: MaskTransform = "square_crop",
         cache: FeatureCache = SHARED,
@@ -131,21 +108,20 @@ class AlphaClipEncoder(ClipTowers, tags=["image-captioning", "clip", "alpha-clip
         are read, and regions found, ahead of the encoder; memory does not grow with their number. An image
         that cannot be read, or whose regions are wrong or could not be found, gives NaN and the reason.
 
-        regions: where they come from, or per image `Regions`, or boolean masks (n, h, w) at its size.
+        regions: where they come from, or those of each image.
         """
         rows = _Regions(self, mask_transform, self.batch("images", batch_size))
         if isinstance(regions, RegionSource):
             items: Iterable[Item] = zip(images, repeat(regions))
         else:
-            hint = "give every image its regions, an empty array (0, h, w) where it has none"
-            items = with_extras(images, regions, "regions", hint)
+            items = with_extras(images, regions, "regions", "give every image its regions")
         encoding = Encoding(
             size=rows.size,
             keys=rows.keys,
             prepare=rows.pixels,
             forward=self.run_rows,
             units=rows.units,
-            ahead=_AHEAD_AS_RUNS if rows.as_runs else 3,
+            ahead=_AHEAD,
         )
         nothing = np.full((1, self.dimension), np.nan, dtype=np.float32), np.empty(0, dtype=np.int64), 0
 
@@ -174,7 +150,7 @@ class AlphaClipEncoder(ClipTowers, tags=["image-captioning", "clip", "alpha-clip
         distinct = list({id(row.pixels): row.pixels for row in rows}.values())
         position = {id(pixels): index for index, pixels in enumerate(distinct)}
         pixels = on_device(torch.stack(distinct), self.device).to(dtype)
-        alphas = self._alphas_of([row.alpha for row in rows]).to(dtype)
+        alphas = on_device(torch.stack([row.alpha for row in rows]), self.device).to(dtype)
         of_row = on_device(np.array([position[id(row.pixels)] for row in rows]), self.device)
         patch = visual.conv1.kernel_size[0]
 
@@ -187,22 +163,12 @@ class AlphaClipEncoder(ClipTowers, tags=["image-captioning", "clip", "alpha-clip
         of_mask = embedded(alphas, visual.conv1_alpha)
         return run_vision(visual, of_mask.add_(embedded(pixels, visual.conv1)[of_row]), self.triton)
 
-    def _alphas_of(self, masks: Sequence[Tensor | RunMask]) -> Tensor:
-        """(n, 1, s, s) float32 on the device; either all are tensors or none is."""
-        if isinstance(masks[0], Tensor):
-            return on_device(torch.stack(cast(list[Tensor], masks)), self.device)
-        return self._scaled(
-            shares_of(cast(Sequence[RunMask], masks), self.preprocessing.image_size, self.device)
-        )
-
-    def _scaled(self, shares: Tensor) -> Tensor:
-        scaled: Tensor = (shares - self.config["mask"]["mean"]) / self.config["mask"]["std"]
-        return scaled
-
     def alphas(self, masks: NDArray[np.bool_], transform: MaskTransform) -> Tensor:
         """(k, 1, n, n) float32, as the image tower takes them, of cropped masks (k, h, w); on the CPU."""
         cropped = torch.from_numpy(np.ascontiguousarray(masks))
-        return self._scaled(resize_masks(cropped, self.preprocessing.image_size, transform))
+        shares = resize_masks(cropped, self.preprocessing.image_size, transform)
+        scaled: Tensor = (shares - self.config["mask"]["mean"]) / self.config["mask"]["std"]
+        return scaled
 
     def canary(self) -> Floats:
         """(2, 3) cosines of two drawn images, each under a mask, and three captions."""
@@ -222,17 +188,11 @@ class _Regions:
     def __init__(self, encoder: AlphaClipEncoder, transform: MaskTransform, size: BatchSize) -> None:
         self.encoder, self.transform, self.size = encoder, transform, size
         n = encoder.preprocessing.image_size
-        # A GPU decodes and resizes masks itself; elsewhere threads do, while the network runs.
-        self.as_runs = encoder.device.type == "cuda"
-        self.full: Tensor | RunMask = (
-            RunMask(np.array([0, n * n], dtype=np.int32), (n, n), transform)
-            if self.as_runs
-            else encoder.alphas(np.ones((1, n, n), dtype=np.bool_), transform)[0]
-        )
+        self.full = encoder.alphas(np.ones((1, n, n), dtype=np.bool_), transform)[0]
         self._finding = threading.Lock()
         # A stream of its own on a GPU: whoever reads a source's results need not wait for this encoder.
         cuda: Any = torch.cuda  # whose functions have no types
-        self._stream = cuda.Stream(encoder.device) if self.as_runs else None
+        self._stream = cuda.Stream(encoder.device) if encoder.device.type == "cuda" else None
 
     def keys(self, content: str, regions: Any) -> tuple[str, ...]:
         name = f"{self.transform}\n{content}\n{name_of(regions)}"
@@ -264,18 +224,11 @@ class _Regions:
 
     def _visible(self, regions: Regions, pixels: Tensor) -> Iterator[list[tuple[int, Row]]]:
         """The masks that the tower sees, some at a time, each with its index."""
-        (height, width), at_once = regions.size, self.size.size
+        height, width = regions.size
         top, left, high, wide = window_of(height, width, self.transform)
-        if not self.as_runs:
-            at_once = max(1, min(_EXPANDED // (height * width), at_once))
+        at_once = max(1, min(_EXPANDED // (height * width), self.size.size))
         for start in range(0, len(regions), at_once):
-            if self.as_runs:
-                runs = [np.cumsum(own, dtype=np.int32) for own in regions.runs[start : start + at_once]]
-                masks = [RunMask(own[: len(own) // 2 * 2], regions.size, self.transform) for own in runs]
-                visible = [index for index, mask in enumerate(masks) if mask.visible]
-                alphas: Any = [masks[index] for index in visible]
-            else:
-                shown = regions.masks(start, start + at_once)[:, top : top + high, left : left + wide]
-                visible = np.flatnonzero(shown.any(axis=(1, 2))).tolist()
-                alphas = self.encoder.alphas(shown[visible], self.transform) if visible else []
+            shown = regions.masks(start, start + at_once)[:, top : top + high, left : left + wide]
+            visible = np.flatnonzero(shown.any(axis=(1, 2))).tolist()
+            alphas = self.encoder.alphas(shown[visible], self.transform) if visible else []
             yield [(start + index, Row(pixels, alpha)) for index, alpha in zip(visible, alphas, strict=True)]

@@ -6,23 +6,22 @@ Large Language Models, ICML 2023, section 3.1, https://arxiv.org/abs/2301.12597
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from operator import attrgetter
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 
 from capeval_core.cache import SHARED, FeatureCache
-from capeval_core.encoders.blocks import among_all, merge, run_packed, usable_kernels
+from capeval_core.encoders.blocks import merge
 from capeval_core.encoders.engine import chunks
 from capeval_core.encoders.packed import Packing, attend
 from capeval_core.encoders.pairs import BertSizes, LayerSizes, Pair, PairEncoder, TextSettings
@@ -70,19 +69,6 @@ class _Blip2Settings(TextSettings):
         sized, taken = self.preprocessing.image_size, self.architecture.vision.image_size
         if sized != taken:
             raise ValueError(f"preprocessing.image_size is {sized}, but the tower takes {taken}")
-
-
-class _Block:
-    """A layer of the vision tower under the names of CLIP's blocks, whose steps are the same."""
-
-    def __init__(self, layer: Any) -> None:
-        own, mlp = layer.self_attn, layer.mlp
-        self.ln_1, self.ln_2 = layer.layer_norm1, layer.layer_norm2
-        parts = {"c_fc": mlp.fc1, "gelu": mlp.activation_fn, "c_proj": mlp.fc2}
-        self.mlp = nn.Sequential(OrderedDict(parts))
-        self.attn = SimpleNamespace(
-            in_proj_weight=own.qkv.weight, in_proj_bias=own.qkv.bias, out_proj=own.projection
-        )
 
 
 def qformer_states(
@@ -184,7 +170,6 @@ class Blip2Encoder(PairEncoder, tags=["image-captioning", "blip-2"]):
         self.queries: int = sizes.num_query_tokens
         self.dimension: int = sizes.image_text_hidden_size
         self.visual_rows = self.queries
-        self.triton = usable_kernels(self.device, DTYPES[self.dtype]) if self.device.type == "cuda" else None
 
     @classmethod
     def read_config(cls, folder: WeightsFolder) -> dict[str, Any]:
@@ -245,16 +230,9 @@ class Blip2Encoder(PairEncoder, tags=["image-captioning", "blip-2"]):
     @exact
     def states(self, prepared: Sequence[NDArray[np.uint8]]) -> Tensor:
         """(images, patches + 1, width) states of the vision tower, on the encoder's device."""
-        tower, pixels = self.model.vision_model, self._scaled(prepared).to(DTYPES[self.dtype])
-        if self.triton is None or tower.config.hidden_act != "gelu":
-            plain: Tensor = tower(pixel_values=pixels).last_hidden_state
-            return plain
-        x = tower.embeddings(pixels)
-        blocks = [_Block(layer) for layer in tower.encoder.layers]
-        attention = among_all(len(x), tower.config.num_attention_heads)
-        rows = run_packed(blocks, x.flatten(0, 1), attention, self.triton)
-        normed: Tensor = tower.post_layernorm(rows)
-        return normed.view(x.shape)
+        pixels = self._scaled(prepared).to(DTYPES[self.dtype])
+        found: Tensor = self.model.vision_model(pixel_values=pixels).last_hidden_state
+        return found
 
     @exact
     def image_features(self, states: Tensor) -> Tensor:

@@ -35,13 +35,7 @@ from capeval_core.models.device import exact, on_device, on_host
 from capeval_core.models.model import canary_images
 from capeval_core.ragged import Floats, Integers
 from capeval_core.regions.features import Selection, boxes_kept
-from capeval_core.regions.suppression import (
-    Suppression,
-    best_on_device,
-    class_confidences,
-    clipped,
-    enough_boxes,
-)
+from capeval_core.regions.suppression import Suppression, class_confidences, clipped, enough_boxes
 from capeval_core.weights.detectors import FasterRcnnConversion, X152Conversion
 
 _LONGEST_STEP = math.log(1000 / 16)  # bound of the logarithm by which a box may grow
@@ -133,16 +127,11 @@ def _best_first(scores: Tensor) -> Tensor:
     return scores.sort(descending=True, stable=True).indices
 
 
-def _best_of(
-    rule: Suppression, groups: Sequence[Tensor], most: int, usable: Tensor | None = None
-) -> list[Tensor]:
-    """`rule.best` of each of several groups of boxes, of those that are usable, on any device."""
-    if groups[0].device.type == "cuda":
-        return best_on_device(rule, groups, most, usable)
-    every = torch.ones(sum(map(len, groups)), dtype=torch.bool) if usable is None else usable
-    places = [own.nonzero()[:, 0] for own in torch.split(every, [len(boxes) for boxes in groups])]
-    pairs = zip(groups, places, strict=True)
-    return [own[torch.from_numpy(rule.best(np.asarray(boxes[own]), most))] for boxes, own in pairs]
+def _best_of(rule: Suppression, groups: Sequence[Tensor], most: int) -> list[Tensor]:
+    """`rule.best` of each of several groups of boxes, found on the host."""
+    ends = np.cumsum([len(boxes) for boxes in groups])[:-1]
+    parts = np.split(on_host(torch.cat(list(groups))), ends)
+    return [on_device(rule.best(boxes, most), groups[0].device) for boxes in parts]
 
 
 class _Detector(BoxEncoder):
@@ -363,7 +352,8 @@ class _FasterRcnnModel(nn.Module):
         scores, best = scores.topk(min(settings.before_nms, len(scores)))
         boxes = clip_boxes_to_image(_decoded(steps[best], around[best], settings.delta_weights), size)
         whole = (boxes[:, 2:] > boxes[:, :2]).all(dim=1)
-        (kept,) = _best_of(Suppression(settings.overlap), [boxes], settings.after_nms, whole)
+        boxes, scores = boxes[whole], scores[whole]
+        (kept,) = _best_of(Suppression(settings.overlap), [boxes], settings.after_nms)
         return boxes[kept], scores[kept]
 
     def box_features(self, maps: Sequence[Tensor], boxes: Tensor) -> Tensor:

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 import torch
@@ -29,8 +28,6 @@ from capeval_core.models.device import on_device
 from capeval_core.weights.catalogue import CLIP_MEAN, CLIP_STD
 
 MaskTransform = Literal["square_crop", "released", "released_no_antialias"]
-
-_DECODED = 1 << 22  # pixels of masks that are decoded at a time, of 16 bytes each while they are
 
 
 @dataclass(frozen=True)
@@ -93,46 +90,3 @@ def resize_masks(masks: Tensor, size: int, transform: MaskTransform) -> Tensor:
     shares = masks[:, None].float()
     antialias = transform != "released_no_antialias"
     return functional.interpolate(shares, (size, size), mode="bilinear", antialias=antialias)
-
-
-class RunMask(NamedTuple):
-    """A mask by the pixels at which it changes, counted column by column, until it is on a GPU. A mask of 12
-    megapixels is 12 MB as an array and some kilobytes so: threads hand it over, and it is decoded, cropped
-    and resized on the device. bounds: (2k,) int32, where each of k runs of ones begins and ends. size:
-    (height, width) of the mask. transform: how it comes to the image tower's size."""
-
-    bounds: NDArray[np.int32]
-    size: tuple[int, int]
-    transform: MaskTransform
-
-    @property
-    def visible(self) -> bool:
-        """Whether the image tower sees any of its pixels."""
-        top, left, high, wide = window_of(*self.size, self.transform)
-        height = self.size[0]
-        starts = np.maximum(self.bounds[0::2], left * height)
-        ends = np.minimum(self.bounds[1::2], (left + wide) * height)
-        row = starts % height
-        # A run that begins in no row of the window reaches one if it is long enough.
-        reached = ((row >= top) & (row < top + high)) | ((top - row) % height < ends - starts)
-        return bool((reached & (ends > starts)).any())
-
-
-def shares_of(masks: Sequence[RunMask], side: int, device: torch.device) -> Tensor:
-    """(n, 1, side, side) float32 shares of each cell that a mask covers, as `resize_masks` gives them."""
-    shares = []
-    for ((height, width), transform), group in groupby(masks, key=lambda mask: mask[1:]):
-        alike, pixels = list(group), height * width
-        top, left, high, wide = window_of(height, width, transform)
-        at_once = max(1, _DECODED // pixels)
-        for start in range(0, len(alike), at_once):
-            chunk = alike[start : start + at_once]
-            own = np.concatenate([mask.bounds + np.int32(i * pixels) for i, mask in enumerate(chunk)])
-            index, row, column = (
-                torch.arange(n, dtype=torch.int32, device=device) for n in (len(chunk), high, wide)
-            )
-            place = (column + left) * height + (row + top)[:, None] + (index * pixels)[:, None, None]
-            # A pixel is one where the number of bounds up to it is odd; each mask has an even number of them.
-            counts = torch.searchsorted(on_device(own, device), place, right=True, out_int32=True)
-            shares.append(resize_masks(counts & 1, side, transform))
-    return torch.cat(shares)

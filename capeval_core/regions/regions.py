@@ -168,46 +168,22 @@ class CachedRegions(RegionSource):
         return found
 
 
-def name_of(regions: Any) -> str:
-    """A text that names the regions of an image (`Regions`, or masks of numpy or torch), or their source."""
+def name_of(regions: Regions | RegionSource) -> str:
+    """A text that names the regions of an image, or their source."""
     if isinstance(regions, RegionSource):
         return f"source {regions.fingerprint}"
-    if isinstance(regions, Regions):
-        what, arrays = f"runs {regions.size} {[len(runs) for runs in regions.runs]}", regions.runs
-    else:
-        masks = _array(regions)
-        what, arrays = f"array {masks.dtype} {masks.shape}", (masks,)
-    digest = hashlib.blake2b(what.encode(), digest_size=16)
-    for array in arrays:
-        digest.update(np.ascontiguousarray(array).data)
+    lengths = f"runs {regions.size} {[len(runs) for runs in regions.runs]}"
+    digest = hashlib.blake2b(lengths.encode(), digest_size=16)
+    for runs in regions.runs:
+        digest.update(np.ascontiguousarray(runs).data)
     return f"masks {digest.hexdigest()}"
 
 
-def fitting(regions: Any, image: InputImage, size: tuple[int, int]) -> Regions:
+def fitting(regions: Regions, image: InputImage, size: tuple[int, int]) -> Regions:
     """Regions that fit the image, or ImageError with what is wrong."""
+    if regions.size == size:
+        return regions
     high, wide = size
-    expected = f"{image.name} is {high} pixels high and {wide} wide"
-    if isinstance(regions, Regions):
-        if regions.size == size:
-            return regions
-        found = f"its regions are of an image {' x '.join(map(str, regions.size))}, but {expected}"
-        raise ImageError(Problem(image.where, found, "make them of the image itself, not of a copy"))
-    masks, found = _array(regions), ""
-    fix = f"pass Regions or boolean masks (n, {high}, {wide}), with n = 0 where there are none"
-    if masks.dtype == np.object_:
-        found = f"its regions are a {type(regions).__name__}"
-    elif masks.dtype != np.bool_:
-        found = f"its masks are of type {masks.dtype}, expected boolean"
-        fix = "pass masks > 0 (or masks > 0.5 where they are probabilities)"
-    elif masks.ndim != 3 or masks.shape[1:] != size:
-        found = f"its masks have shape {masks.shape}, but {expected}"
-    elif len(empty := np.flatnonzero(~masks.any(axis=(1, 2)))):
-        found = f"masks[{empty[0]}] of {len(masks)} has no pixel, {len(empty)} have none"
-        fix = "leave them out"
-    if found:
-        raise ImageError(Problem(image.where, found, fix))
-    return Regions.of(masks, size=size)
-
-
-def _array(masks: Any) -> NDArray[Any]:
-    return np.asarray(masks.cpu() if hasattr(masks, "cpu") else masks)
+    found = f"its regions are of an image {' x '.join(map(str, regions.size))}, but"
+    found = f"{found} {image.name} is {high} pixels high and {wide} wide"
+    raise ImageError(Problem(image.where, found, "make them of the image itself, not of a copy"))

@@ -1,4 +1,4 @@
-"""Non-maximum suppression of many classes at once, by one rule on every device.
+"""Non-maximum suppression of many classes at once, by one rule for every device's boxes.
 
 The kernels of detectors differ: with IoU >= on the CPU and > on CUDA, with a pixel added to sides or not,
 with products and sums joined or not. Here the rule is a value, and every step is rounded to float32.
@@ -8,22 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
-
-from capeval_core.models.device import on_device
 
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
-
-_ROWS = 1 << 22
-"""Pairs of boxes that are compared at a time."""
-_STEPS = 8
-"""Steps between two looks at whether they still change anything, for which the host waits."""
 
 
 @dataclass(frozen=True)
@@ -43,18 +34,18 @@ class Suppression:
         below = not self.at_bound and float(bound) > self.overlap
         return np.float32(np.nextafter(bound, np.float32(0))) if below else bound
 
-    def pairs(self, boxes: Any, others: Any) -> Any:
+    def pairs(self, boxes: Floats, others: Floats) -> NDArray[np.bool_]:
         """Whether one of two boxes suppresses the other: (...) of (..., 4) and (..., 4)."""
-        xp: Any = np if isinstance(boxes, np.ndarray) else torch
         (x0, y0, x1, y1), (u0, v0, u1, v1) = ([each[..., i] for i in range(4)] for each in (boxes, others))
         one = np.float32(self.pixel)
-        width = xp.clip(xp.minimum(x1, u1) - xp.maximum(x0, u0) + one, 0, None)
-        height = xp.clip(xp.minimum(y1, v1) - xp.maximum(y0, v0) + one, 0, None)
+        width = np.clip(np.minimum(x1, u1) - np.maximum(x0, u0) + one, 0, None)
+        height = np.clip(np.minimum(y1, v1) - np.maximum(y0, v0) + one, 0, None)
         shared = width * height
         areas = (x1 - x0 + one) * (y1 - y0 + one), (u1 - u0 + one) * (v1 - v0 + one)
         with np.errstate(invalid="ignore", divide="ignore"):  # empty boxes: 0 / 0 is no overlap
             ratio = shared / (areas[0] + areas[1] - shared)
-        return ratio >= self.bound if self.at_bound else ratio > self.bound
+        above: NDArray[np.bool_] = ratio >= self.bound if self.at_bound else ratio > self.bound
+        return above
 
     def best(self, boxes: Floats, most: int) -> Integers:
         """Indices of at most `most` boxes (n, 4) that survive, of boxes that come best first."""
@@ -106,35 +97,3 @@ def enough_boxes(boxes: Floats, scores: Floats, overlaps: Sequence[float], least
         if len(kept) >= least:
             break
     return kept
-
-
-def best_on_device(
-    rule: Suppression, groups: Sequence[Tensor], most: int, usable: Tensor | None = None
-) -> list[Tensor]:
-    """Of each group, indices of at most `most` boxes (n, 4) that survive: `rule.best` of each.
-
-    A box survives if no better one that survives suppresses it. From all boxes on, each step is right for one
-    more box of every chain in which each suppresses the next, so that a few steps do for thousands. `usable`:
-    of all boxes of all groups; the others neither survive nor suppress.
-    """
-    lengths, suppresses = [len(boxes) for boxes in groups], []
-    for boxes in groups:  # whether a box suppresses a worse one, which stands behind it
-        parts = torch.split(boxes, max(1, _ROWS // max(1, len(boxes))))
-        pairs = torch.cat([rule.pairs(part[:, None], boxes) for part in parts])
-        suppresses.append(pairs.triu_(1).to(torch.float16))
-    every = groups[0].new_ones(sum(lengths), dtype=torch.float16) if usable is None else usable.half()
-    alive = torch.split(every, lengths)
-    survives = alive
-    while True:
-        for _ in range(_STEPS):
-            before = survives
-            survives = tuple(
-                ((state @ pairs) == 0).to(torch.float16) * own
-                for state, pairs, own in zip(survives, suppresses, alive, strict=True)
-            )
-        last = torch.cat(survives)
-        moved, kept = torch.stack([torch.cat(before) != last, last == 1]).cpu()
-        if not moved.any():
-            best = [own.nonzero()[:most, 0] for own in torch.split(kept, lengths)]
-            there = on_device(torch.cat(best), every.device)
-            return list(torch.split(there, [len(own) for own in best]))

@@ -1,4 +1,4 @@
-"""Suppression beside the plain double loop and torchvision's kernel, as a CPU and as a GPU do it."""
+"""Suppression beside the plain double loop and torchvision's kernel."""
 
 from __future__ import annotations
 
@@ -92,29 +92,20 @@ def test_without_a_pixel_it_is_torchvisions(overlap: float) -> None:
     assert np.flatnonzero(confidences(boxes, scores, overlap)).tolist() == sorted(kept.tolist())
 
 
-@pytest.mark.parametrize("on_device", [False, True])
 @pytest.mark.parametrize("rule", RULES)
-def test_the_best_boxes_are_those_of_plain_loops(rule: dict[str, Any], on_device: bool) -> None:
+def test_the_best_boxes_are_those_of_plain_loops(rule: dict[str, Any]) -> None:
     groups = [sorted_boxes(n) for n in (0, 1, 40, 150)]
     every = [survivors(boxes, -np.arange(len(boxes)), 0.5, **rule) for boxes in groups]
     for most in (5, 1000):
-        kept = best_boxes(groups, 0.5, most, on_device=on_device, **rule)
+        kept = best_boxes(groups, 0.5, most, **rule)
         assert kept == [own[:most] for own in every]
 
 
-def test_boxes_that_are_not_usable_neither_survive_nor_suppress() -> None:
-    boxes = drawn(200, 1)[0]
-    usable = np.random.default_rng(1).random(200) < 0.6
-    (kept,) = best_boxes([boxes], 0.5, 1000, on_device=True, usable=usable)
-    assert kept == np.flatnonzero(usable)[best_boxes([boxes[usable]], 0.5, 1000, on_device=False)[0]].tolist()
-
-
-@pytest.mark.parametrize("on_device", [False, True])
-def test_a_chain_is_followed_to_its_end(on_device: bool) -> None:
+def test_a_chain_is_followed_to_its_end() -> None:
     """Each box overlaps the next one only, so that whether the last one survives depends on all."""
     x = np.arange(101, dtype=np.float32) * 4
     boxes = np.stack([x, x * 0, x + 10, x * 0 + 10], axis=1)
-    assert best_boxes([boxes], 0.4, 1000, on_device=on_device) == [list(range(0, 101, 2))]
+    assert best_boxes([boxes], 0.4, 1000) == [list(range(0, 101, 2))]
     point = np.float32([[5, 5, 5, 5], [5, 5, 5, 5]])
-    assert best_boxes([point], 0.5, 3, on_device=on_device) == [[0, 1]]  # no area, no overlap
-    assert best_boxes([point], 0.5, 3, on_device=on_device, **CAFFE) == [[0]]  # a pixel each, the same one
+    assert best_boxes([point], 0.5, 3) == [[0, 1]]  # no area, no overlap
+    assert best_boxes([point], 0.5, 3, **CAFFE) == [[0]]  # a pixel each, the same one

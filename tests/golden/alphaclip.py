@@ -14,7 +14,7 @@ import torch
 
 from capeval_core.cache import FeatureCache
 from tests.golden.case import Array, Case, Comparison, Place, converted, cosine, opened, padded, save
-from tests.support.seams import visual
+from tests.support.seams import mask_regions, visual
 
 TRANSFORMS = {
     "released": ("", ""),
@@ -113,7 +113,7 @@ def regions(case: Case, given: Given, encoder: Any, transform: str, name: str) -
         if mask.any():
             rows.setdefault(image, []).append(row)
     shown = [given.images[image] for image in rows]
-    masks = [np.stack([given.rows[row][1] for row in own]) for own in rows.values()]
+    masks = [mask_regions([given.rows[row][1] for row in own]) for own in rows.values()]
     found = list(encoder.encode_regions(shown, masks, mask_transform=transform, cache=FeatureCache(0)))
     kept = [own[index] for own, part in zip(rows.values(), found, strict=True) for index in part.kept]
     ours = np.concatenate([part.regions for part in found])

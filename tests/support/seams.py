@@ -50,7 +50,7 @@ from capeval_core.phrases.spans import wrong_words
 from capeval_core.regions import boxes as region_boxes
 from capeval_core.regions.opening import region_opener
 from capeval_core.regions.regions import Regions, RegionSource
-from capeval_core.regions.suppression import Suppression, best_on_device, class_confidences
+from capeval_core.regions.suppression import Suppression, class_confidences
 from capeval_core.replay import variants
 from capeval_core.scores.boxes import FirstBoxes
 from capeval_core.scores.eco import EcoOptions, Ranking
@@ -181,7 +181,8 @@ def encode(
     elif texts is not None:
         yield from map(_named, network.match(images, texts, **options))
     elif regions is not None:
-        yield from map(_named, network.encode_regions(images, regions, **options))
+        given = (own if isinstance(own, Regions) else Regions.of(own, size=own.shape[1:]) for own in regions)
+        yield from map(_named, network.encode_regions(images, given, **options))
     elif medium == "videos":
         videos = (visual("video", value, f"{medium}[{i}]") for i, value in enumerate(visuals))
         settings = {} if sampling is None else {"sampling": Sampling(**sampling)}
@@ -331,22 +332,10 @@ def open_regions(spec: Any, **settings: Any) -> RegionSource:
 
 
 def best_boxes(
-    groups: Sequence[NDArray[np.float32]],
-    overlap: float,
-    most: int,
-    *,
-    on_device: bool,
-    usable: NDArray[np.bool_] | None = None,
-    **rule: Any,
+    groups: Sequence[NDArray[np.float32]], overlap: float, most: int, **rule: Any
 ) -> list[list[int]]:
-    """The boxes of each group, best first, that survive suppression, as a CPU or a GPU finds them."""
-    one = Suppression(overlap, **rule)
-    if not on_device:
-        return [one.best(boxes, most).tolist() for boxes in groups]
-    chosen = None if usable is None else torch.from_numpy(usable)
-    return [
-        kept.tolist() for kept in best_on_device(one, [torch.from_numpy(g) for g in groups], most, chosen)
-    ]
+    """The boxes of each group, best first, that survive suppression."""
+    return [Suppression(overlap, **rule).best(boxes, most).tolist() for boxes in groups]
 
 
 def confidences(
