@@ -195,15 +195,6 @@ def _size_of(pixels: Tensor) -> tuple[int, int]:
     return int(pixels.shape[1]), int(pixels.shape[2])
 
 
-def _arrays(*columns: Tensor) -> list[Floats]:
-    """Tensors (n, ...) of float32 on any device as arrays on the CPU, for which the host waits once."""
-    if columns[0].device.type == "cpu":
-        return [on_host(own) for own in columns]
-    flat = on_host(torch.cat([own.flatten() for own in columns]))
-    ends = np.cumsum([own.numel() for own in columns])[:-1]
-    return [part.reshape(own.shape) for part, own in zip(np.split(flat, ends), columns, strict=True)]
-
-
 def _blue_first(image: Image.Image) -> NDArray[np.uint8]:
     """(h, w, 3): blue, green and red of an image of any mode, as Caffe's networks take them."""
     blue: NDArray[np.uint8] = np.asarray(image.convert("RGB"))[:, :, ::-1].copy()
@@ -427,7 +418,7 @@ class FasterRcnn(_Detector, tags=["object-detection", "faster-rcnn"]):
         in."""
         probabilities = found.class_logits.softmax(dim=1)[:, :-1]
         if self.rule == "bua10_100":
-            boxes, by_class, features = _arrays(found.boxes, probabilities, found.features)
+            boxes, by_class, features = map(on_host, (found.boxes, probabilities, found.features))
             scores = class_confidences(boxes, by_class, _ONE_THING)
             order = np.argsort(-scores, kind="stable")
             kept = order[: boxes_kept(scores[order])]
@@ -437,7 +428,7 @@ class FasterRcnn(_Detector, tags=["object-detection", "faster-rcnn"]):
             each = torch.arange(len(best), device=best.device)
             deltas = self.model.predictor.bbox_pred(found.features).view(len(best), -1, 4)[each, likeliest]
             moved = _decoded(deltas, found.boxes, settings.delta_weights)
-            boxes, scores, features = _arrays(moved, best, found.features)
+            boxes, scores, features = map(on_host, (moved, best, found.features))
             boxes = clipped(boxes, scale)
             kept = enough_boxes(boxes, scores, settings.overlaps, settings.least, settings.most)
         ratio = np.tile(np.divide(size, scale[::-1], dtype=np.float32), 2)
@@ -580,22 +571,20 @@ class _X152Model(nn.Module):
         best = _best_first(objectness)[: settings.most]
         return boxes[best], objectness[best]
 
-    def pooled(self, maps: Sequence[Tensor], boxes: Tensor, levels: Tensor | None = None) -> Tensor:
-        """(n, c, 7, 7) means of points for boxes (n, 4), in the levels (n,), on the host, that fit them.
-        Points, two along each side of a cell, lie as in the first RoIAlign, which takes no half pixel off the
-        corners."""
-        levels = _level_of(boxes).cpu() if levels is None else levels
+    def pooled(self, maps: Sequence[Tensor], boxes: Tensor) -> Tensor:
+        """(n, c, 7, 7) means of points for boxes (n, 4), in the levels that fit them. Points, two along each
+        side of a cell, lie as in the first RoIAlign, which takes no half pixel off the corners."""
+        levels = _level_of(boxes)
         cells = maps[0].new_empty(len(boxes), maps[0].shape[1], _POOLED, _POOLED)
         for level, (map_, stride) in enumerate(zip(maps[:-1], _STRIDES, strict=False)):
-            own = on_device(torch.nonzero(levels == level)[:, 0], boxes.device)
+            own = torch.nonzero(levels == level)[:, 0]
             cells[own] = roi_align(map_, [boxes[own]], _POOLED, 1 / stride, sampling_ratio=2, aligned=False)
         return cells
 
     def box_features(self, maps: Sequence[Tensor], boxes: Tensor) -> Tensor:
         """The first layer behind the boxes' pooled cells."""
-        levels = _level_of(boxes).cpu()  # the host waits once
-        parts = zip(torch.split(boxes, 250), torch.split(levels, 250), strict=True)  # which bounds memory
-        return torch.cat([functional.relu(self.fc6(self.pooled(maps, *part).flatten(1))) for part in parts])
+        parts = torch.split(boxes, 250)  # which bounds memory
+        return torch.cat([functional.relu(self.fc6(self.pooled(maps, part).flatten(1))) for part in parts])
 
 
 def _level_of(boxes: Tensor) -> Tensor:
@@ -648,7 +637,7 @@ class X152(_Detector, tags=["object-detection", "faster-rcnn", "resnext"]):
         confidences the first proposal comes first. `scale`: pixels that they were found in per pixel of the
         image."""
         settings = self.settings.detections
-        boxes, probabilities = _arrays(found.boxes, found.class_logits.softmax(dim=1))
+        boxes, probabilities = map(on_host, (found.boxes, found.class_logits.softmax(dim=1)))
         boxes = boxes / np.float32(scale)
         one_thing = Suppression(settings.overlap, _PIXEL, at_bound=True)
         confidences = class_confidences(boxes, probabilities[:, 1:], one_thing, settings.threshold)
