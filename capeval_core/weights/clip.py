@@ -248,9 +248,7 @@ def translate_open_clip(config: dict[str, Any]) -> dict[str, Any]:
         size = preprocess.get("size", vision["image_size"])
         sides = set(size) if isinstance(size, list) else {size}
         if len(sides) != 1 or preprocess.get("resize_mode", "shortest") != "shortest":
-            raise WeightsError(
-                f"{OPEN_CLIP_CONFIG}: images of CLIP are square, resized by their shortest side"
-            )
+            raise ValueError("images of CLIP are square, resized by their shortest side")
         return {
             "format": 1,
             "encoder": "clip",
@@ -264,6 +262,4 @@ def translate_open_clip(config: dict[str, Any]) -> dict[str, Any]:
             },
         }
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        if isinstance(error, WeightsError):
-            raise
         raise WeightsError(f"{OPEN_CLIP_CONFIG} cannot be understood ({error!r})") from error

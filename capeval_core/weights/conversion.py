@@ -161,9 +161,8 @@ class Conversion(Settings):
         with self.naming(files):
             if problems := tensor_problems(expected, tensors):
                 raise ValueError(f"not a complete {self.facts['title']}: {'; '.join(problems)}")
-        first, *beside = [
-            {"file": file.name, "size": file.stat().st_size, "sha256": sha256_of(file)} for file in files
-        ]
+        about = ({"file": p.name, "size": p.stat().st_size, "sha256": sha256_of(p)} for p in files)
+        first, *beside = about
         path = f"/{files[0].absolute().as_posix()}"
         listed = next((entry for entry in WEIGHTS if entry.is_released_as(path)), None)
         stated = self.licence or (listed and listed.licence) or self.facts.get("licence")

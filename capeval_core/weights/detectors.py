@@ -75,11 +75,7 @@ class _DetectorConversion(Conversion):
 
 
 def _value(content: Any, name: str) -> Any:
-    """The value under a dotted name, None where there is none; a tuple in text is a list.
-
-    >>> _value({"MODEL": {"STRIDES": "(4, 8)"}}, "MODEL.STRIDES")
-    [4, 8]
-    """
+    """The value under a dotted name, None where there is none; a tuple in text is a list."""
     for part in name.split("."):
         content = content.get(part) if isinstance(content, dict) else None
     if isinstance(content, str) and content.startswith("("):

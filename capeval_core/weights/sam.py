@@ -106,10 +106,8 @@ class SamConversion(Conversion):
         return {"architecture": sizes, "preprocessing": {"mean": list(MEAN), "std": list(STD)}}
 
     def _vit(self, shapes: Shapes) -> dict[str, Any]:
-        vision, patch = (
-            filled(self.facts["vit"], shapes),
-            shapes["vision_encoder.patch_embed.projection.weight"][3],
-        )
+        vision = filled(self.facts["vit"], shapes)
+        patch = shapes["vision_encoder.patch_embed.projection.weight"][3]
         grid, layers = shapes["vision_encoder.pos_embed"][1], range(vision["num_hidden_layers"])
         rows = [shapes[f"vision_encoder.layers.{layer}.attn.rel_pos_h"] for layer in layers]
         reach = [(length + 1) // 2 for length, _ in rows]  # of relative positions: the side of a window
