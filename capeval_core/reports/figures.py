@@ -318,10 +318,7 @@ def draw_matches(caption: str, title: str, note: Mapping[str, Any], width: int) 
 
 
 def draw_frames(
-    caption: str,
-    cosines: Sequence[float],
-    frames: Mapping[int, tuple[Image.Image | None, str]],
-    width: int,
+    caption: str, cosines: Sequence[float], frames: Mapping[int, tuple[Image.Image | None, str]], width: int
 ) -> Image.Image:
     """The cosine of a caption with each frame as a curve; its best frames, at most six, with their words."""
     texts = [_wrapped(text, 20, 8) for _, text in frames.values()]

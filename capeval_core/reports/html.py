@@ -19,14 +19,7 @@ from capeval_core.inputs.images import ImageError, InputImage
 from capeval_core.inputs.videos import Sampling, video_source
 from capeval_core.kept import try_writing, write_whole
 from capeval_core.project import __version__
-from capeval_core.reports.explanations import (
-    DIGITS,
-    STYLE,
-    drawing,
-    jpeg,
-    round_ticks,
-    template,
-)
+from capeval_core.reports.explanations import DIGITS, STYLE, drawing, jpeg, round_ticks, template
 from capeval_core.reports.tables import System, Systems
 
 _FILE = "index.html"
