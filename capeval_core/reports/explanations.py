@@ -83,11 +83,9 @@ class BoxExplanation(DrawnExplanation):
     def plot(self, width: int = 880) -> Image.Image:
         """Score, caption and the image with the boxes that count; ValueError without an image."""
         self.check_drawable(width)
-        overlay = self.overlay(1000)
         score, logit = 1 / (1 + math.exp(-self["logit"])), f"logit {self['logit']:.3f}"
-        return figures.draw_picture(
-            figures.score_lines("UMIC", score, logit, [(self["caption"], False)]), overlay, width
-        )
+        lines = figures.score_lines("UMIC", score, logit, [(self["caption"], False)])
+        return figures.draw_picture(lines, self.overlay(1000), width)
 
     def overlay(self, width: int = 1280) -> Image.Image:
         """The image with its boxes outlined, but for those of which the detector is not sure."""
@@ -252,10 +250,8 @@ def _is_word(text: str) -> bool:
 def marked(evidence: Mapping[str, Any]) -> list[tuple[str, bool]]:
     """The caption in pieces, and whether each is wrong: a word of a mistake that no right phrase contains."""
     text, end, pieces = evidence["caption"], 0, []
-    judged = [note for note in evidence["phrases"] if note["judged"]]
-    wrong, right = (
-        [note["phrase"] for note in judged if note["mistake"] is which] for which in (True, False)
-    )
+    mistakes = {note["phrase"]: note["mistake"] for note in evidence["phrases"] if note["judged"]}
+    wrong, right = ([phrase for phrase, own in mistakes.items() if own is which] for which in (True, False))
     for span in wrong_words(text, wrong, right):
         pieces += [(text[end : span.start], False), (text[span.start : span.end], True)]
         end = span.end

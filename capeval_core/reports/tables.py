@@ -169,17 +169,13 @@ def stacked_table(systems: Systems) -> Table:
 
 def cells_table(systems: Systems) -> Table:
     """A system is one row: mean, mark and interval of each metric in a cell."""
-    rows: list[list[str]] = []
-    bold: set[tuple[int, int]] = set()
+    rows, best = [], [systems.best(column) for column in systems.columns]
     for system in systems.systems:
-        row = [system.name]
-        for column in systems.columns:
-            cell = system.cells[column.name]
-            interval = _interval(systems, cell, ", ")
-            if system.name in systems.best(column):
-                bold.add((len(rows), len(row)))
-            row.append(_mean(systems, cell) + (f" [{interval}]" if interval else ""))
-        rows.append(row)
+        cells = [system.cells[column.name] for column in systems.columns]
+        texts = [f"{_mean(systems, cell)} [{_interval(systems, cell, ', ')}]" for cell in cells]
+        rows.append([system.name, *(text.removesuffix(" []") for text in texts)])
+    names = enumerate(row[0] for row in rows)
+    bold = {(place, i) for place, name in names for i, own in enumerate(best, 1) if name in own}
     return Table("Systems", _header(systems), rows, _notes(systems), bold)
 
 
