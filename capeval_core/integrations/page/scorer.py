@@ -62,7 +62,8 @@ def chooses(metric: type[CaptionMetric]) -> bool:
 
 def lines_of(text: str) -> list[str]:
     """The lines that say something, without the bullets and numbers of a list that was pasted."""
-    return [said for line in text.splitlines() if (said := _LIST_MARK.sub("", line.strip(), count=1))]
+    lines = (_LIST_MARK.sub("", line.strip(), count=1) for line in text.splitlines())
+    return [line for line in lines if line]
 
 
 def capitalised(text: str) -> str:
