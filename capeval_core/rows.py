@@ -227,9 +227,8 @@ class Task:
             self._kept.append((store, keys, [rows]))
             self.reused += len(rows)
             missing += [index in keys for index in samples.indices]
-        self.texts = np.array(text_counts(self.samples), dtype=np.int64) * np.array(
-            missing, bool
-        )  # to be encoded
+        counts = np.array(text_counts(self.samples), dtype=np.int64)
+        self.texts = np.where(missing, counts, 0)  # to be encoded
         self.texts_together = LIMITS.texts if self._kept[0][0] is None else LIMITS.texts_between_shards
 
     @property
