@@ -26,7 +26,6 @@ from capeval_core.result import warn_of
 
 _ONE_DAY = 86_400.0  # evaluate's own 100 seconds are gone while the last shard is encoded
 _RANK_STRIDE = 2**40  # rows of process r have the indices from r times this: unique, and sorted by process
-_DEFAULT = "default"  # evaluate's name of the configuration that nobody names
 _INPUTS = ("predictions", *ARGUMENTS, "references")
 _OWN_KEYWORDS = inspect.signature(evaluate.EvaluationModule.__init__).parameters.keys()
 
@@ -47,7 +46,7 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
     def __init__(self, config_name: str | None = None, *, timeout: float = _ONE_DAY, **keywords: Any) -> None:
         own = {name: keywords.pop(name) for name in _OWN_KEYWORDS & keywords.keys()}
         with naming({"media": "config_name"}):
-            medium = None if config_name == _DEFAULT else config_name
+            medium = None if config_name == "default" else config_name  # evaluate's, where nobody names one
             self.metric_type: type[CaptionMetric] = metric_class(self.metric_name, medium)
         options = self.metric_type.Options.of(self.metric_name, keywords)
         if options.evidence:
@@ -190,9 +189,8 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
 
     def _open_writer(self) -> None:
         if self.writer is None:
-            self.selected_feature_format = self.features
+            self.selected_feature_format, self._images_added = self.features, 0
             self._init_writer()
-            self._images_added = 0
 
     def _numbered(self, samples: Samples) -> Samples:
         """The batch with its numbers among all that was added, for rows and late messages."""
@@ -212,12 +210,12 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
         """Refuse arguments that this configuration does not have, but not those that other metrics need."""
         known = [*self.inputs] if self.metric_type.media else [*_INPUTS, "per_caption"]
         fix = f"arguments: {', '.join(known)}; options and the medium are given to evaluate.load"
-        problems, where = Problems(), f"{self.metric_name}.{method}"
-        for name in given:
-            if name not in (*known, "references"):
-                found = f"has no argument {name!r}{did_you_mean(name, known)}"
-                problems.add(Problem(where, found, fix, TypeError))
-        problems.raise_if_any()
+        where = f"{self.metric_name}.{method}"
+        Problems(
+            Problem(where, f"has no argument {name!r}{did_you_mean(name, known)}", fix, TypeError)
+            for name in given
+            if name not in (*known, "references")
+        ).raise_if_any()
 
 
 def module(name: str, config_name: str | None = None, **keywords: Any) -> MetricModule:

@@ -106,7 +106,8 @@ class CaptionMetrics:
         if compute_result is not None and not compute_result:
             self._rows = rows
             return {}
-        rank, size = _processes()
+        there = distributed.is_available() and distributed.is_initialized()
+        rank, size = (distributed.get_rank(), distributed.get_world_size()) if there else (0, 1)
         samples = self._captioned(_of_evaluation(rows, len(self._samples), self._argument, size))
         # Statistics of all references stay those of the first evaluation; each process has all of them.
         self.metrics = [prepared(metric, _for(metric, samples)) for metric in self.metrics]
@@ -256,15 +257,6 @@ def _of_evaluation(rows: list[_Row], count: int, unit: str | None, processes: in
             "again after an evaluation that was interrupted"
         )
     return rows[:count]
-
-
-# processes
-
-
-def _processes() -> tuple[int, int]:
-    """The number of this process, and how many there are."""
-    there = distributed.is_available() and distributed.is_initialized()
-    return (distributed.get_rank(), distributed.get_world_size()) if there else (0, 1)
 
 
 def _gathered(size: int, work: Callable[[], list[pa.Table]]) -> list[pa.Table]:
