@@ -9,7 +9,6 @@ from capeval_core.commands.common import chosen, tell_reasons
 from capeval_core.commands.terminal import complain, first_named, interruptible, kinds_of, parser_of, summary
 
 CAPTIONS, IMAGES = "captions", "images"
-_NEEDED = {CAPTIONS: "--images FOLDER", IMAGES: "--captions FILE"}
 
 
 def run(arguments: list[str]) -> int:
@@ -17,7 +16,6 @@ def run(arguments: list[str]) -> int:
     from capeval_core.training.augmentation import CaptionAugmentation, ImageAugmentation, augment
     from capeval_core.training.captioned import CaptionSource
 
-    needed = _NEEDED[what]
     settings: Any = CaptionAugmentation if what == CAPTIONS else ImageAugmentation
     options = [CaptionSource, settings]
     parser = parser_of(f"augment {what}", f"augment {what}", "augment KIND", options=options, kind=what)
@@ -27,15 +25,15 @@ def run(arguments: list[str]) -> int:
         raise ValueError(f"--shard {flags.shard}: expected I/N with I from 1 to N, e.g. 1/4")
     augmentation = settings.of(f"capeval augment {what}", chosen(flags, settings))
     source = CaptionSource(**chosen(flags, CaptionSource))
-    given = flags.images if what == CAPTIONS else flags.captions
+    given, other = (flags.images, IMAGES) if what == CAPTIONS else (flags.captions, CAPTIONS)
     if (given is None) == (source.dataset is None):
-        raise ValueError(f"pass either {needed} or --dataset DATASET")
+        raise ValueError(f"pass either --{other} or --dataset DATASET")
     if source.dataset is not None and flags.captions is not None:
         raise ValueError("--captions FILE goes with --images FOLDER: a dataset has ids of its own")
     if source.dataset is None:
         captioned = source.read(flags.captions, given if what == CAPTIONS else None)
     else:
-        captioned = source.read_dataset("images" if what == CAPTIONS else "captions")
+        captioned = source.read_dataset(other)
     with interruptible(f"what was generated is kept in {flags.out}: run the same command again to go on"):
         shares = int(part[1]), int(part[2])
         counts = augment(augmentation, captioned, given or source.dataset, flags.out, shares)

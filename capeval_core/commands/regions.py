@@ -25,8 +25,6 @@ from capeval_core.weights.catalogue import FASTER_RCNN, FASTER_RCNN_VG, X152, X1
 
 BOX_FEATURES = "box-features"
 """What `capeval convert` makes of features that 12-in-1 released."""
-_ALL = "all"
-"""The name of the rule that chose the boxes of that release, which keeps 100."""
 _DETECTORS = {FASTER_RCNN: FASTER_RCNN_VG, X152: X152_VG}
 
 
@@ -75,7 +73,8 @@ def convert_box_features(arguments: list[str]) -> int:
     flags = parser_of(f"convert {BOX_FEATURES}").read(arguments)
     _check_folder(flags.out)
     released = BoxFeatureStore.open(flags.released, released=True)
-    manifest = Manifest(f"released:{released.path.name}", _ALL, "float32", released.fingerprint)
+    # That release keeps 100 boxes of each image, by a rule without a name.
+    manifest = Manifest(f"released:{released.path.name}", "all", "float32", released.fingerprint)
     _check_folder(flags.out, manifest)
 
     def read() -> Iterator[tuple[str, Any, str]]:
@@ -87,7 +86,7 @@ def convert_box_features(arguments: list[str]) -> int:
                 continue
             path = flags.out / f"{name}{EXTENSION}"
             there = path.exists() and is_whole(path, features.key)
-            yield name, None if there else replace(features, selection=_ALL), features.key
+            yield name, None if there else replace(features, selection=manifest.selection), features.key
 
     return _write_all(flags.out, read(), len(released.entries), 0, ["box features", str(flags.out)])
 

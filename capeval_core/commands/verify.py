@@ -22,9 +22,8 @@ def run(arguments: list[str]) -> int:
     for name, folder in (("--data", flags.data), ("--images", flags.images)):
         if folder is not None and not folder.is_dir():
             raise ValueError(f"{name} {folder}: there is no such folder")
-    keywords = {"weights": flags.weights, "device": flags.device}
-    chosen = {name: value for name, value in keywords.items() if value is not None}
-    options = options_of(class_, chosen)
+    given = {name: getattr(flags, name) for name in ("weights", "device")}
+    options = options_of(class_, {name: value for name, value in given.items() if value is not None})
     try:
         metric = class_(options)
     except WeightsError as error:
