@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, repeat
 from typing import Annotated, Any, NamedTuple, cast
 
@@ -23,6 +24,7 @@ from capeval_core.encoders.clip import ClipSettings, ClipTowers, VisionTransform
 from capeval_core.encoders.engine import (
     Encoded,
     Encoding,
+    ImageFeatures,
     Item,
     Units,
     encode_stream,
@@ -91,6 +93,20 @@ class AlphaClipEncoder(ClipTowers, tags=["image-captioning", "clip", "alpha-clip
         patch = sizes.vision.patch_size
         visual.conv1_alpha = nn.Conv2d(1, sizes.vision.width, patch, patch, bias=False)
         return visual
+
+    def encode_images(
+        self, images: Iterable[InputImage], *, cache: FeatureCache = SHARED, batch_size: int | None = None
+    ) -> Iterator[ImageFeatures]:
+        """Features of images as a whole, under the mask that is one everywhere; as for `ClipEncoder`."""
+        rows = _Regions(self, "square_crop", self.batch("images", batch_size))
+        encoding = Encoding(
+            size=rows.size,
+            keys=lambda content, _: (self.key("whole", f"{rows.transform}\n{content}".encode()),),
+            prepare=lambda loaded: Row(rows.pixels(loaded), rows.full),
+            forward=self.run_rows,
+        )
+        parts = encode_stream(zip(images, repeat(None)), encoding, cache)
+        return map(partial(ImageFeatures.of, shape=(self.dimension,)), parts)
 
     def encode_regions(
         self,
