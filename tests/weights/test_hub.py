@@ -208,41 +208,53 @@ def test_files_that_arrive_wrong_are_refused(troubled: Any) -> None:
     assert f"{hub.address} cannot be reached" in during["org/no-json"]["message"]
 
 
-def test_a_pinned_commit_that_is_there_is_not_asked_for(seeded_weights: Path, tmp_path: Path) -> None:
-    pinned = f"org/pinned@{commit('main')}"
-    with serving({"org/pinned": Repository.of({"main": seeded_weights})}) as hub:
-        first = ask(OPEN % [pinned], hub.address, tmp_path)
-        assert hub.requests
-        hub.requests.clear()
-        again = ask(OPEN % [pinned], hub.address, tmp_path)
-        assert again == first == {pinned: opened("org/pinned", commit("main"))}
-        assert hub.requests == []
+BUSY = {503: True, 429: True, 501: False}  # whether the client asks again
+PINNED = f"org/pinned@{commit('main')}"
 
 
-def test_all_files_are_of_one_commit_although_the_branch_moves(seeded_weights: Path, tmp_path: Path) -> None:
-    """A new version is pushed after the small files came and before the tensors do."""
-    repository = Repository.of({"main": seeded_weights})
+@pytest.fixture(scope="module")
+def moving(
+    seeded_weights: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[dict[str, Any], list[str], Repository]:
+    """What the client gets while a branch moves and the Hub is busy, the requests, and the branch; then the
+    pinned commit is there, and not asked for."""
+    home, branch = tmp_path_factory.mktemp("moving"), Repository.of({"main": seeded_weights})
 
     def push() -> None:
-        repository.add("main", {"model.safetensors": b"of another version"}, "another version")
+        branch.add("main", {"model.safetensors": b"of another version"}, "another version")
 
-    with serving({"org/moving": repository}) as hub:
+    others = [PINNED.partition("@")[0], *(f"org/busy-{status}" for status in BUSY)]
+    repositories = {name: Repository.of({"main": seeded_weights}) for name in others}
+    with serving({"org/moving": branch, **repositories}) as hub:
+        # A new version is pushed after the small files came and before the tensors do.
         hub.faults.append(Fault("GET /org/moving/resolve/.*config.json", times=1, then=push))
-        answers = ask(OPEN % ["org/moving"], hub.address, tmp_path)
-        large = [request for request in hub.requests if "model.safetensors" in request]
-    assert repository.names["main"] != commit("main")
+        for status in BUSY:
+            where = f"GET /api/models/org/busy-{status}/revision"
+            hub.faults.append(Fault(where, status=status, times=3))
+        answers = ask(OPEN % ["org/moving", PINNED, *others[1:]], hub.address, home)
+        requests = list(hub.requests)
+        hub.requests.clear()
+        assert ask(OPEN % [PINNED], hub.address, home) == {PINNED: answers[PINNED]}
+        assert any("org/pinned" in request for request in requests) and hub.requests == []
+    return answers, requests, branch
+
+
+def test_a_pinned_commit_is_opened_as_any_other(moving: Any) -> None:
+    assert moving[0][PINNED] == opened("org/pinned", commit("main"))
+
+
+def test_all_files_are_of_one_commit_although_the_branch_moves(moving: Any) -> None:
+    answers, requests, branch = moving
+    large = [request for request in requests if "org/moving" in request and "model.safetensors" in request]
+    assert branch.names["main"] != commit("main")
     assert answers["org/moving"] == opened("org/moving", commit("main"))
     assert large and all(commit("main") in request for request in large)
 
 
-def test_a_busy_hub_is_asked_again(seeded_weights: Path, tmp_path: Path) -> None:
-    with serving({"org/busy": Repository.of({"main": seeded_weights})}) as hub:
-        for status, answered in ((503, True), (429, True), (501, False)):
-            hub.faults = [Fault("GET /api/models/org/busy/revision", status=status, times=3)]
-            home = tmp_path / str(status)
-            home.mkdir()
-            answer = ask(OPEN % ["org/busy"], hub.address, home)["org/busy"]
-            assert (answer == opened("org/busy", commit("main"))) is answered
+@pytest.mark.parametrize("status", BUSY)
+def test_a_busy_hub_is_asked_again(moving: Any, status: int) -> None:
+    name = f"org/busy-{status}"
+    assert (moving[0][name] == opened(name, commit("main"))) is BUSY[status]
 
 
 """What a user runs, and parts of the message."""
