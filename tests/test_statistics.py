@@ -175,9 +175,9 @@ def test_is_students_interval_and_test_where_nothing_is_skewed() -> None:
 @pytest.mark.parametrize("images", [5, 20])
 def test_covers_the_truth_as_often_as_it_says(captions: str, images: int) -> None:
     # A sample of docs/reports/coverage.md: the percentile bootstrap of images covers 80 to 84% with five.
-    even = coverage(normal(captions, 0.1, images), trials=1500, seed=3)
+    even = coverage(normal(captions, 0.1, images), trials=1500, seed=3, beside="percentile")
     assert 93.3 <= even["ours"] <= 96.7 and even["percentile"] < even["ours"] - 1
-    skewed = coverage(exponential(captions, 0.0, images), trials=1500, seed=4)
+    skewed = coverage(exponential(captions, 0.0, images), trials=1500, seed=4, beside="student")
     assert skewed["ours"] >= (92.8 if images == 20 else 91)
     assert skewed["student"] < skewed["ours"] - 1
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,22 +56,36 @@ def exponential(captions: str, failed: float, images: int) -> Design:
     return Design(lambda rng, size: rng.gamma(0.5, size=size), 0.5, captions, failed, images)
 
 
-def coverage(design: Design, trials: int, seed: int) -> dict[str, float]:
-    """Percent of trials whose interval holds the truth: ours, Student's and the percentile bootstrap's."""
+def coverage(design: Design, trials: int, seed: int, beside: str) -> dict[str, float]:
+    """Percent of trials whose interval holds the truth: ours, and Student's or the percentile bootstrap's."""
     rng = np.random.default_rng(seed)
     drawn = design.clusters(rng, design.image_part(rng, trials))
-    found = np.array([_covers(each, rng) for each in drawn if len(each.sums) >= LEAST_IMAGES])
-    return dict(zip(("ours", "student", "percentile"), 100 * found.mean(0), strict=True))
+    found = []
+    for given in (each for each in drawn if len(each.sums) >= LEAST_IMAGES):
+        own = mean_interval(given, level=LEVEL)
+        low, high = student(given) if beside == "student" else percentile(given, rng)
+        found.append([own.low <= 0 <= own.high, low <= 0 <= high])
+    return dict(zip(("ours", beside), 100 * np.mean(found, axis=0), strict=True))
 
 
-def _covers(given: Clusters, rng: np.random.Generator) -> list[bool]:
-    own, sums, counts = mean_interval(given, level=LEVEL), given.sums, given.counts
-    n, mean = len(sums), sums.sum() / counts.sum()
-    error = math.sqrt(n / (n - 1) * ((sums - mean * counts) ** 2).sum()) / counts.sum()
+def student(given: Clusters) -> tuple[float, float]:
+    n, mean = len(given.sums), given.sums.sum() / given.counts.sum()
+    squares = ((given.sums - mean * given.counts) ** 2).sum()
+    half = math.sqrt(n / (n - 1) * squares) / given.counts.sum() * _quantile(n - 1)
+    return mean - half, mean + half
+
+
+def percentile(given: Clusters, rng: np.random.Generator) -> tuple[float, float]:
+    n = len(given.sums)
     weights = rng.multinomial(n, [1 / n] * n, size=400).T
-    low, high = np.quantile((sums @ weights) / (counts @ weights), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    student = abs(mean) <= error * stats.t.ppf((1 + LEVEL) / 2, n - 1)
-    return [own.low <= 0 <= own.high, bool(student), bool(low <= 0 <= high)]
+    means = (given.sums @ weights) / (given.counts @ weights)
+    low, high = np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return float(low), float(high)
+
+
+@cache
+def _quantile(freedom: int) -> float:
+    return float(stats.t.ppf((1 + LEVEL) / 2, freedom))
 
 
 def rejections(first: Design, second: Design, trials: int, seed: int) -> tuple[float, int]:
