@@ -245,6 +245,6 @@ class _Regions:
         at_once = max(1, min(_EXPANDED // (height * width), self.size.size))
         for start in range(0, len(regions), at_once):
             shown = regions.masks(start, start + at_once)[:, top : top + high, left : left + wide]
-            visible = np.flatnonzero(shown.any(axis=(1, 2))).tolist()
-            alphas = self.encoder.alphas(shown[visible], self.transform) if visible else []
+            visible: list[int] = np.flatnonzero(shown.any(axis=(1, 2))).tolist()
+            alphas: Any = self.encoder.alphas(shown[visible], self.transform) if visible else []
             yield [(start + index, Row(pixels, alpha)) for index, alpha in zip(visible, alphas, strict=True)]
