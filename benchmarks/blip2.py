@@ -79,7 +79,11 @@ def seeded(device: str) -> Blip2Encoder:
         name: torch.randn_like(tensor) * (0.02 if tensor.ndim > 1 else 0.1) + ("norm" in name.lower())
         for name, tensor in empty_model(own["architecture"]).state_dict().items()
     }
-    return Blip2Encoder(own, tensors, checksum="random", device=device)
+    encoder = Blip2Encoder(own, tensors, checksum="random", device=device)
+    # Which our steps do not read, but transformers' own.
+    places = own["architecture"]["qformer"]["max_position_embeddings"]
+    encoder.model.embeddings.position_ids = torch.arange(places, device=device)[None]
+    return encoder
 
 
 def inputs(encoder: Blip2Encoder, image: InputImage, captions: list[str]) -> tuple[Any, Any, Any]:

@@ -7,7 +7,7 @@ import io
 import os
 import shlex
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -165,6 +165,18 @@ def write(name: str, path: Path | None, content: Any) -> None:
         write_whole(path, content)
     except OSError as error:
         raise OSError(f"{name} {path} cannot be written ({error.strerror or error})") from error
+
+
+def in_turn(*steps: Callable[[], object]) -> None:
+    """Do one thing after the other, of which one that fails costs no other; then raise the first error."""
+    failures: list[Exception] = []
+    for step in steps:
+        try:
+            step()
+        except (OSError, ValueError) as error:
+            failures.append(error)
+    if failures:
+        raise failures[0]
 
 
 def tell_without_caption(folder: Path, images: Iterable[Path], medium: str = "image") -> None:

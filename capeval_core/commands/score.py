@@ -48,18 +48,23 @@ def run(arguments: list[str]) -> int:
         terminal.complain(f"{reused:,} of {captions:,} rows were in {options[0].rows}")
     compared = compare.compare_systems(systems, baseline, flags=flags)
     first, alone = systems[0].cells[metrics[0].name], len(metrics) == len(systems) == 1
-    _print(compared, first if alone and flags.format is None else None, flags.format)
-    _tell_reasons(systems)
-    if flags.json is not None:
+
+    def content() -> dict[str, Any]:
         whole = {**compare.cell_content(first), "ids": systems[0].ids, "captions": systems[0].captions}
-        common.write("--json", flags.json, whole if alone else compare.systems_content(compared))
-    if flags.bundle is not None:
+        return whole if alone else compare.systems_content(compared)
+
+    def bundle() -> dict[str, Any]:
         metric, samples, rows = first.result.source
-        bundle = bundle_of(metric, samples, rows, first.result, systems[0].ids)
-        common.write("--bundle", flags.bundle, bundle)
-    if flags.explain is not None:
-        _write_explanations(flags.explain, systems[0].ids, first.result)
-    compare.write_page(flags, compared, ["score", *arguments])
+        return bundle_of(metric, samples, rows, first.result, systems[0].ids)
+
+    common.in_turn(
+        lambda: common.write("--json", flags.json, flags.json and content()),
+        lambda: common.write("--bundle", flags.bundle, flags.bundle and bundle()),
+        lambda: _print(compared, first if alone and flags.format is None else None, flags.format),
+        lambda: _tell(metrics, systems),
+        lambda: _write_explanations(flags.explain, systems[0].ids, first.result) if flags.explain else None,
+        lambda: compare.write_page(flags, compared, ["score", *arguments]),
+    )
     counts = [cell.result.counts for system in systems for cell in system.cells.values()]
     return 0 if any(count.failed < count.captions for count in counts) else 1
 
@@ -84,12 +89,22 @@ def _print(compared: Systems, alone: Cell | None, form: str | None) -> None:
     )
 
 
-def _tell_reasons(systems: Sequence[System]) -> None:
-    """Say why captions failed, once for all metrics."""
+def _tell(metrics: _Metrics, systems: Sequence[System]) -> None:
+    """Say why captions failed, once for all metrics, and which images are counted once."""
     for system in systems:
         errors = dict(ChainMap(*(cell.result.errors for cell in system.cells.values())))
         items = "captions" if len(systems) == 1 else f"captions of {system.name!r}"
         common.tell_reasons(list(errors.values()), len(system.ids), items)
+    metric, ids = _about(metrics), systems[0].ids
+    groups, first = systems[0].cells[metric.name].result.groups, dict[str, str]()
+    pairs = [(one, first.setdefault(group, one)) for one, group in zip(ids, groups, strict=True) if group]
+    equal = dict(pair for pair in pairs if metric.media and pair[0] != pair[1])
+    if equal:
+        are = "is equal to another" if len(equal) == 1 else "are equal to others"
+        example = " to ".join(map(repr, next(iter(equal.items()))))
+        count = f"{len(equal):,} of {len(set(ids)):,} {argument_of(metric.media)}"
+        effect = "equal ones count as one image in intervals and tests"
+        terminal.complain(f"warning: {count} {are}, e.g. {example}: {effect}")
 
 
 # metrics, options and folders

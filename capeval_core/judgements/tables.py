@@ -18,8 +18,8 @@ import pandas as pd
 from PIL import Image
 
 from capeval_core.errors import signed
-from capeval_core.judgements.correlation import Doubles, Resamples
-from capeval_core.judgements.protocols import Cell, JudgedSet, PoolSet, Scored
+from capeval_core.judgements.correlation import Doubles, Resamples, pearson
+from capeval_core.judgements.protocols import Cell, JudgedSet, PoolSet, RatedSet, Scored
 from capeval_core.judgements.sets import SETS
 from capeval_core.reports.figures import draw_bars, draw_spreads
 from capeval_core.reports.tables import Table
@@ -120,7 +120,7 @@ class Judged:
 
 
 def contest_table(judged: Judged) -> Table:
-    """Every two metrics in each column: the difference, its interval, and its p-value."""
+    """Every two metrics in each column: the difference, its interval, and two tests."""
     rows = []
     for column in judged.judged.columns if judged.resamples is not None else ():
         for first, second in combinations(judged.cells, 2):
@@ -129,15 +129,18 @@ def contest_table(judged: Judged) -> Table:
                 difference, draws = one.value - other.value, one.draws - other.draws
                 low, high = judged.bounds(draws)
                 shown = signed(100 * difference) if math.isfinite(difference) else _UNDEFINED
-                p_value = _bootstrap_p(draws)
-                tested = [
-                    f"{signed(low)} to {signed(high)}",
-                    "< 0.001" if p_value < 0.001 else f"{p_value:.3f}",
-                ]
-                tested = tested if math.isfinite(low) else [_UNDEFINED] * 2
-                rows.append([first, second, column, shown, *tested])
-    header = ["first", "second", "column", "difference", "interval", "p, bootstrap"]
-    return Table("Differences between metrics", header, rows)
+                bounds, p_value = f"{signed(low)} to {signed(high)}", _bootstrap_p(draws)
+                if not math.isfinite(low):
+                    bounds, p_value = _UNDEFINED, math.nan
+                williams = _williams_p(judged, first, second, column)
+                rows.append([first, second, column, shown, bounds, _p(p_value), _p(williams)])
+    header = ["first", "second", "column", "difference", "interval", "p, bootstrap", "p, Williams"]
+    notes = ["Williams' test is of Pearson's correlations, and takes rows for independent"] if rows else []
+    return Table("Differences between metrics", header, rows, notes)
+
+
+def _p(value: float) -> str:
+    return _UNDEFINED if math.isnan(value) else "< 0.001" if value < 0.001 else f"{value:.3f}"
 
 
 def _bootstrap_p(differences: Doubles) -> float:
@@ -146,6 +149,33 @@ def _bootstrap_p(differences: Doubles) -> float:
     finite = differences[np.isfinite(differences)]
     below = float(np.count_nonzero(finite < 0) + np.count_nonzero(finite == 0) / 2)
     return min(1.0, 2 * (min(below, len(finite) - below) + 1) / (len(finite) + 1))
+
+
+def _williams_p(judged: Judged, first: str, second: str, column: str) -> float:
+    """The two-sided p-value of Williams' test that two metrics' correlations with the same ratings are equal.
+
+    Williams, The Comparison of Regression Variables, JRSS B 21, 1959; for metrics: Graham and Baldwin,
+    Testing for Significance of Increased Correlation with Human Judgment, EMNLP 2014.
+    """
+    from scipy.stats import t as student
+
+    rated = judged.judged
+    if not isinstance(rated, RatedSet) or rated.by_annotator or len(rated.scorings) != 1:
+        return math.nan
+    spec = rated.table[column]
+    sides = [judged.scores[label][0].scores[rated.item] for label in (first, second)]
+    kept = np.isfinite(sides).all(axis=0)
+    if spec.part is not None or spec.subset is not None or spec.statistic == "ap" or (n := kept.sum()) < 4:
+        return math.nan
+    x, y, ratings = sides[0][kept], sides[1][kept], rated.ratings[spec.ratings][kept]
+    a, b, c = (pearson(*pair).value for pair in ((x, ratings), (y, ratings), (x, y)))
+    # The determinant of the three correlations; rounding must not make it negative.
+    k = max(1 - a**2 - b**2 - c**2 + 2 * a * b * c, 0.0)
+    spread = 2 * k * (n - 1) / (n - 3) + ((a + b) / 2) ** 2 * (1 - c) ** 3
+    if a == b or not spread > 0:
+        return 1.0 if a == b else math.nan
+    statistic = (a - b) * math.sqrt((n - 1) * (1 + c) / spread)
+    return float(2 * student.sf(abs(statistic), n - 3))
 
 
 def judged_table(judged: Judged, notes: Sequence[str] = ()) -> Table:

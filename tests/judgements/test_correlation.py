@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import itertools
 import math
 from pathlib import Path
@@ -9,7 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.integrate import quad
 from scipy.stats import kendalltau, pearsonr, spearmanr
+from scipy.stats import t as student
 
 from capeval_core.judgements.correlation import (
     average_precision,
@@ -178,6 +181,23 @@ def test_ties_are_calibrated_by_the_best_threshold_of_all(judge: Judge, tmp_path
     assert best > agreement(scores, ratings, images, 0.0)
     tied = agreement(np.eye(41)[40], ratings, images, 0.0)
     assert found.values("tied")["acc_eq"] == pytest.approx(100 * tied, abs=1e-5)
+
+
+def test_williams_is_the_test_of_the_literature(judge: Judge, tmp_path: Path) -> None:
+    rng = np.random.default_rng(4)
+    ratings, n = rng.normal(size=8), 8
+    first, second = ratings + rng.normal(size=8), ratings + 2 * rng.normal(size=8)
+    found = judge("own", own(tmp_path / "set", ratings, range(8)), {"A": first, "B": second}, draws=10)
+    r12, r13, r23 = (
+        pearsonr(*sides).statistic for sides in ((first, ratings), (second, ratings), (first, second))
+    )
+    k = 1 - r12**2 - r13**2 - r23**2 + 2 * r12 * r13 * r23
+    spread = 2 * k * (n - 1) / (n - 3) + (r12 + r13) ** 2 / 4 * (1 - r23) ** 3
+    t = abs(r12 - r13) * math.sqrt((n - 1) * (1 + r23) / spread)
+    expected = 2 * quad(lambda x: student.pdf(x, n - 3), t, math.inf)[0]
+    with (found.out / "own-differences.csv").open(newline="") as file:
+        (p_value,) = {row["p, Williams"] for row in csv.DictReader(file)}
+    assert 0.01 < expected < 0.9 and float(p_value) == pytest.approx(expected, abs=6e-4)
 
 
 def test_intervals_of_few_images_are_about_the_value(judge: Judge, tmp_path: Path) -> None:
