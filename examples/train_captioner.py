@@ -91,11 +91,7 @@ vocabulary = {word: i for i, word in enumerate(["<pad>", "<bos>", "<eos>", "<unk
 word_level = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
 word_level.pre_tokenizer = pre_tokenizers.Whitespace()
 tokenizer = PreTrainedTokenizerFast(
-    tokenizer_object=word_level,
-    pad_token="<pad>",
-    bos_token="<bos>",
-    eos_token="<eos>",
-    unk_token="<unk>",
+    tokenizer_object=word_level, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>", unk_token="<unk>"
 )
 special = {
     "decoder_start_token_id": tokenizer.bos_token_id,

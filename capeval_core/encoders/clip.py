@@ -35,14 +35,7 @@ from capeval_core.encoders.engine import (
     preparing,
 )
 from capeval_core.encoders.preprocessing import Preprocessing, normalised
-from capeval_core.encoders.tokenizers import (
-    ClipTokenizer,
-    Distinct,
-    Ids,
-    TextFeatures,
-    TokenFeatures,
-    Tokens,
-)
+from capeval_core.encoders.tokenizers import ClipTokenizer, Distinct, Ids, TextFeatures, TokenFeatures, Tokens
 from capeval_core.errors import expanded_path
 from capeval_core.inputs.decoders import shared_decoders
 from capeval_core.inputs.images import InputImage

@@ -350,7 +350,7 @@ class Cider(NgramMetric):
             "cosines",
             pa.list_(pa.list_(pa.float64(), LONGEST)),
             "per reference, the cosines of n-grams of 1 to 4 words",
-        ),
+        )
     )
 
     options: NgramCorpusOptions

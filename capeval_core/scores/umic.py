@@ -61,9 +61,7 @@ class Umic(RegionMetric):
 
     default_regions = FASTER_RCNN_VG
     Options: ClassVar[type[CommonOptions]] = UmicOptions
-    ROW = row_schema(
-        column("logit", pa.float32(), "logit of the ranking head, null where the image failed"),
-    )
+    ROW = row_schema(column("logit", pa.float32(), "logit of the ranking head, null where the image failed"))
 
     def encode(self, batch: Samples) -> Iterator[pa.Table]:
         for window in windows(batch, CAPTIONS_AT_ONCE):

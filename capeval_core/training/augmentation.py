@@ -29,13 +29,7 @@ from PIL import Image
 from torch import Tensor
 from tqdm import tqdm
 
-from capeval_core.errors import (
-    InputError,
-    Problems,
-    ProblemsError,
-    file_error,
-    wrong_option,
-)
+from capeval_core.errors import InputError, Problems, ProblemsError, file_error, wrong_option
 from capeval_core.inputs.images import InputImage, in_rgb
 from capeval_core.kept import DamagedError, Kept, check_folder, read_kept
 from capeval_core.limits import LIMITS

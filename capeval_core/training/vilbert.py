@@ -47,10 +47,7 @@ class VilbertTraining(RegionTraining):
 
     name: ClassVar = "vilbert"
     metric: ClassVar = "vilbertscore"
-    lengths: ClassVar = {
-        MASKING: ("masking_steps", "masking_rate"),
-        MATCHING: ("steps", "learning_rate"),
-    }
+    lengths: ClassVar = {MASKING: ("masking_steps", "masking_rate"), MATCHING: ("steps", "learning_rate")}
     shares: ClassVar[tuple[str, ...]] = (*RegionTraining.shares, "masked_boxes")
 
     masked: float = option(0.15, "share of the words that are masked", minimum=0)

@@ -14,14 +14,7 @@ from typing import Any, Literal
 from capeval_core.options import option
 from capeval_core.weights.checkpoint import INDEX, read_checkpoint, read_shards
 from capeval_core.weights.clip import head_width_of, read_text
-from capeval_core.weights.conversion import (
-    Conversion,
-    Shapes,
-    Tensors,
-    clip_preprocessing,
-    joined,
-    side_of,
-)
+from capeval_core.weights.conversion import Conversion, Shapes, Tensors, clip_preprocessing, joined, side_of
 
 _PRE_NORM_WIDTH = 4096  # of the model of 8 billion parameters, whose norms come first
 _VISION, _TEXT = "vision_model.embeddings.", "text_projection.weight"

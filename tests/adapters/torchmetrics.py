@@ -61,9 +61,7 @@ def trial() -> list[Comparison]:
     for name, options in METRICS.items():
         metric = capeval_core.load(name, **options)
         expected[name] = metric.score(
-            CAPTIONS,
-            IMAGES if metric.media else None,
-            REFERENCES if metric.needs_references else None,
+            CAPTIONS, IMAGES if metric.media else None, REFERENCES if metric.needs_references else None
         ).mean
     metrics = collection()
     update(metrics, (0, 1))

@@ -43,13 +43,7 @@ def test_what_is_taken_of_boxes() -> None:
     given = {"boxes": np.float32([[10, 20, 110, 70], [0, 0, 50, 50]]), "features": two, "size": (200, 100)}
     # The whole image comes first.
     rows, places = (part.numpy() for part in prepared(vilbert(), given))
-    assert rows[:, 0].tolist() == [2.5, 1, 4] and places[0].tolist() == [
-        0,
-        0,
-        1,
-        1,
-        1,
-    ]
+    assert rows[:, 0].tolist() == [2.5, 1, 4] and places[0].tolist() == [0, 0, 1, 1, 1]
     assert places[1].tolist() == pytest.approx([0.05, 0.2, 0.55, 0.7, 0.25])
     huge = {**made_up_boxes(4), "features": np.full((4, 64), 1e6, dtype=np.float32)}
     (found,) = seams.encode(uniter(), [huge], [["dog"]])

@@ -14,16 +14,7 @@ from PIL import Image
 
 from capeval_core.errors import InputError
 from tests.inputs.photographs import encoded, photograph
-from tests.inputs.video_writing import (
-    FORMS,
-    LOSSLESS,
-    damaged_frame,
-    drawn,
-    numbers,
-    turned,
-    video,
-    written,
-)
+from tests.inputs.video_writing import FORMS, LOSSLESS, damaged_frame, drawn, numbers, turned, video, written
 from tests.support.seams import LIMITS, read_video, visual
 
 CLIP = [photograph(seed=i) for i in range(3)]

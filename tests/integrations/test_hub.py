@@ -66,11 +66,7 @@ class Published:
         return self.hub.repositories[WEIGHTS].names["main"]
 
     def load(
-        self,
-        home: Path,
-        *what: tuple[str, dict[str, str]],
-        combined: Sequence[str] = (),
-        **environment: str,
+        self, home: Path, *what: tuple[str, dict[str, str]], combined: Sequence[str] = (), **environment: str
     ) -> list[dict[str, Any]]:
         """What modules give in a fresh process, each loaded with its keywords; then some combined, twice."""
         asked = {"load": what, "captions": CAPTIONS, "references": REFERENCES, "images": self.images}

@@ -60,11 +60,7 @@ def test_a_collection_scores_once_for_metrics_with_equal_rows(images: list[Path]
         collection.update(
             **batch({"captions": CAPTIONS, "images": images, "references": REFERENCES}, *rows), preds=None
         )
-    assert sorted(map(sorted, collection.compute_groups.values())) == [
-        ["bleu"],
-        ["pacs", "w1"],
-        ["refpacs"],
-    ]
+    assert sorted(map(sorted, collection.compute_groups.values())) == [["bleu"], ["pacs", "w1"], ["refpacs"]]
     values = {name: float(value) for name, value in collection.compute().items()}
     assert values == {
         name: pytest.approx(

@@ -11,11 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import (
-    EvalPrediction,
-    PreTrainedTokenizerFast,
-    VisionEncoderDecoderModel,
-)
+from transformers import EvalPrediction, PreTrainedTokenizerFast, VisionEncoderDecoderModel
 
 import capeval_core
 from capeval_core.cache import FeatureCache

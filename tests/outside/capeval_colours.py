@@ -61,11 +61,7 @@ class ColourS(CaptionMetric):
                 for caption, mean in zip(batch.captions[part], means, strict=True)
             ]
             common = common_columns(
-                batch,
-                part,
-                groups=list(keys),
-                errors=list(errors),
-                truncated=np.zeros(len(keys), np.int32),
+                batch, part, groups=list(keys), errors=list(errors), truncated=np.zeros(len(keys), np.int32)
             )
             yield pa.table({**common, "likeness": pa.array(likeness, pa.float32())}, schema=self.ROW)
 
