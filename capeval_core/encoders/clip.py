@@ -245,10 +245,8 @@ class ClipTowers(CheckedModel):
     def encode_texts(
         self, texts: Sequence[str], *, cache: FeatureCache = SHARED, batch_size: int | None = None
     ) -> TextFeatures:
-        """Features of texts, in order, equal ones encoded once. A prompt is part of the text.
-
-        Memory grows with the number of distinct texts: pass some 65,536 at a time.
-        """
+        """Features of texts, in order, equal ones encoded once. A prompt is part of the text. Memory grows
+        with the number of distinct texts: pass some 65,536 at a time."""
         arrays, tokens = self._encoded(texts, "text", cache, batch_size)
         features = np.array(arrays, dtype=np.float32).reshape(-1, self.dimension)
         return TextFeatures(features, tokens.truncated)
@@ -256,11 +254,9 @@ class ClipTowers(CheckedModel):
     def encode_tokens(
         self, texts: Sequence[str], *, cache: FeatureCache = SHARED, batch_size: int | None = None
     ) -> TokenFeatures:
-        """Features of every token of texts, from the start to the end token, in the space of images.
-
-        The final norm and the projection are applied to each. Otherwise as `encode_texts`, whose feature of a
-        text is the last row here.
-        """
+        """Features of every token of texts, from the start to the end token, in the space of images: the
+        final norm and the projection are applied to each. Otherwise as `encode_texts`, whose feature of a
+        text is the last row here."""
         arrays, tokens = self._encoded(texts, "tokens", cache, batch_size)
         return TokenFeatures(arrays, tokens.ids, tokens.truncated)
 

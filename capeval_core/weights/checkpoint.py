@@ -105,9 +105,8 @@ def _state_dict(content: Any, path: Path) -> dict[str, Any]:
     if _holds_tensors(content) and all(isinstance(name, str) for name in content):
         return dict(content)
     kind = name_some(content) if isinstance(content, Mapping) else f"a {type(content).__name__}"
-    raise ValueError(
-        f"{path} holds no state dict: expected names of tensors, bare or under 'state_dict', found {kind}"
-    )
+    expected = "expected names of tensors, bare or under 'state_dict'"
+    raise ValueError(f"{path} holds no state dict: {expected}, found {kind}")
 
 
 def _holds_tensors(content: Any) -> bool:

@@ -55,9 +55,7 @@ class SamConversion(Conversion):
 
     def _parts(self, content: Mapping[str, Any], path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         """Image encoder and decoder of a checkpoint; either may be empty."""
-        encoder: dict[str, Any] = {}
-        decoder: dict[str, Any] = {}
-        outside: dict[str, Any] = {}
+        encoder, decoder, outside = dict[str, Any](), dict[str, Any](), dict[str, Any]()
         for name, tensor in content.items():
             name = name.removeprefix("model.")
             first, _, rest = name.partition(".")

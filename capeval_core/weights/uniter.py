@@ -27,10 +27,8 @@ class UniterConversion(BertConversion):
                 if not head.ndim:
                     raise ValueError(f"itm_output.{part} is a single number, expected a row for a match")
                 tensors[f"ranking_head.{part}"] = head[1:].clone()
-            notes.append(
-                "there is no ranking head, so this is not UMIC but what its training starts from: the "
-                "matching head's row for a match stands in"
-            )
+            start = "so this is not UMIC but what its training starts from"
+            notes.append(f"no ranking head, {start}: the matching head's row for a match stands in")
         return tensors
 
     def config(self, shapes: Shapes, content: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
