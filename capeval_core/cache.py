@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
+import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
@@ -114,7 +115,9 @@ class FeatureCache:
             if self._disk:
                 stored = []
                 for key, own in features.items():
-                    blob = save({str(number): array for number, array in enumerate(_arrays(own))})
+                    # Which reads the memory of an array, whatever the order of its axes.
+                    whole = (np.asarray(array, order="C") for array in _arrays(own))
+                    blob = save({str(number): array for number, array in enumerate(whole)})
                     stored.append((key, blob, _digest(key, blob)))
                 with self._surviving(), self._disk as disk:
                     # What is there under this key already is equal, or damaged.

@@ -222,10 +222,12 @@ def described(value: Any, *, none: str = "None") -> str:
 
 def shown(value: Any) -> str:
     """A value as Python writes it, paths as texts, numbers in at most 40 digits."""
-    if not isinstance(value, numbers.Number):
-        return repr(str(value) if isinstance(value, PurePath) else value)
-    text = str(value)
-    return f"{text[:40]}..." if len(text) > 40 else text
+    number = isinstance(value, numbers.Number)
+    try:
+        text = str(value) if number else repr(str(value) if isinstance(value, PurePath) else value)
+    except ValueError:
+        return "of thousands of digits"  # which Python does not print
+    return f"{text[:40]}..." if number and len(text) > 40 else text
 
 
 def signed(value: float, *digits: int) -> str:

@@ -112,7 +112,7 @@ class Result:
         return {"index": number, self.key: self.scores[number], **parts, **about}
 
     def _number(self, index: Any, place: str, least: int = 0) -> int:
-        if not isinstance(index, (int, np.integer)):
+        if not isinstance(index, (int, np.integer)) or isinstance(index, bool):
             raise TypeError(f"{place.format(repr(index))}: expected the number of a caption")
         if not least <= index < len(self):
             raise IndexError(f"{place.format(index)}: there are {len(self)} captions, counted from 0")
@@ -293,6 +293,9 @@ class Result:
         if len(set(map(len, [*columns.values(), *parts.values()]))) != 1:
             lengths = ", ".join(f"{len(column)} {name}" for name, column in (columns | parts).items())
             raise ValueError(f"it has {lengths}, which should be equally many")
+        whole = all(type(number) is int for number in saved["counts"].values())
+        if not whole or not all(isinstance(group, str) for group in columns["groups"]):
+            raise TypeError("groups should be texts, counts whole numbers")
         low, high = saved.get("range") or (None, None)
         columns |= {name: str(saved[name]) for name in ("metric", "key", "signature")}
         return Result(

@@ -98,6 +98,12 @@ class ImageFeatures:
         features = np.stack([item.array(shape) for item in part])
         return cls(features, [item.content for item in part], [item.error for item in part])
 
+    @classmethod
+    def joined(cls, parts: Iterable[ImageFeatures]) -> ImageFeatures:
+        """Parts, at least one, as one."""
+        features, keys, errors = zip(*((own.features, own.keys, own.errors) for own in parts), strict=True)
+        return cls(np.concatenate(features), list(chain(*keys)), list(chain(*errors)))
+
 
 def encode_stream(items: Iterable[Item], encoding: Encoding, cache: FeatureCache) -> Iterator[list[Encoded]]:
     """Items as arrays, in order, some at a time; one that cannot be read or prepared costs its own row."""

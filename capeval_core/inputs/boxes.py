@@ -313,6 +313,7 @@ class BoxFeatureStore(ABC):
                 return _Files(path, extension)
             if path.suffix.lower() == ".tsv" and path.is_file() and not released:
                 return _Lines(path)
+        fix = "pass the folder that it lies in" if path.suffix == extension else fix
         known = path.is_dir() or path.is_file()  # a pipe could block for ever
         raise file_error(path, "has no box features of a known form" if known else "is no regular file", fix)
 
@@ -444,6 +445,10 @@ _RULE = "th0.2_max100_min10"
 _PUBLISHED = "bua10_100"
 """Of the published model, in the database's name and in ours: boxes of a score above 0.2, from 10 to 100."""
 _OPENING = threading.Lock()
+if hasattr(os, "register_at_fork"):  # a child begins with no LMDB open, and does not wait for its parent's
+    os.register_at_fork(
+        before=_OPENING.acquire, after_in_parent=_OPENING.release, after_in_child=_OPENING.release
+    )
 
 
 def _databases_at(path: Path) -> list[Path]:
@@ -525,7 +530,7 @@ def _opened(data: Path) -> Iterator[tuple[Any, Any]]:
     import lmdb
 
     options = {"subdir": False, "readonly": True, "lock": False, "create": False, "readahead": False}
-    with _OPENING:  # a process may have it open once; for each read anew it costs little, and forks are safe
+    with _OPENING:  # a process may have it open once; for each read anew it costs little
         try:
             environment = lmdb.open(os.path.realpath(data), **options)
         except lmdb.Error as error:

@@ -456,6 +456,7 @@ def _of_array(value: Any) -> Pixels:
     tensor = is_tensor(value)
     if tensor and (value.is_nested or value.device.type == "meta" or "strided" not in str(value.layout)):
         raise refused("the tensor is nested, sparse or on the meta device", "pass a dense one with pixels")
+    value = value if tensor else np.asanyarray(value)
     shape, dtype = tuple(value.shape), str(value.dtype).rpartition(".")[2]
     name = f"the {'tensor' if tensor else 'array'} of shape {shape}"
     first = tensor and len(shape) == 3 and shape[0] in (1, 3)
@@ -471,7 +472,8 @@ def _of_array(value: Any) -> Pixels:
         (
             not (first or last or len(shape) == 2),
             "is no image",
-            f"expected {'(3, H, W), (1, H, W) or (H, W)' if tensor else '(H, W), (H, W, 3) or (H, W, 4)'}",
+            f"expected {'(3, H, W), (1, H, W) or (H, W)' if tensor else '(H, W), (H, W, 3) or (H, W, 4)'}"
+            + "; of a batch pass one after the other" * (len(shape) == 4),
         ),
         (0 in shape, "has no pixels", ""),
     ):

@@ -222,7 +222,8 @@ class Texts:
             place = f"{place} (id {image_id!r})" if place else f"id {image_id!r}"
             place += f": {name}" if name else ""
             is_list = name in _LIST_FIELDS
-            if isinstance(value, str) and (is_list or (name and name == self.chosen)):
+            may_be_list = is_list or bool(name and name == self.chosen)
+            if isinstance(value, str) and may_be_list:
                 listed = read_written_list(value)
                 value = value if listed is None else listed
             several, texts = isinstance(value, list), []
@@ -236,8 +237,9 @@ class Texts:
                 if not isinstance(text, str):
                     without = f" without {' or '.join(self.fields)}" if isinstance(text, dict) else ""
                     raise self.wrong(own, f"is {described(text, none='null')}{without}", "expected a caption")
-                wants_lists = is_list or self.is_table or "references" in self.fields
-                if wants_lists and is_written_list(text, whole=several or not is_list):
+                unread = not several and may_be_list and is_written_list(text, whole=not is_list)
+                needs_texts = self.is_table or "references" in self.fields
+                if unread or (needs_texts and is_written_list(text)):
                     fix = 'write a list as JSON, ["...", "..."], in a table in a column captions'
                     raise self.wrong(own, f"is a list written as text ({text[:40]!r})", fix)
                 texts.append(text)

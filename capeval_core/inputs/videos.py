@@ -302,6 +302,8 @@ def _opened(source: File) -> Iterator[_OpenVideo]:
             fix = f"expected {_OPENED}, whole or cut off behind its header, or a list of images"
             raise refused(f"{name} is not a video that can be read", fix) from None
         with container:
+            if container.metadata.get("major_brand", "")[:3] in ("avi", "hei", "hev", "mif", "msf"):  # HEIF
+                raise refused(f"{name} is an image", "pass a list of images, or the path of their folder")
             videos = container.streams.video
             # Without the picture on the cover of a record.
             streams = [one for one in videos if not one.disposition & type(one.disposition).attached_pic]

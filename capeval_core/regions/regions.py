@@ -181,6 +181,9 @@ def name_of(regions: Regions | RegionSource) -> str:
 
 def fitting(regions: Regions, image: InputImage, size: tuple[int, int]) -> Regions:
     """Regions that fit the image, or ImageError with what is wrong."""
+    if not isinstance(regions, Regions):
+        found = f"its source gave a {type(regions).__name__}, expected Regions"
+        raise ImageError(Problem(image.where, found, "pass masks through Regions.of(masks)"))
     if regions.size == size:
         return regions
     high, wide = size

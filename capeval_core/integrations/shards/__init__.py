@@ -121,6 +121,11 @@ class BatchScorer:
             self.forget()
         return self._opened
 
+    @property
+    def signature(self) -> str:
+        """Everything that a score depends on beside its row."""
+        return self.metric.signature()
+
     def forget(self) -> None:
         """Forget features in memory, whose last bits depend on the batch that they were made in.
 
@@ -326,7 +331,7 @@ def images_folder(images: str | PathLike[str]) -> Place:
 
 def settings_of(scorer: BatchScorer, columns: Mapping[str, str] | None) -> dict[str, Any]:
     """What scores depend on beside the shard and its images; it opens the weights."""
-    empty, signature = str(scorer.options.empty), scorer.metric.signature()
+    empty, signature = str(scorer.options.empty), scorer.signature
     return {"columns": dict(columns or {}), "empty": empty, "signature": signature}
 
 
