@@ -49,7 +49,8 @@ def run(arguments: list[str]) -> int:
         systems = [replace(own, images=[paths[one] for one in own.ids]) for own in systems]
     compared = compare_systems(systems, baseline, one_run=len(flags.files) == 1, flags=flags)
     print(show(compared, flags.format))
-    for column in compared.columns if len(systems) == 2 and flags.format is None else ():
+    plain = flags.format is None and flags.digits is None and not flags.times_100
+    for column in compared.columns if len(systems) == 2 and plain else ():
         first, second = (system.cells[column.name].result for system in systems)
         with suppress(ValueError):  # the table says why there is none
             test = first.compare_within_run(second, level=_LEVEL)
@@ -153,7 +154,11 @@ def compare_systems(
                 test = result.compare_within_run if one_run else result.compare
                 tests[own.name] = test(of_base.result, level=_LEVEL)
             except caught as error:
-                cells[own.name][metric] = replace(own.cells[metric], no_test=str(error))
+                reason, visuals = str(error), f"{result.visual}s"
+                if left_out := getattr(error, "left_out", 0):
+                    alone = f"{left_out:,} {visuals} have a score in only one"
+                    reason += f"; {alone}, so that the means are of different {visuals}"
+                cells[own.name][metric] = replace(own.cells[metric], no_test=reason)
         adjusted = holm([test.p_value for test in tests.values()])
         for (name, test), p_value in zip(tests.items(), adjusted, strict=True):
             low, high = (test.interval.low, test.interval.high)
@@ -227,7 +232,7 @@ def systems_content(systems: Systems, *, whole: bool = True) -> dict[str, Any]:
     """The table in JSON's types; as a whole, or without the results of every caption."""
     content: list[dict[str, Any]] = []
     for system in systems.systems:
-        results = [{**cell_content(cell), "test": cell.test} for cell in system.cells.values()]
+        results = [{**cell_content(cell, whole=whole), "test": cell.test} for cell in system.cells.values()]
         texts = {"ids": list(system.ids), "captions": list(system.captions)} if whole else {}
         if not whole:
             results = [{name: own[name] for name in _BRIEF} for own in results]
@@ -236,9 +241,9 @@ def systems_content(systems: Systems, *, whole: bool = True) -> dict[str, Any]:
     return {**{name: getattr(systems, name) for name in names}, "systems": content}
 
 
-def cell_content(cell: Cell) -> dict[str, Any]:
+def cell_content(cell: Cell, *, whole: bool = True) -> dict[str, Any]:
     """A result with its interval, and its evidence if it was kept, in JSON's types."""
     content = {**cell.result.to_dict(), "interval": cell.interval and vars(cell.interval)}
-    if cell.result.evidence is not None:
+    if whole and cell.result.evidence is not None:
         content["evidence"] = [cell.result.evidence[i] for i in range(len(cell.result.scores))]
     return content

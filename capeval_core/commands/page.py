@@ -22,16 +22,15 @@ def run(arguments: list[str]) -> int:
         raise ValueError(f"the page needs gradio: {install_command('page')}")
     from capeval_core.integrations import page
 
-    weights = flags.weights
+    demo = page.build(metric.name, flags.weights, media=flags.media)
     try:
         if metric.tiny is not None:
-            load(metric.name, media=flags.media, weights=weights)
+            load(metric.name, media=flags.media, weights=flags.weights)
     except ValueError as error:
-        if weights is not None:
+        if flags.weights is not None:
             raise
         complain(f"{error}\nThe page starts with `tiny`.")
-        weights = "tiny"
-    demo = page.build(metric.name, weights, media=flags.media)
+        demo = page.build(metric.name, "tiny", media=flags.media)
     try:
         where = {"server_name": flags.host, "server_port": flags.port, "inbrowser": not flags.no_browser}
         page.launch(demo, **where, quiet=True, prevent_thread_lock=True)

@@ -53,10 +53,12 @@ def run(arguments: list[str]) -> int:
     captions = [caption or "" for caption in result.parts["caption"]]
     cell = cell_of(result, LazyEvidence(opened, samples, rows, result))
     system = System(flags.candidates.stem, ids, captions, {_METRIC: cell}, images)
-    _print_summary(metric.title, pools, result, flags.out)
-    common.write("--out", flags.out, _submission(images, result))
-    common.write("--json", flags.json, {**result.to_dict(), "ids": ids})
-    write_page(flags, compare_systems([system], None), ["rerank", *arguments])
+    common.in_turn(
+        lambda: common.write("--out", flags.out, _submission(images, result)),
+        lambda: common.write("--json", flags.json, {**result.to_dict(), "ids": ids}),
+        lambda: _print_summary(metric.title, pools, result, flags.out),
+        lambda: write_page(flags, compare_systems([system], None), ["rerank", *arguments]),
+    )
     return 0 if result.counts.failed < result.counts.captions else 1
 
 

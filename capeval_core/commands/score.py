@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
+from argparse import ArgumentTypeError, Namespace
 from collections import ChainMap, Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,10 @@ from tqdm import tqdm
 from capeval_core.commands import common, compare, terminal
 from capeval_core.errors import Problems, naming, noting
 from capeval_core.inputs.images import Texts, Visual
-from capeval_core.inputs.samples import Samples, argument_of
+from capeval_core.inputs.samples import ARGUMENTS, Samples, argument_of, medium_of
 from capeval_core.inputs.text_files import FileOptions, Joined
 from capeval_core.metric import CaptionMetric, CommonOptions, LazyEvidence, Reranker, prepared
-from capeval_core.registry import every_class, metric_class
+from capeval_core.registry import every_class, media_of, metric_class
 from capeval_core.replay.bundle import bundle_of
 from capeval_core.reports.html import check_report
 from capeval_core.reports.tables import Cell, System, Systems
@@ -315,4 +316,13 @@ def _parser(metrics: _Metrics) -> terminal.Parser:
         options_title=options,
     )
     terminal.add_options(parser, options, {metric.name: metric.Options for metric in metrics})
+    for other in ARGUMENTS if own else ():
+        if other != own:
+            more = f" or --media {medium}" if (medium := medium_of(other)) in media_of(about.name) else ""
+            fix = f"{_command_of(about)} is about {own}, pass --{own} FOLDER{more}"
+            terminal.flag(parser, f"--{other} FOLDER", "", type=partial(_refuse, fix))
     return parser
+
+
+def _refuse(reason: str, value: str) -> None:
+    raise ArgumentTypeError(reason)

@@ -77,7 +77,8 @@ def folder_of(entry: SetEntry, data: str | Path) -> Path:
     if not path.exists() and text.count("/") == 1 and not text.startswith((".", "/", "~")):
         path = _downloaded(entry, text)
     elif not path.is_dir():
-        raise file_error(path, "there is no such folder")
+        found = "is a file, expected a folder" if path.exists() else "there is no such folder"
+        raise file_error(path, found)
     candidates = [path, *(path / name for name in (entry.name, *entry.folders))]
     # A folder of sets may hold a file of the same name as one of this set.
     fitting = [one for one in candidates if all((one / file).is_file() for file in entry.files)]
@@ -102,7 +103,7 @@ def _downloaded(entry: SetEntry, dataset: str) -> Path:
     wanted: Any = {"revision": revision or None, "allow_patterns": [*entry.files, "*.json"]}
     try:
         return Path(snapshot_download(name, repo_type="dataset", **wanted))
-    except failures() as error:
+    except (*failures(), ValueError) as error:
         found = f"the data set could not be loaded from the Hub ({reason(error)})"
         raise file_error(dataset, found, "check the id, or name a folder") from None
 
@@ -521,10 +522,14 @@ class Judgements(NamedTuple):
 def read_judgements(path: Path) -> Judgements:
     """The judgements of a JSON list, JSON lines, or CSV: rows with an image's id, a caption and a score."""
     rows, problems = read_rows(path, {"caption": "text"}), Problems()
-    images = rows[column_of(path, rows, ID_FIELDS, "image id")].map(str).tolist()
+    column_of(path, rows, ID_FIELDS, "image id")
+    ids = rows.reindex(columns=list(ID_FIELDS), fill_value="").fillna("").to_numpy().tolist()
+    images = [next((str(own) for own in row if own != ""), "") for row in ids]
     scores = numbers(rows[column_of(path, rows, ("score",), "score")], "scores", Counter())
-    for name in rows.index[np.isnan(scores)]:
-        problems.add(file_error(path, "has no finite score", index=name))
+    for name, image, caption, score in zip(rows.index, images, rows.caption, scores, strict=True):
+        lacking = {"caption": caption.strip(), "image id": image, "finite score": math.isfinite(score)}
+        for what in [what for what, there in lacking.items() if not there][:1]:
+            problems.add(file_error(path, f"has no {what}", index=name))
     problems.raise_if_any()
     if len(set(scores)) < 2:
         found = f"has {len(scores)} judgements with {len(set(scores))} different scores"

@@ -93,10 +93,13 @@ class BoxExplanation(DrawnExplanation):
         if self._visual.medium != "image":
             raise ValueError(f"there are only box features of {self['image']}, and no image to draw")
         image = self._visual.load()
+        scale = min(1.0, 2 * width / image.width)  # no finer than they are drawn
+        size = (round(image.width * scale), max(1, round(image.height * scale)))
+        image = image.convert("RGB").resize(size, Image.Resampling.LANCZOS)
         masks = []
         for place in confident(self["boxes"]):
-            mask = Image.new("1", image.size)
-            ImageDraw.Draw(mask).rectangle(tuple(self["boxes"][place]["box"]), fill=1)
+            mask, box = Image.new("1", image.size), self["boxes"][place]["box"]
+            ImageDraw.Draw(mask).rectangle([side * scale for side in box], fill=1)
             masks.append(np.asarray(mask))
         regions = Regions.of(masks, size=(image.height, image.width))
         return figures.outlined(image, regions, [False] * len(regions), width, (0, 0, *image.size))

@@ -323,7 +323,7 @@ def draw_frames(
     """The cosine of a caption with each frame as a curve; its best frames, at most six, with their words."""
     texts = [_wrapped(text, 20, 8) for _, text in frames.values()]
     tall = max((image.height / image.width for image, _ in frames.values() if image), default=0.75)
-    strip = min(tall, 2.0) * 110 + 14 * max(map(len, texts)) + 34
+    strip = min(tall, 2.0) * 110 + 14 * max(map(len, texts), default=0) + 34
 
     def draw(figure: Any) -> None:
         above, below = figure.subfigures(2, 1, height_ratios=[200, strip])
@@ -343,7 +343,7 @@ def draw_frames(
             words = "\n".join([f"frame {frame}", *lines])
             ax.text(0, -0.06, words, transform=ax.transAxes, va="top", size=7.5, linespacing=1.35)
 
-    lines = [(_TITLE, [(line, INK)]) for line in _wrapped(caption, 84, 3)]
+    lines = [(_TITLE, [(line, INK)]) for line in _wrapped(caption, 84, 3) or [""]]
     return _explained(lines, (_WIDE, 200 + strip), draw, width, beside=False)
 
 

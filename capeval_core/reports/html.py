@@ -137,7 +137,9 @@ class _Page:
         frames = []
         for system in (first, second):
             scores = system.cells[column.name].result.scores
-            frame = pd.DataFrame({"id": system.ids, "caption": system.captions, "score": scores})
+            # Texts as objects: a column of strings cannot hold lone surrogates.
+            texts = pd.DataFrame({"id": system.ids, "caption": system.captions}, dtype=object)
+            frame = texts.assign(score=scores)
             frame["shown"] = [*map(self.systems.for_page, scores)]
             frames.append(frame.assign(turn=frame.groupby("id").cumcount()).reset_index())
         both = frames[0].merge(frames[1], on=["id", "turn"]).dropna(subset=["score_x", "score_y"])
@@ -222,8 +224,10 @@ def _thumbnail(path: str, visual: str) -> Image.Image:
         return _bare(InputImage.of(path).load(), _SIDE, _SIDE)
     reading = video_source(path).read(path, Sampling(max_frames=_FRAMES))
     frames = [np.asarray(_bare(frame, 4 * _FRAME_HEIGHT, _FRAME_HEIGHT)) for _, frame in reading]
-    gap = ((0, 0), (4, 0), (0, 0))
-    return Image.fromarray(np.hstack([np.pad(frame, gap, constant_values=255) for frame in frames])[:, 4:])
+    tallest = max(map(len, frames))
+    gaps = [((0, tallest - len(frame)), (4, 0), (0, 0)) for frame in frames]
+    padded = [np.pad(frame, gap, constant_values=255) for frame, gap in zip(frames, gaps, strict=True)]
+    return Image.fromarray(np.hstack(padded)[:, 4:])
 
 
 def _bare(image: Image.Image, width: int, height: int) -> Image.Image:

@@ -124,10 +124,12 @@ def status_of(error: BaseException | None) -> int | None:
 def reason(error: BaseException) -> str:
     """Why a request to the Hub failed, in a few words."""
     from huggingface_hub import constants
-    from huggingface_hub.errors import OfflineModeIsEnabled
+    from huggingface_hub.errors import HFValidationError, OfflineModeIsEnabled
 
     if isinstance(error, OfflineModeIsEnabled):
         return "HF_HUB_OFFLINE is set"
+    if isinstance(error, HFValidationError):
+        return str(error)
     if (status := status_of(error)) is not None:
         return f"{constants.ENDPOINT} answers with HTTP status {status}"
     while error.__cause__ is not None:

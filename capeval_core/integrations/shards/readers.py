@@ -8,7 +8,7 @@ import os
 import re
 import tarfile
 import tempfile
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -284,7 +284,7 @@ class Shard:
     def _looked_up(self, rows: Sequence[Record]) -> dict[str, list[Any]]:
         """Columns of rows; images are paths in their folder, or bytes from a store; addresses stay."""
         columns = {role: [row[role] for row in rows] for role in ("uid", *self.needed, "error")}
-        folder, fetched = self.images, dict[int, str]()
+        folder, fetched = self.images, defaultdict[str, list[int]](list)
         name = "video" if "video" in columns else "image"
         visuals = columns.get(name, [])
         for i, value in enumerate(visuals):
@@ -295,14 +295,15 @@ class Shard:
             if folder.is_local:
                 visuals[i] = os.path.join(folder.path, path)  # noqa: PTH118  (absolute ones stay)
             else:
-                fetched[i] = f"{folder.path.rstrip('/')}/{path.lstrip('/')}"
+                fetched[f"{folder.path.rstrip('/')}/{path.lstrip('/')}"].append(i)
         # Not `cat`, which sorts paths and takes `*` and `[` in them for patterns.
-        paths = list(fetched.values())
+        paths = list(fetched)
         contents = folder.filesystem.cat_ranges(paths, None, None, on_error="return") if paths else []
-        for (i, path), content in zip(fetched.items(), contents, strict=True):
-            visuals[i] = {"bytes": content, "path": path} if isinstance(content, bytes) else None
-            if visuals[i] is None:
-                columns["error"][i] = f"{name}: cannot read {path!r} ({reason_of(content)})"
+        for path, content in zip(paths, contents, strict=True):
+            for i in fetched[path]:
+                visuals[i] = {"bytes": content, "path": path} if isinstance(content, bytes) else None
+                if visuals[i] is None:
+                    columns["error"][i] = f"{name}: cannot read {path!r} ({reason_of(content)})"
         return columns
 
 
