@@ -50,6 +50,8 @@ def test_a_drawing_has_its_width_and_is_what_a_notebook_shows(name: str, media: 
     assert pickle.loads(pickle.dumps(found)).plot(390).tobytes() == narrow.tobytes()
     with pytest.raises(ValueError, match="width=100"):
         found.plot(100)
+    if media == "video":
+        assert explanation(name, media, caption="", empty="score").plot(390).width == 390
 
 
 def test_regions_and_mistakes_have_their_colours() -> None:
