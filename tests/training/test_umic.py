@@ -52,7 +52,9 @@ def test_a_damaged_state_is_named_and_the_log_is_mended(
     assert (out / "log.jsonl").read_bytes() == log
 
 
-def test_judgements_choose_the_weights_and_end_the_training(scenes: Path, tmp_path: Path) -> None:
+def test_judgements_choose_the_weights_and_end_the_training(
+    scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     rows = [json.loads(line) for line in (scenes / "captions.jsonl").read_text().splitlines()]
     rng = np.random.default_rng(3)
     judged = [
@@ -63,6 +65,12 @@ def test_judgements_choose_the_weights_and_end_the_training(scenes: Path, tmp_pa
     (tmp_path / "judged.json").write_text(json.dumps(judged))
     settings = {"word_steps": 0, "matching_steps": 0, "steps": 200, "stored": "float32"}
     settings |= {"judgements": tmp_path / "judged.json", "evaluate_every": 2, "patience": 3}
+    blank = [{**judged[0], "caption": " "}, {**judged[1], "image_id": None}, *judged[2:]]
+    (tmp_path / "blank.json").write_text(json.dumps(blank))
+    refused = settings | {"judgements": tmp_path / "blank.json"}
+    assert main(arguments(scenes, tmp_path / "run", **refused)) == 2
+    told = capsys.readouterr().err
+    assert "entry 0 has no caption" in told and "entry 1 has no image id" in told
     out = train(scenes, tmp_path / "run", **settings)
     looks = [(line["correlation"], line["step"]) for line in log_of(out) if "correlation" in line]
     best = max(looks)[0]
