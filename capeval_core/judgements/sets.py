@@ -101,9 +101,10 @@ def _downloaded(entry: SetEntry, dataset: str) -> Path:
 
     name, _, revision = dataset.partition("@")
     wanted: Any = {"revision": revision or None, "allow_patterns": [*entry.files, "*.json"]}
+    caught: tuple[type[Exception], ...] = (*failures(), ValueError)  # of what is no id
     try:
         return Path(snapshot_download(name, repo_type="dataset", **wanted))
-    except (*failures(), ValueError) as error:
+    except caught as error:
         found = f"the data set could not be loaded from the Hub ({reason(error)})"
         raise file_error(dataset, found, "check the id, or name a folder") from None
 
