@@ -187,7 +187,6 @@ class Blip2Encoder(PairEncoder, tags=["image-captioning", "blip-2"]):
     ) -> Iterator[Matches]:
         """Every image with each of its captions: features and match logits, in order; see `encode_pairs`. An
         image's states are too large to be kept: give each image once, with all its captions."""
-
         encoded = self.encode_pairs(
             images, captions, self._run_pairs, "match", cache, batch_size, self.image_features
         )

@@ -43,7 +43,6 @@ _LONGEST_STEP = math.log(1000 / 16)  # bound of the logarithm by which a box may
 
 # what both share
 
-
 _Stages = Annotated[list[int], range(1, 1_001), 4]
 _Kept = Annotated[int, range(1, 10_001)]
 _Side = Annotated[int, range(1, 16_385)]
@@ -202,7 +201,6 @@ def _blue_first(image: Image.Image) -> NDArray[np.uint8]:
 
 
 # bottom-up attention's
-
 
 _RES = ("res2", "res3", "res4", "res5")
 _STRIDE = 16  # pixels of the image per cell of the feature map
@@ -437,7 +435,6 @@ class FasterRcnn(_Detector, tags=["object-detection", "faster-rcnn"]):
 
 
 # 12-in-1's
-
 
 _LAYERS = ("layer1", "layer2", "layer3", "layer4")
 _EXPANSION = 4  # times as many channels behind a residual block as it has planes

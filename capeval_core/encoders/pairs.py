@@ -190,8 +190,7 @@ class PairEncoder(CheckedModel):
             forward=partial(self._run_units, run, batch_size, image_features),
             units=units,
         )
-        hint = "give every image its captions"
-        items = with_extras(visuals, self._tokens(captions), "lists of captions", hint)
+        items = with_extras(visuals, self._tokens(captions), "lists of captions", "give every image its own")
         return chain.from_iterable(encode_stream(items, encoding, cache))
 
     def _run_units(

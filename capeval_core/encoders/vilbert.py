@@ -383,7 +383,6 @@ class VilbertEncoder(RegionTextEncoder, tags=["image-captioning", "vilbert"]):
         lower = partial(self.model.lower_texts, task=self.settings.task)
         if self.device.type == "cuda":
             return lower(texts)
-
         distinct = Distinct(texts, lambda ids: self.key("lower", ids), cache)
         for part, rows in self.batch("texts", batch_size).run(distinct.missing, lower):
             distinct.add(part, arrays_of(rows).values())
