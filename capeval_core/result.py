@@ -293,7 +293,7 @@ class Result:
         if len(set(map(len, [*columns.values(), *parts.values()]))) != 1:
             lengths = ", ".join(f"{len(column)} {name}" for name, column in (columns | parts).items())
             raise ValueError(f"it has {lengths}, which should be equally many")
-        whole = all(type(number) is int for number in saved["counts"].values())
+        whole = all(type(number) is int for number in dict(saved["counts"]).values())
         if not whole or not all(isinstance(group, str) for group in columns["groups"]):
             raise TypeError("groups should be texts, counts whole numbers")
         low, high = saved.get("range") or (None, None)
