@@ -97,8 +97,7 @@ class AlphaClipConversion(Conversion):
         shapes = shapes_of(tower)
         kernel, positions = (shapes.get(name, ()) for name in (_CLIP_KERNEL, "visual.positional_embedding"))
         sizes = " ".join(map(str, (*kernel[:1], *kernel[-1:], *positions[:1])))
-        guess = self.facts["bases"].get(sizes)
-        hint = f"; its sizes are those of {guess}" if guess else ""
+        hint = f"; its sizes are those of {guess}" if (guess := self.facts["bases"].get(sizes)) else ""
         if self.base is None:
             fix = (
                 f"pass {setting('base', 'CLIP')}, the one that it was tuned from and whose text tower it uses"

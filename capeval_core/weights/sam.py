@@ -48,8 +48,7 @@ class SamConversion(Conversion):
         if not encoder:
             raise ValueError(f"{path} has no image encoder: give mobile_sam.pt, l2.pt or a SAM here")
         if not decoder:
-            other = setting("decoder", "Prompt_guided_Mask_Decoder.pt", "pass ")
-            fix = f"{other}, the other file of MobileSAMv2"
+            fix = setting("decoder", "Prompt_guided_Mask_Decoder.pt", "pass ") + ", MobileSAMv2's other file"
             raise InputError(Problem("", f"{files[-1]} has no mask decoder", fix))
         return encoder | decoder, files
 
