@@ -96,6 +96,8 @@ def test_threads_share_a_cache_and_a_folder(tmp_path: Path) -> None:
 def test_the_disk_keeps_every_bit_shape_and_key(tmp_path: Path) -> None:
     odd = np.array([1e-45, -0.0, np.inf, np.nan, 3.4028235e38, 1 + 2**-23], np.float32)
     features = {"a": odd, "ß|'": odd.reshape(2, 3), **{f"{i:04}": row(str(i)) for i in range(2345)}}
+    turned = {"T": odd.reshape(2, 3).T, "every other": odd[::2], "a column": odd.reshape(3, 2)[:, 1]}
+    features |= {**turned, "one": np.float32(3)}
     cache = FeatureCache(max_bytes=0, folder=tmp_path / "new" / "folder")
     cache.put(features)
     assert cache.nbytes == 0

@@ -238,6 +238,13 @@ def test_a_list_that_is_not_one_of_strings_is_refused(tmp_path: Path, cell: str)
         read_texts(with_cell(tmp_path, cell, "references"), references=True)
 
 
+def test_a_broken_list_in_a_column_that_is_named_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "c.jsonl"
+    path.write_text(json.dumps({"image_id": "x", "mine": "['a dog', 'it's']"}) + "\n")
+    with pytest.raises(FileError, match=r"\(id 'x'\): mine "):
+        read_texts(path, caption_column="mine")
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, features
 
 from capeval_core.errors import InputError
 from tests.inputs.photographs import encoded, photograph
@@ -251,3 +251,9 @@ def test_playlists_open_no_other_file(text: str, tmp_path: Path) -> None:
     for name in ("list.m3u8", "list.mp4", "list.ffconcat", "list.sdp", "list.mpd"):
         (tmp_path / name).write_text(text.format(path=film))
         assert refusal(tmp_path / name).problems
+
+
+@pytest.mark.skipif(not features.check("avif"), reason="Pillow cannot write AVIF")
+def test_a_picture_in_a_videos_container_is_no_video(tmp_path: Path) -> None:
+    Image.new("RGB", (64, 64)).save(tmp_path / "picture.avif")
+    assert "is an image" in str(refusal(tmp_path / "picture.avif"))

@@ -270,11 +270,11 @@ def check(
     return check_samples(captions, images, references, **options)
 
 
-def read_texts(path: str | PathLike[str], references: bool = False) -> list[tuple[str, str]]:
+def read_texts(path: str | PathLike[str], references: bool = False, **options: str) -> list[tuple[str, str]]:
     """The ids and texts of a file of candidates, or of references."""
     problems = Problems()
     fields = text_files.REFERENCE_FIELDS if references else text_files.CANDIDATE_FIELDS
-    rows = text_files.read_texts(path, fields, problems).rows
+    rows = text_files.read_texts(path, fields, problems, text_files.FileOptions(**options)).rows
     problems.raise_if_any()
     return [(row.image_id, row.text) for row in rows]
 
