@@ -25,7 +25,7 @@ def test_a_caption_has_its_score_parts_and_error() -> None:
         own[5]
     with pytest.raises(IndexError):
         own[-6]
-    for wrong in ("1", 1.0, slice(2)):
+    for wrong in ("1", 1.0, slice(2), True):
         with pytest.raises(TypeError, match="expected the number of a caption"):
             own[wrong]  # type: ignore[index]
 

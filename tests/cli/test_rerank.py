@@ -51,6 +51,13 @@ def chosen(path: Path) -> list[list[str]]:
         return list(csv.reader(file))
 
 
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder in which no file can be made")
+def test_a_file_that_fails_costs_no_other(rerank: Capeval, tmp_path: Path) -> None:
+    ran = rerank("--out", "/proc/best.csv", "--json", tmp_path / "all.json")
+    assert ran.status != 0 and "/proc/best.csv" in ran.err
+    assert len(read_json(tmp_path / "all.json")["scores"]) == len(IDS)
+
+
 def test_every_form_gives_the_choice_of_the_library(
     rerank: Capeval, pools: dict[str, list[str]], tmp_path: Path
 ) -> None:

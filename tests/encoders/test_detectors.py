@@ -37,6 +37,15 @@ def best_scores(boxes: Any, scores: Any, overlap: float) -> list[float]:
     return best
 
 
+def test_boxes_outside_of_the_image_are_no_proposals() -> None:
+    name = "head.anchors"
+    anchors = faster_rcnn_release().tensors[name].clone()
+    anchors[::2] -= 5000  # clipped to nothing, wherever they are regressed to
+    network = altered("proposals", {name: anchors}, after_nms=200, overlap=0.95)
+    boxes = network.propose(network.preprocess(image(0))[0]).boxes
+    assert len(boxes) > 0 and bool((boxes[:, 2:] > boxes[:, :2]).all())
+
+
 @pytest.mark.parametrize(("proposals", "sharp"), [(6, 1.0), (40, 0.05), (40, 1.0), (200, 4.0)])
 def test_bua10_100_is_what_plain_loops_keep(proposals: int, sharp: float) -> None:
     """All above 0.2, but 10 at least and 100 at most."""
