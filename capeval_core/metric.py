@@ -230,8 +230,8 @@ class CaptionMetric(ABC):
         options.check(type(self))
         self.package = package_of(type(self))
         self.options = options
-        self.cache = shared_cache(options.cache)
-        self.run: dict[str, Any] = {"cache": self.cache, "batch_size": options.batch_size}  # for encoders
+        cache = shared_cache(options.cache)
+        self.run: dict[str, Any] = {"cache": cache, "batch_size": options.batch_size}  # for encoders
         self.stores = RowStores()
         self.models = self.open_models()
 

@@ -60,11 +60,10 @@ class Reward:
         if self.metric.needs_references:
             inputs["references"] = references
         if argument is not None:
-            both = (images, image) if argument == "images" else (videos, video)
-            given = [one for one in both if one is not None]
-            if len(given) > 1:
+            many, trl = (images, image) if argument == "images" else (videos, video)
+            if many is not None and trl is not None:
                 raise TypeError(f"reward: pass {argument} or {medium_of(argument)}, not both")
-            inputs[argument] = in_memory(given[0] if given else None, argument)
+            inputs[argument] = in_memory(trl if many is None else many, argument)
         texts = inputs["captions"]
         if not all(isinstance(one, (list, tuple)) and len(one) == len(texts) for one in inputs.values()):
             return [*self.metric.score(**inputs).scores]  # which refuses lists of other lengths

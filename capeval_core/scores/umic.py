@@ -69,8 +69,7 @@ class Umic(RegionMetric):
             rankings = self.encoder.rank(
                 [boxes[rows[0]] for rows in sharing],
                 [[window.captions[row] for row in rows] for rows in sharing],
-                cache=self.cache,
-                batch_size=self.options.batch_size,
+                **self.run,
             )
             logits = np.full(len(window), np.nan, dtype=np.float32)
             groups, errors = [""] * len(window), list[str | None]([None]) * len(window)

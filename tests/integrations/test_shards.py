@@ -10,6 +10,7 @@ import pytest
 
 from capeval_core.errors import FileError
 from capeval_core.integrations.shards import BatchScorer, score_shard
+from capeval_core.testing import count_forwards
 from tests.integrations.shard_files import picture, rows_of, write_parquet
 
 
@@ -70,3 +71,14 @@ def test_interrupted_by_its_caller_it_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         score_shard(source, tmp_path / "out" / "0.parquet", "bleu", window=10, progress=stop)
     assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_features_of_one_shard_are_forgotten_at_the_next(tmp_path: Path) -> None:
+    source, scorer = write_parquet(tmp_path / "0.parquet", rows_of(4)), BatchScorer("pacs", weights="tiny")
+    assert scorer.signature
+    with count_forwards() as forwards:
+        score_shard(source, tmp_path / "1.parquet", scorer)
+        once = forwards.items
+        score_shard(source, tmp_path / "2.parquet", scorer)
+    assert forwards.items == 2 * once > 0
+    assert (tmp_path / "1.parquet").read_bytes() == (tmp_path / "2.parquet").read_bytes()

@@ -132,7 +132,7 @@ class BatchScorer:
         There are few: those of a web collection rarely come again.
         """
         if self._opened is not None and self.options.cache is None:
-            self._opened.cache = FeatureCache(32 << 20, text_bytes=8 << 20)
+            self._opened.run["cache"] = FeatureCache(32 << 20, text_bytes=8 << 20)
 
     def schema(self) -> pa.Schema:
         """The columns that come out; `parts` has a field per component of the metric, a number or a list."""
