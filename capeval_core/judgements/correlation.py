@@ -62,8 +62,7 @@ def _coefficient(name: str, scores: ArrayLike, ratings: ArrayLike, **settings: A
     from scipy import stats
 
     x, y = equally_many(scores, ratings)
-    reason = undefined(x, y)
-    if reason is not None:
+    if reason := undefined(x, y):
         return Coefficient(math.nan, math.nan, len(x), reason)
     found = getattr(stats, name)(*((scaled(x), scaled(y)) if name == "pearsonr" else (x, y)), **settings)
     if not math.isfinite(found.statistic):
@@ -230,10 +229,8 @@ class Resamples:
         """(draws,) the mean of the finite values in each resample; NaN in one without any."""
         rows = np.asarray(values, dtype=np.float64)
         finite = np.isfinite(rows)
-        per_image = (
-            np.bincount(self._of_row, own, self.images) for own in (np.where(finite, rows, 0.0), finite)
-        )
-        total, count = (np.asarray(self._counts @ own, dtype=np.float64) for own in per_image)
+        sides = np.where(finite, rows, 0.0), finite
+        total, count = (self._counts @ np.bincount(self._of_row, own, self.images) for own in sides)
         return np.where(count > 0, total / np.maximum(count, 1), math.nan)
 
     def each(self, statistic: Callable[[Integers], float | Sequence[float]]) -> Doubles:
@@ -285,7 +282,8 @@ class WeightedRows:
             found["spearman"] = _weighted_pearson(self._ranks(0, weights), self._ranks(1, weights), weights)
         if "ap" in names:
             found["ap"] = _precision_of_low(*self.sides, weights)
-        return [found[name] for name in names]
+        bounded: list[float] = np.clip([found[name] for name in names], -1.0, 1.0).tolist()  # of rounding
+        return bounded
 
     def _taus(self, weights: Integers) -> tuple[float, float]:
         """Kendall's tau-b and tau-c; NaN where undefined."""
@@ -304,7 +302,7 @@ class WeightedRows:
         surplus = float(np.sum(counts * (2 * upto - below - upto[:, -1:])))
         levels = min(map(np.count_nonzero, sums))
         tau_b = surplus / math.sqrt(pairs - of_scores) / math.sqrt(pairs - of_ratings)
-        return _bounded(tau_b), _bounded(2 * surplus / (rows**2 * (levels - 1) / levels))
+        return tau_b, 2 * surplus / (rows**2 * (levels - 1) / levels)
 
     def _ranks(self, side: int, weights: Integers) -> Doubles:
         """Each row's mean rank among the repeated rows."""
@@ -321,9 +319,4 @@ def _weighted_pearson(x: Doubles, y: Doubles, weights: Integers) -> float:
     inside = weights > 0
     if not (np.ptp(x[inside]) > 0 and np.ptp(y[inside]) > 0):
         return math.nan
-    return _bounded(float(x * weights @ y) / math.sqrt(float(x * weights @ x) * float(y * weights @ y)))
-
-
-def _bounded(value: float) -> float:
-    """A coefficient without what rounding adds beyond 1."""
-    return min(1.0, max(-1.0, value))
+    return float(x * weights @ y) / math.sqrt(float(x * weights @ x) * float(y * weights @ y))

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -33,6 +34,7 @@ STATISTICS = ("tau_b", "tau_c", "spearman", "pearson", "acc_eq")
 """What any scores can be compared with ratings by; `acc_eq` is tie-calibrated within images."""
 _OF_CHOSEN = ("bleu", "rougel", "ciderd")
 """What the captions that a metric chooses of pools are compared with references by."""
+_LEVELS = 7  # of ratings in a chart
 
 
 @dataclass(frozen=True)
@@ -77,15 +79,14 @@ class Cell(NamedTuple):
     value: float  # NaN where it is undefined
     rows: int  # ratings or pairs that it is over
     draws: Doubles | None = None  # its value in each resample of images; None: no interval
-    runs: tuple[float, ...] = ()  # its value in each scoring, where it is their mean
+    runs: tuple[float, ...] = ()  # its value in each of several scorings, where it is their mean
     undefined: str | None = None  # why there is no value
 
     @property
     def deviation(self) -> float:
-        """The standard deviation over the scorings, NaN for fewer than two."""
-        if len(self.runs) < 2:
+        """The standard deviation over several scorings, else NaN; 0 of equal ones whatever rounding adds."""
+        if not self.runs:
             return math.nan
-        # Of equal values rounding may leave a deviation, by which a distance would be thousands of them.
         return float(np.std(self.runs, ddof=1)) if min(self.runs) < max(self.runs) else 0.0
 
 
@@ -215,8 +216,7 @@ class RatedSet(JudgedSet):
         if rows.subset is not None:
             kept &= np.asarray(self.subsets, dtype=object) == rows.subset
         scores, ratings, count = scores[kept], self.ratings[rows.ratings][kept], int(kept.sum())
-        reason = undefined(scores, ratings[:, 0] if self.by_annotator else ratings)
-        if reason is not None:
+        if reason := undefined(scores, ratings[:, 0] if self.by_annotator else ratings):
             return dict.fromkeys(names, Cell(math.nan, count, undefined=reason))
         if self.by_annotator:
             return {name: Cell(annotator_mean(COEFFICIENTS[name], scores, ratings), count) for name in names}
@@ -244,19 +244,17 @@ class RatedSet(JudgedSet):
         return Cell(accuracy, len(items), undefined=reason)
 
 
-def _by_rating(ratings: Doubles, scores: Doubles, most: int = 7) -> dict[str, list[float]]:
+def _by_rating(ratings: Doubles, scores: Doubles) -> dict[str, list[float]]:
     """Scores by rating; of many ratings in ranges of equal counts."""
     kept = np.isfinite(ratings) & np.isfinite(scores)
     ratings, scores = ratings[kept], scores[kept]
     distinct = np.unique(ratings)
-    if len(distinct) <= most:
+    if len(distinct) <= _LEVELS:
         return {f"{value:.3g}": scores[ratings == value].tolist() for value in distinct}
-    bounds = np.unique(np.quantile(ratings, np.linspace(0, 1, most)))
+    bounds = np.unique(np.quantile(ratings, np.linspace(0, 1, _LEVELS)))
     groups = np.clip(np.searchsorted(bounds, ratings, side="right") - 1, 0, len(bounds) - 2)
-    return {
-        f"{bounds[group]:.2g} to {bounds[group + 1]:.2g}": scores[groups == group].tolist()
-        for group in range(len(bounds) - 1)
-    }
+    names = [f"{low:.2g} to {high:.2g}" for low, high in pairwise(bounds)]
+    return {name: scores[groups == group].tolist() for group, name in enumerate(names)}
 
 
 @dataclass(frozen=True)

@@ -45,15 +45,11 @@ class SetScorer(NamedTuple):
         if metric.reference_columns and not corpus and shared and len(scorings) > 1:
             results = self._chosen(metric)
         else:
-            runs: dict[Any, _Run] = {}
-            keys: list[Any] = []
-            for scoring in scorings:
-                of_references = scoring.name if metric.needs_references else ""
-                keys.append((id(scoring.items), of_references))
-                if keys[-1] not in runs:  # items that all scorings share have no name of one of them
-                    name = of_references if shared else scoring.name
-                    runs[keys[-1]] = self._scored(metric, scoring, name)
-            results = [runs[key] for key in keys]
+            # What all scorings share is scored once, and has no name of one of them.
+            names = [one.name if metric.needs_references or not shared else "" for one in scorings]
+            once = dict(zip(names, scorings, strict=True))
+            runs = {name: self._scored(metric, scoring, name) for name, scoring in once.items()}
+            results = [runs[name] for name in names]
         return {
             label: [
                 _scored_by(key, result, kept, len(scoring.items))

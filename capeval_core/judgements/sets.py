@@ -8,6 +8,7 @@ import math
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,10 +47,7 @@ class SetEntry(NamedTuple):
     loader: str = ""
     rating: str = "rating"
     references: Sequence[int] = ()
-    columns: Mapping[str, Mapping[str, Any]] = {
-        "tau_b": {"statistic": "tau_b"},
-        "tau_c": {"statistic": "tau_c"},
-    }
+    columns: Mapping[str, Mapping[str, Any]] = {name: {"statistic": name} for name in ("tau_b", "tau_c")}
     settings: Mapping[str, Sequence[str]] = {}
 
     def advice(self) -> str:
@@ -128,8 +126,7 @@ _KINDS: Mapping[str, tuple[type | tuple[type, ...], str]] = {
     "text": (str, "a text"),
     "list": (list, "a list"),
     "id": ((str, int), "a text or a whole number"),
-}
-"""The kinds of `fields` in `sets.toml`."""
+}  # of `fields` in `sets.toml`
 
 
 def load_set(name: str, data: str | Path, **settings: Any) -> JudgedSet:
@@ -345,14 +342,11 @@ def _thumb(name: str, folder: Path, rows: pd.DataFrame) -> RatedSet:
 
 def _longcap_arena(name: str, folder: Path, rows: pd.DataFrame) -> RatedSet:
     """A file of captions for each perspective, with one rating each."""
-    entry, dropped = SETS[name], Counter[str]()
-    every = {file.split(".")[1]: read_rows(folder / file, entry.fields) for file in entry.files}
-    joined = pd.concat(every)
+    entry = SETS[name]
+    joined = pd.concat({file.split(".")[1]: read_rows(folder / file, entry.fields) for file in entry.files})
     items = Items(joined.cand.tolist(), joined.file_name.tolist(), joined.refs.tolist())
-    values = numbers(_column(joined, "score"), "scores", dropped)
-    kept = np.flatnonzero(np.isfinite(values))
-    about = {"subsets": joined.index.get_level_values(0)[kept].tolist(), "dropped": dropped}
-    return RatedSet(name, (Scoring("", items),), kept, {"rating": values[kept]}, _table(name), **about)
+    rated = _rated(name, items, [[score] for score in _column(joined, "score")], Counter(), "scores")
+    return replace(rated, subsets=joined.index.get_level_values(0)[rated.item].tolist())
 
 
 def _vatex_eval(name: str, folder: Path, rows: pd.DataFrame) -> RatedSet:
@@ -474,10 +468,8 @@ def _hat(name: str, folder: Path, rows: pd.DataFrame) -> RatedSet:
     """A hallucination is a rating of 0, its absence of 1."""
     kept = rows[[isinstance(mark, bool) for mark in _column(rows, "contains_hallucination")]]
     items = Items(kept.caption.tolist(), kept.image.tolist(), kept.references.tolist())
-    ratings = {"rating": 1.0 - np.array(_column(kept, "contains_hallucination"), np.float64)}
-    dropped = {"captions without contains_hallucination": len(rows) - len(kept)}
-    scoring = (Scoring("", items),)
-    return RatedSet(name, scoring, np.arange(len(kept)), ratings, _table(name), dropped=dropped)
+    dropped = Counter({"captions without contains_hallucination": len(rows) - len(kept)})
+    return _rated(name, items, [[1 - mark] for mark in _column(kept, "contains_hallucination")], dropped)
 
 
 def _coco_systems(name: str, folder: Path, references: Mapping[str, list[str]]) -> SystemSet:

@@ -8,7 +8,7 @@ import re
 import sys
 import zipfile
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,8 +34,6 @@ FORMS = (
     "a .npz or .json with an array of numbers per metric, one per caption in the order of the set; of pairs "
     "two columns, or NAME__a and NAME__b; NAME__refs4 is of the scoring with 4 references"
 )
-_NOT_SCORES = ("rating", "ratings", "human_score")
-_RATING_FIELDS = ("rating", "score", "human_score", "judgement")
 _UNKNOWN = "ratings of an unknown image id"
 
 
@@ -99,9 +97,8 @@ def read_scores(path: Path, judged: JudgedSet) -> dict[str, list[Scored]]:
     _check_captions(path, file.captions, judged)
     found: dict[str, dict[str | None, Doubles]] = {}
     names = {scoring.name for scoring in judged.scorings}
-    for name, values in _joined(file.arrays).items():
-        label, scoring = _label(name, names)
-        if label in _NOT_SCORES:
+    for name, label, scoring, values in _labelled(file.arrays, names):
+        if label in ("rating", "ratings", "human_score"):
             continue
         counts = {len(s.items) for s in judged.scorings if scoring in (None, s.name)}
         array = _numbers(path, name, values)
@@ -137,23 +134,21 @@ def _check_captions(path: Path, captions: list[str] | None, judged: JudgedSet) -
         raise file_error(path, found, "score its captions in its order", index=f"caption {row}")
 
 
-def _joined(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """The arrays, of which NAME__a and NAME__b become two columns of NAME."""
+def _labelled(arrays: Mapping[str, Any], scorings: set[str]) -> Iterator[tuple[str, str, str | None, Any]]:
+    """Arrays with their names, the labels of their rows, and the scorings that they are of; NAME__a and
+    NAME__b become two columns of NAME."""
     joined = dict(arrays)
     for first in arrays:
         name = first.removesuffix("__a")
         if name != first and f"{name}__b" in arrays:
             sides = joined.pop(first), joined.pop(f"{name}__b")
             joined[name] = np.stack(sides, axis=-1) if np.shape(sides[0]) == np.shape(sides[1]) else sides[0]
-    return joined
-
-
-def _label(name: str, scorings: set[str]) -> tuple[str, str | None]:
-    """A row's label and the scoring that an array is of."""
-    label, _, suffix = name.rpartition("__")
-    match = re.fullmatch(r"refs(\d+)", suffix)
-    suffix = suffix if match is None else f"{match[1]} reference{'' if match[1] == '1' else 's'}"
-    return (label, suffix) if label and suffix in scorings else (name, None)
+    for name, values in joined.items():
+        label, _, suffix = name.rpartition("__")
+        if match := re.fullmatch(r"refs(\d+)", suffix):
+            suffix = f"{match[1]} reference{'' if match[1] == '1' else 's'}"
+        known = label and suffix in scorings
+        yield name, label if known else name, suffix if known else None, values
 
 
 # ratings of one's own
@@ -171,7 +166,8 @@ def join_ratings(scores: Path, ratings: Path) -> tuple[str, RatedSet, Scored]:
     label, array = _one_of(scores, file)
     values = array.tolist()
     rows, dropped, count, ids = read_rows(ratings), Counter[str](), len(values), file.ids
-    rated = numbers(rows[column_of(ratings, rows, _RATING_FIELDS, "rating")], "ratings", dropped)
+    fields = "rating", "score", "human_score", "judgement"
+    rated = numbers(rows[column_of(ratings, rows, fields, "rating")], "ratings", dropped)
     places: Sequence[int | str] = range(count)
     if ids is not None:
         keys = rows[column_of(ratings, rows, ID_FIELDS, "image id")].map(str).tolist()

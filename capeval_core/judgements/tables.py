@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -26,6 +26,7 @@ from capeval_core.reports.tables import Table
 from capeval_core.statistics import LEAST_IMAGES
 
 _UNDEFINED = "n/a"
+_Scores = Mapping[str, Sequence[Scored]]  # by label, of each scoring
 PUBLISHED = tomllib.loads(Path(__file__).with_name("published.toml").read_text(encoding="utf-8"))
 
 
@@ -73,13 +74,7 @@ class Judged:
     resamples of intervals, there are no intervals."""
 
     def __init__(
-        self,
-        judged: JudgedSet,
-        scores: Mapping[str, Sequence[Scored]],
-        *,
-        draws: int,
-        level: float = 0.95,
-        seed: int = 0,
+        self, judged: JudgedSet, scores: _Scores, *, draws: int, level: float = 0.95, seed: int = 0
     ) -> None:
         self.judged, self.scores, self.level = judged, scores, level
         self.resamples = Resamples(judged.clusters, draws=draws, seed=seed) if draws else None
@@ -88,11 +83,8 @@ class Judged:
             label: " and ".join(dict.fromkeys(run.signature for run in runs if run.signature))
             for label, runs in scores.items()
         }
-        self.entries = [
-            self._entry(label, column, cell)
-            for label, cells in self.cells.items()
-            for column, cell in cells.items()
-        ]
+        every = ((label, *own) for label, cells in self.cells.items() for own in cells.items())
+        self.entries = [self._entry(*one) for one in every]
 
     def entries_of(self, label: str) -> list[Entry]:
         return [entry for entry in self.entries if entry.metric == label]
@@ -255,14 +247,10 @@ def long_table(judged: Judged) -> str:
 
 def draw_agreement(judged: Judged) -> Image.Image:
     """Every cell with its interval, a panel per column."""
-    panels = {
-        column: [
-            (own.metric, own.value, own.low, own.high, float(own.published or "nan"))
-            for own in judged.entries
-            if own.column == column
-        ]
-        for column in judged.judged.columns
-    }
+    panels: dict[str, list[Any]] = {column: [] for column in judged.judged.columns}
+    for own in judged.entries:
+        bar = own.metric, own.value, own.low, own.high, float(own.published or "nan")
+        panels[own.column].append(bar)
     note = "dot: ours, with its interval; red tick: published"
     return draw_bars(panels, note if any(entry.published for entry in judged.entries) else "")
 

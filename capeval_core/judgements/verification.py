@@ -37,15 +37,16 @@ def verify(
     if metric.default_weights is None:
         yield Check("weights", "not checked", f"{metric.name} has none")
     else:
-        folder = metric.folder
-        found, stated = f"sha256 {folder.checksum[:16]}... of {folder.tensor_file.name}", folder.config
-        if folder.tensor_file.name in stated.get("checksum", {}):
+        folder, config = metric.folder, metric.folder.config
+        found = f"sha256 {folder.checksum[:16]}... of {folder.tensor_file.name}"
+        if folder.tensor_file.name in config.get("checksum", {}):
             yield Check("checksum", "ok", found)
         else:
             yield Check("checksum", "not checked", f"{found}; the config records none")
-        same = "the outputs that are stored with the weights came out again"
-        there = bool(stated.get("canary"))
-        yield Check("canary", "ok" if there else "not checked", same if there else "the config stores none")
+        if config.get("canary"):
+            yield Check("canary", "ok", "the outputs that are stored with the weights came out again")
+        else:
+            yield Check("canary", "not checked", "the config stores none")
     if published_weights:
         yield from _examples(metric, data)
         yield from _flickr(metric, data, images)
