@@ -63,12 +63,7 @@ class CocoScores:
     """The `Result` of BLEU, ROUGE_L and CIDEr, with intervals, tests and signatures."""
 
     def __init__(
-        self,
-        gts: Any,
-        res: Any,
-        *,
-        metrics: Sequence[str] = ("BLEU", "ROUGE_L", "CIDEr"),
-        tokenize: bool = True,
+        self, gts: Any, res: Any, *, metrics: Sequence[str] = tuple(_COUNTED), tokenize: bool = True
     ) -> None:
         names, known = [metrics] if isinstance(metrics, str) else metrics, [*_COUNTED, *_JAVA]
         fix = f"expected one of {', '.join(known)}"
@@ -100,13 +95,10 @@ class CocoScores:
         """A row per image; `ids` are their keys."""
         problems, fix = Problems(), "pass references and a caption of each image"
         references, captions = _annotations(gts, "gts", problems), _annotations(res, "res", problems)
-        for own, here, others, there in (
-            (captions, "res", references, "gts"),
-            (references, "gts", captions, "res"),
-        ):
-            for key in own if others else ():
-                if key not in others:
-                    problems.add(Problem(_at(here, key), f"is an image that is not in {there}", fix))
+        for key in {**captions, **references} if captions and references else ():
+            if (key in captions) != (key in references):
+                here, there = ("res", "gts") if key in captions else ("gts", "res")
+                problems.add(Problem(_at(here, key), f"is an image that is not in {there}", fix))
         for key, row in captions.items():
             if len(row) != 1:
                 problems.add(Problem(_at("res", key), f"has {len(row)} captions", "pass a list of one"))

@@ -27,6 +27,8 @@ from capeval_core.result import warn_of
 _ONE_DAY = 86_400.0  # evaluate's own 100 seconds are gone while the last shard is encoded
 _RANK_STRIDE = 2**40  # rows of process r have the indices from r times this: unique, and sorted by process
 _INPUTS = ("predictions", *ARGUMENTS, "references")
+_Row = str | Sequence[str] | None
+_Rows = Sequence[str | Sequence[str]] | None
 _OWN_KEYWORDS = inspect.signature(evaluate.EvaluationModule.__init__).parameters.keys()
 
 
@@ -92,13 +94,7 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
         info.format = "arrow"
         return info
 
-    def add(
-        self,
-        *,
-        prediction: str | Sequence[str] | None = None,
-        reference: Sequence[str] | str | None = None,
-        **others: Any,
-    ) -> None:
+    def add(self, *, prediction: _Row = None, reference: _Row = None, **others: Any) -> None:
         """Add one caption (or list of candidates) with its `image` or `video`, also under plural names.
 
         Many captions are faster in one `add_batch`.
@@ -108,13 +104,7 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
         batch = {plural.get(name, name): [value] for name, value in given.items() if value is not None}
         self.add_batch(**{name: batch.get(name, [None]) for name in [*self.features, *batch]})
 
-    def add_batch(
-        self,
-        *,
-        predictions: Sequence[str] | Sequence[Sequence[str]] | None = None,
-        references: Sequence[Sequence[str] | str] | None = None,
-        **others: Any,
-    ) -> None:
+    def add_batch(self, *, predictions: _Rows = None, references: _Rows = None, **others: Any) -> None:
         """Check and encode captions with their `images` or `videos` (and references) for `compute`.
 
         Of a batch that is refused nothing is added.
@@ -124,12 +114,7 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
         self._add(given)
 
     def compute(
-        self,
-        *,
-        predictions: Sequence[str] | Sequence[Sequence[str]] | None = None,
-        references: Sequence[Sequence[str] | str] | None = None,
-        per_caption: bool = False,
-        **others: Any,
+        self, *, predictions: _Rows = None, references: _Rows = None, per_caption: bool = False, **others: Any
     ) -> dict[str, Any] | None:
         """Score what is passed here (`images` or `videos`, too) with all that was added before; start anew.
 

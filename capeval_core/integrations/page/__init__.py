@@ -135,7 +135,7 @@ class _Page:
             label="Captions to choose from, one per line" if several else "Caption",
             lines=6 if several else 1,  # in one Enter scores
             max_lines=20 if several else 6,
-            placeholder=_placeholder(self.scorer),
+            placeholder=self.scorer.asks,
             elem_id="caption",
         )
         self.references = gr.Textbox(
@@ -253,7 +253,7 @@ class _Page:
         """The page about another medium: its component, examples if there are any, and an empty answer."""
         scorer = self._scorer_of(about)
         there, hidden = [gr.update(visible=one == about) for one in self.media], gr.update(visible=False)
-        caption = gr.update(placeholder=_placeholder(scorer))
+        caption = gr.update(placeholder=scorer.asks)
         return [*there, scorer.heading(), caption, *there, scorer.empty(), hidden, hidden]
 
     def fill(self, index: int | None, about: Any, kind: str) -> list[Any]:
@@ -290,10 +290,6 @@ class _Page:
 
 def _html(content: str, **settings: Any) -> gr.HTML:
     return gr.HTML(content, apply_default_css=False, **settings)
-
-
-def _placeholder(scorer: Scorer) -> str:
-    return f"What the {scorer.medium or 'image'} shows"
 
 
 def _reason(error: Exception) -> str:

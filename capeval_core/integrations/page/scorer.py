@@ -39,10 +39,10 @@ _NARROWEST = 0.6  # shorter / longer side of images of which so little is cut of
 _LIST_MARK = re.compile(r"^(?:[-*•–—]|\d{1,3}[.)])(?:\s+|$)")
 _DELETED = "which are deleted after an hour: upload it (again)"
 
-Inputs = tuple[str | None, str | list[str], list[str], str]
-"""The path of an upload, a caption or a list of candidates, references, and weights."""
-Marks = tuple[Sequence[tuple[str, float]], str]
-"""What typical captions get, best first, and a sentence that says whose means these are."""
+Inputs = tuple[tuple[Path, int] | None, str | list[str], list[str], str]
+"""An upload and its number of frames, a caption or a list of candidates, references, and weights."""
+Marks = tuple[Mapping[str, float], str]
+"""What typical captions get, and a sentence that says whose means these are."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,8 @@ def capitalised(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def uploaded(value: Any, medium: str) -> str | None:
-    """The path of the upload, or packaged example, that an event handed in; None where it has none."""
+def uploaded(value: Any, medium: str) -> tuple[Path, int] | None:
+    """The upload, or packaged example, that an event handed in, and its frames; None where it has none."""
     # Gradio checks a path only where the request's own `meta` says that there is one. The error is the same
     # for a file that was not uploaded to this page whether there is such a file or not.
     path = value.get("path") if isinstance(value, Mapping) else None
@@ -83,7 +83,7 @@ def uploaded(value: Any, medium: str) -> str | None:
     folders = [folder.resolve() for folder in (Path(get_upload_folder()), FOLDER)]
     if not resolved.is_file() or not any(map(resolved.is_relative_to, folders)):
         raise ValueError(f"the {medium} is not among the uploads of this page, {_DELETED}")
-    return str(resolved) if _frames(resolved, resolved.stat().st_mtime_ns, medium) else None
+    return resolved, _frames(resolved, resolved.stat().st_mtime_ns, medium)
 
 
 @lru_cache(maxsize=64)
@@ -92,9 +92,9 @@ def _frames(path: Path, time: int, medium: str) -> int:
     return frames_within_limits(path, medium)
 
 
-def _visual_notes(image: str, *, crops: bool) -> dict[str, Any]:
+def _visual_notes(image: Path, *, crops: bool) -> dict[str, Any]:
     """Where a metric sees something else than a browser shows; `crops`: the centre alone."""
-    with open_image(image) as decoded:
+    with open_image(str(image)) as decoded:
         short, long = sorted(decoded.size)
         alpha = decoded.convert("RGBA").getchannel("A") if decoded.has_transparency_data else None
         return {
@@ -134,6 +134,7 @@ class Scorer:
         if self.metric.relative is not None and not chooses(self.metric):
             raise ValueError(f"{name} has no page, which scores single captions: {self.metric.relative}")
         self.medium = self.metric.media[0] if self.metric.media else None
+        self.asks = f"What the {self.medium or 'image'} shows"
         if weights is not None:
             self.metric.Options(weights=weights).check(self.metric)
         entry, tiny = self.metric.default_weights, self.metric.tiny
@@ -153,29 +154,22 @@ class Scorer:
 
     def empty(self) -> str:
         """What stands before the first score: the scale, with what is known of it already."""
-        marks, source = published_marks(self.metric, [self.first])
-        about = {"metric": self.metric, "visual": MetricDescription(self.metric).visual}
-        return shown(
-            "empty", **about, chooses=chooses(self.metric), scale=_scale(self.metric, marks), source=source
-        )
+        marks = published_marks(self.metric, [self.first])
+        return self._on_scale("empty", marks, None, visual=MetricDescription(self.metric).visual)
 
     def answer(self, scored: Scored, weights: str) -> str:
         """The score on its scale, with its parts."""
-        result, (marks, source) = scored.result, scored.marks
+        result = scored.result
         if result.errors:
             return problem(result.errors[0])
         values = {name: values[0] for name, values in result.parts.items()}
-        return shown(
-            "score",
-            metric=self.metric,
-            chooses=chooses(self.metric),
-            scored=scored,
-            value=result.scores[0],
-            tiny=weights == "tiny",
-            scale=_scale(self.metric, marks, result.scores[0]),
-            source=source,
-            evidence=Markup(panels(result.explain(0)) + parts(values, titles_of_parts())),
-        )
+        evidence = Markup(panels(result.explain(0)) + parts(values, titles_of_parts()))
+        own = {"scored": scored, "tiny": weights == "tiny", "evidence": evidence}
+        return self._on_scale("score", scored.marks, result.scores[0], **own)
+
+    def _on_scale(self, view: str, marks: Marks, score: float | None, **content: Any) -> str:
+        about = {"metric": self.metric, "chooses": chooses(self.metric), "value": score, "source": marks[1]}
+        return shown(view, **about, scale=_scale(self.metric, marks[0], score), **content)
 
     def is_open(self, weights: str) -> bool:
         """Whether `score` with these weights needs to open nothing."""
@@ -191,7 +185,7 @@ class Scorer:
             raise ValueError(f"the texts have {length:,} characters, this page takes {_LONGEST_TEXT:,}")
         compared = [references] if self.metric.needs_references else None
         # Not the path, which tells where the server keeps uploads.
-        content = None if visual is None else {"bytes": Path(visual).read_bytes(), "path": Path(visual).name}
+        content = None if visual is None else {"bytes": visual[0].read_bytes(), "path": visual[0].name}
         with _naming(self.metric):
             return self.metric.Options().check_input(self.metric, [caption], [content], compared)
 
@@ -199,13 +193,11 @@ class Scorer:
         """One caption, or one list of candidates, scored; one call at a time."""
         samples = self.check(inputs)
         visual, caption, _, weights = inputs
-        options, notes = dict[str, Any](), dict[str, Any]()
-        if self.medium == "image" and visual is not None:
-            notes = _visual_notes(visual, crops=self.metric.crops)
-        elif visual is not None:
-            path, most = Path(visual), LIMITS.page_frames_encoded
-            if _frames(path, path.stat().st_mtime_ns, "video") > most:
-                options, notes = {"max_frames": most}, {"frames": most}
+        options, notes, most = dict[str, Any](), dict[str, Any](), LIMITS.page_frames_encoded
+        if visual is not None and self.medium == "image":
+            notes = _visual_notes(visual[0], crops=self.metric.crops)
+        elif visual is not None and visual[1] > most:
+            options, notes = {"max_frames": most}, {"frames": most}
         with self._busy, _naming(self.metric), warnings.catch_warnings(record=True) as caught:
             metric, marks = self._open(weights, options)
             result = metric.combine(metric.encode_all(samples), samples=samples)
@@ -228,7 +220,7 @@ class Scorer:
 def _marks_of(metric: CaptionMetric) -> Marks:
     """Published means where the metric's weights are those of a paper, else those of the demo's captions."""
     if metric.relative:
-        return (), ""
+        return {}, ""
     names = [model.label for model in metric.models.values()]
     if metric.options.weights is not None and metric.default_weights:  # whatever their folder is called
         entry = open_weights(metric.options.weights, metric=metric.name, tiny=metric.tiny or "").entry
@@ -244,7 +236,7 @@ def _marks_of(metric: CaptionMetric) -> Marks:
         f"Means over the {len(items)} drawn examples{weighed}: good captions are true, subtly wrong ones "
         f"have one word changed, unrelated ones are true of another {noun}."
     )
-    return _best_first(metric, means), text
+    return means, text
 
 
 def published_marks(metric: type[CaptionMetric], weights: Sequence[str]) -> Marks:
@@ -252,14 +244,10 @@ def published_marks(metric: type[CaptionMetric], weights: Sequence[str]) -> Mark
     used = {name.partition("@")[0].lower() for name in weights}
     about, own = metric.published, metric.default_weights.repository.lower() if metric.default_weights else ""
     if not about or not used & {own, own.rpartition("/")[2]}:
-        return (), ""
+        return {}, ""
     source = "; ".join(filter(None, [about["source"], about.get("settings")]))
     text = f"Means over {about['dataset']} ({source}). Single captions vary far more than these means."
-    return _best_first(metric, about["means"]), text
-
-
-def _best_first(metric: Any, means: Mapping[str, float]) -> list[tuple[str, float]]:
-    return sorted(means.items(), key=lambda mark: mark[1], reverse=metric.higher_is_better)
+    return about["means"], text
 
 
 # HTML
@@ -280,9 +268,9 @@ def problem(message: str) -> str:
 
 
 def _scale(
-    metric: type[CaptionMetric], marks: Sequence[tuple[str, float]], score: float | None = None
+    metric: type[CaptionMetric], means: Mapping[str, float], score: float | None
 ) -> dict[str, Any] | None:
-    """A row for a score, and one for each mark below it, over a common axis; all in percent of the width."""
+    """A row for a score, and below it the means, best first, over a common axis; in percent of the width."""
     if metric.relative:  # to its set
         return None
     low, high = metric.range
@@ -291,6 +279,7 @@ def _scale(
         share = (value - low) / (high - low) if math.isfinite(value) else 0.0
         return f"{100 * min(max(share, 0.0), 1.0):.2f}%"
 
+    marks = sorted(means.items(), key=lambda mark: mark[1], reverse=metric.higher_is_better)
     rows = [("dot", label, at(value), at(value), number(value)) for label, value in marks]
     if score is not None:
         rows.insert(0, ("bar", "this caption", at(min(score, 0.0)), at(max(score, 0.0)), number(score)))

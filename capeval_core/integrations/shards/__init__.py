@@ -40,15 +40,9 @@ from capeval_core.errors import (
     warn,
     wrong_option,
 )
+from capeval_core.inputs.images import short_reason
 from capeval_core.inputs.samples import Samples, argument_of, medium_of
-from capeval_core.integrations.shards.readers import (
-    Place,
-    Shard,
-    check_columns,
-    format_of,
-    reason_of,
-    stem_of,
-)
+from capeval_core.integrations.shards.readers import Place, Shard, check_columns, format_of, stem_of
 from capeval_core.kept import PARTIAL
 from capeval_core.metric import CaptionMetric, CommonOptions
 from capeval_core.models.device import cuda_is_lost
@@ -62,7 +56,6 @@ _NAMES = {"captions": "caption", "images": "image", "videos": "video"}
 _ROW = "\n"  # between the number of a row and the place of a problem in it
 NOTE = b"capeval_scores"
 """Key of an output's metadata: what its scores depend on, how many there are, and a digest of both."""
-_MAGIC = b"PAR1"
 _AT_ONCE = 65_536  # rows of an output that are read together
 _MERGED = b"capeval_merged"  # in a merged table's metadata: signature and number of shards
 _QUANTILES = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
@@ -107,9 +100,9 @@ class BatchScorer:
         self.options = replace(chosen, on_error="nan", evidence=False)
         self.options.check(self.metric_class)
         argument = argument_of(self.metric_class.media)
-        self._visual = [] if argument is None else [medium_of(argument)]
-        references = ["references"] if self.metric_class.needs_references else []
-        self.columns = ["caption", *self._visual, *references]
+        self._visual = argument and medium_of(argument)
+        references = "references" if self.metric_class.needs_references else None
+        self.columns = [name for name in ("caption", self._visual, references) if name]
         self._given = metric if isinstance(metric, CaptionMetric) else None  # keeps its models in memory
         self._opened: CaptionMetric | None = None
 
@@ -155,18 +148,17 @@ class BatchScorer:
         rows = len(columns["caption"])
         given = batch.get("error", [None] * rows)
         errors = [str(error) if error and isinstance(error, str) else None for error in given]  # or NaN
-        found: dict[str, list[Any]] = {"score": [None] * rows, "parts": [None] * rows}
-        found |= {"truncated": [0] * rows, "error": errors}
+        scores, parts, truncated = list[Any]([None] * rows), list[Any]([None] * rows), [0] * rows
         samples, scored = self._checked(columns, errors)
         if samples is not None:
             table = canonical(self.metric.encode_all(samples))
             result = self.metric.combine(table)
             for i, (row, cut) in enumerate(zip(scored, table["truncated"].to_pylist(), strict=True)):
-                found["truncated"][row], errors[row] = cut, result.errors.get(i)
+                truncated[row], errors[row] = cut, result.errors.get(i)
                 if errors[row] is None:
-                    found["score"][row] = result.scores[i]
-                    found["parts"][row] = {name: part[i] for name, part in result.parts.items()} or None
-        return found
+                    scores[row] = result.scores[i]
+                    parts[row] = {name: part[i] for name, part in result.parts.items()} or None
+        return {"score": scores, "parts": parts, "truncated": truncated, "error": errors}
 
     def _checked(
         self, columns: Mapping[str, list[Any]], errors: list[str | None]
@@ -177,20 +169,19 @@ class BatchScorer:
             return f"{path[0]}{_ROW}{place(argument, path[1:])}"
 
         while rows := [row for row, error in enumerate(errors) if error is None]:
-            chosen = {name: [column[row] for row in rows] for name, column in columns.items()}
-            visuals = chosen[self._visual[0]] if self._visual else None
-            texts = chosen["caption"], visuals, chosen.get("references")
+            names = "caption", self._visual or "", "references"
+            chosen = ([columns[name][row] for row in rows] if name in columns else None for name in names)
             try:
                 with naming(_NAMES, row=named):
-                    samples = self.options.check_input(self.metric_class, *texts)
+                    samples = self.options.check_input(self.metric_class, *chosen)
             except ProblemsError as error:
                 for problem in error.problems:
                     number, _, where = problem.where.partition(_ROW)
                     row, reason = rows[int(number)], str(problem._replace(where=where, fix=""))
                     errors[row] = "; ".join(filter(None, [errors[row], reason]))
             else:
-                images = [image.at(self._visual[0]) if self._visual else image for image in samples.images]
-                return replace(samples, images=images), rows
+                visuals = [visual.at(self._visual) if self._visual else visual for visual in samples.images]
+                return replace(samples, images=visuals), rows
         return None, []
 
     def __getstate__(self) -> dict[str, Any]:
@@ -260,22 +251,22 @@ def score_shard(
     format_of(begin)
     version = begin.version()
     folder = begin.parent if images is None else images_folder(images)
-    stored = _finished(end)
-    finished = stored is not None and not (retry_failed and stored["failed"])
+    stored = _finished(end) or {}
+    finished = bool(stored) and not (retry_failed and stored["failed"])
     settings = {**settings_of(scorer, chosen), "images": folder.identity}
 
     def result(note: Mapping[str, Any], **run: Any) -> ShardResult:
         own = {name: note[name] for name in ("rows", "failed", "error", "truncated", "signature", "checksum")}
         return ShardResult(begin.address, end.address, **own, columns=note["read"], **run)
 
-    read_before = stored and (stored["source"], stored["version"]) == (begin.address, version or None)
-    if stored and finished and read_before and is_same(end, stored, settings):
+    read_before = finished and (stored["source"], stored["version"]) == (begin.address, version or None)
+    if read_before and is_same(end, stored, settings):
         return result(stored, skipped=True)
     with begin.local_copy() as path:
         with path.open("rb") as file:
             settings["checksum"] = hashlib.file_digest(file, "sha256").hexdigest()
-        kept = stored is not None and is_same(end, stored, settings)
-        if stored and kept and finished:
+        kept = bool(stored) and is_same(end, stored, settings)
+        if kept and finished:
             return result(stored, skipped=True)
         earlier = pa.Table.from_batches(read_batches(end)) if kept else None
         shard, memory, scored = Shard(path, begin, scorer.columns, chosen, folder), FreedMemory(), 0
@@ -389,14 +380,14 @@ def opened(place: Place) -> Iterator[pq.ParquetFile]:
     """An open table, which the block does nothing but read. DamagedError: it is not as it was written."""
     place.version()  # refuses pipes and devices: opening one could block for ever
     with place.reading(), place.filesystem.open(place.path, "rb") as file:
-        if file.read(len(_MAGIC)) not in (b"", _MAGIC):
+        if file.read(4) not in (b"", b"PAR1"):
             raise file_error(place.address, "is not Parquet", "choose another file")
         try:
             yield pq.ParquetFile(file, page_checksum_verification=True)
         except MemoryError:
             raise
         except (pa.ArrowException, OSError) as error:
-            raise DamagedError(place, f"is cut off or damaged ({reason_of(error)})") from error
+            raise DamagedError(place, f"is cut off or damaged ({short_reason(error)})") from error
 
 
 def read_note(place: Place, key: bytes = NOTE, *, whole: bool = False) -> dict[str, Any]:
@@ -454,18 +445,16 @@ def refuse_other_scores(
 ) -> int:
     """How many targets are there; FileError for those of other settings, or of something else."""
     names = {place.name for place in _files_in(Place.of("output", output))}
+    there = [shard for shard in shards if shard[1].rpartition("/")[2] in names]
 
     def problems_of(shard: Planned) -> Problems:
-        source, target, found = Place.of("input", shard[0]), Place.of("output", shard[1]), Problems()
-        folder = source.parent if images is None else Place.of("images", images)
-        now = {**settings, "images": folder.identity}
+        target, found = Place.of("output", shard[1]), Problems()
+        folder = Place.of("input", shard[0]).parent if images is None else Place.of("images", images)
         with noting(found), suppress(DamagedError):  # which is scored again
-            is_same(target, read_note(target), now)
+            is_same(target, read_note(target), {**settings, "images": folder.identity})
         return found
 
-    # Many at a time: object stores answer slowly.
-    there = [shard for shard in shards if shard[1].rpartition("/")[2] in names]
-    with ThreadPoolExecutor(16) as threads:
+    with ThreadPoolExecutor(16) as threads:  # object stores answer slowly
         Problems(problem for found in threads.map(problems_of, there) for problem in found).raise_if_any()
     return len(there)
 
@@ -536,23 +525,21 @@ def score_shards(
         restarts: dict[str, Any] = {"max_restarts": -1, "max_task_retries": _TRIALS - 1}
         actor: Any = ray.remote(num_cpus=1, num_gpus=gpus, **restarts)(_ShardWorker)
         started = [actor.remote(scorer, settings, workers * (address is None)) for _ in shards[:workers]]
-        tasks = {worker.ready.remote(): (worker, None) for worker in started}
+        tasks = {worker.__ray_ready__.remote(): (worker, None) for worker in started}
         # A worker for which a cluster has no place stays without a shard, and is not waited for.
         while todo or any(shard is not None for _, shard in tasks.values()):
             (task,), _ = ray.wait(list(tasks))
             worker, shard = tasks.pop(task)
             try:
-                outcome: Outcome | None = ray.get(task)
+                outcome: Any = ray.get(task)
             except ray.exceptions.RayTaskError:
                 raise
             except ray.exceptions.RayError as error:
                 if shard is None:
                     reason = str(error).splitlines()[-1].strip()
                     raise OSError(f"workers die as they start: {reason}") from error
-                reason = (
-                    f"{_TRIALS} workers were killed as they scored this shard, for want of memory perhaps"
-                )
-                outcome = FailedShard(shard[0], f"{reason}: run the same command again with fewer --workers")
+                found = f"{_TRIALS} workers were killed as they scored this shard, for want of memory perhaps"
+                outcome = FailedShard(shard[0], f"{found}: run the same command again with fewer --workers")
             # After a RuntimeError CUDA may be lost to the process: it has failed that shard, and starts anew.
             if isinstance(outcome, FailedShard) and outcome.unfit:
                 outcome = replace(outcome, ends=False)  # which holds for that process
@@ -560,7 +547,7 @@ def score_shards(
             if todo:
                 following = todo.popleft()
                 tasks[worker.score.remote(following)] = worker, following
-            if outcome is not None:
+            if shard is not None:
                 yield outcome
 
 
@@ -574,9 +561,6 @@ class _ShardWorker:
         if sharing:  # the CPUs of this machine
             torch.set_num_threads(max(1, (os.cpu_count() or 1) // sharing))
 
-    def ready(self) -> None:
-        """Return once the worker runs."""
-
     def score(self, shard: Planned) -> Outcome:
         return score_one(shard, self.scorer, self.settings)
 
@@ -589,11 +573,12 @@ def _connected(workers: int, gpus: float | None, address: str | None) -> Iterato
 
     mine, here = not ray.is_initialized(), address is None
     with tempfile.TemporaryDirectory(prefix="capeval-ray-", ignore_cleanup_errors=True) as folder:
-        own: dict[str, Any] = {"num_cpus": max(workers, os.cpu_count() or 1), "include_dashboard": False}
-        own |= {"object_store_memory": 100 << 20, "_temp_dir": folder}  # only addresses and counts go there
+        own: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
+        if here:  # only addresses and counts go to the object store
+            own |= {"num_cpus": max(workers, os.cpu_count() or 1), "object_store_memory": 100 << 20}
+            own |= {"include_dashboard": False, "_temp_dir": folder}
         if mine:
-            quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
-            ray.init(address or "local", **quiet, **(own if here else {}))
+            ray.init(address or "local", **own)
         try:
             resources: Any = ray.cluster_resources  # which has no types
             there = int(resources().get("GPU", 0))

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from fsspec.implementations.local import LocalFileSystem
 
 from capeval_core.errors import FileError, described, did_you_mean, file_error, wrong_option
-from capeval_core.inputs.images import LONGEST_FILE, URL
+from capeval_core.inputs.images import LONGEST_FILE, URL, short_reason
 from capeval_core.kept import whole_file
 from capeval_core.limits import LIMITS
 
@@ -101,8 +101,7 @@ class Place:
         with self.reading():
             info = self.filesystem.info(self.path)
         if info["type"] != "file":
-            found = "is a folder" if info["type"] == "directory" else "is no regular file"
-            raise file_error(self.address, found, "pass a file")
+            raise file_error(self.address, f"is no regular file ({info['type']})", "pass a file")
         names = ("size", "mtime", "ino", "ETag", "etag", "md5Hash")  # what file systems tell of a file
         known = [f"{name}={info[name]}" for name in names if info.get(name) is not None]
         return " ".join(known) if len(known) > 1 else ""
@@ -117,7 +116,7 @@ class Place:
         except FileNotFoundError:
             raise file_error(self.address, "does not exist", "check the path") from None
         except Exception as error:  # whatever the store's client raises: no bucket, no rights, no network
-            raise file_error(self.address, f"cannot be read ({reason_of(error)})") from error
+            raise file_error(self.address, f"cannot be read ({short_reason(error)})") from error
 
     @contextmanager
     def local_copy(self) -> Iterator[Path]:
@@ -146,15 +145,9 @@ class Place:
                 try:
                     self.filesystem.put_file(str(copy), self.path)
                 except Exception as error:  # whatever the store's client raises
-                    raise OSError(reason_of(error)) from error
+                    raise OSError(short_reason(error)) from error
         except OSError as error:
-            raise OSError(f"{self.address} cannot be written ({reason_of(error)})") from error
-
-
-def reason_of(error: BaseException) -> str:
-    """An error of any package in one short line."""
-    reason = getattr(error, "strerror", None) or " ".join(str(error).split())
-    return reason[:200] or type(error).__name__
+            raise OSError(f"{self.address} cannot be written ({short_reason(error)})") from error
 
 
 # columns by name
@@ -303,7 +296,7 @@ class Shard:
             for i in fetched[path]:
                 visuals[i] = {"bytes": content, "path": path} if isinstance(content, bytes) else None
                 if visuals[i] is None:
-                    columns["error"][i] = f"{name}: cannot read {path!r} ({reason_of(content)})"
+                    columns["error"][i] = f"{name}: cannot read {path!r} ({short_reason(content)})"
         return columns
 
 
