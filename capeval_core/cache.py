@@ -20,10 +20,10 @@ from safetensors.numpy import load, save
 
 from capeval_core.errors import warn, wrong_option
 
+_Path = str | PathLike[str]
 Array = NDArray[Any]
 Feature = Array | tuple[Array, ...]
-DEFAULT_BYTES, TEXT_BYTES = 512 << 20, 64 << 20
-"""Memory for features, and for those of texts where they are kept apart: new ones rarely come again."""
+TEXT_BYTES = 64 << 20  # memory for features of texts that are kept apart: new ones rarely come again
 _FILE = "features.sqlite"
 
 
@@ -61,8 +61,7 @@ class _Memory(OrderedDict[str, Feature]):
 class FeatureCache:
     """LRU cache of features by key; the least recently used ones leave when `max_bytes` is reached.
 
-    A key names everything that the feature depends on: the encoder's fingerprint (weights,
-    preprocessing, dtype) and the content. So one cache serves any number of encoders and metrics.
+    A key names all that a feature depends on: weights, preprocessing and dtype of its encoder, and content.
 
     Args:
         max_bytes: bound of the features held in memory (512 MB by default); 0 keeps none there.
@@ -82,10 +81,7 @@ class FeatureCache:
     """
 
     def __init__(
-        self,
-        max_bytes: float = DEFAULT_BYTES,
-        folder: str | PathLike[str] | None = None,
-        text_bytes: int | None = None,
+        self, max_bytes: float = 512 << 20, folder: _Path | None = None, text_bytes: int | None = None
     ) -> None:
         self.max_bytes, self.text_bytes = max_bytes, text_bytes
         self.folder = None if folder is None else Path(folder)
@@ -115,7 +111,7 @@ class FeatureCache:
             if self._disk:
                 stored = []
                 for key, own in features.items():
-                    # Which reads the memory of an array, whatever the order of its axes.
+                    # `save` reads the memory of an array, whatever the order of its axes.
                     whole = (np.asarray(array, order="C") for array in _arrays(own))
                     blob = save({str(number): array for number, array in enumerate(whole)})
                     stored.append((key, blob, _digest(key, blob)))
@@ -207,12 +203,11 @@ def _digest(key: str, value: bytes) -> bytes:
     return hashlib.blake2b(f"{len(key)} {key}".encode() + value, digest_size=16).digest()
 
 
-SHARED = FeatureCache()
-"""The cache of all metrics of the process that have no other."""
+SHARED = FeatureCache()  # of all metrics of the process that have no other
 _BY_FOLDER: WeakValueDictionary[Path, FeatureCache] = WeakValueDictionary()
 
 
-def shared_cache(cache: str | PathLike[str] | FeatureCache | None) -> FeatureCache:
+def shared_cache(cache: _Path | FeatureCache | None) -> FeatureCache:
     """The cache of an option: itself, that of a folder (one per process), or the common one."""
     if isinstance(cache, FeatureCache):
         return cache

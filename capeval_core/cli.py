@@ -13,16 +13,14 @@ from capeval_core.commands.terminal import INTERRUPTED, announce, complain, firs
 from capeval_core.errors import naming
 
 COMMANDS: dict[str, str] = help_texts()["commands"]
-"""Every command and what it does."""
 NO_SCORE, BAD_INPUT, PIPE_CLOSED = 1, 2, 141
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; `arguments` are the process's own unless given.
+    """Run a command, by default of the process's own arguments, and return the exit status.
 
-    Returns:
-        The exit status: 0 done, 1 no score came out (every image failed, or memory ran out),
-        2 wrong input, 130 interrupted, 141 the reader of the output went away.
+    0 done, 1 no score came out (every image failed, or memory ran out), 2 wrong input, 130 interrupted, 141
+    the reader of the output went away.
     """
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # what the terminal cannot show is escaped, not an error

@@ -12,6 +12,7 @@ _VISUALS = {
     "videos": "videos, one per {}: paths of videos or of folders of frames, lists of frames, numpy or torch "
     "arrays, or `datasets` videos.",
 }
+_BOXES = " Box features too; ids, where `regions` holds features that were made before."
 
 
 class MetricDescription:
@@ -29,9 +30,10 @@ class MetricDescription:
         self.better = f"{'higher' if metric.higher_is_better else 'lower'} is better"
         self.references = f"{'with' if metric.needs_references else 'without'} references"
         self.visual = None if argument is None else medium_of(argument)
-        needed = [f"its {self.visual}"] * (argument is not None) + [
-            "its references"
-        ] * metric.needs_references
+        needed = [
+            *[f"its {self.visual}"] * (argument is not None),
+            *["its references"] * metric.needs_references,
+        ]
         self.compares = "its image and the other candidates" if pools else " and ".join(needed)
         self.mean = "chosen captions" if pools else "captions that have a score"
         self.weights = weights.repository if weights else "none"
@@ -43,8 +45,7 @@ class MetricDescription:
         if argument is not None:
             self.inputs[argument] = _VISUALS[argument].format("pool" if pools else "caption")
         if "boxes" in metric.media:
-            more = " Box features too; ids, where `regions` holds features that were made before."
-            self.inputs["images"] += more
+            self.inputs["images"] += _BOXES
         if metric.needs_references:
             self.inputs["references"] = "per caption a list of texts, or one text; any number each."
         chosen = "per image the choice, its score and those of every candidate, errors"

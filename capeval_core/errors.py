@@ -12,8 +12,9 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import islice
+from os import PathLike
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
@@ -31,21 +32,21 @@ _PLURAL = {"is": "are", "has": "have"}
 class _Names:
     """What a door (Python, the command line, a page) calls things; it says so once, by `naming`."""
 
-    names: Mapping[str, str] = field(default_factory=dict)  # `weights=`: written with its value
+    names: Mapping[str, str]  # `weights=`: written with its value
     flags: bool = False  # whether options are those of a command
     row: Callable[[str, Sequence[int | str]], str] | None = None  # what a place in an argument is called
     advice: Callable[[str, Any], str] | None = None  # how an option is set
 
 
-_DOOR: ContextVar[_Names] = ContextVar("names", default=_Names())  # noqa: B039  (frozen)
+_DOOR: ContextVar[_Names] = ContextVar("names", default=_Names({}))  # noqa: B039  (frozen)
 
 
 @contextmanager
 def naming(names: Mapping[str, str] | None = None, **door: Any) -> Iterator[None]:
     """Name things so in the block: `naming({"captions": "predictions"}, flags=True)`."""
-    outer = _DOOR.get()
-    inner = {name: outer.names.get(new, new) for name, new in (names or {}).items()}
-    token = _DOOR.set(replace(outer, names={**outer.names, **inner}, **door))
+    outer = _DOOR.get().names
+    inner = {name: outer.get(new, new) for name, new in (names or {}).items()}
+    token = _DOOR.set(replace(_DOOR.get(), names={**outer, **inner}, **door))
     try:
         yield
     finally:
@@ -100,10 +101,8 @@ class Problems(list[Problem]):
 
     def add(self, problem: Problem | ProblemsError | str, kind: Kind = ValueError) -> None:
         """Note a problem, or those of an error; a text says by itself where it is, and is of that kind."""
-        if isinstance(problem, ProblemsError):
-            self.extend(problem.problems)
-        else:
-            self.append(Problem("", problem, kind=kind) if isinstance(problem, str) else problem)
+        found = Problem("", problem, kind=kind) if isinstance(problem, str) else problem
+        self.extend(found.problems if isinstance(found, ProblemsError) else [found])
 
     def __str__(self) -> str:
         places: dict[Problem, list[str]] = {}
@@ -116,7 +115,6 @@ class Problems(list[Problem]):
         return "\n  ".join([f"{len(places)} problems with the input:", *lines, *more])
 
     def raise_if_any(self) -> None:
-        """Raise one error with all problems."""
         if self:
             raise self.error()
 
@@ -146,8 +144,9 @@ class ProblemsError(Exception):
     """An error that carries its problems."""
 
     def __init__(self, problems: Problems | Problem | str) -> None:
-        single = Problem("", problems) if isinstance(problems, str) else problems
-        self.problems = single if isinstance(single, Problems) else Problems([single])
+        self.problems = Problems()
+        for problem in problems if isinstance(problems, Problems) else [problems]:
+            self.problems.add(problem)
         super().__init__(self.problems)
 
 
@@ -180,22 +179,18 @@ def warn(message: str) -> None:
     warnings.warn(message, stacklevel=level)
 
 
-def file_error(
-    path: str | os.PathLike[str], found: str, fix: str = "", *, index: str | None = None
-) -> FileError:
+def file_error(path: str | PathLike[str], found: str, fix: str = "", index: str | None = None) -> FileError:
     """The error about a file or a folder, or a part of a file such as `line 3`."""
     where = os.fspath(path) if index is None else f"{os.fspath(path)}: {index}"
     return FileError(Problem(where, found, fix, FileError))
 
 
-def wrong_option(
-    name: str, value: Any, found: str, fix: str = "", *, kind: Kind = ValueError
-) -> ProblemsError:
+def wrong_option(name: str, value: Any, found: str, fix: str = "", kind: Kind = ValueError) -> ProblemsError:
     """The error about the value of an option: `batch_size=0 is ...`, or `--batch-size 0 is ...`."""
     return Problems([Problem(_assigned(name, value), found, fix, kind)]).error()
 
 
-def expanded_path(path: str | os.PathLike[str]) -> Path:
+def expanded_path(path: str | PathLike[str]) -> Path:
     """The path with the user's folder in place of `~`; that of an unknown user stays as it is."""
     return Path(os.path.expanduser(path))  # noqa: PTH111  (pathlib's raises where there is no such user)
 

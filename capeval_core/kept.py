@@ -13,6 +13,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,7 @@ import pyarrow as pa
 
 from capeval_core.errors import warn, wrong_option
 
-PARTIAL = ".partial"
-"""How names of unfinished files and folders end."""
+PARTIAL = ".partial"  # how names of unfinished files and folders end
 _STAMP = b"capeval_stamp"  # in the metadata of a file's schema
 _NAME = re.compile(r"\d{20}-([0-9a-f]{32})\.(?:parquet|arrow)")  # time of writing, digest of the file
 _MOST_BYTES = 256 << 20  # that wait to be written
@@ -49,19 +49,19 @@ class Kept:
 
     def __post_init__(self) -> None:
         self.stamp, self._written_at = json.loads(json.dumps(self.stamp)), time.monotonic()
-        self._suffix = "arrow" if self.mapped else "parquet"
+        self._suffix = ".arrow" if self.mapped else ".parquet"
         self._waiting: list[pa.Table] = []
         self._count = self._size = 0  # that wait
         self._writable = True
 
     def tables(self) -> Iterator[pa.Table]:
         """What the files hold, in the order of their writing; a damaged one is left out with a warning."""
-        for path in sorted(self.folder.glob(f"*.{self._suffix}")):
+        for path in sorted(self.folder.glob(f"*{self._suffix}")):
             try:
                 table, stamp = read_kept(path)
             except DamagedError as error:
-                what = f"{self.argument}: {path} {error}"
-                warn(f"{what}: what it held is computed again, and the file can be deleted")
+                fix = "what it held is computed again, and the file can be deleted"
+                warn(f"{self.argument}: {path} {error}: {fix}")
                 continue
             if stamp != self.stamp:
                 both = {key: (stamp.get(key), self.stamp.get(key)) for key in sorted({**stamp, **self.stamp})}
@@ -80,7 +80,6 @@ class Kept:
             self.flush()
 
     def flush(self) -> None:
-        """Write what is still in memory."""
         if self._waiting and self._writable:
             try:
                 self._write(pa.concat_tables(self._waiting))
@@ -96,7 +95,7 @@ class Kept:
     def _write(self, table: pa.Table) -> None:
         table = table.replace_schema_metadata({_STAMP: json.dumps(self.stamp)}).combine_chunks()
         sink = pa.BufferOutputStream()
-        if self._suffix == "arrow":
+        if self.mapped:
             with pa.ipc.new_file(sink, table.schema) as writer:
                 writer.write_table(table)
         else:
@@ -104,7 +103,7 @@ class Kept:
 
             pq.write_table(table, sink)
         content = sink.getvalue()
-        name = f"{time.time_ns():020d}-{digest_of(content)}.{self._suffix}"
+        name = f"{time.time_ns():020d}-{digest_of(content)}{self._suffix}"
         self.folder.mkdir(parents=True, exist_ok=True)
         write_whole(self.folder / name, memoryview(content))
 
@@ -130,28 +129,25 @@ def read_kept(path: Path) -> tuple[pa.Table, dict[str, Any]]:
 
 
 def digest_of(content: bytes | pa.Buffer) -> str:
-    """What a content is known by."""
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
 def check_folder(argument: str, path: str | os.PathLike[str]) -> Path:
     """The folder that an option means, if files can be kept there, or are; it writes nothing."""
-    folder, found, fix = Path(path), "", "pass another folder"
+    folder = Path(path)
+    wrong = partial(wrong_option, argument, str(folder))
     try:
-        if folder.is_dir():
-            files = [file.name for file in folder.iterdir() if file.suffix != PARTIAL and not file.is_dir()]
-            if any(map(_NAME.fullmatch, files)):
-                return folder
-            if files:
-                found, fix = f"is a folder of something else ({min(files)})", "pass an empty or new one"
-        elif folder.is_file():
-            found, fix = "is a file", "pass a folder"
-        if not found:
-            try_writing(folder)
+        inside = folder.iterdir() if folder.is_dir() else ()
+        files = [file.name for file in inside if file.suffix != PARTIAL and not file.is_dir()]
+        if any(map(_NAME.fullmatch, files)):
+            return folder
+        if files:
+            raise wrong(f"is a folder of something else ({min(files)})", "pass an empty or new one")
+        if folder.is_file():
+            raise wrong("is a file", "pass a folder")
+        try_writing(folder)
     except OSError as error:
-        found = f"nothing can be written there ({error.strerror})"
-    if found:
-        raise wrong_option(argument, str(folder), found, fix)
+        raise wrong(f"nothing can be written there ({error.strerror})", "pass another folder") from error
     return folder
 
 
@@ -165,21 +161,21 @@ def write_whole(path: Path, content: bytes | memoryview | str) -> None:
     if path.exists() and not path.is_file():
         path.write_bytes(data)
         return
-    with whole_file(path) as partial:
-        partial.write_bytes(data)
+    with whole_file(path) as unfinished:
+        unfinished.write_bytes(data)
 
 
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
     """A new file beside for the block to write, which then takes the place of a file; see `write_whole`."""
     target = Path(os.path.realpath(path))
-    partial = target.with_name(f".{uuid.uuid4().hex}{PARTIAL}")
+    unfinished = target.with_name(f".{uuid.uuid4().hex}{PARTIAL}")
     try:
-        yield partial
-        _sync(partial)
-        _move(partial, target)
+        yield unfinished
+        _sync(unfinished)
+        _move(unfinished, target)
     finally:
-        partial.unlink(missing_ok=True)
+        unfinished.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -187,19 +183,19 @@ def whole_folder(folder: Path) -> Iterator[Path]:
     """A new folder for the block to write files to, which then become files of `folder`."""
     name = f".{uuid.uuid4().hex}{PARTIAL}"
     # An existing folder may be a mount or the one that the user is in: its files change, not the folder.
-    partial = folder / name if folder.is_dir() else folder.with_name(name)
-    partial.mkdir(parents=True)
+    unfinished = folder / name if folder.is_dir() else folder.with_name(name)
+    unfinished.mkdir(parents=True)
     try:
-        yield partial
-        for path in (*partial.rglob("*"), partial):
+        yield unfinished
+        for path in (*unfinished.rglob("*"), unfinished):
             _sync(path)
         if folder.is_dir():
-            for file in partial.iterdir():
+            for file in unfinished.iterdir():
                 _move(file, folder / file.name)
         else:
-            _move(partial, folder)
+            _move(unfinished, folder)
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def try_writing(folder: Path) -> None:
@@ -210,7 +206,6 @@ def try_writing(folder: Path) -> None:
 
 
 def _move(path: Path, target: Path) -> None:
-    """Give a path another name, whose permissions stay."""
     if target.exists():
         shutil.copymode(target, path)
     path.replace(target)

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from os import PathLike
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -65,8 +66,7 @@ class CommonOptions(Settings):
         False, "keep the evidence behind each score, for `result.explain(i)` and the command line's --json"
     )
 
-    without_statistics: ClassVar[str] = ""
-    """How to do without statistics of a corpus, in messages."""
+    without_statistics: ClassVar[str] = ""  # how to do without statistics of a corpus, in messages
 
     @property
     def images_are_ids(self) -> bool:
@@ -105,10 +105,9 @@ class CommonOptions(Settings):
         """The samples for a class of metrics, checked before any weights are opened."""
         taken: dict[str, Any] = {"on_error": self.on_error, "empty": self.empty, "media": metric.media}
         taken |= {"needs_references": metric.needs_references, "pools": issubclass(metric, Reranker)}
-        taken |= {"decoders": getattr(self, "decoders", None)}
-        if self.rows is not None and self.on_error == "raise":
-            taken["kept"] = kept_rows(self.rows)
-        return check_samples(captions, images, references, progress=progress, **taken)
+        taken |= {"decoders": getattr(self, "decoders", None), "progress": progress}
+        kept = kept_rows(self.rows) if self.rows is not None and self.on_error == "raise" else None
+        return check_samples(captions, images, references, kept=kept, **taken)
 
     def check_separable(self, metric: Any, *, scores: bool = True) -> None:
         """Refuse options by which a caption's score, or already its row, depends on the other captions."""
@@ -136,10 +135,7 @@ class CommonOptions(Settings):
 
 
 class CorpusStatistics:
-    """Statistics of a whole corpus that encoding needs, e.g. an idf table, made by `CaptionMetric.prepare`.
-
-    They can be pickled: processes that encode parts of one corpus share them.
-    """
+    """Statistics of a corpus that encoding needs, made by `CaptionMetric.prepare`; they can be pickled."""
 
     @property
     def fingerprint(self) -> str:
@@ -195,29 +191,22 @@ class CaptionMetric(ABC):
     range: ClassVar[tuple[float, float]]
     higher_is_better: ClassVar[bool] = True
     needs_references: ClassVar[bool] = False
-    media: ClassVar[tuple[str, ...]] = ("image",)
-    """Kinds of visuals that captions are about: "image", "video", "boxes"; none for texts alone."""
-    variant: ClassVar[str | None] = None
-    """The medium that `load(name, media=...)` chooses this class by, where another class is the default."""
+    media: ClassVar[tuple[str, ...]] = ("image",)  # or "video", "boxes"; none for texts alone
+    variant: ClassVar[str | None] = None  # the medium of `load(name, media=...)`, if another is the default
     crops: ClassVar[bool] = True  # whether it sees the square in an image's centre only
-    part_titles: ClassVar[Mapping[str, str]] = {}
-    """What papers call the parts of its scores, by their names in `Result.parts`, where it is another."""
-    relative: ClassVar[str | None] = None
-    """Why its scores can be compared within one set only; None if with those of other sets, too."""
+    part_titles: ClassVar[Mapping[str, str]] = {}  # papers' names of `Result.parts`, where they are others
+    relative: ClassVar[str | None] = None  # why scores can be compared within one set only, if so
     advice: ClassVar[Mapping[str, Any]] = {}
     """What to choose it by: `for` and `blind`, how many tokens it `reads`, whether it is `slow`."""
     plots: ClassVar[bool] = False  # whether the evidence that `Result.explain` returns has a `plot()`
     default_weights: ClassVar[WeightsEntry | None] = None  # None: the metric has no weights
-    network: ClassVar[str | None] = None
-    """Kind of the network that the option `weights` is for, one of `registry.NETWORKS`."""
+    network: ClassVar[str | None] = None  # that the option `weights` is for, one of `registry.NETWORKS`
     tiny: ClassVar[str | None] = None  # folder of the small model inside the package, for `weights="tiny"`
-    formula: ClassVar[CorpusFormula | None] = None
-    """How its number comes from sums over captions (BLEU); None: it is the mean of the scores."""
+    formula: ClassVar[CorpusFormula | None] = None  # from sums over captions (BLEU); None: a mean of scores
     reference_columns: ClassVar[tuple[str, ...]] = ()
     """List columns of `ROW` with one entry per reference, in their order. Where all that depends on
     references stands in them, the score with fewer references is another aggregation of the same rows."""
-    corpus_texts: ClassVar[str] = "captions + references"
-    """Which texts `corpus` gives, in messages, too."""
+    corpus_texts: ClassVar[str] = "captions + references"  # which texts `corpus` gives, in messages, too
     statistics: ClassVar[type[CorpusStatistics]] = CorpusStatistics  # what `prepare` makes of them
     Options: ClassVar[type[CommonOptions]] = CommonOptions
     ROW: ClassVar[pa.Schema]
@@ -243,8 +232,7 @@ class CaptionMetric(ABC):
         chosen = self.options.weights
         weights = self.default_weights.repository if chosen is None else chosen
         folder = open_weights(weights, metric=self.name, tiny=self.tiny)
-        entry = folder.entry
-        if entry is not None and entry.metrics and self.name not in entry.metrics:
+        if (entry := folder.entry) and entry.metrics and self.name not in entry.metrics:
             found = f"{entry.title} ({folder.name}) is for {' and '.join(entry.metrics)}"
             other = f"what {self.name} computes with it is not {self.title}"
             warn(f"{found}: {other}, and its signature says so")
@@ -266,7 +254,7 @@ class CaptionMetric(ABC):
         """The documents that `prepare` takes: captions, then references, as `corpus_texts` names them."""
         captions = samples.captions if "captions" in self.corpus_texts else []
         references = samples.references if "references" in self.corpus_texts else None
-        return [*captions, *(text for row in references or [] for text in row)]
+        return [*captions, *chain.from_iterable(references or [])]
 
     @abstractmethod
     def encode(self, batch: Samples) -> Iterator[pa.Table]:
@@ -290,21 +278,19 @@ class CaptionMetric(ABC):
 
         Args:
             captions: n texts; for a `Reranker` n lists of candidates.
-            images: n images, one per caption: paths, bytes, PIL, numpy or torch arrays, `datasets` images
-                or a whole `datasets` column. Equal images are encoded once. A metric on texts alone ignores
-                them.
+            images: n images, one per caption: paths, bytes, PIL, numpy or torch arrays, `datasets` images or
+                a whole `datasets` column. Equal images are encoded once; a metric on texts ignores them.
             references: per caption a list of texts, or one text; any number each.
             videos: n videos instead of images, for a metric on videos: paths, lists of frames, arrays.
             rows: folder that keeps rows on disk; a run that finds rows of the same content there reuses them.
             progress: show progress bars, on a terminal only: of images that are checked, of captions.
 
         Returns:
-            A `Result` with one score per caption, in input order, each within `self.range` at the
-            default options.
+            A `Result`: one score per caption, in input order, within `self.range` at the default options.
 
         Raises:
-            ValueError, TypeError: what is wrong with the input, all of it at once, before any model runs.
-            ValueError: an image that broke after it was checked, if `on_error` is "raise".
+            ValueError, TypeError: all that is wrong with the input, before any model runs; or, if `on_error`
+                is "raise", an image that broke after that.
             MemoryError: the given `batch_size`, or a single item, does not fit into memory.
 
         >>> import capeval_core, numpy as np
@@ -356,8 +342,7 @@ class CaptionMetric(ABC):
         return task.rows[0]
 
     def combine(self, rows: pa.Table, *, samples: Samples | None = None) -> Result:
-        """The result of rows from any number of processes, the last of each index; `samples` are those of the
-        rows, in order, for the evidence."""
+        """The result of rows of any processes, the last of each index; with `samples`, in order: evidence."""
         self.stores.flush()
         rows = canonical(rows)
         result = Result.of(self, self.aggregate(rows), rows)
@@ -389,7 +374,6 @@ class CaptionMetric(ABC):
         return {"metric": self.name, **self._origin(), **models, **self.options.encoding()}
 
     def _origin(self) -> dict[str, str]:
-        """The medium and the package, where they are no matter of course."""
         origin = {"media": self.variant, "package": self.package}
         return {name: value for name, value in origin.items() if value is not None}
 

@@ -7,7 +7,7 @@ import os
 import re
 import typing
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cache, partial
 from os import PathLike
 from types import NoneType
@@ -19,52 +19,18 @@ from capeval_core.errors import Problems, did_you_mean, noting, wrong_option
 from capeval_core.inputs.files import valid_unicode
 
 
-def option(
-    default: Any,
-    help: str,
-    *,
-    sign: str | None = None,
-    encodes: bool = False,
-    minimum: float | None = None,
-    flag: bool = True,
-) -> Any:
-    """A field of an options class.
-
-    help: one sentence for `--help`, cards and docstrings.
-    sign: its name in the signature, for options that move the score.
-    encodes: whether rows depend on it, so that rows on disk of another value are refused.
-    minimum: the least number allowed.
-    flag: whether the command line has a flag for it.
-    """
-    metadata = {"help": help, "sign": sign, "encodes": encodes, "minimum": minimum, "flag": flag}
-    return field(default=default, metadata=metadata)
-
-
-_TYPE_NAMES: dict[type, str] = {PathLike: "path", Mapping: "mapping", Sequence: "list", NoneType: "None"}
-
-
-def _members(hint: Any) -> list[Any]:
-    """The alternatives of a type hint: classes, and the values of Literals."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin is Literal:
-        return list(arguments)
-    if origin in _TYPE_NAMES:
-        return [origin]
-    return [member for argument in arguments for member in _members(argument)] or [hint]
-
-
 @dataclass(frozen=True)
 class OptionDescription:
-    """One option in words, and what it accepts: `members` are classes, and values of a Literal."""
+    """One option, and what it accepts: `members` are classes, and values of a Literal."""
 
-    name: str
     default: Any
-    members: list[Any]
-    help: str
-    sign: str | None
-    encodes: bool
-    minimum: float | None
-    flag: bool
+    help: str  # one sentence for `--help`, cards and docstrings
+    sign: str | None = None  # its name in the signature, for options that move the score
+    encodes: bool = False  # whether rows depend on it, so that rows on disk of another value are refused
+    minimum: float | None = None  # the least number allowed
+    flag: bool = True  # whether the command line has a flag for it
+    name: str = ""
+    members: Sequence[Any] = ()
 
     @property
     def type(self) -> str:
@@ -99,6 +65,24 @@ class OptionDescription:
                 raise wrong("is not valid Unicode, so no file can record it", "rename it")
 
 
+def option(default: Any, help: str, **about: Any) -> Any:
+    """A field of a class of options; `about`: `sign`, `encodes`, `minimum`, `flag` of `OptionDescription`."""
+    return field(default=default, metadata={"about": OptionDescription(default, help, **about)})
+
+
+_TYPE_NAMES: dict[type, str] = {PathLike: "path", Mapping: "mapping", Sequence: "list", NoneType: "None"}
+
+
+def _members(hint: Any) -> list[Any]:
+    """The alternatives of a type hint: classes, and the values of Literals."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        return list(arguments)
+    if origin in _TYPE_NAMES:
+        return [origin]
+    return [member for argument in arguments for member in _members(argument)] or [hint]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """A dataclass whose fields are made by `option` and checked when they are set."""
@@ -123,7 +107,7 @@ class Settings:
         """The options that the class takes, by name."""
         hints = typing.get_type_hints(cls)
         return {
-            spec.name: OptionDescription(spec.name, spec.default, _members(hints[spec.name]), **spec.metadata)
+            spec.name: replace(spec.metadata["about"], name=spec.name, members=_members(hints[spec.name]))
             for spec in fields(cls)
             if spec.name not in cls.without
         }

@@ -10,10 +10,8 @@ from typing import Any
 
 __version__ = "0.1.0"
 ADDRESS: str | None = None
-"""Of the public repository, on GitHub or the Hub, without a slash at its end; None: there is none, and
-nothing links to it. setup.cfg names it as `url`, too."""
-LICENCE = "Apache-2.0"
-"""SPDX name of the package's licence, as in setup.cfg."""
+"""Of the public repository, without a slash at its end, as `url` in setup.cfg; None: nothing links to it."""
+LICENCE = "Apache-2.0"  # as in setup.cfg
 
 
 def address(path: str = "") -> str | None:

@@ -43,15 +43,13 @@ class Ragged:
         return np.repeat(np.arange(len(self.lengths)), self.lengths)
 
     def sum(self) -> Doubles:
-        """(n,) sums."""
         return np.bincount(self.owner, self.values, len(self.lengths)).astype(np.float64)
 
     def mean(self, weights: Ragged | None = None) -> Doubles:
         """(n,) means, weighted by lists of the same lengths; 0 where a list is empty, or without weight."""
         if weights is None:
             return self.sum() / np.maximum(self.lengths, 1)
-        total = weights.sum()
-        sums = Ragged(self.values * weights.values, self.lengths).sum()
+        total, sums = weights.sum(), Ragged(self.values * weights.values, self.lengths).sum()
         return np.divide(sums, total, out=np.zeros_like(total), where=total > 0)
 
     def max(self) -> Doubles:
@@ -69,7 +67,6 @@ class Ragged:
         return positions
 
     def take(self, rows: Integers) -> Ragged:
-        """The chosen lists, in the given order."""
         lengths = self.lengths[rows]
         return Ragged(self.values[ranges(starts_of(self.lengths)[rows], lengths)], lengths)
 

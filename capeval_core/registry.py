@@ -12,7 +12,7 @@ from importlib.metadata import EntryPoint, entry_points
 from itertools import groupby
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from capeval_core.errors import did_you_mean, warn, wrong_option
 from capeval_core.weights.folder import CONFIG, OPEN_CLIP_TENSORS, WeightsError, WeightsFolder
@@ -25,12 +25,11 @@ FACTS: dict[str, Any] = tomllib.loads(
     (Path(__file__).parent / "scores" / "papers.toml").read_text(encoding="utf-8")
 )
 """What is known of this package's metrics, and the papers that they are from."""
-METRICS: dict[str, str] = {
-    name: about["class"] for name, about in FACTS["metrics"].items() if "media" not in about
-}
+_OURS = FACTS["metrics"].items()
+METRICS: dict[str, str] = {name: own["class"] for name, own in _OURS if "media" not in own}
 """Name and class of every metric of this package."""
 MEDIA_VARIANTS: dict[tuple[str, str], str] = {
-    (about["name"], about["media"]): about["class"] for about in FACTS["metrics"].values() if "media" in about
+    (own["name"], own["media"]): own["class"] for _, own in _OURS if "media" in own
 }
 """Name, medium and class of the metrics that exist for another medium than images, too."""
 NETWORKS: dict[str, str] = {
@@ -49,8 +48,7 @@ NETWORKS: dict[str, str] = {
 """Every network: its `kind`, which is `encoder` in the config of its weights, and its class."""
 
 _GROUP = "capeval.metrics"  # of entry points
-_REQUIRED = ("title", "key", "summary", "paper", "range", "ROW")
-"""Class attributes that every metric states."""
+_REQUIRED = ("title", "key", "summary", "paper", "range", "ROW")  # which every class of metrics states
 
 
 def list_metrics() -> list[str]:
@@ -88,22 +86,15 @@ def media_of(name: str) -> list[str]:
 
 
 def metric_class(name: str, media: str | None = None) -> type[CaptionMetric]:
-    """The class of a metric; `media` chooses another medium than the metric's first, such as "video".
-
-    Raises:
-        ValueError: there is none, not for this medium, or that of another package cannot be used.
-    """
+    """The class of a metric, on another medium than its first, too; a ValueError if there is none."""
     if media is not None and media not in (known := media_of(name)):
         others = [metric for metric, medium in MEDIA_VARIANTS if medium == media]
         hint = did_you_mean(str(media), known) or (f"; {' and '.join(others)} have it" if others else "")
         listed = ", ".join(known) or "none, it compares texts alone"
         raise wrong_option("media", media, f"{name} is no metric on it{hint} (known: {listed})")
-    found: type[CaptionMetric]
     if reference := MEDIA_VARIANTS.get((name, media or "")) or METRICS.get(name):
-        found = resolve_name(reference)
-        return found
-    outside = _entry_points()
-    if name in outside:
+        return cast("type[CaptionMetric]", resolve_name(reference))
+    if name in (outside := _entry_points()):
         return _load_entry_point(outside[name])
     names = [*METRICS, *outside]
     other = FACTS["other_names"].get(re.sub(r"[^a-z]", "", str(name).lower()))
@@ -118,7 +109,7 @@ def metric_of(signature: str) -> type[CaptionMetric]:
 
 
 def package_of(metric: type[CaptionMetric]) -> str | None:
-    """Name and version of the installed package that declares a metric by an entry point; None: none does."""
+    """`name@version` of the installed package that declares a metric by an entry point, if one does."""
     entry = None if metric.__module__.startswith("capeval_core.") else _entry_points().get(metric.name)
     if entry is None or entry.dist is None or not issubclass(metric, entry.load()):
         return None
@@ -130,8 +121,7 @@ def load(name: str, *, media: str | None = None, **options: Any) -> CaptionMetri
 
     Args:
         name: one of `list_metrics()`.
-        media: what captions are about, for metrics that exist for several media: "image" or "video"; None:
-            the metric's first.
+        media: what captions are about, "image" or "video", for metrics on both; None: the metric's first.
         **options: see `metric_class(name, media).Options`: `weights`, `device`, `dtype`, ...
 
     Raises:
@@ -153,8 +143,7 @@ def load(name: str, *, media: str | None = None, **options: Any) -> CaptionMetri
 
 def network(kind: str) -> type[CheckedModel]:
     """The class of a kind of network."""
-    class_: type[CheckedModel] = resolve_name(NETWORKS[kind])
-    return class_
+    return cast("type[CheckedModel]", resolve_name(NETWORKS[kind]))
 
 
 def network_of(folder: WeightsFolder) -> type[CheckedModel]:
@@ -193,7 +182,6 @@ def _entry_points() -> dict[str, EntryPoint]:
 
 
 def _load_entry_point(entry: EntryPoint) -> type[CaptionMetric]:
-    """The class of a metric in another package."""
     declared = f"metric {entry.name!r} ({_GROUP}: {entry.value}) of {_package(entry)}"
     try:
         class_: Any = entry.load()
@@ -207,8 +195,7 @@ def _load_entry_point(entry: EntryPoint) -> type[CaptionMetric]:
         raise ValueError(f"{declared} lacks {', '.join(lacking)}")
     if class_.name != entry.name:
         raise ValueError(f"{declared} has another name in its class: {class_.name!r}")
-    found: type[CaptionMetric] = class_
-    return found
+    return cast("type[CaptionMetric]", class_)
 
 
 def _package(entry: EntryPoint) -> str:
@@ -216,13 +203,9 @@ def _package(entry: EntryPoint) -> str:
 
 
 def module_path(name: str) -> str:
-    """The folder of a metric's `evaluate` module in this installation, or in this checkout.
+    """The folder of the `evaluate` module of one of `list_metrics()` in this installation or checkout.
 
-    Args:
-        name: one of `list_metrics()`.
-
-    Raises:
-        ValueError: there is no such metric, or another package declares it, which has no module here.
+    A ValueError if there is no such metric, or another package declares it, which has no module here.
 
     >>> import evaluate
     >>> metric = evaluate.load(module_path("pacs"), weights="tiny")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from importlib import import_module
+from dataclasses import KW_ONLY, dataclass, field
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -44,12 +44,10 @@ class Values:
 
     scores: NDArray[np.float64]
     parts: Mapping[str, Sequence[Any] | NDArray[Any]]
-    summands: NDArray[np.float64] | None = field(default=None, kw_only=True)
-    range: tuple[float, float] | None = field(default=None, kw_only=True)
-    rows: NDArray[np.int64] | None = field(default=None, kw_only=True)
-
-
-_UNSEEN = 0.05  # the share of words that may go unseen without a warning
+    _: KW_ONLY
+    summands: NDArray[np.float64] | None = None
+    range: tuple[float, float] | None = None
+    rows: NDArray[np.int64] | None = None
 
 
 @dataclass(frozen=True)
@@ -64,12 +62,11 @@ class Counts:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """Scores of a set of captions.
+    """Scores of a set of captions, in input order.
 
     metric: name of the metric, e.g. `pacs`. key: name of its value, e.g. `pac_s`.
-    scores: one per caption, in input order; NaN where scoring failed, and `errors` says why by index.
-    parts: every component that the paper names, each one value per caption.
-    groups: content key of each caption's image.
+    scores: one per caption, NaN where scoring failed; `errors` says why by index.
+    parts: every component that the paper names, a value per caption. groups: key of each caption's image.
     signature: everything that the numbers depend on; two results are comparable if it is equal.
     relative: why scores can be compared within this set only, without interval() and compare(); else None.
     summands: of a corpus metric such as BLEU, what each caption adds to the sums of its `formula`.
@@ -106,7 +103,7 @@ class Result:
         >>> result[0]["index"], round(result[0]["bleu_4"], 3), result[-1]["error"]
         (0, 0.779, None)
         """
-        number = self._number(index, "result[{}]", least=-len(self)) % len(self)
+        number = self._number(index, "result[{}]", -len(self)) % len(self)
         parts = {name: values[number] for name, values in self.parts.items()}
         about = {"group": self.groups[number], "error": self.errors.get(number)}
         return {"index": number, self.key: self.scores[number], **parts, **about}
@@ -137,9 +134,10 @@ class Result:
         """
         import pandas as pd
 
-        columns = {self.key: self.scores, **self.parts, "group": self.groups}
+        errors = [self.errors.get(index) for index in range(len(self))]
+        columns = {self.key: self.scores, **self.parts, "group": self.groups, "error": errors}
         frame = pd.DataFrame({name: pd.Series(values) for name, values in columns.items()})
-        return frame.assign(error=[self.errors.get(index) for index in frame.index]).rename_axis("index")
+        return frame.rename_axis("index")
 
     def _ordered(self, n: int, *, worst_first: bool) -> list[dict[str, Any]]:
         higher_is_better = metric_class(self.metric).higher_is_better if self.metric in METRICS else True
@@ -148,7 +146,6 @@ class Result:
         return [self[index] for index in finite[: max(n, 0)]]
 
     def _repr_html_(self) -> str:
-        """What notebooks show: the number with its interval, counts, the worst and the best captions."""
         from capeval_core.reports.html import notebook
 
         return notebook(self)
@@ -163,24 +160,23 @@ class Result:
             for i, (score, error) in enumerate(zip(values.scores, rows["error"].to_pylist(), strict=True))
             if not np.isfinite(score)
         }
-        parts = parts_of(values, rows)
+        parts = {
+            name: part.tolist() if isinstance(part, np.ndarray) else list(part)
+            for name, part in parts_of(values, rows).items()
+        }
         encoder = getattr(metric, "encoder", None) if "coverage" in parts else None
-        truncated, empty = (int(np.count_nonzero(rows[name].to_numpy())) for name in ("truncated", "empty"))
+        found = {name: int(np.count_nonzero(rows[name].to_numpy())) for name in ("truncated", "empty")}
+        facts = {name: getattr(metric, name) for name in ("key", "relative", "formula")}
         return Result(
             metric=metric.name,
-            key=metric.key,
+            **facts,
             scores=[float(score) for score in values.scores],
-            parts={
-                name: part.tolist() if isinstance(part, np.ndarray) else list(part)
-                for name, part in parts.items()
-            },
+            parts=parts,
             groups=rows["group"].to_pylist(),
             signature=signature,
-            counts=Counts(captions=len(rows), failed=len(errors), truncated=truncated, empty=empty),
+            counts=Counts(len(rows), failed=len(errors), **found),
             errors=errors,
-            relative=metric.relative,
             summands=None if values.summands is None else values.summands.tolist(),
-            formula=metric.formula,
             range=values.range or metric.range,
             reads=0 if encoder is None else encoder.tokenizer.context_length,
         )
@@ -238,28 +234,21 @@ class Result:
         return paired_comparison(self._clusters("compare()"), other._clusters("compare()"), level=level)
 
     def explain(self, index: int) -> Mapping[str, Any]:
-        """The evidence of the score of caption `index`.
-
-        Raises:
-            ValueError: the evidence was not kept. IndexError: no such caption.
-        """
+        """The evidence of the score of caption `index`; a ValueError if it was not kept, or an IndexError."""
         number = self._number(index, "explain({})")
         if self.evidence is None:
             raise ValueError(f"explain() needs the evidence: load({self.metric!r}, ..., evidence=True)")
         return self.evidence[number]
 
     def bundle(self, *, texts: bool = False) -> dict[str, Any]:
-        """A bundle for `capeval replay`, in JSON's types: settings, versions, and digests of each caption's
-        stages. No image, and no text unless `texts`.
+        """A bundle for `capeval replay`, in JSON's types: settings, versions, a caption's stages by digest.
 
-        Raises:
-            ValueError: the evidence was not kept, or the metric chooses among captions.
+        No image, and no text unless `texts`. ValueError if the evidence was not kept, or of a `Reranker`.
         """
         if self.source is None:
             raise ValueError(f"bundle() needs the evidence: load({self.metric!r}, ..., evidence=True)")
-        make = import_module("capeval_core.replay.bundle").bundle_of
-        content: dict[str, Any] = make(*self.source, self, texts=texts)
-        return content
+        make: Any = resolve_name("capeval_core.replay.bundle:bundle_of")
+        return dict(make(*self.source, self, texts=texts))
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but the evidence, in JSON's types; NaN and infinities become None."""
@@ -273,10 +262,8 @@ class Result:
     def from_dict(saved: Mapping[str, Any]) -> Result:
         """A result from what `to_dict` gave, e.g. a file of `capeval score --json`.
 
-        Scores that were NaN or infinite come back as NaN: those captions count as failed.
-
-        Raises:
-            KeyError, TypeError, ValueError: something is missing, or does not fit the rest.
+        Scores that were NaN or infinite come back as NaN: those captions count as failed. A KeyError,
+        TypeError or ValueError if something is missing, or does not fit the rest.
         """
         formula = None
         if saved["metric"] in METRICS or saved.get("summands") is not None:  # others need not be installed
@@ -322,7 +309,7 @@ class Result:
         reads = {name: metric_class(name).advice.get("reads", "") for name in METRICS}
         own = self.reads or int(reads.get(self.metric, "").partition(" ")[0] or 0)
         longer = sorted((int(n), name) for name, n in reads.items() if n.isdigit() and int(n) > own)
-        more = f": {longer[0][1]} reads {longer[0][0]} tokens" if longer and share > _UNSEEN else ""
+        more = f": {longer[0][1]} reads {longer[0][0]} tokens" if longer and share > 0.05 else ""
         return f"{share:.0%} of words were not seen{more}"
 
     @property
@@ -344,8 +331,7 @@ def parts_of(values: Values, rows: pa.Table) -> dict[str, Any]:
 
 
 def warn_of(result: Result) -> None:
-    """Warn of captions that are mostly unread, and of a number that is only above 0 by the constants of its
-    formula."""
+    """Warn of captions that are partly unread, and of a number that its formula's constants make."""
     if ": " in result.unseen:
         warn(f"{result.metric}: {result.unseen}")
     if result.lack is not None and len(result) >= LEAST_IMAGES:

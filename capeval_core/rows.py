@@ -25,7 +25,6 @@ from capeval_core.inputs.samples import Samples, joined, parts, text_counts
 from capeval_core.kept import DamagedError, Kept, check_folder, digest_of, read_kept
 from capeval_core.limits import LIMITS
 from capeval_core.matching.cosine import grouped_cosine
-from capeval_core.ragged import Ragged
 
 
 def column(name: str, type: pa.DataType, meaning: str) -> pa.Field:
@@ -44,10 +43,8 @@ COMMON = (
 """The columns that every metric's rows begin with."""
 COVERAGE = column("coverage", pa.float64(), "share of the caption's words that the text encoder reads")
 """Of metrics whose text encoder reads the beginning of a long caption; `Result` makes it a part."""
-FLOATS = pa.list_(pa.float32())
-"""The type of a column of lists, such as a number for each reference."""
-NESTED = pa.list_(FLOATS)
-"""Of lists of lists, such as numbers for the words of each reference."""
+FLOATS = pa.list_(pa.float32())  # such as a number for each reference
+NESTED = pa.list_(FLOATS)  # such as numbers for the words of each reference
 _CONTENT = "content"  # the column of kept rows with the key of caption, image and references
 
 
@@ -92,28 +89,22 @@ class Texts:
 
     def total(self, part: slice, values: Any) -> NDArray[np.int64]:
         """Whole numbers of all texts, added up to one of each caption with its references."""
-        numbers: NDArray[np.int64] = np.asarray(values, dtype=np.int64)
-        of_references = Ragged(numbers[self.references(part)].astype(np.float64), self.counts[part]).sum()
-        return numbers[part] + of_references.astype(np.int64)
+        totals: NDArray[np.int64] = np.array(values[part], dtype=np.int64)
+        np.add.at(totals, self.owners(part), values[self.references(part)])
+        return totals
 
     def columns(
-        self,
-        part: slice,
-        groups: list[str],
-        errors: list[str | None],
-        truncated: Any,
-        tokenizer: Any = None,
-        prompt: str = "",
+        self, part: slice, groups: list[str], errors: list[str | None], truncated: Any, **reading: Any
     ) -> dict[str, Any]:
         """The common columns of some captions; `truncated` are the token ids cut off each of all texts.
 
-        tokenizer: of an encoder that reads the beginning of a long text behind the prompt, for `coverage`.
+        reading: `tokenizer` and `prompt` of an encoder that reads the beginning of a text, for `coverage`.
         """
         cut = self.total(part, truncated)
         columns = common_columns(self.samples, part, groups=groups, errors=errors, truncated=cut)
-        if tokenizer is not None:
-            own = self.samples.captions[part]
-            columns["coverage"] = coverage(tokenizer, own, truncated[part], prompt)
+        if reading:
+            own = {"captions": self.samples.captions[part], "truncated": truncated[part]}
+            columns["coverage"] = coverage(**own, **reading)
         return columns
 
     def cosines(self, part: slice, features: NDArray[np.float32]) -> pa.ListArray:
@@ -182,25 +173,21 @@ class RowStore(Kept):
         return rows.filter(reused).drop_columns([_CONTENT]), missing
 
     def append(self, table: pa.Table) -> None:
-        """Keep rows with the key of each."""
         self._rows.append(table)
         super().append(table)
 
 
 class RowStores(dict[str, RowStore]):
-    """The folders of rows that a metric has opened, each once."""
+    """The folders of rows that a metric has opened, each once; `flush` writes what was added to them."""
 
-    def open(
-        self, folder: str | PathLike[str] | None, schema: pa.Schema, stamp: Mapping[str, Any]
-    ) -> RowStore | None:
-        """The rows in a folder, None without one; `flush` writes what is added to them."""
+    def open(self, folder: Any, schema: pa.Schema, stamp: Mapping[str, Any]) -> RowStore | None:
+        """The rows in a folder, None without one."""
         if folder is None:
             return None
         key = json.dumps([str(Path(folder).resolve()), stamp], sort_keys=True)
         return self.get(key) or self.setdefault(key, RowStore(folder, schema, stamp))
 
     def flush(self) -> None:
-        """Write rows that are not on disk yet; `CaptionMetric.combine` does it, too."""
         for store in self.values():
             store.flush()
 

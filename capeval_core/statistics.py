@@ -23,13 +23,10 @@ What each image adds to the sums is then left out, added and taken away in turn,
 again: the same t, with the error of the delete-one jackknife. Its influence values are central differences, k
 and the bias in b second differences of the formula (DiCiccio and Efron, Statistical Science 11, 1996, section
 4, "ABC"), which for a ratio of two sums give the closed form above. Where a sum is 0 that the formula needs
-to be more than 0, as where no caption has an n-gram of its references, its error is unknown: there is neither
-interval nor test.
+to be more than 0, as where no caption has an n-gram of its references, there is neither interval nor test.
 
 Intervals lie within the range of the metric. A p-value is never 0: `LEAST_P` stands for what is less.
-
-`docs/reports/coverage.md` says how often the truth is covered. Nothing is drawn at random: equal
-scores give equal numbers.
+`docs/reports/coverage.md` says how often the truth is covered. Nothing is drawn at random.
 """
 
 from __future__ import annotations
@@ -47,10 +44,8 @@ from capeval_core.errors import p_in_words, signed
 
 Doubles = NDArray[np.float64]
 LEAST_IMAGES = 5
-TEST = "paired t-test, clustered by {}"
-"""The name of the test, of an image or a video."""
-LEAST_P = sys.float_info.min
-"""The least p-value that is given, about 2e-308: below, float64 loses digits and ends at 0."""
+TEST = "paired t-test, clustered by {}"  # an image or a video
+LEAST_P = sys.float_info.min  # that is given, about 2e-308: below, float64 loses digits and ends at 0
 UNBOUNDED = (-math.inf, math.inf)
 _EQUAL = 1e-13  # of the largest score: what rounding leaves where all values are equal
 
@@ -84,7 +79,6 @@ class Comparison:
 
     @property
     def test(self) -> str:
-        """The name of the test."""
         return TEST.format(self.visual)
 
     @property
@@ -97,12 +91,10 @@ class Comparison:
         return f"no difference shown: 0 lies within the {level} interval"
 
     def __str__(self) -> str:
-        low, high = signed(self.interval.low), signed(self.interval.high)
-        return (
-            f"{self.verdict} (difference {signed(self.difference)}, interval {low} to {high}, "
-            f"{p_in_words(self.p_value, self.interval.level)}, {self.test}, {self.images:,} {self.visual}s, "
-            f"{self.left_out:,} left out)"
-        )
+        difference, low, high = map(signed, (self.difference, self.interval.low, self.interval.high))
+        found = f"difference {difference}, interval {low} to {high}"
+        p_value, extent = p_in_words(self.p_value, self.interval.level), f"{self.images:,} {self.visual}s"
+        return f"{self.verdict} ({found}, {p_value}, {self.test}, {extent}, {self.left_out:,} left out)"
 
     def __repr__(self) -> str:
         return f"Comparison({self})"
@@ -117,11 +109,10 @@ class NoTestError(ValueError):
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """p-values of a family of tests after Holm's correction, in the same order.
+    """p-values of a family of tests, adjusted by Holm (Scandinavian Journal of Statistics 6, 1979), in order.
 
-    Adjusted values below a level are those of differences that Holm's procedure shows at that level: the
-    chance of one or more false ones among them is at most the level, whatever the tests have in common (Holm,
-    Scandinavian Journal of Statistics 6, 1979).
+    The chance of one or more false differences among those below a level is at most the level, whatever the
+    tests have in common.
 
     >>> holm([0.01, 0.04, 0.03])
     [0.03, 0.06, 0.06]
@@ -154,13 +145,12 @@ class CorpusFormula:
     needs: Mapping[str, str] = field(default_factory=dict)
 
     def lack(self, sums: Doubles) -> str | None:
-        """What a set with these (k,) sums lacks to have more than 0; None where it has it all."""
+        """What a set with these (k,) sums lacks to have more than 0, if it lacks something."""
         return next((why for name, why in self.needs.items() if not sums[self.sums.index(name)] > 0), None)
 
     def values(self, summands: Doubles) -> dict[str, float]:
         """The values of a set; `summands` (n, k) are what each caption adds, NaN where it has no score."""
-        scored = np.isfinite(summands).all(axis=-1) if len(summands) else np.zeros(0, dtype=bool)
-        if not scored.any():
+        if not len(summands) or not (scored := np.isfinite(summands).all(axis=-1)).any():
             return dict.fromkeys(self.names, math.nan)
         return dict(zip(self.names, self.function(summands[scored].sum(axis=0)).tolist(), strict=True))
 
@@ -190,9 +180,9 @@ class Clusters:
         range: tuple[float, float] = UNBOUNDED,
     ) -> Clusters:
         """The images of captions; `range` is open on a side where options have moved a score beyond it."""
-        values: Doubles = np.asarray(scores, dtype=np.float64)
-        finite = np.isfinite(values)
-        values, columns = values[finite], (values if summands is None else summands)[finite]
+        every: Doubles = np.asarray(scores, dtype=np.float64)
+        finite = np.isfinite(every)
+        values, columns = every[finite], (every if summands is None else summands)[finite]
         names, members = np.unique(np.asarray(groups, dtype=object)[finite], return_inverse=True)
         sums: Doubles = np.zeros((len(names), *columns.shape[1:]))
         np.add.at(sums, members, columns)
@@ -202,7 +192,6 @@ class Clusters:
         return Clusters(names, sums, counts, formula, visual, (low, high))
 
     def take(self, images: NDArray[np.int64]) -> Clusters:
-        """The chosen images, in the given order."""
         return replace(self, **{name: getattr(self, name)[images] for name in ("names", "sums", "counts")})
 
     @property
@@ -220,10 +209,10 @@ class Clusters:
 def mean_interval(clusters: Clusters, *, level: float) -> Interval:
     """Interval of the mean score, or of a corpus formula, over images like these with all their captions."""
     check_level(level)
-    n = len(clusters.names)
+    n, visuals = len(clusters.names), f"{clusters.visual}s"
     if n < LEAST_IMAGES:
-        found = f"at least {LEAST_IMAGES} {clusters.visual}s with a score, found {n}"
-        raise ValueError(f"an interval needs {found}: score more {clusters.visual}s")
+        needs = f"needs at least {LEAST_IMAGES} {visuals} with a score, found {n}"
+        raise ValueError(f"an interval {needs}: score more {visuals}")
     if clusters.formula and (lack := clusters.lack):
         raise ValueError(f"{clusters.formula.names[0]} has no interval: {lack}")
     bounds = _Studentised.of(clusters).bounds(clusters.value, level)
@@ -235,22 +224,21 @@ def paired_comparison(first: Clusters, second: Clusters, *, level: float) -> Com
     """Interval and test of a difference of numbers, over images that both systems have a score on."""
     check_level(level)
     _, a, b = np.intersect1d(first.names, second.names, assume_unique=True, return_indices=True)
-    n, visual = len(a), first.visual
-    if not n and len(first.names) and len(second.names):
-        found = f"no {visual} in common ({len(first.names)} and {len(second.names)})"
+    n, visual, sizes = len(a), first.visual, (len(first.names), len(second.names))
+    if not n and all(sizes):
+        found = f"no {visual} in common ({sizes[0]} and {sizes[1]})"
         fix = f"score both systems on the same {visual}s, given in the same form (files, or decoded)"
         raise ValueError(f"the results have {found}: {fix}")
-    one, other = first.take(a), second.take(b)
-    left_out = len(first.names) + len(second.names) - 2 * n
-    means = (one.value, other.value) if n else (math.nan, math.nan)
+    one, other, left_out = first.take(a), second.take(b), sum(sizes) - 2 * n
+    means, lacks = (one.value, other.value) if n else (math.nan, math.nan), ""
     if n < LEAST_IMAGES:
         found = f"at least {LEAST_IMAGES} {visual}s that both systems have a score on, found {n}"
-        message = f"a comparison needs {found}: score both systems on more {visual}s"
-        raise NoTestError(message, means, n, left_out)
-    if one.formula and (lack := one.lack or other.lack):
+        lacks = f"a comparison needs {found}: score both systems on more {visual}s"
+    elif one.formula and (lack := one.lack or other.lack):
         whose = "both" if one.lack and other.lack else "one of the"
-        message = f"{one.formula.names[0]} has no test: in {whose} systems {lack}"
-        raise NoTestError(message, means, n, left_out)
+        lacks = f"{one.formula.names[0]} has no test: in {whose} systems {lack}"
+    if lacks:
+        raise NoTestError(lacks, means, n, left_out)
     difference = means[0] - means[1]
     statistic = _Studentised.of(one, other)
     p_value = statistic.p_value(difference)
@@ -324,8 +312,7 @@ _Bends = Callable[[Doubles], tuple[float, float]]  # of standardised influence v
 
 
 def _of_means(systems: Sequence[Clusters]) -> tuple[float, Doubles, Doubles, _Bends]:
-    """Means, in units of `scale`, which keeps squares within range: how leaving an image out, and its
-    influence, move them."""
+    """How leaving an image out, and its influence, move means, in units of `scale`: squares stay in range."""
     n, shares = len(systems[0].counts), [system.counts / system.counts.sum() for system in systems]
     scale = max(float(np.abs(system.sums / system.counts).max()) for system in systems)
     influences = []
@@ -363,6 +350,5 @@ def _of_formula(systems: Sequence[Clusters]) -> tuple[float, Doubles, Doubles, _
 
 
 def check_level(level: float) -> None:
-    """Refuse a confidence level that is not between 0 and 1, both excluded."""
     if not 0 < level < 1:
         raise ValueError(f"level={level}: expected a number between 0 and 1, e.g. 0.95")

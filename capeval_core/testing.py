@@ -18,7 +18,6 @@ from capeval_core.cache import FeatureCache
 from capeval_core.inputs.samples import Samples, argument_of
 from capeval_core.metric import CaptionMetric, Reranker, prepared
 from capeval_core.models.batching import count_forwards
-from capeval_core.options import OptionDescription
 from capeval_core.result import Result
 from capeval_core.rows import COMMON
 
@@ -83,18 +82,19 @@ def write_images(folder: Path) -> list[Path]:
     return paths
 
 
-def score(metric: CaptionMetric, images: Sequence[Any], only: Any = range(8), **more: Any) -> Result:
+def score(
+    metric: CaptionMetric,
+    images: Sequence[Any],
+    only: Sequence[int] = range(8),
+    captions: Sequence[str] = CAPTIONS,
+    references: Sequence[Any] = REFERENCES,
+    **more: Any,
+) -> Result:
     """Score the captions (or only these) on their images; in pools, for a metric that chooses."""
-    pools = [[CAPTIONS[i], *CAPTIONS[i - 3 : i], *LAWN] for i in only]
-    captions: Any = pools if isinstance(metric, Reranker) else [CAPTIONS[i] for i in only]
-    given = [images[IMAGE_OF[i]] for i in only], [REFERENCES[i] for i in only]
-    return scored(metric, captions, *given, **more)
-
-
-def scored(metric: CaptionMetric, captions: Any, images: Any, references: Any, **more: Any) -> Result:
-    """Captions scored, with what the metric takes of images and references."""
-    given = {"references": references} if metric.needs_references else {}
-    return metric.score(captions, **shown(metric, images), **given, **more)
+    pools = [[captions[i], *captions[i - 3 : i], *LAWN] for i in only]
+    given: Any = pools if isinstance(metric, Reranker) else [captions[i] for i in only]
+    compared = {"references": [references[i] for i in only]} if metric.needs_references else {}
+    return metric.score(given, **shown(metric, [images[IMAGE_OF[i]] for i in only]), **compared, **more)
 
 
 def shown(metric: CaptionMetric, images: Sequence[Any]) -> dict[str, Any]:
@@ -106,7 +106,7 @@ def shown(metric: CaptionMetric, images: Sequence[Any]) -> dict[str, Any]:
 
 def samples(metric: CaptionMetric, images: Sequence[Any]) -> Samples:
     """The captions, their images and references, checked."""
-    visuals = [*shown(metric, [images[i] for i in IMAGE_OF]).values(), None][0]
+    visuals = next(iter(shown(metric, [images[i] for i in IMAGE_OF]).values()), None)
     return metric.check(CAPTIONS, visuals, REFERENCES if metric.needs_references else None)
 
 
@@ -149,8 +149,7 @@ class Contract:
             getattr(self, check)()
 
     def open(self, **options: Any) -> CaptionMetric:
-        chosen = {"cache": FeatureCache(), **self.options, **options}
-        taken = self.metric.Options.describe()
+        chosen, taken = {"cache": FeatureCache(), **self.options, **options}, self.metric.Options.describe()
         own = {name: value for name, value in chosen.items() if name in taken or name in self.options}
         return self.metric(self.metric.Options.of(self.metric.name, own))
 
@@ -165,14 +164,13 @@ class Contract:
     def check_facts(self) -> None:
         metric = self.metric
         facts = ("title", "key", "summary", "paper", "__doc__")
-        wrong = [name for name in facts if not str(getattr(metric, name) or "").strip()]
-        wrong += ["paper (no address)"] * ("http" not in metric.paper)
-        wrong += ["key"] * (not metric.key.isidentifier())
-        wrong += ["range"] * (not metric.range[0] < metric.range[1])
-        wrong += ["tiny"] * ((metric.default_weights is None) is not (metric.tiny is None))
-        wrong += ["ROW (see row_schema)"] * (list(metric.ROW)[: len(COMMON)] != list(COMMON))
-        wrong += [f"{one.name} (see column)" for one in metric.ROW if b"meaning" not in (one.metadata or {})]
-        assert not wrong, ", ".join(wrong)
+        wrong = {name: not str(getattr(metric, name) or "").strip() for name in facts}
+        wrong |= {"paper (no address)": "http" not in metric.paper, "key": not metric.key.isidentifier()}
+        wrong |= {"range": not metric.range[0] < metric.range[1]}
+        wrong |= {"tiny": (metric.default_weights is None) is not (metric.tiny is None)}
+        wrong |= {"ROW (see row_schema)": list(metric.ROW)[: len(COMMON)] != list(COMMON)}
+        wrong |= {f"{one.name} (see column)": b"meaning" not in (one.metadata or {}) for one in metric.ROW}
+        assert not any(wrong.values()), ", ".join(name for name in wrong if wrong[name])
 
     def check_order(self) -> None:
         order = [5, 2, 7, 0, 6, 1, 4, 3]
@@ -214,9 +212,8 @@ class Contract:
 
     def check_rows(self) -> None:
         metric = self.open()
-        empty = metric.combine(metric.ROW.empty_table())
+        empty, rows = metric.combine(metric.ROW.empty_table()), self.rows(metric)
         assert math.isnan(empty.mean) and empty.scores == [], "no rows give a score"
-        rows = self.rows(metric)
         expected = metric.combine(rows)
         assert rows.schema.equals(metric.ROW), "encode gives other columns than ROW"
         assert rows["index"].to_pylist() == [*range(8)], "encode gives rows in another order"
@@ -227,7 +224,7 @@ class Contract:
 
     def check_range(self) -> None:
         low, high = self.metric.range  # a caption that is its own reference has a cosine of one
-        own = scored(self.open(), CAPTIONS, [self.images[i] for i in IMAGE_OF], CAPTIONS)
+        own = score(self.open(), self.images, references=CAPTIONS)
         outside = [one for one in own.scores + self.score().scores if not low <= one <= high]
         assert not outside, f"{outside} lie outside of {self.metric.range}"
 
@@ -247,35 +244,33 @@ class Contract:
             assert alike, f"the score of row {row} moves"
 
     def check_empty_captions(self) -> None:
-        if "empty" in self.metric.Options.without:
-            return
-        found = scored(self.open(empty="score"), ["", "a", " \n"], self.images[:3], [["a", ""], ["b"], [""]])
-        assert all(map(math.isfinite, found.scores)), f"'', 'a' and ' ' score {found.scores}"
-        assert found.counts.empty == 2, f"{found.counts.empty} of two are counted"
+        if "empty" not in self.metric.Options.without:
+            given = ["", "a", " \n"], [["a", ""], ["b"], [""]]
+            found = score(self.open(empty="score"), self.images, range(3), *given)
+            assert all(map(math.isfinite, found.scores)), f"'', 'a' and ' ' score {found.scores}"
+            assert found.counts.empty == 2, f"{found.counts.empty} of two are counted"
 
     def check_options(self) -> None:
-        usual, own = self.open(), [field.name for field in self.metric.ROW][len(COMMON) :]
+        usual, own = self.open(), self.metric.ROW.names[len(COMMON) :]
         for option in self.metric.Options.describe().values():
-            if option.name not in _OF_A_RUN and (other := self._with_another(option)) is not None:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")
-                    moves = not close(score(other, self.images), self.score(), self.within)
-                equal = self.rows(usual).select(own).equals(self.rows(other).select(own))
-                stamped, signed = other.stamp() != usual.stamp(), other.signature() != usual.signature()
-                assert stamped or equal, f"{option.name} changes rows: it needs encodes=True"
-                assert signed or not moves, f"{option.name} moves scores: it needs sign=..."
-
-    def _with_another(self, option: OptionDescription) -> CaptionMetric | None:
-        """The metric with another value of an option; None where none is at hand that fits the others."""
-        now = self.options.get(option.name, option.default)
-        others = [choice for choice in option.choices if choice != now]
-        if not others and isinstance(now, (bool, int, float)):
-            others = [not now if isinstance(now, bool) else 2 * now + 1]
-        try:
-            opened = self.open(**{option.name: others[0]}) if others else None
-            return None if opened is None else prepared(opened, samples(opened, self.images))
-        except ValueError:
-            return None
+            now = self.options.get(option.name, option.default)
+            others = [choice for choice in option.choices if choice != now]
+            if not others and isinstance(now, (bool, int, float)):
+                others = [not now if isinstance(now, bool) else 2 * now + 1]
+            if option.name in _OF_A_RUN or not others:
+                continue
+            try:
+                other = self.open(**{option.name: others[0]})
+                other = prepared(other, samples(other, self.images))
+            except ValueError:  # which does not fit the other options
+                continue
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                moves = not close(score(other, self.images), self.score(), self.within)
+            equal = self.rows(usual).select(own).equals(self.rows(other).select(own))
+            stamped, signed = other.stamp() != usual.stamp(), other.signature() != usual.signature()
+            assert stamped or equal, f"{option.name} changes rows: it needs encodes=True"
+            assert signed or not moves, f"{option.name} moves scores: it needs sign=..."
 
 
 CHECKS = tuple(name for name in vars(Contract) if name.startswith("check_"))

@@ -382,7 +382,7 @@ class Member:
             part, sizes = slice(starts[pool], starts[pool + n]), np.diff(starts[pool : pool + n + 1])
             own = (np.array(values, dtype=object) for values in (images.keys, images.errors))
             keys, errors = (np.repeat(values, sizes).tolist() for values in own)
-            columns = texts.columns(part, keys, errors, encoded.truncated, tokenizer, prompt)
+            columns = texts.columns(part, keys, errors, encoded.truncated, tokenizer=tokenizer, prompt=prompt)
             value = paired_cosine(np.repeat(images.features, sizes, axis=0), encoded.features[part])
             columns |= {"value": nullable(value), "itm": nullable(np.full_like(value, np.nan))}
             yield pa.table(columns, schema=self.ROW)
@@ -398,7 +398,7 @@ class Matcher(Member):
         for pool, match in zip(pools, self.encoder.match(images, captions, **self.run), strict=True):
             keys, errors = [match.key] * len(pool), [match.error] * len(pool)
             every, tokenizer = slice(0, len(pool)), self.encoder.tokenizer
-            columns = Texts(pool).columns(every, keys, errors, match.truncated, tokenizer)
+            columns = Texts(pool).columns(every, keys, errors, match.truncated, tokenizer=tokenizer)
             value = best_query_cosine(match.queries, match.text_features)
             columns |= {"value": nullable(value), "itm": nullable(match.itm)}
             yield pa.table(columns, schema=self.ROW)

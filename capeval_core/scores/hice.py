@@ -216,7 +216,7 @@ class HiceS(CaptionMetric):
             truncated = [text.truncated for text in encoded]
             for part, images in self.encode_images(window):
                 keys, errors = [image.key for image in images], [image.error for image in images]
-                columns = texts.columns(part, keys, errors, truncated, self.encoder.tokenizer)
+                columns = texts.columns(part, keys, errors, truncated, tokenizer=self.encoder.tokenizer)
                 columns |= _region_columns(encoded[part], images)
                 if self.needs_references:
                     references = encoded[texts.references(part)]

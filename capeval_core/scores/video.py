@@ -185,7 +185,7 @@ class VideoPacS(CaptionMetric):
             tokens = self.encoder.encode_tokens(texts.all, **self.run)
             for part, videos in self._videos(window):
                 cut, tokenizer = tokens.truncated, self.encoder.tokenizer
-                columns = texts.columns(part, videos.keys, videos.errors, cut, tokenizer)
+                columns = texts.columns(part, videos.keys, videos.errors, cut, tokenizer=tokenizer)
                 columns |= _video_columns(tokens, part, videos)
                 if self.needs_references:
                     columns |= _reference_columns(tokens, part, texts)
