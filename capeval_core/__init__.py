@@ -16,14 +16,6 @@ from capeval_core.project import __version__, lazy_names
 # Their types are in __init__.pyi. Lazy, so that importing the package costs nothing.
 __all__ = ["Result", "__version__", "list_metrics", "load", "module", "module_path", "why"]
 
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "load": "capeval_core.registry",
-        "list_metrics": "capeval_core.registry",
-        "module": "capeval_core.integrations.evaluate_module",
-        "module_path": "capeval_core.registry",
-        "Result": "capeval_core.result",
-        "why": "capeval_core.replay.why",
-    },
-)
+_HOMES = {"load": "registry", "list_metrics": "registry", "module_path": "registry", "Result": "result"}
+_HOMES |= {"module": "integrations.evaluate_module", "why": "replay.why"}
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

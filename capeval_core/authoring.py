@@ -34,11 +34,9 @@ __all__ = [
     "WeightsEntry", "column", "common_columns", "greedy_match", "grouped_cosine", "harmonic_mean", "lists",
     "nullable", "option", "paired_cosine", "row_schema", "unit", "windows",
 ]  # fmt: skip
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "ClipEncoder": "capeval_core.encoders.clip",
-        "ImageFeatures": "capeval_core.encoders.engine",
-        "greedy_match": "capeval_core.matching.greedy",
-    },
-)
+_HEAVY = {
+    "ClipEncoder": "encoders.clip",
+    "ImageFeatures": "encoders.engine",
+    "greedy_match": "matching.greedy",
+}
+__getattr__, __dir__ = lazy_names(__name__, _HEAVY)

@@ -30,11 +30,9 @@ class MetricDescription:
         self.better = f"{'higher' if metric.higher_is_better else 'lower'} is better"
         self.references = f"{'with' if metric.needs_references else 'without'} references"
         self.visual = None if argument is None else medium_of(argument)
-        needed = [
-            *[f"its {self.visual}"] * (argument is not None),
-            *["its references"] * metric.needs_references,
-        ]
-        self.compares = "its image and the other candidates" if pools else " and ".join(needed)
+        needed = {f"its {self.visual}": argument, "its references": metric.needs_references}
+        own = " and ".join(name for name, needs in needed.items() if needs)
+        self.compares = "its image and the other candidates" if pools else own
         self.mean = "chosen captions" if pools else "captions that have a score"
         self.weights = weights.repository if weights else "none"
         self.licence = licence_in_words(weights) if weights else "none needed"
@@ -49,8 +47,8 @@ class MetricDescription:
         if metric.needs_references:
             self.inputs["references"] = "per caption a list of texts, or one text; any number each."
         chosen = "per image the choice, its score and those of every candidate, errors"
-        own = chosen if pools else "scores, parts and errors per caption"
-        self.inputs["per_caption"] = f"`compute` also gives {own}, the signature and counts."
+        more = chosen if pools else "scores, parts and errors per caption"
+        self.inputs["per_caption"] = f"`compute` also gives {more}, the signature and counts."
 
     def __str__(self) -> str:
         extent = "relative to its set" if self.relative else f"from {self.range}"

@@ -36,25 +36,21 @@ class CommonOptions(Settings):
     """The options of every metric; a metric adds its own."""
 
     weights: str | PathLike[str] | None = option(
-        None,
-        "Hub repository id (`@revision` pins it), folder, or `tiny`; None: the metric's published weights",
+        None, "Hub id (`@revision` pins it), folder, or `tiny`; None: the metric's published weights"
     )
     device: str | None = option(None, "torch device, e.g. `cpu`, `cuda:1`; None: CUDA where there is a GPU")
     dtype: Literal["float32", "bfloat16", "float16"] = option(
         "float32", "numeric type of the encoders", sign="dtype", encodes=True
     )
-    batch_size: int | None = option(
-        None, "images or texts per forward pass; None: as many as fit into memory", minimum=1
-    )
+    batch_size: int | None = option(None, "images or texts per forward pass; None: as many as fit", minimum=1)
     cache: str | PathLike[str] | FeatureCache | None = option(
         None, "folder that keeps features on disk; None: only in memory, 512 MB shared by all metrics"
     )
     rows: str | PathLike[str] | None = option(
-        None, "folder that keeps each caption's row, so that an interrupted run goes on where it stopped"
+        None, "folder that keeps rows, so that an interrupted run goes on"
     )
     on_error: Literal["raise", "nan"] = option(
-        "raise",
-        "what to do with an unreadable image: `raise` before any model runs, or `nan` for its captions alone",
+        "raise", "if an image is unreadable: `raise` before any model runs, or `nan` for its captions alone"
     )
     empty: Literal["error", "score"] = option(
         "error", "how to treat an empty caption: as an `error`, or `score` the bare prompt (and count it)"
@@ -62,9 +58,7 @@ class CommonOptions(Settings):
     compat: Literal["released"] | None = option(
         None, "`released`: as the released script where it differs from the paper", sign="compat"
     )
-    evidence: bool = option(
-        False, "keep the evidence behind each score, for `result.explain(i)` and the command line's --json"
-    )
+    evidence: bool = option(False, "keep the evidence behind each score, for `result.explain(i)` and --json")
 
     without_statistics: ClassVar[str] = ""  # how to do without statistics of a corpus, in messages
 
@@ -115,10 +109,9 @@ class CommonOptions(Settings):
             found = f"{metric.name} cannot score a collection part by part: {metric.relative}"
             raise ValueError(f"{found}; score a whole set by its score(...)")
         if self.weighs_together if scores else self.lacks_statistics:
-            raise ValueError(
-                f"{metric.name} needs statistics of the whole corpus before it encodes a part: pass "
-                f"statistics=metric.prepare({metric.corpus_texts}){self.without_statistics}"
-            )
+            fix = f"pass statistics=metric.prepare({metric.corpus_texts}){self.without_statistics}"
+            found = f"{metric.name} needs statistics of the whole corpus before it encodes a part"
+            raise ValueError(f"{found}: {fix}")
 
     def encoding(self) -> dict[str, Any]:
         """The options that rows depend on, and their values in JSON's types."""

@@ -42,6 +42,6 @@ def lazy_names(module: str, homes: Mapping[str, str]) -> tuple[Callable[[str], A
     def find(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        return getattr(import_module(homes[name]), name)
+        return getattr(import_module(f"capeval_core.{homes[name]}"), name)
 
     return find, lambda: sorted(sys.modules[module].__all__)

@@ -21,9 +21,7 @@ if TYPE_CHECKING:
     from capeval_core.metric import CaptionMetric
     from capeval_core.models.model import CheckedModel
 
-FACTS: dict[str, Any] = tomllib.loads(
-    (Path(__file__).parent / "scores" / "papers.toml").read_text(encoding="utf-8")
-)
+FACTS: dict[str, Any] = tomllib.loads((Path(__file__).parent / "scores" / "papers.toml").read_text("utf-8"))
 """What is known of this package's metrics, and the papers that they are from."""
 _OURS = FACTS["metrics"].items()
 METRICS: dict[str, str] = {name: own["class"] for name, own in _OURS if "media" not in own}

@@ -13,18 +13,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from capeval_core import statistics
 from capeval_core.errors import warn
 from capeval_core.registry import METRICS, metric_class
-from capeval_core.statistics import (
-    LEAST_IMAGES,
-    UNBOUNDED,
-    Clusters,
-    Comparison,
-    CorpusFormula,
-    Interval,
-    mean_interval,
-    paired_comparison,
-)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -87,8 +78,8 @@ class Result:
     source: Any = field(default=None, repr=False, compare=False)
     relative: str | None = None
     summands: list[list[float]] | None = field(default=None, repr=False)
-    formula: CorpusFormula | None = field(default=None, repr=False)
-    range: tuple[float, float] = field(default=UNBOUNDED, repr=False)
+    formula: statistics.CorpusFormula | None = field(default=None, repr=False)
+    range: tuple[float, float] = field(default=statistics.UNBOUNDED, repr=False)
     reads: int = field(default=0, repr=False, compare=False)
 
     def __len__(self) -> int:
@@ -155,17 +146,15 @@ class Result:
         """The result of a metric's values and rows."""
         signature = metric.signature(rows)
         rows = rows if values.rows is None else rows.take(pa.array(values.rows, pa.int64()))
-        errors = {
-            i: error or "the score is not a finite number"
-            for i, (score, error) in enumerate(zip(values.scores, rows["error"].to_pylist(), strict=True))
-            if not np.isfinite(score)
-        }
+        unknown = "the score is not a finite number"
+        found = enumerate(zip(values.scores, rows["error"].to_pylist(), strict=True))
+        errors = {i: error or unknown for i, (score, error) in found if not np.isfinite(score)}
         parts = {
             name: part.tolist() if isinstance(part, np.ndarray) else list(part)
             for name, part in parts_of(values, rows).items()
         }
         encoder = getattr(metric, "encoder", None) if "coverage" in parts else None
-        found = {name: int(np.count_nonzero(rows[name].to_numpy())) for name in ("truncated", "empty")}
+        counts = {name: int(np.count_nonzero(rows[name].to_numpy())) for name in ("truncated", "empty")}
         facts = {name: getattr(metric, name) for name in ("key", "relative", "formula")}
         return Result(
             metric=metric.name,
@@ -174,7 +163,7 @@ class Result:
             parts=parts,
             groups=rows["group"].to_pylist(),
             signature=signature,
-            counts=Counts(len(rows), failed=len(errors), **found),
+            counts=Counts(len(rows), failed=len(errors), **counts),
             errors=errors,
             summands=None if values.summands is None else values.summands.tolist(),
             range=values.range or metric.range,
@@ -198,7 +187,7 @@ class Result:
         finite = [score for score in self.scores if np.isfinite(score)]
         return {self.key: float(np.mean(finite)) if finite else math.nan}
 
-    def interval(self, level: float = 0.95) -> Interval:
+    def interval(self, level: float = 0.95) -> statistics.Interval:
         """Confidence interval of the mean over images like these, each with all its captions.
 
         A skewness-corrected interval of Student's t, made for few images (see `capeval_core.statistics`),
@@ -208,9 +197,9 @@ class Result:
             ValueError: fewer than five images have a score, scores that are relative to their set, or BLEU
                 of captions without any four words in a row of a reference.
         """
-        return mean_interval(self._clusters("interval()"), level=level)
+        return statistics.mean_interval(self._clusters("interval()"), level=level)
 
-    def compare(self, other: Result, level: float = 0.95) -> Comparison:
+    def compare(self, other: Result, level: float = 0.95) -> statistics.Comparison:
         """Paired test of this system against another one on the same images.
 
         Raises:
@@ -229,9 +218,11 @@ class Result:
             raise ValueError(f"{found}:\n    {self.signature}\n    {other.signature}\n{fix}")
         return self.compare_within_run(other, level)
 
-    def compare_within_run(self, other: Result, level: float = 0.95) -> Comparison:
+    def compare_within_run(self, other: Result, level: float = 0.95) -> statistics.Comparison:
         """`compare` for another system of one run, whose signature may differ in the number of references."""
-        return paired_comparison(self._clusters("compare()"), other._clusters("compare()"), level=level)
+        return statistics.paired_comparison(
+            self._clusters("compare()"), other._clusters("compare()"), level=level
+        )
 
     def explain(self, index: int) -> Mapping[str, Any]:
         """The evidence of the score of caption `index`; a ValueError if it was not kept, or an IndexError."""
@@ -317,11 +308,13 @@ class Result:
         """What its captions are about: "image" or "video"."""
         return "video" if "media:video" in self.signature.split("|")[:2] else "image"
 
-    def _clusters(self, method: str) -> Clusters:
+    def _clusters(self, method: str) -> statistics.Clusters:
         if self.relative is not None:
             raise ValueError(f"{method} is undefined for {self.metric}: {self.relative}")
         summands = None if self.formula is None else np.asarray(self.summands, dtype=np.float64)
-        return Clusters.of(self.scores, self.groups, self.formula, summands, self.visual, self.range)
+        return statistics.Clusters.of(
+            self.scores, self.groups, self.formula, summands, self.visual, self.range
+        )
 
 
 def parts_of(values: Values, rows: pa.Table) -> dict[str, Any]:
@@ -334,7 +327,7 @@ def warn_of(result: Result) -> None:
     """Warn of captions that are partly unread, and of a number that its formula's constants make."""
     if ": " in result.unseen:
         warn(f"{result.metric}: {result.unseen}")
-    if result.lack is not None and len(result) >= LEAST_IMAGES:
+    if result.lack is not None and len(result) >= statistics.LEAST_IMAGES:
         number = f"{result.key}={result.mean:.2g} stands for 0, and has neither interval nor test"
         warn(f"{result.metric}: {result.lack}, so {number}")
 

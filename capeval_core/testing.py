@@ -83,14 +83,10 @@ def write_images(folder: Path) -> list[Path]:
 
 
 def score(
-    metric: CaptionMetric,
-    images: Sequence[Any],
-    only: Sequence[int] = range(8),
-    captions: Sequence[str] = CAPTIONS,
-    references: Sequence[Any] = REFERENCES,
-    **more: Any,
+    metric: CaptionMetric, images: Any, only: Any = range(8), texts: Any = (CAPTIONS, REFERENCES), **more: Any
 ) -> Result:
     """Score the captions (or only these) on their images; in pools, for a metric that chooses."""
+    captions, references = texts
     pools = [[captions[i], *captions[i - 3 : i], *LAWN] for i in only]
     given: Any = pools if isinstance(metric, Reranker) else [captions[i] for i in only]
     compared = {"references": [references[i] for i in only]} if metric.needs_references else {}
@@ -224,7 +220,7 @@ class Contract:
 
     def check_range(self) -> None:
         low, high = self.metric.range  # a caption that is its own reference has a cosine of one
-        own = score(self.open(), self.images, references=CAPTIONS)
+        own = score(self.open(), self.images, texts=(CAPTIONS, CAPTIONS))
         outside = [one for one in own.scores + self.score().scores if not low <= one <= high]
         assert not outside, f"{outside} lie outside of {self.metric.range}"
 
@@ -246,7 +242,7 @@ class Contract:
     def check_empty_captions(self) -> None:
         if "empty" not in self.metric.Options.without:
             given = ["", "a", " \n"], [["a", ""], ["b"], [""]]
-            found = score(self.open(empty="score"), self.images, range(3), *given)
+            found = score(self.open(empty="score"), self.images, range(3), given)
             assert all(map(math.isfinite, found.scores)), f"'', 'a' and ' ' score {found.scores}"
             assert found.counts.empty == 2, f"{found.counts.empty} of two are counted"
 

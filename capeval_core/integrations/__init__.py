@@ -12,4 +12,4 @@ from capeval_core.project import lazy_names
 __all__ = ["CaptionMetrics", "CocoScores", "reward"]
 
 _MODULES = {"CaptionMetrics": "trainer", "CocoScores": "coco", "reward": "rewards"}
-__getattr__, __dir__ = lazy_names(__name__, {name: f"{__name__}.{own}" for name, own in _MODULES.items()})
+__getattr__, __dir__ = lazy_names(__name__, {name: f"integrations.{own}" for name, own in _MODULES.items()})

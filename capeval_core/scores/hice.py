@@ -40,13 +40,10 @@ from capeval_core.scores.facts import facts
 
 Doubles = NDArray[np.float64]
 Floats = NDArray[np.float32]
-IMAGES_AT_ONCE = 64
 SOURCES = {"regions": "objects", "phrases": "factual"}  # those of the paper
 THRESHOLD = 0.2
 """The cosine below which a phrase is a mistake and a region unmentioned: with w = 2.5 the 0.5 of figure 5.
-
-Weights whose cosines are in another range name their own: `threshold` among the constants of their config.
-"""
+Weights whose cosines are in another range name their own among the constants of their config."""
 
 
 def compatibility(cosine: Doubles, w: float = 1.0) -> Doubles:
@@ -67,8 +64,8 @@ def image_text_terms(rows: pa.Table, w: float, include_whole_image: bool) -> dic
     The whole image is a region where there is no other one, or where `include_whole_image` is set.
     """
     cosine = rows["cosine"].to_numpy().astype(np.float64)
-    whole, best = Ragged.of(rows["phrase_cosines"]), Ragged.of(rows["phrase_maxima"])
-    regions = Ragged.of(rows["region_maxima"])
+    names = ("phrase_cosines", "phrase_maxima", "region_maxima")
+    whole, best, regions = (Ragged.of(rows[name]) for name in names)
     n = regions.lengths
     with_whole = (n == 0) | include_whole_image
     maxima = np.where((n == 0)[best.owner], whole.values, best.values)
@@ -127,11 +124,7 @@ class HiceOptions(CommonOptions):
         "`objects`",
     )
     max_regions: int | None = option(
-        None,
-        "regions of an image at most, the best ones; None: all",
-        sign="max_regions",
-        encodes=True,
-        minimum=1,
+        None, "regions of an image, best first; None: all", sign="max_regions", encodes=True, minimum=1
     )
     phrases: str | PathLike[str] | Mapping[str, Any] | PhraseSource | None = option(
         None,
@@ -139,9 +132,7 @@ class HiceOptions(CommonOptions):
         "file or a mapping), or a `PhraseSource`; None: the one that the weights name, else `factual`",
     )
     phrase_style: Literal["triplet", "soft-spice"] = option(
-        "triplet",
-        "how a scene graph becomes phrases: the paper's `triplet`s, or as Soft-SPICE does",
-        encodes=True,
+        "triplet", "phrases of a scene graph: the paper's `triplet`s, or as Soft-SPICE does", encodes=True
     )
     mask_transform: Literal["square_crop", "released", "released_no_antialias"] = option(
         "square_crop",
@@ -225,10 +216,10 @@ class HiceS(CaptionMetric):
                 yield pa.table(columns, schema=self.ROW)
 
     def encode_images(self, window: Samples) -> Iterator[tuple[slice, list[Any]]]:
-        """Images with their regions, as `RegionFeatures`, `IMAGES_AT_ONCE` at a time."""
+        """Images with their regions, as `RegionFeatures`, some at a time."""
         run, start = {"mask_transform": self.options.mask_transform, **self.run}, 0
         images = self.encoder.encode_regions(window.images, self.regions, **run)
-        while features := list(islice(images, IMAGES_AT_ONCE)):
+        while features := list(islice(images, 64)):
             yield slice(start, start + len(features)), features
             start += len(features)
 
@@ -346,14 +337,13 @@ class RefHiceS(HiceS):
 
 
 class EncodedText(NamedTuple):
-    """A text and its phrases, encoded. truncated: token ids that the encoder did not read, and sentences that
-    the parser did not read to their end. fallback: sentences that are their own phrase."""
+    """A text and its phrases, encoded."""
 
     phrases: tuple[str, ...]
     feature: Floats
     phrase_features: Floats
-    truncated: int
-    fallback: int
+    truncated: int  # token ids that the encoder did not read, and sentences not parsed to their end
+    fallback: int  # sentences that are their own phrase
 
 
 def _region_columns(captions: Sequence[EncodedText], images: Sequence[Any]) -> dict[str, Any]:
@@ -406,11 +396,10 @@ class HiceExplanation(DrawnExplanation):
     """The explanation of a score, by `result.explain(i)`: numbers and texts, and `plot()`, which draws them.
 
     Keys: `caption`, `image`; the score under its name (`hice_s`, `refhice_s`) and its terms (`gitc`, `litc`,
-    `precision`, `recall`; `gttc`, `lttc`); `threshold`; `phrases` and `regions`, see below; `whole`, the
-    recall and phrase of the whole image where it counts as a region, else None; `square`, x0, y0, x1, y1 of
-    the part that the image tower sees, and `outside`, the number of regions outside of it; `truncated`, how
-    many token ids and sentences were truncated; with references `compared`; and `error`, the reason where
-    there is no score.
+    `precision`, `recall`; `gttc`, `lttc`); `threshold`; `phrases` and `regions`, see below; `whole`, recall
+    and phrase of the whole image where it counts as a region, else None; `square`, x0, y0, x1, y1 of the part
+    that the image tower sees, and `outside`, the number of regions outside of it; `truncated`, how many token
+    ids and sentences were; with references `compared`; and `error`, the reason where there is no score.
 
     A phrase has `precision`, w max(cos, 0) with the best `region` (None: the whole image); it is a `mistake`
     where that is below the threshold, but not `judged` where it may be about a region outside of the square.
@@ -438,21 +427,15 @@ class HiceExplanation(DrawnExplanation):
         return HiceExplanation({**self, **changed}, self._image, self._masks)
 
     def plot(self, width: int = 1280, *, threshold: float | None = None) -> Image:
-        """The explanation as one image, `width` pixels wide: the image with its regions outlined and the part
-        that the image tower does not see dimmed, the caption with its mistakes marked, and the numbers of
-        phrases, regions and references.
-
-        `threshold` replaces that of the explanation.
-        """
+        """The explanation as one image, `width` pixels wide: the image with its regions outlined and what the
+        image tower does not see dimmed, the caption with its mistakes marked, and all numbers. `threshold`
+        replaces that of the explanation."""
         self.check_drawable(width)
         shown = self if threshold is None else self.with_threshold(threshold)
         return draw_picture(card_lines(shown, marked(shown)), shown.overlay(1000), width)
 
     def overlay(self, width: int = 1280) -> Image:
-        """The image with its regions outlined; errors are those of `plot`.
-
-        It is narrower where it would be more than twice as high as wide.
-        """
+        """The image with its regions outlined, narrower where it would be more than twice as high as wide."""
         self.check_drawable(width)
         image = self._image.load()
         regions = self._masks or Regions.of([], size=(image.height, image.width))
