@@ -215,7 +215,7 @@ def mean_interval(clusters: Clusters, *, level: float) -> Interval:
         raise ValueError(f"an interval {needs}: score more {visuals}")
     if clusters.formula and (lack := clusters.lack):
         raise ValueError(f"{clusters.formula.names[0]} has no interval: {lack}")
-    bounds = _Studentised.of(clusters).bounds(clusters.value, level)
+    bounds = _Studentised(clusters).bounds(clusters.value, level)
     low, high = np.clip(bounds, *clusters.range).tolist()
     return Interval(low, high, level, n)
 
@@ -240,7 +240,7 @@ def paired_comparison(first: Clusters, second: Clusters, *, level: float) -> Com
     if lacks:
         raise NoTestError(lacks, means, n, left_out)
     difference = means[0] - means[1]
-    statistic = _Studentised.of(one, other)
+    statistic = _Studentised(one, other)
     p_value = statistic.p_value(difference)
     most = max(first.range[1], second.range[1]) - min(first.range[0], second.range[0])
     low, high = np.clip(statistic.bounds(difference, level), -most, most).tolist()
@@ -252,35 +252,28 @@ def paired_comparison(first: Clusters, second: Clusters, *, level: float) -> Com
     return Comparison(means, difference, Interval(low, high, level, n), p_value, n, left_out, visual)
 
 
-@dataclass(frozen=True)
 class _Studentised:
-    """Distribution of a mean, or of a difference of two, divided by its standard error."""
+    """Distribution of a mean, or of the first system's minus the second one's, by its standard error."""
 
-    error: float  # 0 where the images do not differ
-    rounding: float  # what counts as 0 then
-    degrees: float = 1.0  # of freedom of Student's t
-    stretch: float = 1.0  # factor of its quantiles
-    bend: float = 0.0  # a of g(t)
-    shift: float = 0.0  # b of g(t)
-
-    @staticmethod
-    def of(*systems: Clusters) -> _Studentised:
-        """Of one system's number, or of the first one's minus the second one's."""
+    def __init__(self, *systems: Clusters) -> None:
         moves = _of_formula if systems[0].formula else _of_means  # results of one signature have one formula
         scale, without, influence, bends = moves(systems)
         n, deviation = len(influence), math.sqrt(np.mean(influence**2))
         error = math.sqrt((n - 1) / n * np.sum(without**2))
-        error = scale * error if min(error, deviation) > _EQUAL else 0.0
+        self.error = scale * error if min(error, deviation) > _EQUAL else 0.0  # the images do not differ
+        self.rounding = _EQUAL * scale  # what counts as 0 then
         share = np.add.reduce([system.counts / system.counts.sum() for system in systems]) / len(systems)
-        degrees = max(1 / float(np.sum(share**2)) - 1, 1.0)  # Kish's effective number of images less one
-        student = _Studentised(error, _EQUAL * scale, degrees)
-        if len(systems) > 1 or not error:
-            return student
-        z = influence / deviation
-        growth, shift = bends(z)
-        skewness = float(np.mean(z**3)) * math.sqrt(n * (n - 1)) / (n - 2)
-        bend, shift = (skewness / 3 - growth) / math.sqrt(n), (skewness / 6 - shift) / math.sqrt(n)
-        return replace(student, stretch=1 + 1 / (4 * n), bend=bend, shift=shift)
+        self.degrees = max(1 / float(np.sum(share**2)) - 1, 1.0)  # Kish's effective number of images less one
+        self.stretch, self.bend, self.shift = 1.0, 0.0, 0.0  # factor of Student's quantiles, a and b of g(t)
+        if len(systems) == 1 and self.error:
+            z = influence / deviation
+            growth, bias = bends(z)
+            skewness = float(np.mean(z**3)) * math.sqrt(n * (n - 1)) / (n - 2)
+            self.bend, self.shift = (
+                (skewness / 3 - growth) / math.sqrt(n),
+                (skewness / 6 - bias) / math.sqrt(n),
+            )
+            self.stretch = 1 + 1 / (4 * n)
 
     def bounds(self, estimate: float, level: float) -> tuple[float, float]:
         """The truths that are not rejected at `level`."""
