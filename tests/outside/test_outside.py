@@ -85,9 +85,9 @@ class Shifted(authoring.Options):
 
 RUNS = count()
 TERMS: dict[str, Callable[[Any, pa.Table], Any]] = {
-    "check_order: score": lambda metric, rows: np.arange(len(rows)),
-    "check_batch_size: batch_size=3": lambda metric, rows: metric.options.batch_size == 3,
-    "check_one_caption": lambda metric, rows: len(rows),
+    "check_batches: another order": lambda metric, rows: np.arange(len(rows)),
+    "check_batches: batch_size=3": lambda metric, rows: metric.options.batch_size == 3,
+    r"check_batches: captions\[0\] alone": lambda metric, rows: len(rows),
     "check_repeats: score": lambda metric, rows: np.arange(len(rows)),
     "check_pickling": lambda metric, rows: next(RUNS),
     "check_rows: scores": lambda metric, rows: next(RUNS),
