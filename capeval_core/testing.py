@@ -113,14 +113,16 @@ def values(result: Result) -> dict[str, Any]:
 
 
 def close(result: Result, expected: Result, within: float = CLOSE, rows: Sequence[int] | None = None) -> bool:
-    """Whether values are those expected (of these rows) but for rounding; z-scores divide by small numbers."""
+    """Whether values are those expected (of these rows) but for rounding; z-scores divide by small ones."""
     one, other = values(result), values(expected)
     within *= 100 if expected.relative else 1
-    rows = range(len(expected)) if rows is None else rows
-    same = (
-        _alike(own, [other[name][row] for row in rows], within) for name, own in one.items() if name in other
+    rows, pairs = (
+        range(len(expected)) if rows is None else rows,
+        zip(one.values(), other.values(), strict=True),
     )
-    return one.keys() == other.keys() and all(same)
+    return [*one] == [*other] and all(
+        _alike(own, [theirs[row] for row in rows], within) for own, theirs in pairs
+    )
 
 
 def _alike(one: Sequence[Any], other: Sequence[Any], within: float) -> bool:
