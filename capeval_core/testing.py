@@ -106,23 +106,19 @@ def samples(metric: CaptionMetric, images: Sequence[Any]) -> Samples:
     return metric.check(CAPTIONS, visuals, REFERENCES if metric.needs_references else None)
 
 
-def values(result: Result) -> dict[str, Any]:
-    """Scores, groups and parts that are no lists themselves."""
+def values(result: Result, rows: Sequence[int] | None = None) -> dict[str, Any]:
+    """Scores, groups and parts that are no lists themselves, of all rows or these."""
     parts = {name: part for name, part in result.parts.items() if not any(isinstance(p, list) for p in part)}
-    return {"score": result.scores, "group": result.groups, **parts}
+    columns = {"score": result.scores, "group": result.groups, **parts}
+    chosen = range(len(result)) if rows is None else rows
+    return {name: [column[row] for row in chosen] for name, column in columns.items()}
 
 
 def close(result: Result, expected: Result, within: float = CLOSE, rows: Sequence[int] | None = None) -> bool:
     """Whether values are those expected (of these rows) but for rounding; z-scores divide by small ones."""
-    one, other = values(result), values(expected)
+    one, other = values(result), values(expected, rows)
     within *= 100 if expected.relative else 1
-    rows, pairs = (
-        range(len(expected)) if rows is None else rows,
-        zip(one.values(), other.values(), strict=True),
-    )
-    return [*one] == [*other] and all(
-        _alike(own, [theirs[row] for row in rows], within) for own, theirs in pairs
-    )
+    return one.keys() == other.keys() and all(_alike(one[name], other[name], within) for name in one)
 
 
 def _alike(one: Sequence[Any], other: Sequence[Any], within: float) -> bool:
