@@ -69,14 +69,22 @@ class CaptionMetrics:
         given = "images" if images is not None else None if videos is None else "videos"
         self.processor = processor
         self.cache = FeatureCache(math.inf)
-        medium = None if given is None else medium_of(given)
+        medium = given and medium_of(given)
         chosen = choose_metrics(metrics, options, cache=self.cache, media=medium, has_references=True)
-        self._argument = _needed(given, [metric for metric, _ in chosen])
+        needed = {metric.name: name for metric, _ in chosen if (name := argument_of(metric.media))}
+        Problems(
+            Problem(
+                "metrics", f"{metric} is about {name}, but {given} are given", f"pass {name}=...", TypeError
+            )
+            for metric, name in needed.items()
+            if given not in (None, name)
+        ).raise_if_any()
+        self._argument = next(iter(needed.values()), None)  # None: they are about texts alone
         self._compares = any(metric.needs_references for metric, _ in chosen)
         self._empty = "error" if any(own.empty == "error" for _, own in chosen) else "score"
         self._has_references = references is not None and self._compares
-        if references is not None and not self._compares:
-            warn_ignored(chosen[0][0], ["references"])
+        ignored = {given: not needed, "references": references is not None and not self._compares}
+        warn_ignored(chosen[0][0], [name for name, is_ignored in ignored.items() if name and is_ignored])
         about = {"images": images, "videos": videos, None: references}[self._argument]
         with naming({"captions": self._argument or "references"}):
             self._samples = check_samples(
@@ -180,19 +188,6 @@ class CaptionMetrics:
             )
         for result in self.results.values():
             warn_failed(result, "row {}", f".results[{result.metric!r}].errors has")
-
-
-def _needed(given: str | None, metrics: Sequence[type[CaptionMetric]]) -> str | None:
-    """What the metrics are about, `images` or `videos`; None: texts alone. TypeError if others are given."""
-    needed = {metric.name: name for metric in metrics if (name := argument_of(metric.media))}
-    Problems(
-        Problem("metrics", f"{metric} is about {name}, but {given} are given", f"pass {name}=...", TypeError)
-        for metric, name in needed.items()
-        if given not in (None, name)
-    ).raise_if_any()
-    if given and not needed:
-        warn_ignored(metrics[0], [given])
-    return next(iter(needed.values()), None)
 
 
 def _for(metric: CaptionMetric, samples: Samples) -> Samples:

@@ -40,9 +40,6 @@ from capeval_core.registry import media_of, metric_class
 from capeval_core.reports.explanations import STYLE
 from capeval_core.weights.folder import WeightsError
 
-_LARGEST_UPLOAD = "20mb"  # room for a JPEG of 25 megapixels at a high quality
-_LABELS = {"image": "Image", "video": "Video", "texts": "Texts"}
-"""Of what captions are about; a page of texts alone offers nothing else."""
 # The answer stands beside other input than it belongs to; it is dimmed until the next one.
 _STALE = "() => { document.getElementById('answer').classList.add('stale'); }"
 _FRESH = "() => { document.getElementById('answer').classList.remove('stale', 'busy'); }"
@@ -89,7 +86,7 @@ def launch(page: gr.Blocks, **settings: Any) -> None:
     own = {
         "theme": gr.themes.Base(**look, **fonts),
         "css_paths": [Path(__file__).with_name("page.css"), STYLE],
-        "max_file_size": _LARGEST_UPLOAD,
+        "max_file_size": "20mb",  # room for a JPEG of 25 megapixels at a high quality
         "footer_links": ["api"],
     }
     page.queue(max_size=LIMITS.page_waiting).launch(**(own | settings))
@@ -127,7 +124,7 @@ class _Page:
 
     def _inputs(self) -> None:
         several, references = chooses(self.metric), self.metric.needs_references
-        offered = [(_LABELS[name], name) for name in self.scorers]
+        offered = [(name.capitalize(), name) for name in self.scorers]
         about: dict[str, Any] = {"label": "The caption is about", "visible": len(offered) > 1}
         self.about = gr.Radio(offered, value=offered[0][1], elem_id="about", **about)
         self.visuals = [_upload(medium, visible=medium == self.scorer.medium) for medium in self.media]

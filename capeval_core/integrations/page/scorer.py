@@ -37,7 +37,6 @@ NO_WEIGHTS = "none"
 _LONGEST_TEXT = 20_000  # characters of a request: strangers use a page, and encoding takes its time
 _NARROWEST = 0.6  # shorter / longer side of images of which so little is cut off that no note is needed
 _LIST_MARK = re.compile(r"^(?:[-*•–—]|\d{1,3}[.)])(?:\s+|$)")
-_DELETED = "which are deleted after an hour: upload it (again)"
 
 Inputs = tuple[tuple[Path, int] | None, str | list[str], list[str], str]
 """An upload and its number of frames, a caption or a list of candidates, references, and weights."""
@@ -82,7 +81,8 @@ def uploaded(value: Any, medium: str) -> tuple[Path, int] | None:
         resolved = Path(path if isinstance(path, str) else "").resolve(strict=True)
     folders = [folder.resolve() for folder in (Path(get_upload_folder()), FOLDER)]
     if not resolved.is_file() or not any(map(resolved.is_relative_to, folders)):
-        raise ValueError(f"the {medium} is not among the uploads of this page, {_DELETED}")
+        fix = "which are deleted after an hour: upload it (again)"
+        raise ValueError(f"the {medium} is not among the uploads of this page, {fix}")
     return resolved, _frames(resolved, resolved.stat().st_mtime_ns, medium)
 
 
