@@ -266,8 +266,4 @@ def parsed(path: Path, text: str, first_line: int = 1) -> Any:
 
 def valid_unicode(text: str) -> bool:
     """Whether a text can be written as UTF-8; file names that are not UTF-8 cannot."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    return text.encode(errors="ignore").decode() == text

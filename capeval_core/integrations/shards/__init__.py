@@ -120,10 +120,7 @@ class BatchScorer:
         return self.metric.signature()
 
     def forget(self) -> None:
-        """Forget features in memory, whose last bits depend on the batch that they were made in.
-
-        There are few: those of a web collection rarely come again.
-        """
+        """Forget features in memory: their last bits depend on the batch, and few would come again."""
         if self._opened is not None and self.options.cache is None:
             self._opened.run["cache"] = FeatureCache(32 << 20, text_bytes=8 << 20)
 
