@@ -82,9 +82,8 @@ def within(argument: str, *steps: int | str) -> Iterator[None]:
 
 
 def short_reason(error: BaseException) -> str:
-    """What a library or the system says is wrong, in one line."""
-    reason = getattr(error, "strerror", None) or " ".join(str(error).split())
-    return reason[:200] or type(error).__name__
+    """What a library says of damage, in one line."""
+    return " ".join(str(error).split())[:200] or type(error).__name__
 
 
 def quoted(path: str) -> str:

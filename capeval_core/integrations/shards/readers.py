@@ -116,7 +116,7 @@ class Place:
         except FileNotFoundError:
             raise file_error(self.address, "does not exist", "check the path") from None
         except Exception as error:  # whatever the store's client raises: no bucket, no rights, no network
-            raise file_error(self.address, f"cannot be read ({short_reason(error)})") from error
+            raise file_error(self.address, f"cannot be read ({reason_of(error)})") from error
 
     @contextmanager
     def local_copy(self) -> Iterator[Path]:
@@ -145,9 +145,14 @@ class Place:
                 try:
                     self.filesystem.put_file(str(copy), self.path)
                 except Exception as error:  # whatever the store's client raises
-                    raise OSError(short_reason(error)) from error
+                    raise OSError(reason_of(error)) from error
         except OSError as error:
-            raise OSError(f"{self.address} cannot be written ({short_reason(error)})") from error
+            raise OSError(f"{self.address} cannot be written ({reason_of(error)})") from error
+
+
+def reason_of(error: BaseException) -> str:
+    """What is wrong with a file that the message names already."""
+    return getattr(error, "strerror", None) or short_reason(error)
 
 
 # columns by name
@@ -296,7 +301,7 @@ class Shard:
             for i in fetched[path]:
                 visuals[i] = {"bytes": content, "path": path} if isinstance(content, bytes) else None
                 if visuals[i] is None:
-                    columns["error"][i] = f"{name}: cannot read {path!r} ({short_reason(content)})"
+                    columns["error"][i] = f"{name}: cannot read {path!r} ({reason_of(content)})"
         return columns
 
 
