@@ -89,7 +89,9 @@ def score(
     captions, references = texts
     pools = [[captions[i], *captions[i - 3 : i], *LAWN] for i in only]
     given: Any = pools if isinstance(metric, Reranker) else [captions[i] for i in only]
-    compared = {"references": [references[i] for i in only]} if metric.needs_references else {}
+    compared: dict[str, Any] = (
+        {"references": [references[i] for i in only]} if metric.needs_references else {}
+    )
     return metric.score(given, **shown(metric, [images[IMAGE_OF[i]] for i in only]), **compared, **more)
 
 
@@ -109,7 +111,7 @@ def samples(metric: CaptionMetric, images: Sequence[Any]) -> Samples:
 def values(result: Result, rows: Sequence[int] | None = None) -> dict[str, Any]:
     """Scores, groups and parts that are no lists themselves, of all rows or these."""
     parts = {name: part for name, part in result.parts.items() if not any(isinstance(p, list) for p in part)}
-    columns = {"score": result.scores, "group": result.groups, **parts}
+    columns: dict[str, Any] = {"score": result.scores, "group": result.groups, **parts}
     chosen = range(len(result)) if rows is None else rows
     return {name: [column[row] for row in chosen] for name, column in columns.items()}
 

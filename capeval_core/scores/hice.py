@@ -302,15 +302,13 @@ class RefHiceS(HiceS):
 
     needs_references = True
     Options: ClassVar[type[CommonOptions]] = RefHiceOptions
-    ROW = pa.schema(
-        [
-            *HiceS.ROW,
-            column("reference_cosines", FLOATS, "cosine of caption and each reference, eq. 3"),
-            column("caption_phrase_maxima", NESTED, "per reference, each caption phrase's best, eq. 7"),
-            column("reference_phrase_maxima", NESTED, "per reference, each of its phrases' best, eq. 8"),
-        ]
+    _COMPARED = (
+        column("reference_cosines", FLOATS, "cosine of caption and each reference, eq. 3"),
+        column("caption_phrase_maxima", NESTED, "per reference, each caption phrase's best, eq. 7"),
+        column("reference_phrase_maxima", NESTED, "per reference, each of its phrases' best, eq. 8"),
     )
-    reference_columns = ("reference_cosines", "caption_phrase_maxima", "reference_phrase_maxima")
+    ROW = pa.schema([*HiceS.ROW, *_COMPARED])
+    reference_columns = tuple(one.name for one in _COMPARED)
 
     options: RefHiceOptions
 
