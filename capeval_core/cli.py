@@ -34,26 +34,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as interrupt:
         complain(str(interrupt) or "interrupted")
         return INTERRUPTED
-    except BrokenPipeError:
-        _drop_output()
-        return PIPE_CLOSED
     except MemoryError as error:
         complain(str(error) or "out of memory")
         return NO_SCORE
     except OSError as error:
-        complain(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+        closed = isinstance(error, BrokenPipeError)
+        if not closed:
+            complain(f"{error.filename}: {error.strerror}" if error.filename else str(error))
         try:
             sys.stdout.flush()
-        except OSError:
-            _drop_output()
+        except OSError:  # Python flushes once more when it ends: let that go nowhere
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PIPE_CLOSED if closed else BAD_INPUT
     except (ValueError, TypeError, ImportError) as error:  # a package of an extra is not installed
         complain(str(error))
     return BAD_INPUT
-
-
-def _drop_output() -> None:
-    """Python flushes once more when it ends: let that go nowhere instead of failing loudly."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(arguments: list[str]) -> int:
