@@ -34,9 +34,6 @@ class Ragged:
         lists, lengths = inner(column)
         return cls(lists.to_numpy(zero_copy_only=False).astype(np.float64), lengths)
 
-    def __len__(self) -> int:
-        return len(self.lengths)
-
     @cached_property
     def owner(self) -> Integers:
         """(sum of lengths,) which list each value belongs to."""
