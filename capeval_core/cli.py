@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Sequence
 from importlib import import_module
 
-from capeval_core.commands.terminal import INTERRUPTED, announce, complain, first_named, help_texts, leave
+from capeval_core.commands.terminal import INTERRUPTED, complain, first_named, help_texts, leave
 from capeval_core.errors import naming
 
 COMMANDS: dict[str, str] = help_texts()["commands"]
@@ -54,8 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: list[str]) -> int:
     try:
         name, rest = first_named(arguments or ["--help"], "", COMMANDS)
-        if (rest or name == "demo") and name != "list" and not {"-h", "--help"} & set(rest):
-            announce("loading ...")  # imports may take seconds
+        slow = (rest or name == "demo") and name != "list" and not {"-h", "--help"} & set(rest)
+        if slow and sys.stderr.isatty():
+            complain("loading ...")  # imports may take seconds
         status: int = import_module(f"capeval_core.commands.{name}").run(rest)
         return status
     except SystemExit as stop:  # argparse's own way out: help, version, wrong arguments

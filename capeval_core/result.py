@@ -239,7 +239,7 @@ class Result:
         if self.source is None:
             raise ValueError(f"bundle() needs the evidence: load({self.metric!r}, ..., evidence=True)")
         make: Any = resolve_name("capeval_core.replay.bundle:bundle_of")
-        return dict(make(*self.source, self, texts=texts))
+        return dict(make(self, texts=texts))
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but the evidence, in JSON's types; NaN and infinities become None."""

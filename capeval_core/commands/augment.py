@@ -8,15 +8,13 @@ from typing import Any
 from capeval_core.commands.common import chosen, tell_reasons
 from capeval_core.commands.terminal import complain, first_named, interruptible, kinds_of, parser_of, summary
 
-CAPTIONS, IMAGES = "captions", "images"
-
 
 def run(arguments: list[str]) -> int:
-    what, rest = first_named(arguments, "augment", kinds_of("augment", CAPTIONS, IMAGES))
+    what, rest = first_named(arguments, "augment", kinds_of("augment", "captions", "images"))
     from capeval_core.training.augmentation import CaptionAugmentation, ImageAugmentation, augment
     from capeval_core.training.captioned import CaptionSource
 
-    settings: Any = CaptionAugmentation if what == CAPTIONS else ImageAugmentation
+    settings: Any = CaptionAugmentation if what == "captions" else ImageAugmentation
     options = [CaptionSource, settings]
     parser = parser_of(f"augment {what}", f"augment {what}", "augment KIND", options=options, kind=what)
     flags = parser.read(rest)
@@ -25,13 +23,13 @@ def run(arguments: list[str]) -> int:
         raise ValueError(f"--shard {flags.shard}: expected I/N with I from 1 to N, e.g. 1/4")
     augmentation = settings.of(f"capeval augment {what}", chosen(flags, settings))
     source = CaptionSource(**chosen(flags, CaptionSource))
-    given, other = (flags.images, IMAGES) if what == CAPTIONS else (flags.captions, CAPTIONS)
+    given, other = (flags.images, "images") if what == "captions" else (flags.captions, "captions")
     if (given is None) == (source.dataset is None):
         raise ValueError(f"pass either --{other} or --dataset DATASET")
     if source.dataset is not None and flags.captions is not None:
         raise ValueError("--captions FILE goes with --images FOLDER: a dataset has ids of its own")
     if source.dataset is None:
-        captioned = source.read(flags.captions, given if what == CAPTIONS else None)
+        captioned = source.read(flags.captions, given if what == "captions" else None)
     else:
         captioned = source.read_dataset(other)
     with interruptible(f"what was generated is kept in {flags.out}: run the same command again to go on"):
@@ -43,11 +41,9 @@ def run(arguments: list[str]) -> int:
     found = f"{counts.made:,} generated, {counts.found:,} found, {dropped}, {len(counts.failed):,} failed"
     summary([what + of, found], ["folder", str(flags.out)])
     if counts.truncated:
-        complain(
-            f"warning: {counts.truncated:,} captions are longer than the text encoder reads, and the images "
-            "show their beginnings only"
-        )
-    tell_reasons(counts.failed, counts.total, IMAGES)
+        what = "longer than the text encoder reads, and the images show their beginnings only"
+        complain(f"warning: {counts.truncated:,} captions are {what}")
+    tell_reasons(counts.failed, counts.total, "images")
     if not counts.made and not counts.found and (counts.failed or counts.dropped):
         return 1
     print(f"train with them, their captions and images: `capeval train pacs ... --positives {flags.out}`")

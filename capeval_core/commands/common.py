@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import io
-import os
 import shlex
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -16,14 +15,14 @@ from PIL.Image import Image
 
 from capeval_core.commands.terminal import Parser, complain, flag
 from capeval_core.errors import did_you_mean, file_error, naming, place
-from capeval_core.inputs import text_files
 from capeval_core.inputs.files import bare, names_in, some_of
 from capeval_core.inputs.samples import ARGUMENTS, medium_of
-from capeval_core.inputs.text_files import FileOptions
+from capeval_core.inputs.text_files import FileOptions, Joined, read_collection
 from capeval_core.kept import try_writing, write_whole
 from capeval_core.metric import CaptionMetric, Reranker
 from capeval_core.options import Settings
 from capeval_core.registry import media_of, metric_class
+from capeval_core.reports.html import check_report
 from capeval_core.result import json_text
 
 _SHOWN = 20  # lines of a list
@@ -32,12 +31,9 @@ _SHOWN = 20  # lines of a list
 
 
 def options_of(
-    metric: type[CaptionMetric],
-    keywords: Mapping[str, Any],
-    given: Sequence[tuple[str, str, Any]] = (),
-    metrics: Sequence[str] = (),
+    metric: type[CaptionMetric], keywords: Mapping[str, Any], given: Any = (), metrics: Sequence[str] = ()
 ) -> Any:
-    """The checked options of one of several metrics, by keywords and what is `given` to `--set`."""
+    """The checked options of one of several metrics, by keywords and (metric, option, value) of `--set`."""
     if metrics.count(metric.name) > 1:
         raise ValueError(f"{metric.name} comes twice: name each metric once")
     for name in (name for name, *_ in given if name not in metrics):
@@ -84,6 +80,11 @@ def media_words(metrics: Sequence[type[CaptionMetric]]) -> dict[str, str]:
     return {"kinds": f"{{{','.join(media)}}}", "media": text}
 
 
+def command_of(metric: type[CaptionMetric]) -> str:
+    """The metric as a command line names it."""
+    return metric.name if metric.variant is None else f"{metric.name} --media {metric.variant}"
+
+
 # names of rows
 
 
@@ -114,28 +115,24 @@ def naming_rows(ids: Sequence[str], systems: Sequence[str] = ()) -> AbstractCont
 # files
 
 
-def read_files(
-    flags: argparse.Namespace, images: str | os.PathLike[str] | None, candidates: Any, **more: Any
-) -> text_files.Joined:
+def read_files(flags: argparse.Namespace, images: Any, candidates: Any, **more: Any) -> Joined:
     """The collection of a file of candidates, and of --references, where there is such a flag."""
     options = FileOptions(**chosen(flags, FileOptions))
     references = getattr(flags, "references", None)
-    return text_files.read_collection(candidates, images, references, options=options, **more)
+    return read_collection(candidates, images, references, options=options, **more)
 
 
-def read_named(flags: Any, metric: Any, options: dict[str, Any]) -> tuple[text_files.Joined, dict[str, Any]]:
+def read_named(flags: Any, metric: Any, options: dict[str, Any]) -> tuple[Joined, dict[str, Any]]:
     """The files that a metric needs, as flags name them, and the options that flags set."""
     given = {name: getattr(flags, name, None) for name in ("weights", "regions")}
     chosen = {name: value for name, value in given.items() if value is not None}
-    checked = metric.Options.of(metric.name, {**options, **chosen})
-    if metric.media and flags.visuals is None and not checked.images_are_ids:
-        raise ValueError(
-            f"{metric.name} looks at {metric.media[0]}s: name their folder by --images or --videos"
-        )
+    checked, medium = metric.Options.of(metric.name, {**options, **chosen}), (metric.media or ("image",))[0]
+    looks = metric.media and not checked.images_are_ids
+    if looks and flags.visuals is None:
+        raise ValueError(f"{metric.name} looks at {medium}s: name their folder by --images or --videos")
     if metric.needs_references and flags.references is None:
         raise ValueError(f"{metric.name} needs references: name their file by --references")
-    folder: Path | None = flags.visuals if metric.media and not checked.images_are_ids else None
-    return read_files(flags, folder, flags.candidates, medium=(metric.media or ("image",))[0]), chosen
+    return read_files(flags, flags.visuals if looks else None, flags.candidates, medium=medium), chosen
 
 
 def check_folder(out: Path, ours: Collection[str] = (), what: str = "", *, flag: str = "--out") -> set[str]:
@@ -150,6 +147,13 @@ def check_folder(out: Path, ours: Collection[str] = (), what: str = "", *, flag:
     if what and (others := sorted(names.difference(ours))):
         raise file_error(out, f"holds more than {what} ({others[0]}): choose another folder for {flag}")
     return names
+
+
+def check_page(folder: Path | None) -> None:
+    """Refuse a folder of --report into which no page can be written, before anything is scored."""
+    if folder is not None:
+        check_folder(folder, flag="--report")
+        check_report(folder)
 
 
 def write(name: str, path: Path | None, content: Any) -> None:

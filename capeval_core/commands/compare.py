@@ -14,11 +14,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from capeval_core.commands.common import check_page
 from capeval_core.commands.terminal import complain, parser_of
 from capeval_core.errors import Problems, did_you_mean, signed
 from capeval_core.inputs.files import Folder
 from capeval_core.registry import metric_of, titles_of_parts
-from capeval_core.reports.html import check_report, write_report
+from capeval_core.reports.html import write_report
 from capeval_core.reports.tables import Cell, System, Systems, cells_table, long_table, stacked_table
 from capeval_core.result import Result, json_text
 from capeval_core.statistics import TEST, Comparison, NoTestError, holm
@@ -30,7 +31,7 @@ _BRIEF = ("metric", "key", "mean", "interval", "counts", "signature", "test")
 def run(arguments: list[str]) -> int:
     parser = parser_of("compare", "compare", "comparison")
     flags = parser.read(arguments)
-    check_report(flags.report)
+    check_page(flags.report)
     systems = _read(flags.files)
     if len(systems) == 1:
         parser.error(f"{flags.files[0]} holds one system: name the file of another one to compare with")
@@ -124,9 +125,9 @@ def baseline_of(given: str | None, names: Sequence[str], paths: Sequence[str | P
 def write_page(flags: argparse.Namespace, systems: Systems, command: Sequence[str]) -> None:
     """Write the page that `--report` asks for, and print where it is; `command` repeats it."""
     if flags.report is not None:
-        shown = replace(systems, titles=titles_of_parts(), command=shlex.join(["capeval", *command]))
+        page = write_report(flags.report, systems, shlex.join(["capeval", *command]), titles_of_parts())
         say = complain if getattr(flags, "format", None) else print  # a table alone, for programs
-        say(f"report  {write_report(flags.report, shown)}")
+        say(f"report  {page}")
 
 
 def cell_of(result: Result, evidence: Mapping[int, Mapping[str, Any]] | None = None) -> Cell:
@@ -201,19 +202,14 @@ def _messages(compared: Systems) -> list[str]:
             reasons += [cell.result.unseen, cell.no_interval, cell.no_test]
             if cell.test is not None and cell.test["left_out"]:
                 difference = signed(compared.scaled(cell.test["difference"]), compared.decimals(4), 8)
-                reasons.append(
-                    f"{cell.test['left_out']:,} {compared.visual}s with a score in only one of system and "
-                    f"baseline are left out of the test, not of the means: over the {cell.test['count']:,} "
-                    f"that both have the difference is {difference}"
-                )
+                apart = f"{cell.test['left_out']:,} {compared.visual}s with a score in only one of system and"
+                both = f"over the {cell.test['count']:,} that both have the difference is {difference}"
+                reasons.append(f"{apart} baseline are left out of the test, not of the means: {both}")
             owner = system.name if len(compared.columns) == 1 else f"{system.name} by {metric}"
             for reason in filter(None, reasons):
                 whose.setdefault(reason, []).append(owner)
     cells = len(compared.systems) * len(compared.columns)
-    return [
-        reason if len(owners) == cells else f"{', '.join(owners)}: {reason}"
-        for reason, owners in whose.items()
-    ]
+    return [f"{', '.join(own)}: " * (len(own) < cells) + reason for reason, own in whose.items()]
 
 
 def show(systems: Systems, form: str | None) -> str:

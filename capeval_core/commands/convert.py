@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from capeval_core.commands.common import check_folder, chosen, example_of
-from capeval_core.commands.regions import BOX_FEATURES, convert_box_features
+from capeval_core.commands.regions import convert_box_features
 from capeval_core.commands.terminal import complain, first_named, help_texts, parser_of, table
 from capeval_core.registry import metric_class, metric_classes, network
 from capeval_core.weights.catalogue import EVA_CLIP, entry_known_as
@@ -17,12 +17,11 @@ _OURS = {CONFIG, TENSORS, VOCABULARY, TOKENIZER, "README.md"}
 
 
 def run(arguments: list[str]) -> int:
-    released = {BOX_FEATURES: "features that 12-in-1 released, for ViLBERTScore"}
     known = {name: f"weights of {name}" for name, own in metric_classes().items() if own.default_weights}
     parts: dict[str, Any] = help_texts()["convert parts"]
-    known |= {part: about["purpose"] for part, about in parts.items()} | released
+    known |= {part: about["purpose"] for part, about in parts.items()}
     name, rest = first_named(arguments, "convert", known)
-    if name == BOX_FEATURES:
+    if name == "box-features":
         return convert_box_features(rest)
     encoder = network(parts[name]["network"] if name in parts else str(metric_class(name).network))
     shards = ", or the index of shards" * (name == EVA_CLIP)

@@ -40,7 +40,12 @@ def run(arguments: list[str]) -> int:
     if flags.out is not None and common.check_folder(flags.out):
         for end in _ENDS:
             terminal.check_output("--out", flags.out / f"{entry.name}{end}")
-    judged = _load(entry, flags)
+    settings = {name: getattr(flags, name) for name in entry.settings if getattr(flags, name) is not None}
+    judged = load_set(entry.name, flags.data, **settings)
+    if flags.statistics:
+        if not isinstance(judged, RatedSet) or judged.by_annotator:
+            raise ValueError(f"--statistics: {entry.title} has no ratings that another statistic could be of")
+        judged = judged.with_statistics(flags.statistics)
     _check_metrics(metrics, judged, entry, flags.visuals)
     _check_texts(metrics, judged, flags.data)
     scores: dict[str, list[Scored]] = {}
@@ -87,16 +92,6 @@ def _metrics(entry: SetEntry, flags: argparse.Namespace) -> _Metrics:
             keywords["weights"] = flags.weights
         metrics.append((class_, common.options_of(class_, keywords, flags.set, flags.metrics)))
     return metrics
-
-
-def _load(entry: SetEntry, flags: argparse.Namespace) -> JudgedSet:
-    settings = {name: getattr(flags, name) for name in entry.settings if getattr(flags, name) is not None}
-    judged = load_set(entry.name, flags.data, **settings)
-    if not flags.statistics:
-        return judged
-    if not isinstance(judged, RatedSet) or judged.by_annotator:
-        raise ValueError(f"--statistics: {entry.title} has no ratings that another statistic could be of")
-    return judged.with_statistics(flags.statistics)
 
 
 def _check_metrics(metrics: _Metrics, judged: JudgedSet, entry: SetEntry, visuals: Path | None) -> None:

@@ -12,10 +12,7 @@ from capeval_core.registry import every_class, metric_classes
 from capeval_core.result import json_text
 from capeval_core.weights.catalogue import WEIGHTS, restriction_of
 
-_FACTS = (
-    "name", "variant", "title", "key", "summary", "range", "needs_references", "media", "higher_is_better",
-    "paper",
-)  # fmt: skip
+_FACTS = "name variant title key summary range needs_references media higher_is_better paper"
 _HAVE = ("images", "videos", "references", "licence", "cpu", "long")
 
 
@@ -48,7 +45,7 @@ def _bibtex_of(metrics: list[type[CaptionMetric]]) -> str:
 def _described(metric: type[CaptionMetric]) -> dict[str, Any]:
     weights = metric.default_weights
     named = {"default_weights": weights and weights.repository, "licence": weights and weights.licence}
-    return {**{name: getattr(metric, name) for name in _FACTS}, **named}
+    return {**{name: getattr(metric, name) for name in _FACTS.split()}, **named}
 
 
 def advice(have: Sequence[str] = ()) -> list[list[str]]:
@@ -60,10 +57,9 @@ def advice(have: Sequence[str] = ()) -> list[list[str]]:
     columns = help_texts()["list --advise"]["agreement"].items()
     for metric in filter(lambda metric: metric.advice, every_class()):
         about, own, weights = MetricDescription(metric), metric.advice, metric.default_weights
-        missing = (media or "references" in have) and (
-            (about.visual is not None and about.visual not in media)
-            or (metric.needs_references and "references" not in have)
-        )
+        unseen = about.visual is not None and about.visual not in media
+        lacking = unseen or (metric.needs_references and "references" not in have)
+        missing = lacking and (media or "references" in have)
         licence = weights.licence if weights else "MIT"
         closed = "licence" in have and (not licence or restriction_of(licence))
         short = "long" in have and own["reads"] in ("37", "77")

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import socket
-from importlib.util import find_spec
 
 from capeval_core.commands.terminal import complain, interruptible, parser_of
-from capeval_core.project import install_command
+from capeval_core.project import needs
 from capeval_core.registry import list_metrics, load, metric_class
 
 
@@ -18,9 +17,8 @@ def run(arguments: list[str]) -> int:
         socket.create_server((flags.host, 0)).close()
     except OSError:
         parser.error(f"--host {flags.host}: expected an address of this machine")
-    if find_spec("gradio") is None:
-        raise ValueError(f"the page needs gradio: {install_command('page')}")
-    from capeval_core.integrations import page
+    with needs("gradio", "page"):
+        from capeval_core.integrations import page
 
     demo = page.build(metric.name, flags.weights, media=flags.media)
     try:

@@ -3,98 +3,70 @@
 from __future__ import annotations
 
 import shlex
+from argparse import Namespace
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
-from os import PathLike
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 from tqdm import tqdm
 
-from capeval_core.commands.common import check_folder, chosen, tell_reasons, write
+from capeval_core.commands.common import check_folder, tell_reasons, write
 from capeval_core.commands.terminal import interruptible, parser_of, summary
 from capeval_core.errors import FileError, Problems, naming, wrong_option
 from capeval_core.inputs.boxes import EXTENSION, MANIFEST, BoxFeatureStore, Manifest, is_whole, npz_bytes
 from capeval_core.inputs.files import paths_by_id
 from capeval_core.inputs.images import ImageError, InputImage
-from capeval_core.metric import CommonOptions
-from capeval_core.options import option
-from capeval_core.regions.features import Selection
 from capeval_core.scores.boxes import BoxSource, box_source_opener
 from capeval_core.weights.catalogue import FASTER_RCNN, FASTER_RCNN_VG, X152, X152_VG
 
-BOX_FEATURES = "box-features"
-"""What `capeval convert` makes of features that 12-in-1 released."""
 _DETECTORS = {FASTER_RCNN: FASTER_RCNN_VG, X152: X152_VG}
-
-
-@dataclass(frozen=True, kw_only=True)
-class _RegionOptions(CommonOptions):
-    """What regions are found with."""
-
-    without: ClassVar = ("batch_size", "cache", "rows", "on_error", "empty", "compat", "evidence")
-    weights: str | PathLike[str] | None = option(
-        None,
-        "region encoder: Hub repository id (`@revision` pins it), folder, or `tiny`; None: the published "
-        "weights of the detector",
-    )
-    detector: Literal["faster-rcnn", "x152"] = option(
-        FASTER_RCNN,
-        "where `weights` names none: bottom-up attention's detector, which UMIC takes, or that of 12-in-1, "
-        "which ViLBERTScore takes",
-    )
-    selection: Selection = option(
-        "bua10_100", "boxes of an image: those more confident than 0.2, 10 to 100 of them, or LXMERT's 36"
-    )
+_Found = tuple[str, Any, str]  # id, box features or an error or None where its file is there, key
 
 
 def run(arguments: list[str]) -> int:
-    flags = parser_of("regions", options=[_RegionOptions]).read(arguments)
-    options = _RegionOptions.of("regions", chosen(flags, _RegionOptions))
+    flags = parser_of("regions").read(arguments)
     problems = Problems()
     paths = paths_by_id(flags.images, problems)
     problems.raise_if_any()
     images = {name: InputImage.of(path, f"image of {name!r}") for name, path in paths.items()}
     _check_folder(flags.out)
-    source, selection = _open(options)
+    source, selection = _open(flags)
     encoder: Any = source.encoder
-    _check_folder(flags.out, Manifest(source.label, selection, options.dtype, encoder.fingerprint))
+    _check_folder(flags.out, Manifest(source.label, selection, flags.dtype, encoder.fingerprint))
     missing = {name: image for name, image in images.items() if not _is_there(flags.out, name, image)}
     found = (
         (name, visual.error or replace(visual.load(), selection=selection), visual.content)
         for name, visual in zip(missing, encoder.encode_boxes(missing.values()), strict=True)
     )
-    about = ["encoder", f"{source.label}, {selection}, {options.dtype}"]
+    about = ["encoder", f"{source.label}, {selection}, {flags.dtype}"]
     return _write_all(flags.out, found, len(images), len(images) - len(missing), about)
 
 
 def convert_box_features(arguments: list[str]) -> int:
     """`capeval convert box-features`: released pickles as a folder of `.npz` files; the exit status."""
-    flags = parser_of(f"convert {BOX_FEATURES}").read(arguments)
+    flags = parser_of("convert box-features").read(arguments)
     _check_folder(flags.out)
     released = BoxFeatureStore.open(flags.released, released=True)
     # That release keeps 100 boxes of each image, by a rule without a name.
     manifest = Manifest(f"released:{released.path.name}", "all", "float32", released.fingerprint)
     _check_folder(flags.out, manifest)
 
-    def read() -> Iterator[tuple[str, Any, str]]:
+    def read() -> Iterator[_Found]:
         for name in sorted(released.entries):
             try:
                 features = released.source(name).decode()
             except ImageError as error:
                 yield name, str(error), ""
                 continue
-            path = flags.out / f"{name}{EXTENSION}"
-            there = path.exists() and is_whole(path, features.key)
+            there = _is_there(flags.out, name, features)
             yield name, None if there else replace(features, selection=manifest.selection), features.key
 
     return _write_all(flags.out, read(), len(released.entries), 0, ["box features", str(flags.out)])
 
 
-def _write_all(
-    out: Path, features: Iterable[tuple[str, Any, str]], total: int, there: int, about: list[str]
-) -> int:
-    """Write the box features of each id, an error, or None where its file is there; 1 where there is none."""
+def _write_all(out: Path, features: Iterable[_Found], total: int, there: int, about: list[str]) -> int:
+    """Write the box features of each id; the exit status, 1 where there are none."""
     written, boxes, errors = 0, 0, list[str]()
     resumed = f"what is in {out} stays: run the same command again to resume"
     with interruptible(resumed), tqdm(total=total, initial=there, unit="image", disable=None) as bar:
@@ -116,28 +88,27 @@ def _write_all(
     return 0
 
 
-def _is_there(out: Path, name: str, image: InputImage) -> bool:
+def _is_there(out: Path, name: str, source: Any) -> bool:
     path = out / f"{name}{EXTENSION}"
     try:
-        return path.exists() and is_whole(path, image.key)
+        return path.exists() and is_whole(path, source.key)
     except ImageError:  # the encoder reports it
         return False
 
 
-def _open(options: _RegionOptions) -> tuple[BoxSource, str]:
-    """The region encoder of the options, and its rule of which boxes are kept."""
-    weights = _DETECTORS[options.detector].repository if options.weights is None else options.weights
+def _open(flags: Namespace) -> tuple[BoxSource, str]:
+    """The region encoder that flags name, and its rule of which boxes are kept."""
+    weights = _DETECTORS[flags.detector].repository if flags.weights is None else flags.weights
+    settings = {"selection": flags.selection, "device": flags.device, "dtype": flags.dtype}
     with naming({"regions": "weights"}):
-        source = box_source_opener(weights)(
-            selection=options.selection, device=options.device, dtype=options.dtype
-        )
+        source = box_source_opener(weights)(**settings)
     if source.encoder is None:
         fix = "pass weights of a region encoder (a Hub id, a folder, or 'tiny')"
         raise wrong_option("weights", weights, "is box features already, which need no encoder", fix)
-    selection: str = getattr(source.encoder, "only_selection", options.selection)
-    if selection != options.selection != _RegionOptions().selection:
+    selection: str = getattr(source.encoder, "only_selection", flags.selection)
+    if selection != flags.selection != "bua10_100":
         found, fix = "is no choice of this region encoder, which has one rule", "leave it out"
-        raise wrong_option("selection", options.selection, found, fix)
+        raise wrong_option("selection", flags.selection, found, fix)
     return source, selection
 
 

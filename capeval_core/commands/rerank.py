@@ -15,7 +15,6 @@ from capeval_core.inputs.files import some_of
 from capeval_core.inputs.text_files import FileOptions
 from capeval_core.metric import LazyEvidence, prepared
 from capeval_core.registry import metric_class
-from capeval_core.reports.html import check_report
 from capeval_core.reports.tables import System
 from capeval_core.result import Result
 
@@ -28,7 +27,7 @@ def run(arguments: list[str]) -> int:
     flags = parser_of("rerank", options=options, about=about).read(arguments)
     if flags.out.suffix.lower() != ".csv":
         raise ValueError(f"--out {flags.out} is not a .csv file: the chosen captions are written as CSV")
-    check_report(flags.report)
+    common.check_page(flags.report)
     options = common.options_of(metric, common.chosen(flags, metric.Options))
     problems, how = Problems(), {"wide": True, "absent_too": options.on_error == "nan"}
     file = common.read_files(flags, flags.images, flags.candidates, problems=problems, **how)

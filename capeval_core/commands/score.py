@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentTypeError, Namespace
+from argparse import Namespace
 from collections import ChainMap, Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -21,15 +20,15 @@ from capeval_core.inputs.text_files import FileOptions, Joined
 from capeval_core.metric import CaptionMetric, CommonOptions, LazyEvidence, Reranker, prepared
 from capeval_core.registry import every_class, media_of, metric_class
 from capeval_core.replay.bundle import bundle_of
-from capeval_core.reports.html import check_report
 from capeval_core.reports.tables import Cell, System, Systems
 from capeval_core.rows import Task, encode_tasks
 
 _Metrics = Sequence[type[CaptionMetric]]
+_Options = Sequence[CommonOptions]
 
 
 def run(arguments: list[str]) -> int:
-    known = {_command_of(metric): metric.summary for metric in every_class()}
+    known = {common.command_of(metric): metric.summary for metric in every_class()}
     given, rest = terminal.first_named(arguments, "score", known, others=True)
     metrics, rest = _metrics(given, rest)
     flags = _parser(metrics).read(rest)
@@ -38,7 +37,7 @@ def run(arguments: list[str]) -> int:
     for name in ("explain", "bundle"):
         if getattr(flags, name) is not None and len(names) * len(metrics) > 1:
             raise ValueError(f"--{name} is of one system by one metric: score them one by one")
-    check_report(flags.report)
+    common.check_page(flags.report)
     options = _options(metrics, flags)
     _check_files(metrics, options, flags)
     if flags.explain is not None:
@@ -49,21 +48,18 @@ def run(arguments: list[str]) -> int:
         terminal.complain(f"{reused:,} of {captions:,} rows were in {options[0].rows}")
     compared = compare.compare_systems(systems, baseline, flags=flags)
     first, alone = systems[0].cells[metrics[0].name], len(metrics) == len(systems) == 1
+    ids = systems[0].ids
 
     def content() -> dict[str, Any]:
-        whole = {**compare.cell_content(first), "ids": systems[0].ids, "captions": systems[0].captions}
+        whole = {**compare.cell_content(first), "ids": ids, "captions": systems[0].captions}
         return whole if alone else compare.systems_content(compared)
-
-    def bundle() -> dict[str, Any]:
-        metric, samples, rows = first.result.source
-        return bundle_of(metric, samples, rows, first.result, systems[0].ids)
 
     common.in_turn(
         lambda: common.write("--json", flags.json, flags.json and content()),
-        lambda: common.write("--bundle", flags.bundle, flags.bundle and bundle()),
+        lambda: common.write("--bundle", flags.bundle, flags.bundle and bundle_of(first.result, ids)),
         lambda: _print(compared, first if alone and flags.format is None else None, flags.format),
         lambda: _tell(metrics, systems),
-        lambda: _write_explanations(flags.explain, systems[0].ids, first.result) if flags.explain else None,
+        lambda: _write_explanations(flags.explain, ids, first.result) if flags.explain else None,
         lambda: compare.write_page(flags, compared, ["score", *arguments]),
     )
     counts = [cell.result.counts for system in systems for cell in system.cells.values()]
@@ -118,16 +114,11 @@ def _metrics(given: str, rest: Sequence[str]) -> tuple[list[type[CaptionMetric]]
         if issubclass(metric_class(name), Reranker):
             raise ValueError(f"{name} chooses among several captions of each image: use `capeval rerank`")
     metrics, others = common.read_metrics("score", names, rest)
-    by_argument = {argument_of(metric.media): _command_of(metric) for metric in metrics if metric.media}
+    by_argument = {argument_of(metric.media): common.command_of(metric) for metric in metrics if metric.media}
     if len(by_argument) > 1:
         about = " and ".join(f"{name} is about {argument}" for argument, name in by_argument.items())
         raise ValueError(f"{about}: score them in two commands")
     return metrics, others
-
-
-def _command_of(metric: type[CaptionMetric]) -> str:
-    """The metric as a command line names it."""
-    return metric.name if metric.variant is None else f"{metric.name} --media {metric.variant}"
 
 
 def _about(metrics: _Metrics) -> type[CaptionMetric]:
@@ -147,15 +138,21 @@ def _options(metrics: _Metrics, flags: Namespace) -> list[Any]:
     return options
 
 
-def _check_files(metrics: _Metrics, options: Sequence[CommonOptions], flags: Namespace) -> None:
+def _check_files(metrics: _Metrics, options: _Options, flags: Namespace) -> None:
     """Refuse to score without a folder that is needed; drop what no metric needs, with a warning."""
-    title, own = ",".join(metric.name for metric in metrics), argument_of(_about(metrics).media)
+    title, about = ",".join(metric.name for metric in metrics), _about(metrics)
+    own, given = argument_of(about.media), {name: getattr(flags, name) for name in ARGUMENTS}
     if flags.references is not None and not any(metric.needs_references for metric in metrics):
         terminal.complain(f"warning: --references is ignored: no references are needed by {title}")
         flags.references = None
-    if flags.visuals is not None and own is None:
-        terminal.complain(f"warning: folder {flags.visuals} is ignored: texts alone are compared by {title}")
-        flags.visuals = None
+    for name in (name for name, folder in given.items() if folder is not None and name != own):
+        if own is not None:
+            more = f" or --media {medium}" if (medium := medium_of(name)) in media_of(about.name) else ""
+            raise ValueError(
+                f"--{name}: {common.command_of(about)} is about {own}, pass --{own} FOLDER{more}"
+            )
+        terminal.complain(f"warning: folder {given[name]} is ignored: texts alone are compared by {title}")
+    flags.visuals = given.get(own or "")
     for metric, chosen in zip(metrics, options, strict=True):
         if flags.visuals is None and metric.media and not chosen.images_are_ids:
             more = ", or pass --regions FEATURES made before" * ("boxes" in metric.media)
@@ -166,19 +163,16 @@ def _check_files(metrics: _Metrics, options: Sequence[CommonOptions], flags: Nam
 
 
 def _score(
-    metrics: _Metrics, options: Sequence[CommonOptions], names: Sequence[str], flags: Any
+    metrics: _Metrics, options: _Options, names: Sequence[str], flags: Any
 ) -> tuple[list[System], int]:
     """Each system's results, and how many rows were reused; one metric and one system are the smallest."""
     problems, collections = Problems(), list[Joined]()
     how: dict[str, Any] = {"medium": (_about(metrics).media or ("image",))[0], "problems": problems}
     how["absent_too"] = all(own.on_error == "nan" for own in options)
     for path in flags.candidates:
-        terminal.announce(f"reading {path} ...")
         with noting(problems):
             collections.append(common.read_files(flags, flags.visuals, path, **how))
-    if len(collections) < len(
-        names
-    ):  # of a file that cannot be read; rows that are wrong wait for the others
+    if len(collections) < len(names):  # a file cannot be read; rows that are wrong wait for the others
         problems.raise_if_any()
     if flags.visuals is not None and not problems:
         images = [image for one in collections for image in one.images]
@@ -190,7 +184,6 @@ def _score(
         problems.raise_if_any()
         opened = []
         for metric, own in zip(metrics, options, strict=True):
-            terminal.announce(f"opening {metric.name} ...")
             by_metric = {"weights": f"--set {metric.name}.weights="} if len(metrics) > 1 else {}
             with noting(problems), naming(by_metric):
                 opened.append(metric(own))
@@ -220,14 +213,9 @@ def _score(
     return systems, sum(task.reused for task in tasks)
 
 
-def _checked(
-    metrics: _Metrics, options: Sequence[CommonOptions], collections: Sequence[Joined]
-) -> list[list[Samples]]:
-    """The samples of each system, by each metric.
-
-    The first metric decodes every distinct picture; the others take its visuals instead of the paths, and let
-    those that are broken pass, since the first one has refused or kept them.
-    """
+def _checked(metrics: _Metrics, options: _Options, collections: Sequence[Joined]) -> list[list[Samples]]:
+    """The samples of each system, by each metric. The first metric decodes every distinct picture; the others
+    take its visuals instead of paths, broken ones too, which it has refused or kept."""
     captions = [caption for collection in collections for caption in collection.captions]
     paths = [image for collection in collections for image in collection.images]
     references = [texts for collection in collections for texts in collection.references or []] or None
@@ -259,7 +247,7 @@ def _make_folder(folder: Path, metric: type[CaptionMetric], options: CommonOptio
     if options.images_are_ids:
         raise ValueError(f"--explain: there are only box features, and no image to draw them on; {instead}")
     if not metric.plots:
-        raise ValueError(f"--explain: no explanation of {_command_of(metric)} can be drawn; {instead}")
+        raise ValueError(f"--explain: no explanation of {common.command_of(metric)} can be drawn; {instead}")
     if common.check_folder(folder, flag="--explain"):
         raise ValueError(f"--explain {folder} is not empty: name a new or an empty folder")
     folder.mkdir(parents=True, exist_ok=True)
@@ -285,44 +273,31 @@ def _write_explanations(folder: Path, ids: Sequence[str], result: Any) -> None:
 
 
 def _parser(metrics: _Metrics) -> terminal.Parser:
-    about, title = _about(metrics), ",".join(metric.name for metric in metrics)
-    own, several = argument_of(about.media), len(metrics) > 1
+    about, several = _about(metrics), len(metrics) > 1
+    title = ",".join(metric.name for metric in metrics) if several else common.command_of(about)
+    own = argument_of(about.media)
     needs = "yes" * any(metric.needs_references for metric in metrics)
     shown = f"the {own} that they describe" * bool(own)
     if all("boxes" in metric.media for metric in metrics if metric.media):
         shown += "; none where --regions names features" * bool(own)
     if "video" in about.media:
         shown += ": files, or folders of frames"
+    drawn = "draw where each caption's score comes from, into a new folder"
     options = "options of the metric" + "s; each but --set is for all that have it" * several
     parser = terminal.parser_of(
         f"score {title}",
         "score METRIC",
         "comparison",
         options=[FileOptions],
-        usage=f"--media {metrics[0].variant} " * bool(not several and metrics[0].variant)
-        + "--candidates FILE"
-        + f" --{own} FOLDER" * bool(own)
-        + "\n       --references FILE" * bool(needs)
-        + " [options]",
+        visuals=f" --{own} FOLDER" * bool(own) + "\n       --references FILE" * bool(needs),
         about="\n".join(f"{metric.title}: {metric.summary}" for metric in metrics),
         **common.media_words(metrics),
-        visuals=f"--{own}" if own else "--images,--videos",  # hidden where they are ignored
-        shown=shown,
+        **{name: shown * (name == own) for name in ARGUMENTS},  # hidden where they are ignored
         references="reference captions" * bool(needs),
         needs=needs,
-        explain="draw where each caption's score comes from, into a new folder"
-        * (not several and metrics[0].plots),
+        explain=drawn * (not several and about.plots),
         own_options=f"any option of one metric, e.g. {metrics[0].name}.device=cuda" * several,
         options_title=options,
     )
     terminal.add_options(parser, options, {metric.name: metric.Options for metric in metrics})
-    for other in ARGUMENTS if own else ():
-        if other != own:
-            more = f" or --media {medium}" if (medium := medium_of(other)) in media_of(about.name) else ""
-            fix = f"{_command_of(about)} is about {own}, pass --{own} FOLDER{more}"
-            terminal.flag(parser, f"--{other} FOLDER", "", type=partial(_refuse, fix))
     return parser
-
-
-def _refuse(reason: str, value: str) -> None:
-    raise ArgumentTypeError(reason)

@@ -13,8 +13,10 @@ from typing import Any
 
 from tqdm import tqdm
 
-from capeval_core.commands import terminal
+from capeval_core.commands import common, terminal
 from capeval_core.project import install_command
+from capeval_core.registry import metric_classes
+from capeval_core.reports.figures import draw_histogram
 
 # What imports torch is imported where it is used, so that `capeval shards --help` does not wait.
 _OF_ONE_RUN = {"rows", "on_error", "evidence"}
@@ -31,15 +33,12 @@ def run(arguments: list[str]) -> int:
 
 
 def _score(arguments: list[str]) -> int:
-    from capeval_core.commands import common
-    from capeval_core.registry import metric_classes
-
     titles = {name: metric.title for name, metric in metric_classes().items()}
     name, rest = terminal.first_named(arguments, "shards score", titles, others=True)
     (metric,), rest = common.read_metrics("shards score", [name], rest)
     words = {"about": f"{metric.title}: {metric.summary}", **common.media_words([metric])}
-    words["media_flag"] = "" if metric.variant is None else f"--media {metric.variant} "
-    parser = terminal.parser_of(f"shards score {metric.name}", "shards score METRIC", **words)
+    command = f"shards score {common.command_of(metric)}"
+    parser = terminal.parser_of(command, "shards score METRIC", **words)
     terminal.add_options(parser, "options of the metric", {metric.name: metric.Options}, _OF_ONE_RUN)
     flags = parser.read(rest)
     columns, on_ray = _check_flags(flags)
@@ -87,20 +86,16 @@ def _score(arguments: list[str]) -> int:
     work.write_manifest(flags.output, results, failures, flags.manifest)
     seconds, rate = time.monotonic() - start, "nothing to do"
     if pairs:
-        each = pairs / max(seconds, 1e-9)
-        rate = f"{each:,.{int(each < 10)}f} pairs/s ({pairs:,} pairs in {seconds:,.1f} s)"
+        rate = f"{pairs / max(seconds, 1e-9):,.1f} pairs/s ({pairs:,} pairs in {seconds:,.1f} s)"
     manifest = f"{flags.output.rstrip('/')}/{flags.manifest}"
     return _tell(metric.title, results, failures, ["rate", rate], ["manifest", manifest])
 
 
 def _tell(title: str, results: list[Any], failures: dict[str, str], *more: Sequence[str]) -> int:
     """Print what became of all shards; the exit status."""
-    from capeval_core.commands import common
-
     finished, shards = [result for result in results if result.skipped], len(results) + len(failures)
-    rows, failed, truncated = (
-        sum(getattr(result, name) for result in results) for name in ("rows", "failed", "truncated")
-    )
+    names = "rows", "failed", "truncated"
+    rows, failed, truncated = (sum(getattr(result, name) for result in results) for name in names)
     read = [f"{role}={'|'.join(names)}" for one in results for role, names in one.columns.items()]
     counts = {"finished before": len(finished), "without scores": len(failures)}
     notes = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
@@ -155,7 +150,6 @@ def _merge(flags: argparse.Namespace) -> int:
 
 def _check(flags: argparse.Namespace) -> int:
     """Whether every uid is there once, all signatures are equal, all shards whole; 1 where not."""
-    from capeval_core.commands import common
     from capeval_core.integrations.shards import check_shards
 
     found = check_shards(flags.folder)
@@ -171,31 +165,22 @@ def _check(flags: argparse.Namespace) -> int:
     all_rows = dict.fromkeys(found.without_scores, ", all of its rows")
     places = {uid: (f"{n} in {name}" for name, n in at.items()) for uid, at in found.duplicates.items()}
     few = sorted(found.signatures.values(), key=len)[:-1]
-    complaints = {
-        f"{damaged} damaged or no scores; delete them and score their shards again:": [
-            f"{name} {why}" for name, why in found.damaged.items()
-        ],
-        f"{failed} with rows that failed; `score --retry-failed` redoes them:": [
-            f"{name}: {rows:,}{all_rows.get(name, '')}" for name, rows in found.failed.items()
-        ],
-        f"{_counted(found.repeated, 'row')} with a uid that another row has:": [
-            f"{uid!r}: {', '.join(at)}" for uid, at in places.items()
-        ],
-        "scores of different signatures cannot be compared; score these shards again with one:": [
-            name for names in few for name in names
-        ],
-        "unfinished files, which can be deleted while no run is on:": found.unfinished,
-    }
-    for title, lines in complaints.items():
-        common.tell_first(title, lines)
+    whys = [f"{name} {why}" for name, why in found.damaged.items()]
+    rows = [f"{name}: {rows:,}{all_rows.get(name, '')}" for name, rows in found.failed.items()]
+    repeated = [f"{uid!r}: {', '.join(at)}" for uid, at in places.items()]
+    others = [name for names in few for name in names]
+    tell = common.tell_first
+    tell(f"{damaged} damaged or no scores; delete them and score their shards again:", whys)
+    tell(f"{failed} with rows that failed; `score --retry-failed` redoes them:", rows)
+    tell(f"{_counted(found.repeated, 'row')} with a uid that another row has:", repeated)
+    tell("scores of different signatures cannot be compared; score these shards again with one:", others)
+    tell("unfinished files, which can be deleted while no run is on:", found.unfinished)
     return 0 if found.ok else 1
 
 
 def _histogram(flags: argparse.Namespace) -> int:
     """The distribution of all scores; 1 where there is no score."""
-    from capeval_core.commands import common
     from capeval_core.integrations.shards import score_histogram
-    from capeval_core.reports.figures import draw_histogram
 
     found = score_histogram(flags.folder, keep=flags.keep)
     rows = [["rows", f"{found.scored + found.failed:,} ({found.failed:,} without a score)"]]
@@ -209,19 +194,14 @@ def _histogram(flags: argparse.Namespace) -> int:
         best = [[f"best {100 * flags.keep:g}%", f"{from_on} {kept}"]]
     marks = {f"{share:.0%}": value for share, value in found.quantiles.items() if math.isfinite(value)}
     if flags.png is not None:
-        bins, title = (found.edges.tolist(), found.counts.tolist()), f"Scores in {flags.folder}"
-        note = "; ".join(map(" ".join, [*rows, *best]))
-        try:
-            picture = draw_histogram(title, *bins, marks, kept_from=threshold, note=note)
-        except ModuleNotFoundError as error:
-            raise ValueError(f"--png: {error}") from None
+        title, note = f"Scores in {flags.folder}", "; ".join(map(" ".join, [*rows, *best]))
+        picture = draw_histogram(title, (found.edges, found.counts), marks, threshold, note)
         common.write("--png", flags.png, picture)
     if found.scored:
         counts = found.counts.reshape(-1, 3).sum(axis=1)  # three bins in a line
         marked = ["#" * math.ceil(50 * count / counts.max()) + f" {count:,}" for count in counts]
-        terminal.summary(
-            *([f"{edge:.6g}", bar] for edge, bar in zip(found.edges[:-1:3], marked, strict=True))
-        )
+        edges = (f"{edge:.6g}" for edge in found.edges[:-1:3])
+        terminal.summary(*zip(edges, marked, strict=True))
         print()
     terminal.summary(*rows, *([name, f"{value:.4f}"] for name, value in marks.items()), *best)
     return 0 if found.scored else 1

@@ -12,12 +12,11 @@ import signal
 import sys
 import textwrap
 import tomllib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
 from string import Template
-from types import FrameType
 from typing import Any, NoReturn
 
 from capeval_core.errors import did_you_mean
@@ -30,12 +29,6 @@ _WHOLE_WORDS: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": F
 def complain(message: str) -> None:
     """One message to the user, on stderr."""
     print(f"capeval: {message}", file=sys.stderr, flush=True)
-
-
-def announce(message: str) -> None:
-    """What a command begins to do; like progress bars on a terminal only."""
-    if sys.stderr.isatty():
-        complain(message)
 
 
 def terminal_width() -> int:
@@ -63,9 +56,8 @@ def summary(*rows: Sequence[str]) -> None:
 
 def paragraph(text: str, indent: str = "") -> str:
     """Text wrapped to the terminal; long addresses stay whole."""
-    return textwrap.fill(
-        text, terminal_width(), initial_indent=indent, subsequent_indent=indent, **_WHOLE_WORDS
-    )
+    indents: Any = {"initial_indent": indent, "subsequent_indent": indent}
+    return textwrap.fill(text, terminal_width(), **indents, **_WHOLE_WORDS)
 
 
 # arguments
@@ -107,12 +99,7 @@ TYPES: dict[str, Callable[[str], Any]] = {
     "PORT": _number(int, range(1, 65_536).__contains__, "a number from 1 to 65535"),
     "METRIC.OPTION=VALUE": _setting,
     "NAMES": lambda text: [name.strip() for name in text.split(",") if name.strip()],
-}
-"""What a flag's value is, by the word that stands for it."""
-
-
-_NEW_FILES = ("OUT", "BEST.csv")
-"""What stands for a file that is written."""
+}  # of a flag's value, by the word that stands for it
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
@@ -153,7 +140,7 @@ class Parser(argparse.ArgumentParser):
             value = getattr(flags, action.dest, None)
             if value is not None and (action.type is Path or action.metavar == "FILE"):
                 name = (action.option_strings or [str(action.metavar)])[0]
-                if action.metavar in _NEW_FILES:
+                if action.metavar in ("OUT", "BEST.csv"):  # which are written
                     check_output(name, value, files)
                 files += [(name, path) for path in (value if action.nargs else [value])]
         return flags
@@ -175,16 +162,15 @@ class Parser(argparse.ArgumentParser):
 def check_output(name: str, out: Path, files: Sequence[tuple[str, Any]] = ()) -> None:
     """Refuse a file that could not be written, or that another flag names."""
     same = next((flag for flag, path in files if Path(path).resolve() == out.resolve()), "")
+    writable = os.access(out if out.exists() else out.parent, os.W_OK)
     reasons = {
         "standard output shows the summary": str(out) == "-",
         "it is a folder": out.is_dir(),
         f"there is no folder {out.parent}": not out.parent.is_dir(),
         f"it is the file of {same}, which it would overwrite": bool(same),
-        "it cannot be written (permission denied)": not os.access(
-            out if out.exists() else out.parent, os.W_OK
-        ),
+        "it cannot be written (permission denied)": not writable,
     }
-    if reason := next((reason for reason, fails in reasons.items() if fails), ""):
+    for reason in (reason for reason, fails in reasons.items() if fails):
         raise ValueError(f"{name} {out}: {reason}: name another file")
 
 
@@ -250,9 +236,8 @@ def first_named(
 def flag(group: argparse._ActionsContainer, name: str, help: str, **settings: Any) -> None:
     """A flag or an argument, with the word for its value: `--out FOLDER`; hidden without a text."""
     name, _, value = name.partition(" ")
-    kind = settings.pop("type", value)
+    kind = TYPES.get(settings.pop("type", value), str)
     if value:
-        kind = TYPES.get(kind, str) if isinstance(kind, str) else kind
         settings = {"metavar": value, "type": kind, **settings}
     elif name.startswith("-"):
         settings = {"action": "store_true", **settings}
@@ -264,9 +249,7 @@ def flag(group: argparse._ActionsContainer, name: str, help: str, **settings: An
     group.add_argument(*name.split(","), help=help or argparse.SUPPRESS, **settings)
 
 
-def add_options(
-    parser: Parser, title: str, classes: Mapping[str, Any], leave_out: Collection[str] = ()
-) -> None:
+def add_options(parser: Parser, title: str, classes: Mapping[str, Any], leave_out: Any = ()) -> None:
     """A flag for every option of classes of `Settings`, of metrics by name; each is for all that have it.
 
     The options class, not the flag, checks values and knows the defaults.
@@ -281,10 +264,7 @@ def add_options(
         texts: dict[str, list[str]] = {}
         for metric, other in own:
             texts.setdefault(_help_of(other), []).append(metric)
-        parts = [
-            text if len(metrics) == len(classes) else f"{', '.join(metrics)}: {text}"
-            for text, metrics in texts.items()
-        ]
+        parts = [f"{', '.join(of)}: " * (len(of) < len(classes)) + text for text, of in texts.items()]
         shape: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS, "help": "; ".join(parts)}
         if option.type == "bool":
             shape["action"] = argparse.BooleanOptionalAction if option.default else "store_true"
@@ -310,7 +290,7 @@ INTERRUPTED = 130
 """Exit status of an interrupted command, as shells report it."""
 
 
-def leave(number: int, frame: FrameType | None) -> None:
+def leave(*_: object) -> None:
     """Handle SIGINT where nothing is lost: imports of C++ would not survive an exception."""
     os.write(2, b"capeval: interrupted\n")
     os._exit(INTERRUPTED)

@@ -9,26 +9,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from capeval_core.commands.common import check_folder, chosen, example_of
 from capeval_core.commands.terminal import complain, first_named, interruptible, kinds_of, parser_of
 from capeval_core.errors import naming
+from capeval_core.judgements.sets import read_judgements
+from capeval_core.registry import metric_class
+from capeval_core.scores.boxes import box_source_opener, store_of
+from capeval_core.training.captioned import CaptionSource, images_of
+from capeval_core.weights.folder import open_unless_on_the_hub
 
 
 def run(arguments: list[str]) -> int:
     name, rest = first_named(arguments, "train", kinds_of("train", "pacs", "umic", "vilbert"))
-    # Most of them import torch, and the list of trainings needs none.
-    from capeval_core.commands.common import check_folder, chosen, example_of
-    from capeval_core.registry import metric_class
-    from capeval_core.scores.boxes import box_source_opener, store_of
+    # They import torch, and the list of trainings needs none.
     from capeval_core.training import pacs, trainer, umic, vilbert
-    from capeval_core.training.captioned import CaptionSource
-    from capeval_core.weights.folder import open_unless_on_the_hub
 
-    trained: dict[str, tuple[Any, Any]] = {
-        "pacs": (pacs.PacsTraining, None),
-        "umic": (umic.UmicTraining, umic.UmicObjective),
-        "vilbert": (vilbert.VilbertTraining, vilbert.VilbertObjective),
-    }
-    settings, objective = trained[name]
+    kinds: Any = {"pacs": pacs.PacsTraining, "umic": umic.UmicTraining, "vilbert": vilbert.VilbertTraining}
+    objectives = {"umic": umic.UmicObjective, "vilbert": vilbert.VilbertObjective}
+    settings, objective = kinds[name], objectives.get(name)
     tables, options = ("train METRIC", f"train {name}"), [CaptionSource, settings]
     flags = parser_of(f"train {name}", *tables, options=options, metric=name).read(rest)
     training = settings.of(f"capeval train {name}", chosen(flags, settings))
@@ -84,8 +82,6 @@ def _pacs(training: Any, captioned: Any, flags: argparse.Namespace, source: Any)
 def _on_regions(
     objective: Any, training: Any, captioned: Any, flags: argparse.Namespace, store: Any
 ) -> Callable[..., Path]:
-    from capeval_core.judgements.sets import read_judgements
-    from capeval_core.training.captioned import images_of
     from capeval_core.training.regions import train_on_regions
     from capeval_core.training.tags import open_tagger
 

@@ -10,9 +10,6 @@ from capeval_core.judgements.verification import verify
 from capeval_core.registry import metric_class, metric_classes
 from capeval_core.weights.folder import WeightsError
 
-_NOT_THERE, _NOTHING_CHECKED = 1, 2
-"""Exit statuses where there are no weights, or something did not come out; and where nothing was checked."""
-
 
 def run(arguments: list[str]) -> int:
     titles = {name: metric.title for name, metric in metric_classes().items()}
@@ -28,7 +25,7 @@ def run(arguments: list[str]) -> int:
         metric = class_(options)
     except WeightsError as error:
         complain(f"{class_.title} cannot be verified, its weights are not at hand or not whole:\n{error}")
-        return _NOT_THERE
+        return 1
     print(f"{class_.title}, {metric.signature()}\n", flush=True)
     # No weights, or those of the catalogue under their own name: what papers print is of these.
     entry = metric.folder.entry if class_.default_weights is not None else None
@@ -40,5 +37,5 @@ def run(arguments: list[str]) -> int:
     print(f"\n{count['ok']} ok, {count['FAIL']} failed, {count['not checked']} not checked", flush=True)
     if count.keys() == {"not checked"}:
         complain("nothing was checked: name what the lines above ask for")
-        return _NOTHING_CHECKED
+        return 2
     return 1 if count["FAIL"] else 0

@@ -47,7 +47,7 @@ class SetEntry(NamedTuple):
     loader: str = ""
     rating: str = "rating"
     references: Sequence[int] = ()
-    columns: Mapping[str, Mapping[str, Any]] = {name: {"statistic": name} for name in ("tau_b", "tau_c")}
+    columns: Mapping[str, Any] = {"tau_b": {"statistic": "tau_b"}, "tau_c": {"statistic": "tau_c"}}
     settings: Mapping[str, Sequence[str]] = {}
 
     def advice(self) -> str:

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import platform
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
@@ -37,10 +38,9 @@ _STAGES = {
 _TOLERANCE, _SHARE = 1e-6, 1e-3  # of scores; of a score's difference, which a difference of features explains
 
 
-def bundle_of(
-    metric: Any, samples: Samples, rows: pa.Table, result: Result, ids: Any = None, *, texts: bool = False
-) -> dict[str, Any]:
+def bundle_of(result: Result, ids: Any = None, *, texts: bool = False) -> dict[str, Any]:
     """Settings, versions, and per caption a line of its stages: six bytes of a digest each, or a number."""
+    metric, samples, rows = result.source
     if isinstance(metric, Reranker):
         raise ValueError(f"bundle: {metric.name} chooses among captions, and a bundle has a score for each")
     ids = [str(index) for index in range(len(samples))] if ids is None else ids
@@ -142,7 +142,7 @@ def replay(
     metric = prepared(metric, samples)
     rows = canonical(metric.encode_all(samples))
     ids = [str(row) for row in range(len(samples))] if ids is None else ids
-    here = bundle_of(metric, samples, rows, metric.combine(rows), ids)
+    here = bundle_of(replace(metric.combine(rows), source=(metric, samples, rows)), ids)
     ours, theirs = _table(here), _table(bundle)
     ours["row"] = range(len(ours))
     both = ours.merge(theirs, left_index=True, right_index=True, suffixes=("", " there"))

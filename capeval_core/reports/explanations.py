@@ -1,8 +1,5 @@
-"""What `result.explain(i)` gives: plain values, `plot()`, which draws them, and panels of HTML for pages.
-
-The panels are macros of `templates/explanation.html.j2`, one for each kind of evidence; a metric adds its own
-there. Evidence that comes back from a file of JSON has nothing to draw: its numbers are shown.
-"""
+"""What `result.explain(i)` gives: plain values, `plot()`, which draws them, and panels of HTML for pages:
+macros of `templates/explanation.html.j2`, one for each kind of evidence."""
 
 from __future__ import annotations
 
@@ -16,21 +13,19 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from markupsafe import Markup
-from PIL import Image, ImageDraw
+from PIL import Image
 
 from capeval_core.errors import minus
-from capeval_core.inputs.boxes import BoxFeatures
 from capeval_core.phrases.spans import wrong_words
 from capeval_core.regions.features import THRESHOLD
-from capeval_core.regions.regions import Regions
 from capeval_core.reports import figures
 
 STYLE = Path(__file__).with_name("explanations.css")
 """Of signs and marks; the page that holds explanations defines the colours."""
 DIGITS = 3  # as papers report these metrics
-Draw = Callable[[Callable[[int], Image.Image] | None, str], str]
+Picture = Callable[[int], Image.Image] | None
+Draw = Callable[[Picture, str], str]
 """An `<img>` of a picture of at most so many pixels across, with its description; "" without a picture."""
 _OVERLAY = 1040  # pixels of an outlined image's width: twice what it has on a desk, for dense screens
 _FRAME = _NARROWEST = 320
@@ -43,13 +38,9 @@ class DrawnExplanation(dict[str, Any]):
 
     @abstractmethod
     def plot(self, width: int = ...) -> Image.Image:
-        """The explanation as an image, `width` pixels wide.
-
-        Raises:
-            ValueError: there is no score, or the width is below 320 pixels.
-            ImageError: the image or video can no longer be read.
-            ModuleNotFoundError: matplotlib is not installed.
-        """
+        """The explanation as an image, `width` pixels wide. Raises ValueError where there is no score, or the
+        width is below 320 pixels; ImageError where the image or video can no longer be read; and
+        ModuleNotFoundError without matplotlib."""
 
     def check_drawable(self, width: int) -> None:
         """Raise ValueError where there is no score, or the width is below 320 pixels."""
@@ -66,49 +57,6 @@ class DrawnExplanation(dict[str, Any]):
         except (ValueError, ModuleNotFoundError):  # no score, an image that is gone, no matplotlib
             return None
         return drawing.getvalue()
-
-
-class BoxExplanation(DrawnExplanation):
-    """The explanation of a score, by `result.explain(i)`: numbers and texts, and `plot()`, which draws them.
-
-    Keys: `caption`, `image`; the parts of the score; `boxes`, a list of `{"box": [x0, y0, x1, y1],
-    "confidence": ...}` in pixels, best first (confidence None where the features came without); and `error`,
-    the reason where there is no score.
-    """
-
-    def __init__(self, content: Mapping[str, Any], visual: Any) -> None:
-        super().__init__(content)
-        self._visual = visual
-
-    def plot(self, width: int = 880) -> Image.Image:
-        """Score, caption and the image with the boxes that count; ValueError without an image."""
-        self.check_drawable(width)
-        score, logit = 1 / (1 + math.exp(-self["logit"])), f"logit {self['logit']:.3f}"
-        lines = figures.score_lines("UMIC", score, logit, [(self["caption"], False)])
-        return figures.draw_picture(lines, self.overlay(1000), width)
-
-    def overlay(self, width: int = 1280) -> Image.Image:
-        """The image with its boxes outlined, but for those of which the detector is not sure."""
-        self.check_drawable(width)
-        if self._visual.medium != "image":
-            raise ValueError(f"there are only box features of {self['image']}, and no image to draw")
-        image = self._visual.load()
-        scale = min(1.0, 2 * width / image.width)  # no finer than they are drawn
-        size = (round(image.width * scale), max(1, round(image.height * scale)))
-        image = image.convert("RGB").resize(size, Image.Resampling.LANCZOS)
-        masks = []
-        for place in confident(self["boxes"]):
-            mask, box = Image.new("1", image.size), self["boxes"][place]["box"]
-            ImageDraw.Draw(mask).rectangle([side * scale for side in box], fill=1)
-            masks.append(np.asarray(mask))
-        regions = Regions.of(masks, size=(image.height, image.width))
-        return figures.outlined(image, regions, [False] * len(regions), width, (0, 0, *image.size))
-
-
-def box_notes(boxes: BoxFeatures) -> list[dict[str, Any]]:
-    """`boxes` of a `BoxExplanation`."""
-    scores = [None] * len(boxes) if boxes.scores is None else boxes.scores.tolist()
-    return [{"box": box, "confidence": one} for box, one in zip(boxes.boxes.tolist(), scores, strict=True)]
 
 
 class MatchExplanation(DrawnExplanation):
@@ -134,19 +82,6 @@ class MatchExplanation(DrawnExplanation):
         if not notes[chosen]["words"] or not notes[chosen]["reference_words"]:
             raise ValueError("there are no words to draw: the caption or the reference is empty")
         return figures.draw_matches(self["caption"], f"ViLBERTScore {self['f']:.3f}", notes[chosen], width)
-
-
-def word_matches(
-    words: Sequence[str], others: Sequence[str], cosines: Sequence[Sequence[float]]
-) -> list[dict[str, Any]]:
-    """What each word met in another text, by their cosines (words, others); the first of equals."""
-    if not others:
-        return [{"word": word, "match": None, "cosine": None} for word in words]
-    best = [max(range(len(row)), key=row.__getitem__) for row in cosines]
-    return [
-        {"word": word, "match": others[place], "cosine": row[place]}
-        for word, row, place in zip(words, cosines, best, strict=True)
-    ]
 
 
 def best_frames(words: Sequence[Mapping[str, Any]]) -> dict[int, list[Mapping[str, Any]]]:
@@ -201,16 +136,15 @@ def template(name: str) -> Any:
 
     loader = PackageLoader("capeval_core.reports")
     environment = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.tests["readable"] = _is_word
-    helpers = (number, best_frames, confident, marked, panels, parts)
+    environment.tests |= {"readable": _is_word, "finite": math.isfinite}
+    helpers = (number, minus, best_frames, confident, marked, panels, parts)
     environment.globals |= {helper.__name__: helper for helper in helpers}
-    environment.globals |= {"figures": figures, "threshold": THRESHOLD, "count": "{:,}".format}
+    environment.globals |= {"figures": figures, "threshold": THRESHOLD, "digits": DIGITS}
+    environment.globals["count"] = "{:,}".format
     return environment.get_template(f"{name}.html.j2")
 
 
-def drawing(
-    picture: Callable[[int], Image.Image] | None, text: str, width: int = _OVERLAY, quality: int = 90
-) -> str:
+def drawing(picture: Picture, text: str, width: int = _OVERLAY, quality: int = 90) -> str:
     """A picture as a JPEG of so many pixels; "" without one, as for evidence that came from a file."""
     data = jpeg(picture(width), quality=quality, subsampling=0) if picture else ""
     return data and Markup('<img src="data:image/jpeg;base64,{}" alt="{}">').format(data, text)

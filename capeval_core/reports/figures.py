@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import textwrap
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -36,10 +37,9 @@ _WIDTH, _DPI = 960, 96
 _FONTS = ("DejaVu Sans", "Noto Sans CJK SC", "Noto Sans", "PingFang SC", "Microsoft YaHei")
 
 
-def _drawn(
-    width: float, height: float, draw: Callable[[Any], None], final: float | None = None
-) -> Image.Image:
-    """What `draw` draws onto a figure of this size, as an image `final` pixels wide."""
+@contextmanager
+def _drawing(width: float, height: float, final: float | None = None) -> Iterator[Any]:
+    """A figure of this size to draw onto, which `_image` shows afterwards, `final` pixels wide."""
     with needs("matplotlib", "plot"):
         import matplotlib.style
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -48,12 +48,16 @@ def _drawn(
     fonts: Any = {"font.family": [name for name in _FONTS if name in get_font_names()]}
     with matplotlib.style.context([_STYLE, fonts]), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")
-        figure = Figure((width / _DPI, height / _DPI))
+        figure: Any = Figure((width / _DPI, height / _DPI))
         FigureCanvasAgg(figure)
-        draw(figure)
-        file = BytesIO()
-        figure.savefig(file, format="png", dpi=_DPI * (final or width) / width)
-    return Image.open(file).convert("RGB")
+        yield figure
+        figure.file = BytesIO()
+        figure.savefig(figure.file, format="png", dpi=_DPI * (final or width) / width)
+
+
+def _image(figure: Any) -> Image.Image:
+    """What was drawn onto a figure, or onto a part of it."""
+    return Image.open(figure.canvas.figure.file).convert("RGB")
 
 
 def _note(figure: Any, text: str) -> None:
@@ -131,13 +135,10 @@ def _place_badges(regions: Sequence[_Points], size: tuple[int, int], radius: flo
 # judged sets, shards and training
 
 
-def draw_bars(
-    panels: Mapping[str, Sequence[tuple[str, float, float, float, float]]], note: str = ""
-) -> Image.Image:
+def draw_bars(panels: Mapping[str, Sequence[Any]], note: str = "") -> Image.Image:
     """Panels of dots with intervals, a red tick at what is published: name, value, low, high, published."""
     rows = [max(len(bars), 1) for bars in panels.values()]
-
-    def draw(figure: Any) -> None:
+    with _drawing(_WIDTH, sum(26 * count + 62 for count in rows) + 30 * bool(note)) as figure:
         axes = figure.subplots(len(panels), 1, squeeze=False, height_ratios=rows)[:, 0]
         for ax, (title, bars) in zip(axes, panels.items(), strict=True):
             ax.set_title(title)
@@ -154,16 +155,14 @@ def draw_bars(
                 ax.text(1.01, y, text, transform=ax.get_yaxis_transform(), va="center", color=FAINT)
             ax.margins(x=0.04)
         _note(figure, note)
-
-    return _drawn(_WIDTH, sum(26 * count + 62 for count in rows) + 30 * bool(note), draw)
+    return _image(figure)
 
 
 def draw_spreads(panels: Mapping[str, Mapping[str, Sequence[float]]]) -> Image.Image:
     """A box plot per metric of scores at each level of a rating (whiskers: 5% and 95%; line: means)."""
-    rows, across = max(1, math.ceil(len(panels) / 3)), 3
-
-    def draw(figure: Any) -> None:
-        axes = figure.subplots(rows, across, squeeze=False).ravel()
+    rows = max(1, math.ceil(len(panels) / 3))
+    with _drawing(_WIDTH, 244 * rows) as figure:
+        axes = figure.subplots(rows, 3, squeeze=False).ravel()
         for ax in axes[len(panels) :]:
             ax.set_visible(False)
         for index, (ax, (title, levels)) in enumerate(zip(axes, panels.items(), strict=False)):
@@ -179,30 +178,24 @@ def draw_spreads(panels: Mapping[str, Mapping[str, Sequence[float]]]) -> Image.I
             ax.plot(range(1, len(means) + 1), means, "-o", color=INK, linewidth=1, markersize=3)
             ax.grid(axis="x", visible=False)
             ax.set_xlabel("rating")
-
-    return _drawn(_WIDTH, 244 * rows, draw)
+    return _image(figure)
 
 
 def draw_histogram(
-    title: str,
-    edges: Sequence[float],
-    counts: Sequence[int],
-    marks: Mapping[str, float],
-    *,
-    kept_from: float | None = None,
-    note: str = "",
+    title: str, bins: tuple[Any, Any], marks: Mapping[str, float], kept_from: float | None, note: str
 ) -> Image.Image:
-    """A histogram with values marked by their names; what is right of `kept_from` has another colour."""
-
-    def draw(figure: Any) -> None:
+    """A histogram of bins (edges, counts) with values marked by their names; what is right of `kept_from` has
+    another colour."""
+    edges, counts = bins
+    low, high = float(edges[0]), float(edges[-1])
+    middle = high if kept_from is None else kept_from
+    with _drawing(_WIDTH, 420) as figure:
         ax = figure.subplots()
         ax.set_title(title, pad=40)
         ax.grid(axis="x", visible=False)
-        low, high = float(edges[0]), float(edges[-1])
-        middle = high if kept_from is None else kept_from
         for start, stop, shade in ((low, middle, "C0"), (middle, high, "C1")):
-            bins = np.clip(edges, start, stop)
-            ax.bar(bins[:-1], counts, np.diff(bins), align="edge", color=shade, edgecolor="white")
+            own = np.clip(edges, start, stop)
+            ax.bar(own[:-1], counts, np.diff(own), align="edge", color=shade, edgecolor="white")
         ax.yaxis.set_major_formatter("{x:,.0f}")
         ax.locator_params(axis="y", integer=True)
         ax.set_xlim(low, high)
@@ -211,15 +204,14 @@ def draw_histogram(
             ax.plot([value] * 2, [0, 1.02], color=INK, linewidth=0.8, clip_on=False, transform=within)
             ax.text(value, 1.03, name, transform=within, ha="left", rotation=45, size=7.5)
         _note(figure, note)
-
-    return _drawn(_WIDTH, 420, draw)
+    return _image(figure)
 
 
 def draw_curves(panels: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]]) -> Image.Image:
     """Panels one below the other, each with its curves through points (step, value) by name."""
-
-    def draw(figure: Any) -> None:
-        axes = figure.subplots(max(len(panels), 1), 1, squeeze=False, sharex=True)[:, 0]
+    rows = max(len(panels), 1)
+    with _drawing(_WIDTH, 230 * rows) as figure:
+        axes = figure.subplots(rows, 1, squeeze=False, sharex=True)[:, 0]
         for ax, (title, curves) in zip(axes, panels.items(), strict=False):
             ax.set_title(title)
             for name, points in curves.items():
@@ -230,35 +222,31 @@ def draw_curves(panels: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]
             ax.locator_params(axis="x", integer=True)
             if any(curves):
                 ax.legend(loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False)
-
-    return _drawn(_WIDTH, 230 * max(len(panels), 1), draw)
+    return _image(figure)
 
 
 # explanations: lines of text, with an image or a chart beside or below them
 
-_SCORE, _CAPTION, _HEADING, _TITLE, _ROW, _LEGEND = 28.0, 13.0, 11.0, 10.5, 9.5, 8.0
-"""Sizes of letters."""
+_SCORE, _CAPTION, _HEADING, _TITLE, _ROW, _LEGEND = 28.0, 13.0, 11.0, 10.5, 9.5, 8.0  # sizes of letters
 _BOLD = (_SCORE, _HEADING)
 _COLUMN, _WIDE, _NARROW = 520, 720, 760  # pixels: of a column, of a chart, of a picture of one column
-_TITLES = {"hice_s": "HICE-S", "refhice_s": "RefHICE-S"}
 _PARTS = ("gitc", "litc", "precision", "recall", "gttc", "lttc")
 Line = tuple[float, Sequence[tuple[str, str]]]
 """The size of the letters of a line, and its pieces with their colours."""
 
 
-def _explained(
-    lines: Iterable[Line], size: tuple[float, float], draw: Callable[[Any], None], width: int, beside: bool
-) -> Image.Image:
-    """Lines beside a drawing of this size, or above it."""
-    (across, height), lines = size, list(lines)
+@contextmanager
+def _explained(lines: Iterable[Line], height: float, width: int, across: int = _WIDE) -> Iterator[Any]:
+    """A part of a figure to draw onto, of this height, with lines above it, or beside it."""
+    lines, beside = list(lines), across == _COLUMN and width >= _NARROW
     text = 24 + sum(2.2 * letters for letters, _ in lines)
-
-    def whole(figure: Any) -> None:
+    total = (2 * across, max(text, height)) if beside else (across, text + height)
+    with _drawing(*total, width) as whole:
         from matplotlib.offsetbox import AnchoredOffsetbox, HPacker, TextArea, VPacker
 
         shape: Any = {"ncols": 2} if beside else {"nrows": 2, "height_ratios": [text, height]}
-        body, head = figure.subfigures(**shape)[:: 1 if beside else -1]
-        draw(body)
+        body, head = whole.subfigures(**shape)[:: 1 if beside else -1]
+        yield body
         rows: list[Any] = []
         for letters, pieces in lines:
             style = {"size": letters, "weight": "bold" if letters in _BOLD else "normal"}
@@ -268,21 +256,16 @@ def _explained(
         column = VPacker(children=rows, pad=8, sep=4)
         head.add_artist(AnchoredOffsetbox("upper left", child=column, frameon=False, pad=0, **place))
 
-    total = (2 * across, max(text, height)) if beside else (across, text + height)
-    return _drawn(*total, whole, width)
-
 
 def draw_picture(lines: Iterable[Line], image: Image.Image, width: int) -> Image.Image:
     """An outlined image with lines of text beside it, above it where there is little room."""
-
-    def draw(figure: Any) -> None:
+    height = min(image.height / image.width, 1.1) * _COLUMN
+    with _explained(lines, height, width, _COLUMN) as figure:
         axes = figure.subplots()
         axes.imshow(image, interpolation="antialiased")
         axes.axis("off")
         axes.set_anchor("N")
-
-    size = _COLUMN, min(image.height / image.width, 1.1) * _COLUMN
-    return _explained(lines, size, draw, width, beside=width >= _NARROW)
+    return _image(figure)
 
 
 def draw_matches(caption: str, title: str, note: Mapping[str, Any], width: int) -> Image.Image:
@@ -290,8 +273,8 @@ def draw_matches(caption: str, title: str, note: Mapping[str, Any], width: int) 
     rows, columns = ([_cut(word, 18) for word in note[name]] for name in ("words", "reference_words"))
     cosines = np.asarray(note["cosines"])
     scores = f"precision {note['precision']:.3f}, recall {note['recall']:.3f}, F {note['f']:.3f}"
-
-    def draw(figure: Any) -> None:
+    lines = [(_TITLE, [(_cut(text, 88), INK)]) for text in (title, caption, note["reference"])]
+    with _explained(lines, 26 * len(rows) + 102, width) as figure:
         from matplotlib.patches import Rectangle
 
         ax = figure.subplots()
@@ -312,9 +295,7 @@ def draw_matches(caption: str, title: str, note: Mapping[str, Any], width: int) 
         for row, column in enumerate(cosines.argmax(axis=1)):
             ax.add_patch(Rectangle((column, row), 1, 1, fill=False, edgecolor=INK, zorder=3))
         _note(figure, f"{scores}; frame: best for the caption's word, dot: best for the reference's")
-
-    lines = [(_TITLE, [(_cut(text, 88), INK)]) for text in (title, caption, note["reference"])]
-    return _explained(lines, (_WIDE, 26 * len(rows) + 102), draw, width, beside=False)
+    return _image(figure)
 
 
 def draw_frames(
@@ -324,8 +305,8 @@ def draw_frames(
     texts = [_wrapped(text, 20, 8) for _, text in frames.values()]
     tall = max((image.height / image.width for image, _ in frames.values() if image), default=0.75)
     strip = min(tall, 2.0) * 110 + 14 * max(map(len, texts), default=0) + 34
-
-    def draw(figure: Any) -> None:
+    lines = [(_TITLE, [(line, INK)]) for line in _wrapped(caption, 84, 3) or [""]]
+    with _explained(lines, 200 + strip, width) as figure:
         above, below = figure.subfigures(2, 1, height_ratios=[200, strip])
         ax = above.subplots()
         ax.set_title("cosine of the whole caption with each frame", color=FAINT, weight="normal", size=8.5)
@@ -337,14 +318,12 @@ def draw_frames(
         row = below.subplots(1, 6)
         for ax in row:
             ax.axis("off")
-        for ax, (frame, (image, _)), lines in zip(row, frames.items(), texts, strict=False):
+        for ax, (frame, (image, _)), own in zip(row, frames.items(), texts, strict=False):
             ax.imshow(image or Image.new("RGB", (40, 30), _LINE), aspect="equal")
             ax.set_anchor("N")
-            words = "\n".join([f"frame {frame}", *lines])
+            words = "\n".join([f"frame {frame}", *own])
             ax.text(0, -0.06, words, transform=ax.transAxes, va="top", size=7.5, linespacing=1.35)
-
-    lines = [(_TITLE, [(line, INK)]) for line in _wrapped(caption, 84, 3) or [""]]
-    return _explained(lines, (_WIDE, 200 + strip), draw, width, beside=False)
+    return _image(figure)
 
 
 def score_lines(title: str, score: float, parts: str, caption: Iterable[tuple[str, bool]]) -> Iterator[Line]:
@@ -361,9 +340,9 @@ def score_lines(title: str, score: float, parts: str, caption: Iterable[tuple[st
 
 def card_lines(note: Mapping[str, Any], caption: Iterable[tuple[str, bool]]) -> Iterator[Line]:
     """An explanation of HICE-S: score, caption, phrases, references and regions."""
-    key = next(name for name in _TITLES if name in note)
+    title, key = ("RefHICE-S", "refhice_s") if "refhice_s" in note else ("HICE-S", "hice_s")
     parts = [f"{TERMS.get(name, name)} {note[name]:.2f}" for name in _PARTS if name in note]
-    yield from score_lines(_TITLES[key], note[key], "   ".join(parts), caption)
+    yield from score_lines(title, note[key], "   ".join(parts), caption)
 
     def row(sign: str, numbers: Sequence[float], text: str, ink: str = INK) -> Line:
         return _ROW, [("  ".join([sign, *(f"{number:.2f}" for number in numbers), _cut(text, 58)]), ink)]
@@ -388,7 +367,7 @@ def card_lines(note: Mapping[str, Any], caption: Iterable[tuple[str, bool]]) -> 
         "dashed: region that no phrase mentions"
         if note["regions"]
         else f"No region was {where}: the whole image stands for them.",
-        f"✓ {threshold_text(note)}",
+        f"✓ fits a region: precision of at least {note['threshold']:.4g}",
         f"– {outside_text(note)}; phrases may be about them" if note["outside"] else "",
         "The end of a text that is longer than the encoder reads was cut off." if note["truncated"] else "",
     ]
@@ -403,14 +382,8 @@ def _cut(text: str, longest: int) -> str:
     return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
-def threshold_text(evidence: Mapping[str, Any]) -> str:
-    """The least precision of a right phrase, for a legend."""
-    return f"fits a region: precision of at least {evidence['threshold']:.4g}"
-
-
 def outside_text(evidence: Mapping[str, Any]) -> str:
     """How many regions the image tower does not see: `1 region outside the square was not judged`, or ""."""
     count = evidence["outside"]
-    if not count:
-        return ""
-    return f"{count} region{'s' * (count > 1)} outside the square {'were' if count > 1 else 'was'} not judged"
+    regions, were = ("region", "was") if count == 1 else ("regions", "were")
+    return f"{count} {regions} outside the square {were} not judged" if count else ""

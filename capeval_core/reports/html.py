@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,9 @@ from PIL import Image
 from capeval_core.errors import minus, p_in_words, signed
 from capeval_core.inputs.images import ImageError, InputImage
 from capeval_core.inputs.videos import Sampling, video_source
-from capeval_core.kept import try_writing, write_whole
+from capeval_core.kept import write_whole
 from capeval_core.project import __version__
-from capeval_core.reports.explanations import DIGITS, STYLE, drawing, jpeg, round_ticks, template
+from capeval_core.reports.explanations import DIGITS, STYLE, Picture, drawing, jpeg, round_ticks, template
 from capeval_core.reports.tables import System, Systems
 
 _FILE = "index.html"
@@ -36,28 +37,20 @@ _QUICK, _ENDS, _COLUMNS = 100_000, 3, 6
 """Of notebooks: captions with an interval, which takes a second for more; captions at either end; columns."""
 
 
-def write_report(folder: Path, systems: Systems) -> Path:
-    """Write `index.html` into a folder; whatever fails, an existing report stays as it was."""
+def write_report(folder: Path, systems: Systems, command: str, titles: Mapping[str, str]) -> Path:
+    """Write `index.html`; whatever fails, an existing report stays as it was. titles: of parts of scores."""
     check_report(folder)
-    content = _Page(systems).html()
+    content = _Page(systems).html(command=command, titles=titles)
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(path := folder / _FILE, content.encode("utf-8", "replace"))
     return path
 
 
-def check_report(folder: Path | None) -> None:
-    """Refuse a folder into which no report can be written, before anything is scored. Raises OSError."""
-    if folder is None:
-        return
-    if folder.exists() and not folder.is_dir():
-        raise NotADirectoryError(f"{folder} is a file: name a folder for the report")
+def check_report(folder: Path) -> None:
+    """Refuse to replace a page that is no report of capeval."""
     path = folder / _FILE
     if path.exists() and not (path.is_file() and _GENERATOR.encode() in path.read_bytes()[:2000]):
         raise FileExistsError(f"{path} is there and no report of capeval: name another folder")
-    try:
-        try_writing(folder)
-    except OSError as error:  # which names the file that was tried
-        raise OSError(f"{folder}: no report can be written there ({error.strerror})") from error
 
 
 class _Page:
@@ -68,29 +61,23 @@ class _Page:
         self.pictures: dict[str, dict[str, Any] | None] = {}  # by path; None where it cannot be shown
         self._room = _ROOM
 
-    def html(self) -> str:
+    def html(self, **given: Any) -> str:
         styles = (STYLE.with_name("report.css"), STYLE)
         content = {
             "page": self,
             "systems": self.systems,
-            "captions": sorted({len(system.captions) for system in self.systems.systems}),
-            "visuals": len({name for system in self.systems.systems for name in system.ids}),
             "generator": Markup(_GENERATOR),
             "style": Markup("".join(path.read_text(encoding="utf-8") for path in styles)),
             "footer": f"Made by capeval {__version__}, {datetime.now(UTC).date().isoformat()}.",
             "frames": _FRAMES,
-            "digits": DIGITS,
-            "without_folders": _without_folders,
+            "without_folders": partial(_PATH.sub, ""),  # texts with names of files for absolute paths
+            **given,
         }
         html: str = template("report").render(content)
         return html.strip().translate(_UNFIT) + "\n"
 
     def signatures(self, column: Any) -> dict[str, None]:
         return dict.fromkeys(system.cells[column.name].result.signature for system in self.systems.systems)
-
-    def range(self, column: Any) -> list[str]:
-        """The ends of a metric's range that are finite."""
-        return [minus(f"{self.systems.scaled(end):.3g}") for end in column.range if math.isfinite(end)]
 
     def cell(self, system: System, column: Any) -> dict[str, Any]:
         """A number of the table, with its interval and its test."""
@@ -139,8 +126,7 @@ class _Page:
             scores = system.cells[column.name].result.scores
             # Texts as objects: a column of strings cannot hold lone surrogates.
             texts = pd.DataFrame({"id": system.ids, "caption": system.captions}, dtype=object)
-            frame = texts.assign(score=scores)
-            frame["shown"] = [*map(self.systems.for_page, scores)]
+            frame = texts.assign(score=scores, shown=[*map(self.systems.for_page, scores)])
             frames.append(frame.assign(turn=frame.groupby("id").cumcount()).reset_index())
         both = frames[0].merge(frames[1], on=["id", "turn"]).dropna(subset=["score_x", "score_y"])
         apart = both[both.shown_x != both.shown_y]
@@ -162,10 +148,8 @@ class _Page:
     def chart(self, column: Any) -> dict[str, Any] | None:
         """How many captions of each system have which score, with mean and interval, on one axis."""
         cells = {system.name: system.cells[column.name] for system in self.systems.systems}
-        finite = {
-            name: (own := np.array(cell.result.scores, float))[np.isfinite(own)]
-            for name, cell in cells.items()
-        }
+        scores = {name: np.array(cell.result.scores, float) for name, cell in cells.items()}
+        finite = {name: own[np.isfinite(own)] for name, own in scores.items()}
         values = np.concatenate([*finite.values()])
         if not len(values):
             return None
@@ -205,7 +189,7 @@ class _Page:
         found = self.pictures[path]
         return found and {**found, "label": f"{self.systems.visual} {system.ids[index]}"}
 
-    def draw(self, picture: Callable[[int], Image.Image] | None, text: str) -> str:
+    def draw(self, picture: Picture, text: str) -> str:
         """A picture of an explanation; "" if there is none, or no room."""
         with suppress(ImageError, ValueError):  # an image that is no longer there, boxes without an image
             if picture and self._fits() and self._fits(shown := drawing(picture, text, _DRAWN, quality=80)):
@@ -238,11 +222,6 @@ def _bare(image: Image.Image, width: int, height: int) -> Image.Image:
 
 
 # texts
-
-
-def _without_folders(text: str) -> str:
-    """A text with the names of files in place of their absolute paths."""
-    return _PATH.sub("", text)
 
 
 _ROOT = r"(?:~?/|[A-Za-z]:[\\/]|\\\\)"

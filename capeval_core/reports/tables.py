@@ -7,7 +7,7 @@ import io
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from capeval_core.errors import p_in_words
@@ -22,11 +22,9 @@ _MARKED = re.compile(r"[\\`*<|~&]|(?<=\])\(|(?<![^\W_])_|_(?![^\W_])")
 """Characters that mean something in Markdown; an underscore within a word does not."""
 _MARK = "*"
 _COLUMNS = (
-    "system", "metric", "mean", "low", "high", "level", "captions", "failed", "truncated", "empty",
-    "baseline", "difference", "difference_low", "difference_high", "p", "p_holm", "significant", "compared",
-    "left_out", "signature",
-)  # fmt: skip
-"""The columns of `long_table`."""
+    "system metric mean low high level captions failed truncated empty baseline difference difference_low "
+    "difference_high p p_holm significant compared left_out signature"
+)
 
 
 @dataclass(frozen=True)
@@ -122,8 +120,6 @@ class Systems:
     test: str = ""
     correction: str = ""
     messages: Sequence[str] = ()
-    titles: Mapping[str, str] = field(default_factory=dict)
-    command: str = ""  # that repeats all this
     digits: int | None = None  # decimals for readers; None: as many as the place has by itself
     times_100: bool = False
 
@@ -160,9 +156,7 @@ def stacked_table(systems: Systems) -> Table:
     for system in systems.systems:
         cells = [system.cells[column.name] for column in systems.columns]
         means, intervals = ([text(systems, cell) for cell in cells] for text in (_mean, _interval))
-        tests = [
-            "" if cell.test is None else p_in_words(cell.test["adjusted"], systems.level) for cell in cells
-        ]
+        tests = [p_in_words(own.test["adjusted"], systems.level) if own.test else "" for own in cells]
         rows += [[system.name, *means], *(["", *line] for line in (intervals, tests) if any(line))]
     return Table("Systems", _header(systems), rows, _notes(systems))
 
@@ -192,7 +186,7 @@ def long_table(systems: Systems) -> Table:
             values = [*means, systems.level, *vars(result.counts).values(), baseline, *tested]
             texts = [str(x).lower() if isinstance(x, bool) else str(x) for x in values]
             rows.append([system.name, name, *texts, result.signature])
-    return Table("Systems", _COLUMNS, rows)
+    return Table("Systems", _COLUMNS.split(), rows)
 
 
 def _header(systems: Systems) -> list[str]:

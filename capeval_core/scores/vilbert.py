@@ -22,7 +22,7 @@ from capeval_core.metric import CommonOptions, CorpusOptions, Evidence, Model
 from capeval_core.options import option
 from capeval_core.ragged import Ragged, inner
 from capeval_core.registry import network
-from capeval_core.reports.explanations import MatchExplanation, word_matches
+from capeval_core.reports.explanations import MatchExplanation
 from capeval_core.result import Values
 from capeval_core.rows import FLOATS, NESTED, column, common_columns, lists, row_schema
 from capeval_core.scores.boxes import RegionMetric, RegionOptions, error_of
@@ -331,3 +331,14 @@ class Matcher:
         """The weight of each word; words of which none has a weight count alike."""
         ids = [self.encoder.word_ids(text.ids) for text in texts]
         return token_weights(pa.array(ids, pa.list_(pa.int32())), self.idf)[0]
+
+
+def word_matches(
+    words: Sequence[str], others: Sequence[str], cosines: Sequence[Sequence[float]]
+) -> list[dict[str, Any]]:
+    """What each word met in another text, by their cosines (words, others); the first of equals."""
+    if not others:
+        return [{"word": word, "match": None, "cosine": None} for word in words]
+    best = [max(range(len(row)), key=row.__getitem__) for row in cosines]
+    rows = zip(words, cosines, best, strict=True)
+    return [{"word": word, "match": others[at], "cosine": row[at]} for word, row, at in rows]
