@@ -18,8 +18,7 @@ from os import PathLike
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
-Index = int | tuple[int | str, ...] | None
-"""Position in an argument: `3`, `(3, 1)`, `(17, "bytes")`."""
+Index = int | tuple[int | str, ...] | None  # position in an argument: `3`, `(3, 1)`, `(17, "bytes")`
 Kind = type[ValueError] | type[TypeError]
 _SHOWN, _NAMED = 20, 3  # lines of a message, and places that are named in one line
 _VERB = re.compile(

@@ -27,8 +27,7 @@ from capeval_core.statistics import CorpusFormula
 from capeval_core.weights.catalogue import WeightsEntry
 from capeval_core.weights.folder import WeightsFolder, open_weights
 
-Evidence = dict[int, dict[str, Any]]
-"""Per row what `Result.explain` returns."""
+Evidence = dict[int, dict[str, Any]]  # per row what `Result.explain` returns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -399,8 +398,8 @@ def with_options(metric: Metric, **options: Any) -> Metric:
 class Reranker(CaptionMetric):
     """A metric that takes a pool of candidates per image, and chooses and scores one of them.
 
-    A row is a candidate, a score belongs to an image. `aggregate` gives `Values` with `rows`. Scores
-    compare the candidates of one set, so `Result.interval` and `Result.compare` are undefined.
+    A row is a candidate, a score belongs to an image: `aggregate` gives `Values` with `rows`. Scores compare
+    the candidates of one set, so `Result.interval` and `Result.compare` are undefined.
     """
 
     crops = False

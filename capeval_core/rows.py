@@ -7,7 +7,6 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from itertools import starmap
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -166,8 +165,10 @@ class RowStore(Kept):
         rows = rows.filter(pc.is_null(rows["error"]))
         self._rows = [rows]
         stored = dict(zip(rows["index"].to_pylist(), rows[_CONTENT].to_pylist(), strict=True))
-        texts = zip(samples.captions, samples.images, samples.references or [[]] * len(samples), strict=True)
-        keys = dict(zip(samples.indices, starmap(_key_of, texts), strict=True))
+        references = samples.references or [[]] * len(samples)
+        keys = dict(
+            zip(samples.indices, map(_key_of, samples.captions, samples.images, references), strict=True)
+        )
         missing = {index: key for index, key in keys.items() if stored.get(index) != key}
         reused = pc.is_in(rows["index"], pa.array(sorted(keys.keys() - missing.keys()), pa.int64()))
         return rows.filter(reused).drop_columns([_CONTENT]), missing

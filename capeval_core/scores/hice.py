@@ -19,7 +19,6 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 from PIL.Image import Image
 
 from capeval_core.inputs.images import ImageError, InputImage
@@ -29,7 +28,7 @@ from capeval_core.matching.cosine import grouped_cosine, harmonic_mean, paired_c
 from capeval_core.metric import CaptionMetric, CommonOptions, Evidence, Model
 from capeval_core.options import option
 from capeval_core.phrases.source import PhraseSource, phrase_opener
-from capeval_core.ragged import Integers, Ragged, inner
+from capeval_core.ragged import Doubles, Floats, Integers, Ragged, inner
 from capeval_core.regions.opening import region_opener
 from capeval_core.regions.regions import CachedRegions, LimitedRegions, Regions, RegionSource
 from capeval_core.reports.explanations import DrawnExplanation, marked
@@ -38,8 +37,6 @@ from capeval_core.result import Values
 from capeval_core.rows import COVERAGE, FLOATS, NESTED, Texts, column, lists, row_schema
 from capeval_core.scores.facts import facts
 
-Doubles = NDArray[np.float64]
-Floats = NDArray[np.float32]
 SOURCES = {"regions": "objects", "phrases": "factual"}  # those of the paper
 THRESHOLD = 0.2
 """The cosine below which a phrase is a mistake and a region unmentioned: with w = 2.5 the 0.5 of figure 5.
@@ -228,10 +225,9 @@ class HiceS(CaptionMetric):
         parsed = self.phrases.phrases(texts)
         without = sum(not of_text.phrases for of_text in parsed)
         if len(parsed) != len(texts) or without:
-            raise ValueError(
-                f"phrases={self.phrases.name!r} gave {len(texts)} texts {len(parsed)} results, {without} of "
-                "them without a phrase: expected one for each, the text itself where no phrase is in it"
-            )
+            found = f"gave {len(texts)} texts {len(parsed)} results, {without} of them without a phrase"
+            fix = "expected one for each, the text itself where no phrase is in it"
+            raise ValueError(f"phrases={self.phrases.name!r} {found}: {fix}")
         every = [*texts, *(phrase for own in parsed for phrase in own.phrases)]
         encoded, encoded_texts, start = self.encoder.encode_texts(every, **self.run), [], len(texts)
         for i, own in enumerate(parsed):
