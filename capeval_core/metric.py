@@ -140,11 +140,7 @@ class CorpusOptions(CommonOptions):
     """The options of a metric whose encoding needs statistics of the whole corpus."""
 
     statistics: CorpusStatistics | None = option(
-        None,
-        "statistics of a corpus, made by `prepare`; None: of the texts that are scored, all of them at once",
-        sign="statistics",
-        encodes=True,
-        flag=False,
+        None, "by `prepare`; None: of all texts that are scored", sign="statistics", encodes=True, flag=False
     )
 
     @property

@@ -139,9 +139,7 @@ class HiceOptions(CommonOptions):
         encodes=True,
     )
     include_whole_image: bool = option(
-        False,
-        "appendix A's reading: the whole image is one more region; then every phrase can match it",
-        sign="include_whole_image",
+        False, "appendix A's reading: the whole image is one more region", sign="include_whole_image"
     )
 
 
