@@ -274,21 +274,24 @@ def without(*names: str) -> tuple[str, ...]:
     return tuple(name for name in METRICS if name not in names)
 
 
-ALONE = without("eco")
+SEEING = ("clips", "refclips", "specs", "refhices")
+ALIKE = (*SEEING, "bleu", "ciderd")
+"""What a door does with them it does with another metric, which stands for them but at `compute` and `command`."""
+ALONE = without("eco", *ALIKE)
 DOORS = {
     "compute": Door(compute, METRICS),
-    "add_batch": Door(add_batch, METRICS, stream=True),
+    "add_batch": Door(add_batch, without(*ALIKE), stream=True),
     "combine": Door(combined, ALONE),
-    "command": Door(command, ALONE, lacks=("statistics",)),
-    "judge": Door(judge, without("eco", *VIDEOS), lacks=("statistics",)),
+    "command": Door(command, without("eco"), lacks=("statistics",)),
+    "judge": Door(judge, without("eco", *ALIKE, *VIDEOS), lacks=("statistics",)),
     "shard": Door(shard, ALONE, stream=True),
     "CaptionScorer": Door(batch, ALONE, stream=True),
     "datasets": Door(dataset, ALONE, stream=True),
     "torchmetrics": Door(torchmetrics, ALONE, stream=True),
-    "lmms_eval": Door(lmms_eval, without("eco", "cider", *VIDEOS), lacks=("options", "broken")),
-    "inspect": Door(inspect_ai, without("eco", "bleu", *VIDEOS), stream=True),
+    "lmms_eval": Door(lmms_eval, without("eco", "cider", *SEEING, *VIDEOS), lacks=("options", "broken")),
+    "inspect": Door(inspect_ai, without("eco", *ALIKE, *VIDEOS), stream=True),
     "CocoScores": Door(coco, ("bleu", "rougel", "ciderd"), lacks=("options",)),
     "reward": Door(rewards, ALONE, stream=True),
     "CaptionMetrics": Door(trainer, ALONE, stream=True),
-    "page": Door(page, without(*CORPUS), alone=True),
+    "page": Door(page, without(*CORPUS, *ALIKE), alone=True),
 }

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -34,24 +34,6 @@ SHORT = {
     "log_every": 3,
 }
 
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from capeval_core.cli import main
-
-replace, names = Path.replace, []
-
-def replaced(path, target):
-    names.append(Path(target).name)
-    if names.count("state.pt") == SAVES and names[-1] == "state.pt":
-        os.kill(os.getpid(), signal.SIGKILL)  # the new state is written, the old one still in its place
-    return replace(path, target)
-
-Path.replace = replaced
-main(sys.argv[1:])
-"""
-
-
 def write_set(folder: Path, scenes: int = 12) -> Path:
     """`images`, `captions.jsonl` and `start` in a folder."""
     write_scenes(folder, scenes, seed=5)
@@ -74,9 +56,23 @@ def arguments_of(name: str, folder: Path, out: Path, **settings: Any) -> list[st
 
 def run_until_killed(arguments: list[str], saves: int) -> None:
     """Run `capeval` in a process that is killed while it saves its state for the n-th time."""
-    code = KILLED.replace("SAVES", str(saves))
-    ran = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
-    assert ran.returncode == -signal.SIGKILL, ran.stderr
+
+    def killed() -> None:
+        replace, names = Path.replace, []
+
+        def replaced(path: Path, target: Path) -> Path:
+            names.append(Path(target).name)
+            if names.count("state.pt") == saves and names[-1] == "state.pt":
+                os.kill(os.getpid(), signal.SIGKILL)  # the new state is written, the old one still in place
+            return replace(path, target)
+
+        Path.replace = replaced  # type: ignore[method-assign,assignment]
+        main(arguments)
+
+    process = multiprocessing.get_context("fork").Process(target=killed)
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
 
 
 def train(folder: Path, out: Path, **settings: Any) -> Path:
