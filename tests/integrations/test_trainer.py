@@ -84,8 +84,10 @@ def test_a_captioner_learns_until_the_score_rises(
         metric_for_best_model="pac_s",
         greater_is_better=True,
         load_best_model_at_end=True,
+        num_train_epochs=40,
+        eval_steps=20,
         save_strategy="steps",
-        save_steps=40,
+        save_steps=20,
     )
     with count_forwards() as forwards:
         trainer.train()
