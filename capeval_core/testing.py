@@ -245,6 +245,7 @@ class Contract:
 
     def check_options(self) -> None:
         usual, own = self.open(), self.metric.ROW.names[len(COMMON) :]
+        result, rows = self.score(), self.rows(usual).select(own)
         for option in self.metric.Options.describe().values():
             now = self.options.get(option.name, option.default)
             others = [choice for choice in option.choices if choice != now]
@@ -259,8 +260,8 @@ class Contract:
                 continue
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                moves = not close(score(other, self.images), self.score(), self.within)
-            equal = self.rows(usual).select(own).equals(self.rows(other).select(own))
+                moves = not close(score(other, self.images), result, self.within)
+            equal = rows.equals(self.rows(other).select(own))
             stamped, signed = other.stamp() != usual.stamp(), other.signature() != usual.signature()
             assert stamped or equal, f"{option.name} changes rows: it needs encodes=True"
             assert signed or not moves, f"{option.name} moves scores: it needs sign=..."

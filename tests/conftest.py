@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -46,6 +47,12 @@ def pytest_configure(config: pytest.Config) -> None:
         folder = tempfile.TemporaryDirectory(prefix="capeval-tests-")
         os.environ["CAPEVAL_TEST_FOLDER"] = folder.name
         config.add_cleanup(folder.cleanup)
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays: the collector need not go through it again after every few tests."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -309,7 +309,7 @@ def alternatives(name: str) -> dict[str, Any]:
 def test_the_signature_differs_where_scores_may(
     name: str, weights: str, images: list[Path], tmp_path: Path
 ) -> None:
-    metric = opened(name, weights)
+    metric, shared = opened(name, weights), FeatureCache()
     few = [0, 1, 6]
     usual = score(metric, images, few)
     assert score(opened(name, weights), images, few).signature == usual.signature
@@ -319,9 +319,9 @@ def test_the_signature_differs_where_scores_may(
     signs = {name: option.sign for name, option in metric.Options.describe().items()}
     assert signs.keys() - {"weights"} <= changes.keys(), "give the new option a value in ALTERNATIVES"
     for option in signs.keys() & changes.keys():
-        changed = score(
-            opened(name, weights, **WITH.get(option, {}), **{option: changes[option]}), images, few
-        )
+        others = {"cache": shared} if signs[option] else {}
+        others |= {**WITH.get(option, {}), option: changes[option]}
+        changed = score(opened(name, weights, **others), images, few)
         if signs[option]:
             assert changed.signature != usual.signature, option
         else:

@@ -41,13 +41,13 @@ QUANTITIES = {
     "vilbertscore-tiny": 23,
 }
 """How many quantities the copied cases have, so that none is passed over unnoticed."""
-FULL_SIZE = ("mobilesamv2", "pacs-vit-b32-full")
+SLOW = ("mobilesamv2", "pacs-vit-b32-full", "umic-negatives")
 
 
 def cases(folders: Iterable[Path]) -> list[Any]:
     """Test parameters, named and marked."""
     return [
-        pytest.param(folder, id=folder.name, marks=[pytest.mark.system] if folder.name in FULL_SIZE else [])
+        pytest.param(folder, id=folder.name, marks=[pytest.mark.system] if folder.name in SLOW else [])
         for folder in sorted(folders)
     ]
 

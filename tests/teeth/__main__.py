@@ -66,6 +66,8 @@ class Fault:
         pattern = re.compile(r"\s*".join(map(re.escape, "".join(self.old.split()))))
         found = []
         for path, text in sources.items():
+            if self.where.rpartition(".")[2] not in text:
+                continue
             lines = text.splitlines(keepends=True)
             for name, start, stop in names(text) if self.near in text else []:
                 own = "".join(lines[start:stop])
