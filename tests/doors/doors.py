@@ -276,7 +276,7 @@ def without(*names: str) -> tuple[str, ...]:
 
 SEEING = ("clips", "refclips", "specs", "refhices")
 ALIKE = (*SEEING, "bleu", "ciderd")
-"""What a door does with them it does with another metric, which stands for them but at `compute` and `command`."""
+"""What a door does with them it does with others, too; only `compute` and `command` have all."""
 ALONE = without("eco", *ALIKE)
 DOORS = {
     "compute": Door(compute, METRICS),

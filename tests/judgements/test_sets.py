@@ -13,7 +13,7 @@ from scipy.stats import kendalltau, pearsonr, spearmanr
 
 import capeval_core
 from capeval_core.cli import main
-from tests.hub import Repository, ask, serving
+from tests.hub import Repository, ask_here, serving
 from tests.judgements.conftest import Judge
 from tests.judgements.data import REFERENCES, write_expert, write_foil, write_json, write_lines, write_pascal
 from tools.scenes import Scene, SceneObject, draw
@@ -366,4 +366,4 @@ print(json.dumps([main([*given, name]) for name in names]))
 """
     repositories = {"datasets/org/judged": Repository.of({"main": folder, "v1": folder})}
     with serving(repositories) as hub:
-        assert ask(code, hub.address, tmp_path / "home") == [0, 0, 2]
+        assert ask_here(code, hub.address, tmp_path / "home") == [0, 0, 2]

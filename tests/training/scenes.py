@@ -34,6 +34,7 @@ SHORT = {
     "log_every": 3,
 }
 
+
 def write_set(folder: Path, scenes: int = 12) -> Path:
     """`images`, `captions.jsonl` and `start` in a folder."""
     write_scenes(folder, scenes, seed=5)

@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 from capeval_core.cli import main
-from tests.hub import Repository, ask, commit, serving
+from tests.hub import Repository, ask_here, commit, serving
 from tests.support.seams import LIMITS
 from tests.training.generative import SIZE, arguments, generated, write_pipeline
 
@@ -152,7 +152,7 @@ from capeval_core.cli import main
 print(json.dumps([main(run) for run in {runs!r}]))
 """
     with serving(repositories) as hub:
-        assert ask(code, hub.address, home) == [0, 0, 2, 0, 2, 2]
+        assert ask_here(code, hub.address, home) == [0, 0, 2, 0, 2, 2]
     # The same files have the same digest wherever they lie, so that a run may go on with a copy.
     generated("images", drawn, pipeline, tmp_path / "local")
     stored, local = (json.loads(positives(tmp_path / name)[0]["made_with"]) for name in ("pinned", "local"))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.hub import Fault, Hub, Repository, ask, commit, serving
+from tests.hub import Fault, Hub, Repository, ask_here, commit, serving
 
 PACS = "capeval/pacs-clip-vit-b-32"  # listed, and not on this Hub
 OPEN = """
@@ -81,7 +81,7 @@ NAMES = [
 def online(repositories: dict[str, Repository], home: Path) -> tuple[dict[str, Any], Hub]:
     """What the client gets while the Hub is up, and the Hub, which is down by now."""
     with serving(repositories) as hub:
-        return ask(OPEN % NAMES, hub.address, home), hub
+        return ask_here(OPEN % NAMES, hub.address, home), hub
 
 
 def test_a_repository_and_a_pinned_revision_show_their_commit(online: tuple[dict[str, Any], Hub]) -> None:
@@ -98,7 +98,7 @@ def test_offline_on_purpose_the_cache_serves_without_a_word(
 ) -> None:
     answers, hub = online
     names = ["org/good", "org/good@v1", "org/open-clip", PACS]
-    offline = ask(OPEN % names, hub.address, home, HF_HUB_OFFLINE="1")
+    offline = ask_here(OPEN % names, hub.address, home, HF_HUB_OFFLINE="1")
     for name in names[:3]:
         assert offline[name] == answers[name]
     message = offline[PACS]["message"]
@@ -111,7 +111,7 @@ def test_a_dead_hub_is_a_warning_and_the_cache_still_serves(
     answers, hub = online
     pinned = [f"org/good@{commit('v1')}", f"org/good@{commit('v1')[:8]}"]
     names = ["org/good", "org/good@v1", *pinned, "org/new", f"org/new@{'0' * 40}", PACS]
-    dead = ask(OPEN % names, hub.address, home)
+    dead = ask_here(OPEN % names, hub.address, home)
     for name in names[:2]:
         warned = dead[name].pop("warned")
         sha = commit("v1" if "@" in name else "main")
@@ -149,7 +149,7 @@ def troubled(
     content = repositories["org/damaged"].commits[commit("main")]
     content["model.safetensors"] = content["model.safetensors"][:-1] + b"\1"
     with serving(repositories) as hub:
-        ask(OPEN % CACHED, hub.address, home)
+        ask_here(OPEN % CACHED, hub.address, home)
         for name in CACHED:
             repositories[name].add("main", {"README.md": b"new"}, "a new version")
         new = repositories["org/new-file"]
@@ -157,9 +157,9 @@ def troubled(
         del repositories["org/gone"]
         hub.faults += FAULTS.values()
         names = [*FAULTS, "org/gone", "org/damaged", f"org/down@{commit('main')}"]
-        during = ask(OPEN % names, hub.address, home)
+        during = ask_here(OPEN % names, hub.address, home)
         hub.faults.clear()
-        after = ask(OPEN % ["org/down", "org/cut-off"], hub.address, home)
+        after = ask_here(OPEN % ["org/down", "org/cut-off"], hub.address, home)
     return during, after, repositories, hub
 
 
@@ -231,10 +231,10 @@ def moving(
         for status in BUSY:
             where = f"GET /api/models/org/busy-{status}/revision"
             hub.faults.append(Fault(where, status=status, times=3))
-        answers = ask(OPEN % ["org/moving", PINNED, *others[1:]], hub.address, home)
+        answers = ask_here(OPEN % ["org/moving", PINNED, *others[1:]], hub.address, home)
         requests = list(hub.requests)
         hub.requests.clear()
-        assert ask(OPEN % [PINNED], hub.address, home) == {PINNED: answers[PINNED]}
+        assert ask_here(OPEN % [PINNED], hub.address, home) == {PINNED: answers[PINNED]}
         assert any("org/pinned" in request for request in requests) and hub.requests == []
     return answers, requests, branch
 
