@@ -45,9 +45,7 @@ class CommonOptions(Settings):
     cache: str | PathLike[str] | FeatureCache | None = option(
         None, "folder that keeps features on disk; None: only in memory, 512 MB shared by all metrics"
     )
-    rows: str | PathLike[str] | None = option(
-        None, "folder that keeps rows, so that an interrupted run goes on"
-    )
+    rows: str | PathLike[str] | None = option(None, "folder that keeps rows, so an interrupted run goes on")
     on_error: Literal["raise", "nan"] = option(
         "raise", "if an image is unreadable: `raise` before any model runs, or `nan` for its captions alone"
     )

@@ -23,12 +23,10 @@ if TYPE_CHECKING:
 
 FACTS: dict[str, Any] = tomllib.loads((Path(__file__).parent / "scores" / "papers.toml").read_text("utf-8"))
 """What is known of this package's metrics, and the papers that they are from."""
-_OURS = FACTS["metrics"].items()
-METRICS: dict[str, str] = {name: own["class"] for name, own in _OURS if "media" not in own}
+_OURS: dict[str, dict[str, str]] = FACTS["metrics"]
+METRICS = {name: own["class"] for name, own in _OURS.items() if "media" not in own}
 """Name and class of every metric of this package."""
-MEDIA_VARIANTS: dict[tuple[str, str], str] = {
-    (own["name"], own["media"]): own["class"] for _, own in _OURS if "media" in own
-}
+MEDIA_VARIANTS = {(own["name"], own["media"]): own["class"] for own in _OURS.values() if "media" in own}
 """Name, medium and class of the metrics that exist for another medium than images, too."""
 NETWORKS: dict[str, str] = {
     "clip": "capeval_core.encoders.clip:ClipEncoder",

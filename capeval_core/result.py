@@ -220,9 +220,8 @@ class Result:
 
     def compare_within_run(self, other: Result, level: float = 0.95) -> statistics.Comparison:
         """`compare` for another system of one run, whose signature may differ in the number of references."""
-        return statistics.paired_comparison(
-            self._clusters("compare()"), other._clusters("compare()"), level=level
-        )
+        first, second = (result._clusters("compare()") for result in (self, other))
+        return statistics.paired_comparison(first, second, level=level)
 
     def explain(self, index: int) -> Mapping[str, Any]:
         """The evidence of the score of caption `index`; a ValueError if it was not kept, or an IndexError."""
@@ -312,9 +311,8 @@ class Result:
         if self.relative is not None:
             raise ValueError(f"{method} is undefined for {self.metric}: {self.relative}")
         summands = None if self.formula is None else np.asarray(self.summands, dtype=np.float64)
-        return statistics.Clusters.of(
-            self.scores, self.groups, self.formula, summands, self.visual, self.range
-        )
+        about = self.formula, summands, self.visual, self.range
+        return statistics.Clusters.of(self.scores, self.groups, *about)
 
 
 def parts_of(values: Values, rows: pa.Table) -> dict[str, Any]:

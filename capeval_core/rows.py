@@ -166,9 +166,8 @@ class RowStore(Kept):
         self._rows = [rows]
         stored = dict(zip(rows["index"].to_pylist(), rows[_CONTENT].to_pylist(), strict=True))
         references = samples.references or [[]] * len(samples)
-        keys = dict(
-            zip(samples.indices, map(_key_of, samples.captions, samples.images, references), strict=True)
-        )
+        contents = map(_key_of, samples.captions, samples.images, references)
+        keys = dict(zip(samples.indices, contents, strict=True))
         missing = {index: key for index, key in keys.items() if stored.get(index) != key}
         reused = pc.is_in(rows["index"], pa.array(sorted(keys.keys() - missing.keys()), pa.int64()))
         return rows.filter(reused).drop_columns([_CONTENT]), missing

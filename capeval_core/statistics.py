@@ -269,10 +269,8 @@ class _Studentised:
             z = influence / deviation
             growth, bias = bends(z)
             skewness = float(np.mean(z**3)) * math.sqrt(n * (n - 1)) / (n - 2)
-            self.bend, self.shift = (
-                (skewness / 3 - growth) / math.sqrt(n),
-                (skewness / 6 - bias) / math.sqrt(n),
-            )
+            self.bend = (skewness / 3 - growth) / math.sqrt(n)
+            self.shift = (skewness / 6 - bias) / math.sqrt(n)
             self.stretch = 1 + 1 / (4 * n)
 
     def bounds(self, estimate: float, level: float) -> tuple[float, float]:

@@ -88,11 +88,10 @@ def score(
     """Score the captions (or only these) on their images; in pools, for a metric that chooses."""
     captions, references = texts
     pools = [[captions[i], *captions[i - 3 : i], *LAWN] for i in only]
-    given: Any = pools if isinstance(metric, Reranker) else [captions[i] for i in only]
-    compared: dict[str, Any] = (
-        {"references": [references[i] for i in only]} if metric.needs_references else {}
-    )
-    return metric.score(given, **shown(metric, [images[IMAGE_OF[i]] for i in only]), **compared, **more)
+    own: Any = pools if isinstance(metric, Reranker) else [captions[i] for i in only]
+    given = shown(metric, [images[IMAGE_OF[i]] for i in only])
+    given |= {"references": [references[i] for i in only]} if metric.needs_references else {}
+    return metric.score(own, **given, **more)
 
 
 def shown(metric: CaptionMetric, images: Sequence[Any]) -> dict[str, Any]:
@@ -172,10 +171,8 @@ class Contract:
         assert not any(wrong.values()), ", ".join(name for name in wrong if wrong[name])
 
     def check_batches(self) -> None:
-        usual, ways = (
-            self.score(),
-            {f"batch_size={size}": ([*range(8)], {"batch_size": size}) for size in (1, 3)},
-        )
+        usual = self.score()
+        ways: Any = {f"batch_size={size}": (range(8), {"batch_size": size}) for size in (1, 3)}
         ways["another order"] = [5, 2, 7, 0, 6, 1, 4, 3], {}
         ways |= {} if self.together else {f"captions[{row}] alone": ([row], {}) for row in range(8)}
         for way, (rows, options) in ways.items():
