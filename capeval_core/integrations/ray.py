@@ -1,6 +1,4 @@
-"""Scores within your own pipelines: plain callables on batches, which `ray.data` and `datasets`
-take alike.
-"""
+"""Scores within your own pipelines: callables on batches, for `ray.data` and `datasets` alike."""
 
 from __future__ import annotations
 
@@ -20,11 +18,8 @@ from capeval_core.integrations.shards.readers import check_columns, column_probl
 class CaptionScorer(BatchScorer):
     """A metric on batches of columns, for `ray.data`'s `map_batches` and `datasets`' `map`.
 
-        ds.map_batches(
-            CaptionScorer,
-            fn_constructor_kwargs={"metric": "pacs"},
-            compute=ray.data.ActorPoolStrategy(size=8), num_gpus=1, batch_size=1024,
-        )
+        ds.map_batches(CaptionScorer, fn_constructor_kwargs={"metric": "pacs"}, num_gpus=1,
+                       compute=ray.data.ActorPoolStrategy(size=8), batch_size=1024)
         dataset.map(CaptionScorer("pacs"), batched=True, with_rank=True, num_proc=2)
 
     It adds `score` (NaN where there is none), `truncated` (token ids), `error` ('', or why there is no score)
@@ -56,7 +51,7 @@ class CaptionScorer(BatchScorer):
         names = find_columns([*batch], self.columns, self._chosen)
         if problems := column_problems(names, self._chosen, list(batch)):
             fix = 'pass columns={"caption": "..."}'
-            raise wrong_option("batch", list(batch), f"has {'; '.join(problems)}", fix)
+            raise wrong_option("batch", [*batch], f"has {'; '.join(problems)}", fix)
         rows = {role: _stored(batch, own[0]) for role, own in names.items()}
         counts = {role: len(values) for role, values in rows.items()}
         if len(set(counts.values())) > 1:

@@ -30,7 +30,7 @@ from capeval_core.project import address
 from capeval_core.registry import load, metric_class, titles_of_parts
 from capeval_core.reports.explanations import number, panels, parts, round_ticks, template
 from capeval_core.result import Result
-from capeval_core.weights.folder import TINY, open_weights
+from capeval_core.weights.folder import TINY
 
 NO_WEIGHTS = "none"
 """The only choice of weights where a metric has none."""
@@ -221,10 +221,9 @@ def _marks_of(metric: CaptionMetric) -> Marks:
     """Published means where the metric's weights are those of a paper, else those of the demo's captions."""
     if metric.relative:
         return {}, ""
+    entry = metric.folder.entry if metric.default_weights and metric.tiny else None
     names = [model.label for model in metric.models.values()]
-    if metric.options.weights is not None and metric.default_weights:  # whatever their folder is called
-        entry = open_weights(metric.options.weights, metric=metric.name, tiny=metric.tiny or "").entry
-        names += [entry.repository] if entry else []
+    names += [entry.repository] if entry else []  # whatever their folder is called
     if (published := published_marks(type(metric), names))[0]:
         return published
     items = demo_of(type(metric))

@@ -40,15 +40,9 @@ from capeval_core.errors import (
     warn,
     wrong_option,
 )
+from capeval_core.inputs.images import short_reason
 from capeval_core.inputs.samples import Samples, argument_of, medium_of
-from capeval_core.integrations.shards.readers import (
-    Place,
-    Shard,
-    check_columns,
-    format_of,
-    reason_of,
-    stem_of,
-)
+from capeval_core.integrations.shards.readers import Place, Shard, check_columns, format_of, stem_of
 from capeval_core.kept import PARTIAL
 from capeval_core.metric import CaptionMetric, CommonOptions
 from capeval_core.models.device import cuda_is_lost
@@ -390,7 +384,7 @@ def opened(place: Place) -> Iterator[pq.ParquetFile]:
         except MemoryError:
             raise
         except (pa.ArrowException, OSError) as error:
-            raise DamagedError(place, f"is cut off or damaged ({reason_of(error)})") from error
+            raise DamagedError(place, f"is cut off or damaged ({short_reason(error)})") from error
 
 
 def read_note(place: Place, key: bytes = NOTE, *, whole: bool = False) -> dict[str, Any]:
