@@ -228,8 +228,8 @@ class _Page:
             _LOG.exception("%s: scoring failed", self.metric.name)
             yield problem("The page itself failed; the log of its server says why."), hidden, hidden
         else:
-            signature = gr.update(value=scored.result.signature, visible=True)
-            yield scorer.answer(scored, weights), signature, hidden
+            signature = gr.update(value=scored[0].signature, visible=True)
+            yield scorer.answer(inputs, *scored), signature, hidden
 
     def _for_programs(self) -> Any:
         """The event for programs, with a name for each input; None is one that is left out."""
@@ -238,7 +238,7 @@ class _Page:
             """Score a caption of an image or a video; references one per line, for metrics that need them."""
             try:
                 scorer, inputs = self._read(values)
-                return scorer.score(inputs).result.to_dict()
+                return scorer.score(inputs)[0].to_dict()
             except (ValueError, TypeError, MemoryError) as error:
                 raise gr.Error(capitalised(_reason(error)), print_exception=False) from error
 

@@ -9,7 +9,6 @@ import threading
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -42,16 +41,6 @@ Inputs = tuple[tuple[Path, int] | None, str | list[str], list[str], str]
 """An upload and its number of frames, a caption or a list of candidates, references, and weights."""
 Marks = tuple[Mapping[str, float], str]
 """What typical captions get, and a sentence that says whose means these are."""
-
-
-@dataclass(frozen=True)
-class Scored:
-    """One scored caption, or the one that a metric chose; notes: what a visitor should know of it."""
-
-    caption: str
-    result: Result
-    marks: Marks
-    notes: Mapping[str, Any]
 
 
 def chooses(metric: type[CaptionMetric]) -> bool:
@@ -157,15 +146,16 @@ class Scorer:
         marks = published_marks(self.metric, [self.first])
         return self._on_scale("empty", marks, None, visual=MetricDescription(self.metric).visual)
 
-    def answer(self, scored: Scored, weights: str) -> str:
+    def answer(self, inputs: Inputs, result: Result, marks: Marks, notes: Mapping[str, Any]) -> str:
         """The score on its scale, with its parts."""
-        result = scored.result
         if result.errors:
             return problem(result.errors[0])
+        _, caption, _, weights = inputs
         values = {name: values[0] for name, values in result.parts.items()}
         evidence = Markup(panels(result.explain(0)) + parts(values, titles_of_parts()))
-        own = {"scored": scored, "tiny": weights == "tiny", "evidence": evidence}
-        return self._on_scale("score", scored.marks, result.scores[0], **own)
+        own = {"notes": notes, "truncated": result.counts.truncated, "evidence": evidence}
+        own |= {"caption": values["caption"] if chooses(self.metric) else caption, "tiny": weights == "tiny"}
+        return self._on_scale("score", marks, result.scores[0], **own)
 
     def _on_scale(self, view: str, marks: Marks, score: float | None, **content: Any) -> str:
         about = {"metric": self.metric, "chooses": chooses(self.metric), "value": score, "source": marks[1]}
@@ -189,10 +179,10 @@ class Scorer:
         with _naming(self.metric):
             return self.metric.Options().check_input(self.metric, [caption], [content], compared)
 
-    def score(self, inputs: Inputs) -> Scored:
-        """One caption, or one list of candidates, scored; one call at a time."""
+    def score(self, inputs: Inputs) -> tuple[Result, Marks, dict[str, Any]]:
+        """One caption, or one list of candidates, scored, and notes on it; one call at a time."""
         samples = self.check(inputs)
-        visual, caption, _, weights = inputs
+        visual, _, _, weights = inputs
         options, notes, most = dict[str, Any](), dict[str, Any](), LIMITS.page_frames_encoded
         if visual is not None and self.medium == "image":
             notes = _visual_notes(visual[0], crops=self.metric.crops)
@@ -204,8 +194,7 @@ class Scorer:
         messages = [capitalised(str(one.message)) for one in caught if issubclass(one.category, UserWarning)]
         notes["warnings"] = [*dict.fromkeys(messages)]
         notes["idf"] = getattr(metric.options, "statistics", None) is not None
-        chosen = caption if isinstance(caption, str) else result.parts["caption"][0]
-        return Scored(chosen, result, marks, notes)
+        return result, marks, notes
 
     def _open(self, weights: str, options: Mapping[str, Any]) -> tuple[CaptionMetric, Marks]:
         key = (weights, *options.items())

@@ -56,11 +56,10 @@ _NAMES = {"captions": "caption", "images": "image", "videos": "video"}
 _ROW = "\n"  # between the number of a row and the place of a problem in it
 NOTE = b"capeval_scores"
 """Key of an output's metadata: what its scores depend on, how many there are, and a digest of both."""
-_AT_ONCE = 65_536  # rows of an output that are read together
+_ROWS = 65_536  # of an output, or of a temporary file, that are looked at together
 _MERGED = b"capeval_merged"  # in a merged table's metadata: signature and number of shards
 _QUANTILES = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
 _NAMED = 1000  # uids that are named at most where many come twice
-_ROWS = 1 << 20  # rows of a temporary file that are looked at together
 _TRIALS = 3  # workers that a shard may kill before it is given up
 Planned = tuple[str, str]
 """Addresses of a shard and of the file for its scores."""
@@ -391,7 +390,7 @@ def read_note(place: Place, key: bytes = NOTE, *, whole: bool = False) -> dict[s
     """The note in an output; `whole`: whose every page can be read, with its columns and as many rows."""
     with opened(place) as parquet:
         metadata, names = parquet.metadata.metadata or {}, parquet.schema_arrow.names
-        rows = sum(map(len, parquet.iter_batches(_AT_ONCE))) if whole else 0
+        rows = sum(map(len, parquet.iter_batches(_ROWS))) if whole else 0
     try:
         note: dict[str, Any] = json.loads(metadata[key])
     except (KeyError, ValueError) as error:
@@ -408,7 +407,7 @@ def read_note(place: Place, key: bytes = NOTE, *, whole: bool = False) -> dict[s
 def read_batches(place: Place, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
     """The rows of an output in order, some at a time."""
     with opened(place) as parquet:
-        yield from parquet.iter_batches(_AT_ONCE, columns=columns)
+        yield from parquet.iter_batches(_ROWS, columns=columns)
 
 
 # before a run
