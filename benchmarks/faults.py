@@ -84,7 +84,7 @@ class Flips:
         """Flips in shards and in the stamp."""
 
         def score(damaged: Path) -> pa.Table:
-            return self._rows(opened(cache=self.metric.cache, rows=damaged))
+            return self._rows(opened(cache=self.metric.run["cache"], rows=damaged))
 
         return self._outcomes(count, "rows", score)
 
