@@ -21,7 +21,7 @@ from PIL import Image, ImageOps
 from capeval_core.inputs.images import square_pixels
 from capeval_core.inputs.samples import Samples
 from capeval_core.matching.cosine import harmonic_mean
-from capeval_core.metric import prepared
+from capeval_core.metric import prepared, with_options
 from capeval_core.phrases.ptb import ptb_tokens
 from capeval_core.ragged import Ragged
 from capeval_core.rows import canonical, nullable
@@ -65,9 +65,9 @@ class Case:
         return case if self.rows is None else case.combined()
 
     def patched(self, **attributes: Any) -> Case:
-        """The metric is a copy with other attributes (a copy of Python's would open it again)."""
-        metric = object.__new__(type(self.metric))
-        vars(metric).update({**vars(self.metric), **attributes})
+        """The metric is a copy with other attributes."""
+        metric = with_options(self.metric)
+        vars(metric).update(attributes)
         return replace(self, metric=metric)
 
     def on(self, **columns: Any) -> Case:
