@@ -81,7 +81,8 @@ class MatchExplanation(DrawnExplanation):
             raise IndexError(f"reference={chosen}: there are {len(notes)} references")
         if not notes[chosen]["words"] or not notes[chosen]["reference_words"]:
             raise ValueError("there are no words to draw: the caption or the reference is empty")
-        return figures.draw_matches(self["caption"], f"ViLBERTScore {self['f']:.3f}", notes[chosen], width)
+        title = f"ViLBERTScore {self['f']:.3f}" + ", the mean of all references" * (len(notes) > 1)
+        return figures.draw_matches(self["caption"], title, notes[chosen], width)
 
 
 def best_frames(words: Sequence[Mapping[str, Any]]) -> dict[int, list[Mapping[str, Any]]]:
@@ -136,7 +137,7 @@ def template(name: str) -> Any:
 
     loader = PackageLoader("capeval_core.reports")
     environment = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.tests |= {"readable": _is_word, "finite": math.isfinite}
+    environment.tests |= {"readable": is_word, "finite": math.isfinite}
     helpers = (number, minus, best_frames, confident, marked, panels, parts)
     environment.globals |= {helper.__name__: helper for helper in helpers}
     environment.globals |= {"figures": figures, "threshold": THRESHOLD, "digits": DIGITS}
@@ -179,7 +180,7 @@ def parts(values: Mapping[str, Any], titles: Mapping[str, str]) -> str:
     return Markup(template("explanation").render(values=rows).strip())
 
 
-def _is_word(text: str) -> bool:
+def is_word(text: str) -> bool:
     """Whether a token is a word, or a part of one, for readers: no punctuation, no marker."""
     return any(map(str.isalnum, text)) and not text.startswith(("<|", "["))
 

@@ -273,7 +273,8 @@ def draw_matches(caption: str, title: str, note: Mapping[str, Any], width: int) 
     rows, columns = ([_cut(word, 18) for word in note[name]] for name in ("words", "reference_words"))
     cosines = np.asarray(note["cosines"])
     scores = f"precision {note['precision']:.3f}, recall {note['recall']:.3f}, F {note['f']:.3f}"
-    lines = [(_TITLE, [(_cut(text, 88), INK)]) for text in (title, caption, note["reference"])]
+    texts = title, f"caption (rows): {caption}", f"reference (columns): {note['reference']}"
+    lines = [(_TITLE, [(_cut(text, 88), INK)]) for text in texts]
     with _explained(lines, 26 * len(rows) + 102, width) as figure:
         from matplotlib.patches import Rectangle
 
@@ -294,7 +295,7 @@ def draw_matches(caption: str, title: str, note: Mapping[str, Any], width: int) 
         ax.plot(np.arange(len(columns)) + 0.88, cosines.argmax(axis=0) + 0.18, "o", **dots)
         for row, column in enumerate(cosines.argmax(axis=1)):
             ax.add_patch(Rectangle((column, row), 1, 1, fill=False, edgecolor=INK, zorder=3))
-        _note(figure, f"{scores}; frame: best for the caption's word, dot: best for the reference's")
+        _note(figure, f"{scores}; dark: high cosine, frame: best of its row, dot: best of its column")
     return _image(figure)
 
 

@@ -27,7 +27,7 @@ from capeval_core.matching.cosine import harmonic_mean, paired_cosine, unit
 from capeval_core.metric import CaptionMetric, CommonOptions, CorpusStatistics, Evidence, with_options
 from capeval_core.options import option
 from capeval_core.ragged import Integers, Ragged, inner
-from capeval_core.reports.explanations import DrawnExplanation, best_frames
+from capeval_core.reports.explanations import DrawnExplanation, best_frames, is_word
 from capeval_core.result import Values
 from capeval_core.rows import COVERAGE, FLOATS, NESTED, Texts, column, lists, row_schema
 from capeval_core.scores.corpus import TokenIdf, token_weights
@@ -447,9 +447,10 @@ class VideoExplanation(DrawnExplanation):
         from capeval_core.reports.figures import draw_frames
 
         self.check_drawable(width)
-        best = best_frames(self["words"])
+        best = best_frames([match for match in self["words"] if is_word(match["word"])])
         images = self.frames(best, width)
-        frames = {frame: (images.get(frame), ", ".join(map(_shown, own))) for frame, own in best.items()}
+        shown = {frame: [f"{own['word']} {own['cosine']:.2f}" for own in met] for frame, met in best.items()}
+        frames = {frame: (images.get(frame), ", ".join(words)) for frame, words in shown.items()}
         return draw_frames(self["caption"], self["frame_cosines"], frames, width)
 
     def frames(self, wanted: Collection[int], width: int) -> dict[int, Image]:
@@ -473,10 +474,3 @@ class VideoExplanation(DrawnExplanation):
             if len(found) == len(wanted):
                 break
         return found
-
-
-def _shown(match: Mapping[str, Any]) -> str:
-    """A word with its cosine; the markers around a text are `start` and `end`."""
-    word = match["word"]
-    word = word[2:-2].removesuffix("oftext") if word.startswith("<|") and word.endswith("|>") else word
-    return f"{word} {match['cosine']:.2f}"
