@@ -107,18 +107,13 @@ class HiceOptions(CommonOptions):
     """Options of HICE-S: the choices that the paper leaves open."""
 
     w: float = option(
-        2.5,
-        "scale of cosines between image and text; those between texts have none, so it moves the ranking by "
-        "RefHICE-S, not that by HICE-S",
-        sign="w",
-        minimum=0,
+        2.5, "scale of image-text cosines alone, so it moves only RefHICE-S's ranking", sign="w", minimum=0
     )
     regions: str | PathLike[str] | Mapping[str, Any] | RegionSource | None = option(
         None,
         "source of regions: `objects`, `everything`, `rectangles` (each also with weights after a colon; "
         "`objects:threshold=0.2` sets the least objectness of a box, 0.1 by default), `colours`, masks by "
-        "image id (a JSON file or a mapping), or a `RegionSource`; None: the one that the weights name, else "
-        "`objects`",
+        "image id (a JSON file or a mapping), or a `RegionSource`; None: that of the weights, else `objects`",
     )
     max_regions: int | None = option(
         None, "regions of an image, best first; None: all", sign="max_regions", encodes=True, minimum=1
