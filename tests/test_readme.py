@@ -276,6 +276,7 @@ def test_extras_that_a_page_installs_exist(page: Path) -> None:
         assert set(extra.split(",")) <= setup["options.extras_require"].keys()
 
 
+@pytest.mark.system
 def test_the_first_block_of_the_readme_runs_from_any_directory_without_a_network(tmp_path: Path) -> None:
     """In a process of its own, since a test could leave things behind that it needs."""
     text = (CHECKOUT / "README.md").read_text(encoding="utf-8")

@@ -213,8 +213,8 @@ def test_wrappings_change_nothing_and_a_config_says_all(case: Case, tmp_path: Pa
         assert wrapped.config["architecture"] == release.config["architecture"]
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
-def test_other_types_become_float32_or_stay(case: Case, dtype: torch.dtype, tmp_path: Path) -> None:
+def test_other_types_become_float32_or_stay(case: Case, tmp_path: Path) -> None:
+    dtype = torch.float16
     tensors = {
         name: tensor.to(dtype) if tensor.is_floating_point() else tensor
         for name, tensor in case.tensors(tmp_path).items()
@@ -249,8 +249,14 @@ DAMAGE: dict[str, Callable[[Tensors, Case], Any]] = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGE)
-def test_what_is_not_the_release_is_refused(damage: str, case: Case, tmp_path: Path) -> None:
+OF_ANY = ("NaN", "integers", "no tensor", "sparse")
+"""Damages that are seen before it matters whose release it is."""
+DAMAGED = [(n, d) for n in RELEASES for d in DAMAGE if d not in OF_ANY or n in ("CLIP", "UMIC", "SAM")]
+
+
+@pytest.mark.parametrize(("name", "damage"), DAMAGED)
+def test_what_is_not_the_release_is_refused(name: str, damage: str, tmp_path: Path) -> None:
+    case = RELEASES[name]
     tensors = dict(case.tensors(tmp_path))
     DAMAGE[damage](tensors, case)
     with pytest.raises(ValueError) as caught:

@@ -91,7 +91,7 @@ if len(sys.argv) > 2:
 """
 
 
-@pytest.mark.parametrize("way", ["ends", "killed"])
+@pytest.mark.parametrize("way", [pytest.param("ends", marks=pytest.mark.system), "killed"])
 def test_a_plain_script_has_them_and_leaves_none_behind(
     files: list[Any], way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
