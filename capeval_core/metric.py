@@ -215,8 +215,7 @@ class CaptionMetric(ABC):
         """The folder that the option `weights` means, by default the metric's published weights."""
         if self.default_weights is None or self.tiny is None:
             raise ValueError(f"{self.name} has no weights")
-        chosen = self.options.weights
-        weights = self.default_weights.repository if chosen is None else chosen
+        weights = self.options.weights or self.default_weights.repository
         folder = open_weights(weights, metric=self.name, tiny=self.tiny)
         if (entry := folder.entry) and entry.metrics and self.name not in entry.metrics:
             found = f"{entry.title} ({folder.name}) is for {' and '.join(entry.metrics)}"
