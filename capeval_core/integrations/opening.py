@@ -15,8 +15,6 @@ from capeval_core.metric import CaptionMetric, CommonOptions
 from capeval_core.registry import metric_class
 from capeval_core.result import Result
 
-_WAYS = 'expected a name ("pacs"), a dict ({"name": "pacs", "w": 2.5}) or a metric of capeval_core.load(...)'
-
 
 def choose_metrics(
     metrics: Any,
@@ -80,8 +78,9 @@ def _chosen(
         chosen = class_.Options.of(name, {"empty": "score", **shared, **own})
     else:
         found = 'has no "name"' if isinstance(metric, Mapping) else f"is {described(metric)}"
+        fix = 'expected a name ("pacs"), a dict ({"name": "pacs", "w": 2.5}) or one of load(...)'
         kind = ValueError if isinstance(metric, Mapping) else TypeError
-        raise Problems([Problem(where, found, _WAYS, kind)]).error()
+        raise Problems([Problem(where, found, fix, kind)]).error()
     device, rank = chosen.device, int(os.environ.get("LOCAL_RANK", -1))  # as torchrun and accelerate set it
     if device is None and rank >= 0:
         import torch
