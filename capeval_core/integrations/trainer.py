@@ -71,13 +71,11 @@ class CaptionMetrics:
         self.cache = FeatureCache(math.inf)
         medium = given and medium_of(given)
         chosen = choose_metrics(metrics, options, cache=self.cache, media=medium, has_references=True)
-        needed = {metric.name: name for metric, _ in chosen if (name := argument_of(metric.media))}
+        needed = {metric.name: one for metric, _ in chosen if (one := argument_of(metric.media))}
         Problems(
-            Problem(
-                "metrics", f"{metric} is about {name}, but {given} are given", f"pass {name}=...", TypeError
-            )
-            for metric, name in needed.items()
-            if given not in (None, name)
+            Problem("metrics", f"{name} is about {one}, but {given} are given", f"pass {one}=...", TypeError)
+            for name, one in needed.items()
+            if given not in (None, one)
         ).raise_if_any()
         self._argument = next(iter(needed.values()), None)  # None: they are about texts alone
         self._compares = any(metric.needs_references for metric, _ in chosen)
