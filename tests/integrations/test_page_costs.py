@@ -54,7 +54,7 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GRADIO_TEMP_DIR", str(tmp_path_factory.mktemp("uploads")))
-        patch.setattr(LIMITS, "page_seconds", 6.0)
+        patch.setattr(LIMITS, "page_seconds", 15.0)  # a busy machine reads a clip in 6
         patch.setattr(LIMITS, "page_memory", 1 << 30)
         page = pages.build("pacs", "tiny")
         pages.launch(page, prevent_thread_lock=True, quiet=True, inline=False)
@@ -81,7 +81,7 @@ def test_the_page_answers_the_next_visitor(client: httpx.Client, name: str) -> N
     before, start = _memory(), time.monotonic()
     told = answer(client, name, HOSTILE[name]())
     assert "event: error" in told and "scores" not in told, told
-    assert time.monotonic() - start < 20 and _memory() - before < 400 << 20
+    assert time.monotonic() - start < 40 and _memory() - before < 400 << 20
     for good in (demo_set()[0].image, demo_clips()[0].image):
         told = answer(client, Path(good).name, Path(good).read_bytes())
         assert "event: complete" in told, told
