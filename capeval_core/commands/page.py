@@ -18,7 +18,7 @@ def run(arguments: list[str]) -> int:
     except OSError:
         parser.error(f"--host {flags.host}: expected an address of this machine")
     with needs("gradio", "page"):
-        from capeval_core.integrations import page
+        import capeval_core.integrations.page as page
 
     demo = page.build(metric.name, flags.weights, media=flags.media)
     try:
