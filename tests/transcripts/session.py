@@ -165,6 +165,7 @@ class _Session:
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), warnings.catch_warnings():
             warnings.simplefilter("always")
+            warnings.simplefilter("ignore", ResourceWarning)  # as Python does: of what other tests left
             warnings.showwarning = lambda message, kind, *_: print(f"{kind.__name__}: {message}", file=err)
             try:
                 exec(compile(tree, "<cell>", "exec"), self._names)
