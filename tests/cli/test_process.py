@@ -150,7 +150,8 @@ def test_a_file_that_is_read_is_not_written_whatever_it_is_called(
     assert (files / "captions.json").read_text() == before
 
 
-@pytest.mark.parametrize("medium", ["image", pytest.param("video", marks=pytest.mark.system)])
+@pytest.mark.system
+@pytest.mark.parametrize("medium", ["image", "video"])
 def test_a_page_is_served_until_ctrl_c(medium: str, tmp_path: Path, capeval: Capeval) -> None:
     pytest.importorskip("gradio", reason="needs gradio: pip install capeval[page]")
     browser, opened = tmp_path / "browser", tmp_path / "opened"

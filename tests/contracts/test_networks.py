@@ -377,7 +377,7 @@ def test_all_networks_are_here() -> None:
 @pytest.mark.parametrize(
     ("kind", "key", "value"),
     [
-        ("clip", "architecture.vision.layers", 1000),
+        ("clip", "architecture.vision.layers", 40),
         ("clip", "architecture.text.width", 1 << 20),
         ("clip", "architecture.text.heads", 3),
         ("clip", "architecture.vision.head_width", 48),

@@ -70,9 +70,10 @@ class Fault:
                 continue
             lines = text.splitlines(keepends=True)
             for name, start, stop in names(text) if self.near in text else []:
-                own = "".join(lines[start:stop])
-                if name == self.where and len(pattern.findall(own)) == 1:
-                    own = pattern.sub(lambda _: self.new, own)
+                if name != self.where:
+                    continue
+                own, count = pattern.subn(lambda _: self.new, "".join(lines[start:stop]))
+                if count == 1:
                     found.append((path, "".join([*lines[:start], own, *lines[stop:]])))
         if len(found) != 1:
             raise LookupError(f"{self.id}: {self.where} has {len(found)} places for {self.old!r}")
