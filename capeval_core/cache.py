@@ -209,7 +209,9 @@ _BY_FOLDER: WeakValueDictionary[Path, FeatureCache] = WeakValueDictionary()
 
 def shared_cache(cache: _Path | FeatureCache | None) -> FeatureCache:
     """The cache of an option: itself, that of a folder (one per process), or the common one."""
-    if cache is None or isinstance(cache, FeatureCache):
-        return SHARED if cache is None else cache
+    if isinstance(cache, FeatureCache):
+        return cache
+    if cache is None:
+        return SHARED
     path = Path(cache).resolve()
     return _BY_FOLDER.get(path) or _BY_FOLDER.setdefault(path, FeatureCache(folder=path))

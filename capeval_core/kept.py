@@ -158,9 +158,11 @@ def write_whole(path: Path, content: bytes | memoryview | str) -> None:
     An existing pipe or device is written to.
     """
     data = content.encode() if isinstance(content, str) else content
-    special = path.exists() and not path.is_file()
-    with contextlib.nullcontext(path) if special else whole_file(path) as target:
-        target.write_bytes(data)
+    if path.exists() and not path.is_file():
+        path.write_bytes(data)
+        return
+    with whole_file(path) as unfinished:
+        unfinished.write_bytes(data)
 
 
 @contextlib.contextmanager

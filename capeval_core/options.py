@@ -65,9 +65,18 @@ class OptionDescription:
                 raise wrong("is not valid Unicode, so no file can record it", "rename it")
 
 
-def option(default: Any, help: str, **about: Any) -> Any:
-    """A field of a class of options; `about`: `sign`, `encodes`, `minimum`, `flag` of `OptionDescription`."""
-    return field(default=default, metadata={"about": OptionDescription(default, help, **about)})
+def option(
+    default: Any,
+    help: str,
+    *,
+    sign: str | None = None,
+    encodes: bool = False,
+    minimum: float | None = None,
+    flag: bool = True,
+) -> Any:
+    """A field of a class of options; what the arguments mean stands in `OptionDescription`."""
+    about = OptionDescription(default, help, sign, encodes, minimum, flag)
+    return field(default=default, metadata={"about": about})
 
 
 _TYPE_NAMES: dict[type, str] = {PathLike: "path", Mapping: "mapping", Sequence: "list", NoneType: "None"}

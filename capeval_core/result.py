@@ -311,8 +311,9 @@ class Result:
         if self.relative is not None:
             raise ValueError(f"{method} is undefined for {self.metric}: {self.relative}")
         summands = None if self.formula is None else np.asarray(self.summands, dtype=np.float64)
-        about = self.formula, summands, self.visual, self.range
-        return statistics.Clusters.of(self.scores, self.groups, *about)
+        return statistics.Clusters.of(
+            self.scores, self.groups, self.formula, summands, self.visual, self.range
+        )
 
 
 def parts_of(values: Values, rows: pa.Table) -> dict[str, Any]:

@@ -88,22 +88,29 @@ class Texts:
 
     def total(self, part: slice, values: Any) -> NDArray[np.int64]:
         """Whole numbers of all texts, added up to one of each caption with its references."""
-        totals: NDArray[np.int64] = np.array(values[part], dtype=np.int64)
-        np.add.at(totals, self.owners(part), values[self.references(part)])
+        numbers: NDArray[np.int64] = np.asarray(values, dtype=np.int64)
+        totals = numbers[part].copy()
+        np.add.at(totals, self.owners(part), numbers[self.references(part)])
         return totals
 
     def columns(
-        self, part: slice, groups: list[str], errors: list[str | None], truncated: Any, **reading: Any
+        self,
+        part: slice,
+        groups: list[str],
+        errors: list[str | None],
+        truncated: Any,
+        tokenizer: Any = None,
+        prompt: str = "",
     ) -> dict[str, Any]:
         """The common columns of some captions; `truncated` are the token ids cut off each of all texts.
 
-        reading: `tokenizer` and `prompt` of an encoder that reads the beginning of a text, for `coverage`.
+        tokenizer: of an encoder that reads the beginning of a long text behind the prompt, for `coverage`.
         """
         cut = self.total(part, truncated)
         columns = common_columns(self.samples, part, groups=groups, errors=errors, truncated=cut)
-        if reading:
-            own = {"captions": self.samples.captions[part], "truncated": truncated[part]}
-            columns["coverage"] = coverage(**own, **reading)
+        if tokenizer is not None:
+            own = self.samples.captions[part]
+            columns["coverage"] = coverage(tokenizer, own, truncated[part], prompt)
         return columns
 
     def cosines(self, part: slice, features: NDArray[np.float32]) -> pa.ListArray:
@@ -180,7 +187,9 @@ class RowStore(Kept):
 class RowStores(dict[str, RowStore]):
     """The folders of rows that a metric has opened, each once; `flush` writes what was added to them."""
 
-    def open(self, folder: Any, schema: pa.Schema, stamp: Mapping[str, Any]) -> RowStore | None:
+    def open(
+        self, folder: str | PathLike[str] | None, schema: pa.Schema, stamp: Mapping[str, Any]
+    ) -> RowStore | None:
         """The rows in a folder, None without one."""
         if folder is None:
             return None

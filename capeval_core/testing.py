@@ -115,11 +115,18 @@ def values(result: Result, rows: Sequence[int] | None = None) -> dict[str, Any]:
     return {name: [column[row] for row in chosen] for name, column in columns.items()}
 
 
-def close(result: Result, expected: Result, within: float = CLOSE, rows: Sequence[int] | None = None) -> bool:
-    """Whether values are those expected (of these rows) but for rounding; z-scores divide by small ones."""
+def close(result: Result, expected: Result, within: float = CLOSE) -> bool:
+    """Whether all values are equal but for rounding."""
+    return not moved(result, expected, within)
+
+
+def moved(result: Result, expected: Result, within: float, rows: Sequence[int] | None = None) -> list[str]:
+    """Names of values that are not those expected (of these rows); z-scores divide by small deviations."""
     one, other = values(result), values(expected, rows)
     within *= 100 if expected.relative else 1
-    return one.keys() == other.keys() and all(_alike(one[name], other[name], within) for name in one)
+    both = one.keys() & other.keys()
+    unlike = {name for name in both if not _alike(one[name], other[name], within)}
+    return sorted(unlike | (one.keys() ^ other.keys()))
 
 
 def _alike(one: Sequence[Any], other: Sequence[Any], within: float) -> bool:
@@ -176,8 +183,12 @@ class Contract:
         ways["another order"] = [5, 2, 7, 0, 6, 1, 4, 3], {}
         ways |= {} if self.together else {f"captions[{row}] alone": ([row], {}) for row in range(8)}
         for way, (rows, options) in ways.items():
-            alike = close(self.score(rows, **options), usual, self.within, rows)
-            assert alike, f"{way} gives other scores"
+            result = self.score(rows, **options)
+            names = moved(result, usual, self.within, rows)
+            assert not names, f"{way} moves {', '.join(names)}"
+            if len(rows) == 1:  # whose number is its score, by a formula of sums, too
+                alike = _alike([result.mean], result.scores, self.within)
+                assert alike, f"{way} has the number {result.mean} and the score {result.scores[0]}"
 
     def check_repeats(self) -> None:
         with count_forwards() as once:

@@ -78,7 +78,7 @@ def _chosen(
         chosen = class_.Options.of(name, {"empty": "score", **shared, **own})
     else:
         found = 'has no "name"' if isinstance(metric, Mapping) else f"is {described(metric)}"
-        fix = 'expected a name ("pacs"), a dict ({"name": "pacs", "w": 2.5}) or one of load(...)'
+        fix = 'expected a name ("pacs"), a dict ({"name": "pacs", "w": 2.5}) or a metric of load(...)'
         kind = ValueError if isinstance(metric, Mapping) else TypeError
         raise Problems([Problem(where, found, fix, kind)]).error()
     device, rank = chosen.device, int(os.environ.get("LOCAL_RANK", -1))  # as torchrun and accelerate set it

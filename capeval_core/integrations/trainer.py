@@ -81,8 +81,10 @@ class CaptionMetrics:
         self._compares = any(metric.needs_references for metric, _ in chosen)
         self._empty = "error" if any(own.empty == "error" for _, own in chosen) else "score"
         self._has_references = references is not None and self._compares
-        ignored = {given: not needed, "references": references is not None and not self._compares}
-        warn_ignored(chosen[0][0], [name for name, is_ignored in ignored.items() if name and is_ignored])
+        if given and not needed:
+            warn_ignored(chosen[0][0], [given])
+        if references is not None and not self._compares:
+            warn_ignored(chosen[0][0], ["references"])
         about = {"images": images, "videos": videos, None: references}[self._argument]
         with naming({"captions": self._argument or "references"}):
             self._samples = check_samples(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -85,8 +85,8 @@ class Shifted(authoring.Options):
 
 RUNS = count()
 TERMS: dict[str, Callable[[Any, pa.Table], Any]] = {
-    "check_batches: another order": lambda metric, rows: np.arange(len(rows)),
-    "check_batches: batch_size=3": lambda metric, rows: metric.options.batch_size == 3,
+    "check_batches: another order moves score": lambda metric, rows: np.arange(len(rows)),
+    "check_batches: batch_size=3 moves score": lambda metric, rows: metric.options.batch_size == 3,
     r"check_batches: captions\[0\] alone": lambda metric, rows: len(rows),
     "check_repeats: score": lambda metric, rows: np.arange(len(rows)),
     "check_pickling": lambda metric, rows: next(RUNS),
@@ -112,6 +112,19 @@ def test_check_metric_names_the_broken_promise(
     monkeypatch.setattr(metric, "aggregate", changed)
     monkeypatch.setattr(metric, "Options", Shifted)
     with pytest.raises(AssertionError, match=promise):
+        check_metric(metric)
+
+
+def test_check_metric_compares_scores_with_the_formula_of_their_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    metric = metric_class("bleu")
+    usual: Any = metric.aggregate
+
+    def halved(metric: Any, rows: pa.Table) -> authoring.Values:
+        values = usual(metric, rows)
+        return replace(values, scores=values.scores / 2)
+
+    monkeypatch.setattr(metric, "aggregate", halved)
+    with pytest.raises(AssertionError, match=r"check_batches: captions\[2\] alone has the number"):
         check_metric(metric)
 
 
