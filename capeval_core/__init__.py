@@ -16,6 +16,12 @@ from capeval_core.project import __version__, lazy_names
 # Their types are in __init__.pyi. Lazy, so that importing the package costs nothing.
 __all__ = ["Result", "__version__", "list_metrics", "load", "module", "module_path", "why"]
 
-_HOMES = {"load": "registry", "list_metrics": "registry", "module_path": "registry", "Result": "result"}
-_HOMES |= {"module": "integrations.evaluate_module", "why": "replay.why"}
+_HOMES = {
+    "load": "registry",
+    "list_metrics": "registry",
+    "module": "integrations.evaluate_module",
+    "module_path": "registry",
+    "Result": "result",
+    "why": "replay.why",
+}
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -70,8 +70,10 @@ def every_class() -> list[type[CaptionMetric]]:
 
 def titles_of_parts() -> dict[str, str]:
     """Titles of the parts of scores: `bleu_1` is BLEU-1; metrics are parts of other metrics."""
-    parts = ({metric.key: metric.title, **metric.part_titles} for metric in metric_classes().values())
-    return {part: title for titles in parts for part, title in titles.items()}
+    titles: dict[str, str] = {}
+    for metric in metric_classes().values():
+        titles |= {metric.key: metric.title, **metric.part_titles}
+    return titles
 
 
 def media_of(name: str) -> list[str]:

@@ -155,17 +155,18 @@ class Result:
         }
         encoder = getattr(metric, "encoder", None) if "coverage" in parts else None
         counts = {name: int(np.count_nonzero(rows[name].to_numpy())) for name in ("truncated", "empty")}
-        facts = {name: getattr(metric, name) for name in ("key", "relative", "formula")}
         return Result(
             metric=metric.name,
-            **facts,
+            key=metric.key,
             scores=[float(score) for score in values.scores],
             parts=parts,
             groups=rows["group"].to_pylist(),
             signature=signature,
             counts=Counts(len(rows), failed=len(errors), **counts),
             errors=errors,
+            relative=metric.relative,
             summands=None if values.summands is None else values.summands.tolist(),
+            formula=metric.formula,
             range=values.range or metric.range,
             reads=0 if encoder is None else encoder.tokenizer.context_length,
         )

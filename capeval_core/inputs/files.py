@@ -266,4 +266,8 @@ def parsed(path: Path, text: str, first_line: int = 1) -> Any:
 
 def valid_unicode(text: str) -> bool:
     """Whether a text can be written as UTF-8; file names that are not UTF-8 cannot."""
-    return text.encode(errors="ignore").decode() == text
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
