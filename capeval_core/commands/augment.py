@@ -41,8 +41,10 @@ def run(arguments: list[str]) -> int:
     found = f"{counts.made:,} generated, {counts.found:,} found, {dropped}, {len(counts.failed):,} failed"
     summary([what + of, found], ["folder", str(flags.out)])
     if counts.truncated:
-        what = "longer than the text encoder reads, and the images show their beginnings only"
-        complain(f"warning: {counts.truncated:,} captions are {what}")
+        complain(
+            f"warning: {counts.truncated:,} captions are longer than the text encoder reads, and the images "
+            "show their beginnings only"
+        )
     tell_reasons(counts.failed, counts.total, "images")
     if not counts.made and not counts.found and (counts.failed or counts.dropped):
         return 1

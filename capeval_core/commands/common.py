@@ -126,7 +126,8 @@ def read_named(flags: Any, metric: Any, options: dict[str, Any]) -> tuple[Joined
     """The files that a metric needs, as flags name them, and the options that flags set."""
     given = {name: getattr(flags, name, None) for name in ("weights", "regions")}
     chosen = {name: value for name, value in given.items() if value is not None}
-    checked, medium = metric.Options.of(metric.name, {**options, **chosen}), (metric.media or ("image",))[0]
+    checked = metric.Options.of(metric.name, {**options, **chosen})
+    medium = (metric.media or ("image",))[0]
     looks = metric.media and not checked.images_are_ids
     if looks and flags.visuals is None:
         raise ValueError(f"{metric.name} looks at {medium}s: name their folder by --images or --videos")

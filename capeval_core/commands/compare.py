@@ -202,14 +202,19 @@ def _messages(compared: Systems) -> list[str]:
             reasons += [cell.result.unseen, cell.no_interval, cell.no_test]
             if cell.test is not None and cell.test["left_out"]:
                 difference = signed(compared.scaled(cell.test["difference"]), compared.decimals(4), 8)
-                apart = f"{cell.test['left_out']:,} {compared.visual}s with a score in only one of system and"
-                both = f"over the {cell.test['count']:,} that both have the difference is {difference}"
-                reasons.append(f"{apart} baseline are left out of the test, not of the means: {both}")
+                reasons.append(
+                    f"{cell.test['left_out']:,} {compared.visual}s with a score in only one of system and "
+                    f"baseline are left out of the test, not of the means: over the {cell.test['count']:,} "
+                    f"that both have the difference is {difference}"
+                )
             owner = system.name if len(compared.columns) == 1 else f"{system.name} by {metric}"
             for reason in filter(None, reasons):
                 whose.setdefault(reason, []).append(owner)
     cells = len(compared.systems) * len(compared.columns)
-    return [f"{', '.join(own)}: " * (len(own) < cells) + reason for reason, own in whose.items()]
+    return [
+        reason if len(owners) == cells else f"{', '.join(owners)}: {reason}"
+        for reason, owners in whose.items()
+    ]
 
 
 def show(systems: Systems, form: str | None) -> str:

@@ -141,17 +141,18 @@ def _options(metrics: _Metrics, flags: Namespace) -> list[Any]:
 def _check_files(metrics: _Metrics, options: _Options, flags: Namespace) -> None:
     """Refuse to score without a folder that is needed; drop what no metric needs, with a warning."""
     title, about = ",".join(metric.name for metric in metrics), _about(metrics)
-    own, given = argument_of(about.media), {name: getattr(flags, name) for name in ARGUMENTS}
+    own = argument_of(about.media)
+    given = {name: folder for name in ARGUMENTS if (folder := getattr(flags, name)) is not None}
     if flags.references is not None and not any(metric.needs_references for metric in metrics):
         terminal.complain(f"warning: --references is ignored: no references are needed by {title}")
         flags.references = None
-    for name in (name for name, folder in given.items() if folder is not None and name != own):
-        if own is not None:
+    for name, folder in given.items():
+        if own is None:
+            terminal.complain(f"warning: folder {folder} is ignored: texts alone are compared by {title}")
+        elif name != own:
             more = f" or --media {medium}" if (medium := medium_of(name)) in media_of(about.name) else ""
-            raise ValueError(
-                f"--{name}: {common.command_of(about)} is about {own}, pass --{own} FOLDER{more}"
-            )
-        terminal.complain(f"warning: folder {given[name]} is ignored: texts alone are compared by {title}")
+            fix = f"pass --{own} FOLDER{more}"
+            raise ValueError(f"--{name}: {common.command_of(about)} is about {own}, {fix}")
     flags.visuals = given.get(own or "")
     for metric, chosen in zip(metrics, options, strict=True):
         if flags.visuals is None and metric.media and not chosen.images_are_ids:

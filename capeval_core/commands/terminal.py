@@ -170,7 +170,7 @@ def check_output(name: str, out: Path, files: Sequence[tuple[str, Any]] = ()) ->
         f"it is the file of {same}, which it would overwrite": bool(same),
         "it cannot be written (permission denied)": not writable,
     }
-    for reason in (reason for reason, fails in reasons.items() if fails):
+    if reason := next((reason for reason, fails in reasons.items() if fails), ""):
         raise ValueError(f"{name} {out}: {reason}: name another file")
 
 
@@ -264,7 +264,10 @@ def add_options(parser: Parser, title: str, classes: Mapping[str, Any], leave_ou
         texts: dict[str, list[str]] = {}
         for metric, other in own:
             texts.setdefault(_help_of(other), []).append(metric)
-        parts = [f"{', '.join(of)}: " * (len(of) < len(classes)) + text for text, of in texts.items()]
+        parts = [
+            text if len(metrics) == len(classes) else f"{', '.join(metrics)}: {text}"
+            for text, metrics in texts.items()
+        ]
         shape: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS, "help": "; ".join(parts)}
         if option.type == "bool":
             shape["action"] = argparse.BooleanOptionalAction if option.default else "store_true"

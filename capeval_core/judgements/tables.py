@@ -83,8 +83,11 @@ class Judged:
             label: " and ".join(dict.fromkeys(run.signature for run in runs if run.signature))
             for label, runs in scores.items()
         }
-        every = ((label, *own) for label, cells in self.cells.items() for own in cells.items())
-        self.entries = [self._entry(*one) for one in every]
+        self.entries = [
+            self._entry(label, column, cell)
+            for label, cells in self.cells.items()
+            for column, cell in cells.items()
+        ]
 
     def entries_of(self, label: str) -> list[Entry]:
         return [entry for entry in self.entries if entry.metric == label]
