@@ -313,7 +313,8 @@ def draw_frames(
         ax.set_title("cosine of the whole caption with each frame", color=FAINT, weight="normal", size=8.5)
         ax.plot(cosines, linewidth=1.6)
         marked = [*frames] if len(cosines) > 1 else [0]  # a curve of one frame is only its dot
-        ax.plot(marked, [cosines[frame] for frame in marked], "o", color="C0", clip_on=False)
+        if marked:  # no dots at all would take all room from the curve
+            ax.plot(marked, [cosines[frame] for frame in marked], "o", color="C0", clip_on=False)
         ax.set_ylim(bottom=min(0.0, *cosines))
         ax.locator_params(axis="x", integer=True)
         row = below.subplots(1, 6)
