@@ -69,6 +69,18 @@ def test_rows_may_come_in_any_portions(keep_in_memory: bool, load: Load, images:
     assert len(module) == 0
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_images_of_pools_are_counted_over_all_portions(
+    load: Load, images: list[Path], tmp_path: Path
+) -> None:
+    (tmp_path / "cut.png").write_bytes(images[1].read_bytes()[:60])
+    module, pools = load("eco", on_error="nan", members="tiny"), [CAPTIONS[:3]] * 2
+    module.add_batch(predictions=pools, images=[images[0], tmp_path / "cut.png"])
+    module.add_batch(predictions=pools, images=[images[2], tmp_path / "cut.png"])
+    errors = module.compute(per_caption=True)["per_caption"]["errors"]
+    assert [error and error.partition(":")[0] for error in errors] == [None, "images[1]", None, "images[3]"]
+
+
 # What is kept
 
 
