@@ -61,7 +61,6 @@ def run(arguments: list[str]) -> int:
 
 
 def _read(files: Sequence[Path]) -> list[System]:
-    """The systems of all files, by the names in them, or by the names of the files."""
     systems: list[System] = []
     again = len(files) == 2 and files[0] == files[1]  # to see that nothing differs
     names = [files[0].stem, f"{files[0].stem} (again)"] if again else names_of_files("FILE", files)

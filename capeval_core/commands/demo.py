@@ -34,7 +34,6 @@ def run(arguments: list[str]) -> int:
 
 
 def _write_files(folder: Path) -> None:
-    """Write `images/`, `references.json`, and a file of each kind of captions, into a new folder."""
     if folder.exists():
         raise FileExistsError(f"--out {folder} exists: name a folder to be made")
     items = demo_set()
@@ -48,7 +47,6 @@ def _write_files(folder: Path) -> None:
 
 
 def _print_scores() -> None:
-    """Scores of the first images, then means of all with intervals and tests."""
     items = demo_set()
     results = {name: score_kinds(load(name, weights="tiny"), items) for name in METRICS}
     titles = {name: metric_class(name).title for name in METRICS}

@@ -80,7 +80,6 @@ def run(arguments: list[str]) -> int:
 
 
 def _metrics(entry: SetEntry, flags: argparse.Namespace) -> _Metrics:
-    """The classes of the metrics, those for videos where the set is about videos, with their options."""
     metrics = []
     for name in flags.metrics:
         class_ = metric_class(name, entry.media if (name, entry.media) in MEDIA_VARIANTS else None)
@@ -125,7 +124,6 @@ def _check_texts(metrics: _Metrics, judged: JudgedSet, data: str) -> None:
 
 
 def _write(flags: argparse.Namespace, entry: SetEntry, result: tables.Judged, shown: Table) -> None:
-    """Write every file into the folder of `--out`."""
     now, contests = datetime.now(UTC), tables.contest_table(result)
     lines = [f"- {label}: `{signature}`" for label, signature in result.signatures.items()]
     sections = [shown.markdown(), contests.markdown() if contests.rows else "", "Signatures:\n", *lines]

@@ -97,7 +97,6 @@ def _is_there(out: Path, name: str, source: Any) -> bool:
 
 
 def _open(flags: Namespace) -> tuple[BoxSource, str]:
-    """The region encoder that flags name, and its rule of which boxes are kept."""
     weights = _DETECTORS[flags.detector].repository if flags.weights is None else flags.weights
     settings = {"selection": flags.selection, "device": flags.device, "dtype": flags.dtype}
     with naming({"regions": "weights"}):

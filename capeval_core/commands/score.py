@@ -67,7 +67,6 @@ def run(arguments: list[str]) -> int:
 
 
 def _print(compared: Systems, alone: Cell | None, form: str | None) -> None:
-    """The table, or the number of one system by one metric."""
     if alone is None:
         print(compare.show(compared, form), flush=True)
         return
@@ -108,7 +107,6 @@ def _tell(metrics: _Metrics, systems: Sequence[System]) -> None:
 
 
 def _metrics(given: str, rest: Sequence[str]) -> tuple[list[type[CaptionMetric]], list[str]]:
-    """The metrics that the first argument and `--media` choose, and the other arguments."""
     names = terminal.TYPES["NAMES"](given) or [given]
     for name in names:
         if issubclass(metric_class(name), Reranker):
@@ -122,12 +120,10 @@ def _metrics(given: str, rest: Sequence[str]) -> tuple[list[type[CaptionMetric]]
 
 
 def _about(metrics: _Metrics) -> type[CaptionMetric]:
-    """The first metric that looks at images or videos, else the first."""
     return next((metric for metric in metrics if metric.media), metrics[0])
 
 
 def _options(metrics: _Metrics, flags: Namespace) -> list[Any]:
-    """The checked options of each metric, by the flags."""
     evidence = {"evidence": True} if flags.explain is not None or flags.bundle is not None else {}
     names, options, problems = [metric.name for metric in metrics], [], Problems()
     for metric in metrics:

@@ -64,8 +64,6 @@ def paragraph(text: str, indent: str = "") -> str:
 
 
 def _number(kind: Callable[[str], Any], fits: Callable[[Any], bool], expected: str) -> Callable[[str], Any]:
-    """A reader of numbers that fit, others are refused."""
-
     def number(text: str) -> Any:
         if not fits(value := kind(text)):
             raise argparse.ArgumentTypeError(f"expected {expected}, found {text}")
@@ -75,7 +73,6 @@ def _number(kind: Callable[[str], Any], fits: Callable[[Any], bool], expected: s
 
 
 def _setting(text: str) -> tuple[str, str, Any]:
-    """Of one of several metrics an option and its value."""
     found = re.fullmatch(r"([^.=]+)\.([^=]+)=(.*)", text, re.DOTALL)
     if found is None:
         raise argparse.ArgumentTypeError(f"expected METRIC.OPTION=VALUE, e.g. pacs.device=cuda, found {text}")

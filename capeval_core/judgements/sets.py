@@ -245,7 +245,6 @@ def _column(rows: pd.DataFrame, name: str) -> list[Any]:
 
 
 def _collapsed(texts: Iterable[str]) -> list[str]:
-    """Texts with single spaces."""
     return [" ".join(text.split()) for text in texts]
 
 
@@ -382,8 +381,7 @@ def _pairs(
 
 
 def _foil(name: str, folder: Path, rows: pd.DataFrame) -> PairedSet:
-    """Right captions against foils, with the first references of each; in paragraphs about a video the scores
-    of sentences are averaged first."""
+    """Right captions against foils; of paragraphs about a video the scores of sentences are averaged."""
     visual, counts = SETS[name].media, SETS[name].references
     items = _pairs(rows, ("true_caption", "foil_caption"), rows.references, visual)
     scorings = _first_references(items, counts) if counts else (Scoring("accuracy", items),)

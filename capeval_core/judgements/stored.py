@@ -135,8 +135,7 @@ def _check_captions(path: Path, captions: list[str] | None, judged: JudgedSet) -
 
 
 def _labelled(arrays: Mapping[str, Any], scorings: set[str]) -> Iterator[tuple[str, str, str | None, Any]]:
-    """Arrays with their names, the labels of their rows, and the scorings that they are of; NAME__a and
-    NAME__b become two columns of NAME."""
+    """Arrays with name, label of their rows and scoring; NAME__a and NAME__b become two columns of NAME."""
     joined = dict(arrays)
     for first in arrays:
         name = first.removesuffix("__a")

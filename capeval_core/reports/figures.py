@@ -56,7 +56,6 @@ def _drawing(width: float, height: float, final: float | None = None) -> Iterato
 
 
 def _image(figure: Any) -> Image.Image:
-    """What was drawn onto a figure, or onto a part of it."""
     return Image.open(figure.canvas.figure.file).convert("RGB")
 
 
