@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from PIL import Image
 
 import capeval_core
 from capeval_core.cache import FeatureCache
+from capeval_core.demo import demo_set
 from capeval_core.testing import count_forwards
 from tests.support.seams import network
-from tests.support.seeded import release
+from tests.support.seeded import made_up_boxes, release
 
 
 def row(key: str, length: int = 4) -> NDArray[np.float32]:
@@ -132,3 +135,18 @@ def test_a_changed_setting_never_meets_an_old_feature(images: list[Path], tmp_pa
             items.setdefault(name, forwards.items)
         assert scores[0] == scores[1], name
     assert items == {"activation": 4, "weights": 4, "preprocessing": 4, "usual": 4, "twin": 0}
+
+
+def test_another_option_never_meets_an_old_feature() -> None:
+    scene, cache = demo_set()[0], FeatureCache()
+    picture = Image.open(scene.image).crop((0, 0, 192, 120))
+    for metric, shown, name, values in (
+        ("hices", picture, "max_regions", (1, 2)),
+        ("hices", picture, "mask_transform", ("square_crop", "released")),
+        ("umic", made_up_boxes(50), "selection", ("bua10_100", "lxmert36")),
+    ):
+        scores: list[float] = []
+        for value, used in product(values, (cache, FeatureCache())):
+            opened = capeval_core.load(metric, weights="tiny", cache=used, **{name: value})
+            scores += opened.score([scene.good], [shown]).scores
+        assert scores[0] == scores[1] != scores[2] == scores[3], name

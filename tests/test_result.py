@@ -80,8 +80,8 @@ def test_compares_systems_of_one_signature() -> None:
     assert comparison.difference == pytest.approx(first.mean - second.mean)
     assert comparison.images == 5 and comparison.left_out == 0
     assert comparison.verdict in str(comparison) and first.compare(second, level=0.5).interval.level == 0.5
-    other = replace(second, signature="capeval:pacs|weights:y@2|v:1")
-    with pytest.raises(ValueError, match=r"(?s)not comparable.*x@1.*y@2"):
+    other = replace(second, signature="capeval:pacs|statistics:1|weights:y@2|v:1")
+    with pytest.raises(ValueError, match=r"(?s)not comparable.*x@1.*y@2.*the same settings"):
         first.compare(other)
     assert first.compare_within_run(other) == comparison and other.signature.endswith("y@2|v:1")
     with pytest.raises(ValueError, match=r"compare\(\) is undefined for pacs: of one set"):

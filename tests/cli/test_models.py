@@ -105,4 +105,5 @@ def test_a_dataset_gives_images_and_captions(capeval: Capeval, captioner: Path, 
         [pq.read_table(path) for path in sorted(Path("out").rglob("*.parquet"))], promote_options="default"
     )
     assert {*found["id"].to_pylist()} == {"7", "8"}
-    assert augment(capeval, "images", {**of_images, "caption-column": "cocoid"}).status == 2
+    refused = augment(capeval, "images", {**of_images, "caption-column": "cocoid"})
+    assert refused.status == 2 and "row 1: cocoid" in refused.err

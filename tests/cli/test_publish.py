@@ -91,9 +91,12 @@ def test_what_is_there_already_makes_no_commit(capeval: Capeval, hub: Hub, folde
     (folder / "README.md").write_text("---\nlicense: apache-2.0\n---\nbetter\n")
     assert capeval(*weights, "--message", "A better card").out.startswith("other/mine: commit ")
     assert hub.repositories["other/mine"].messages[2:] == ["A better card"]
-    assert capeval(*weights, "--branch", "trial").status == 0
+    (folder / "README.md").write_text("---\nlicense: apache-2.0\n---\nbest\n")
+    first_there, again_there = (capeval(*weights, "--branch", "trial").out for _ in range(2))
+    assert again_there == first_there.replace(": commit", ": unchanged, at") != first_there
     assert capeval(*weights, "--branch", "v0.4.6").status == 2  # reads like a version
     assert list(hub.repositories["other/mine"].names) == ["main", "trial"]
+    assert "publish the weights first" in capeval("publish", "cards", "pacs-tiny").err
     assert not any("/tag/" in request for request in hub.requests)
 
 
@@ -159,13 +162,15 @@ def test_only_what_encoders_read_leaves_a_folder_of_weights(capeval: Capeval, hu
     (folder / ".git").mkdir()
     (folder / ".git" / "config.json").write_text("hf_secret")
     (folder / "link.json").symlink_to("/etc/passwd")
-    (folder / "vocab.txt").write_text("a\n")  # of a tokenizer
+    for name in ("vocab.txt", "tokenizer.json"):  # of a tokenizer
+        (folder / name).write_text("a\n")
+    change(folder, vocabulary={"file": "tokenizer.json"})
     planned = capeval("publish", "weights", folder, "--dry-run")
     assert planned.status == 0 and not hub.requests, planned.err
     assert all(name in planned.out for name in [*strays, ".git/", "link.json"]) and "\x1b" not in planned.out
     assert capeval("publish", "weights", folder).status == 0
     held = files(hub, "capeval/mine")
-    assert held.keys() == {"README.md", "config.json", "model.safetensors", "vocab.txt"}
+    assert held.keys() == {"README.md", "config.json", "model.safetensors", "vocab.txt", "tokenizer.json"}
     assert not any(
         b"hf_secret" in content or b"root:" in content for content in [*hub.stored.values(), *held.values()]
     )

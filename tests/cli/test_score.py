@@ -121,6 +121,8 @@ def test_each_picture_is_encoded_once_and_fails_once(systems: Capeval, folder: P
     assert ran.status == 0 and counts.items == 6 + len(texts) and opened
     found = re.findall(r"\d of \d captions of '\w' failed|\(\d captions of 'A'\)", ran.err)
     assert found == ["2 of 8 captions of 'A' failed", "(2 captions of 'A')", "1 of 7 captions of 'B' failed"]
+    write_json(folder / "C.json", {"p0": "a"})
+    assert systems("pacs", "A C", "--on-error", "nan").status == 0  # C has no score, but A has
 
 
 def test_a_second_system_is_scored_beside_the_rows_of_the_first(systems: Capeval, folder: Path) -> None:

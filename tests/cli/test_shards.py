@@ -88,6 +88,7 @@ def scores_in(folder: Path) -> list[float | None]:
 def test_rows_without_their_image_are_scored_again_when_it_is_there(shards: Capeval, pictures: Path) -> None:
     given = ("--input", "lines/*.jsonl", "--images", "a")
     assert shards(*given, "--output", "whole").status == 0
+    assert shards(*given[:3], "lines", "--output", "none").status == 1  # no row has its image there
     expected = scores_in(pictures / "whole")
     (pictures / "late").mkdir()
     late = (1, 6)

@@ -29,3 +29,4 @@ def test_forms_of_a_word_share_more_than_a_letter() -> None:
     assert not wrong_words("a red cup", ["ring"], [])
     (span,) = wrong_words("two dogs", ["dog"], [])
     assert (span.start, span.end) == (4, 8)
+    assert wrong_words("two dogs", ["dog"], ["two dogs"]) == [span]  # which has no other word

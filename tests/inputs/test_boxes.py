@@ -221,6 +221,8 @@ def test_a_tsv_may_have_a_header_and_no_last_newline(tmp_path: Path) -> None:
     (tmp_path / "a.tsv").write_text(f"{header}\r\n{line}\n\n{line.replace('cat', 'dog')}")
     store = box_store(tmp_path / "a.tsv")
     assert sorted(store.entries) == ["cat", "dog"] and loaded(store, "dog").size == SIZE
+    (tmp_path / "a.tsv").write_text(line.replace("cat", "cow").ljust(store.path.stat().st_size, "\n"))
+    assert [*box_store(tmp_path / "a.tsv").entries] == ["cow"]  # of as many bytes as before
     swapped = "\t".join(["image_id", "image_h", "image_w", "num_boxes", "boxes", "features"])
     (tmp_path / "b.tsv").write_text(swapped + "\n" + bottom_up_line("cat", FOUND["cat"]))
     with pytest.raises(FileError):  # else width and height would change places

@@ -17,7 +17,9 @@ from PIL import Image
 
 import capeval_core
 from capeval_core.cache import FeatureCache
+from capeval_core.demo import demo_clips
 from capeval_core.errors import InputError
+from tests.support.seams import LIMITS, frames_within_limits
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 
@@ -35,7 +37,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
 
 
 def result_of(given: list[Any], decoders: int | None, **options: Any) -> Any:
-    """The result of a metric that has encoded none of these images before."""
     options = {"weights": "tiny", "device": "cpu", "cache": FeatureCache(0), **options}
     metric = capeval_core.load("pacs", decoders=decoders, **options)
     return metric.score(["a wall"] * len(given), given)
@@ -78,6 +79,13 @@ def test_where_no_process_can_be_started_threads_decode(
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     with pytest.warns(UserWarning, match="nowhere"):
         assert result_of(files, 4).scores == expected
+
+
+@pytest.mark.parametrize("limit", ["page_frames", "page_pixels"])
+def test_either_limit_refuses_an_upload(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LIMITS, limit, 1)
+    with pytest.raises(InputError, match="has more than"):
+        frames_within_limits(demo_clips()[0].image, "video")
 
 
 PROGRAM = """

@@ -49,6 +49,7 @@ def test_a_file_has_one_key_however_it_is_handed_in(tmp_path: Path, jpeg: bytes)
     path, copy = written(tmp_path, jpeg), written(tmp_path, jpeg, "copy.png")
     values = [str(path), path, copy, jpeg, bytearray(jpeg), memoryview(jpeg)]
     values += [{"bytes": jpeg, "path": None}, {"bytes": None, "path": str(path)}, {"path": path}]
+    values.append({"bytes": jpeg, "path": "https://a.b/x.jpg"})  # from where somebody else fetched it
     assert len({image(value).key for value in values}) == 1
     assert len({image(value).load().tobytes() for value in values}) == 1
     others = [encoded(photograph(seed=1)), jpeg + b"\0", jpeg + bytes(3 << 21), jpeg + bytes(3 << 21) + b"a"]

@@ -73,6 +73,8 @@ def test_a_sentence_is_parsed_once_by_all_parsers_of_a_model(
     for apart in (opened(parser_folder, beams=2), opened(copy, beams=3)):
         apart.phrases(["two men"])
     assert sum(generated) == 4
+    (copy / "tokenizer_config.json").write_text((copy / "tokenizer_config.json").read_text() + "\n")
+    assert opened(copy).fingerprint != opened(parser_folder).fingerprint  # which reads other tokens
 
 
 # ---- sentences end where a reader would say so, and no word is lost

@@ -102,7 +102,7 @@ def test_precomputed_phrases(tmp_path: Path) -> None:
         assert (night.phrases, night.fallback) == (("Night",), 1)
         assert (dogs.phrases, dogs.fallback) == (("two dogs", "dogs run"), 0)
     assert len({source.fingerprint for source in sources}) == 1
-    assert open_phrases({"Night": ["dark"]}).fingerprint != sources[0].fingerprint
+    assert open_phrases({**phrases, "Night": ["dark"]}).fingerprint != sources[0].fingerprint
     assert open_phrases(sources[0]) is sources[0]
 
 

@@ -117,7 +117,8 @@ def test_empty_masks_are_dropped_and_counted() -> None:
 
 def test_files_are_those_of_coco(tmp_path: Path) -> None:
     annotation = {"image_id": 42, "segmentation": RUNS, "score": 0.75}
-    coco = {"images": [{"id": 5, "file_name": "42.png"}], "annotations": [annotation | {"image_id": 5}]}
+    names = [{"id": 5, "file_name": "42.png"}, {"id": 6, "file_name": "empty.png"}]
+    coco = {"images": names, "annotations": [annotation | {"image_id": 5}]}
     file = tmp_path / "masks.json"
     for content in ({"42": [RUNS | {"score": 0.75}]}, [annotation], coco):
         file.write_text(json.dumps(content))
@@ -126,6 +127,7 @@ def test_files_are_those_of_coco(tmp_path: Path) -> None:
             assert source.name == "precomputed:masks.json"
             regions = source.segment(blank(6, 8, "42.png"))
             assert regions.quality.tolist() == [0.75] and (regions.masks() == MASK).all()
+    assert not len(source.segment(blank(6, 8, "empty.png")))  # which has no annotation
 
 
 def test_fingerprints_cover_the_masks() -> None:

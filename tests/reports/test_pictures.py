@@ -28,7 +28,6 @@ def explanation(name: str, media: str | None = None, caption: str = ITEM.subtly_
 
 
 def share(picture: Image.Image, colour: tuple[int, int, int]) -> float:
-    """How much of a picture is about that colour."""
     pixels = np.asarray(picture.convert("RGB"), dtype=int)
     return float((np.abs(pixels - colour).max(axis=-1) < 40).mean())
 

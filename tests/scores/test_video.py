@@ -92,6 +92,8 @@ def test_of_a_damaged_video_the_beginning_is_compared_and_it_is_said(name: str, 
         warnings.simplefilter("error")
         beginning = metric.score(captions, videos=[whole, video_writing.drawn()[:frames], whole], **given)
     assert found.scores == pytest.approx(beginning.scores, abs=CLOSE)
+    with pytest.raises(ValueError, match="fps needs"):  # before a model runs
+        opened(name, seeded_weights, fps=2).check(captions, [video_writing.drawn()] * 3, references)
 
 
 # Explanations.

@@ -30,6 +30,7 @@ from capeval_core.encoders.vilbert import LocatedBoxes
 from capeval_core.errors import Problems
 from capeval_core.inputs import text_files
 from capeval_core.inputs.boxes import BoxFeatureStore, box_source, boxes_of
+from capeval_core.inputs.decoders import frames_within_limits
 from capeval_core.inputs.images import InputImage, Source, Visual, image_source, resized, within
 from capeval_core.inputs.samples import Samples, check_samples
 from capeval_core.inputs.videos import Sampling, video_source
@@ -82,6 +83,7 @@ __all__ = [
     "eco_ranking",
     "encode",
     "first_boxes",
+    "frames_within_limits",
     "graph_phrases",
     "greedy_match",
     "grouped_cosine",

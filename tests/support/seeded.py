@@ -360,6 +360,7 @@ def open_clip_repository(folder: Path, *, custom: bool = True, quick: bool = Fal
         {name: t.contiguous() for name, t in model.state_dict().items()},
         folder / "open_clip_model.safetensors",
     )
-    config = {"model_cfg": model_cfg, "preprocess_cfg": PREPROCESS}
+    stated = {name: own for name, own in PREPROCESS.items() if not (quick and name == "interpolation")}
+    config = {"model_cfg": model_cfg, "preprocess_cfg": stated}
     (folder / "open_clip_config.json").write_text(json.dumps(config))
     return folder

@@ -48,7 +48,6 @@ def arguments(folder: Path, out: Path, **settings: Any) -> list[str]:
 
 
 def arguments_of(name: str, folder: Path, out: Path, **settings: Any) -> list[str]:
-    """Of a training on the scenes in a folder."""
     given = {"captions": folder / "captions.jsonl", "images": folder / "images", "start": folder / "start"}
     given |= {"regions": "tiny", "tagger": "scenes", "device": "cpu", "out": out, **settings}
     flags = {f"--{name.replace('_', '-')}": value for name, value in given.items() if value is not None}
@@ -77,17 +76,14 @@ def run_until_killed(arguments: list[str], saves: int) -> None:
 
 
 def train(folder: Path, out: Path, **settings: Any) -> Path:
-    """A short training that must go well; its folder."""
     assert main(arguments(folder, out, **settings)) == 0
     return out
 
 
 def tensors_of(out: Path) -> dict[str, Any]:
-    """The trained weights."""
     tensors: dict[str, Any] = load_file(out / "weights" / "model.safetensors")
     return tensors
 
 
 def log_of(out: Path) -> list[dict[str, Any]]:
-    """The lines of the log."""
     return [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]

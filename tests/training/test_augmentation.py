@@ -21,13 +21,11 @@ from tests.training.generative import SIZE, arguments, generated, write_pipeline
 
 
 def positives(folder: Path) -> list[dict[str, Any]]:
-    """What is in a folder, in its order."""
     tables = [pq.read_table(path) for path in sorted(folder.rglob("*.parquet"))]
     return [row for table in tables for row in table.to_pylist()]
 
 
 def captions(folder: Path) -> dict[str, str]:
-    """By image, the one generated caption."""
     return {row["id"]: row["caption"] for row in positives(folder) if row["caption"]}
 
 
