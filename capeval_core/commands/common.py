@@ -13,11 +13,13 @@ from typing import Any
 
 from PIL.Image import Image
 
-from capeval_core.commands.terminal import Parser, complain, flag
+from capeval_core.commands.terminal import Parser, complain, flag, note
 from capeval_core.errors import did_you_mean, file_error, naming, place
-from capeval_core.inputs.files import bare, names_in, some_of
+from capeval_core.inputs.collection import Joined, read_collection
+from capeval_core.inputs.columns import FileOptions
+from capeval_core.inputs.files import bare, some_of
+from capeval_core.inputs.joining import names_below
 from capeval_core.inputs.samples import ARGUMENTS, medium_of
-from capeval_core.inputs.text_files import FileOptions, Joined, read_collection
 from capeval_core.kept import try_writing, write_whole
 from capeval_core.metric import CaptionMetric, Reranker
 from capeval_core.options import Settings
@@ -122,6 +124,12 @@ def read_files(flags: argparse.Namespace, images: Any, candidates: Any, **more: 
     return read_collection(candidates, images, references, options=options, **more)
 
 
+def tell_notes(collections: Iterable[Joined]) -> None:
+    """Say how files were read and what is odd about them, each once."""
+    for message in dict.fromkeys(message for collection in collections for message in collection.notes):
+        note(message)
+
+
 def read_named(flags: Any, metric: Any, options: dict[str, Any]) -> tuple[Joined, dict[str, Any]]:
     """The files that a metric needs, as flags name them, and the options that flags set."""
     given = {name: getattr(flags, name, None) for name in ("weights", "regions")}
@@ -133,7 +141,9 @@ def read_named(flags: Any, metric: Any, options: dict[str, Any]) -> tuple[Joined
         raise ValueError(f"{metric.name} looks at {medium}s: name their folder by --images or --videos")
     if metric.needs_references and flags.references is None:
         raise ValueError(f"{metric.name} needs references: name their file by --references")
-    return read_files(flags, flags.visuals if looks else None, flags.candidates, medium=medium), chosen
+    file = read_files(flags, flags.visuals if looks else None, flags.candidates, medium=medium)
+    tell_notes([file])
+    return file, chosen
 
 
 def check_folder(out: Path, ours: Collection[str] = (), what: str = "", *, flag: str = "--out") -> set[str]:
@@ -186,8 +196,9 @@ def in_turn(*steps: Callable[[], object]) -> None:
 
 def tell_without_caption(folder: Path, images: Iterable[Path], medium: str = "image") -> None:
     """Say which images of a folder no file has a caption of."""
-    there = {name for name in names_in(folder, medium) if bare(name, medium) != name}
-    without = sorted(bare(name, medium) for name in there - {Path(image).name for image in images})
+    there = {name for name in names_below(folder, medium) if bare(name, medium) != name}
+    used = {Path(image).relative_to(folder).as_posix() for image in images}
+    without = sorted(bare(name, medium) for name in there - used)
     if without:
         count = f"{len(without):,} of {len(there):,} {medium}s of the folder"
         complain(f"note: {count} have no caption ({some_of(without)})")

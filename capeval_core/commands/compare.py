@@ -17,7 +17,7 @@ from typing import Any
 from capeval_core.commands.common import check_page
 from capeval_core.commands.terminal import complain, parser_of
 from capeval_core.errors import Problems, did_you_mean, signed
-from capeval_core.inputs.files import Folder
+from capeval_core.inputs.joining import Folder
 from capeval_core.registry import metric_of, titles_of_parts
 from capeval_core.reports.html import write_report
 from capeval_core.reports.tables import Cell, System, Systems, cells_table, long_table, stacked_table
@@ -45,7 +45,8 @@ def run(arguments: list[str]) -> int:
     if flags.visuals is not None:
         visual = next(iter(systems[0].cells.values())).result.visual
         problems, there = Problems(), Folder(flags.visuals, visual)
-        paths = there.match(list(dict.fromkeys(one for own in systems for one in own.ids)), problems)
+        ids = dict.fromkeys(image_id for system in systems for image_id in system.ids)
+        paths = there.match({image_id: image_id for image_id in ids}, problems)
         problems.raise_if_any()
         systems = [replace(own, images=[paths[one] for one in own.ids]) for own in systems]
     compared = compare_systems(systems, baseline, one_run=len(flags.files) == 1, flags=flags)
@@ -233,7 +234,9 @@ def systems_content(systems: Systems, *, whole: bool = True) -> dict[str, Any]:
     content: list[dict[str, Any]] = []
     for system in systems.systems:
         results = [{**cell_content(cell, whole=whole), "test": cell.test} for cell in system.cells.values()]
-        texts = {"ids": list(system.ids), "captions": list(system.captions)} if whole else {}
+        texts: dict[str, Any] = {"ids": list(system.ids), "captions": list(system.captions)} if whole else {}
+        if whole and system.files:
+            texts["files"] = system.files
         if not whole:
             results = [{name: own[name] for name in _BRIEF} for own in results]
         content.append({"system": system.name, **texts, "results": results})

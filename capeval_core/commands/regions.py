@@ -15,8 +15,8 @@ from capeval_core.commands.common import check_folder, tell_reasons, write
 from capeval_core.commands.terminal import interruptible, parser_of, summary
 from capeval_core.errors import FileError, Problems, naming, wrong_option
 from capeval_core.inputs.boxes import EXTENSION, MANIFEST, BoxFeatureStore, Manifest, is_whole, npz_bytes
-from capeval_core.inputs.files import paths_by_id
 from capeval_core.inputs.images import ImageError, InputImage
+from capeval_core.inputs.joining import paths_by_id
 from capeval_core.scores.boxes import BoxSource, box_source_opener
 from capeval_core.weights.catalogue import FASTER_RCNN, FASTER_RCNN_VG, X152, X152_VG
 

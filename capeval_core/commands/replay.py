@@ -5,8 +5,8 @@ from __future__ import annotations
 from capeval_core.commands import common
 from capeval_core.commands.terminal import parser_of
 from capeval_core.errors import naming
+from capeval_core.inputs.columns import FileOptions
 from capeval_core.inputs.files import load_json
-from capeval_core.inputs.text_files import FileOptions
 from capeval_core.registry import metric_class
 from capeval_core.replay.bundle import check_bundle, replay
 

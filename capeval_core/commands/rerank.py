@@ -11,8 +11,8 @@ from capeval_core.commands import common
 from capeval_core.commands.compare import cell_of, compare_systems, write_page
 from capeval_core.commands.terminal import interruptible, parser_of, resuming, summary
 from capeval_core.errors import Problems, noting
+from capeval_core.inputs.columns import FileOptions
 from capeval_core.inputs.files import some_of
-from capeval_core.inputs.text_files import FileOptions
 from capeval_core.metric import LazyEvidence, prepared
 from capeval_core.registry import metric_class
 from capeval_core.reports.tables import System
@@ -31,6 +31,7 @@ def run(arguments: list[str]) -> int:
     options = common.options_of(metric, common.chosen(flags, metric.Options))
     problems, how = Problems(), {"wide": True, "absent_too": options.on_error == "nan"}
     file = common.read_files(flags, flags.images, flags.candidates, problems=problems, **how)
+    common.tell_notes([file])
     pools: dict[str, list[str]] = {}
     for image_id, caption in zip(file.ids, file.captions, strict=True):
         pools.setdefault(image_id, []).append(caption)

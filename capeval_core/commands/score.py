@@ -14,9 +14,10 @@ from tqdm import tqdm
 
 from capeval_core.commands import common, compare, terminal
 from capeval_core.errors import Problems, naming, noting
+from capeval_core.inputs.collection import Joined
+from capeval_core.inputs.columns import FileOptions
 from capeval_core.inputs.images import Texts, Visual
 from capeval_core.inputs.samples import ARGUMENTS, Samples, argument_of, medium_of
-from capeval_core.inputs.text_files import FileOptions, Joined
 from capeval_core.metric import CaptionMetric, CommonOptions, LazyEvidence, Reranker, prepared
 from capeval_core.registry import every_class, media_of, metric_class
 from capeval_core.replay.bundle import bundle_of
@@ -52,6 +53,7 @@ def run(arguments: list[str]) -> int:
 
     def content() -> dict[str, Any]:
         whole = {**compare.cell_content(first), "ids": ids, "captions": systems[0].captions}
+        whole["files"] = systems[0].files
         return whole if alone else compare.systems_content(compared)
 
     common.in_turn(
@@ -140,8 +142,7 @@ def _check_files(metrics: _Metrics, options: _Options, flags: Namespace) -> None
     own = argument_of(about.media)
     given = {name: folder for name in ARGUMENTS if (folder := getattr(flags, name)) is not None}
     if flags.references is not None and not any(metric.needs_references for metric in metrics):
-        terminal.complain(f"warning: --references is ignored: no references are needed by {title}")
-        flags.references = None
+        terminal.note(f"--references only says which file an id is: no references are needed by {title}")
     for name, folder in given.items():
         if own is None:
             terminal.complain(f"warning: folder {folder} is ignored: texts alone are compared by {title}")
@@ -166,11 +167,13 @@ def _score(
     problems, collections = Problems(), list[Joined]()
     how: dict[str, Any] = {"medium": (_about(metrics).media or ("image",))[0], "problems": problems}
     how["absent_too"] = all(own.on_error == "nan" for own in options)
+    how["needs_references"] = any(metric.needs_references for metric in metrics)
     for path in flags.candidates:
         with noting(problems):
             collections.append(common.read_files(flags, flags.visuals, path, **how))
     if len(collections) < len(names):  # a file cannot be read; rows that are wrong wait for the others
         problems.raise_if_any()
+    common.tell_notes(collections)
     if flags.visuals is not None and not problems:
         images = [image for one in collections for image in one.images]
         common.tell_without_caption(Path(flags.visuals), images, how["medium"])
@@ -206,7 +209,7 @@ def _score(
                 cells[task.metric.name] = compare.cell_of(result, evidence)
             shown = collection.images if flags.visuals is not None else None
             texts = collection.captions, cells, shown, collection.references
-            systems.append(System(name, collection.ids, *texts))
+            systems.append(System(name, collection.ids, *texts, files=collection.read))
     return systems, sum(task.reused for task in tasks)
 
 

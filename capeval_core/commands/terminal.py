@@ -12,6 +12,7 @@ import signal
 import sys
 import textwrap
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache, partial
@@ -29,6 +30,11 @@ _WHOLE_WORDS: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": F
 def complain(message: str) -> None:
     """One message to the user, on stderr."""
     print(f"capeval: {message}", file=sys.stderr, flush=True)
+
+
+def note(message: str) -> None:
+    """One message on stderr about what changes no number."""
+    complain(f"note: {message}")
 
 
 def terminal_width() -> int:
@@ -132,6 +138,7 @@ class Parser(argparse.ArgumentParser):
             if name not in self._option_string_actions:
                 hint = did_you_mean(name, self._option_string_actions, closeness=0.75)
                 self.error(f"unknown option {name}{hint}")
+        self._refuse_repeated(arguments)
         flags, files = self.parse_args(arguments), list[tuple[str, Any]]()
         for action in self._actions:
             value = getattr(flags, action.dest, None)
@@ -141,6 +148,17 @@ class Parser(argparse.ArgumentParser):
                     check_output(name, value, files)
                 files += [(name, path) for path in (value if action.nargs else [value])]
         return flags
+
+    def _refuse_repeated(self, arguments: Sequence[str]) -> None:
+        """Refuse a flag that is given twice where the last one alone would count."""
+        given_flags = Counter(
+            argument.partition("=")[0] for argument in arguments if argument.startswith("--")
+        )
+        for action in self._actions:
+            times = sum(given_flags[name] for name in action.option_strings)
+            # `_StoreAction` takes the last value; those that extend or append take all.
+            if times > 1 and type(action) is argparse._StoreAction:
+                self.error(f"{action.option_strings[0]} is given {times} times: give it once")
 
     def error(self, message: str) -> NoReturn:
         message = message.removeprefix("argument ").replace("expected one argument", "a value is missing")
@@ -241,6 +259,8 @@ def flag(group: argparse._ActionsContainer, name: str, help: str, **settings: An
     choices = value[1:-1] if value.startswith("{") else settings.get("choices")
     if isinstance(choices, str):
         settings["choices"] = choices.split(",")
+    if settings.get("nargs") == "+" and name.startswith("-"):
+        settings["action"] = "extend"  # a flag that is given twice counts twice
     if "required" in settings:
         settings["required"] = bool(settings["required"])
     group.add_argument(*name.split(","), help=help or argparse.SUPPRESS, **settings)

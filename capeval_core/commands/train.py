@@ -12,6 +12,7 @@ from typing import Any
 from capeval_core.commands.common import check_folder, chosen, example_of
 from capeval_core.commands.terminal import complain, first_named, interruptible, kinds_of, parser_of
 from capeval_core.errors import naming
+from capeval_core.inputs.joining import Folder
 from capeval_core.judgements.sets import read_judgements
 from capeval_core.registry import metric_class
 from capeval_core.scores.boxes import box_source_opener, store_of
@@ -88,9 +89,10 @@ def _on_regions(
     judged = None
     if getattr(flags, "judgements", None) is not None:
         judgements = read_judgements(flags.judgements)
-        folder = flags.judgement_images or flags.images
-        if folder is None and store is None:
+        path = flags.judgement_images or flags.images
+        if path is None and store is None:
             raise ValueError("--judgement-images is missing: pass the folder of the images that were judged")
+        folder = Folder(path) if path is not None and store is None else None
         judged = judgements, images_of(judgements.images, judgements.captions, folder, store)
     tagger = open_tagger(training.tagger)
     return partial(train_on_regions, objective, training, captioned, tagger, judged=judged)

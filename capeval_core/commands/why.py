@@ -6,7 +6,7 @@ from pathlib import Path
 
 from capeval_core.commands import common
 from capeval_core.commands.terminal import TYPES, parser_of, table
-from capeval_core.inputs.text_files import FileOptions
+from capeval_core.inputs.columns import FileOptions
 from capeval_core.judgements.stored import read_scores_of
 from capeval_core.registry import metric_class
 from capeval_core.replay.why import why

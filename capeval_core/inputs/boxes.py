@@ -29,8 +29,9 @@ from numpy.typing import NDArray
 
 from capeval_core.errors import described, did_you_mean, file_error, shown, warn
 from capeval_core.inputs import images
-from capeval_core.inputs.files import Names, load_json, names_in, reading
+from capeval_core.inputs.files import load_json, reading
 from capeval_core.inputs.images import ImageError, Source, Visual, quoted, read_file, refused
+from capeval_core.inputs.joining import Names, names_in
 from capeval_core.project import needs
 
 _Floats = NDArray[np.float32]

@@ -216,7 +216,9 @@ def _frame_names(folder: str) -> list[str]:
     """The names of a folder's image files in order, `9.jpg` before `10.jpg`."""
     try:
         with os.scandir(folder) as entries:
-            images = [e.name for e in entries if not e.name.startswith(".") and bare(e.name) != e.name]
+            images = [
+                e.name for e in entries if not e.name.startswith(".") and bare(e.name, "image") != e.name
+            ]
     except OSError as error:
         raise refused(f"cannot read {quoted(folder)} ({error.strerror})") from None
     if not images:

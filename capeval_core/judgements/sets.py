@@ -16,8 +16,9 @@ import numpy as np
 import pandas as pd
 
 from capeval_core.errors import Problems, described, did_you_mean, file_error
-from capeval_core.inputs.files import Folder, contents, decoded, load_json, parsed, some_of
-from capeval_core.inputs.text_files import ID_FIELDS
+from capeval_core.inputs.files import contents, decoded, load_json, parsed, some_of
+from capeval_core.inputs.joining import Folder
+from capeval_core.inputs.names import ID_FIELDS
 from capeval_core.judgements.correlation import Doubles, kendall_tau_c, majority
 from capeval_core.judgements.protocols import (
     Items,

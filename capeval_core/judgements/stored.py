@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from capeval_core.errors import Problems, described, file_error
-from capeval_core.inputs.files import Names, contents, load_json, some_of
-from capeval_core.inputs.text_files import ID_FIELDS
+from capeval_core.inputs.files import contents, load_json, some_of
+from capeval_core.inputs.joining import Names
+from capeval_core.inputs.names import ID_FIELDS
 from capeval_core.judgements.correlation import Doubles
 from capeval_core.judgements.protocols import (
     STATISTICS,

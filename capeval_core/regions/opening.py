@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from capeval_core.errors import FileError, Problem, Problems, did_you_mean, expanded_path, wrong_option
-from capeval_core.inputs.files import Names, load_json
+from capeval_core.inputs.files import load_json
 from capeval_core.inputs.images import ImageError, InputImage, refused, within
+from capeval_core.inputs.joining import Names
 from capeval_core.regions import rle
 from capeval_core.regions.colours import ColourRegions
 from capeval_core.regions.regions import WITHOUT, Regions, RegionSource

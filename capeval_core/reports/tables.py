@@ -7,7 +7,7 @@ import io
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from capeval_core.errors import p_in_words
@@ -106,6 +106,7 @@ class System:
     cells: Mapping[str, Cell]
     images: Sequence[Any] | None = None  # paths; None for results read from files
     references: Sequence[Sequence[str]] | None = None
+    files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # how each file was read
 
 
 @dataclass(frozen=True)
@@ -122,6 +123,14 @@ class Systems:
     messages: Sequence[str] = ()
     digits: int | None = None  # decimals for readers; None: as many as the place has by itself
     times_100: bool = False
+
+    @property
+    def files(self) -> dict[str, Mapping[str, Any]]:
+        """How each file of all systems was read, by its path."""
+        readings: dict[str, Mapping[str, Any]] = {}
+        for system in self.systems:
+            readings.update(system.files)
+        return readings
 
     def scaled(self, value: float) -> float:
         """A score, or a difference of scores, as readers want it."""

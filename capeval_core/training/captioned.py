@@ -10,9 +10,10 @@ from typing import Any, ClassVar
 
 from capeval_core.errors import Problems, did_you_mean, expanded_path, file_error, shown, warn, wrong_option
 from capeval_core.inputs.boxes import BoxFeatureStore
-from capeval_core.inputs.files import Folder, paths_by_id
+from capeval_core.inputs.collection import read_captions
+from capeval_core.inputs.columns import FileOptions
 from capeval_core.inputs.images import InputImage, Visual
-from capeval_core.inputs.text_files import REFERENCE_FIELDS, FileOptions, read_texts, refuse_unused
+from capeval_core.inputs.joining import Folder, paths_by_id
 from capeval_core.options import option
 from capeval_core.scores.boxes import boxes_by_id
 
@@ -61,16 +62,14 @@ class CaptionSource(FileOptions):
             paths = paths_by_id(images, problems) if images is not None else {}
             problems.raise_if_any()
             return CaptionedImages(list(paths), [], [], _images(list(paths), paths))
-        texts = read_texts(captions, REFERENCE_FIELDS, problems, self)
-        refuse_unused(self, [texts], problems)
-        if images is not None and store is None:
-            texts.use_id_column(Folder(images).find)
-        problems.raise_if_any()
-        rows = [(row.image_id, row.text) for row in texts.rows if row.text.strip()]
-        if empty := len(texts.rows) - len(rows):
-            warn(f"{captions}: {empty:,} captions are empty and left out")
-        ids, own = [image_id for image_id, _ in rows], [text for _, text in rows]
-        return images_of(ids, own, images, store, texts.file_names)
+        folder = Folder(images) if images is not None and store is None else None
+        rows = read_captions(captions, folder, self)
+        texts = [(image_id, name, text) for image_id, name, text in rows if text.strip()]
+        if len(texts) < len(rows):
+            warn(f"{captions}: {len(rows) - len(texts):,} captions are empty and left out")
+        ids = [image_id for image_id, _, _ in texts]
+        file_names = {image_id: name for image_id, name, _ in texts}
+        return images_of(ids, [text for _, _, text in texts], folder, store, file_names)
 
     def read_dataset(self, *kinds: str) -> CaptionedImages:
         """The `images` and `captions` of the dataset; rows of one `id_column` show one image."""
@@ -132,17 +131,21 @@ class CaptionSource(FileOptions):
 def images_of(
     of_caption: list[str],
     captions: list[str],
-    images: Path | None,
+    folder: Folder | None,
     store: BoxFeatureStore | None,
     file_names: Mapping[str, str] | None = None,
 ) -> CaptionedImages:
-    """Captions of images with these ids, and the images of a folder, or box features."""
+    """Captions of images with these ids, and the images of a folder, or box features.
+
+    file_names: what an image is called where its files lie, if not by its id.
+    """
     ids = list(dict.fromkeys(of_caption))
     if store is not None:
         boxes = boxes_by_id(store, ids)
         return CaptionedImages(ids, captions, of_caption, lambda i: boxes[i])
     problems = Problems()
-    paths = Folder(images).match(ids, problems, file_names) if images is not None else {}
+    wanted = {image_id: (file_names or {}).get(image_id, image_id) for image_id in ids}
+    paths = folder.match(wanted, problems) if folder is not None else {}
     problems.raise_if_any()
     return CaptionedImages(ids, captions, of_caption, _images(ids, paths))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,14 @@ def capeval(capsys: pytest.CaptureFixture[str]) -> Capeval:
     return run
 
 
+TINY = {"--weights": "tiny", "--device": "cpu"}
+
+
+def unless_given(usual: Mapping[str, object], arguments: Sequence[object]) -> list[object]:
+    """Usual flags with their values, less those that the arguments give."""
+    return [part for flag, value in usual.items() if flag not in arguments for part in (flag, value)]
+
+
 @pytest.fixture
 def files(tmp_path: Path, images: list[Path]) -> Path:
     """captions.json, references.json, and images/ with ids that hold dots and a COCO name."""
@@ -74,8 +82,8 @@ def score(capeval: Capeval, files: Path) -> Capeval:
     """`capeval score METRIC` on those files; further arguments follow, and win."""
 
     def run(metric: str, *arguments: object) -> Ran:
-        given = ["--candidates", files / "captions.json", "--images", files / "images"]
-        return capeval("score", metric, *given, "--weights", "tiny", "--device", "cpu", *arguments)
+        usual = {"--candidates": files / "captions.json", "--images": files / "images"}
+        return capeval("score", metric, *unless_given(usual | TINY, arguments), *arguments)
 
     return run
 

@@ -47,9 +47,10 @@ def test_every_command_has_columns_and_splits(
     command: list[str], capeval: Capeval, files: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(files)
-    rows = [{"photo": "42", "words": text, "split": split} for text in "ab" for split in ("test", "val")]
+    rows = [{"scene": "42", "wording": text, "split": split} for text in "ab" for split in ("test", "val")]
     write_json(Path("c.json"), rows)
-    assert "name others with --id-column NAME and --" in capeval(*command, "c.json").err
-    columns = ["--id-column", "photo", "--caption-column", "words"]
+    message = capeval(*command, "c.json").err
+    assert "-column NAME" in message and "that of ids with --id-column NAME" in message
+    columns = ["--id-column", "scene", "--caption-column", "wording"]
     assert "choose with --split test" in capeval(*command, "c.json", *columns).err
     assert "only of 'test' (2)" in capeval(*command, "c.json", *columns, "--split", "tset").err

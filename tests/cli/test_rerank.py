@@ -12,7 +12,7 @@ import pytest
 
 import capeval_core
 from capeval_core.result import Result
-from tests.cli.conftest import Capeval, Ran, read_json, write_json
+from tests.cli.conftest import TINY, Capeval, Ran, read_json, unless_given, write_json
 from tools.captions import describe
 from tools.scenes import draw, sample_scene
 
@@ -36,12 +36,12 @@ def pools(tmp_path: Path) -> dict[str, list[str]]:
 
 @pytest.fixture
 def rerank(capeval: Capeval, pools: object, tmp_path: Path) -> Capeval:
-    """`capeval rerank` on those files; further arguments follow, and win."""
+    """`capeval rerank` on those files, or on others that arguments name."""
 
     def run(*arguments: object) -> Ran:
-        given = ["--candidates", tmp_path / "pools.json", "--images", tmp_path / "images"]
-        out = ["--out", tmp_path / "best.csv", "--weights", "tiny", "--device", "cpu"]
-        return capeval("rerank", *given, *out, *arguments)
+        usual = {"--candidates": tmp_path / "pools.json", "--images": tmp_path / "images"}
+        usual |= {"--out": tmp_path / "best.csv"} | TINY
+        return capeval("rerank", *unless_given(usual, arguments), *arguments)
 
     return run
 

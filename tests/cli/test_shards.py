@@ -16,7 +16,7 @@ import pytest
 
 import capeval_core
 from capeval_core.testing import count_forwards
-from tests.cli.conftest import Capeval, Ran
+from tests.cli.conftest import Capeval, Ran, unless_given
 from tests.integrations.shard_files import picture
 from tests.integrations.shard_inputs import write_shards
 
@@ -33,10 +33,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def shards(capeval: Capeval, folder: Path) -> Capeval:
-    """`capeval shards score pacs` from `in` to `out`; further arguments follow, and win."""
+    """`capeval shards score pacs` from `in` to `out`, or from others that arguments name."""
 
     def run(*arguments: object) -> Ran:
-        return capeval(*SCORE, "--input", "in/*.parquet", "--output", "out/", *arguments)
+        usual = {"--input": "in/*.parquet", "--output": "out/"}
+        return capeval(*SCORE, *unless_given(usual, arguments), *arguments)
 
     return run
 

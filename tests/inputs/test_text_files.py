@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from capeval_core.errors import FileError
-from tests.support.seams import LIMITS, read_texts
+from tests.support.seams import LIMITS, read_collection, read_texts
 
 Texts = dict[str, list[str]]
 TEXTS = {"7": ["a dog", 'a "big", black dog'], "8": ["two cats", "cats | on a mat"]}
@@ -104,9 +104,12 @@ FOREIGN: dict[str, tuple[Callable[[Texts], str], Texts]] = {
     "lines.json": (lambda texts: lines(texts, "file_name", "text"), NAMED),
 }
 
-texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20)
+texts = st.text(
+    st.characters(exclude_categories=["Cs"], exclude_characters="\0\r"), max_size=20
+)  # CRLF may be LF
+captions = texts.map(lambda text: f"a {text}")  # lists of single words may be the words of one caption
 mappings = st.dictionaries(
-    texts.filter(bool), st.lists(texts, min_size=1, max_size=3), min_size=1, max_size=5
+    texts.map(str.strip).filter(bool), st.lists(captions, min_size=1, max_size=3), min_size=1, max_size=5
 )
 
 
@@ -160,11 +163,12 @@ def test_one_file_can_hold_captions_and_references(tmp_path: Path) -> None:
     line = '{"id": "a", "caption": "%s", "references": %s}\n'
     both = line % ("x", '["r", "s"]') + "\n" + line % ("y", '["r", "s"]')
     path = written(tmp_path, both, "both.jsonl")
-    assert read_texts(path) == [("a", "x"), ("a", "y")]
-    assert read_texts(path, references=True) == [("a", "r"), ("a", "s")]
+    with pytest.warns(UserWarning, match="different captions"):
+        joined = read_collection(path, None, path)
+    assert (joined.ids, joined.captions, joined.references) == (["a", "a"], ["x", "y"], [["r", "s"]] * 2)
     path = written(tmp_path, both + line % ("z", '["r"]'), "both.jsonl")
     with pytest.raises(FileError, match=r"line 4 \(id 'a'\)"):
-        read_texts(path, references=True)
+        read_collection(path, None, path)
 
 
 def test_the_table_of_flickr30k(tmp_path: Path) -> None:
@@ -173,10 +177,9 @@ def test_the_table_of_flickr30k(tmp_path: Path) -> None:
         "image_name| comment_number| comment\n"
         '7.jpg| 0| "Stop" is on the sign .\n7.jpg| 1| A dog , a cat\n8.jpg| 4   A dog runs .\n'
     )
-    with pytest.warns(UserWarning, match=r"results.csv: 1 row lacks"):
-        found = read_texts(path)
-    captions = ['"Stop" is on the sign .', "A dog , a cat", "A dog runs ."]
-    assert found == list(zip(["7.jpg", "7.jpg", "8.jpg"], captions, strict=True))
+    references = read_collection(written(tmp_path, {"7": "x", "8": "y"}), None, path)
+    assert references.references == [['"Stop" is on the sign .', "A dog , a cat"], ["A dog runs ."]]
+    assert any("1 row lacks" in note for note in references.notes)
 
 
 @pytest.mark.parametrize(
@@ -281,9 +284,10 @@ def test_words_for_a_missing_value_are_warned_of_once(tmp_path: Path, word: str)
 def test_all_that_is_wrong_with_a_file_comes_at_once(tmp_path: Path) -> None:
     path = written(tmp_path, b'{"id": 1}\nnot json\n{"caption": "x"}\n' + b'{"id": 7}\n' * 1000, "c.jsonl")
     with pytest.raises(FileError) as caught:
-        read_texts(path)
+        read_collection(path, None)
     found = [problem.where.removeprefix(f"{path}: ") for problem in caught.value.problems]
-    assert len(found) == 1003 and {"line 1", "line 3", "line 4"} <= {*found}
+    assert len(found) == 1003
+    assert {"line 1 (id '1'): caption", "line 3: the id", "line 4 (id '7'): caption"} <= {*found}
     assert len(str(caught.value).splitlines()) == 4  # equal ones are one line
 
 

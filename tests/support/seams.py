@@ -28,7 +28,7 @@ from capeval_core.encoders.packed import Packing, groups_of
 from capeval_core.encoders.packed import attend as packed_attention
 from capeval_core.encoders.vilbert import LocatedBoxes
 from capeval_core.errors import Problems
-from capeval_core.inputs import text_files
+from capeval_core.inputs import collection, columns
 from capeval_core.inputs.boxes import BoxFeatureStore, box_source, boxes_of
 from capeval_core.inputs.decoders import frames_within_limits
 from capeval_core.inputs.images import InputImage, Source, Visual, image_source, resized, within
@@ -275,10 +275,11 @@ def check(
 def read_texts(path: str | PathLike[str], references: bool = False, **options: str) -> list[tuple[str, str]]:
     """The ids and texts of a file of candidates, or of references."""
     problems = Problems()
-    fields = text_files.REFERENCE_FIELDS if references else text_files.CANDIDATE_FIELDS
-    rows = text_files.read_texts(path, fields, problems, text_files.FileOptions(**options)).rows
+    role = "references" if references else "caption"
+    file = columns.read_texts(path, role, problems, columns.FileOptions(**options))
     problems.raise_if_any()
-    return [(row.image_id, row.text) for row in rows]
+    ids = file.ids(file.id_columns[0])
+    return [(ids[owner], text) for owner, text in zip(file.owners, file.texts, strict=True)]
 
 
 def read_collection(
@@ -286,8 +287,8 @@ def read_collection(
 ) -> Any:
     """Files joined by image id, with `ids`, `captions`, `images`, `references` and `entries`."""
     more = {name: options.pop(name) for name in ("wide", "medium") if name in options}
-    chosen = text_files.FileOptions(**options)
-    return text_files.read_collection(candidates, images, references, options=chosen, **more)
+    chosen = columns.FileOptions(**options)
+    return collection.read_collection(candidates, images, references, options=chosen, **more)
 
 
 def image(value: Any, where: str = "image") -> Any:
