@@ -20,6 +20,8 @@ from unittest import mock
 from capeval_core.cli import COMMANDS, main
 from capeval_core.commands.list import advice
 from capeval_core.description import MetricDescription, licence_in_words
+from capeval_core.inputs.names import written_levels
+from capeval_core.inputs.records import forms_read
 from capeval_core.judgements.sets import SETS
 from capeval_core.judgements.tables import published
 from capeval_core.kept import write_whole
@@ -30,7 +32,7 @@ from tools.exactness import BENCHMARKS, ON_CPU, ON_GPU, Line, exactness_rows, ha
 
 Row = list[str]
 CHECKOUT = Path(__file__).parents[1]
-_FILLED = ("README.md", "docs/speed.md", "capeval_core/integrations/lmms_tasks/captions")
+_FILLED = ("README.md", "docs/files.md", "docs/speed.md", "capeval_core/integrations/lmms_tasks/captions")
 DOCUMENTS = [CHECKOUT / name for name in _FILLED]
 """The files of a checkout whose tables are committed; the site fills those of the other pages."""
 MODULES = (
@@ -69,6 +71,21 @@ def metrics_table() -> str:
         about = [f"`{name}`", f"[{own.title}]({own.address})", own.summary, own.compares.replace("its ", "")]
         rows.append([*about, *known[name][2:4]])
     return markdown(["name", "metric", "what it is", "compares a caption with", "seconds", "τ_c"], rows)
+
+
+def forms_table() -> str:
+    """The forms of files that `capeval` reads."""
+    return markdown(["form", "what is read"], [list(row) for row in forms_read()])
+
+
+def columns_table() -> str:
+    """The names of columns by what they hold; a later list counts only without a name of an earlier one."""
+    rows = []
+    for role in ("id", "caption", "references", "split", "left_out"):
+        rows.append(
+            [role.replace("_", " "), "; then ".join(", ".join(names) for names in written_levels(role))]
+        )
+    return markdown(["role", "names"], rows)
 
 
 def advice_table() -> str:
@@ -118,6 +135,8 @@ def lmms_metrics() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "metrics": metrics_table,
+    "forms": forms_table,
+    "columns": columns_table,
     "advice": advice_table,
     "weights": weights_table,
     "speed": speed_table,

@@ -572,6 +572,8 @@ def _texts_of_value(file: TextFile, index: int, column: str, value: Any) -> tupl
             raise file_error(file.path, "is an empty list", index=file.part(index, column))
         texts = []
         for number, inner in enumerate(value):
+            # Within a list, a list of words is one of its texts.
+            inner = [inner] if isinstance(inner, list) else inner
             texts += _inner_texts(file, index, f"{column}[{number}]", inner)
         return texts, True
     texts = _inner_texts(file, index, column, value)

@@ -32,13 +32,16 @@ ID_FIELDS: Sequence[str] = tuple(listed("id"))
 """Names of ids, best first."""
 
 
+def written_levels(role: str) -> list[list[str]]:
+    """The lists of names of a role, as they are written in the table."""
+    lists: list[Any] = _TABLE[role]["names"]
+    return [lists] if isinstance(lists[0], str) else lists
+
+
 @cache
 def levels(role: str) -> Sequence[Sequence[str]]:
     """The names of a role, plain; a later list counts only where no name of an earlier one is present."""
-    lists = _TABLE[role]["names"]
-    if isinstance(lists[0], str):
-        lists = [lists]
-    return [[plain(name) for name in names] for names in lists]
+    return [[plain(name) for name in names] for names in written_levels(role)]
 
 
 @cache

@@ -644,11 +644,11 @@ def _parallel(reader: _Reader, content: Any, depth: int) -> Records | None:
     named = {name: value for name, value in content.items() if isinstance(value, (list, dict))}
     has_id = reader.has_name(named, "id")
     both = reader.has_name(named, "caption") and reader.has_name(named, "references")
-    if not reader.has_text(named) or not (has_id or both) or len(named) < 2:
-        return None
     by_row = {name: value for name, value in named.items() if isinstance(value, dict)}
     columns = {name: value for name, value in named.items() if isinstance(value, list)}
-    if by_row and columns:
+    if not reader.has_text(named) or (by_row and columns):
+        return None
+    if not has_id and not (both and columns):
         return None
     if by_row:
         if len({tuple(value) for value in by_row.values()}) > 1:
@@ -822,8 +822,8 @@ FORMS: Sequence[Callable[[_Reader, Any, int], Records | None]] = (
     _coco,
     _karpathy,
     _pandas,
-    _container,
     _parallel,
+    _container,
     _single,
     _list,
     _mapping,
@@ -981,8 +981,12 @@ def _id_is_last(pairs: Sequence[Sequence[str]]) -> int | None:
 
 @dataclass(frozen=True)
 class _Opener:
+    """A reader of bytes: which it takes, and what that is, by name and in words, for the documents."""
+
     fits: Callable[[bytes, str], bool]
     open: Callable[[_Reader, bytes, str, int], Records]
+    form: str = ""
+    about: str = ""
 
 
 @dataclass(frozen=True)
@@ -1079,16 +1083,49 @@ def _open_empty(reader: _Reader, data: bytes, name: str, depth: int) -> Records:
 
 OPENERS: Sequence[_Opener] = (
     _Opener(_is_empty, _open_empty),
-    _Opener(_begins(b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00"), _Reader.open_compressed),
+    _Opener(
+        _begins(b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00"),
+        _Reader.open_compressed,
+        "compressed",
+        "gzip, bzip2 or xz around any of these; a zip archive of one file",
+    ),
     _Opener(
         lambda data, name: data.startswith(b"PAR1") or name.endswith((".parquet", ".pq")),
         lambda reader, data, name, depth: reader.open_parquet(data),
+        "Parquet",
+        "columns by name; a picture `{bytes, path}` counts as its path",
     ),
-    _Opener(_is_arrow, _Reader.open_arrow),
-    _Opener(_is_excel, _Reader.open_excel),
+    _Opener(
+        _is_arrow,
+        _Reader.open_arrow,
+        "Arrow",
+        "a file, or the folder that `datasets` writes with `save_to_disk`",
+    ),
+    _Opener(_is_excel, _Reader.open_excel, "Excel", "`.xlsx` with one sheet (`pip install openpyxl`)"),
     _Opener(_is_foreign, _Reader.refuse),
     _Opener(_begins(b"PK\x03\x04", b"PK\x05\x06"), _Reader.open_zip),
-    _Opener(_ends(".jsonl", ".ndjson", ".jsonlines"), _Reader.open_json_lines),
-    _Opener(_is_json, _Reader.open_json),
-    _Opener(lambda data, name: True, _Reader.open_table),
+    _Opener(
+        _ends(".jsonl", ".ndjson", ".jsonlines"),
+        _Reader.open_json_lines,
+        "JSON lines",
+        "an object a line: predictions, answers of chat models (`messages`, OpenAI's and vLLM's batches), "
+        "samples of lmms-eval",
+    ),
+    _Opener(_is_json, _Reader.open_json, "JSON", "each form in the rows below"),
+    _Opener(
+        lambda data, name: True,
+        _Reader.open_table,
+        "CSV, TSV",
+        "a header, and cells between commas, tabs, semicolons or `|`; two columns with tabs also without a "
+        "header; Flickr's `42.jpg#0<tab>caption`; one caption a line, if references are lines too",
+    ),
 )
+
+
+def forms_read() -> list[tuple[str, str]]:
+    """The forms of files that are read, with what they look like, for the documents."""
+    json_forms = [("JSON", (form.__doc__ or "").strip()) for form in FORMS]
+    openers = [(opener.form, opener.about) for opener in OPENERS if opener.form]
+    folder = ("folder", "a text file for each image, such as `0.txt` next to `0.jpg`")
+    place = 1 + [form for form, _ in openers].index("JSON")
+    return [*openers[:place], *json_forms, *openers[place:], folder]

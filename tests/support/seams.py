@@ -286,7 +286,7 @@ def read_collection(
     candidates: Path, images: Path | None, references: Path | None = None, **options: Any
 ) -> Any:
     """Files joined by image id, with `ids`, `captions`, `images`, `references` and `entries`."""
-    more = {name: options.pop(name) for name in ("wide", "medium") if name in options}
+    more = {name: options.pop(name) for name in ("wide", "medium", "needs_references") if name in options}
     chosen = columns.FileOptions(**options)
     return collection.read_collection(candidates, images, references, options=chosen, **more)
 
