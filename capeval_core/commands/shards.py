@@ -42,17 +42,24 @@ def _score(arguments: list[str]) -> int:
     terminal.add_options(parser, "options of the metric", {metric.name: metric.Options}, _OF_ONE_RUN)
     flags = parser.read(rest)
     columns, on_ray = _check_flags(flags)
-    from capeval_core.integrations import shards as work
-    from capeval_core.integrations.shards.readers import Place
+    from capeval_core.integrations.shards import BatchScorer, ShardResult
+    from capeval_core.integrations.shards.places import Place
+    from capeval_core.integrations.shards.plan import (
+        images_folder,
+        plan_shards,
+        refuse_other_scores,
+        settings_of,
+    )
+    from capeval_core.integrations.shards.run import score_one, score_shards, write_manifest
 
-    scorer = work.BatchScorer(metric.name, media=metric.variant, **common.chosen(flags, metric.Options))
-    shards = work.plan_shards(flags.input, flags.output)
+    scorer = BatchScorer(metric.name, media=metric.variant, **common.chosen(flags, metric.Options))
+    shards = plan_shards(flags.input, flags.output)
     images = flags.images
     if images is not None:
-        place = work.images_folder(images) if flags.ray is None else Place.of("images", images)
+        place = images_folder(images) if flags.ray is None else Place.of("images", images)
         images = place.path if place.is_local else images  # workers may have other current folders
-    stamp = work.settings_of(scorer, columns)  # which opens the weights: missing ones end here
-    there = work.refuse_other_scores(shards, flags.output, stamp, images)
+    stamp = settings_of(scorer, columns)  # which opens the weights: missing ones end here
+    there = refuse_other_scores(shards, flags.output, stamp, images)
     on_ray &= there < len(shards) or flags.retry_failed  # else there is nothing to do for others
     settings = {"images": images, "columns": columns, "retry_failed": flags.retry_failed}
     results, failures = list[Any](), dict[str, str]()
@@ -71,19 +78,19 @@ def _score(arguments: list[str]) -> int:
         if on_ray:
             terminal.complain("starting Ray" if flags.ray is None else f"connecting to Ray at {flags.ray}")
             cluster = {"workers": flags.workers, "gpus": flags.gpus_per_worker, "address": flags.ray}
-            outcomes: Iterable[Any] = work.score_shards(shards, scorer, settings, **cluster)
+            outcomes: Iterable[Any] = score_shards(shards, scorer, settings, **cluster)
         else:
-            outcomes = (work.score_one(shard, scorer, {**settings, "progress": add}) for shard in shards)
+            outcomes = (score_one(shard, scorer, {**settings, "progress": add}) for shard in shards)
         for outcome in outcomes:
             bar.update()
-            if isinstance(outcome, work.ShardResult):
+            if isinstance(outcome, ShardResult):
                 results.append(outcome)
                 add(outcome.scored if on_ray else 0)
-            elif outcome.ends:
+            elif outcome.ends_run:
                 raise OSError(outcome.reason)
             else:
                 failures[outcome.source] = outcome.reason
-    work.write_manifest(flags.output, results, failures, flags.manifest)
+    write_manifest(flags.output, results, failures, flags.manifest)
     seconds, rate = time.monotonic() - start, "nothing to do"
     if pairs:
         rate = f"{pairs / max(seconds, 1e-9):,.1f} pairs/s ({pairs:,} pairs in {seconds:,.1f} s)"

@@ -47,7 +47,8 @@ class CaptionScorer(BatchScorer):
         """The columns that come out; `rank`: of this process, as `with_rank=True` passes it."""
         if rank and rank[0] is not None and self.options.device is None and torch.cuda.is_available():
             device = f"cuda:{rank[0] % torch.cuda.device_count()}"  # of its own for each process
-            self.options, self._opened = replace(self.options, device=device), None
+            self.options = replace(self.options, device=device)
+            self._metric = None
         names = find_columns([*batch], self.columns, self._chosen)
         if problems := column_problems(names, self._chosen, list(batch)):
             fix = 'pass columns={"caption": "..."}'
