@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from os import PathLike
+from typing import Any
 
 import pyarrow as pa
 
@@ -31,15 +32,15 @@ def merge_shards(folder: str | PathLike[str], target: str | PathLike[str]) -> in
         raise wrong_option("target", table.address, "is one of the shards, or no table by its name", fix)
     if table.filesystem.exists(table.path):
         read_note(table, MERGED_NOTE)  # nothing else is replaced
-    signature = _common_signature(outputs)
+    note: dict[str, Any] = {"signature": _common_signature(outputs), "shards": len(outputs), "rows": 0}
     with opened(outputs[0]) as parquet:
         schema = parquet.schema_arrow.remove_metadata()
-    rows = 0
-    with written(table, schema, {"signature": signature, "shards": len(outputs)}, MERGED_NOTE) as merged:
+    with written(table, schema, note, MERGED_NOTE) as merged:
         for output in outputs:
             for batch in read_batches(output):
                 merged.write_table(pa.Table.from_batches([batch]).cast(schema))
-                rows += len(batch)
+                note["rows"] += len(batch)
+    rows: int = note["rows"]
     return rows
 
 

@@ -25,7 +25,6 @@ MERGED_NOTE = b"capeval_merged"
 """Key of a merged table's metadata: signature and number of shards."""
 BATCH_ROWS = 65_536
 """Rows of an output, or numbers of a temporary file, that are in memory together."""
-_COLUMNS = ["uid", "score", "parts", "truncated", "error"]
 
 
 class DamagedError(FileError):
@@ -49,14 +48,23 @@ def outputs_in(folder: str | PathLike[str]) -> list[Place]:
 def written(
     place: Place, schema: pa.Schema, note: dict[str, Any], key: bytes = NOTE
 ) -> Iterator[pq.ParquetWriter]:
-    """A table that appears as a whole or not at all; its footer holds what the note is in the end."""
+    """A table that appears as a whole or not at all; its footer holds what the note is in the end.
+
+    The note's `rows` and the schema are under its digest, since Parquet has none of its own metadata.
+    """
     with place.whole() as partial, pq.ParquetWriter(partial, schema, write_page_checksum=True) as parquet:
         yield parquet
-        parquet.add_key_value_metadata({key: json.dumps({**note, "digest": _digest(note)})})
+        content = {**note, "schema": _schema_text(schema)}
+        parquet.add_key_value_metadata({key: json.dumps({**content, "digest": _digest(content)})})
+
+
+def _schema_text(schema: pa.Schema) -> str:
+    """Names, types and nullability of columns, those within structs too."""
+    return str(schema.remove_metadata().to_string())
 
 
 def _digest(note: Mapping[str, Any]) -> str:
-    """A digest of a note: Parquet has none of its metadata."""
+    """A digest of a note without its digest."""
     return hashlib.blake2b(json.dumps(note, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
@@ -76,28 +84,51 @@ def opened(place: Place) -> Iterator[pq.ParquetFile]:
 
 
 def read_note(place: Place, key: bytes = NOTE, *, whole: bool = False) -> dict[str, Any]:
-    """The note in an output; `whole`: whose every page can be read, with its columns and as many rows."""
+    """The note in an output that has its rows and columns by the footer; `whole`: every page is read, too."""
     with opened(place) as parquet:
-        metadata = parquet.metadata.metadata or {}
-        names = parquet.schema_arrow.names
-        rows = sum(len(batch) for batch in parquet.iter_batches(BATCH_ROWS)) if whole else 0
+        note = _note_in(place, parquet, key)
+        for _ in _batches(place, parquet, note, None) if whole else ():
+            pass
+    return note
+
+
+def _note_in(place: Place, parquet: pq.ParquetFile, key: bytes) -> dict[str, Any]:
+    """The note in a footer, whose columns and number of rows are those that were written."""
     try:
-        note: dict[str, Any] = json.loads(metadata[key])
+        note = json.loads((parquet.metadata.metadata or {})[key])
     except (KeyError, ValueError) as error:
         found = "is Parquet of something else, not the scores of a shard"
         raise file_error(place.address, found, "choose another file") from error
-    if note.pop("digest", None) != _digest(note):
+    if not isinstance(note, dict) or note.pop("digest", None) != _digest(note):
         raise DamagedError(place, "has a damaged note")
-    if whole and (names != _COLUMNS or rows != note["rows"]):
-        found = f"has {rows:,} rows of {', '.join(names)}, not its {note['rows']:,} of scores"
-        raise DamagedError(place, found)
+    if note.get("schema") != _schema_text(parquet.schema_arrow):
+        names = ", ".join(map(str, parquet.schema_arrow.names))
+        raise DamagedError(
+            place, f"has other columns, or columns of other types, than were written ({names})"
+        )
+    if parquet.metadata.num_rows != note["rows"]:
+        raise DamagedError(
+            place, f"has {parquet.metadata.num_rows:,} rows, not its {note['rows']:,} of scores"
+        )
     return note
 
 
 def read_batches(place: Place, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-    """The rows of an output in order, some at a time."""
+    """The rows of an output in order, some at a time; DamagedError where not all that were written come."""
     with opened(place) as parquet:
-        yield from parquet.iter_batches(BATCH_ROWS, columns=columns)
+        yield from _batches(place, parquet, _note_in(place, parquet, NOTE), columns)
+
+
+def _batches(
+    place: Place, parquet: pq.ParquetFile, note: Mapping[str, Any], columns: Sequence[str] | None
+) -> Iterator[pa.RecordBatch]:
+    """The rows of an open output, counted: the footer may be damaged where it lists groups of rows."""
+    rows = 0
+    for batch in parquet.iter_batches(BATCH_ROWS, columns=columns):
+        rows += len(batch)
+        yield batch
+    if rows != note["rows"]:
+        raise DamagedError(place, f"has {rows:,} rows, not its {note['rows']:,} of scores")
 
 
 @contextmanager
