@@ -10,8 +10,10 @@ from os import PathLike
 import numpy as np
 
 from capeval_core.errors import FileError
+from capeval_core.integrations.shards.failures import FailureCounts
 from capeval_core.integrations.shards.outputs import (
     BATCH_ROWS,
+    DamagedError,
     numbers_on_disk,
     outputs_in,
     read_batches,
@@ -29,8 +31,10 @@ class ShardCheck:
 
     signatures: the shards of each. duplicates: the first 1,000 uids that come more than once, how often in
     each shard. repeated: rows beyond the first of each uid, above 1,000 by a hash of 64 bits. damaged: shards
-    that are no whole outputs, and why. failed: rows without a score by shard. without_scores: shards that
-    have rows, and no score. unfinished: files that an interrupted run left.
+    that are no whole outputs, and why. foreign: those of them that no run has written, nor will replace.
+    failed: rows without a score by shard. failures: their errors, the first of each kind, and how many rows
+    have one of this kind. outside: failed rows whose image is a file outside of its shard. without_scores:
+    shards that have rows, and no score. unfinished: files that an interrupted run left.
     """
 
     shards: int
@@ -39,8 +43,11 @@ class ShardCheck:
     duplicates: dict[str, dict[str, int]] = field(default_factory=dict)
     repeated: int = 0
     damaged: dict[str, str] = field(default_factory=dict)
+    foreign: list[str] = field(default_factory=list)
     unfinished: list[str] = field(default_factory=list)
     failed: dict[str, int] = field(default_factory=dict)
+    failures: dict[str, int] = field(default_factory=dict)
+    outside: int = 0
     without_scores: list[str] = field(default_factory=list)
 
     @property
@@ -54,19 +61,25 @@ def check_shards(folder: str | PathLike[str]) -> ShardCheck:
     outputs = outputs_in(folder)
     check = ShardCheck(len(outputs))
     whole: list[Place] = []
+    failures = FailureCounts()
     for output in outputs:
         try:
             note = read_note(output, whole=True)
         except FileError as error:
             check.damaged[output.name] = error.problems[0].found
+            if not isinstance(error, DamagedError):
+                check.foreign.append(output.name)
             continue
         whole.append(output)
         check.signatures.setdefault(note["signature"], []).append(output.name)
         if note["failed"]:
             check.failed[output.name] = note["failed"]
+            check.outside += note["outside"]
+            failures.add_all(note["failures"])
             if note["failed"] == note["rows"]:
                 check.without_scores.append(output.name)
         check.rows += note["rows"]
+    check.failures = failures.rows
     check.duplicates, check.repeated = _duplicates(whole)
     files = files_in(Place.of("folder", folder))
     check.unfinished = [file.name for file in files if file.name.endswith(PARTIAL)]

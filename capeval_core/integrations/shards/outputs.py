@@ -31,7 +31,7 @@ class DamagedError(FileError):
     """An output is not as it was written."""
 
     def __init__(self, place: Place, found: str) -> None:
-        super().__init__(Problem(place.address, found, "delete it and score its shard again", FileError))
+        super().__init__(Problem(place.address, found, "score its shard again, which replaces it", FileError))
 
 
 def outputs_in(folder: str | PathLike[str]) -> list[Place]:

@@ -16,7 +16,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from capeval_core.errors import FileError, file_error, wrong_option
 from capeval_core.inputs.images import short_reason
-from capeval_core.kept import whole_file
+from capeval_core.kept import remove_unfinished, whole_file
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,11 @@ class Place:
             paths = [self.path] if exact else filter(self.filesystem.isfile, self.filesystem.glob(self.path))
             return [Place(self.filesystem, path) for path in sorted(paths)]
 
+    def is_folder(self) -> bool:
+        """Whether this is a folder; in an object store, whether something lies below it."""
+        with self.reading():
+            return bool(self.filesystem.isdir(self.path))
+
     def version(self) -> str:
         """What changes when the file does: size and time, or the store's tag; '' where it has none."""
         with self.reading():
@@ -106,7 +111,9 @@ class Place:
         """A local file for the block to write, which then appears here as a whole, or OSError not at all."""
         try:
             if self.is_local:
-                Path(self.path).parent.mkdir(parents=True, exist_ok=True)
+                parent = Path(self.path).parent
+                parent.mkdir(parents=True, exist_ok=True)
+                remove_unfinished(parent)
                 with whole_file(Path(self.path)) as partial:
                     yield partial
                 return

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import glob
+import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -12,7 +14,7 @@ from typing import Any
 from capeval_core.errors import Problem, Problems, file_error, noting, warn, wrong_option
 from capeval_core.integrations.shards.outputs import DamagedError, read_note
 from capeval_core.integrations.shards.places import Place, files_in
-from capeval_core.integrations.shards.readers import stem_of
+from capeval_core.integrations.shards.readers import FORMATS, is_format, stem_of
 from capeval_core.integrations.shards.scorer import BatchScorer
 
 PlannedShard = tuple[str, str]
@@ -20,27 +22,88 @@ PlannedShard = tuple[str, str]
 
 
 def plan_shards(inputs: Sequence[str], output: str) -> list[PlannedShard]:
-    """The shards that patterns (with `*`, `?`, `[...]`, `**`) match, by name, each with its target."""
+    """The shards that paths, folders and patterns mean, by name, each with its target."""
     folder = Place.of("output", output)
     problems = Problems()
     if folder.is_local and Path(folder.path).is_file():
         problems.add(wrong_option("output", output, "is a file", "pass a folder"))
     source_of: dict[str, str] = {}  # by target
     for pattern in inputs:
-        sources = [file for file in Place.of("input", pattern).matching() if file.name[0] != "."]
-        if not sources:
-            problems.add(wrong_option("input", pattern, "no file matches", "check the path"))
-        if any(source.parent.identity == folder.identity for source in sources):
-            fix = "choose another folder for the scores"
-            problems.add(wrong_option("output", output, "is the folder of the input", fix))
-        for source in sources:
-            target = folder.child(stem_of(source.name) + ".parquet")
-            first = source_of.setdefault(target.address, source.address)
-            if first != source.address:
-                found = f"{first} and {source.address} would both go to {target.name}"
-                problems.add(Problem("input", found, "give them other names, or run twice"))
+        with noting(problems):
+            sources = _sources(pattern)
+            if any(source.parent.identity == folder.identity for source in sources):
+                fix = "choose another folder for the scores"
+                raise wrong_option("output", output, "is the folder of the input", fix)
+            for source in sources:
+                target = folder.child(stem_of(source.name) + ".parquet")
+                first = source_of.setdefault(target.address, source.address)
+                if first != source.address:
+                    found = f"{first} and {source.address} would both go to {target.name}"
+                    problems.add(Problem("input", found, "give them other names, or run twice"))
     problems.raise_if_any()
     return [(source_of[target], target) for target in sorted(source_of)]
+
+
+def _sources(pattern: str) -> list[Place]:
+    """The files that a path, a folder or a pattern with `*`, `?`, `[...]`, `**` or `{...}` means, by name.
+
+    Raises a problem for a file of a range `{00000..00041}.tar` that is not there: its rows would be lost.
+    """
+    place = Place.of("input", pattern)
+    if place.is_folder():
+        sources = [file for file in files_in(place) if is_format(file.name) and file.name[0] != "."]
+        if not sources:
+            ends = ", ".join(FORMATS)
+            raise wrong_option("input", pattern, "is a folder without shards", f"one ends in {ends}")
+        return sources
+    sources = _matching(place)
+    if sources:
+        return sources
+    problems = Problems()
+    folders: dict[str, dict[str, Place]] = {}  # files by path, listed once: a range may name thousands
+    for address in expanded_braces(pattern):
+        place = Place.of("input", address)
+        if glob.has_magic(place.path):
+            matching = _matching(place)
+        else:
+            folder = place.parent
+            if folder.address not in folders:
+                folders[folder.address] = {file.path: file for file in files_in(folder)}
+            files = folders[folder.address]
+            matching = [files[place.path]] if place.path in files else []
+        if not matching:
+            named = "" if address == pattern else f" {address}"
+            problems.add(wrong_option("input", pattern, f"no file matches{named}", "check the path"))
+        sources += matching
+    problems.raise_if_any()
+    return sources
+
+
+def _matching(place: Place) -> list[Place]:
+    return [file for file in place.matching() if file.name[0] != "."]
+
+
+_BRACES = re.compile(r"\{(?:(\d+)\.\.(\d+)|([^{}]*,[^{}]*))\}")
+
+
+def expanded_braces(pattern: str) -> list[str]:
+    """The names that braces stand for, as in a shell and in webdataset.
+
+    >>> expanded_braces("{a,b}-{00008..00010}.tar")[1:4]
+    ['a-00009.tar', 'a-00010.tar', 'b-00008.tar']
+    """
+    braces = _BRACES.search(pattern)
+    if braces is None:
+        return [pattern]
+    first, last, listed = braces.groups()
+    if listed is not None:
+        values = listed.split(",")
+    else:
+        step = 1 if int(first) <= int(last) else -1
+        values = [str(number).zfill(len(first)) for number in range(int(first), int(last) + step, step)]
+    before = pattern[: braces.start()]
+    after = pattern[braces.end() :]
+    return [name for value in values for name in expanded_braces(f"{before}{value}{after}")]
 
 
 def images_folder(images: str | PathLike[str]) -> Place:

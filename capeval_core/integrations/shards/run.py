@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from capeval_core.errors import wrong_option
+from capeval_core.integrations.shards.failures import FailureCounts
 from capeval_core.integrations.shards.places import Place
 from capeval_core.integrations.shards.plan import PlannedShard
 from capeval_core.integrations.shards.score import ShardResult, score_shard
@@ -176,10 +177,14 @@ def write_manifest(output: str, results: Sequence[ShardResult], failures: dict[s
     of_one_run = ("signature", "skipped", "scored")
     shards = [asdict(result) for result in sorted(results, key=lambda result: result.target)]
     totals = {count: sum(shard[count] for shard in shards) for count in ("rows", "failed", "truncated")}
+    failed = FailureCounts()
+    for result in results:
+        failed.add_all(result.failures)
     content = {
         "capeval": __version__,
         "signature": results[0].signature if results else None,
         **totals,
+        "failures": failed.rows,
         "shards": [{key: shard[key] for key in shard if key not in of_one_run} for shard in shards],
         "without_scores": failures,
     }

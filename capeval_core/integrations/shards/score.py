@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from capeval_core.errors import file_error, warn, wrong_option
+from capeval_core.integrations.shards.failures import FailureCounts
 from capeval_core.integrations.shards.outputs import read_batches, written
 from capeval_core.integrations.shards.places import Place
 from capeval_core.integrations.shards.plan import images_folder, is_same, note_of_target, settings_of
@@ -26,7 +27,9 @@ class ShardResult:
 
     error: of the first row without a score. truncated: rows with a text longer than the encoder reads.
     checksum: SHA-256 of the source. skipped: whether the target was there already. scored: rows that this
-    call scored. columns: the names of those that were read, by what they hold.
+    call scored. columns: the names of those that were read, by what they hold. unread: names of columns that
+    were not. failures: the first error of each kind, and how many rows have one of this kind. outside: failed
+    rows whose image is a file outside of the shard, which a retry mends once the file is there.
     """
 
     source: str
@@ -40,9 +43,15 @@ class ShardResult:
     skipped: bool
     scored: int = 0
     columns: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    unread: Sequence[str] = ()
+    failures: Mapping[str, int] = field(default_factory=dict)
+    outside: int = 0
 
 
-_FROM_NOTE = ("rows", "failed", "error", "truncated", "signature", "checksum")
+_FROM_NOTE = (
+    "rows", "failed", "error", "truncated", "signature", "checksum", "columns_read", "unread", "failures",
+    "outside",
+)  # fmt: skip
 
 
 def score_shard(
@@ -55,6 +64,7 @@ def score_shard(
     retry_failed: bool = False,
     window: int = 2048,
     progress: Callable[[int], None] | None = None,
+    expected: Callable[[int], None] | None = None,
     **options: Any,
 ) -> ShardResult:
     """Score the rows of one shard into one Parquet file, which appears as a whole or not at all.
@@ -69,6 +79,7 @@ def score_shard(
         retry_failed: score the rows of a finished target again that have an `error`; the other rows stay.
         window: rows that are in memory together; fewer where they have more than 128 MB.
         progress: called with a number of rows whenever so many more are done.
+        expected: called with about how many rows there are to score, before each window.
         **options: of a metric given by name, as for `capeval_core.load`.
 
     Raises:
@@ -87,12 +98,13 @@ def score_shard(
     settings = {**settings_of(scorer, column_of), "images": folder.identity}
 
     def result(note: Mapping[str, Any], *, skipped: bool, scored: int = 0) -> ShardResult:
-        counts = {name: note[name] for name in _FROM_NOTE}
+        outcome = {name: note[name] for name in _FROM_NOTE}
+        columns_read = outcome.pop("columns_read")
         return ShardResult(
             source_place.address,
             target_place.address,
-            **counts,
-            columns=note["read"],
+            **outcome,
+            columns=columns_read,
             skipped=skipped,
             scored=scored,
         )
@@ -120,30 +132,41 @@ def score_shard(
             "rows": 0,
             "failed": 0,
             "truncated": 0,
+            "outside": 0,
         }
+        failures = FailureCounts()
         memory = FreedMemory()
         scored = 0
+        reused = 0
         scorer.forget()  # so that a rerun, by whichever worker, writes the very same file
         schema = pa.schema([pa.field("uid", pa.string(), nullable=False), *scorer.schema()])
         with written(target_place, schema, note) as parquet:
             for rows in windows:
                 count = len(rows["uid"])
                 before = None if earlier is None else earlier.slice(note["rows"], count).to_pydict()
-                table, count_scored = _scored(rows, scorer, schema, before)
+                if expected is not None:
+                    expected(shard.expected_rows - reused)
+                table, count_scored = _scored(rows, scorer, schema, before, progress)
+                outside = rows["outside"]
                 del rows  # its images leave memory before the next ones are read
                 parquet.write_table(table)
-                errors = table["error"].drop_null().to_pylist()
+                for error, is_outside in zip(table["error"].to_pylist(), outside, strict=True):
+                    if error is not None:
+                        note["error"] = note["error"] or error
+                        failures.add(error)
+                        # What is wrong with a caption, or with bytes of the shard, no retry can mend.
+                        note["outside"] += is_outside and error.startswith(shard.visual)
                 note["rows"] += count
                 note["failed"] += table["score"].null_count
-                note["error"] = note["error"] or next(iter(errors), None)
                 note["truncated"] += sum(token_ids > 0 for token_ids in table["truncated"].to_pylist())
                 scored += count_scored
+                reused += count - count_scored
                 memory.add(count)
-                if progress is not None:
-                    progress(count_scored)
             if source_place.is_local and source_place.version() != version:
                 raise file_error(source_place.address, "changed while it was read", "score it again")
-            note["read"] = {role: list(names) for role, names in shard.used.items()}
+            note["columns_read"] = {role: list(names) for role, names in shard.used.items()}
+            note["unread"] = shard.unread
+            note["failures"] = failures.rows
             note["looked_up"] = shard.looked_up
     if not note["rows"]:
         warn(f"{source_place.address} has no rows: its output has none either")
@@ -151,15 +174,28 @@ def score_shard(
 
 
 def _scored(
-    rows: dict[str, list[Any]], scorer: BatchScorer, schema: pa.Schema, before: dict[str, list[Any]] | None
+    rows: dict[str, list[Any]],
+    scorer: BatchScorer,
+    schema: pa.Schema,
+    before: dict[str, list[Any]] | None,
+    progress: Callable[[int], None] | None,
 ) -> tuple[pa.Table, int]:
     """The output of rows, and how many of them were scored: those without a score in an earlier one."""
     output = before or {name: [None] * len(rows["uid"]) for name in schema.names}
     output["uid"] = rows["uid"]
     missing = [position for position, score in enumerate(output["score"]) if score is None]
+    encoded = 0
+
+    def add(count: int) -> None:
+        nonlocal encoded
+        encoded += count
+        if progress is not None and count:
+            progress(count)
+
     if missing:
         batch = {name: [values[position] for position in missing] for name, values in rows.items()}
-        for name, values in scorer(batch).items():
+        for name, values in scorer.score_batch(batch, progress=add).items():
             for position, value in zip(missing, values, strict=True):
                 output[name][position] = value
+        add(len(missing) - encoded)  # those that were refused before they were encoded
     return pa.table(output, schema=schema), len(missing)

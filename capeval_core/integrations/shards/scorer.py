@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +11,8 @@ import pyarrow as pa
 
 from capeval_core.cache import FeatureCache
 from capeval_core.errors import ProblemsError, described, naming, place, wrong_option
-from capeval_core.inputs.samples import Samples, argument_of, medium_of
+from capeval_core.inputs.samples import Samples, argument_of, medium_of, windows
+from capeval_core.limits import LIMITS
 from capeval_core.metric import CaptionMetric, CommonOptions
 from capeval_core.registry import metric_class
 from capeval_core.result import parts_of
@@ -98,10 +99,17 @@ class BatchScorer:
         return pa.schema(list(columns.items()))
 
     def __call__(self, batch: Columns) -> dict[str, list[Any]]:
+        """As `score_batch`."""
+        return self.score_batch(batch)
+
+    def score_batch(
+        self, batch: Columns, *, progress: Callable[[int], None] | None = None
+    ) -> dict[str, list[Any]]:
         """`score`, `parts`, `truncated` and `error` of the rows of a batch; None where there is none.
 
         batch: `caption`, `image` or `video`, `references`, of which the metric needs `columns`. An `error`
-        that is a text is why a row is not scored. Others are ignored.
+        that is a text is why a row is not scored. Others are ignored. progress: called with a number of rows
+        whenever so many more are encoded.
         """
         columns = {name: list(batch[name]) for name in self.columns}
         count = len(columns["caption"])
@@ -111,7 +119,7 @@ class BatchScorer:
         truncated = [0] * count
         samples, positions = self._checked(columns, errors)
         if samples is not None:
-            table = canonical(self.metric.encode_all(samples))
+            table = canonical(self._encoded(samples, progress))
             result = self.metric.combine(table)
             token_ids = table["truncated"].to_pylist()
             for i, position in enumerate(positions):
@@ -121,6 +129,16 @@ class BatchScorer:
                     scores[position] = result.scores[i]
                     parts[position] = {name: part[i] for name, part in result.parts.items()} or None
         return {"score": scores, "parts": parts, "truncated": truncated, "error": errors}
+
+    def _encoded(self, samples: Samples, progress: Callable[[int], None] | None) -> pa.Table:
+        """Rows of samples, as the metric encodes them."""
+        tables = [self.metric.ROW.empty_table()]
+        for window in windows(samples, LIMITS.texts):
+            for table in self.metric.encode(window):
+                tables.append(table)
+                if progress is not None:
+                    progress(len(table))
+        return pa.concat_tables(tables)
 
     def _checked(
         self, columns: Mapping[str, list[Any]], errors: list[str | None]
