@@ -3,9 +3,9 @@
     python examples/ray_data.py 'pairs/*.parquet' scored/ [--metric pacs] [--weights tiny]
         [--workers 1] [--gpus-per-worker 0] [--ray auto]
 
-The input is a folder, a file or a pattern; the Parquet files have columns such as `image` (bytes) and `caption`.
-A broken image costs its row, whose `error` says why. Where you do not need a pipeline of your
-own, `capeval shards score` does this shard by shard, and skips what is finished when it runs again.
+The input is a folder, a file or a pattern; its columns are such as `image` (bytes) and `caption`. A broken
+image costs its row, whose `error` says why. Where you do not need a pipeline of your own,
+`capeval shards score` does this shard by shard, and skips what is finished when it runs again.
 """
 
 from __future__ import annotations

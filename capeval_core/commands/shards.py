@@ -175,7 +175,7 @@ def _summarize(title: str, results: list[Any], failures: dict[str, str], *more: 
     _complain_of_rows(results, failed)
     before = sum(result.outside for result in finished)
     if before:
-        text = f"{_counted(before, 'row')} of shards that were finished before failed by an image outside of them"
+        text = f"{_counted(before, 'row')} of shards finished before failed by an image outside of the shard"
         terminal.complain(f"{text}: once it is there, add --retry-failed")
     return 1 if failures or 0 < rows == failed else 0
 

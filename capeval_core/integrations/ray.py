@@ -108,5 +108,7 @@ def _values(batch: Any, name: str) -> list[Any]:
     column = table[name]
     if hasattr(column, "to_pylist"):
         return list(column.to_pylist())
+    if hasattr(column, "isna"):  # of pandas, which has NaN or NA where a value is missing
+        return [None if missing else value for value, missing in zip(column, column.isna(), strict=True)]
     texts = [isinstance(value, np.ndarray) and value.dtype.kind in "OUS" for value in column]
     return [value.tolist() if text else value for value, text in zip(column, texts, strict=True)]
