@@ -176,7 +176,7 @@ def _summarize(title: str, results: list[Any], failures: dict[str, str], *more: 
     before = sum(result.outside for result in finished)
     if before:
         text = f"{_counted(before, 'row')} of shards finished before failed by an image outside of the shard"
-        terminal.complain(f"{text}: once it is there, add --retry-failed")
+        terminal.complain(f"{text}: once it is there and whole, add --retry-failed")
     return 1 if failures or 0 < rows == failed else 0
 
 
@@ -261,7 +261,7 @@ def _check(flags: argparse.Namespace) -> int:
     tell("why rows failed:", [f"{_counted(rows, 'row')}: {error}" for error, rows in check.failures.items()])
     if check.outside:
         text = f"{_counted(check.outside, 'row')} failed by an image outside of the shard"
-        terminal.complain(f"{text}: once it is there, `shards score --retry-failed` scores such rows again")
+        terminal.complain(f"{text}: once it is there and whole, `shards score --retry-failed` scores them")
     elif check.failures:
         terminal.complain("no retry mends these rows: what is wrong lies in the shards themselves")
     repeated = []
