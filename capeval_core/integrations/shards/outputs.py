@@ -84,7 +84,7 @@ def opened(place: Place) -> Iterator[pq.ParquetFile]:
 
 
 def read_note(place: Place, key: bytes = NOTE, *, whole: bool = False) -> dict[str, Any]:
-    """The note in an output that has its rows and columns by the footer; `whole`: every page is read, too."""
+    """The note in an output that has its columns; `whole`: and as many rows, every page of which is read."""
     with opened(place) as parquet:
         note = _note_in(place, parquet, key)
         for _ in _batches(place, parquet, note, None) if whole else ():
@@ -93,7 +93,7 @@ def read_note(place: Place, key: bytes = NOTE, *, whole: bool = False) -> dict[s
 
 
 def _note_in(place: Place, parquet: pq.ParquetFile, key: bytes) -> dict[str, Any]:
-    """The note in a footer, whose columns and number of rows are those that were written."""
+    """The note in a footer, whose columns are those that were written."""
     try:
         note = json.loads((parquet.metadata.metadata or {})[key])
     except (KeyError, ValueError) as error:
@@ -105,10 +105,6 @@ def _note_in(place: Place, parquet: pq.ParquetFile, key: bytes) -> dict[str, Any
         names = ", ".join(map(str, parquet.schema_arrow.names))
         raise DamagedError(
             place, f"has other columns, or columns of other types, than were written ({names})"
-        )
-    if parquet.metadata.num_rows != note["rows"]:
-        raise DamagedError(
-            place, f"has {parquet.metadata.num_rows:,} rows, not its {note['rows']:,} of scores"
         )
     return note
 
