@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -171,11 +172,33 @@ def whole_file(path: Path) -> Iterator[Path]:
     target = Path(os.path.realpath(path))
     unfinished = target.with_name(f".{uuid.uuid4().hex}{PARTIAL}")
     try:
-        yield unfinished
-        _sync(unfinished)
-        _move(unfinished, target)
+        with _locked(unfinished):
+            yield unfinished
+            _sync(unfinished)
+            _move(unfinished, target)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """A new file that is locked within the block, and by no process that was killed."""
+    while True:
+        with path.open("xb") as file:
+            with contextlib.suppress(OSError):  # of a file system without locks
+                fcntl.flock(file, fcntl.LOCK_EX)
+            if path.exists():  # not removed before it was locked
+                yield
+                return
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove files that `whole_file` had not finished in a folder when its process was killed."""
+    for path in folder.glob(f".*{PARTIAL}"):
+        # Whatever fails, it stays: it is another one's, is gone, is a folder, or cannot be locked.
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
 
 
 @contextlib.contextmanager

@@ -3,13 +3,15 @@
     python examples/ray_data.py 'pairs/*.parquet' scored/ [--metric pacs] [--weights tiny]
         [--workers 1] [--gpus-per-worker 0] [--ray auto]
 
-The Parquet files have columns such as `image` (bytes) and `caption`. Where you do not need a pipeline of your
-own, `capeval shards score` does this shard by shard, and skips what is finished when it runs again.
+The input is a folder, a file or a pattern; its columns are such as `image` (bytes) and `caption`. A broken
+image costs its row, whose `error` says why. Where you do not need a pipeline of your own,
+`capeval shards score` does this shard by shard, and skips what is finished when it runs again.
 """
 
 from __future__ import annotations
 
 import argparse
+import glob
 import io
 import os
 from typing import Any
@@ -26,10 +28,13 @@ from capeval_core.integrations.ray import CaptionScorer
 
 
 def decoded(batch: dict[str, Any]) -> dict[str, Any]:
-    """Images as arrays of pixels, which an actor with a GPU only resizes."""
+    """Images as arrays of pixels, which an actor with a GPU only resizes; a broken one stays as it is."""
     images = np.empty(len(batch["image"]), dtype=object)
     for row, data in enumerate(batch["image"]):
-        images[row] = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
+        try:
+            images[row] = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
+        except Exception:  # Pillow raises anything; the scorer says in `error` why this row has no score
+            images[row] = data
     return {**batch, "image": images}
 
 
@@ -48,8 +53,10 @@ def main() -> None:
     # An actor holds a CPU while it lives, and reading and decoding need one more at least.
     cpus = None if arguments.ray else max(os.cpu_count() or 1, arguments.workers + 1)
     ray.init(address=arguments.ray or "local", num_cpus=cpus, include_dashboard=False if cpus else None)
+    # Ray takes no patterns.
+    inputs = sorted(glob.glob(arguments.input)) or arguments.input  # noqa: PTH207  (may be an address)
     scored = (
-        ray.data.read_parquet(arguments.input)
+        ray.data.read_parquet(inputs)
         .repartition(8 * arguments.workers)  # one block would keep one actor busy
         .map_batches(decoded, batch_size=256)
         .map_batches(

@@ -28,8 +28,15 @@ ENVIRONMENT = {
 def test_a_ray_pipeline_scores_pairs(tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="needs Ray: pip install capeval[ray]")
     write_shards(tmp_path / "in", shards=2, rows=50)
+    table = pq.read_table(tmp_path / "in" / "00001.parquet")
+    images = table["image"].to_pylist()
+    broken = {table["uid"][3].as_py(): b"<html>404</html>", table["uid"][9].as_py(): None}
+    images[3], images[9] = broken.values()
+    column = table.column_names.index("image")
+    pq.write_table(table.set_column(column, "image", [images]), tmp_path / "in" / "00001.parquet")
+    (tmp_path / "in" / "read.me").write_text("which the pattern leaves out")
     done = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / "ray_data.py"), "in/", "scored/"],
+        [sys.executable, str(ROOT / "examples" / "ray_data.py"), "in/*.parquet", "scored/"],
         capture_output=True,
         text=True,
         cwd=tmp_path,
@@ -39,7 +46,9 @@ def test_a_ray_pipeline_scores_pairs(tmp_path: Path) -> None:
     assert "100 pairs scored into scored/" in done.stdout
     rows = pq.read_table(tmp_path / "scored")
     assert len(set(rows["uid"].to_pylist())) == 100 and "image" not in rows.column_names
-    assert np.isfinite(rows["score"].to_numpy()).all()
+    errors = dict(zip(rows["uid"].to_pylist(), rows["error"].to_pylist(), strict=True))
+    assert {uid for uid, error in errors.items() if error} == broken.keys()
+    assert np.isfinite(rows["score"].to_numpy()).sum() == 98
 
 
 @pytest.mark.system

@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Self
 
 from tqdm import tqdm
 
@@ -21,6 +21,7 @@ from capeval_core.reports.figures import draw_histogram
 # What imports torch is imported where it is used, so that `capeval shards --help` does not wait.
 _OF_ONE_RUN = {"rows", "on_error", "evidence"}
 """Options that mean nothing here: a target is kept or written anew, and a broken image costs its row."""
+_MOST_NAMES = 12  # columns that were not read and are named
 
 
 def run(arguments: list[str]) -> int:
@@ -35,6 +36,9 @@ def run(arguments: list[str]) -> int:
 def _score(arguments: list[str]) -> int:
     titles = {name: metric.title for name, metric in metric_classes().items()}
     name, rest = terminal.first_named(arguments, "shards score", titles, others=True)
+    if "," in name:
+        fix = "run it once for each, with an --output of its own"
+        raise ValueError(f"METRIC {name}: a run scores with one metric: {fix}")
     (metric,), rest = common.read_metrics("shards score", [name], rest)
     words = {"about": f"{metric.title}: {metric.summary}", **common.media_words([metric])}
     command = f"shards score {common.command_of(metric)}"
@@ -42,67 +46,124 @@ def _score(arguments: list[str]) -> int:
     terminal.add_options(parser, "options of the metric", {metric.name: metric.Options}, _OF_ONE_RUN)
     flags = parser.read(rest)
     columns, on_ray = _check_flags(flags)
-    from capeval_core.integrations import shards as work
-    from capeval_core.integrations.shards.readers import Place
+    from capeval_core.integrations.shards import BatchScorer, ShardResult
+    from capeval_core.integrations.shards.places import Place
+    from capeval_core.integrations.shards.plan import (
+        images_folder,
+        plan_shards,
+        refuse_other_scores,
+        settings_of,
+    )
+    from capeval_core.integrations.shards.run import score_one, score_shards, write_manifest
 
-    scorer = work.BatchScorer(metric.name, media=metric.variant, **common.chosen(flags, metric.Options))
-    shards = work.plan_shards(flags.input, flags.output)
+    scorer = BatchScorer(metric.name, media=metric.variant, **common.chosen(flags, metric.Options))
+    shards = plan_shards(flags.input, flags.output)
     images = flags.images
     if images is not None:
-        place = work.images_folder(images) if flags.ray is None else Place.of("images", images)
+        place = images_folder(images) if flags.ray is None else Place.of("images", images)
         images = place.path if place.is_local else images  # workers may have other current folders
-    stamp = work.settings_of(scorer, columns)  # which opens the weights: missing ones end here
-    there = work.refuse_other_scores(shards, flags.output, stamp, images)
-    on_ray &= there < len(shards) or flags.retry_failed  # else there is nothing to do for others
+    stamp = settings_of(scorer, columns)  # which opens the weights: missing ones end here
+    finished = refuse_other_scores(shards, flags.output, stamp, images)
+    on_ray &= finished < len(shards) or flags.retry_failed  # else there is nothing to do for others
     settings = {"images": images, "columns": columns, "retry_failed": flags.retry_failed}
-    results, failures = list[Any](), dict[str, str]()
-    start, pairs = time.monotonic(), 0
-
-    def add(scored: int) -> None:
-        nonlocal pairs
-        pairs += scored
-        bar.set_postfix_str(f"{pairs:,} pairs", refresh=False)
-        bar.update(0)
-
-    kept = "shards that are finished are kept: run the same command again to go on"
-    # A line a minute where there is no terminal.
-    lines: dict[str, Any] = {} if sys.stderr.isatty() else {"delay": 60, "mininterval": 60}
-    with terminal.interruptible(kept), tqdm(total=len(shards), unit="shard", miniters=0, **lines) as bar:
+    results: list[Any] = []
+    failures: dict[str, str] = {}
+    start = time.monotonic()
+    resuming = "shards that are finished are kept: run the same command again to go on"
+    with terminal.interruptible(resuming), _Progress(len(shards)) as progress:
         if on_ray:
             terminal.complain("starting Ray" if flags.ray is None else f"connecting to Ray at {flags.ray}")
             cluster = {"workers": flags.workers, "gpus": flags.gpus_per_worker, "address": flags.ray}
-            outcomes: Iterable[Any] = work.score_shards(shards, scorer, settings, **cluster)
+            outcomes: Iterable[Any] = score_shards(shards, scorer, settings, **cluster)
         else:
-            outcomes = (work.score_one(shard, scorer, {**settings, "progress": add}) for shard in shards)
+            watched = {**settings, "progress": progress.add, "expected": progress.expect}
+            outcomes = (score_one(shard, scorer, watched) for shard in shards)
         for outcome in outcomes:
-            bar.update()
-            if isinstance(outcome, work.ShardResult):
+            if isinstance(outcome, ShardResult):
                 results.append(outcome)
-                add(outcome.scored if on_ray else 0)
-            elif outcome.ends:
+                progress.finish(skipped=outcome.skipped, pairs=outcome.scored if on_ray else 0)
+            elif outcome.ends_run:
                 raise OSError(outcome.reason)
             else:
                 failures[outcome.source] = outcome.reason
-    work.write_manifest(flags.output, results, failures, flags.manifest)
-    seconds, rate = time.monotonic() - start, "nothing to do"
-    if pairs:
-        rate = f"{pairs / max(seconds, 1e-9):,.1f} pairs/s ({pairs:,} pairs in {seconds:,.1f} s)"
+                progress.finish()
+    write_manifest(flags.output, results, failures, flags.manifest)
     manifest = f"{flags.output.rstrip('/')}/{flags.manifest}"
-    return _tell(metric.title, results, failures, ["rate", rate], ["manifest", manifest])
+    rate = progress.rate(time.monotonic() - start)
+    return _summarize(metric.title, results, failures, ["rate", rate], ["manifest", manifest])
 
 
-def _tell(title: str, results: list[Any], failures: dict[str, str], *more: Sequence[str]) -> int:
+class _Progress:
+    """A bar of shards that moves within a shard, with pairs per second and the time left."""
+
+    def __init__(self, shards: int) -> None:
+        form = "{percentage:3.0f}%|{bar}| {n:.1f}/{total} shards [{elapsed}<{remaining}{postfix}]"
+        # A line a minute where there is no terminal.
+        lines: dict[str, Any] = {} if sys.stderr.isatty() else {"delay": 60, "mininterval": 60}
+        # Without smoothing the time left is by the mean rate: shards that were skipped say nothing of it.
+        self._bar = tqdm(total=shards, bar_format=form, smoothing=0, miniters=0, **lines)
+        self._finished = 0
+        self._pairs = 0
+        self._pairs_of_shard = 0
+        self._expected = 0
+        self._start = time.monotonic()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+
+    def expect(self, pairs: int) -> None:
+        """Expect so many pairs of the current shard."""
+        self._expected = pairs
+
+    def add(self, pairs: int) -> None:
+        """Count pairs of the current shard."""
+        self._pairs += pairs
+        self._pairs_of_shard += pairs
+        share = min(1.0, self._pairs_of_shard / max(1, self._expected))
+        self._show(self._finished + share)
+
+    def finish(self, *, skipped: bool = False, pairs: int = 0) -> None:
+        """Count a shard, and pairs of it that were not counted yet."""
+        self._pairs += pairs
+        self._pairs_of_shard = 0
+        self._finished += 1
+        if skipped:
+            self._bar.initial += 1
+        self._show(self._finished)
+
+    def _show(self, shards: float) -> None:
+        seconds = max(time.monotonic() - self._start, 1e-9)
+        self._bar.set_postfix_str(
+            f"{self._pairs:,} pairs, {self._pairs / seconds:,.1f} pairs/s", refresh=False
+        )
+        self._bar.update(shards - self._bar.n)
+
+    def rate(self, seconds: float) -> str:
+        """The rate of the whole run, in words."""
+        if not self._pairs:
+            return "nothing to do"
+        return f"{self._pairs / max(seconds, 1e-9):,.1f} pairs/s ({self._pairs:,} pairs in {seconds:,.1f} s)"
+
+
+def _summarize(title: str, results: list[Any], failures: dict[str, str], *more: Sequence[str]) -> int:
     """Print what became of all shards; the exit status."""
-    finished, shards = [result for result in results if result.skipped], len(results) + len(failures)
-    names = "rows", "failed", "truncated"
-    rows, failed, truncated = (sum(getattr(result, name) for result in results) for name in names)
-    read = [f"{role}={'|'.join(names)}" for one in results for role, names in one.columns.items()]
+    finished = [result for result in results if result.skipped]
+    shards = len(results) + len(failures)
+    rows = sum(result.rows for result in results)
+    failed = sum(result.failed for result in results)
+    truncated = sum(result.truncated for result in results)
+    read = [f"{role}={'|'.join(names)}" for result in results for role, names in result.columns.items()]
+    unread = dict.fromkeys(name for result in results for name in result.unread)
     counts = {"finished before": len(finished), "without scores": len(failures)}
     notes = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
     terminal.summary(
         [title, _counted(shards, "shard") + (f" ({notes})" if notes else "")],
         ["pairs", f"{rows:,} ({failed:,} failed, {truncated:,} truncated)"],
         ["columns", ", ".join(dict.fromkeys(read)) or "n/a"],
+        *([["not read", _shortened([*unread])]] if unread else []),
         *more,
         ["signature", results[0].signature if results else "n/a"],
     )
@@ -111,13 +172,35 @@ def _tell(title: str, results: list[Any], failures: dict[str, str], *more: Seque
     shared = Counter(reasons.values())
     lines = [why if shared[why] > 1 else f"{source}: {why}" for source, why in reasons.items()]
     common.tell_reasons(lines, shards, "shards")
-    if before := sum(result.failed for result in finished):
-        text = _counted(before, "row")
-        terminal.complain(f"{text} failed in shards that were finished before: --retry-failed scores again")
-    if broken := next((result for result in results if result.error), None):
-        reason = f"{broken.error} (others: column `error`)"
-        terminal.complain(f"the first row that failed, in {broken.source}: {reason}")
+    _complain_of_rows(results, failed)
+    before = sum(result.outside for result in finished)
+    if before:
+        text = f"{_counted(before, 'row')} of shards finished before failed by an image outside of the shard"
+        terminal.complain(f"{text}: once it is there and whole, add --retry-failed")
     return 1 if failures or 0 < rows == failed else 0
+
+
+def _complain_of_rows(results: list[Any], failed: int) -> None:
+    """Say why rows failed: each reason once, with the first row and its shard."""
+    from capeval_core.integrations.shards.failures import FailureCounts
+
+    counts = FailureCounts()
+    sources: dict[str, str] = {}
+    for result in results:
+        counts.add_all(result.failures)
+        for error in result.failures:
+            sources.setdefault(error, result.source)
+    common.tell_first(
+        f"{_counted(failed, 'row')} failed, as column `error` says:",
+        [f"{_counted(n, 'row')}, the first in {sources[error]}: {error}" for error, n in counts.rows.items()],
+        "more reasons",
+    )
+
+
+def _shortened(names: Sequence[str]) -> str:
+    """Names of columns, of many only the first."""
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return ", ".join(names[:_MOST_NAMES]) + more
 
 
 def _check_flags(flags: argparse.Namespace) -> tuple[dict[str, str], bool]:
@@ -152,30 +235,45 @@ def _check(flags: argparse.Namespace) -> int:
     """Whether every uid is there once, all signatures are equal, all shards whole; 1 where not."""
     from capeval_core.integrations.shards import check_shards
 
-    found = check_shards(flags.folder)
-    whole = "all whole" if not found.damaged else f"{len(found.damaged):,} damaged"
-    signatures = {text: _counted(len(names), "shard") for text, names in found.signatures.items()}
+    check = check_shards(flags.folder)
     terminal.summary(
-        ["shards", f"{found.shards:,} ({whole})"],
-        ["rows", f"{found.rows:,} ({sum(found.failed.values()):,} failed)"],
-        ["uids", "all unique" if not found.repeated else f"{found.repeated:,} rows repeat one"],
-        *(["signature", f"{text} ({shards})"] for text, shards in signatures.items()),
+        [
+            "shards",
+            f"{check.shards:,} ({f'{len(check.damaged):,} damaged' if check.damaged else 'all whole'})",
+        ],
+        ["rows", f"{check.rows:,} ({sum(check.failed.values()):,} failed)"],
+        ["uids", f"{check.repeated:,} rows repeat one" if check.repeated else "all unique"],
+        *(
+            ["signature", f"{text} ({_counted(len(names), 'shard')})"]
+            for text, names in check.signatures.items()
+        ),
     )
-    damaged, failed = (_counted(len(names), "shard") for names in (found.damaged, found.failed))
-    all_rows = dict.fromkeys(found.without_scores, ", all of its rows")
-    places = {uid: (f"{n} in {name}" for name, n in at.items()) for uid, at in found.duplicates.items()}
-    few = sorted(found.signatures.values(), key=len)[:-1]
-    whys = [f"{name} {why}" for name, why in found.damaged.items()]
-    rows = [f"{name}: {rows:,}{all_rows.get(name, '')}" for name, rows in found.failed.items()]
-    repeated = [f"{uid!r}: {', '.join(at)}" for uid, at in places.items()]
-    others = [name for names in few for name in names]
     tell = common.tell_first
-    tell(f"{damaged} damaged or no scores; delete them and score their shards again:", whys)
-    tell(f"{failed} with rows that failed; `score --retry-failed` redoes them:", rows)
-    tell(f"{_counted(found.repeated, 'row')} with a uid that another row has:", repeated)
+    damaged = [f"{name} {why}" for name, why in check.damaged.items() if name not in check.foreign]
+    foreign = [f"{name} {check.damaged[name]}" for name in check.foreign]
+    tell(f"{_counted(len(damaged), 'shard')} damaged; the same `shards score` again replaces them:", damaged)
+    tell(f"{_counted(len(foreign), 'file')} of something else; move them away:", foreign)
+    failed = [
+        f"{name}: {rows:,}{', all of its rows' if name in check.without_scores else ''}"
+        for name, rows in check.failed.items()
+    ]
+    tell(f"{_counted(len(failed), 'shard')} with rows that failed:", failed)
+    tell("why rows failed:", [f"{_counted(rows, 'row')}: {error}" for error, rows in check.failures.items()])
+    if check.outside:
+        text = f"{_counted(check.outside, 'row')} failed by an image outside of the shard"
+        terminal.complain(f"{text}: once it is there and whole, `shards score --retry-failed` scores them")
+    elif check.failures:
+        terminal.complain("no retry mends these rows: what is wrong lies in the shards themselves")
+    repeated = []
+    for uid, rows_of in check.duplicates.items():
+        places = ", ".join(f"{rows} in {name}" for name, rows in rows_of.items())
+        repeated.append(f"{uid!r}: {places}")
+    tell(f"{_counted(check.repeated, 'row')} with a uid that another row has:", repeated)
+    rare = sorted(check.signatures.values(), key=len)[:-1]
+    others = [name for names in rare for name in names]
     tell("scores of different signatures cannot be compared; score these shards again with one:", others)
-    tell("unfinished files, which can be deleted while no run is on:", found.unfinished)
-    return 0 if found.ok else 1
+    tell("unfinished files, which the next run there removes, or another one is writing:", check.unfinished)
+    return 0 if check.ok else 1
 
 
 def _histogram(flags: argparse.Namespace) -> int:

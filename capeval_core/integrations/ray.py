@@ -25,7 +25,8 @@ class CaptionScorer(BatchScorer):
     It adds `score` (NaN where there is none), `truncated` (token ids), `error` ('', or why there is no score)
     and, of a metric with components, `parts` (a dict each); no column has nulls. In `datasets` with
     `with_rank=True` process r takes the r-th GPU, and images are read as stored, not as its decoder turns
-    them. The metric is opened at the first batch, in the process that scores.
+    them. The metric is opened at the first batch, in the process that scores. Batches of every format come
+    back in theirs: dicts of arrays, Arrow tables, pandas DataFrames.
 
     Args:
         metric: its name.
@@ -34,48 +35,80 @@ class CaptionScorer(BatchScorer):
 
     >>> scorer = CaptionScorer("pacs", weights="tiny")
     >>> grey = np.full((2, 48, 48, 3), 128, dtype="uint8")
-    >>> found = scorer({"image": grey, "caption": np.array(["a grey wall", ""])})
-    >>> list(found), list(found["error"])
+    >>> scored = scorer({"image": grey, "caption": np.array(["a grey wall", ""])})
+    >>> list(scored), list(scored["error"])
     (['image', 'caption', 'score', 'truncated', 'error', 'parts'], ['', 'caption is empty'])
     """
 
     def __init__(self, metric: str, *, columns: Mapping[str, str] | None = None, **options: Any) -> None:
         super().__init__(metric, **options)
-        self._chosen = check_columns(columns)
+        self._column_of = check_columns(columns)
 
-    def __call__(self, batch: Mapping[str, Any], *rank: int | None) -> dict[str, Any]:
-        """The columns that come out; `rank`: of this process, as `with_rank=True` passes it."""
+    def __call__(self, batch: Any, *rank: int | None) -> Any:
+        """The batch with the columns that come out; `rank`: of this process, as `with_rank=True` passes."""
         if rank and rank[0] is not None and self.options.device is None and torch.cuda.is_available():
             device = f"cuda:{rank[0] % torch.cuda.device_count()}"  # of its own for each process
-            self.options, self._opened = replace(self.options, device=device), None
-        names = find_columns([*batch], self.columns, self._chosen)
-        if problems := column_problems(names, self._chosen, list(batch)):
-            fix = 'pass columns={"caption": "..."}'
-            raise wrong_option("batch", [*batch], f"has {'; '.join(problems)}", fix)
-        rows = {role: _stored(batch, own[0]) for role, own in names.items()}
+            self.options = replace(self.options, device=device)
+            self._metric = None
+        present = _column_names(batch)
+        columns = find_columns(present, self.columns, self._column_of)
+        problems = column_problems(columns, self._column_of, present)
+        if problems:
+            raise wrong_option(
+                "batch", present, f"has {'; '.join(problems)}", 'pass columns={"caption": "..."}'
+            )
+        rows = {role: _values(batch, names[0]) for role, names in columns.items()}
         counts = {role: len(values) for role, values in rows.items()}
         if len(set(counts.values())) > 1:
-            raise wrong_option("batch", counts, "is not equally many of each", "give every row one of each")
-        found = super().__call__(rows)
+            fix = "give every row one of each"
+            raise wrong_option("batch", counts, "has columns of different lengths", fix)
+        return self._with_scores(batch, self.score_batch(rows))
+
+    def _with_scores(self, batch: Any, scored: Mapping[str, list[Any]]) -> Any:
+        """The batch in its own format, with the columns that come out, which have no nulls."""
         added: dict[str, Any] = {
-            "score": np.array(found["score"], dtype=float),
-            "truncated": np.array(found["truncated"], dtype=np.int32),
-            "error": np.array([error or "" for error in found["error"]], dtype=object),
+            "score": np.array(scored["score"], dtype=float),
+            "truncated": np.array(scored["truncated"], dtype=np.int32),
+            "error": np.array([error or "" for error in scored["error"]], dtype=object),
         }
         kind = self.schema().field("parts").type
         if not pa.types.is_null(kind):
-            missing: dict[str, Any] = {
-                field.name: np.nan if pa.types.is_floating(field.type) else [] if field.type.num_fields else 0
-                for field in kind
-            }
-            added["parts"] = np.array([parts or missing for parts in found["parts"]], dtype=object)
+            missing = {field.name: _missing(field.type) for field in kind}
+            added["parts"] = np.array([parts or missing for parts in scored["parts"]], dtype=object)
+        if isinstance(batch, (pa.Table, pa.RecordBatch)):
+            table = batch if isinstance(batch, pa.Table) else pa.Table.from_batches([batch])
+            for name, values in added.items():
+                column = pa.array(values, kind if name == "parts" else None)
+                if name in table.column_names:
+                    table = table.set_column(table.column_names.index(name), name, column)
+                else:
+                    table = table.append_column(name, column)
+            return table
+        if hasattr(batch, "assign"):  # a DataFrame of pandas
+            return batch.assign(**{name: list(values) for name, values in added.items()})
+        # `datasets` passes a lazy mapping, and joins what comes out with its columns.
         return {**batch, **added} if isinstance(batch, dict) else added
 
 
-def _stored(batch: Mapping[str, Any], name: str) -> list[Any]:
+def _missing(kind: pa.DataType) -> Any:
+    """What stands for a part of a row without a score."""
+    if pa.types.is_floating(kind):
+        return np.nan
+    return [] if kind.num_fields else 0
+
+
+def _column_names(batch: Any) -> list[str]:
+    """The names of columns of a batch; the rows of an Arrow table are not its names."""
+    return [str(name) for name in getattr(batch, "column_names", batch)]
+
+
+def _values(batch: Any, name: str) -> list[Any]:
     """A column of a batch; images of `datasets` as {bytes, path}, since its decoder turns them by EXIF."""
-    table = getattr(batch, "pa_table", None)
-    if table is not None:
-        return list(table[name].to_pylist())
-    texts = [isinstance(value, np.ndarray) and value.dtype.kind in "OUS" for value in batch[name]]
-    return [value.tolist() if text else value for value, text in zip(batch[name], texts, strict=True)]
+    table = getattr(batch, "pa_table", batch)
+    column = table[name]
+    if hasattr(column, "to_pylist"):
+        return list(column.to_pylist())
+    if hasattr(column, "isna"):  # of pandas, which has NaN or NA where a value is missing
+        return [None if missing else value for value, missing in zip(column, column.isna(), strict=True)]
+    texts = [isinstance(value, np.ndarray) and value.dtype.kind in "OUS" for value in column]
+    return [value.tolist() if text else value for value, text in zip(column, texts, strict=True)]

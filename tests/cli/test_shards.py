@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
+import os
+import pty
+import re
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
@@ -108,6 +115,86 @@ def test_rows_without_their_image_are_scored_again_when_it_is_there(shards: Cape
     after = scores_in(pictures / "out")
     assert [after[i] for i in range(8) if i not in late] == [before[i] for i in range(8) if i not in late]
     assert after == pytest.approx(expected, abs=1e-6)  # float32, in other batches
+
+
+def write_lines(path: Path, rows: list[dict[str, object]]) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_shards_are_named_by_folders_and_ranges(capeval: Capeval, tmp_path: Path) -> None:
+    for number in range(8, 12):
+        write_lines(tmp_path / "in" / f"{number:03}.jsonl", [{"text": "a dog", "refs": ["a dog"]}])
+    (tmp_path / "in" / "008_stats.json").write_text("{}")
+    score = ["shards", "score", "rougel", "--output"]
+    forms = {
+        "folder": ([f"{tmp_path}/in"], ["008", "009", "010", "011"]),
+        "range": ([f"{tmp_path}/in/{{009..010}}.jsonl"], ["009", "010"]),
+        "list": ([f"{tmp_path}/{{in,in}}/0{{08,1*}}.jsonl"], ["008", "010", "011"]),
+    }
+    for name, (inputs, names) in forms.items():
+        assert capeval(*score, tmp_path / name, "--input", *inputs).status == 0
+        assert sorted(path.stem for path in (tmp_path / name).glob("*.parquet")) == names
+    ran = capeval(*score, tmp_path / "gap", "--input", f"{tmp_path}/in/{{010..013}}.jsonl")
+    assert ran.status == 2 and not (tmp_path / "gap").exists()  # two shards would be lost without a word
+    assert "012.jsonl" in ran.err and "013.jsonl" in ran.err and "011.jsonl" not in ran.err
+    (tmp_path / "empty").mkdir()
+    assert capeval(*score, tmp_path / "out", "--input", tmp_path / "empty").status == 2
+
+
+def test_advice_names_only_what_helps(capeval: Capeval, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    rows = [{"caption": "", "image": "0.png"}, {"caption": "a dog", "image": "0.png"}]
+    write_lines(tmp_path / "in" / "a.jsonl", rows)
+    write_lines(tmp_path / "in" / "b.jsonl", [*rows, {"caption": "a dog", "image": "late.png"}])
+    (tmp_path / "in" / "0.png").write_bytes(picture(0))
+    out = tmp_path / "out"
+
+    def score(name: str, *flags: str) -> Ran:
+        return capeval(*SCORE, "--input", tmp_path / "in" / name, "--output", out, *flags)
+
+    ran = score("a.jsonl")
+    assert "caption is empty" in ran.err and "--retry-failed" not in ran.err
+    assert "--retry-failed" not in score("a.jsonl").err  # no retry fills an empty caption
+    ran = capeval("shards", "check", out)
+    assert ran.status == 0 and "caption is empty" in ran.err and "--retry-failed" not in ran.err
+    score("b.jsonl")
+    assert "--retry-failed" in score("b.jsonl").err
+    ran = capeval("shards", "check", out)
+    assert "2 rows: caption is empty" in ran.err and "--retry-failed" in ran.err
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert (
+        sorted(manifest["failures"].values()) == [1, 1] == sorted(manifest["shards"][0]["failures"].values())
+    )
+    content = bytearray((out / "a.parquet").read_bytes())
+    content[40] ^= 1
+    (out / "a.parquet").write_bytes(content)
+    pq.write_table(pa.table({"x": [1]}), out / "mine.parquet")
+    ran = capeval("shards", "check", out)
+    assert ran.status == 1 and "a.parquet" in ran.err and "mine.parquet" in ran.err
+    assert "delete" not in ran.err  # the next run makes a damaged output again
+    assert "a.parquet" in score("a.jsonl").err
+    (out / "mine.parquet").unlink()
+    assert capeval("shards", "check", out).status == 0
+
+
+def test_the_bar_of_one_worker_moves_within_a_shard(folder: Path) -> None:
+    write_shards(folder / "one", shards=1, rows=300, distinct=300)
+    command = [sys.executable, "-m", "capeval_core", *SCORE, "--input", "one/*", "--output", "out"]
+    terminal, inner = pty.openpty()
+    fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
+    # Drawn at every step, however fast they come.
+    run = subprocess.Popen(command, stderr=inner, env={**os.environ, "TQDM_MININTERVAL": "0"})
+    os.close(inner)
+    drawn = b""
+    with contextlib.suppress(OSError):  # which the end of a terminal is
+        while chunk := os.read(terminal, 65_536):
+            drawn += chunk
+    os.close(terminal)
+    assert run.wait() == 0
+    shares = [float(share) for share in re.findall(r"([\d.]+)/1 shards", drawn.decode())]
+    assert shares == sorted(shares) and any(0 < share < 1 for share in shares)
+    assert re.search(r"\d+ pairs, [\d.,]+ pairs/s", drawn.decode())
 
 
 @pytest.mark.system

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import signal
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -82,3 +84,68 @@ def test_features_of_one_shard_are_forgotten_at_the_next(tmp_path: Path) -> None
         score_shard(source, tmp_path / "2.parquet", scorer)
     assert forwards.items == 2 * once > 0
     assert (tmp_path / "1.parquet").read_bytes() == (tmp_path / "2.parquet").read_bytes()
+
+
+def test_the_error_of_a_shard_is_that_of_its_first_failed_row(tmp_path: Path) -> None:
+    rows = rows_of(9)
+    rows["caption"][2] = None
+    rows["caption"][4] = rows["caption"][7] = ""
+    source, target = write_parquet(tmp_path / "0.parquet", rows), tmp_path / "out.parquet"
+    result = score_shard(source, target, "bleu", window=3)
+    assert (result.error, result.failed) == ("caption is missing", 3)
+    assert result.failures == {"caption is missing": 1, "caption is empty": 2} and result.outside == 0
+    assert score_shard(source, target, "bleu").error == "caption is missing"  # which a note keeps
+
+
+def test_failures_are_counted_by_kind_and_those_that_a_retry_may_mend(tmp_path: Path, weights: str) -> None:
+    names = [f"{i}.png" for i in range(6)]
+    (tmp_path / "0.png").write_bytes(picture(0))
+    (tmp_path / "5.png").write_text("<html>404</html>")
+    rows = {"caption": ["a dog", "a dog", "a dog", "", "a dog", "a dog"], "image": names}
+    result = score_shard(
+        write_parquet(tmp_path / "0.parquet", rows), tmp_path / "o.parquet", "pacs", weights=weights
+    )
+    assert (result.failed, result.outside) == (5, 4)  # all but the empty caption
+    missing, empty, html = result.failures.items()
+    assert missing[1] == 3 and "1.png" in missing[0]
+    assert empty == ("caption is empty", 1) and html[1] == 1 and "5.png" in html[0]
+
+
+def _die(rows: int) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_what_a_killed_run_left_is_removed_by_the_next_one(tmp_path: Path) -> None:
+    source, out = write_parquet(tmp_path / "0.parquet", rows_of(30)), tmp_path / "out"
+    keywords = {"window": 10, "progress": _die}
+    run = multiprocessing.get_context("fork").Process(
+        target=score_shard, args=(source, out / "0.parquet", "bleu"), kwargs=keywords
+    )
+    run.start()
+    run.join()
+    assert run.exitcode == -signal.SIGKILL and len(list(out.glob(".*"))) == 1
+    beside = []
+
+    def score_another(rows: int) -> None:
+        """Another run on the same folder, which leaves alone what this one is writing."""
+        if not beside:
+            beside.append(score_shard(source, out / "1.parquet", "bleu"))
+
+    assert score_shard(source, out / "0.parquet", "bleu", window=10, progress=score_another).failed == 0
+    assert sorted(path.name for path in out.iterdir()) == ["0.parquet", "1.parquet"]
+
+
+def test_progress_moves_within_a_window(tmp_path: Path, weights: str) -> None:
+    rows = {"caption": ["a dog"] * 400, "image": [picture(i) for i in range(399)] + [b""]}
+    source = write_parquet(tmp_path / "0.parquet", rows)
+    done: list[int] = []
+    expected: list[int] = []
+    score_shard(
+        source,
+        tmp_path / "o.parquet",
+        "pacs",
+        weights=weights,
+        progress=done.append,
+        expected=expected.append,
+    )
+    assert sum(done) == 400 == expected[0] and len(done) > 3

@@ -215,3 +215,135 @@ def test_texts_that_differ_are_refused_and_equal_ones_are_one(tmp_path: Path, we
     same = [{"caption": "a", "text": "a", "references": ["b"]}] * 150
     twice.write_text("".join(json.dumps(row) + "\n" for row in [*same, {**same[0], "text": "c"}]))
     assert score_shard(twice, tmp_path / "last.parquet", "rougel").failed == 1
+
+
+def test_a_member_with_bytes_wins_over_a_file_that_its_json_names(
+    tmp_path: Path, scorer: BatchScorer, expected: list[float]
+) -> None:
+    rows = rows_of(12)
+    members = tar_members(rows, fields=True)
+    for i, uid in enumerate(rows["uid"]):
+        content = {
+            "caption": rows["caption"][i],
+            "references": rows["references"][i],
+            "image": f"old/{i}.png",
+        }
+        members[2 * i + 1] = (f"{uid}.json", json.dumps(content).encode())
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "3.png").write_bytes(picture(77))  # of the original name, and another picture
+    found = scored(write_tar(tmp_path / "0.tar", members), scorer)
+    assert np.allclose(found["score"], expected, rtol=0, atol=1e-6)
+    assert found["error"] == [None] * 12
+
+
+def test_pictures_that_differ_are_refused_and_equal_ones_are_one(tmp_path: Path, weights: str) -> None:
+    def tar(name: str, png: bytes) -> Path:
+        members = [("1.jpg", picture(1)), ("1.png", png), ("1.txt", b"a dog")]
+        return write_tar(tmp_path / name, members)
+
+    rows = {"caption": ["a dog"], "image": [picture(1)], "jpg": [picture(2)]}
+    for source in (tar("two.tar", picture(2)), write_parquet(tmp_path / "two.parquet", rows)):
+        with pytest.raises(FileError, match="several columns for image") as raised:
+            score_shard(source, tmp_path / "out.parquet", "pacs", weights=weights)
+        assert "--columns" in str(raised.value)
+    named = score_shard(
+        tmp_path / "two.tar", tmp_path / "named.parquet", "pacs", columns={"image": "png"}, weights=weights
+    )
+    assert named.failed == 0 and named.columns["image"] == ["png"]
+    assert (
+        score_shard(tar("equal.tar", picture(1)), tmp_path / "e.parquet", "pacs", weights=weights).failed == 0
+    )
+    # A row that differs behind those that are looked at first costs itself.
+    rows = {"caption": ["a dog"] * 150, "image": [picture(1)] * 150, "jpg": [picture(1)] * 149 + [picture(2)]}
+    late = write_parquet(tmp_path / "late.parquet", rows)
+    found = scored(late, BatchScorer("pacs", weights=weights))
+    assert [i for i, error in enumerate(found["error"]) if error] == [149]
+    assert "'image' and 'jpg'" in found["error"][149]
+
+
+def test_a_missing_caption_beside_a_filled_text_is_that_text(tmp_path: Path) -> None:
+    captions = [None, "a dog", None]
+    rows = {
+        "caption": captions,
+        "text": ["a cat", "a dog", None],
+        "references": [["a cat"], ["a dog"], ["x"]],
+    }
+    found = scored(write_parquet(tmp_path / "0.parquet", rows), BatchScorer("rougel"))
+    assert found["score"] == [1.0, 1.0, None]
+    assert found["error"] == [None, None, "caption is missing"]
+
+
+@pytest.mark.parametrize("name", ["response", "generated_caption", "prediction", "Output"])
+def test_ground_truth_beside_a_prediction_is_refused(name: str, tmp_path: Path) -> None:
+    rows = {"caption": ["a dog"], name: ["a cat"], "references": [["a dog"]]}
+    source = write_parquet(tmp_path / "0.parquet", rows)
+    with pytest.raises(FileError, match="several columns for caption") as raised:
+        score_shard(source, tmp_path / "out.parquet", "rougel")
+    assert repr(name) in str(raised.value) and "'caption'" in str(raised.value)
+    result = score_shard(source, tmp_path / "out.parquet", "rougel", columns={"caption": name})
+    assert (result.columns["caption"], result.unread) == ([name], ["caption"])
+
+
+def test_a_list_of_one_image_is_that_image(
+    tmp_path: Path, scorer: BatchScorer, expected: list[float]
+) -> None:
+    rows = rows_of(12)
+    images = rows.pop("image")
+    forms: dict[str, Any] = {
+        "structs": [[{"bytes": image, "path": None}] for image in images],
+        "bytes": [[image] for image in images],
+    }
+    for form, column in forms.items():
+        found = scored(write_parquet(tmp_path / f"{form}.parquet", {**rows, "images": column}), scorer)
+        assert np.allclose(found["score"], expected, rtol=0, atol=1e-6)
+    several = {**rows, "images": [*forms["bytes"][:11], images[:2]]}
+    found = scored(write_parquet(tmp_path / "several.parquet", several), scorer)
+    assert [i for i, error in enumerate(found["error"]) if error] == [11]
+
+
+def test_each_caption_of_a_row_becomes_a_row(tmp_path: Path) -> None:
+    rows = {
+        "uid": ["x", "y"],
+        "captions": [["a dog", "a cat"], ["a house"]],
+        "references": [["a dog"], ["a house"]],
+    }
+    found = scored(write_parquet(tmp_path / "0.parquet", rows), BatchScorer("rougel"), window=1)
+    assert found["uid"] == ["x#0", "x#1", "y#0"]
+    assert found["score"] == [1.0, pytest.approx(0.5, abs=0.2), 1.0]
+    lines = tmp_path / "1.jsonl"
+    lines.write_text(json.dumps({"id": 7, "captions": ["a dog", ""], "references": ["a dog"]}) + "\n")
+    found = scored(lines, BatchScorer("rougel"))
+    assert found["uid"] == ["7#0", "7#1"] and found["error"] == [None, "caption is empty"]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"URL": "https://example.org/0.jpg", "TEXT": "a dog"},
+        {"image_url": "https://example.org/0.jpg", "caption": "a dog"},
+        {"image": "https://example.org/0.jpg", "caption": "a dog"},
+    ],
+)
+def test_addresses_alone_are_refused_as_such(row: dict[str, str], tmp_path: Path, weights: str) -> None:
+    source = write_parquet(tmp_path / "0.parquet", {name: [value] * 3 for name, value in row.items()})
+    with pytest.raises(FileError, match="not fetched") as raised:
+        score_shard(source, tmp_path / "out.parquet", "pacs", weights=weights)
+    assert "download" in str(raised.value)
+
+
+@pytest.mark.parametrize("stem", ["22.0{}", "{}.05"])
+def test_names_of_members_may_have_several_dots(stem: str, tmp_path: Path, weights: str) -> None:
+    members = [
+        (f"{stem.format(i)}{end}", content)
+        for i in range(3)
+        for end, content in ((".jpg", picture(i)), (".txt", b"a dog"))
+    ]
+    scorer = BatchScorer("pacs", weights=weights)
+    found = scored(write_tar(tmp_path / "0.tar", members), scorer)
+    assert found["uid"] == [stem.format(i) for i in range(3)] and found["error"] == [None] * 3
+    # Where the first dot makes rows it counts, as webdataset splits names, and a row that it makes says so.
+    found = scored(
+        write_tar(tmp_path / "1.tar", [("a.jpg", picture(0)), ("a.txt", b"a dog"), *members]), scorer
+    )
+    assert found["uid"][0] == "a" and found["error"][0] is None
+    assert all("first dot" in error for error in found["error"][1:])

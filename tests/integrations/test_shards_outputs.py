@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from capeval_core.errors import FileError
-from capeval_core.integrations.shards import merge_shards, score_histogram, score_shard
+from capeval_core.integrations.shards import check_shards, merge_shards, score_histogram, score_shard
 from tests.integrations.shard_files import rows_of, write_parquet
 
 
@@ -71,6 +71,48 @@ def test_what_cannot_be_merged_is_refused(outputs: Path, tmp_path: Path) -> None
     for name in ("1.parquet", "3.parquet", "4.parquet"):
         assert f"out/{name} " in str(refused.value)
     assert not target.exists() and not list(tmp_path.glob(".*"))
+
+
+def with_uids_as_bytes(table: pa.Table) -> pa.Table:
+    return table.set_column(0, "uid", table["uid"].cast(pa.binary()))
+
+
+def with_a_renamed_part(table: pa.Table) -> pa.Table:
+    parts = table["parts"].combine_chunks()
+    renamed = pa.StructArray.from_arrays(parts.flatten(), [f"x{field.name}" for field in parts.type])
+    return table.set_column(2, "parts", renamed)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda table: table.slice(0, 17),
+        lambda table: table.rename_columns(["uid", "scorf", *table.column_names[2:]]),
+        with_uids_as_bytes,
+        with_a_renamed_part,
+    ],
+    ids=["rows lost", "scores renamed", "uids as bytes", "part renamed"],
+)
+def test_rows_and_columns_that_are_not_as_written_are_refused(
+    change: Callable[[pa.Table], pa.Table], tmp_path: Path
+) -> None:
+    """What a flipped bit in a footer does: the note is whole, but of other rows and columns."""
+    folder = tmp_path / "out"
+    for i in range(2):
+        source = write_parquet(tmp_path / f"{i}.parquet", rows_of(20, first=20 * i))
+        score_shard(source, folder / f"{i}.parquet", "bleu")
+    note = {b"capeval_scores": pq.read_metadata(folder / "1.parquet").metadata[b"capeval_scores"]}
+    table = change(pq.read_table(folder / "1.parquet"))
+    pq.write_table(table.replace_schema_metadata(note), folder / "1.parquet")
+    for read in (lambda: merge_shards(folder, tmp_path / "all.parquet"), lambda: score_histogram(folder)):
+        with pytest.raises(FileError, match=r"out/1.parquet"):
+            read()
+    assert not (tmp_path / "all.parquet").exists()
+    found = check_shards(folder)
+    assert [*found.damaged] == ["1.parquet"] and not found.ok
+    with pytest.warns(UserWarning, match=r"out/1.parquet"):  # the next run makes it again
+        assert not score_shard(tmp_path / "1.parquet", folder / "1.parquet", "bleu").skipped
+    assert check_shards(folder).ok and merge_shards(folder, tmp_path / "all.parquet") == 40
 
 
 def test_quantiles_and_threshold_are_exact(tmp_path: Path) -> None:

@@ -34,7 +34,8 @@ from capeval_core.inputs.decoders import frames_within_limits
 from capeval_core.inputs.images import InputImage, Source, Visual, image_source, resized, within
 from capeval_core.inputs.samples import Samples, check_samples
 from capeval_core.inputs.videos import Sampling, video_source
-from capeval_core.integrations import shards as shard_folder
+from capeval_core.integrations.shards.plan import plan_shards
+from capeval_core.integrations.shards.run import score_shards as score_planned_shards
 from capeval_core.judgements.correlation import Resamples, WeightedRows
 from capeval_core.kept import Kept
 from capeval_core.limits import LIMITS
@@ -427,8 +428,8 @@ def write_positives(folder: Path, positives: Sequence[tuple[Any, ...]], settings
 
 def score_shards(source: Path, target: Path, scorer: Any, *, workers: int, progress: Any = None) -> list[Any]:
     """What became of each shard of a folder, by processes of Ray: a `ShardResult`, or what has a `reason`."""
-    shards = shard_folder.plan_shards([f"{source}/*.parquet"], str(target))
-    return list(shard_folder.score_shards(shards, scorer, {"progress": progress}, workers=workers))
+    shards = plan_shards([f"{source}/*.parquet"], str(target))
+    return list(score_planned_shards(shards, scorer, {"progress": progress}, workers=workers))
 
 
 # judgements

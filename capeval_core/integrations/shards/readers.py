@@ -1,4 +1,4 @@
-"""Where shards lie, local or in object stores, and their rows, a window at a time."""
+"""Rows of shards, a window at a time: Parquet, tars of webdataset, JSON lines."""
 
 from __future__ import annotations
 
@@ -7,192 +7,110 @@ import json
 import os
 import re
 import tarfile
-import tempfile
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache, partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import pyarrow.parquet as pq
-from fsspec.implementations.local import LocalFileSystem
 
 from capeval_core.errors import FileError, described, did_you_mean, file_error, wrong_option
-from capeval_core.inputs.images import LONGEST_FILE, URL, short_reason
-from capeval_core.kept import whole_file
+from capeval_core.inputs.images import BYTES, LONGEST_FILE, URL
+from capeval_core.integrations.shards.places import Place, reason_of
 from capeval_core.limits import LIMITS
 
 Record = dict[str, Any]
 """A row as it is in a shard: values by the name of their column, `_KEY` and `_ERROR`."""
-NAMES: dict[str, tuple[str, ...]] = {
-    "uid": ("__key__", "uid", "key", "id", "sample_id", "image_id"),
-    "caption": ("txt", "caption", "text", "prediction", "candidate"),
-    "image": ("image", "jpg", "jpeg", "png", "webp", "img", "image_bytes", "bytes", "image_path", "path",
-              "file_name", "filename", "bmp", "gif", "tif", "tiff"),
-    "video": ("video", "mp4", "webm", "mkv", "mov", "avi", "video_bytes", "video_path", "path", "file_name",
-              "filename", "gif"),
-    "references": ("references", "refs", "reference"),
+_KEY = "__key__"
+_ERROR = "__error__"
+"""Reserved fields of a record: its uid in a tar, and why it cannot be scored."""
+_JSON = "json"
+"""The member of a tar whose fields are columns, too."""
+NAMES: dict[str, Sequence[Sequence[str]]] = {
+    "uid": [[_KEY, "uid", "key", "id", "sample_id", "image_id"]],
+    "caption": [
+        ["txt", "caption", "captions", "text", "prediction", "predictions", "pred", "predicted_caption",
+         "pred_caption", "generated_caption", "generated_text", "response", "output", "output_text",
+         "model_output", "hypothesis", "candidate", "answer", "completion"],
+        ["description", "title", "alt_text", "alt"],
+    ],
+    "image": [["image", "images", "jpg", "jpeg", "png", "webp", "img", "image_bytes", "bytes", "image_path",
+               "path", "file_name", "file_path", "bmp", "gif", "tif", "tiff"]],
+    "video": [["video", "videos", "mp4", "webm", "mkv", "mov", "avi", "video_bytes", "video_path", "path",
+               "file_name", "file_path", "gif"]],
+    "references": [["references", "refs", "reference"]],
 }  # fmt: skip
-"""Names by which columns are found, best first, in any case. Members of a tar are columns by extension."""
-_TEXTS = ("caption", "references")  # columns of these are one only where they hold the same
+"""Names of columns by what they hold, best first; those of a later list count where none of the first is."""
+_TEXTS = ("caption", "references")
 _FIX = 'name it: columns={"caption": "...", "image": "..."} (capeval: --columns caption=...,image=...)'
-_KEY, _ERROR, _JSON = "__key__", "__error__", "json"
-"""Of a record: its uid in a tar, why it cannot be scored, and the member whose fields are columns too."""
+_DOWNLOAD = "download them first, for example by img2dataset, whose tars are read here"
 _LOOKED_AT = 100  # rows in which a column must come up, where each row has columns of its own
 _BATCH = 64  # rows of Parquet that are decoded together: some have megabytes each
-
-# places
-
-
-@dataclass(frozen=True)
-class Place:
-    """A file or folder, local or in an object store: a file system, and the whole path on it."""
-
-    filesystem: Any
-    path: str
-
-    @classmethod
-    def of(cls, argument: str, value: Any) -> Place:
-        """The place that a path or an address such as `s3://bucket/00000.tar` means; nothing is looked at."""
-        try:
-            return cls(*fsspec.core.url_to_fs(os.fspath(value)))
-        except (ImportError, ValueError) as error:  # says which package is to be installed, or what is known
-            raise wrong_option(argument, value, f"is no address that can be opened ({error})") from error
-
-    @property
-    def is_local(self) -> bool:
-        return isinstance(self.filesystem, LocalFileSystem)
-
-    @property
-    def address(self) -> str:
-        """What `of` takes, in this and in other processes."""
-        return self.path if self.is_local else str(self.filesystem.unstrip_protocol(self.path))
-
-    @property
-    def identity(self) -> str:
-        """The address with links followed."""
-        return os.path.realpath(self.path) if self.is_local else self.address.rstrip("/")
-
-    @property
-    def name(self) -> str:
-        return self.path.rpartition("/")[2]
-
-    @property
-    def parent(self) -> Place:
-        return Place(self.filesystem, self.path.rpartition("/")[0])
-
-    def child(self, name: str) -> Place:
-        return Place(self.filesystem, f"{self.path.rstrip('/')}/{name}")
-
-    def matching(self) -> list[Place]:
-        """The files that this path, or pattern, matches, by name."""
-        with self.reading():
-            self.filesystem.invalidate_cache()  # what others have written since counts
-            exact = self.filesystem.isfile(self.path)  # its name may have brackets
-            paths = [self.path] if exact else filter(self.filesystem.isfile, self.filesystem.glob(self.path))
-            return [Place(self.filesystem, path) for path in sorted(paths)]
-
-    def version(self) -> str:
-        """What changes when the file does: size and time, or the store's tag; '' where it has none."""
-        with self.reading():
-            info = self.filesystem.info(self.path)
-        if info["type"] != "file":
-            raise file_error(self.address, f"is no regular file ({info['type']})", "pass a file")
-        names = ("size", "mtime", "ino", "ETag", "etag", "md5Hash")  # what file systems tell of a file
-        known = [f"{name}={info[name]}" for name in names if info.get(name) is not None]
-        return " ".join(known) if len(known) > 1 else ""
-
-    @contextmanager
-    def reading(self) -> Iterator[None]:
-        """Let what fails in the block, which reads it, be a FileError that names it."""
-        try:
-            yield
-        except (FileError, MemoryError):
-            raise
-        except FileNotFoundError:
-            raise file_error(self.address, "does not exist", "check the path") from None
-        except Exception as error:  # whatever the store's client raises: no bucket, no rights, no network
-            raise file_error(self.address, f"cannot be read ({reason_of(error)})") from error
-
-    @contextmanager
-    def local_copy(self) -> Iterator[Path]:
-        """The file on a local disk: itself, or a temporary copy."""
-        if self.is_local:
-            yield Path(self.path)
-            return
-        with tempfile.TemporaryDirectory(prefix="capeval-") as folder:
-            copy = Path(folder, "shard")
-            with self.reading():
-                self.filesystem.get_file(self.path, str(copy))
-            yield copy
-
-    @contextmanager
-    def whole(self) -> Iterator[Path]:
-        """A local file for the block to write, which then appears here as a whole, or OSError not at all."""
-        try:
-            if self.is_local:
-                Path(self.path).parent.mkdir(parents=True, exist_ok=True)
-                with whole_file(Path(self.path)) as partial:
-                    yield partial
-                return
-            with tempfile.TemporaryDirectory(prefix="capeval-") as folder:
-                copy = Path(folder, "shard")
-                yield copy
-                try:
-                    self.filesystem.put_file(str(copy), self.path)
-                except Exception as error:  # whatever the store's client raises
-                    raise OSError(reason_of(error)) from error
-        except OSError as error:
-            raise OSError(f"{self.address} cannot be written ({reason_of(error)})") from error
-
-
-def reason_of(error: BaseException) -> str:
-    """What is wrong with a file that the message names already."""
-    return getattr(error, "strerror", None) or short_reason(error)
 
 
 # columns by name
 
 
+def columns_named(present: Iterable[str], role: str) -> list[str]:
+    """The columns that may hold a role by their names, best first, in any case, with any blanks and marks."""
+    columns = list(present)
+    for names in NAMES[role]:
+        ranked = [column for name in names for column in columns if _plain(column) == _plain(name)]
+        if ranked:
+            return ranked
+    return []
+
+
+@cache
+def _plain(name: str) -> str:
+    """`imagepath` of `Image Path` and `image_path`; the reserved field stays."""
+    return name if name == _KEY else re.sub(r"[\W_]", "", name).lower()
+
+
 def check_columns(columns: Mapping[str, str] | None) -> dict[str, str]:
     """The columns that a user names; ValueError for those of anything that no row has."""
-    chosen = dict(columns or {})
-    for role in chosen:
+    column_of = dict(columns or {})
+    for role in column_of:
         if role not in NAMES:
             fix = f"expected some of {', '.join(NAMES)}{did_you_mean(str(role), NAMES)}"
-            raise wrong_option("columns", chosen, f"has a key {role!r}", fix)
-    return chosen
+            raise wrong_option("columns", column_of, f"has a key {role!r}", fix)
+    return column_of
 
 
 def find_columns(
-    present: Sequence[str], needed: Iterable[str], chosen: Mapping[str, str]
+    present: Sequence[str], needed: Iterable[str], column_of: Mapping[str, str]
 ) -> dict[str, list[str]]:
-    """The columns that may hold each of `needed`, best first, in any case."""
+    """The columns that may hold each of `needed`, best first: the one that a user names, or by name."""
     return {
-        role: [name for name in present if name == chosen[role]]
-        if role in chosen
-        else [name for known in NAMES[role] for name in present if name.lower() == known]
+        role: [name for name in present if name == column_of[role]]
+        if role in column_of
+        else columns_named(present, role)
         for role in needed
     }
 
 
 def column_problems(
-    found: Mapping[str, Sequence[str]], chosen: Mapping[str, str], present: Sequence[str]
+    columns: Mapping[str, Sequence[str]], column_of: Mapping[str, str], present: Sequence[str]
 ) -> list[str]:
     """What is wrong with columns that are missing, and with those that may hold the same text."""
     problems = []
-    for role, names in found.items():
-        if not names and role in chosen:
-            problems.append(f"no column {chosen[role]!r} for {role}{did_you_mean(chosen[role], present)}")
+    for role, names in columns.items():
+        if not names and role in column_of:
+            close = did_you_mean(column_of[role], present)
+            problems.append(f"no column {column_of[role]!r} for {role}{close}")
         elif not names and role != "uid":
-            problems.append(f"no column for {role} (known names: {', '.join(NAMES[role])})")
+            known = ", ".join(NAMES[role][0])
+            problems.append(f"no column for {role} (known names: {known})")
         elif len(names) > 1 and role in _TEXTS:
-            problems.append(f"several columns for {role} ({' and '.join(map(repr, names))})")
+            problems.append(several_columns(role, names))
     return problems
+
+
+def several_columns(role: str, names: Iterable[str]) -> str:
+    """The problem of columns that may hold one role, and differ."""
+    return f"several columns for {role} ({' and '.join(map(repr, names))})"
 
 
 # shards
@@ -204,105 +122,242 @@ def stem_of(name: str) -> str:
 
 
 class Shard:
-    """A shard on a local disk, whose rows come a window at a time, with images where they lie."""
+    """A shard on a local disk, whose rows come a window at a time, with images where they lie.
+
+    used: the names of the columns that were read, by role. unread: those of the first rows that were not.
+    looked_up: whether an image was looked up in the folder `images`.
+    """
 
     def __init__(
         self, path: Path, source: Place, needed: Sequence[str], columns: Mapping[str, str], images: Place
     ) -> None:
-        self.path, self.source, self.needed, self.columns, self.images = path, source, needed, columns, images
-        self.used: dict[str, dict[str, None]] = {}  # the names of the columns that were read, by role
-        self.looked_up = False  # whether an image was looked up in the folder `images`
+        self.path = path
+        self.source = source
+        self.needed = needed
+        self.columns = columns
+        self.images = images
+        self.visual = "video" if "video" in needed else "image"
+        self.used: dict[str, dict[str, None]] = {}
+        self.looked_up = False
+        self.share: Callable[[], float] = lambda: 1.0  # of the shard that is read
+        self.read = 0  # records, of which the next ones wait for their window
+        self._records_in_windows = 0
+        self._rows_in_windows = 0
+        self._names: list[str] = []  # of the columns of the first rows
         # For the names of a record, once for all records of the same columns.
         self.find = cache(lambda *names: find_columns(names, ["uid", *needed], columns))
 
+    @property
+    def unread(self) -> list[str]:
+        used = {name for names in self.used.values() for name in names}
+        return [name for name in self._names if name not in used and name != _JSON]
+
+    @property
+    def expected_rows(self) -> int:
+        """About how many rows the shard has, by those of the part that is read; of Parquet exactly."""
+        records = self.read / (self.share() or 1)
+        return round(records * self._rows_in_windows / max(1, self._records_in_windows))
+
     def windows(self, most: int) -> Iterator[dict[str, list[Any]]]:
-        """Columns `uid`, `error` and those needed, of consecutive rows; FileError for the first rows now."""
+        """Columns of consecutive rows: `uid`, `error`, those needed; FileError for the first rows now.
+
+        `outside` says of a row that its image is a file outside of the shard.
+        """
         records = self._records()
         first = deque(islice(records, _LOOKED_AT))
-        names = [name for name in dict.fromkeys(chain(*first)) if name not in (_KEY, _ERROR)]
-        missing = {role: found for role, found in self.find(*names).items() if not found} if names else {}
-        problems = column_problems(missing, self.columns, names)
-        problems += dict.fromkeys(text for one in first for text in self._differing(one))
-        captions = [record[name] for record in first for name in self.find(*record)["caption"][:1]]
-        if captions and not any(isinstance(text, (str, bytes, type(None))) for text in captions):
-            problems.append(f"no text as caption, only {described(captions[0])}")
+        self._names = [name for name in dict.fromkeys(chain(*first)) if name not in (_KEY, _ERROR)]
+        problems = self._problems(first)
         if problems:
-            rows = f"its first {len(first)} rows have {', '.join(names)}"
-            raise self.refuse(f"has {'; '.join(problems)}; {rows}", _FIX)
+            names = ", ".join(self._names)
+            fix = _DOWNLOAD if any("not fetched" in problem for problem in problems) else _FIX
+            raise self.refuse(f"has {'; '.join(problems)}; its first {len(first)} rows have {names}", fix)
         # Popped, so that images leave memory with their window.
         return self._windows(chain((first.popleft() for _ in range(len(first))), records), most)
 
     def refuse(self, found: str, fix: str = "write it again") -> FileError:
         return file_error(self.source.address, found, fix)
 
-    def _records(self) -> Iterator[Record]:
-        with self.source.reading():
-            yield from FORMATS[format_of(self.source)](self)
+    def _problems(self, records: Sequence[Record]) -> list[str]:
+        """What is wrong with the columns of the first rows."""
+        problems: list[str] = []
+        if self._names:
+            columns = self.find(*self._names)
+            missing = {role: names for role, names in columns.items() if not names}
+            addresses = self._addresses(records)
+            if addresses and self.visual in missing and self.visual not in self.columns:
+                del missing[self.visual]
+                found = f"no column for {self.visual}, only addresses ({addresses}), which are not fetched"
+                problems.append(found)
+            problems += column_problems(missing, self.columns, self._names)
+            if problems:
+                problems[-1] += _dots(records[0])
+        problems += dict.fromkeys(chain.from_iterable(map(self._differing, records)))
+        captions = [record[name] for record in records for name in self.find(*record)["caption"][:1]]
+        if captions and not any(_is_text(caption) for caption in captions):
+            problems.append(f"no text as caption, only {described(captions[0])}")
+        visuals = [self._visual_of(record) for record in records]
+        paths = [value for value in visuals if value is not None]
+        if paths and all(isinstance(value, str) and URL.match(value) for value in paths):
+            problems.append(f"addresses as {self.visual}, which are not fetched")
+        return problems
+
+    def _addresses(self, records: Sequence[Record]) -> str:
+        """Columns that hold addresses, by name or by value, as a message names them."""
+        columns = []
+        for name in self._names:
+            values = [record[name] for record in records if isinstance(record.get(name), str)]
+            is_address = bool(values) and all(URL.match(value) for value in values)
+            if is_address or re.search(r"(^|_|\b)ur[li]s?($|_|\b)", name, re.IGNORECASE):
+                columns.append(repr(name))
+        return " and ".join(columns)
+
+    def _visual_of(self, record: Record) -> Any:
+        """The image or video of a record; None where a metric needs none."""
+        if self.visual not in self.needed:
+            return None
+        name = self._column_of(record, self.visual)
+        return None if name is None else _single(record[name])
+
+    def _column_of(self, record: Record, role: str) -> str | None:
+        """The column that holds a role in a record: of images the first with bytes, else the first value."""
+        names = self.find(*record)[role]
+        if role == self.visual:
+            with_bytes = [name for name in names if _content(record[name]) is not None]
+            names = with_bytes or names
+        if role != "uid":
+            names = [name for name in names if record[name] is not None] or names
+        return names[0] if names else None
 
     def _differing(self, record: Record) -> list[str]:
-        """Columns of a record that may hold the same text, and do not."""
-        found = {}
+        """Columns of a record that may hold the same text or picture, and do not."""
+        problems = []
         for role, names in self.find(*record).items():
-            values = [record[name] for name in names if isinstance(record[name], (str, list))]
-            texts = [value.strip() if isinstance(value, str) else value for value in values]
-            if any(text != texts[0] for text in texts):
-                found[role] = names
-        return column_problems(found, {}, [])
+            if role == "uid":
+                continue
+            values = [_comparable(role, record[name]) for name in names]
+            values = [value for value in values if value is not None]
+            if any(value != values[0] for value in values):
+                problems.append(several_columns(role, names))
+        return problems
+
+    def _records(self) -> Iterator[Record]:
+        with self.source.reading():
+            for record in FORMATS[format_of(self.source)](self):
+                self.read += 1
+                yield record
 
     def _windows(self, records: Iterable[Record], most: int) -> Iterator[dict[str, list[Any]]]:
         rows: list[Record] = []
         size = 0
         for position, record in enumerate(records):
-            rows.append(self._row(record, position))
-            size += _size(rows[-1])
+            captioned = self._rows(record, position)
+            rows += captioned
+            size += _size(captioned)
+            self._records_in_windows += 1
+            self._rows_in_windows += len(captioned)
             if len(rows) >= most or size > LIMITS.window_bytes:
                 yield self._looked_up(rows)
-                rows, size = [], 0
+                rows = []
+                size = 0
         if rows:
             yield self._looked_up(rows)
 
-    def _row(self, record: Record, position: int) -> Record:
-        """What is needed of a record, `uid` and `error`."""
-        row, missing = Record(), []
-        for role, names in self.find(*record).items():
-            # Of several texts the first one that is there; they are equal.
-            there = [name for name in names if role in _TEXTS and record[name] is not None] or names
-            row[role] = record[there[0]] if there else None
-            if there:
-                self.used.setdefault(role, {})[there[0]] = None
+    def _rows(self, record: Record, position: int) -> list[Record]:
+        """What is needed of a record, `uid` and `error`; a row for each caption of a list."""
+        row = Record()
+        missing = []
+        for role in ("uid", *self.needed):
+            name = self._column_of(record, role)
+            row[role] = None if name is None else record[name]
+            if name is not None:
+                self.used.setdefault(role, {})[name] = None
             elif role != "uid" or role in self.columns:
                 missing.append(role)
+        if self.visual in row:
+            row[self.visual] = _single(row[self.visual])
         error = record.get(_ERROR) or "; ".join(self._differing(record))
         if missing and not error:
-            own = ", ".join(name for name in record if name not in (_KEY, _ERROR))
-            error = f"no {' and no '.join(missing)}, only {own or 'a uid'}"
+            names = ", ".join(name for name in record if name not in (_KEY, _ERROR))
+            error = f"no {' and no '.join(missing)}, only {names or 'a uid'}{_dots(record)}"
         uid = f"{stem_of(self.source.name)}/{position}" if row["uid"] is None else row["uid"]
-        return row | {"uid": _valid(str(uid)), "error": _valid(str(error)) if error else None}
+        row["uid"] = _valid(str(uid))
+        row["error"] = _valid(str(error)) if error else None
+        captions = row["caption"]
+        if not isinstance(captions, list) or not captions:
+            return [row]
+        return [{**row, "uid": f"{row['uid']}#{i}", "caption": caption} for i, caption in enumerate(captions)]
 
     def _looked_up(self, rows: Sequence[Record]) -> dict[str, list[Any]]:
         """Columns of rows; images are paths in their folder, or bytes from a store; addresses stay."""
         columns = {role: [row[role] for row in rows] for role in ("uid", *self.needed, "error")}
-        folder, fetched = self.images, defaultdict[str, list[int]](list)
-        name = "video" if "video" in columns else "image"
-        visuals = columns.get(name, [])
+        columns["outside"] = [False] * len(rows)
+        visuals = columns.get(self.visual, [])
+        fetched = defaultdict[str, list[int]](list)  # rows by the path in the store
         for i, value in enumerate(visuals):
             path = value.get("path") if isinstance(value, Mapping) and value.get("bytes") is None else value
             if not isinstance(path, str) or not path or URL.match(path):
                 continue
-            self.looked_up |= not (folder.is_local and os.path.isabs(path))  # noqa: PTH117
-            if folder.is_local:
-                visuals[i] = os.path.join(folder.path, path)  # noqa: PTH118  (absolute ones stay)
+            columns["outside"][i] = True
+            self.looked_up |= not (self.images.is_local and os.path.isabs(path))  # noqa: PTH117
+            if self.images.is_local:
+                visuals[i] = os.path.join(self.images.path, path)  # noqa: PTH118  (absolute ones stay)
             else:
-                fetched[f"{folder.path.rstrip('/')}/{path.lstrip('/')}"].append(i)
-        # Not `cat`, which sorts paths and takes `*` and `[` in them for patterns.
+                fetched[f"{self.images.path.rstrip('/')}/{path.lstrip('/')}"].append(i)
         paths = list(fetched)
-        contents = folder.filesystem.cat_ranges(paths, None, None, on_error="return") if paths else []
+        # Not `cat`, which sorts paths and takes `*` and `[` in them for patterns.
+        read = self.images.filesystem.cat_ranges
+        contents = read(paths, None, None, on_error="return") if paths else []
         for path, content in zip(paths, contents, strict=True):
             for i in fetched[path]:
-                visuals[i] = {"bytes": content, "path": path} if isinstance(content, bytes) else None
-                if visuals[i] is None:
-                    columns["error"][i] = f"{name}: cannot read {path!r} ({reason_of(content)})"
+                if isinstance(content, bytes):
+                    visuals[i] = {"bytes": content, "path": path}
+                else:
+                    visuals[i] = None
+                    columns["error"][i] = f"{self.visual}: cannot read {path!r} ({reason_of(content)})"
         return columns
+
+
+def _dots(record: Record) -> str:
+    """What may be wrong with names in a tar that have more than one dot."""
+    if _KEY in record and any("." in name for name in record):
+        return "; names of members are split at their first dot"
+    return ""
+
+
+def _is_text(value: Any) -> bool:
+    """Whether a value may be a caption, several captions, or one that is missing."""
+    texts = value if isinstance(value, list) else [value]
+    return all(isinstance(text, (str, bytes, type(None))) for text in texts)
+
+
+def _single(value: Any) -> Any:
+    """The one image of a list with one."""
+    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], (str, Mapping, *BYTES)):
+        return value[0]
+    return value
+
+
+def _content(value: Any) -> Any:
+    """The bytes of an image or video that lies in its shard; None of a path."""
+    visual = _single(value)
+    content = visual.get("bytes") if isinstance(visual, Mapping) else visual
+    return content if isinstance(content, BYTES) else None
+
+
+def _comparable(role: str, value: Any) -> Any:
+    """What must be equal in all columns of a role; None where a value says nothing of others."""
+    if role not in _TEXTS:
+        return _content(value)  # paths of one file may differ
+    if isinstance(value, list) and len(value) == 1 and role == "caption":
+        value = value[0]
+    if isinstance(value, str):
+        return value.strip()
+    return value if isinstance(value, list) else None
+
+
+def is_format(name: str) -> bool:
+    """Whether a file is a shard by its name."""
+    return name.lower().endswith(tuple(FORMATS))
 
 
 def format_of(source: Place) -> str:
@@ -333,26 +388,29 @@ def _parquet(shard: Shard) -> Iterator[Record]:
     # Without a buffer for whole row groups: some have gigabytes.
     options: dict[str, Any] = {"pre_buffer": False, "buffer_size": 1 << 20}
     with pq.ParquetFile(shard.path, page_checksum_verification=True, **options) as file:
+        shard.share = lambda: shard.read / file.metadata.num_rows
         names = file.schema_arrow.names
-        used = list(dict.fromkeys(name for own in shard.find(*names).values() for name in own))
-        if twice := [name for name in used if names.count(name) > 1]:
-            raise shard.refuse(f"has more than one column {twice[0]!r}")
-        record: Record = dict.fromkeys(names)  # with those that are not read: errors name them
+        used = list(dict.fromkeys(chain.from_iterable(shard.find(*names).values())))
+        repeated = [name for name in used if names.count(name) > 1]
+        if repeated:
+            raise shard.refuse(f"has more than one column {repeated[0]!r}")
+        unread: Record = dict.fromkeys(names)  # errors name all columns
         for batch in file.iter_batches(_BATCH, columns=used):
             for values in zip(*batch.columns, strict=True):
-                own = dict(record)
+                record = dict(unread)
                 for name, value in zip(batch.schema.names, values, strict=True):
                     try:
-                        own[name] = value.as_py()
+                        record[name] = value.as_py()
                     except UnicodeDecodeError:
-                        own[_ERROR] = f"{name} is not valid UTF-8"
-                yield own
+                        record[_ERROR] = f"{name} is not valid UTF-8"
+                yield record
 
 
 def _json_lines(shard: Shard) -> Iterator[Record]:
     """An object per line, with paths of images."""
-    opened: Any = gzip.open if shard.source.name.lower().endswith(".gz") else open
-    with opened(shard.path, "rb") as file:
+    with shard.path.open("rb") as raw:
+        shard.share = _share_read(shard, raw)
+        file: Any = gzip.GzipFile(fileobj=raw) if shard.source.name.lower().endswith(".gz") else raw
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue
@@ -360,40 +418,50 @@ def _json_lines(shard: Shard) -> Iterator[Record]:
             try:
                 record = json.loads(line)
             except (ValueError, RecursionError) as reason:
-                record, error = None, f"line {number} is not JSON ({reason})"
+                record = None
+                error = f"line {number} is not JSON ({reason})"
             if not isinstance(record, dict) and not line.endswith(b"\n"):
                 raise shard.refuse(f"is cut off in line {number}")
             yield record if isinstance(record, dict) else {_ERROR: error}
 
 
+def _share_read(shard: Shard, raw: Any) -> Callable[[], float]:
+    """How much of an open file is read."""
+    size = shard.path.stat().st_size
+
+    def share() -> float:
+        return 1.0 if raw.closed else raw.tell() / size
+
+    return share
+
+
 def _tar(shard: Shard) -> Iterator[Record]:
-    """Members that are equal up to the first dot are a row; extensions and fields of `.json` are columns."""
-    chosen = shard.columns
-    used = {*chosen.values(), _JSON, *(name for role in shard.needed for name in NAMES[role])}
-    texts = {_JSON, *NAMES["caption"], chosen.get("caption")}
+    """Members that are equal up to a dot are a row; extensions and fields of `.json` are columns."""
+    split = _split_of(shard)
+    column_of = shard.columns
+    used = {_JSON, *column_of.values()}
+    texts = {_JSON, column_of.get("caption")}
     record: Record = {}
-    with tarfile.open(shard.path, "r:*") as tar:
+    with shard.path.open("rb") as raw, tarfile.open(fileobj=raw, mode="r:*") as tar:
+        shard.share = _share_read(shard, raw)
         while (member := tar.next()) is not None:
             tar.members = []  # type: ignore[attr-defined]  # tarfile keeps a list of all
-            folder, slash, name = member.name.rpartition("/")
-            stem, _, extension = name.partition(".")
-            extension = extension.lower()
-            if not member.isfile() or not stem or not extension:
+            key, extension = split(member.name)
+            if not member.isfile() or not key or not extension:
                 continue
-            key = f"{folder}{slash}{stem}"
             if record and (key != record[_KEY] or extension in record):
                 yield _with_fields(record)
                 record = {}
             record.setdefault(_KEY, key)
-            if extension not in used:
+            is_text = extension in texts or bool(columns_named([extension], "caption"))
+            if not (is_text or extension in used or _is_needed(extension, shard.needed)):
                 record[extension] = None  # named where a column is missing, but not read
             elif member.size > LONGEST_FILE:
                 record[_ERROR] = f"{member.name} has {member.size:,} bytes, too many"
             else:
-                opened = tar.extractfile(member)
-                assert opened is not None  # it is a file
-                image = {"bytes": (data := opened.read()), "path": member.name}
-                record[extension] = _text(data) if extension in texts else image
+                content: Any = tar.extractfile(member)
+                data = content.read()
+                record[extension] = _text(data) if is_text else {"bytes": data, "path": member.name}
         # tarfile takes a damaged header, or the end of the file, for the archive's end: only zeros.
         file: Any = tar.fileobj
         file.seek(tar.offset)
@@ -401,6 +469,48 @@ def _tar(shard: Shard) -> Iterator[Record]:
             raise shard.refuse("is cut off, joined or damaged (it does not end as a tar ends)")
         if record:
             yield _with_fields(record)
+
+
+Split = Callable[[str], tuple[str, str]]
+"""The key and the extension of a member's name."""
+
+
+def _split_of(shard: Shard) -> Split:
+    """How names of members are split: as webdataset does, or at the last dot where only that makes rows.
+
+    Names such as `22.00.jpg` and `22.00.txt` have no extension that is known behind their first dot.
+    """
+    with tarfile.open(shard.path, "r:*") as tar:
+        names = [member.name for member in islice(tar, 4 * _LOOKED_AT) if member.isfile()]
+    roles = [role for role in shard.needed if role not in shard.columns and role != "references"]
+    extensions = [_at_first_dot(name)[1] for name in names]
+    if any(extension == _JSON or _is_needed(extension, roles) for extension in extensions) or not roles:
+        return _at_first_dot
+    rows = defaultdict[str, list[str]](list)
+    for name in names:
+        key, extension = _at_last_dot(name)
+        rows[key].append(extension)
+    for extensions in rows.values():
+        if all(_JSON in extensions or columns_named(extensions, role) for role in roles):
+            return _at_last_dot
+    return _at_first_dot
+
+
+def _at_first_dot(name: str) -> tuple[str, str]:
+    folder, slash, file = name.rpartition("/")
+    stem, _, extension = file.partition(".")
+    return (f"{folder}{slash}{stem}" if stem else ""), extension.lower()
+
+
+def _at_last_dot(name: str) -> tuple[str, str]:
+    folder, slash, file = name.rpartition("/")
+    stem, _, extension = file.rpartition(".")
+    # A hidden file, as other systems add them, is no row.
+    return (f"{folder}{slash}{stem}" if stem and file[0] != "." else ""), extension.lower()
+
+
+def _is_needed(extension: str, roles: Iterable[str]) -> bool:
+    return any(columns_named([extension], role) for role in roles)
 
 
 def _text(data: bytes) -> str | bytes:

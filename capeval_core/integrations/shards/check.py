@@ -1,0 +1,112 @@
+"""A check of the outputs of all shards: every uid once, one signature, every file as it was written."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from os import PathLike
+
+import numpy as np
+
+from capeval_core.errors import FileError
+from capeval_core.integrations.shards.failures import FailureCounts
+from capeval_core.integrations.shards.outputs import (
+    BATCH_ROWS,
+    DamagedError,
+    numbers_on_disk,
+    outputs_in,
+    read_batches,
+    read_note,
+)
+from capeval_core.integrations.shards.places import Place, files_in
+from capeval_core.kept import PARTIAL
+
+_MOST_NAMED = 1000  # uids that are named where many come twice
+
+
+@dataclass
+class ShardCheck:
+    """What is wrong with a folder of outputs; nothing if `ok`.
+
+    signatures: the shards of each. duplicates: the first 1,000 uids that come more than once, how often in
+    each shard. repeated: rows beyond the first of each uid, above 1,000 by a hash of 64 bits. damaged: shards
+    that are no whole outputs, and why. foreign: those of them that no run has written, nor will replace.
+    failed: rows without a score by shard. failures: their errors, the first of each kind, and how many rows
+    have one of this kind. outside: failed rows whose image is a file outside of its shard. without_scores:
+    shards that have rows, and no score. unfinished: files that an interrupted run left.
+    """
+
+    shards: int
+    rows: int = 0
+    signatures: dict[str, list[str]] = field(default_factory=dict)
+    duplicates: dict[str, dict[str, int]] = field(default_factory=dict)
+    repeated: int = 0
+    damaged: dict[str, str] = field(default_factory=dict)
+    foreign: list[str] = field(default_factory=list)
+    unfinished: list[str] = field(default_factory=list)
+    failed: dict[str, int] = field(default_factory=dict)
+    failures: dict[str, int] = field(default_factory=dict)
+    outside: int = 0
+    without_scores: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Whether every uid comes once, all signatures are equal, every shard is whole and has a score."""
+        return not (len(self.signatures) > 1 or self.repeated or self.damaged or self.without_scores)
+
+
+def check_shards(folder: str | PathLike[str]) -> ShardCheck:
+    """Check the outputs of all shards in a folder: every uid once, one signature, every page as written."""
+    outputs = outputs_in(folder)
+    check = ShardCheck(len(outputs))
+    whole: list[Place] = []
+    failures = FailureCounts()
+    for output in outputs:
+        try:
+            note = read_note(output, whole=True)
+        except FileError as error:
+            check.damaged[output.name] = error.problems[0].found
+            if not isinstance(error, DamagedError):
+                check.foreign.append(output.name)
+            continue
+        whole.append(output)
+        check.signatures.setdefault(note["signature"], []).append(output.name)
+        if note["failed"]:
+            check.failed[output.name] = note["failed"]
+            check.outside += note["outside"]
+            failures.add_all(note["failures"])
+            if note["failed"] == note["rows"]:
+                check.without_scores.append(output.name)
+        check.rows += note["rows"]
+    check.failures = failures.rows
+    check.duplicates, check.repeated = _duplicates(whole)
+    files = files_in(Place.of("folder", folder))
+    check.unfinished = [file.name for file in files if file.name.endswith(PARTIAL)]
+    return check
+
+
+def _duplicates(outputs: Sequence[Place]) -> tuple[dict[str, dict[str, int]], int]:
+    """Uids that come more than once, in which shards how often, and the rows beyond the first of each."""
+    # By hash, sorted on disk, since all uids may not fit into memory; those that are named are confirmed.
+    suspects: set[int] = set()  # hashes that come twice
+    repeated = 0
+    with numbers_on_disk(
+        outputs, "uid", lambda uids: [hash(uid) for uid in uids.to_pylist()], np.int64
+    ) as hashes:
+        hashes.sort()
+        for start in range(0, len(hashes), BATCH_ROWS):
+            part = hashes[start : start + BATCH_ROWS + 1]  # one more: the first of the next part
+            again = part[1:][part[1:] == part[:-1]]
+            repeated += len(again)
+            suspects.update(np.unique(again)[: _MOST_NAMED - len(suspects)].tolist())
+    counts: dict[str, Counter[str]] = {}  # of each shard, by uid
+    for output in outputs if suspects else []:
+        for batch in read_batches(output, ["uid"]):
+            for uid in batch.column("uid").to_pylist():
+                if hash(uid) in suspects:
+                    counts.setdefault(uid, Counter())[output.name] += 1
+    duplicates = {uid: dict(shards) for uid, shards in counts.items() if shards.total() > 1}
+    if len(suspects) < _MOST_NAMED:  # all of them are confirmed by their texts
+        repeated = sum(sum(shards.values()) - 1 for shards in duplicates.values())
+    return duplicates, repeated

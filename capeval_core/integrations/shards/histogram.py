@@ -1,0 +1,72 @@
+"""The distribution of the scores of all shards, and the threshold that keeps a share of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from os import PathLike
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from capeval_core.errors import wrong_option
+from capeval_core.integrations.shards.outputs import numbers_on_disk, outputs_in, read_note
+
+_QUANTILES = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
+_BINS = 60
+
+
+@dataclass
+class ScoreHistogram:
+    """How scores are distributed; NaN where there are none.
+
+    edges, counts: a histogram over the range. quantiles: the score below or at which so large a share of all
+    lies, exactly. keep, threshold, kept: the share that is wanted, the score from which on rows are kept for
+    it, and how many these are: more than wanted where several have that very score.
+    """
+
+    scored: int
+    failed: int
+    edges: NDArray[np.float64]
+    counts: NDArray[np.int64]
+    keep: float | None = None
+    mean: float = math.nan
+    least: float = math.nan
+    most: float = math.nan
+    quantiles: Mapping[float, float] = field(default_factory=lambda: dict.fromkeys(_QUANTILES, math.nan))
+    threshold: float = math.nan
+    kept: int = 0
+
+
+def score_histogram(folder: str | PathLike[str], *, keep: float | None = None) -> ScoreHistogram:
+    """The distribution of the scores of all shards in a folder, partitioned on disk (8 bytes each).
+
+    keep: a share between 0 and 1, such as 0.3: rows with `score >= threshold` are the best 30%.
+    """
+    if keep is not None and not (isinstance(keep, (int, float)) and 0 < keep <= 1):
+        raise wrong_option("keep", keep, "", "expected a share above 0, at most 1, such as 0.3")
+    outputs = outputs_in(folder)
+    failed = sum(read_note(output)["failed"] for output in outputs)
+    with numbers_on_disk(outputs, "score", pa.Array.drop_null, np.float64) as scores:
+        counts, edges = np.histogram(scores, _BINS)
+        histogram = ScoreHistogram(len(scores), failed, edges, counts, keep)
+        if len(scores):
+            _add_quantiles(histogram, scores, keep)
+    return histogram
+
+
+def _add_quantiles(histogram: ScoreHistogram, scores: NDArray[np.float64], keep: float | None) -> None:
+    """Fill in what depends on the order of scores, which are partitioned in place."""
+    last = len(scores) - 1
+    rank_of = {share: max(1, math.ceil(share * len(scores))) - 1 for share in _QUANTILES}
+    best = len(scores) - max(1, round((keep or 1) * len(scores)))
+    scores.partition(sorted({0, *rank_of.values(), best, last}))
+    histogram.mean = float(scores.mean())
+    histogram.least = float(scores[0])
+    histogram.most = float(scores[last])
+    histogram.quantiles = {share: float(scores[rank]) for share, rank in rank_of.items()}
+    if keep is not None:
+        histogram.threshold = float(scores[best])
+        histogram.kept = int(np.histogram(scores, [histogram.threshold, histogram.most])[0][0])

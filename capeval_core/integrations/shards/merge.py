@@ -1,0 +1,59 @@
+"""One Parquet table of the outputs of all shards."""
+
+from __future__ import annotations
+
+from os import PathLike
+from typing import Any
+
+import pyarrow as pa
+
+from capeval_core.errors import Problems, file_error, noting, wrong_option
+from capeval_core.integrations.shards.outputs import (
+    MERGED_NOTE,
+    opened,
+    outputs_in,
+    read_batches,
+    read_note,
+    written,
+)
+from capeval_core.integrations.shards.places import Place
+
+
+def merge_shards(folder: str | PathLike[str], target: str | PathLike[str]) -> int:
+    """Join the outputs of all shards in a folder into one Parquet table, and return its number of rows.
+
+    Shards come in the order of their names. Uids that come twice stay twice: `check_shards` names them.
+    target: the Parquet file to write, outside of the folder; a merged table that is there is replaced.
+    """
+    outputs = outputs_in(folder)
+    table = Place.of("target", target)
+    if table.identity.rpartition("/")[0] == outputs[0].parent.identity or not table.name.endswith(".parquet"):
+        fix = "name a file elsewhere that ends in .parquet"
+        raise wrong_option("target", table.address, "is one of the shards, or no table by its name", fix)
+    if table.filesystem.exists(table.path):
+        read_note(table, MERGED_NOTE)  # nothing else is replaced
+    note: dict[str, Any] = {"signature": _common_signature(outputs), "shards": len(outputs), "rows": 0}
+    with opened(outputs[0]) as parquet:
+        schema = parquet.schema_arrow.remove_metadata()
+    with written(table, schema, note, MERGED_NOTE) as merged:
+        for output in outputs:
+            for batch in read_batches(output):
+                merged.write_table(pa.Table.from_batches([batch]).cast(schema))
+                note["rows"] += len(batch)
+    rows: int = note["rows"]
+    return rows
+
+
+def _common_signature(outputs: list[Place]) -> str:
+    """The signature of all outputs; FileError names those of another one."""
+    problems = Problems()
+    signatures: list[str] = []
+    for output in outputs:
+        with noting(problems):
+            signature = read_note(output)["signature"]
+            signatures.append(signature)
+            if signature != signatures[0]:
+                found = f"has the signature {signature!r}, others have {signatures[0]!r}"
+                raise file_error(output.address, found, "merge shards of one signature")
+    problems.raise_if_any()
+    return signatures[0]

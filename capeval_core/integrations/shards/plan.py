@@ -1,0 +1,167 @@
+"""Plans of runs: which shards, with which targets and settings, before anything is scored."""
+
+from __future__ import annotations
+
+import glob
+import re
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from capeval_core.errors import Problem, Problems, file_error, noting, warn, wrong_option
+from capeval_core.integrations.shards.outputs import DamagedError, read_note
+from capeval_core.integrations.shards.places import Place, files_in
+from capeval_core.integrations.shards.readers import FORMATS, is_format, stem_of
+from capeval_core.integrations.shards.scorer import BatchScorer
+
+PlannedShard = tuple[str, str]
+"""Addresses of a shard and of the file for its scores."""
+
+
+def plan_shards(inputs: Sequence[str], output: str) -> list[PlannedShard]:
+    """The shards that paths, folders and patterns mean, by name, each with its target."""
+    folder = Place.of("output", output)
+    problems = Problems()
+    if folder.is_local and Path(folder.path).is_file():
+        problems.add(wrong_option("output", output, "is a file", "pass a folder"))
+    source_of: dict[str, str] = {}  # by target
+    for pattern in inputs:
+        with noting(problems):
+            sources = _sources(pattern)
+            if any(source.parent.identity == folder.identity for source in sources):
+                fix = "choose another folder for the scores"
+                raise wrong_option("output", output, "is the folder of the input", fix)
+            for source in sources:
+                target = folder.child(stem_of(source.name) + ".parquet")
+                first = source_of.setdefault(target.address, source.address)
+                if first != source.address:
+                    found = f"{first} and {source.address} would both go to {target.name}"
+                    problems.add(Problem("input", found, "give them other names, or run twice"))
+    problems.raise_if_any()
+    return [(source_of[target], target) for target in sorted(source_of)]
+
+
+def _sources(pattern: str) -> list[Place]:
+    """The files that a path, a folder or a pattern with `*`, `?`, `[...]`, `**` or `{...}` means, by name.
+
+    Raises a problem for a file of a range `{00000..00041}.tar` that is not there: its rows would be lost.
+    """
+    place = Place.of("input", pattern)
+    if place.is_folder():
+        sources = [file for file in files_in(place) if is_format(file.name) and file.name[0] != "."]
+        if not sources:
+            ends = ", ".join(FORMATS)
+            raise wrong_option("input", pattern, "is a folder without shards", f"one ends in {ends}")
+        return sources
+    sources = _matching(place)
+    if sources:
+        return sources
+    problems = Problems()
+    folders: dict[str, dict[str, Place]] = {}  # files by path, listed once: a range may name thousands
+    for address in expanded_braces(pattern):
+        place = Place.of("input", address)
+        if glob.has_magic(place.path):
+            matching = _matching(place)
+        else:
+            folder = place.parent
+            if folder.address not in folders:
+                folders[folder.address] = {file.path: file for file in files_in(folder)}
+            files = folders[folder.address]
+            matching = [files[place.path]] if place.path in files else []
+        if not matching:
+            named = "" if address == pattern else f" {address}"
+            problems.add(wrong_option("input", pattern, f"no file matches{named}", "check the path"))
+        sources += matching
+    problems.raise_if_any()
+    return sources
+
+
+def _matching(place: Place) -> list[Place]:
+    return [file for file in place.matching() if file.name[0] != "."]
+
+
+_BRACES = re.compile(r"\{(?:(\d+)\.\.(\d+)|([^{}]*,[^{}]*))\}")
+
+
+def expanded_braces(pattern: str) -> list[str]:
+    """The names that braces stand for, as in a shell and in webdataset.
+
+    >>> expanded_braces("{a,b}-{00008..00010}.tar")[1:4]
+    ['a-00009.tar', 'a-00010.tar', 'b-00008.tar']
+    """
+    braces = _BRACES.search(pattern)
+    if braces is None:
+        return [pattern]
+    first, last, listed = braces.groups()
+    if listed is not None:
+        values = listed.split(",")
+    else:
+        step = 1 if int(first) <= int(last) else -1
+        values = [str(number).zfill(len(first)) for number in range(int(first), int(last) + step, step)]
+    before = pattern[: braces.start()]
+    after = pattern[braces.end() :]
+    return [name for value in values for name in expanded_braces(f"{before}{value}{after}")]
+
+
+def images_folder(images: str | PathLike[str]) -> Place:
+    """The folder of images that a user names; FileError where this machine has no such folder."""
+    place = Place.of("images", images)
+    if place.is_local and not Path(place.path).is_dir():
+        raise file_error(place.address, "there is no such folder", "check the path")
+    return place
+
+
+def settings_of(scorer: BatchScorer, columns: Mapping[str, str] | None) -> dict[str, Any]:
+    """What scores depend on beside the shard and its images; it opens the weights."""
+    return {"columns": dict(columns or {}), "empty": str(scorer.options.empty), "signature": scorer.signature}
+
+
+def is_same(target: Place, note: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
+    """Whether a target is of these settings; FileError if it has scores of others."""
+    differences = []
+    for name, value in settings.items():
+        # The folder of images counts only where a row has a path in it.
+        counts = name != "images" or note["looked_up"]
+        if counts and note.get(name) != value:
+            differences.append(f"{name}: {note.get(name)!r} there, {value!r} now")
+    if differences and note["failed"] < note["rows"]:
+        found = f"holds other scores ({'; '.join(differences)})"
+        raise file_error(target.address, found, "choose another output, or delete it")
+    return not differences
+
+
+def note_of_target(target: Place) -> dict[str, Any] | None:
+    """The note of a target that is there and whole; a damaged one is warned of."""
+    with target.reading():
+        exists = target.filesystem.exists(target.path)
+    if not exists:
+        return None
+    try:
+        return read_note(target, whole=True)
+    except DamagedError as error:
+        warn(f"{target.address} {error.problems[0].found}: it is made again")
+        return None
+
+
+def refuse_other_scores(
+    shards: Sequence[PlannedShard], output: str, settings: Mapping[str, Any], images: str | None
+) -> int:
+    """How many targets are there; FileError for those of other settings, or of something else."""
+    names = {file.name for file in files_in(Place.of("output", output))}
+    written = [shard for shard in shards if shard[1].rpartition("/")[2] in names]
+
+    def problems_of(shard: PlannedShard) -> Problems:
+        problems = Problems()
+        target = Place.of("output", shard[1])
+        folder = Place.of("input", shard[0]).parent if images is None else Place.of("images", images)
+        with noting(problems), suppress(DamagedError):  # which is scored again
+            is_same(target, read_note(target), {**settings, "images": folder.identity})
+        return problems
+
+    with ThreadPoolExecutor(16) as threads:  # object stores answer slowly
+        problems_by_shard = threads.map(problems_of, written)
+        Problems(problem for problems in problems_by_shard for problem in problems).raise_if_any()
+    return len(written)

@@ -1,0 +1,190 @@
+"""A metric on batches of plain rows, where a row that cannot be scored costs itself alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from capeval_core.cache import FeatureCache
+from capeval_core.errors import ProblemsError, described, naming, place, wrong_option
+from capeval_core.inputs.samples import Samples, argument_of, medium_of, windows
+from capeval_core.limits import LIMITS
+from capeval_core.metric import CaptionMetric, CommonOptions
+from capeval_core.registry import metric_class
+from capeval_core.result import parts_of
+from capeval_core.rows import canonical
+
+Columns = Mapping[str, Sequence[Any]]
+"""Rows by column: as many values of each name."""
+_COLUMN_OF = {"captions": "caption", "images": "image", "videos": "video"}
+"""The names of columns, by those of the arguments of a metric."""
+_ROW_END = "\n"
+"""What stands between the number of a row and the place of a problem within it."""
+_IMAGE_BYTES = 32 << 20  # of the cache of a scorer: most images of a collection come once
+_TEXT_BYTES = 8 << 20
+
+
+class BatchScorer:
+    """A metric that scores batches of plain rows, columns in and columns out; it is opened when it is used.
+
+    Args:
+        metric: a name, or a metric of `capeval_core.load`, whose models are shared.
+        **options: of a metric given by name, and `media="video"` for one on videos, but no `rows`. A broken
+            image costs its row, whatever `on_error` says.
+
+    Raises:
+        TypeError, ValueError: a metric or an option that does not exist; a metric whose scores depend on what
+            else is scored: without `statistics`, or relative to one set as ECO's.
+    """
+
+    metric_class: type[CaptionMetric]
+    options: CommonOptions
+    columns: list[str]
+    """The columns that a batch must have."""
+
+    def __init__(self, metric: str | CaptionMetric, **options: Any) -> None:
+        if isinstance(metric, CaptionMetric) and not options:
+            self.metric_class = type(metric)
+            metric_options = metric.options
+        elif isinstance(metric, str):
+            self.metric_class = metric_class(metric, options.pop("media", None))
+            metric_options = self.metric_class.Options.of(metric, options)
+        else:
+            fix = 'expected a name ("pacs"), with options, or a metric of capeval_core.load(...), without'
+            raise wrong_option("metric", metric, f"is {described(metric)}", fix, kind=TypeError)
+        if metric_options.rows is not None:
+            fix = "leave it out: a shard's own output keeps its scores"
+            raise wrong_option("rows", metric_options.rows, "is not for rows that are scored one by one", fix)
+        metric_options.check_separable(self.metric_class)
+        self.options = replace(metric_options, on_error="nan", evidence=False)
+        self.options.check(self.metric_class)
+        argument = argument_of(self.metric_class.media)
+        self._visual = argument and medium_of(argument)
+        references = "references" if self.metric_class.needs_references else None
+        self.columns = [name for name in ("caption", self._visual, references) if name]
+        self._shared = metric if isinstance(metric, CaptionMetric) else None  # keeps its models in memory
+        self._metric: CaptionMetric | None = None
+
+    @property
+    def metric(self) -> CaptionMetric:
+        """The open metric."""
+        if self._metric is None:
+            self._metric = self.metric_class(self.options)
+            self.forget()
+        return self._metric
+
+    @property
+    def signature(self) -> str:
+        """Everything that a score depends on beside its row."""
+        return self.metric.signature()
+
+    def forget(self) -> None:
+        """Forget features in memory: their last bits depend on the batch, and few would come again."""
+        if self._metric is not None and self.options.cache is None:
+            self._metric.run["cache"] = FeatureCache(_IMAGE_BYTES, text_bytes=_TEXT_BYTES)
+
+    def schema(self) -> pa.Schema:
+        """The columns that come out; `parts` has a field per component of the metric, a number or a list."""
+        empty = self.metric.ROW.empty_table()
+        fields = []
+        for name, part in parts_of(self.metric.aggregate(empty), empty).items():
+            kind = pa.from_numpy_dtype(part.dtype) if isinstance(part, np.ndarray) else pa.list_(pa.float64())
+            fields.append(pa.field(name, kind))
+        parts = pa.struct(fields) if fields else pa.null()
+        columns = {"score": pa.float64(), "parts": parts, "truncated": pa.int32(), "error": pa.string()}
+        return pa.schema(list(columns.items()))
+
+    def __call__(self, batch: Columns) -> dict[str, list[Any]]:
+        """As `score_batch`."""
+        return self.score_batch(batch)
+
+    def score_batch(
+        self, batch: Columns, *, progress: Callable[[int], None] | None = None
+    ) -> dict[str, list[Any]]:
+        """`score`, `parts`, `truncated` and `error` of the rows of a batch; None where there is none.
+
+        batch: `caption`, `image` or `video`, `references`, of which the metric needs `columns`. An `error`
+        that is a text is why a row is not scored. Others are ignored. progress: called with a number of rows
+        whenever so many more are encoded.
+        """
+        columns = {name: list(batch[name]) for name in self.columns}
+        count = len(columns["caption"])
+        errors = [_error_text(error) for error in batch.get("error", [None] * count)]
+        scores: list[Any] = [None] * count
+        parts: list[Any] = [None] * count
+        truncated = [0] * count
+        samples, positions = self._checked(columns, errors)
+        if samples is not None:
+            table = canonical(self._encoded(samples, progress))
+            result = self.metric.combine(table)
+            token_ids = table["truncated"].to_pylist()
+            for i, position in enumerate(positions):
+                truncated[position] = token_ids[i]
+                errors[position] = result.errors.get(i)
+                if errors[position] is None:
+                    scores[position] = result.scores[i]
+                    parts[position] = {name: part[i] for name, part in result.parts.items()} or None
+        return {"score": scores, "parts": parts, "truncated": truncated, "error": errors}
+
+    def _encoded(self, samples: Samples, progress: Callable[[int], None] | None) -> pa.Table:
+        """Rows of samples, as the metric encodes them."""
+        tables = [self.metric.ROW.empty_table()]
+        for window in windows(samples, LIMITS.texts):
+            for table in self.metric.encode(window):
+                tables.append(table)
+                if progress is not None:
+                    progress(len(table))
+        return pa.concat_tables(tables)
+
+    def _checked(
+        self, columns: Mapping[str, list[Any]], errors: list[str | None]
+    ) -> tuple[Samples | None, list[int]]:
+        """Checked samples of the rows that can be scored, and their positions; the others get an error."""
+        while True:
+            positions = [position for position, error in enumerate(errors) if error is None]
+            if not positions:
+                return None, []
+            try:
+                samples = self._samples(columns, positions)
+            except ProblemsError as error:
+                # Each row of a problem gets its error, and what remains is checked again.
+                for problem in error.problems:
+                    number, _, where = problem.where.partition(_ROW_END)
+                    position = positions[int(number)]
+                    reason = str(problem._replace(where=where, fix=""))
+                    earlier = errors[position]
+                    errors[position] = reason if earlier is None else f"{earlier}; {reason}"
+            else:
+                return samples, positions
+
+    def _samples(self, columns: Mapping[str, list[Any]], positions: Sequence[int]) -> Samples:
+        """Samples of rows; a ProblemsError names a row by its number in `positions`."""
+
+        def numbered(argument: str, path: Sequence[int | str]) -> str:
+            return f"{path[0]}{_ROW_END}{place(argument, path[1:])}"
+
+        def values(name: str | None) -> list[Any] | None:
+            if name is None or name not in columns:
+                return None
+            return [columns[name][position] for position in positions]
+
+        with naming(_COLUMN_OF, row=numbered):
+            samples = self.options.check_input(
+                self.metric_class, values("caption"), values(self._visual), values("references")
+            )
+        if self._visual is None:
+            return samples
+        # Later errors name the column instead of the number of the row.
+        return replace(samples, images=[visual.at(self._visual) for visual in samples.images])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_shared": None, "_metric": None}
+
+
+def _error_text(error: Any) -> str | None:
+    """An error of a row; pandas writes NaN where there is none."""
+    return str(error) if error and isinstance(error, str) else None
