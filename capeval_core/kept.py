@@ -22,7 +22,7 @@ import pyarrow as pa
 from capeval_core.errors import warn, wrong_option
 
 PARTIAL = ".partial"  # how names of unfinished files and folders end
-_STAMP = b"capeval_stamp"  # in the metadata of a file's schema
+STAMP = b"capeval_stamp"  # in the metadata of a file's schema
 _NAME = re.compile(r"\d{20}-([0-9a-f]{32})\.(?:parquet|arrow)")  # time of writing, digest of the file
 _DIGEST_BYTES = 16
 _MOST_BYTES = 256 << 20  # that wait to be written
@@ -92,7 +92,7 @@ class Kept:
         self._waiting, self._count, self._size = [], 0, 0
 
     def _write(self, table: pa.Table) -> None:
-        table = table.replace_schema_metadata({_STAMP: json.dumps(self.stamp)}).combine_chunks()
+        table = table.replace_schema_metadata({STAMP: json.dumps(self.stamp)}).combine_chunks()
         sink = pa.BufferOutputStream()
         if self.mapped:
             with pa.ipc.new_file(sink, table.schema) as writer:
@@ -128,7 +128,7 @@ def read_kept(path: Path) -> tuple[pa.Table, dict[str, Any]]:
             import pyarrow.parquet as pq
 
             table = pq.read_table(pa.BufferReader(content))
-        return table.replace_schema_metadata(), dict(json.loads(table.schema.metadata[_STAMP]))
+        return table.replace_schema_metadata(), dict(json.loads(table.schema.metadata[STAMP]))
     except (pa.ArrowException, OSError, TypeError, KeyError) as error:
         raise DamagedError(f"cannot be read ({error})") from error
 
