@@ -106,7 +106,9 @@ class CommonOptions(Settings):
             found = f"{metric.name} cannot score a collection part by part: {metric.relative}"
             raise ValueError(f"{found}; score a whole set by its score(...)")
         if self.weighs_together if scores else self.lacks_statistics:
-            fix = f"pass statistics=metric.prepare({metric.corpus_texts}){self.without_statistics}"
+            medium = f", media={metric.variant!r}" if metric.variant else ""
+            made = f"capeval_core.load({metric.name!r}{medium}).prepare({metric.corpus_texts})"
+            fix = f"pass statistics={made}{self.without_statistics}"
             found = f"{metric.name} needs statistics of the whole corpus before it encodes a part"
             raise ValueError(f"{found}: {fix}")
 

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -111,8 +112,7 @@ def open_weights(weights: str | os.PathLike[str], *, metric: str, tiny: str) -> 
     if name and path.is_dir():
         return _read(path, path.resolve().name, None, metric)
     if path.is_file():
-        fix = f"convert it with `capeval convert {metric} {name} --out FOLDER` and pass the folder"
-        raise wrong_option("weights", name, "is a file", fix, kind=WeightsError)
+        raise wrong_option("weights", name, "is a file", _how_to_convert(path, metric), kind=WeightsError)
     if not _may_be_on_the_hub(name):
         known = "a folder, nor a Hub id (org/name[@revision]), nor 'tiny'"
         found = f"is neither {known}{_did_you_mean(name, metric)}"
@@ -136,6 +136,18 @@ def open_weights(weights: str | os.PathLike[str], *, metric: str, tiny: str) -> 
         error=unavailable,
     )
     return _read(path, name.partition("@")[0], path.name, metric)
+
+
+def _how_to_convert(file: Path, metric: str) -> str:
+    """The command that makes a folder of an original file: with the flags that the catalogue's need."""
+    quoted = shlex.quote(str(file))
+    if entry := entry_known_as("", file.name):
+        command = entry.convert_command(metric, quoted)
+        return f"convert it with `{command}` and {setting('weights', entry.folder, 'pass ')}"
+    settings = {(name, value): None for entry in weights_of(metric) for name, value in entry.settings.items()}
+    flags = " or ".join(f"`--{name} {value}`" for name, value in settings)
+    more = f", with {flags} if it says that this is needed," if flags else ""
+    return f"convert it with `capeval convert {metric} {quoted} --out FOLDER`{more} and pass the folder"
 
 
 def open_unless_on_the_hub(weights: str | os.PathLike[str], *, metric: str, tiny: str) -> None:
