@@ -153,7 +153,6 @@ class Result:
             name: part.tolist() if isinstance(part, np.ndarray) else list(part)
             for name, part in parts_of(values, rows).items()
         }
-        encoder = getattr(metric, "encoder", None) if "coverage" in parts else None
         counts = {name: int(np.count_nonzero(rows[name].to_numpy())) for name in ("truncated", "empty")}
         return Result(
             metric=metric.name,
@@ -168,7 +167,7 @@ class Result:
             summands=None if values.summands is None else values.summands.tolist(),
             formula=metric.formula,
             range=values.range or metric.range,
-            reads=0 if encoder is None else encoder.tokenizer.context_length,
+            reads=metric.reads if "coverage" in parts else 0,
         )
 
     def __repr__(self) -> str:

@@ -125,6 +125,23 @@ def test_each_picture_is_encoded_once_and_fails_once(systems: Capeval, folder: P
     assert systems("pacs", "A C", "--on-error", "nan").status == 0  # C has no score, but A has
 
 
+def test_weights_are_read_only_if_a_row_is_missing(capeval: Capeval, folder: Path, tmp_path: Path) -> None:
+    """Tensors that are damaged later change nothing that is kept, and nothing is computed with them."""
+    tiny = Path(capeval_core.__file__).parent / "weights" / "tiny" / "pacs"
+    weights = Path(shutil.copytree(tiny, tmp_path / "weights"))
+    out = tmp_path / "scores.json"
+    files = ["--candidates", folder / "A.json", "--images", folder / "images", "--device", "cpu"]
+    command = ["score", "pacs", *files, "--weights", weights, "--rows", tmp_path / "rows", "--json", out]
+    assert capeval(*command).status == 0
+    first = read_json(out)
+    (weights / "model.safetensors").write_bytes(b"damaged")
+    again = capeval(*command)
+    assert (again.status, read_json(out)) == (0, first) and "7 of 7 rows were in" in again.err
+    write_json(folder / "A.json", {**SYSTEMS["A"], IDS[3]: "another caption"})
+    missing = capeval(*command)
+    assert missing.status == 2 and "model.safetensors" in missing.err
+
+
 def test_a_second_system_is_scored_beside_the_rows_of_the_first(systems: Capeval, folder: Path) -> None:
     kept = ["--rows", folder / "rows"]
     assert systems("pacs", "A", *kept).err == ""
