@@ -109,8 +109,8 @@ def weights(
         files[CARD] = _in_namespace(shown, namespace, [name, *METRICS]).encode()
     files |= {file: own[file] for file in own if file in read}
     others = _others(path, [file for file in files if file != CARD or own_card])
-    about = {"not_sent": others, "refusals": refusals}
-    return Publication(f"{_checked(namespace)}/{name}", "model", files, message, **about)
+    repository = f"{_checked(namespace)}/{name}"
+    return Publication(repository, "model", files, message, not_sent=others, refusals=refusals)
 
 
 def card(name: str, namespace: str) -> Publication:

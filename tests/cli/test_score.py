@@ -186,3 +186,10 @@ def test_videos_are_drawn_and_named_by_their_ids(capeval: Capeval, tmp_path: Pat
     (tmp_path / "videos" / "clip3" / "2.png").write_bytes(b"no image")
     ran = capeval("score", "pacs", *given)
     assert ran.status == 2 and "video of 'clip1'" in ran.err and "video of 'clip3'" in ran.err
+
+
+def test_messages_call_metrics_as_the_table_does(systems: Capeval, folder: Path) -> None:
+    """A system that fails by one metric of several, and scores that are small apart."""
+    write_json(folder / "A.json", dict(list(SYSTEMS["A"].items())[:1]))
+    ran = systems("rougel,bleu", "C A")
+    assert "A by ROUGE-L" in ran.out and "by rougel" not in ran.out

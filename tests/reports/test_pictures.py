@@ -14,7 +14,7 @@ from PIL import Image
 
 import capeval_core
 from capeval_core.demo import demo_clips, demo_set
-from capeval_core.reports.figures import draw_histogram
+from tests.support.seams import draw_histogram
 
 ITEM = demo_set()[1]
 
