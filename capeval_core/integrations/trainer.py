@@ -13,7 +13,7 @@ import pyarrow as pa
 from torch import distributed
 
 from capeval_core.cache import FeatureCache
-from capeval_core.errors import Problem, Problems, counted, described, naming, warn
+from capeval_core.errors import Problem, Problems, described, naming, warn
 from capeval_core.inputs.images import Texts, Visual
 from capeval_core.inputs.samples import Samples, argument_of, check_captions, check_samples, medium_of
 from capeval_core.integrations.opening import choose_metrics, warn_failed, warn_ignored
@@ -247,9 +247,9 @@ def _of_evaluation(rows: list[_Row], count: int, unit: str | None, processes: in
     filled = processes > 1 and all(key == keys[i % count] for i, key in enumerate(keys[count:]))
     if len(rows) < count or (len(rows) > count and not filled):
         raise ValueError(
-            f"the evaluation gave {counted(len(rows), 'caption')}, but there are {count:,} "
-            f"{unit or 'references'}: pass those of the evaluation set, one for each row; make one "
-            "CaptionMetrics for each set; start again after an evaluation that was interrupted"
+            f"the evaluation gave {len(rows):,} captions, but there are {count:,} {unit or 'references'}: "
+            "pass those of the evaluation set, one for each row; make one CaptionMetrics for each set; start "
+            "again after an evaluation that was interrupted"
         )
     return rows[:count]
 
