@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -270,9 +271,15 @@ def environment(name: str, value: str) -> Iterator[None]:
             os.environ[name] = before
 
 
+@cache
+def commit() -> str:
+    """The commit at the beginning: a row that is stored changes a file, and makes no later one "dirty"."""
+    git = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True)
+    return git.stdout.strip()
+
+
 def machine(device: str) -> dict[str, Any]:
     """What the numbers depend on."""
-    git = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True)
     return {
         "device": torch.cuda.get_device_name(device) if device.startswith("cuda") else processor(),
         "threads": torch.get_num_threads(),
@@ -280,7 +287,7 @@ def machine(device: str) -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "capeval": capeval_core.__version__,
-        "commit": git.stdout.strip(),
+        "commit": commit(),
         "date": date.today().isoformat(),
     }
 
@@ -301,6 +308,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, default=FILE, metavar="FILE")
     given = parser.parse_args(arguments)
+    if commit().endswith("-dirty") and given.out == FILE:
+        parser.error("rows that are stored are of a commit: commit your changes, or pass --out")
     for name in given.names or ROWS:
         row = measure(name, given.device)
         print(f"{row['about']}: {row['ratio']:.2f} times as fast, {row['difference']:.1e} apart", flush=True)

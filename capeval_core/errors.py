@@ -22,9 +22,9 @@ Index = int | tuple[int | str, ...] | None  # position in an argument: `3`, `(3,
 Kind = type[ValueError] | type[TypeError]
 _SHOWN, _NAMED = 20, 3  # lines of a message, and places that are named in one line
 _VERB = re.compile(
-    r"^(is|are|has|have|holds|names|needs|gives|fills|lacks|begins|cannot (be|run)|could not be|does not)\b"
+    r"^(is|are|has|have|(hold|name|need|give|fill|lack|begin)s?|cannot (be|run)|could not be|do(es)? not)\b"
 )
-_PLURAL = {"is": "are", "has": "have"}
+_PLURAL = {"is": "are", "has": "have", "does not": "do not"}  # of other verbs, without the s
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def _together(problem: Problem, places: Sequence[str]) -> Problem:
     file = f"{files.pop()}: " if len(files) == 1 and "" not in files else ""
     named, more = [where.removeprefix(file) for where in places[:_NAMED]], len(places) - _NAMED
     *most, last = [*named, *([f"{more:,} more"] if more > 0 else [])]
-    found = _VERB.sub(lambda verb: _PLURAL.get(verb[0], verb[0]), problem.found, count=1)
+    found = _VERB.sub(lambda verb: _PLURAL.get(verb[0], verb[0].removesuffix("s")), problem.found, count=1)
     return problem._replace(where=f"{file}{', '.join(most)} and {last}", found=found)
 
 
@@ -224,10 +224,19 @@ def shown(value: Any) -> str:
     return f"{text[:40]}..." if number and len(text) > 40 else text
 
 
-def signed(value: float, *digits: int) -> str:
-    """A difference with its sign: the first of so many digits (4, else 8) that show that it is not 0."""
-    texts = (f"{value:+.{number}f}" for number in digits or (4, 8))
+def signed(value: float, decimals: int = 4) -> str:
+    """A difference with its sign; more decimals where so few would show 0.
+
+    >>> signed(0.25), signed(-0.00034, 3), signed(0.0, 3)
+    ('+0.2500', '-0.0003', '+0.000')
+    """
+    texts = (f"{value:+.{number}f}" for number in range(decimals, max(decimals, 8) + 1))
     return next((text for text in texts if float(text) or not value), f"{value:+.1e}")
+
+
+def counted(number: int, noun: str) -> str:
+    """A number of things: `1 image`, `1,200 images`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def minus(text: str) -> str:

@@ -23,8 +23,9 @@ import pyarrow as pa
 from capeval_core.errors import warn, wrong_option
 
 PARTIAL = ".partial"  # how names of unfinished files and folders end
-_STAMP = b"capeval_stamp"  # in the metadata of a file's schema
+STAMP = b"capeval_stamp"  # in the metadata of a file's schema
 _NAME = re.compile(r"\d{20}-([0-9a-f]{32})\.(?:parquet|arrow)")  # time of writing, digest of the file
+_DIGEST_BYTES = 16
 _MOST_BYTES = 256 << 20  # that wait to be written
 
 
@@ -65,9 +66,7 @@ class Kept:
                 warn(f"{self.argument}: {path} {error}: {fix}")
                 continue
             if stamp != self.stamp:
-                both = {key: (stamp.get(key), self.stamp.get(key)) for key in sorted({**stamp, **self.stamp})}
-                differing = [f"{key}: {a!r} there, {b!r} now" for key, (a, b) in both.items() if a != b]
-                found = f"holds {path.name} of other settings ({'; '.join(differing)})"
+                found = f"holds {path.name} of other settings ({stamp_difference(stamp, self.stamp)})"
                 fix = "pass another folder, or the same settings"
                 raise wrong_option(self.argument, str(self.folder), found, fix)
             yield table
@@ -94,7 +93,7 @@ class Kept:
         self._waiting, self._count, self._size = [], 0, 0
 
     def _write(self, table: pa.Table) -> None:
-        table = table.replace_schema_metadata({_STAMP: json.dumps(self.stamp)}).combine_chunks()
+        table = table.replace_schema_metadata({STAMP: json.dumps(self.stamp)}).combine_chunks()
         sink = pa.BufferOutputStream()
         if self.mapped:
             with pa.ipc.new_file(sink, table.schema) as writer:
@@ -107,6 +106,12 @@ class Kept:
         name = f"{time.time_ns():020d}-{digest_of(content)}{self._suffix}"
         self.folder.mkdir(parents=True, exist_ok=True)
         write_whole(self.folder / name, memoryview(content))
+
+
+def stamp_difference(stamp: Mapping[str, Any], current: Mapping[str, Any]) -> str:
+    """In which settings two stamps differ, in words; "" where they are equal."""
+    names = [name for name in {**stamp, **current} if stamp.get(name) != current.get(name)]
+    return "; ".join(f"{name}: {stamp.get(name)!r} there, {current.get(name)!r} now" for name in names)
 
 
 def read_kept(path: Path) -> tuple[pa.Table, dict[str, Any]]:
@@ -124,13 +129,28 @@ def read_kept(path: Path) -> tuple[pa.Table, dict[str, Any]]:
             import pyarrow.parquet as pq
 
             table = pq.read_table(pa.BufferReader(content))
-        return table.replace_schema_metadata(), dict(json.loads(table.schema.metadata[_STAMP]))
+        return table.replace_schema_metadata(), dict(json.loads(table.schema.metadata[STAMP]))
     except (pa.ArrowException, OSError, TypeError, KeyError) as error:
         raise DamagedError(f"cannot be read ({error})") from error
 
 
 def digest_of(content: bytes | pa.Buffer) -> str:
-    return hashlib.blake2b(content, digest_size=16).hexdigest()
+    return hashlib.blake2b(content, digest_size=_DIGEST_BYTES).hexdigest()
+
+
+def seal(path: Path) -> None:
+    """Append a digest of its content to a file; formats that are read from their end, as zip, allow that."""
+    digest = digest_of(pa.memory_map(str(path)).read_buffer())
+    with path.open("ab") as file:
+        file.write(bytes.fromhex(digest))
+
+
+def check_seal(path: Path) -> None:
+    """Raise DamagedError where a file is not as `seal` left it."""
+    content = pa.memory_map(str(path)).read_buffer()
+    digest = content[-_DIGEST_BYTES:].to_pybytes().hex()
+    if digest_of(content[:-_DIGEST_BYTES]) != digest:
+        raise DamagedError("it is damaged: its digest is not the one at its end")
 
 
 def check_folder(argument: str, path: str | os.PathLike[str]) -> Path:

@@ -106,7 +106,9 @@ class CommonOptions(Settings):
             found = f"{metric.name} cannot score a collection part by part: {metric.relative}"
             raise ValueError(f"{found}; score a whole set by its score(...)")
         if self.weighs_together if scores else self.lacks_statistics:
-            fix = f"pass statistics=metric.prepare({metric.corpus_texts}){self.without_statistics}"
+            medium = f", media={metric.variant!r}" if metric.variant else ""
+            made = f"capeval_core.load({metric.name!r}{medium}).prepare({metric.corpus_texts})"
+            fix = f"pass statistics={made}{self.without_statistics}"
             found = f"{metric.name} needs statistics of the whole corpus before it encodes a part"
             raise ValueError(f"{found}: {fix}")
 
@@ -199,7 +201,6 @@ class CaptionMetric(ABC):
     published: ClassVar[Mapping[str, Any]] = {}
     """What a paper reports for it with the default weights: `dataset`, `source`, other `settings` than the
     defaults, and `means` by captions, lowest first."""
-    encoder: Any
 
     def __init__(self, options: CommonOptions) -> None:
         options.check(type(self))
@@ -224,12 +225,34 @@ class CaptionMetric(ABC):
         return folder
 
     def open_models(self) -> dict[str, Model]:
-        """Load every model that rows depend on, by its name in the signature: here that of `weights`."""
+        """Every model that rows depend on, by its name in the signature: here that of `weights`."""
         if self.network is None:
             return {}
-        opened: Any = network(self.network)
-        self.encoder = opened.open(self.folder, device=self.options.device, dtype=self.options.dtype)
-        return {"weights": Model(self.folder.label(self.encoder.fingerprint), self.encoder.fingerprint)}
+        if self.options.rows is None:  # else where the first row is missing
+            _ = self.encoder
+        fingerprint = network(self.network).fingerprint_of(self.folder)
+        return {"weights": Model(self.folder.label(fingerprint), fingerprint)}
+
+    @cached_property
+    def encoder(self) -> Any:
+        """The network of `folder`, opened and checked where it is first needed."""
+        if self.network is None:
+            raise AttributeError(f"{self.name} has no network")
+        opened = network(self.network)
+        encoder = opened.open(self.folder, device=self.options.device, dtype=self.options.dtype)
+        self.check_encoder(encoder)
+        return encoder
+
+    def check_encoder(self, encoder: Any) -> None:  # noqa: B027
+        """Refuse options that do not fit the opened network."""
+
+    @property
+    def reads(self) -> int:
+        """How many tokens of a caption the weights read, by their config; 0: as many as is usual."""
+        if self.network is None:
+            return 0
+        sizes = network(self.network).read_config(self.folder).get("architecture", {})
+        return int(sizes.get("text", {}).get("context_length", 0))
 
     def prepare(self, texts: Sequence[Any]) -> CorpusStatistics | None:
         """Statistics that encoding needs, from the documents that `corpus` gives; None: no need."""

@@ -14,7 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from capeval_core import statistics
-from capeval_core.errors import warn
+from capeval_core.errors import counted, warn
 from capeval_core.registry import METRICS, metric_class
 
 if TYPE_CHECKING:
@@ -153,7 +153,6 @@ class Result:
             name: part.tolist() if isinstance(part, np.ndarray) else list(part)
             for name, part in parts_of(values, rows).items()
         }
-        encoder = getattr(metric, "encoder", None) if "coverage" in parts else None
         counts = {name: int(np.count_nonzero(rows[name].to_numpy())) for name in ("truncated", "empty")}
         return Result(
             metric=metric.name,
@@ -168,11 +167,11 @@ class Result:
             summands=None if values.summands is None else values.summands.tolist(),
             formula=metric.formula,
             range=values.range or metric.range,
-            reads=0 if encoder is None else encoder.tokenizer.context_length,
+            reads=metric.reads if "coverage" in parts else 0,
         )
 
     def __repr__(self) -> str:
-        counts = f"{self.counts.captions:,} captions, {self.counts.failed:,} failed"
+        counts = f"{counted(self.counts.captions, 'caption')}, {self.counts.failed:,} failed"
         return f"Result({self.key}={self.mean:.4f}, {counts}, signature={self.signature!r})"
 
     @property
@@ -195,13 +194,13 @@ class Result:
         within the metric's range. Corpus statistics (idf, normalisation) are held fixed.
 
         Raises:
-            ValueError: fewer than five images have a score, scores that are relative to their set, or BLEU
-                of captions without any four words in a row of a reference.
+            ValueError: fewer than five images have a score, all have the same one, scores are relative to
+                their set, or BLEU of captions without any four words in a row of a reference.
         """
         return statistics.mean_interval(self._clusters("interval()"), level=level)
 
     def compare(self, other: Result, level: float = 0.95) -> statistics.Comparison:
-        """Paired test of this system against another one on the same images.
+        """Paired test of this system minus another one on the same images; see `Comparison.by_image`, too.
 
         Raises:
             ValueError: the signatures differ, or scores are relative to their set.

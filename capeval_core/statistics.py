@@ -18,6 +18,10 @@ few values, and k for how they grow with an image's number of captions, which be
 expansion to the order of 1 / sqrt(n) gives a = (s / 3 - k) / sqrt(n) and b = s / 6 / sqrt(n). The factor
 1 + 1 / 4n pays for s being an estimate: it is our own, chosen by simulation.
 
+Images that all have the same score say nothing of the error of their mean, which then has no interval. If one
+system has more captions of some images than another, their means over captions weigh images differently:
+the comparison then also holds the one with each image counted once.
+
 A corpus metric's number is not a mean but a formula of sums over captions, such as BLEU (`CorpusFormula`).
 What each image adds to the sums is then left out, added and taken away in turn, and the formula computed
 again: the same t, with the error of the delete-one jackknife. Its influence values are central differences, k
@@ -67,6 +71,8 @@ class Comparison:
     means: of both, over the images that are compared. difference: the first minus the second, with interval.
     p_value: two-sided, of no difference: below 1 - level exactly where 0 lies outside the interval.
     images: (or videos, by `visual`) that both have a score on. left_out: those without one in one of them.
+    by_image: the same with each image counted once, where means over captions weigh images differently, as
+        one system has more captions of some; else None.
     """
 
     means: tuple[float, float]
@@ -76,6 +82,7 @@ class Comparison:
     images: int
     left_out: int
     visual: str = "image"
+    by_image: Comparison | None = None
 
     @property
     def test(self) -> str:
@@ -90,11 +97,25 @@ class Comparison:
             return f"the first system scores {than}: 0 lies outside the {level} interval"
         return f"no difference shown: 0 lies within the {level} interval"
 
+    def in_words(self, shown: Callable[[float], str] = signed) -> str:
+        """Difference, interval and p-value; `shown`: a difference for readers."""
+        difference, low, high = map(shown, (self.difference, self.interval.low, self.interval.high))
+        p_value = p_in_words(self.p_value, self.interval.level)
+        return f"difference {difference}, interval {low} to {high}, {p_value}"
+
+    def unevenness(self, shown: Callable[[float], str] = signed) -> str:
+        """What `by_image` says, and why; "" without it."""
+        if self.by_image is None:
+            return ""
+        found = (
+            f"one system has more captions of some {self.visual}s, which weighs them differently in its mean"
+        )
+        return f"{found}; with each {self.visual} counted once: {self.by_image.in_words(shown)}"
+
     def __str__(self) -> str:
-        difference, low, high = map(signed, (self.difference, self.interval.low, self.interval.high))
-        found = f"difference {difference}, interval {low} to {high}"
-        p_value, extent = p_in_words(self.p_value, self.interval.level), f"{self.images:,} {self.visual}s"
-        return f"{self.verdict} ({found}, {p_value}, {self.test}, {extent}, {self.left_out:,} left out)"
+        extent = f"{self.test}, {self.images:,} {self.visual}s, {self.left_out:,} left out"
+        note = f"; {self.unevenness()}" if self.by_image else ""
+        return f"{self.verdict} ({self.in_words()}, {extent}){note}"
 
     def __repr__(self) -> str:
         return f"Comparison({self})"
@@ -194,6 +215,11 @@ class Clusters:
     def take(self, images: NDArray[np.int64]) -> Clusters:
         return replace(self, **{name: getattr(self, name)[images] for name in ("names", "sums", "counts")})
 
+    def evenly(self) -> Clusters:
+        """The same images, each with one caption that stands for all of its own."""
+        sums = (self.sums.T / self.counts).T
+        return replace(self, sums=sums, counts=np.ones_like(self.counts))
+
     @property
     def value(self) -> float:
         """The number of all captions together."""
@@ -215,8 +241,11 @@ def mean_interval(clusters: Clusters, *, level: float) -> Interval:
         raise ValueError(f"an interval {needs}: score more {visuals}")
     if clusters.formula and (lack := clusters.lack):
         raise ValueError(f"{clusters.formula.names[0]} has no interval: {lack}")
-    bounds = _Studentised(clusters).bounds(clusters.value, level)
-    low, high = np.clip(bounds, *clusters.range).tolist()
+    statistic = _Studentised(clusters)
+    if not statistic.error:
+        found = f"the {n:,} {visuals} have the same score, which says nothing of the error of their mean"
+        raise ValueError(f"an interval needs {visuals} that differ: {found}")
+    low, high = np.clip(statistic.bounds(clusters.value, level), *clusters.range).tolist()
     return Interval(low, high, level, n)
 
 
@@ -249,7 +278,10 @@ def paired_comparison(first: Clusters, second: Clusters, *, level: float) -> Com
         low, high = min(low, 0.0), max(high, 0.0)
     elif low <= 0 <= high:
         low, high = (math.nextafter(0, 1), high) if difference > 0 else (low, math.nextafter(0, -1))
-    return Comparison(means, difference, Interval(low, high, level, n), p_value, n, left_out, visual)
+    interval, by_image = Interval(low, high, level, n), None
+    if not np.array_equal(one.counts * other.counts.sum(), other.counts * one.counts.sum()):
+        by_image = paired_comparison(one.evenly(), other.evenly(), level=level)
+    return Comparison(means, difference, interval, p_value, n, left_out, visual, by_image)
 
 
 class _Studentised:

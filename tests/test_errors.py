@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 import capeval_core
-from capeval_core.errors import ProblemsError
+from capeval_core.errors import Problem, ProblemsError, signed
+from tests.support.seams import Problems
 
 
 def raised(captions: Any, references: Any = None) -> ProblemsError:
@@ -39,3 +40,19 @@ def test_an_error_survives_pickling() -> None:
         again = pickle.loads(pickle.dumps(error))
         assert type(again) is type(error) and str(again) == str(error)
         assert list(again.problems) == list(error.problems)
+
+
+def test_verbs_agree_with_their_number() -> None:
+    for one, several in {"holds no box": "hold no box", "does not fit": "do not fit", "is": "are"}.items():
+        problems = Problems(Problem(f"images[{i}]", one) for i in range(9))
+        assert f"and 6 more {several}" in str(problems)
+        assert str(Problems(list(problems)[:1])) == f"images[0] {one}"
+
+
+def test_a_small_difference_has_the_digits_that_show_it() -> None:
+    assert [signed(value, 3) for value in (0.25, 0.00034, -0.0000127, 0.0)] == [
+        "+0.250",
+        "+0.0003",
+        "-0.00001",
+        "+0.000",
+    ]

@@ -53,6 +53,15 @@ def test_an_interval_lies_within_the_range() -> None:
     assert result(near_1).interval().high > 1 == result(near_1, range=(0.0, 1.0)).interval().high
 
 
+def test_an_interval_of_scores_beyond_the_range_is_not_cut_below_their_mean() -> None:
+    """Options may move some scores beyond the range of a metric, not all."""
+    for sign in (1, -1):
+        scores = [sign * score for score in (0.5, 1.4, 1.5, 0.9, 1.6, 1.3)]
+        own = result(scores, range=(min(0.0, sign), max(0.0, sign)))
+        interval = own.interval()
+        assert interval.low < own.mean < interval.high and abs(own.mean) > 1
+
+
 def strictly(text: str) -> Any:
     """What a strict reader makes of `text`: NaN and Infinity are no JSON."""
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from capeval_core.commands.common import check_page
 from capeval_core.commands.terminal import complain, parser_of
-from capeval_core.errors import Problems, did_you_mean, signed
+from capeval_core.errors import Problems, counted, did_you_mean, signed
 from capeval_core.inputs.joining import Folder
 from capeval_core.registry import metric_of, titles_of_parts
 from capeval_core.reports.html import write_report
@@ -53,10 +53,11 @@ def run(arguments: list[str]) -> int:
     print(show(compared, flags.format))
     plain = flags.format is None and flags.digits is None and not flags.times_100
     for column in compared.columns if len(systems) == 2 and plain else ():
-        first, second = (system.cells[column.name].result for system in systems)
+        base, other = sorted(systems, key=lambda system: system.name != baseline)
+        result, of_base = (system.cells[column.name].result for system in (other, base))
         with suppress(ValueError):  # the table says why there is none
-            test = first.compare_within_run(second, level=_LEVEL)
-            print(f"{column.title}, {names[0]} and {names[1]}: {test}")
+            test = result.compare_within_run(of_base, level=_LEVEL)
+            print(f"{column.title}, {other.name} minus {base.name}: {test}")
     write_page(flags, compared, ["compare", *arguments])
     return 0
 
@@ -155,10 +156,11 @@ def compare_systems(
                 test = result.compare_within_run if one_run else result.compare
                 tests[own.name] = test(of_base.result, level=_LEVEL)
             except caught as error:
-                reason, visuals = str(error), f"{result.visual}s"
+                reason = str(error)
                 if left_out := getattr(error, "left_out", 0):
-                    alone = f"{left_out:,} {visuals} have a score in only one"
-                    reason += f"; {alone}, so that the means are of different {visuals}"
+                    have = "has" if left_out == 1 else "have"
+                    alone = f"{counted(left_out, result.visual)} {have} a score in only one"
+                    reason += f"; {alone}, so that the means are of different {result.visual}s"
                 cells[own.name][metric] = replace(own.cells[metric], no_test=reason)
         adjusted = holm([test.p_value for test in tests.values()])
         for (name, test), p_value in zip(tests.items(), adjusted, strict=True):
@@ -166,7 +168,7 @@ def compare_systems(
             tested = {"difference": test.difference, "low": low, "high": high, "p_value": test.p_value}
             tested |= {"adjusted": p_value, "significant": p_value < 1 - _LEVEL}
             tested |= {"count": test.images, "left_out": test.left_out}
-            cells[name][metric] = replace(cells[name][metric], test=tested)
+            cells[name][metric] = replace(cells[name][metric], test=tested, comparison=test)
     results, others = [cell.result for cell in base.cells.values()], len(systems) - 1
     compared = Systems(
         [replace(system, cells=cells[system.name]) for system in systems],
@@ -194,20 +196,26 @@ def _facts(result: Result) -> Any:
 def _messages(compared: Systems) -> list[str]:
     """What failed, was truncated or left out, once each; where it is not of all, with systems and metrics."""
     whose: dict[str, list[str]] = {}
+
+    def shown(difference: float) -> str:
+        return signed(compared.scaled(difference), compared.decimals(4))
+
     for system in compared.systems:
-        for metric, cell in system.cells.items():
+        for column in compared.columns:
+            cell = system.cells[column.name]
             counts = cell.result.counts
             special = {"failed": counts.failed, "truncated": counts.truncated, "empty": counts.empty}
             reasons = [f"{n:,} of {counts.captions:,} captions {name}" for name, n in special.items() if n]
             reasons += [cell.result.unseen, cell.no_interval, cell.no_test]
-            if cell.test is not None and cell.test["left_out"]:
-                difference = signed(compared.scaled(cell.test["difference"]), compared.decimals(4), 8)
-                reasons.append(
-                    f"{cell.test['left_out']:,} {compared.visual}s with a score in only one of system and "
-                    f"baseline are left out of the test, not of the means: over the {cell.test['count']:,} "
-                    f"that both have the difference is {difference}"
-                )
-            owner = system.name if len(compared.columns) == 1 else f"{system.name} by {metric}"
+            if (test := cell.comparison) is not None:
+                reasons.append(test.unevenness(shown))
+                if test.left_out:
+                    reasons.append(
+                        f"left out of the test, not of the means: {counted(test.left_out, compared.visual)} "
+                        f"with a score in only one of system and baseline; over the {test.images:,} that "
+                        f"both have the difference is {shown(test.difference)}"
+                    )
+            owner = system.name if len(compared.columns) == 1 else f"{system.name} by {column.title}"
             for reason in filter(None, reasons):
                 whose.setdefault(reason, []).append(owner)
     cells = len(compared.systems) * len(compared.columns)

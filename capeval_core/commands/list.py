@@ -7,7 +7,7 @@ from typing import Any
 
 from capeval_core.commands.terminal import help_texts, paragraph, parser_of, table
 from capeval_core.description import MetricDescription, licence_in_words
-from capeval_core.metric import CaptionMetric
+from capeval_core.metric import CaptionMetric, Reranker
 from capeval_core.registry import every_class, metric_classes
 from capeval_core.result import json_text
 from capeval_core.weights.catalogue import WEIGHTS, restriction_of
@@ -74,7 +74,10 @@ def advice(have: Sequence[str] = ()) -> list[list[str]]:
 
 
 def _needs(metric: type[CaptionMetric]) -> str:
-    return "+".join([*filter(None, [MetricDescription(metric).visual]), *["refs"] * metric.needs_references])
+    needs = [MetricDescription(metric).visual or ""]
+    needs += ["refs"] if metric.needs_references else []
+    needs += ["pool"] if issubclass(metric, Reranker) else []  # several captions of each image
+    return "+".join(filter(None, needs))
 
 
 def _metrics_table(metrics: list[type[CaptionMetric]]) -> str:

@@ -24,6 +24,9 @@ def run(arguments: list[str]) -> int:
         publications = [publishing.weights(flags.folder, space, flags.name, flags.permission, flags.private)]
     if flags.dry_run:
         print("\n".join(map(_planned, publications)))
+        refusals = [refusal for publication in publications for refusal in publication.refusals]
+        if refusals:
+            raise ValueError("\n".join(refusals))
         print("nothing was sent: this is what goes out without --dry-run")
         return 0
     sent = publishing.publish(publications, branch=flags.branch, private=flags.private, message=flags.message)

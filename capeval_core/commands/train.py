@@ -11,7 +11,7 @@ from typing import Any
 
 from capeval_core.commands.common import check_folder, chosen, example_of
 from capeval_core.commands.terminal import complain, first_named, interruptible, kinds_of, parser_of
-from capeval_core.errors import naming
+from capeval_core.errors import counted, naming
 from capeval_core.inputs.joining import Folder
 from capeval_core.judgements.sets import read_judgements
 from capeval_core.registry import metric_class
@@ -60,7 +60,7 @@ def run(arguments: list[str]) -> int:
     from accelerate import PartialState
 
     if PartialState().is_main_process:
-        counts = f"{len(captioned.captions):,} captions of {len(captioned.ids):,} images"
+        counts = f"{counted(len(captioned.captions), 'caption')} of {counted(len(captioned.ids), 'image')}"
         print(f"{weights}: weights of {metric.title}, made of {counts}, those held out among them")
         print(f"{out / trainer.CURVES}: losses, learning rate, and what it is judged by")
         print(f"score with it:\n  {example_of(metric, weights)}")

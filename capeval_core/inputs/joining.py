@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from capeval_core.errors import Problems, file_error
+from capeval_core.errors import Problems, counted, file_error
 from capeval_core.inputs.files import EXTENSIONS, bare, reading, some_of, valid_unicode
 from capeval_core.inputs.images import quoted, refused
 
@@ -141,7 +141,10 @@ class Names:
             raise refused(
                 f"the id {quoted(image_id)} is ambiguous, it can mean {several}", "write it in full"
             )
-        others = f"; {len(self.entries):,} images have ({some_of(self.entries)})" if self.entries else ""
+        others = ""
+        if self.entries:
+            have = "has" if len(self.entries) == 1 else "have"
+            others = f"; {counted(len(self.entries), 'image')} {have} ({some_of(self.entries)})"
         raise refused(f"{quoted(image_id)} has no {what}{others}", "add them, or correct the id")
 
 

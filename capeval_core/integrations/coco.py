@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from capeval_core.errors import Problem, Problems, described, did_you_mean, naming, place
+from capeval_core.errors import Problem, Problems, counted, described, did_you_mean, naming, place
 from capeval_core.inputs.samples import Samples, check_samples
 from capeval_core.phrases.ptb import ptb_text, ptb_tokens
 from capeval_core.project import install_command
@@ -118,7 +118,7 @@ class CocoScores:
         return self.eval
 
     def __repr__(self) -> str:
-        return f"CocoScores({len(self.ids):,} images, {', '.join(self.eval)})"
+        return f"CocoScores({counted(len(self.ids), 'image')}, {', '.join(self.eval)})"
 
 
 def _annotations(value: Any, argument: str, problems: Problems) -> dict[Hashable, list[Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence, Sized
 from dataclasses import replace
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from capeval_core.inputs.samples import argument_of
 from capeval_core.integrations.opening import combine_tables, open_one
 from capeval_core.integrations.rewards import in_memory
+from capeval_core.kept import STAMP, stamp_difference
 from capeval_core.project import needs
 from capeval_core.result import Result
 
@@ -72,24 +74,37 @@ class CaptionScore(torchmetrics.Metric):
             return
         needed = references if self.metric.needs_references else None
         samples = self.metric.check(captions, in_memory(visuals, argument), needed)
-        rows, sink = self.metric.encode_all(samples), pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, rows.schema.remove_metadata()) as stream:
+        rows = self.metric.encode_all(samples).replace_schema_metadata({STAMP: self._stamp()})
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, rows.schema) as stream:
             stream.write_table(rows)
         packed = bytearray(sink.getvalue().to_pybytes())
         self.rows.append(torch.frombuffer(packed, dtype=torch.uint8).to(self.device))
 
     def compute(self) -> torch.Tensor:
-        """The number of all captions of all processes, a scalar; ValueError where there are none."""
+        """The number of all captions of all processes, a scalar.
+
+        ValueError: there are none, or some were merged or loaded that have other weights or settings.
+        """
         parts = [self.rows] if isinstance(self.rows, torch.Tensor) else self.rows
-        tables = []
+        tables: list[pa.Table] = []
         for part in parts:
             source = pa.BufferReader(part.cpu().numpy().tobytes())
             while source.tell() < source.size():  # streams of several processes stand behind each other
                 tables.append(pa.ipc.open_stream(source).read_all())
         if not tables:
             raise ValueError("captions is empty: there is nothing to score, call update first")
+        for table in tables:
+            stamp = (table.schema.metadata or {}).get(STAMP, b"{}")
+            if difference := stamp_difference(json.loads(stamp), json.loads(self._stamp())):
+                found = f"rows that were merged or loaded have other settings ({difference})"
+                raise ValueError(f"{found}: merge and load states of metrics with equal settings only")
         self.result = combine_tables(self.metric, tables)
         return torch.tensor(self.result.mean, device=self.device)
+
+    def _stamp(self) -> str:
+        """What rows depend on, as their streams state it."""
+        return json.dumps(self.metric.stamp())
 
     def extra_repr(self) -> str:
         return repr(self.metric)

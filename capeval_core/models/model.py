@@ -178,6 +178,7 @@ class CheckedModel(ABC, ModelHubMixin, library_name="capeval", model_card_templa
         """The encoder of a weights folder; loaded once per process, device and dtype while it is in use."""
         with naming_weights(folder.name):
             config, sum = cls._config_of(folder), folder.checksum
+            folder.verify()  # before an encoder of this checksum is shared
             key = (cls._fingerprint(config, sum), str(resolve_device(device)), dtype)
             given: dict[str, Any] = {"checksum": sum, "device": device, "dtype": dtype}
             return opened_once(key, lambda: cls(config, folder.tensors(), **given))

@@ -50,6 +50,7 @@ class Publication:
     message: str
     create: bool = True  # whether the repository is made where it does not exist
     not_sent: list[str] = field(default_factory=list)  # other files in the folder
+    refusals: list[str] = field(default_factory=list)  # why it is not published as it is
 
     @property
     def address(self) -> str:
@@ -82,14 +83,19 @@ def weights(
     network = network_of(opened).open(opened, device="cpu")
     name = _checked(name or opened.name)
     entry = catalogue.entry_known_as(name, opened.original)
+    refusals = []
     if not permission and not private and (refusal := _refusal(name, entry, opened)):
-        raise PublishError(refusal)
+        refusals.append(refusal)
     if entry is not None and (difference := entry.is_another(network.describe(network.config))):
-        raise PublishError(f"{path}: {difference}: convert the file that the authors released")
+        refusals.append(f"{path}: {difference}: convert the file that the authors released")
     own_card = None if name in cards() else _own_file(path, CARD)
-    if own_card is None and name not in cards():
-        raise PublishError(f"there is no card for {name!r}: put a {CARD} into {path}, or name listed weights")
-    shown = own_card.read_text(encoding="utf-8") if own_card else weights_card(name)
+    shown = ""
+    if own_card is not None:
+        shown = own_card.read_text(encoding="utf-8")
+    elif name in cards():
+        shown = weights_card(name)
+    else:
+        refusals.append(f"there is no card for {name!r}: put a {CARD} into {path}, or name listed weights")
     quoted = f"\n\nPublished with permission: {permission}" if permission else ""
     message = f"Weights {opened.checksum[:12]}, capeval {__version__}{quoted}"
     words = opened.config.get("vocabulary")
@@ -98,10 +104,13 @@ def weights(
     read = [config, opened.tensor_file.name, saved.VOCABULARY]
     read += [saved.TOKENIZER] if isinstance(words, dict) and words.get("file") == saved.TOKENIZER else []
     shown += f"\n## Permission\n\n{permission}\n" if permission else ""
-    files: dict[str, bytes | Path] = {CARD: _in_namespace(shown, namespace, [name, *METRICS]).encode()}
+    files: dict[str, bytes | Path] = {}
+    if shown:
+        files[CARD] = _in_namespace(shown, namespace, [name, *METRICS]).encode()
     files |= {file: own[file] for file in own if file in read}
     others = _others(path, [file for file in files if file != CARD or own_card])
-    return Publication(f"{_checked(namespace)}/{name}", "model", files, message, not_sent=others)
+    repository = f"{_checked(namespace)}/{name}"
+    return Publication(repository, "model", files, message, not_sent=others, refusals=refusals)
 
 
 def card(name: str, namespace: str) -> Publication:
@@ -169,6 +178,10 @@ def _refusal(name: str, entry: WeightsEntry | None, folder: saved.WeightsFolder)
     licence = entry.licence if entry else stated
     why = f"the authors of the original{f' ({entry.original})' if entry else ''}"
     if not isinstance(licence, str) or licence in ("", catalogue.LICENCE_NOT_STATED):
+        if entry is None:
+            found = f"{name}: its config states no licence"
+            fix = "convert it again with --licence, e.g. mit, if it is yours to licence"
+            return f'{found}: {fix}, or pass --private, or --permission "who allows it, and where"'
         why += " state no licence, so it may not be hosted again"
     elif restriction := catalogue.restriction_of(licence):
         why += f' restrict its use ({licence}: "{restriction}")'
@@ -206,6 +219,9 @@ def publish(
 
     if _VERSION.fullmatch(branch):
         raise PublishError(f"branch {branch!r} reads like a version, which evaluate would take for its own")
+    publications = list(publications)
+    if refusals := [refusal for publication in publications for refusal in publication.refusals]:
+        raise PublishError("\n".join(refusals))
     api = HfApi()
     expected: tuple[type[Exception], ...] = (*failures(), ValueError)
     sent: list[str] = []

@@ -34,6 +34,7 @@ TERMS = {"gitc": "gITC", "litc": "lITC", "gttc": "gTTC", "lttc": "lTTC", "itm": 
 """The papers' names of parts that have others here."""
 _STYLE = Path(__file__).with_name("figures.mplstyle")
 _WIDTH, _DPI = 960, 96
+_LABEL_GAP = 0.02  # between labels at 45 degrees, in widths of a histogram
 _FONTS = ("DejaVu Sans", "Noto Sans CJK SC", "Noto Sans", "PingFang SC", "Microsoft YaHei")
 
 
@@ -199,11 +200,23 @@ def draw_histogram(
         ax.locator_params(axis="y", integer=True)
         ax.set_xlim(low, high)
         within = ax.get_xaxis_transform()
-        for name, value in marks.items():
-            ax.plot([value] * 2, [0, 1.02], color=INK, linewidth=0.8, clip_on=False, transform=within)
-            ax.text(value, 1.03, name, transform=within, ha="left", rotation=45, size=7.5)
+        places = _apart(list(marks.values()), (high - low) * _LABEL_GAP, high)
+        for (name, value), place in zip(marks.items(), places, strict=True):
+            line = {"color": INK, "linewidth": 0.8, "clip_on": False, "transform": within}
+            ax.plot([value, value, place], [0, 1, 1.03], **line)
+            ax.text(place, 1.04, name, transform=within, ha="left", rotation=45, size=7.5)
         _note(figure, note)
     return _image(figure)
+
+
+def _apart(values: Sequence[float], gap: float, high: float) -> list[float]:
+    """Places of labels at least `gap` apart, up to `high`, each as near as it can be to its rising value."""
+    places: list[float] = []
+    for value in values:
+        places.append(max(value, places[-1] + gap) if places else value)
+    for i in reversed(range(len(places))):
+        places[i] = min(places[i], high - gap * (len(places) - 1 - i))
+    return places
 
 
 def draw_curves(panels: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]]) -> Image.Image:

@@ -88,6 +88,7 @@ class Cell:
     no_interval: str = ""
     test: Mapping[str, Any] | None = None  # of the baseline none; keys as in `compare_systems`
     no_test: str = ""
+    comparison: Any = None  # of the test, uncorrected
 
     def verdict(self, column: Any) -> str:
         """Whether the system is "better" or "worse" than the baseline, or "equal"; "" without a test."""
@@ -209,10 +210,14 @@ def _notes(systems: Systems) -> list[str]:
     cells = [system.cells[column.name] for column in systems.columns for system in systems.systems]
     if any(cell.interval is not None for cell in cells):
         notes.append(f"{systems.level:.0%} intervals of the means, by {systems.visual}")
-    if any(cell.test is not None for cell in cells):
-        corrected = f", {systems.correction}" if systems.correction else ""
+    tests = [cell.test for cell in cells if cell.test is not None]
+    if tests:
+        how = f"{systems.test}, {systems.correction}" if systems.correction else systems.test
         limit = f"p < {1 - systems.level:.2g}"
-        notes.append(f"{_MARK}: differs from {systems.baseline} ({limit}, {systems.test}{corrected})")
+        meaning = f"p: against {systems.baseline} ({how})"
+        if any(test["significant"] for test in tests):
+            meaning = f"{_MARK}: differs from {systems.baseline} ({limit}, {how})"
+        notes.append(meaning)
     notes += ["means and intervals times 100"] if systems.times_100 else []
     return [*notes, *systems.messages, *dict.fromkeys(cell.result.signature for cell in cells)]
 

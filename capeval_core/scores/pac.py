@@ -102,12 +102,13 @@ class PacS(CaptionMetric):
     options: PacOptions
 
     def open_models(self) -> dict[str, Model]:
-        models = super().open_models()
         if self.options.prompt is None:
             prompt = self.folder.config.get("constants", {}).get("prompt", self.usual_prompt)
             self.options = replace(self.options, prompt=prompt)
-        _check_prompt(str(self.options.prompt), self.encoder.tokenizer)
-        return models
+        return super().open_models()
+
+    def check_encoder(self, encoder: Any) -> None:
+        _check_prompt(str(self.options.prompt), encoder.tokenizer)
 
     def text_features(self, texts: Sequence[str]) -> Any:
         """Features (n, d) of texts behind the prompt, as `TextFeatures`."""

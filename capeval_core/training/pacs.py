@@ -24,7 +24,7 @@ from torch.nn import functional
 
 from capeval_core.encoders.clip import ClipEncoder
 from capeval_core.encoders.tokenizers import ClipTokenizer
-from capeval_core.errors import Problems, file_error, warn, wrong_option
+from capeval_core.errors import Problems, counted, file_error, warn, wrong_option
 from capeval_core.inputs.images import InputImage
 from capeval_core.models.device import on_device
 from capeval_core.options import option
@@ -411,7 +411,7 @@ def train_pacs(training: PacsTraining, data: PairData, out: Path, *, report: Rep
             report(cut_off)
         folder, device = Path(training.towers or out / TOWERS), str(accelerator.device)
         with accelerator.main_process_first():
-            counts = f"{len(data.captioned.ids):,} images and {len(captions):,} captions"
+            counts = f"{counted(len(data.captioned.ids), 'image')} and {counted(len(captions), 'caption')}"
             if training.lora:
                 report(f"pixels and token ids of {counts}")
                 clip = ClipEncoder.open(start, device=device)

@@ -20,7 +20,7 @@ from capeval_core.cache import FeatureCache
 from capeval_core.encoders.pairs import RegionTextEncoder
 from capeval_core.encoders.tokenizers import UNKNOWN, Ids, WordPiece
 from capeval_core.encoders.vilbert import LocatedBoxes
-from capeval_core.errors import Problem, Problems
+from capeval_core.errors import Problem, Problems, counted
 from capeval_core.inputs.images import ImageError
 from capeval_core.judgements.sets import Judgements
 from capeval_core.options import option
@@ -242,7 +242,7 @@ def train_on_regions(
         def stored(images: CaptionedImages) -> _RegionStore:
             size = kind.encoder.region_size_of(kind.encoder.read_config(start))
             with accelerator.main_process_first():
-                report(f"box features of {len(images.ids):,} images")
+                report(f"box features of {counted(len(images.ids), 'image')}")
                 return _RegionStore(out / REGIONS, stamp["regions"], images, kind, size, boxes)
 
         store, similar = stored(captioned), []

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from capeval_core.errors import Problems, file_error, wrong_option
-from capeval_core.kept import whole_file, write_whole
+from capeval_core.kept import check_seal, seal, stamp_difference, whole_file, write_whole
 from capeval_core.models.device import resolve_device
 from capeval_core.models.model import CheckedModel
 from capeval_core.options import Settings, option
@@ -374,6 +374,7 @@ class Trainer:
             state = {"model": self.model.state_dict(), "best": self.best}
             state |= {"optimiser": self.optimiser.state_dict(), "progress": asdict(self.progress)}
             torch.save({"stamp": self.stamp, **state}, partial)
+            seal(partial)
         points = [
             (f"loss, {line['phase']}", name.replace("_", " "), line["step"], value)
             for line in self.progress.lines
@@ -393,16 +394,15 @@ class Trainer:
         if not path.is_file():
             return {}
         try:
+            check_seal(path)  # torch.load would take a flipped bit for a number
             state = torch.load(path, map_location="cpu", weights_only=True)
             stamp, progress = dict(state["stamp"]), _Progress(**state["progress"])
             model, self.best, moments = state["model"], state["best"], dict(state["optimiser"])
         except Exception as error:  # whatever damage leads torch to
             found = f"is no state of a training ({' '.join(str(error).split())[:200]})"
             raise file_error(path, found, "remove it to begin again") from error
-        names = [name for name in {**stamp, **self.stamp} if stamp.get(name) != self.stamp.get(name)]
-        if names:
-            pairs = [f"{name} {stamp.get(name)!r}, now {self.stamp.get(name)!r}" for name in names]
-            found = f"holds a training with other settings ({'; '.join(pairs)})"
+        if difference := stamp_difference(stamp, self.stamp):
+            found = f"holds a training with other settings ({difference})"
             raise file_error(self.out, found, "pass the same ones, or another folder")
         self.progress = progress
         self.model.load_state_dict(model)

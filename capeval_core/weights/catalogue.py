@@ -64,14 +64,14 @@ class WeightsEntry:
         """The repository's name without its namespace, which is also a good name for a local folder."""
         return self.repository.rsplit("/", 1)[-1]
 
-    def convert_command(self, metric: str) -> str:
-        """The command that makes these weights of the original checkpoint.
+    def convert_command(self, metric: str, file: str | None = None) -> str:
+        """The command that makes these weights of the original checkpoint, of its name or at `file`.
 
         >>> PACS_B32.convert_command("pacs")
         'capeval convert pacs clip_ViT-B-32.pth --activation quick_gelu --out pacs-clip-vit-b-32'
         """
         flags = "".join(f" --{name} {value}" for name, value in self.settings.items())
-        return f"capeval convert {metric} {self.checkpoint}{flags} --out {self.folder}"
+        return f"capeval convert {metric} {file or self.checkpoint}{flags} --out {self.folder}"
 
     def how_to_convert(self, metric: str) -> str:
         """How to get these weights where the Hub repository could not be loaded."""

@@ -159,7 +159,7 @@ def _infer_activation(names: list[str], option: Activation | None) -> tuple[Acti
         return "gelu", (
             "because the order of the tensors is that of open_clip, whose models have the exact GELU unless "
             "built with quick_gelu; if this one holds OpenAI's weights, convert it again with "
-            "activation='quick_gelu'"
+            f"{setting('activation', 'quick_gelu')}"
         )
     released = setting("activation", "quick_gelu", "pass ")
     found = "the activation cannot be inferred: neither shapes nor the order of the tensors show it"

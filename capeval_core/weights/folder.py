@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -48,8 +49,8 @@ def naming_weights(name: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class WeightsFolder:
-    """A folder of weights, its config read and its checksum verified. name: a repository id, a folder's name,
-    or `tiny`. revision: commit on the Hub, None for a local folder."""
+    """A folder of weights, its config read and checked. name: a repository id, a folder's name, or `tiny`.
+    revision: commit on the Hub, None for a local folder. checksum: of the tensors, for `verify`."""
 
     path: Path
     name: str
@@ -73,12 +74,28 @@ class WeightsFolder:
         """Name and version: the commit on the Hub, else the fingerprint, which also covers the config."""
         return f"{self.name}@{(self.revision or fingerprint)[:8]}"
 
+    def verify(self) -> None:
+        """Refuse a file of tensors that does not have the checksum; what was read is remembered."""
+        found = file_checksum(self.tensor_file)
+        if found != self.checksum:  # or what is remembered is wrong
+            found = sha256_of(self.tensor_file)
+        if found != self.checksum:
+            again = "download or convert it again"
+            if self.revision:  # or the client's cache would give the same file again
+                fetched = f"{self.name} {self.tensor_file.name} --revision {self.revision}"
+                again = f"run `hf download {fetched} --force-download`"
+            raise WeightsError(
+                f"{self.tensor_file.name} has sha256 {found[:12]}..., but {CONFIG} has "
+                f"{self.checksum[:12]}...: the file is damaged or was changed; {again}"
+            )
+
     def tensors(self) -> dict[str, Tensor]:
         """All tensors of the folder, on the CPU, as stored; finite."""
         from safetensors import SafetensorError
         from safetensors.torch import load_file
 
         with naming_weights(self.name):
+            self.verify()
             try:
                 tensors = load_file(self.tensor_file)
             except (SafetensorError, OSError, KeyError) as error:
@@ -111,8 +128,7 @@ def open_weights(weights: str | os.PathLike[str], *, metric: str, tiny: str) -> 
     if name and path.is_dir():
         return _read(path, path.resolve().name, None, metric)
     if path.is_file():
-        fix = f"convert it with `capeval convert {metric} {name} --out FOLDER` and pass the folder"
-        raise wrong_option("weights", name, "is a file", fix, kind=WeightsError)
+        raise wrong_option("weights", name, "is a file", _how_to_convert(path, metric), kind=WeightsError)
     if not _may_be_on_the_hub(name):
         known = "a folder, nor a Hub id (org/name[@revision]), nor 'tiny'"
         found = f"is neither {known}{_did_you_mean(name, metric)}"
@@ -136,6 +152,18 @@ def open_weights(weights: str | os.PathLike[str], *, metric: str, tiny: str) -> 
         error=unavailable,
     )
     return _read(path, name.partition("@")[0], path.name, metric)
+
+
+def _how_to_convert(file: Path, metric: str) -> str:
+    """The command that makes a folder of an original file: with the flags that the catalogue's need."""
+    quoted = shlex.quote(str(file))
+    if entry := entry_known_as("", file.name):
+        command = entry.convert_command(metric, quoted)
+        return f"convert it with `{command}` and {setting('weights', entry.folder, 'pass ')}"
+    settings = {(name, value): None for entry in weights_of(metric) for name, value in entry.settings.items()}
+    flags = " or ".join(f"`--{name} {value}`" for name, value in settings)
+    more = f", with {flags} if it says that this is needed," if flags else ""
+    return f"convert it with `capeval convert {metric} {quoted} --out FOLDER`{more} and pass the folder"
 
 
 def open_unless_on_the_hub(weights: str | os.PathLike[str], *, metric: str, tiny: str) -> None:
@@ -179,7 +207,9 @@ def _read(path: Path, name: str, revision: str | None, metric: str = "") -> Weig
             raise WeightsError(f"{found}: {from_convert}{_did_you_mean(name, metric)}")
         if not (path / tensor_file).is_file():
             raise WeightsError(f"{path} has no {tensor_file}: {_AGAIN}")
-        checksum = _verified_checksum(path / tensor_file, config, name, revision)
+        stated = _stated_checksums(config).get(tensor_file)
+        # Tensors are read where they are needed: kept rows of these weights are recognised without.
+        checksum = file_checksum(path / tensor_file) if stated is None else str(stated)
     return WeightsFolder(path, name, revision, config, path / tensor_file, checksum)
 
 
@@ -190,8 +220,9 @@ def config_checksum(config: dict[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _verified_checksum(tensor_file: Path, config: dict[str, Any], name: str, revision: str | None) -> str:
-    checksum, expected = file_checksum(tensor_file), config.get("checksum", {})
+def _stated_checksums(config: dict[str, Any]) -> dict[str, Any]:
+    """The sha256 of files by name that a config states, whose own is compared."""
+    expected = config.get("checksum", {})
     if not isinstance(expected, dict):
         raise WeightsError("in the config, checksum is not an object of file names and sha256")
     if expected.get(CONFIG, config_checksum(config)) != config_checksum(config):
@@ -199,16 +230,7 @@ def _verified_checksum(tensor_file: Path, config: dict[str, Any], name: str, rev
             f"{CONFIG} is not as it was saved (its sha256 is another): it is damaged or was edited; download "
             f'or convert it again, or, if the edit is meant, take "{CONFIG}" out of its "checksum"'
         )
-    written = str(expected.get(tensor_file.name, checksum))
-    if written not in (checksum, checksum := sha256_of(tensor_file)):  # or the remembered checksum is wrong
-        again = "download or convert it again"
-        if revision:  # or the client's cache would give the same file again
-            again = f"run `hf download {name} {tensor_file.name} --revision {revision} --force-download`"
-        raise WeightsError(
-            f"{tensor_file.name} has sha256 {checksum[:12]}..., but {CONFIG} has {written[:12]}...: the file "
-            f"is damaged or was changed; {again}"
-        )
-    return checksum
+    return expected
 
 
 def read_config(path: Path) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
@@ -36,6 +37,22 @@ def test_what_tensors_do_not_show_is_recorded(capeval: Capeval, checkpoint: Path
     assert config["activation"] == "gelu"
     assert [config["source"][key] for key in ("name", "licence", "url")] == ["Tiny", "CC0", given[-1]]
     assert (out / "model.safetensors").stat().st_mode == (out / "config.json").stat().st_mode
+
+
+def test_notes_advise_flags(capeval: Capeval, checkpoint: Path, tmp_path: Path) -> None:
+    """What can be set otherwise is named as the command names it."""
+    blocks = ("ln_1", "attn", "ln_2", "mlp")  # in open_clip's order
+    tensors = torch.load(checkpoint, weights_only=True)
+    tensors = tensors.get("state_dict", tensors)
+
+    def rank(name: str) -> int:
+        return next((i for i, block in enumerate(blocks) if f".{block}." in name), 0)
+
+    torch.save({name: tensors[name] for name in sorted(tensors, key=rank)}, tmp_path / "other.pth")
+    ran = capeval("convert", "pacs", tmp_path / "other.pth", "--out", tmp_path / "w")
+    assert ran.status == 0, ran.err
+    words = " ".join(ran.out.split())
+    assert "--activation quick_gelu" in words and "activation=" not in words
 
 
 @pytest.fixture

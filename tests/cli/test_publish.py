@@ -104,8 +104,8 @@ RESTRICTED = [
     ("pacs-clip-vit-b-32", "mit", {}, "state no licence"),  # listed, by the repository's name
     ("mine", "mit", {"file": "clip_ViT-B-32.pth"}, "state no licence"),  # by the original's
     ("PACS-CLIP-ViT-B-32", "mit", {}, "state no licence"),
-    ("mine", None, {}, "state no licence"),
-    ("mine", "not stated by the original", {}, "state no licence"),
+    ("mine", None, {}, "--licence"),  # one's own, perhaps
+    ("mine", "not stated by the original", {}, "--licence"),
     ("mine", "cc-by-nc-4.0", {}, "for NonCommercial purposes only"),
     ("alpha-clip-vit-l-14", "mit", {}, "research use only"),
 ]
@@ -126,6 +126,10 @@ def test_weights_are_not_hosted_again_without_permission(
     ran = capeval(*publish)
     assert ran.status == 2 and not hub.requests
     assert all(part in ran.err for part in (reason, "--private", "--permission"))
+    if "--licence" in reason:
+        assert "authors of the original" not in ran.err
+        dry = capeval(*publish, "--dry-run")
+        assert dry.status == 2 and reason in dry.err and "model.safetensors" in dry.out
     listed = "clip-vit-b-32" in name.lower() or source
     allowed = capeval(*publish, "--permission", "the authors, by letter")
     assert allowed.status == (2 if listed else 0)  # these are not the listed model

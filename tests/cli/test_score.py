@@ -125,6 +125,23 @@ def test_each_picture_is_encoded_once_and_fails_once(systems: Capeval, folder: P
     assert systems("pacs", "A C", "--on-error", "nan").status == 0  # C has no score, but A has
 
 
+def test_weights_are_read_only_if_a_row_is_missing(capeval: Capeval, folder: Path, tmp_path: Path) -> None:
+    """Tensors that are damaged later change nothing that is kept, and nothing is computed with them."""
+    tiny = Path(capeval_core.__file__).parent / "weights" / "tiny" / "pacs"
+    weights = Path(shutil.copytree(tiny, tmp_path / "weights"))
+    out = tmp_path / "scores.json"
+    files = ["--candidates", folder / "A.json", "--images", folder / "images", "--device", "cpu"]
+    command = ["score", "pacs", *files, "--weights", weights, "--rows", tmp_path / "rows", "--json", out]
+    assert capeval(*command).status == 0
+    first = read_json(out)
+    (weights / "model.safetensors").write_bytes(b"damaged")
+    again = capeval(*command)
+    assert (again.status, read_json(out)) == (0, first) and "7 of 7 rows were in" in again.err
+    write_json(folder / "A.json", {**SYSTEMS["A"], IDS[3]: "another caption"})
+    missing = capeval(*command)
+    assert missing.status == 2 and "model.safetensors" in missing.err
+
+
 def test_a_second_system_is_scored_beside_the_rows_of_the_first(systems: Capeval, folder: Path) -> None:
     kept = ["--rows", folder / "rows"]
     assert systems("pacs", "A", *kept).err == ""
@@ -169,3 +186,10 @@ def test_videos_are_drawn_and_named_by_their_ids(capeval: Capeval, tmp_path: Pat
     (tmp_path / "videos" / "clip3" / "2.png").write_bytes(b"no image")
     ran = capeval("score", "pacs", *given)
     assert ran.status == 2 and "video of 'clip1'" in ran.err and "video of 'clip3'" in ran.err
+
+
+def test_messages_call_metrics_as_the_table_does(systems: Capeval, folder: Path) -> None:
+    """A system that fails by one metric of several, and scores that are small apart."""
+    write_json(folder / "A.json", dict(list(SYSTEMS["A"].items())[:1]))
+    ran = systems("rougel,bleu", "C A")
+    assert "A by ROUGE-L" in ran.out and "by rougel" not in ran.out

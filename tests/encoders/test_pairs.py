@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import capeval_core
 from tests.support import seams
 from tests.support.seeded import made_up_boxes, uniter, vilbert
 
@@ -66,3 +70,19 @@ def test_nothing_runs_that_the_texts_of_vilbert_do_not_depend_on() -> None:
         hook.remove()
     # The boxes' side of the last block, and the layer behind it, stay out.
     assert ran == ["text 0", "0.visual", "0.text", "text 1", "text 2", "1.text"]
+
+
+@pytest.mark.parametrize("name", ["umic", "vilbertscore"])
+def test_another_vocabulary_is_refused(name: str, tmp_path: Path) -> None:
+    """Two words in each other's place, which no canary need have."""
+    tiny = Path(capeval_core.__file__).parent / "weights" / "tiny" / name
+    folder = Path(shutil.copytree(tiny, tmp_path / name))
+    assert capeval_core.load(name, weights=folder, regions="tiny", device="cpu")
+    file = folder / "tokenizer.json"
+    content = json.loads(file.read_text(encoding="utf-8"))
+    words = content["model"]["vocab"]
+    last, other = sorted(words, key=words.__getitem__)[-2:]
+    words[last], words[other] = words[other], words[last]
+    file.write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"tokenizer\.json"):
+        capeval_core.load(name, weights=folder, regions="tiny", device="cpu")

@@ -123,3 +123,12 @@ def test_ever_new_texts_push_no_image_out(drawn: list[Image.Image], weights: str
             rewards([f"{caption} {turn} times" for caption in CAPTIONS], as_tensor(drawn))
             assert images_only.nbytes < cache.nbytes <= images_only.nbytes + 5_000
     assert forwards.items == len(drawn) + 10 * len(CAPTIONS)
+
+
+def test_statistics_are_made_as_the_message_says() -> None:
+    with pytest.raises(ValueError, match="statistics") as caught:
+        reward("ciderd")
+    made = str(caught.value).partition("statistics=")[2]
+    references = [["a red circle", "a disc"], ["two squares"]]
+    statistics = eval(made, {"capeval_core": capeval_core, "references": references})
+    assert reward("ciderd", statistics=statistics)(["a red circle"], references=references[:1])[0] > 0

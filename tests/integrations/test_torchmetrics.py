@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import capeval_core
 from capeval_core.metric import CaptionMetric
 from capeval_core.registry import metric_class
+from tests.support.seams import network
 
 torchmetrics = pytest.importorskip("torchmetrics")
 
@@ -76,3 +78,58 @@ def test_a_collection_scores_once_for_metrics_with_equal_rows(images: list[Path]
         for name, one in made.items()
     }
     assert values["pacs"] == pytest.approx(2 * values["w1"])
+
+
+@pytest.mark.parametrize("other", [{"prompt": "An image of "}, {"weights": "clone"}])
+@pytest.mark.parametrize("way", ["merge_state", "load_state_dict"])
+def test_rows_of_other_settings_are_refused(
+    other: dict[str, Any], way: str, images: list[Path], tmp_path: Path
+) -> None:
+    if "weights" in other:
+        other = {"weights": changed_weights(tmp_path)}
+    ours, theirs = (CaptionScore("pacs", **{"weights": "tiny", **own}) for own in ({}, other))
+    equal = CaptionScore("pacs", weights="tiny", w=1.0)  # which rows do not depend on
+    for score in (ours, theirs, equal):
+        score.persistent(True)
+        score.update(CAPTIONS[:2], images[:2])
+    if way == "merge_state":
+        equal.merge_state(ours)
+        assert len(equal.rows) == 2
+    else:
+        equal.load_state_dict(ours.state_dict())
+    assert float(ours.compute()) == pytest.approx(2 * float(equal.compute()))
+    getattr(ours, way)(theirs if way == "merge_state" else theirs.state_dict())
+    ours.update(CAPTIONS[2:3], images[2:3])  # what was computed before is forgotten
+    with pytest.raises(ValueError, match=next(iter(other))):
+        ours.compute()
+
+
+def changed_weights(folder: Path) -> Path:
+    """The tiny weights with one number changed, by a conversion's own way of writing them."""
+    encoder = network("clip", "tiny")
+    tensors = {name: own.clone() for name, own in encoder.model.state_dict().items()}
+    name = next(name for name, own in tensors.items() if own.ndim == 2)
+    tensors[name][0, 0] += 0.5
+    config = {key: value for key, value in encoder.config.items() if key not in ("canary", "checksum")}
+    type(encoder)(config, tensors, device="cpu").save_pretrained(folder / "changed")
+    return folder / "changed"
+
+
+def test_rows_of_all_processes_count(images: list[Path]) -> None:
+    """torchmetrics gathers the rows of processes as one tensor, in which streams stand behind each other."""
+    other = CaptionScore("pacs", weights="tiny")
+    other.update(CAPTIONS[2:4], images[2:4])
+    other.update(CAPTIONS[4:5], images[4:5])
+    gathered = torch.cat(other.rows)
+    score = CaptionScore(
+        "pacs",
+        weights="tiny",
+        sync={
+            "dist_sync_fn": lambda tensor, group=None: [tensor, gathered],
+            "distributed_available_fn": lambda: True,
+        },
+    )
+    score.update(CAPTIONS[:2], images[:2])
+    expected = capeval_core.load("pacs", weights="tiny", empty="score").score(CAPTIONS[:5], images[:5])
+    assert float(score.compute()) == pytest.approx(expected.mean, abs=1e-6)
+    assert score.result is not None and score.result.scores == pytest.approx(expected.scores, abs=1e-6)

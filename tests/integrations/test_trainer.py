@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
+from torch import distributed
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import EvalPrediction, PreTrainedTokenizerFast, VisionEncoderDecoderModel
 
 import capeval_core
@@ -195,6 +197,21 @@ def test_a_trainer_encodes_frames_once_and_scores_texts_beside_them(weights: str
 
 
 # Processes
+
+
+def test_rows_beyond_the_images_are_padding_only_if_all_repeat(weights: str, images: list[Path]) -> None:
+    """Processes fill their last batch with the first rows again; other rows are of another evaluation."""
+    metrics = CaptionMetrics(Numbers(), images=images[:5], metrics=["pacs"], weights=weights, device="cpu")
+    distributed.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    try:
+        for order in ([0, 1, 2, 3, 4, 0, 2], [0, 1, 2, 3, 4, 1, 1], [0, 1, 2, 3]):
+            evaluation = SimpleNamespace(
+                predictions=np.array(order)[:, None], label_ids=np.array(order)[:, None]
+            )
+            with pytest.raises(ValueError, match=rf"{len(order)} captions.* 5 images"):
+                metrics(evaluation)
+    finally:
+        distributed.destroy_process_group()
 
 
 @pytest.mark.system

@@ -14,6 +14,7 @@ from PIL import Image
 
 import capeval_core
 from capeval_core.demo import demo_clips, demo_set
+from tests.support.seams import draw_histogram
 
 ITEM = demo_set()[1]
 
@@ -101,3 +102,18 @@ def test_without_matplotlib_its_extra_is_named_and_pages_need_none(monkeypatch: 
     assert found.overlay(400).width == 400 and found._repr_png_() is None
     with pytest.raises(ModuleNotFoundError, match=r"capeval\[plot\]"):
         found.plot()
+
+
+def test_marks_of_a_histogram_do_not_cover_each_other() -> None:
+    """Names of near values have as much ink as those of values far apart."""
+    edges = np.linspace(0.0, 1.0, 61)
+    counts = np.ones(60)
+    far, near, high = (
+        draw_histogram(
+            "scores", (edges, counts), {f"{i}5%": value for i, value in enumerate(values)}, None, ""
+        )
+        for values in (np.linspace(0.1, 0.7, 7), np.linspace(0.5, 0.502, 7), np.full(7, 1.0))
+    )
+    top = far.height // 4  # above the bars
+    ink = [float((np.asarray(one.convert("L"))[:top] < 160).sum()) for one in (far, near, high)]
+    assert min(ink) > 0.8 * ink[0]

@@ -54,6 +54,7 @@ from capeval_core.regions.opening import region_opener
 from capeval_core.regions.regions import Regions, RegionSource
 from capeval_core.regions.suppression import Suppression, class_confidences
 from capeval_core.replay import variants
+from capeval_core.reports.figures import draw_histogram
 from capeval_core.scores.boxes import FirstBoxes
 from capeval_core.scores.eco import EcoOptions, Ranking
 from capeval_core.training import negatives, regions, tags
@@ -81,6 +82,7 @@ __all__ = [
     "convert",
     "copy_stream",
     "cuda_is_lost",
+    "draw_histogram",
     "eco_ranking",
     "encode",
     "first_boxes",

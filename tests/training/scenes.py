@@ -9,6 +9,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from safetensors.numpy import load_file
 
 from capeval_core.cli import main
@@ -73,6 +74,18 @@ def run_until_killed(arguments: list[str], saves: int) -> None:
     process.start()
     process.join()
     assert process.exitcode == -signal.SIGKILL
+
+
+def check_flipped_bits(arguments: list[str], out: Path) -> None:
+    """Flip one bit of a state after the other: the training does not go on from it."""
+    path = out / "state.pt"
+    state = path.read_bytes()
+    for place in np.random.default_rng(7).integers(0, 8 * len(state), 6).tolist():
+        flipped = bytearray(state)
+        flipped[place // 8] ^= 1 << place % 8
+        path.write_bytes(flipped)
+        assert main(arguments) == 2, place
+    path.write_bytes(state)
 
 
 def train(folder: Path, out: Path, **settings: Any) -> Path:

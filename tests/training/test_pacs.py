@@ -20,7 +20,7 @@ from torch import Tensor
 import capeval_core
 from tests.support.seams import contrastive_loss, image, network, write_positives
 from tests.training.pac_pairs import arguments, train, write_pairs
-from tests.training.scenes import log_of, run_until_killed, tensors_of
+from tests.training.scenes import check_flipped_bits, log_of, run_until_killed, tensors_of
 
 PROMPT = "A photo depicts "
 ALL = {"positives": None, "lambda_v": 0, "lambda_t": 0, "validation": 0, "steps": 1, "log_every": 1}
@@ -139,6 +139,7 @@ def test_a_killed_training_goes_on_as_if_nothing_had_been(pairs: Path, trained: 
     out = tmp_path / "run"
     run_until_killed(arguments(pairs, out), saves=3)
     assert not (out / "weights").exists()
+    check_flipped_bits(arguments(pairs, out), out)
     train(pairs, out)
     for name in ("weights/model.safetensors", "weights/config.json", "weights/README.md", "log.jsonl"):
         assert (out / name).read_bytes() == (trained / name).read_bytes(), name

@@ -12,7 +12,7 @@ from scipy.stats import kendalltau
 
 import capeval_core
 from capeval_core.cli import main
-from tests.training.scenes import arguments, log_of, run_until_killed, train, write_set
+from tests.training.scenes import arguments, check_flipped_bits, log_of, run_until_killed, train, write_set
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +32,7 @@ def test_a_killed_training_goes_on_as_if_nothing_had_been(
     out = tmp_path / "run"
     run_until_killed(arguments(scenes, out), saves=4)
     assert not (out / "weights").exists()
+    check_flipped_bits(arguments(scenes, out), out)
     assert [line["step"] for line in log_of(out)] == [3, 4, 6, 8]  # two more steps than the state has
     train(scenes, out)
     for name in ("weights/model.safetensors", "weights/config.json", "log.jsonl"):

@@ -10,7 +10,7 @@ import pytest
 
 from capeval_core.cli import main
 from tests.support.seams import mask_boxes
-from tests.training.scenes import arguments_of, run_until_killed
+from tests.training.scenes import arguments_of, check_flipped_bits, run_until_killed
 from tools.tiny import write_scenes, write_start
 
 NARROW = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32}
@@ -54,6 +54,7 @@ def test_a_killed_training_goes_on_as_if_nothing_had_been(
     out = tmp_path / "run"
     run_until_killed(arguments(scenes, out), saves=3)
     assert not (out / "weights").exists()
+    check_flipped_bits(arguments(scenes, out), out)
     train(scenes, out)
     for name in ("weights/model.safetensors", "weights/config.json", "log.jsonl"):
         assert (out / name).read_bytes() == (trained / name).read_bytes(), name
