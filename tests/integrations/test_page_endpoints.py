@@ -292,6 +292,18 @@ def test_files_are_served_from_the_upload_folder_only(
     assert not asked
 
 
+def test_no_function_of_a_component_answers_and_the_log_stays_short(
+    served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Gradio raises for each such request, and prints its traceback."""
+    with caplog.at_level("ERROR"):
+        for component in (1, 10**9):
+            body = {"session_hash": "s", "component_id": component, "fn_name": "ls", "data": ["/"]}
+            for route in ("component_server", "component_server/"):
+                assert served.client.post(f"gradio_api/{route}", json=body).status_code == 404
+    assert not caplog.records
+
+
 def test_files_beyond_the_limit_are_not_taken(served: Served) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(served.client, "timeout", 600)
