@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from capeval_core.cache import FeatureCache, shared_cache
 from capeval_core.errors import InputTypeError, Problem, at, warn, wrong_option
-from capeval_core.inputs.samples import Samples, argument_of, check_samples, medium_of, united
+from capeval_core.inputs.samples import Samples, argument_of, check_samples, medium_of, one_text_of, united
 from capeval_core.kept import check_folder
 from capeval_core.options import Settings, compact, option
 from capeval_core.project import __version__
@@ -293,6 +293,8 @@ class CaptionMetric(ABC):
         if rows is not None:
             metric.options.check(type(self))
         samples = metric.options.check_input(type(self), captions, visuals, references, progress=progress)
+        if note := one_text_of(samples.captions):
+            warn(f"{self.name}: {note}")
         own = prepared(metric, samples)  # combines, too: its signature names the corpus
         result = own.combine(own.encode_all(samples, progress=progress), samples=samples)
         warn_of(result)

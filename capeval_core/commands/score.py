@@ -15,7 +15,7 @@ from tqdm import tqdm
 from capeval_core.commands import common, compare, terminal
 from capeval_core.errors import Problems, naming, noting
 from capeval_core.inputs.images import Texts, Visual
-from capeval_core.inputs.samples import ARGUMENTS, Samples, argument_of, medium_of
+from capeval_core.inputs.samples import ARGUMENTS, Samples, argument_of, medium_of, one_text_of
 from capeval_core.inputs.text_files import FileOptions, Joined
 from capeval_core.metric import CaptionMetric, CommonOptions, LazyEvidence, Reranker, prepared
 from capeval_core.registry import every_class, media_of, metric_class
@@ -174,6 +174,9 @@ def _score(
     if flags.visuals is not None and not problems:
         images = [image for one in collections for image in one.images]
         common.tell_without_caption(Path(flags.visuals), images, how["medium"])
+    for name, collection in zip(names, collections, strict=True):
+        if note := one_text_of(collection.captions):
+            terminal.complain(f"note: {f'{name}: ' if len(names) > 1 else ''}{note}")
     owners = [name * (len(names) > 1) for name, one in zip(names, collections, strict=True) for _ in one.ids]
     with common.naming_rows([image_id for one in collections for image_id in one.ids], owners):
         with noting(problems):

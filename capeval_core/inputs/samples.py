@@ -291,6 +291,25 @@ def _many(media: Sequence[str]) -> str:
     return " or ".join(_MEDIA[medium][1] for medium in media)
 
 
+_FEWEST_EQUAL = 5
+
+
+def one_text_of(captions: Sequence[str]) -> str:
+    """What is odd where all of many captions are one text; "" where they are not.
+
+    >>> one_text_of(["a man"] * 6)
+    "all 6 captions are the same text, 'a man': are these the answers of a captioner?"
+    >>> one_text_of(["a man"] * 5 + ["a dog"])
+    ''
+    """
+    if len(captions) < _FEWEST_EQUAL or any(text != captions[0] for text in captions):
+        return ""
+    text = captions[0] if len(captions[0]) <= 60 else f"{captions[0][:60]}..."
+    return (
+        f"all {len(captions):,} captions are the same text, {text!r}: are these the answers of a captioner?"
+    )
+
+
 def _is_single(value: Any, media: Sequence[str]) -> bool:
     """Whether a value is one visual and not a list of them."""
     if isinstance(value, (Visual, *_PATHS, *imaging.BYTES, Image.Image)):

@@ -16,8 +16,8 @@ import pyarrow as pa
 from datasets import Features, Value
 
 from capeval_core.description import MetricDescription
-from capeval_core.errors import Problem, Problems, did_you_mean, naming
-from capeval_core.inputs.samples import ARGUMENTS, Samples, argument_of
+from capeval_core.errors import Problem, Problems, did_you_mean, naming, warn
+from capeval_core.inputs.samples import ARGUMENTS, Samples, argument_of, one_text_of
 from capeval_core.integrations.opening import warn_failed, warn_ignored
 from capeval_core.metric import CaptionMetric, prepared
 from capeval_core.project import LICENCE, address
@@ -163,6 +163,8 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
             return
         with naming({"captions": "predictions"}):
             samples = self.metric.check(given.get("predictions"), visuals, references)
+        if whole and (note := one_text_of(samples.captions)):
+            warn(f"{metric.name}: {note}")
         self._prepared = opened = prepared(self.metric, samples) if whole else self.metric
         opened.options.check_separable(type(opened), scores=False)
         self._open_writer()  # here the processes meet, and encoding, which takes its time, comes after

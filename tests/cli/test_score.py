@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 import capeval_core
+from capeval_core.integrations.evaluate_module import module as metric_module
 from capeval_core.registry import metric_class
 from capeval_core.result import Result
 from capeval_core.statistics import holm
@@ -169,3 +170,28 @@ def test_videos_are_drawn_and_named_by_their_ids(capeval: Capeval, tmp_path: Pat
     (tmp_path / "videos" / "clip3" / "2.png").write_bytes(b"no image")
     ran = capeval("score", "pacs", *given)
     assert ran.status == 2 and "video of 'clip1'" in ran.err and "video of 'clip3'" in ran.err
+
+
+@pytest.mark.parametrize("systems", [1, 2])
+def test_one_text_for_all_images_is_said(systems: int, capeval: Capeval, tmp_path: Path) -> None:
+    """The questions in place of the answers, or a model that has collapsed."""
+    ids = [str(i) for i in range(6)]
+    same = write_json(tmp_path / "same.json", dict.fromkeys(ids, "Describe the image."))
+    other = write_json(
+        tmp_path / "other.json", dict.fromkeys(ids[1:], "Describe the image.") | {"0": "a dog"}
+    )
+    references = write_json(tmp_path / "references.json", {one: ["a dog runs"] for one in ids})
+    given = ["--references", references, "--candidates", other]
+    assert "same text" not in capeval("score", "bleu", *given).err
+    ran = capeval("score", "bleu", *given, *[same] * (systems - 1)) if systems == 2 else None
+    ran = ran or capeval("score", "bleu", "--references", references, "--candidates", same)
+    assert ran.status == 0 and ran.err.count("all 6 captions are the same text, 'Describe the image.'") == 1
+    assert ("note: same: all" in ran.err) == (systems == 2)
+
+
+def test_one_text_for_all_images_is_said_in_python_and_evaluate() -> None:
+    captions, references = ["a man"] * 5, [["a dog"], ["a cat"], ["a cow"], ["an owl"], ["a fox"]]
+    with pytest.warns(UserWarning, match="all 5 captions are the same text, 'a man'"):
+        capeval_core.load("rougel").score(captions, references=references)
+    with pytest.warns(UserWarning, match="all 5 captions are the same text, 'a man'"):
+        metric_module("rougel").compute(predictions=captions, references=references)
