@@ -127,6 +127,25 @@ def texts(folder: Path, device: str) -> Ways:
     return ours, plain
 
 
+def in_bfloat16(folder: Path, device: str) -> Ways:
+    """Here the plain way is the same network in float32; features differ by the rounding of bfloat16."""
+    work, weights = make_workload(folder, 0.1), make_weights("ViT-B-32", folder)
+    opened = [
+        capeval_core.load("pacs", weights=weights, device=device, dtype=dtype, cache=FeatureCache(0)).encoder
+        for dtype in ("bfloat16", "float32")
+    ]
+
+    def way(encoder: Any) -> Way:
+        def run() -> Any:
+            features = encoder.encode_texts(prompted(distinct(work)), cache=FeatureCache(0)).features
+            return features / np.linalg.norm(features, axis=1, keepdims=True)
+
+        return run
+
+    ours, plain = map(way, opened)
+    return ours, plain
+
+
 def distinct(work: Workload) -> list[str]:
     return [*work.captions, *(text for own in work.references for text in own)]
 
@@ -211,6 +230,9 @@ ROWS = {
         "RefPAC-S, ViT-B/32, 113 captions of 20 JPEGs, 5 references", clip("refpacs"), runs=1, captions=113
     ),
     "texts": Row("text encoder alone, ViT-B/32, distinct texts", texts, runs=1),
+    "bfloat16": Row(
+        "text encoder in bfloat16 beside float32, ViT-B/32", in_bfloat16, 3e-2, runs=1
+    ),
     "evaluate": Row("`evaluate` beside the core, 300 PIL images", evaluate_module, 1e-9),
     "hices": Row(
         "HICE-S, ViT-L/14, 4 captions and 30 regions of an image", hice.case, runs=1, captions=4
@@ -230,6 +252,9 @@ ROWS = {
     "resamples": Row("100 clustered resamples of tau-b and tau-c, 17,000 rows", resamples, 1e-12, runs=1),
 }  # fmt: skip
 
+PRODUCTS = {"pacs", "refpacs", "texts", "bfloat16", "hices"}
+"""Rows whose time goes into products of matrices; the machine's own rate of these stands beside them."""
+
 
 def measure(name: str, device: str) -> dict[str, Any]:
     """Seconds of both ways, their ratio, and the largest difference."""
@@ -244,13 +269,37 @@ def measure(name: str, device: str) -> dict[str, Any]:
                 start = clock()
                 values[side] = on_host(way())
                 seconds[side].append(clock() - start)
+        operations = operations_of(ways[0]) if name in PRODUCTS else 0
     ours, plain = map(min, seconds)
     difference = float(np.abs(values[0] - values[1]).max())
     if not difference <= row.largest:
         raise SystemExit(f"{name}: both ways differ by {difference:.1e}, more than {row.largest:.0e}")
     found = {"name": name, "about": row.about, "ours": ours, "plain": plain, "ratio": plain / ours}
     found |= {"captions": row.captions} if row.captions else {}
+    if name in PRODUCTS and not device.startswith("cuda"):
+        found["sgemm"] = sgemm_rate() / 1e9
+        found["share"] = operations / ours / 1e9 / found["sgemm"]
     return {**found, "difference": difference, **machine(device)}
+
+
+def operations_of(way: Way) -> int:
+    """Multiplications and additions of the products of matrices that a way computes, counted nominally."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False) as counter:
+        way()
+    return counter.get_total_flops()
+
+
+def sgemm_rate(size: int = 1536) -> float:
+    """Operations per second of this machine's own product of matrices in float32, the best of several."""
+    first, second = torch.randn(2, size, size)
+    seconds = []
+    for _ in range(5):
+        start = time.process_time()
+        torch.mm(first, second)
+        seconds.append(time.process_time() - start)
+    return 2 * size**3 / min(seconds)
 
 
 def on_host(values: Any) -> Any:

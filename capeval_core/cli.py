@@ -63,8 +63,19 @@ def _run(arguments: list[str]) -> int:
         return int(stop.code or 0) if arguments else BAD_INPUT
 
 
+def _open_closed_streams() -> None:
+    """Let what was closed (`2>&-`) go nowhere, else the next file that is opened takes its place."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # which takes the lowest number that is free
+            setattr(sys, name, os.fdopen(number, "r" if name == "stdin" else "w", closefd=False))
+
+
 def run() -> int:
     """Run the command of the process's arguments; Ctrl-C ends it before and after the command, too."""
+    _open_closed_streams()
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a job in the background ignores it
         signal.signal(signal.SIGINT, leave)
     status = main()

@@ -196,6 +196,9 @@ def whole_file(path: Path) -> Iterator[Path]:
             yield unfinished
             _sync(unfinished)
             _move(unfinished, target)
+    except OSError as error:
+        _name(error, unfinished, path)
+        raise
     finally:
         unfinished.unlink(missing_ok=True)
 
@@ -227,8 +230,8 @@ def whole_folder(folder: Path) -> Iterator[Path]:
     name = f".{uuid.uuid4().hex}{PARTIAL}"
     # An existing folder may be a mount or the one that the user is in: its files change, not the folder.
     unfinished = folder / name if folder.is_dir() else folder.with_name(name)
-    unfinished.mkdir(parents=True)
     try:
+        unfinished.mkdir(parents=True)
         yield unfinished
         for path in (*unfinished.rglob("*"), unfinished):
             _sync(path)
@@ -237,8 +240,18 @@ def whole_folder(folder: Path) -> Iterator[Path]:
                 _move(file, folder / file.name)
         else:
             _move(unfinished, folder)
+    except OSError as error:
+        _name(error, unfinished, folder)
+        raise
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _name(error: OSError, unfinished: Path, path: Path) -> None:
+    """Let an error name what the user named: a full disk names nothing, and an unfinished file is unknown."""
+    named = "" if error.filename is None else os.fsdecode(error.filename)
+    if not named or named.startswith(os.fspath(unfinished)):
+        error.filename = os.fspath(path) + named.removeprefix(os.fspath(unfinished))
 
 
 def try_writing(folder: Path) -> None:

@@ -131,3 +131,15 @@ def test_commands_say_it_by_their_status(tmp_path: Path, capsys: pytest.CaptureF
 def test_numbers_that_are_none_of_these_captions_are_refused(theirs: Any) -> None:
     with pytest.raises(ValueError, match=r"^theirs"):
         capeval_core.why(theirs, "rougel", ["A dog.", "Two cats.", "Snow."], references=[["a dog"]] * 3)
+
+
+def test_a_caption_that_failed_here_agrees_with_no_number(tmp_path: Path) -> None:
+    items = demo_set()[:5]
+    (broken := tmp_path / "broken.png").write_bytes(b"no image")
+    images = [*(item.image for item in items), broken]
+    captions = [*(item.good for item in items), "a dog"]
+    own = capeval_core.load("clips", weights="tiny", on_error="nan").score(captions, images).scores
+    alone = capeval_core.why([*own[:5], None], "clips", captions, images, weights="tiny")
+    found = capeval_core.why([*own[:5], 0.5], "clips", captions, images, weights="tiny")
+    assert alone.table[0]["agree"] == 1 and found.table[0]["agree"] == pytest.approx(5 / 6)
+    assert alone.remaining and not found.remaining and found.variant is None

@@ -119,8 +119,10 @@ def speed_table() -> str:
     rows = []
     for run in read_lines(BENCHMARKS / "speed.jsonl"):
         cost = f"{seconds(run):,}" if "captions" in run else ""
-        rows.append([run["about"], f"{run['ratio']:.1f}", cost, run["commit"], run["date"]])
-    return markdown(["", "times as fast", "seconds per 1,000 captions", "commit", "date"], rows)
+        share = f"{run['share']:.2f}" if "share" in run else ""
+        rows.append([run["about"], f"{run['ratio']:.1f}", cost, share, run["commit"], run["date"]])
+    header = ["", "times as fast", "seconds per 1,000 captions", "share of sgemm", "commit", "date"]
+    return markdown(header, rows)
 
 
 def lmms_metrics() -> str:

@@ -39,6 +39,9 @@ def exactness_rows(subject: str, on_cpu: list[Line], on_gpu: list[Line]) -> list
     >>> line = {"metrics": ["pacs"], "comparison": "bfloat16", "weights": "tiny", "output": "scores"}
     >>> exactness_rows("pacs", [{**line, "largest": 0.0044, "tau": 0.99823}], [])[0]
     ['bfloat16, with float32', 'tiny', '4.4e-03', '0.998']
+    >>> line |= {"largest": 0.0044, "tau": 0.99823, "rows": 48, "moved": 1, "widest": 0.0003}
+    >>> exactness_rows("pacs", [line], [])[0][3]
+    '0.998; 1 of 1,128 pairs move, at most 3.0e-04 apart'
     """
     rows = []
     for line in of_subject(on_cpu, subject):
@@ -68,7 +71,8 @@ def legend(subject: str, on_cpu: list[Line], scale: str) -> str:
         )
     if has_networks(subject, on_cpu):
         sentences += [
-            "Kendall's tau-b compares the rankings of the captions: 1 where they are the same",
+            "Kendall's tau-b compares the rankings of the captions: 1 where they are the same. A pair "
+            "moves if float32 ranks its captions the other way round",
             "`tiny` is the small model of the package; seeded weights are random, of full size. The "
             "published weights were not measured",
         ]
@@ -90,4 +94,8 @@ def _row(line: Line, compared: str) -> list[str]:
         compared = f"{compared}: {line['output']}"
     largest = "0" if line["largest"] == 0 else f"{line['largest']:.1e}"
     tau = "" if line.get("tau") is None or line["comparison"] not in ("bfloat16", "float16") else line["tau"]
-    return [compared, line["weights"].replace("none", ""), largest, f"{tau:.3f}" if tau else ""]
+    ranking = f"{tau:.3f}" if tau else ""
+    if ranking and line.get("moved"):
+        pairs = line["rows"] * (line["rows"] - 1) // 2
+        ranking += f"; {line['moved']:,} of {pairs:,} pairs move, at most {line['widest']:.1e} apart"
+    return [compared, line["weights"].replace("none", ""), largest, ranking]

@@ -51,7 +51,8 @@ class Agreement(Row):
 
     metrics: the name as `load` takes it, `NAME video` for the one on videos. weights: in words. comparison:
     what differs between the two computations. rows: scores that were compared. largest: their largest
-    absolute difference. tau: Kendall's tau-b of the two rankings. device: where.
+    absolute difference. tau: Kendall's tau-b of the two rankings. moved: pairs of captions that the two rank
+    the other way round, and widest, the most by which the second tells such a pair apart. device: where.
     """
 
     metrics: tuple[str, ...] = ()
@@ -61,6 +62,8 @@ class Agreement(Row):
     rows: int = 0
     largest: float = 0.0
     tau: float | None = None
+    moved: int | None = None
+    widest: float | None = None
     device: str = ""
 
 
@@ -90,7 +93,9 @@ class Subject:
             return Row(what, f"{type(error).__name__}: {' '.join(str(error).split())}", wanted, False)
         finite = tau if np.isfinite(tau) else None
         measured = "bit-equal" if largest == 0 else f"largest difference {largest:.1e}"
-        measured += f", tau-b {tau:.4f}" if finite is not None and comparison in BOTH else ""
+        moved, widest = moved_pairs(found, expected) if comparison in BOTH else (None, None)
+        if finite is not None and comparison in BOTH:
+            measured += f", tau-b {tau:.4f}, {moved} pairs moved"
         return Agreement(
             what,
             f"{measured} ({len(found)} rows)",
@@ -102,6 +107,8 @@ class Subject:
             rows=len(found),
             largest=largest,
             tau=finite,
+            moved=moved,
+            widest=widest,
             device=self.gpu.name,
         )
 
@@ -117,6 +124,18 @@ class Subject:
         for dtype in BOTH:
             what = f"{dtype} against float32"
             yield self.compared(dtype, what, lambda own=dtype: (once(here, own), first()), goal)  # type: ignore[misc]
+
+
+def moved_pairs(found: np.ndarray, expected: np.ndarray) -> tuple[int, float]:
+    """How many pairs two lists of scores rank the other way round, and the most by which `expected` differs.
+
+    >>> moved_pairs(np.array([0.1, 0.3, 0.2]), np.array([0.1, 0.2, 0.25]))[0]
+    1
+    """
+    first, second = np.triu_indices(len(expected), 1)
+    distances = expected[first] - expected[second]
+    moved = (found[first] - found[second]) * distances < 0
+    return int(moved.sum()), float(np.abs(distances[moved]).max(initial=0.0))
 
 
 def largest_difference(found: np.ndarray, expected: np.ndarray) -> float:

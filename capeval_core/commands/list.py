@@ -21,7 +21,12 @@ def run(arguments: list[str]) -> int:
     if flags.advise is not None:
         header = ["METRIC", "WITH", "TOKENS", "SECONDS", "TAU-C", "PAIRS", "BLIND TO"]
         rows = [[*row[:6], row[-1]] for row in advice(flags.advise)]
-        print(f"{table([header, *rows])}\n\n{paragraph(help_texts()['list --advise']['note'])}")
+        texts = help_texts()["list --advise"]
+        print(f"{table([header, *rows])}\n\n{paragraph(texts['note'])}")
+        if "cpu" in flags.advise:
+            from capeval_core.models.device import has_bfloat16  # brings torch
+
+            print(f"\n{paragraph(texts['bfloat16' if has_bfloat16() else 'no bfloat16'])}")
         return 0
     chosen = [name for name in ("metrics", "weights", "bibtex") if getattr(flags, name)]
     metrics = every_class()

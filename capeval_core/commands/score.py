@@ -26,6 +26,8 @@ from capeval_core.rows import Task, encode_tasks
 
 _Metrics = Sequence[type[CaptionMetric]]
 _Options = Sequence[CommonOptions]
+_LONG_RUN = 1_000
+"""Captions from which on it is said how the run could be faster."""
 
 
 def run(arguments: list[str]) -> int:
@@ -198,6 +200,7 @@ def _score(
                     below[0] = ""
                 folders = [None if root is None else Path(root) / place for place in below]
                 tasks.append(Task(prepared(one, *samples), samples, folders))
+            _tell_of_bfloat16(opened, len(owners))
             encode_tasks(tasks, progress=True)
         systems = []
         for place, (name, collection) in enumerate(zip(names, collections, strict=True)):
@@ -211,6 +214,19 @@ def _score(
             texts = collection.captions, cells, shown, collection.references
             systems.append(System(name, collection.ids, *texts, files=collection.read))
     return systems, sum(task.reused for task in tasks)
+
+
+def _tell_of_bfloat16(metrics: Sequence[CaptionMetric], captions: int) -> None:
+    """Say before a long run in float32 that this CPU is faster in bfloat16."""
+    encoders = [getattr(metric, "encoder", None) for metric in metrics]
+    kinds = {(str(one.device), one.dtype) for one in encoders if hasattr(one, "device")}
+    if captions < _LONG_RUN or kinds != {("cpu", "float32")}:
+        return
+    from capeval_core.models.device import has_bfloat16
+
+    if has_bfloat16():
+        faster = "this CPU computes in bfloat16: --dtype bfloat16 takes about a third of the time"
+        terminal.complain(f"note: {faster}, and moves single scores by some thousandths")
 
 
 def _checked(metrics: _Metrics, options: _Options, collections: Sequence[Joined]) -> list[list[Samples]]:

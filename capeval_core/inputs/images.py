@@ -473,7 +473,8 @@ def _of_array(value: Any) -> Pixels:
             not (first or last or len(shape) == 2),
             "is no image",
             f"expected {'(3, H, W), (1, H, W) or (H, W)' if tensor else '(H, W), (H, W, 3) or (H, W, 4)'}"
-            + "; of a batch pass one after the other" * (len(shape) == 4),
+            + "; of a batch pass one after the other" * (len(shape) == 4)
+            + "; of grey images pass a list, each (H, W)" * (len(shape) == 3),
         ),
         (0 in shape, "has no pixels", ""),
     ):

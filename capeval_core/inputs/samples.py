@@ -394,6 +394,10 @@ class _Visuals:
             medium = _medium_of(values, self.media)
             fix = f"pass a list, {self.argument}=[{medium}]"
             wrong = Problem(at(self.argument), f"is a single {medium}", fix, TypeError)
+            try:
+                _source(values, self.media)
+            except ImageError as error:  # in a list it would be refused, too
+                wrong = error.at(self.argument)
         elif at_hand or hasattr(values, "to_pylist"):
             visuals = self._listed(list(values) if at_hand else as_list(values) or [])
         elif isinstance(values, Sequence) and not isinstance(values, range):

@@ -246,8 +246,10 @@ def video_source(value: Any) -> Frames:
     shape = imaging.shape_of(value)
     is_array = imaging.is_tensor(value) or hasattr(value, "__array_interface__")
     if shape is not None and is_array and len(shape) != 4:
-        fix = "expected (T, H, W, 3) of an array or (T, 3, H, W) of a tensor; of one frame [None]"
-        raise refused(f"the frames have shape {shape}", fix)
+        fix = "expected (T, H, W, 3) of an array or (T, 3, H, W) of a tensor"
+        colours = shape[0] if imaging.is_tensor(value) else shape[-1]
+        of_one_frame = "; of one frame [None]" if len(shape) == 3 and colours == 3 else ""
+        raise refused(f"the frames have shape {shape}", fix + of_one_frame)
     frames = list(value) if shape is not None and is_array else imaging.as_list(value)
     if not frames:
         found = f"is {described(value)}" if frames is None else "is a video without frames"

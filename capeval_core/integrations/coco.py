@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import re
 import shutil
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
@@ -25,6 +26,8 @@ from capeval_core.scores.ngram import score_together
 
 _COUNTED = {"BLEU": "bleu", "ROUGE_L": "rougel", "CIDEr": "ciderd"}
 """Name of each metric here, and that by which `load` knows it; CIDEr is CIDEr-D."""
+_SPACED = re.compile(r"(?:\S|\xa0)+")
+"""A token of a text of tokens; one of several words, such as a telephone's number, holds no-break spaces."""
 _JAVA = ("METEOR", "SPICE")
 
 
@@ -78,7 +81,7 @@ class CocoScores:
         counted: dict[str, Any] = {
             name: load(own, empty="score") for name, own in _COUNTED.items() if name in names
         }
-        results = score_together([*counted.values()], samples, ptb_tokens if tokenize else str.split)
+        results = score_together([*counted.values()], samples, ptb_tokens if tokenize else _SPACED.findall)
         self.results = dict(zip(counted, results, strict=True))
         self.eval, self.arrays = {}, {}
         for name, result in self.results.items():

@@ -36,7 +36,7 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
     """A caption metric as `evaluate.load` gives it; a module file subclasses it and names its metric.
 
     Args:
-        config_name: the medium, as in `evaluate.load("metrics/pacs", "video")`; None: the metric's first.
+        config_name: the medium, as in `evaluate.load("capeval/pacs", "video")`; None: the metric's first.
         timeout: seconds that the processes of a distributed evaluation wait for each other.
         **keywords: evaluate's own (`num_process`, `experiment_id`, ...) and the metric's options (`weights`,
             `device`, ...). The weights are opened now.

@@ -49,6 +49,21 @@ def resolve_device(name: str | None) -> torch.device:
     return device
 
 
+def has_bfloat16() -> bool:
+    """Whether the CPU multiplies matrices in bfloat16 itself (AVX-512, AMX), which is faster than float32."""
+    cpu: Any = torch.cpu  # whose stubs lack these
+    return bool(cpu._is_avx512_bf16_supported() or cpu._is_amx_tile_supported())
+
+
+def warn_of_slow(device: torch.device, dtype: str) -> None:
+    """Warn of a type of 16 bits that this CPU only imitates."""
+    if device.type != "cpu" or dtype == "float32" or (dtype == "bfloat16" and has_bfloat16()):
+        return
+    faster = "bfloat16" if has_bfloat16() else "float32"
+    fix = setting("dtype", faster, "pass ")
+    warn(f"{dtype} takes several times as long as float32 on this CPU, which has no such arithmetic: {fix}")
+
+
 def cuda_is_lost(name: str | None = None) -> bool:
     """Whether an earlier error has made a GPU unusable for this process: no CUDA call succeeds any more."""
     cuda: Any = torch.cuda  # whose functions have no types

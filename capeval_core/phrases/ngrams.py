@@ -63,13 +63,19 @@ class Ngrams:
         return np.asarray(block.pool[block.caption[self.start]])
 
 
+def _words(tokens: Tokens) -> Tokens:
+    """Tokens, of which one that holds no-break spaces is several words."""
+    text = " ".join(tokens)
+    return text.split() if "\xa0" in text else tokens
+
+
 class TextBlock:
     """Pools of captions as flat arrays: `pool` and `lengths` (words) of each caption; `caption` of each word,
     and its place in `vocabulary`; `sizes`, the captions of each pool."""
 
     def __init__(self, pools: Sequence[Sequence[Tokens]]) -> None:
         vocabulary: dict[str, int] = defaultdict(count().__next__)
-        captions = [tokens for pool in pools for tokens in pool]
+        captions = [_words(tokens) for pool in pools for tokens in pool]
         self.sizes: Integers = np.array([len(pool) for pool in pools], dtype=np.int64)
         self.pool: Integers = np.repeat(np.arange(len(pools)), self.sizes)
         self.lengths: Integers = np.array([len(tokens) for tokens in captions], dtype=np.int64)

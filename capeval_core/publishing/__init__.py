@@ -147,9 +147,10 @@ def cards() -> list[str]:
 
 
 def _in_namespace(text: str, namespace: str, names: Iterable[str]) -> str:
-    """The text with `capeval/name` and `metrics/name` moved to a namespace, but for default weights."""
+    """The text with `capeval/name` and paths of modules moved to a namespace, but for default weights."""
     ids = "|".join(map(re.escape, names))
-    return re.sub(rf"(?<![\w.-])(?:capeval|metrics)/({ids})(?![\w-]|\.\w)", rf"{namespace}/\1", text)
+    text = re.sub(rf'capeval_core\.module_path\("({ids})"\)', rf'"{namespace}/\1"', text)
+    return re.sub(rf"(?<![\w.-])capeval/({ids})(?![\w-]|\.\w)", rf"{namespace}/\1", text)
 
 
 def _installing(text: str, source: str) -> str:

@@ -18,7 +18,7 @@ from PIL import Image
 from capeval_core.errors import minus, p_in_words, signed
 from capeval_core.inputs.images import ImageError, InputImage
 from capeval_core.inputs.videos import Sampling, video_source
-from capeval_core.kept import write_whole
+from capeval_core.kept import whole_folder
 from capeval_core.project import __version__
 from capeval_core.reports.explanations import DIGITS, STYLE, Picture, drawing, jpeg, round_ticks, template
 from capeval_core.reports.tables import System, Systems
@@ -41,9 +41,9 @@ def write_report(folder: Path, systems: Systems, command: str, titles: Mapping[s
     """Write `index.html`; whatever fails, an existing report stays as it was. titles: of parts of scores."""
     check_report(folder)
     content = _Page(systems).html(command=command, titles=titles)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_whole(path := folder / _FILE, content.encode("utf-8", "replace"))
-    return path
+    with whole_folder(folder) as unfinished:
+        (unfinished / _FILE).write_bytes(content.encode("utf-8", "replace"))
+    return folder / _FILE
 
 
 def check_report(folder: Path) -> None:

@@ -30,6 +30,10 @@ def failures() -> tuple[type[Exception], ...]:
     return (OSError, *HfHubHTTPError.__bases__, json.JSONDecodeError, RuntimeError)
 
 
+_WARNED: set[tuple[str, str]] = set()
+"""Repositories and commits that a warning has been given for: several networks may open one."""
+
+
 def download(
     name: str,
     what: str,
@@ -79,7 +83,9 @@ def download(
                 raise failed from None
             # A commit may be shortened, as signatures show it.
             pinned = re.fullmatch(r"[0-9a-f]{7,40}", revision) and path.name.startswith(revision)
-            if not pinned and not isinstance(failed, errors.OfflineModeIsEnabled):
+            asked = (repository, path.name)
+            if not pinned and not isinstance(failed, errors.OfflineModeIsEnabled) and asked not in _WARNED:
+                _WARNED.add(asked)
                 warn(
                     f"{what}: the Hub did not say which version is the newest ({reason(failed)}). Commit "
                     f"{path.name} of the local cache is used. To stay at it, pass "

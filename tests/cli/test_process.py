@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.cli.conftest import CAPTIONS, Capeval, write_json
+from tests.cli.conftest import CAPTIONS, Capeval, read_json, write_json
 from tests.support.small_disk import largest_file
 
 ROOT = Path(__file__).parents[2]
@@ -137,6 +137,25 @@ def test_a_full_disk_costs_neither_the_score_nor_the_other_file(
     assert ran.status == 2 and "ECO" in ran.out and f"--json {out} cannot be written" in ran.err
     assert best.read_text().startswith("filename,caption\n") and out.read_text() == "before"
     assert not list(files.glob(".*"))
+
+
+def test_a_full_disk_names_the_report_and_leaves_no_empty_folder(score: Capeval, files: Path) -> None:
+    report = files / "report"
+    with largest_file(8192):
+        ran = score("pacs", "--report", report)
+    assert ran.status == 2 and "PAC-S" in ran.out and not list(files.glob(".*"))
+    assert str(report) in ran.err and "File too large" in ran.err and ".partial" not in ran.err
+    assert not report.exists()
+
+
+@pytest.mark.parametrize("closed", ["2>&-", "<&- 2>&-", "2>&- >&-"])
+def test_streams_that_are_closed_change_no_status_and_no_file(closed: str, files: Path) -> None:
+    """With stderr closed the next file that is opened has its number, into which libraries write."""
+    given = f"--candidates {files}/captions.json --references {files}/references.json --json {files}/out.json"
+    command = f"{sys.executable} -m capeval_core score bleu {given} {closed}"
+    out, _ = communicate(process := start(["sh", "-c", command]))
+    assert process.returncode == 0 and ("BLEU-4" in out) == (">&- " not in f"{closed} ".replace("2>&-", ""))
+    assert read_json(files / "out.json")["key"] == "bleu_4"
 
 
 @pytest.mark.parametrize("place", ["captions.json", "images/../captions.json", "link.json"])

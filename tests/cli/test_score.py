@@ -193,3 +193,27 @@ def test_messages_call_metrics_as_the_table_does(systems: Capeval, folder: Path)
     write_json(folder / "A.json", dict(list(SYSTEMS["A"].items())[:1]))
     ran = systems("rougel,bleu", "C A")
     assert "A by ROUGE-L" in ran.out and "by rougel" not in ran.out
+
+
+@pytest.mark.parametrize("supported", [True, False])
+def test_what_a_cpu_with_bfloat16_could_do_is_said(
+    supported: bool, capeval: Capeval, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
+        monkeypatch.setattr(f"torch.cpu.{name}", lambda: supported)
+    ran = capeval("list", "--advise", "images,cpu")
+    assert ran.status == 0 and ("This CPU has bfloat16" in ran.out) == supported
+    assert "bfloat16" not in capeval("list", "--advise", "images").out
+    (tmp_path / "images").mkdir()
+    Image.new("RGB", (40, 30), "red").save(tmp_path / "images" / "a.png")
+    for count in (1_000, 10):
+        captions = [f"{number} red circles" for number in range(count)]
+        given = ["--candidates", write_json(tmp_path / "captions.json", {"a": captions})]
+        given += ["--images", tmp_path / "images", "--weights", "tiny", "--device", "cpu"]
+        ran = capeval("score", "clips", *given)
+        assert ran.status == 0 and ("--dtype bfloat16" in ran.err) == (supported and count == 1_000)
+    for dtype in ("float16", "bfloat16"):
+        ran = capeval("score", "clips", *given, "--dtype", dtype)
+        slow = dtype == "float16" or not supported
+        assert ran.status == 0 and (f"warning: {dtype} takes several times as long" in ran.err) == slow
+        assert (f"--dtype {'bfloat16' if supported else 'float32'}" in ran.err) == slow

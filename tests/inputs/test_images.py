@@ -14,6 +14,7 @@ import pytest
 import torch
 from PIL import EpsImagePlugin, Image, features
 
+import capeval_core
 from capeval_core.errors import InputError
 from tests.inputs.photographs import encoded, photograph, turned
 from tests.support.seams import resized, visual
@@ -40,6 +41,23 @@ def written(folder: Path, data: bytes, name: str = "x.jpg") -> Path:
     path = folder / name
     path.write_bytes(data)
     return path
+
+
+@pytest.mark.parametrize("shape", [(3, 20, 24), (1, 20, 24), (2, 20, 24), (20, 24), (20, 24, 3), (3, 20, 3)])
+def test_what_a_message_about_one_array_advises_is_taken(shape: tuple[int, ...]) -> None:
+    """`images=[array]` of three grey images was advised, and refused in its turn."""
+    metric = capeval_core.load("clips", weights="tiny", device="cpu")
+    array = np.zeros(shape, dtype=np.uint8)
+    if shape == (2, 20, 24):  # two grey images
+        assert len(metric.score(["a", "b"], array).scores) == 2
+        return
+    with pytest.raises((TypeError, ValueError)) as refusal:
+        metric.score(["a"] * shape[0], array)
+    if "images=[image]" in str(refusal.value):
+        assert len(metric.score(["a"], [array]).scores) == 1
+    else:
+        assert "pass a list, each (H, W)" in str(refusal.value)
+        assert len(metric.score(["a"] * shape[0], list(array)).scores) == shape[0]
 
 
 # ---- equal contents, equal keys

@@ -77,8 +77,11 @@ def test_images_of_pools_are_counted_over_all_portions(
     module, pools = load("eco", on_error="nan", members="tiny"), [CAPTIONS[:3]] * 2
     module.add_batch(predictions=pools, images=[images[0], tmp_path / "cut.png"])
     module.add_batch(predictions=pools, images=[images[2], tmp_path / "cut.png"])
+    module.add_batch(predictions=pools[:1], images=[tmp_path / "cut.png"])
+    module.add_batch(predictions=pools, images=[images[3], tmp_path / "cut.png"])
     errors = module.compute(per_caption=True)["per_caption"]["errors"]
-    assert [error and error.partition(":")[0] for error in errors] == [None, "images[1]", None, "images[3]"]
+    places = [error and error.partition(":")[0] for error in errors]
+    assert places == [None, "images[1]", None, "images[3]", "images[4]", None, "images[6]"]
 
 
 # What is kept

@@ -292,6 +292,41 @@ def test_files_are_served_from_the_upload_folder_only(
     assert not asked
 
 
+def test_regions_that_no_phrase_mentions_are_folded_and_a_photograph_meets_no_drawings(
+    served: Served,
+) -> None:
+    """Means of the drawn examples stand beside a drawn example alone."""
+    score, *_ = (event for event in served.endpoints() if "caption" in served.names(event)[:2])
+    if not served.visuals(score):
+        return
+    drawn = served.upload("a.png", demo_set()[1].image.read_bytes())
+    Image.open(demo_set()[1].image).convert("RGB").rotate(3).save(own := served.outside / "own.png")
+    answers = {}
+    for name, path in (("drawn", drawn), ("own", served.upload("own.png", own.read_bytes()))):
+        data = served.values(score)
+        data[served.visuals(score)["image"]] = {"path": path, "meta": META}
+        data[served.names(score).index("caption")] = "a big blue circle\na blue circle"
+        answers[name] = served.ask_queue(score, data)
+        assert 'class=\\"score\\"' in answers[name], answers[name][-500:]
+    assert "drawn examples" not in answers["own"]
+    if "HICE-S" in served.config["title"]:
+        assert "drawn examples" in answers["drawn"]
+        folded = answers["drawn"].partition("<details><summary>")[2].partition("</details>")[0]
+        assert "that no phrase mentions" in folded and 'aria-label=\\"region' in folded
+
+
+def test_no_function_of_a_component_answers_and_the_log_stays_short(
+    served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Gradio raises for each such request, and prints its traceback."""
+    with caplog.at_level("ERROR"):
+        for component in (1, 10**9):
+            body = {"session_hash": "s", "component_id": component, "fn_name": "ls", "data": ["/"]}
+            for route in ("component_server", "component_server/"):
+                assert served.client.post(f"gradio_api/{route}", json=body).status_code == 404
+    assert not caplog.records
+
+
 def test_files_beyond_the_limit_are_not_taken(served: Served) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(served.client, "timeout", 600)

@@ -141,6 +141,19 @@ def test_a_candidate_without_a_finite_value_is_left_out_alone() -> None:
     assert math.isfinite(found.scores[0]) and math.isnan(found.scores[1])
 
 
+def test_a_doubtful_choice_is_named_by_its_pool_and_place() -> None:
+    pools = [[DOG, CAT], [SUN, CAT, WIDE], [CAT, SUN, DOG]]
+    values = [[0.9, 0.1], [0.1, 0.9, 0.2], [0.2, 0.1, 0.9]]
+    itm = [[0.9, 0.8], [0.1, 0.2, 0.95], [0.97, 0.1, 0.2]]
+    with pytest.warns(UserWarning, match="may well be wrong") as caught:
+        found = ranked(pools, values, itm, **{"threshold": 0.0})
+    assert found.parts["choice"] == [0, 1, 2] and found.parts["doubtful"] == [False, True, True]
+    message = next(str(one.message) for one in caught if "may well" in str(one.message))
+    assert "in 2 of 3 pools" in message
+    assert "captions[1][1] is chosen with an ITM of 0.200, captions[1][2] has 0.950" in message
+    assert "captions[2][2] is chosen with an ITM of 0.200, captions[2][0] has 0.970" in message
+
+
 def test_where_nothing_can_be_told_apart_a_warning_says_so(matcher: str, scenes: Any) -> None:
     pools, images = scenes
     with pytest.warns(UserWarning, match="pacs-tiny, blip2-itc, consensus cannot tell"):

@@ -16,6 +16,7 @@ from PIL import Image
 
 import capeval_core
 from capeval_core.cache import FeatureCache
+from capeval_core.demo import demo_set
 from capeval_core.testing import count_forwards
 from tests.support.seeded import alpha_encoder
 
@@ -185,3 +186,17 @@ def test_phrases_about_regions_outside_the_square_are_not_judged(folder: str, tm
     assert np.array_equal(square.plot(640, threshold=10.0), square.with_threshold(10.0).plot(640))
     for width in (320, 640):
         assert wide.plot(width).width == width
+
+
+def test_no_explained_precision_or_recall_is_below_0() -> None:
+    """Where all cosines are: phrases about shapes and colours that a drawing has not."""
+    captions, images = ["four green stars", "a black cross"], [demo_set()[0].image, demo_set()[5].image]
+    for whole in (False, True):
+        options: dict[str, Any] = {"include_whole_image": whole, "evidence": True}
+        metric = capeval_core.load("hices", weights="tiny", device="cpu", **options)
+        result = metric.score(captions, images)
+        for number, row in enumerate(metric.encode_all(metric.check(captions, images)).to_pylist()):
+            assert max(*row["phrase_maxima"], *row["phrase_cosines"], *row["region_maxima"]) < 0
+            found = result.explain(number)
+            assert {note["precision"] for note in found["phrases"]} == {0.0}
+            assert {note["recall"] for note in (*found["regions"], found["whole"]) if note} == {0.0}

@@ -64,3 +64,22 @@ def test_features_made_before_score_as_their_images(weights: str, features: Path
     for boxes in direct:
         boxes.update({"selection": "bua10_100"} if "selection" in boxes else {})
     assert load(weights).score(captions, direct * 2).scores == pytest.approx(expected.scores, abs=1e-6)
+
+
+def test_an_error_names_the_row_of_its_own_image(weights: str, tmp_path: Path) -> None:
+    """Equal images run once, and each of their captions has the error at its own place."""
+    broken = Path(SCENES[1].image).read_bytes()[:200]
+    images = [SCENES[0].image, broken, SCENES[2].image, broken, broken]
+    result = load(weights, on_error="nan").score(["a dog"] * 4 + ["a cat"], images)
+    places = {row: reason.partition(":")[0] for row, reason in result.errors.items()}
+    assert places == {row: f"images[{row}]" for row in (1, 3, 4)}
+
+
+def test_an_error_of_stored_boxes_names_the_row_of_its_own_image(weights: str, features: Path) -> None:
+    boxes = dict(np.load(features / "1.npz"))
+    boxes["selection"] = "lxmert36"
+    boxes.pop("image", None)
+    images = [SCENES[0].image, boxes, SCENES[2].image, boxes]
+    result = load(weights, on_error="nan", selection="bua10_100").score(["a", "b", "c", "d"], images)
+    places = {row: reason.partition(":")[0].split(" ")[0] for row, reason in result.errors.items()}
+    assert places == {row: f"images[{row}]" for row in (1, 3)}

@@ -66,7 +66,12 @@ def test_generated_parts_are_current_and_links_lead_somewhere(path: Path) -> Non
 def test_every_metric_has_a_whole_card(name: str) -> None:
     text, metric = CARDS[name], metric_class(name)
     first, space = text.partition("## Limitations and bias")[0], front_matter(text)
-    for part in ("| range |", "**Do not trust it** ", f'evaluate.load("metrics/{name}"', ".compute("):
+    for part in (
+        "| range |",
+        "**Do not trust it** ",
+        f'evaluate.load(capeval_core.module_path("{name}")',
+        ".compute(",
+    ):
         assert part in first
     assert len(text.splitlines()) <= 110
     assert [part for part in re.findall(r"^## (.*)$", text, re.MULTILINE) if "papers" not in part] == SECTIONS

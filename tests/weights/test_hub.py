@@ -124,6 +124,15 @@ def test_a_dead_hub_is_a_warning_and_the_cache_still_serves(
     assert "capeval convert pacs" in dead[PACS]["message"]
 
 
+def test_a_repository_is_warned_of_once(home: Path, repositories: dict[str, Repository]) -> None:
+    """Several networks of a page open one repository, with a paragraph each."""
+    once = OPEN % ["org/twice"]
+    with serving({"org/twice": repositories["org/good"]}) as hub:
+        ask_here(once, hub.address, home)
+    assert "warned" in ask_here(once, hub.address, home)["org/twice"]
+    assert "warned" not in ask_here(f"{once}\n{once}", hub.address, home)["org/twice"]
+
+
 CACHED = ["org/slow", "org/down", "org/gone", "org/new-file"]
 FAULTS = {
     "org/slow": Fault("GET /api/models/org/slow/revision", status=503, times=3),

@@ -21,6 +21,9 @@ from typing import Any
 import gradio as gr
 from gradio.processing_utils import save_file_to_cache
 from gradio.utils import get_upload_folder
+from starlette.middleware import Middleware
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from capeval_core.demo import KINDS, demo_of
 from capeval_core.errors import described, wrong_option
@@ -84,12 +87,27 @@ def launch(page: gr.Blocks, **settings: Any) -> None:
     look: dict[str, Any] = {"primary_hue": blue, "neutral_hue": "slate", "radius_size": radius}
     fonts: dict[str, Any] = {"font": ["system-ui", "sans-serif"], "font_mono": ["ui-monospace", "monospace"]}
     own = {
+        "app_kwargs": {"middleware": [Middleware(_WithoutServerFunctions)]},
         "theme": gr.themes.Base(**look, **fonts),
         "css_paths": [Path(__file__).with_name("page.css"), STYLE],
         "max_file_size": "20mb",  # room for a JPEG of 25 megapixels at a high quality
         "footer_links": ["api"],
     }
     page.queue(max_size=LIMITS.page_waiting).launch(**(own | settings))
+
+
+class _WithoutServerFunctions:
+    """Middleware that knows no functions of components, of which a page has none: Gradio's own answer to a
+    request for one is an exception with its traceback."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and "/component_server" in scope["path"]:
+            await JSONResponse({"detail": "Not Found"}, 404)(scope, receive, send)
+        else:
+            await self.app(scope, receive, send)
 
 
 class _Page:

@@ -133,6 +133,7 @@ class Scorer:
         self.offered = tuple(dict.fromkeys([self.first, published, *demonstration]))
         """Nothing else is opened: a page is open to people whom its owner does not know."""
         self._opened: dict[tuple[Any, ...], tuple[CaptionMetric, Marks]] = {}
+        self._of_drawings: dict[tuple[Any, ...], Marks] = {}
         self._busy = threading.Lock()
 
     def heading(self) -> str:
@@ -190,6 +191,8 @@ class Scorer:
             options, notes = {"max_frames": most}, {"frames": most}
         with self._busy, _naming(self.metric), warnings.catch_warnings(record=True) as caught:
             metric, marks = self._open(weights, options)
+            if not marks[0] and (visual is None or _is_example(metric, visual[0])):
+                marks = self._marks_of_drawings(metric, (weights, *options.items()))
             result = metric.combine(metric.encode_all(samples), samples=samples)
         messages = [capitalised(str(one.message)) for one in caught if issubclass(one.category, UserWarning)]
         notes["warnings"] = [*dict.fromkeys(messages)]
@@ -202,19 +205,28 @@ class Scorer:
             chosen = {} if weights == NO_WEIGHTS else {"weights": weights}
             metric = load(self.metric.name, media=self.metric.variant, evidence=True, **chosen, **options)
             metric = prepared(metric, demo_samples(metric))  # one caption is no corpus
-            self._opened[key] = metric, _marks_of(metric)
+            entry = metric.folder.entry if metric.default_weights and metric.tiny else None
+            names = [model.label for model in metric.models.values()]
+            names += [entry.repository] if entry else []  # whatever their folder is called
+            self._opened[key] = metric, published_marks(type(metric), names)
         return self._opened[key]
 
+    def _marks_of_drawings(self, metric: CaptionMetric, key: tuple[Any, ...]) -> Marks:
+        """Means of the packaged examples, which are no yardstick for a photograph; computed once."""
+        if key not in self._of_drawings:
+            self._of_drawings[key] = _marks_of_drawings(metric)
+        return self._of_drawings[key]
 
-def _marks_of(metric: CaptionMetric) -> Marks:
-    """Published means where the metric's weights are those of a paper, else those of the demo's captions."""
+
+def _is_example(metric: CaptionMetric, visual: Path) -> bool:
+    """Whether an upload is a packaged example, of which the page made a copy."""
+    content = visual.read_bytes()
+    return any(item.image.read_bytes() == content for item in demo_of(type(metric)))
+
+
+def _marks_of_drawings(metric: CaptionMetric) -> Marks:
     if metric.relative:
         return {}, ""
-    entry = metric.folder.entry if metric.default_weights and metric.tiny else None
-    names = [model.label for model in metric.models.values()]
-    names += [entry.repository] if entry else []  # whatever their folder is called
-    if (published := published_marks(type(metric), names))[0]:
-        return published
     items = demo_of(type(metric))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what is odd about the examples is no news of a visitor's caption
@@ -230,6 +242,8 @@ def _marks_of(metric: CaptionMetric) -> Marks:
 def published_marks(metric: type[CaptionMetric], weights: Sequence[str]) -> Marks:
     """Published means that were computed with one of these weights, by repository or its last part."""
     used = {name.partition("@")[0].lower() for name in weights}
+    if metric.relative:
+        return {}, ""
     about, own = metric.published, metric.default_weights.repository.lower() if metric.default_weights else ""
     if not about or not used & {own, own.rpartition("/")[2]}:
         return {}, ""
