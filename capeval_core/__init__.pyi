@@ -7,6 +7,7 @@ from typing import Any, Generic, Literal, ParamSpec, overload
 import torch
 
 from capeval_core.cache import FeatureCache
+from capeval_core.errors import Note
 from capeval_core.integrations.evaluate_module import module
 from capeval_core.metric import CaptionMetric
 from capeval_core.project import __version__
@@ -15,7 +16,7 @@ from capeval_core.replay.why import why
 from capeval_core.result import Result
 from capeval_core.scores import boxes, eco, hice, ngram, pac, video
 
-__all__ = ["Result", "__version__", "list_metrics", "load", "module", "module_path", "why"]
+__all__ = ["Note", "Result", "__version__", "list_metrics", "load", "module", "module_path", "why"]
 _O = ParamSpec("_O")
 _Pac = Literal["pacs", "refpacs", "clips", "refclips", "specs"]
 _Boxes = Literal["umic", "vilbertscore"]

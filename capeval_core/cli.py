@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from capeval_core.commands.terminal import INTERRUPTED, complain, first_named, help_texts, leave
-from capeval_core.errors import naming
+from capeval_core.errors import Note, naming
 
 COMMANDS: dict[str, str] = help_texts()["commands"]
 NO_SCORE, BAD_INPUT, PIPE_CLOSED = 1, 2, 141
@@ -26,8 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if hasattr(stream, "reconfigure"):  # what the terminal cannot show is escaped, not an error
             stream.reconfigure(errors="backslashreplace")
     try:
-        with naming(flags=True), warnings.catch_warnings():
-            warnings.showwarning = lambda message, *_: complain(f"warning: {message}")
+        with naming({"exif=turn": "--exif-turn"}, flags=True), warnings.catch_warnings():
+            warnings.showwarning = lambda message, category, *_: _show(message, category)
             status = _run(list(sys.argv[1:] if arguments is None else arguments))
         print(end="", flush=True)  # what cannot be written shows now
         return status
@@ -49,6 +49,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, TypeError, ImportError) as error:  # a package of an extra is not installed
         complain(str(error))
     return BAD_INPUT
+
+
+def _show(message: Warning | str, category: type[Warning]) -> None:
+    """A warning or a note, on stderr."""
+    complain(f"{'note' if issubclass(category, Note) else 'warning'}: {message}")
 
 
 def _run(arguments: list[str]) -> int:

@@ -35,6 +35,7 @@ class _Names:
     flags: bool = False  # whether options are those of a command
     row: Callable[[str, Sequence[int | str]], str] | None = None  # what a place in an argument is called
     advice: Callable[[str, Any], str] | None = None  # how an option is set
+    notes: bool = True  # whether it wants notes
 
 
 _DOOR: ContextVar[_Names] = ContextVar("names", default=_Names({}))  # noqa: B039  (frozen)
@@ -74,6 +75,9 @@ def setting(name: str, value: Any, before: str = "") -> str:
 def _assigned(name: str, value: Any) -> str:
     """`empty='score'`, or `--empty score`; an option that is off is `--no-idf`."""
     door = _DOOR.get()
+    written = f"{name}={value}"
+    if written in door.names:  # a switch
+        return door.names[written]
     name = door.names.get(name, name)
     text = shlex.quote(value) if door.flags and isinstance(value, str) else shown(value)
     if name.endswith("=") or not door.flags:
@@ -170,12 +174,27 @@ class FileError(InputError):
     """A file or a folder cannot be read as what it should be. The message begins with its path."""
 
 
-def warn(message: str) -> None:
+class Note(UserWarning):
+    """What is odd about input that is scored as it is; other warnings say what may be wrong."""
+
+
+def note(message: str) -> None:
+    """A `Note` at the user's line, unless the door wants none."""
+    if _DOOR.get().notes:
+        warn(message, Note)
+
+
+def without_notes() -> None:
+    """Let the door that is open want no notes from here on."""
+    _DOOR.set(replace(_DOOR.get(), notes=False))
+
+
+def warn(message: str, category: type[UserWarning] = UserWarning) -> None:
     """Warn at the user's line: the nearest that is neither this package's nor evaluate's."""
     frame, level = inspect.currentframe(), 1
     while frame and frame.f_globals.get("__name__", "").partition(".")[0] in ("capeval_core", "evaluate"):
         frame, level = frame.f_back, level + 1
-    warnings.warn(message, stacklevel=level)
+    warnings.warn(message, category, stacklevel=level)
 
 
 def file_error(path: str | PathLike[str], found: str, fix: str = "", index: str | None = None) -> FileError:

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from capeval_core.cache import FeatureCache, shared_cache
 from capeval_core.errors import InputTypeError, Problem, at, warn, wrong_option
+from capeval_core.inputs.notes import Notes
 from capeval_core.inputs.samples import Samples, argument_of, check_samples, medium_of, united
 from capeval_core.kept import check_folder
 from capeval_core.options import Settings, compact, option
@@ -54,6 +55,14 @@ class CommonOptions(Settings):
     )
     compat: Literal["released"] | None = option(
         None, "`released`: as the released script where it differs from the paper", sign="compat"
+    )
+    exif: Literal["turn"] | None = option(
+        None,
+        "`turn`: turn images as their EXIF orientation says; None: score them as they are stored, as the "
+        "originals do",
+        sign="exif",
+        encodes=True,
+        flag="exif-turn",
     )
     evidence: bool = option(False, "keep the evidence behind each score, for `result.explain(i)` and --json")
 
@@ -97,6 +106,7 @@ class CommonOptions(Settings):
         taken: dict[str, Any] = {"on_error": self.on_error, "empty": self.empty, "media": metric.media}
         taken |= {"needs_references": metric.needs_references, "pools": issubclass(metric, Reranker)}
         taken |= {"decoders": getattr(self, "decoders", None), "progress": progress}
+        taken |= {"upright": self.exif == "turn"}
         kept = kept_rows(self.rows) if self.rows is not None and self.on_error == "raise" else None
         return check_samples(captions, images, references, kept=kept, **taken)
 
@@ -114,7 +124,10 @@ class CommonOptions(Settings):
 
     def encoding(self) -> dict[str, Any]:
         """The options that rows depend on, and their values in JSON's types."""
-        return {name: self._recorded(name) for name, one in self.describe().items() if one.encodes}
+        values = {name: self._recorded(name) for name, one in self.describe().items() if one.encodes}
+        if values.get("exif") is None:  # rows were kept before there was this option
+            values.pop("exif", None)
+        return values
 
     def signed(self) -> list[str]:
         """`name:value` of each option that moves the score, in the order of the class."""
@@ -181,6 +194,8 @@ class CaptionMetric(ABC):
     needs_references: ClassVar[bool] = False
     media: ClassVar[tuple[str, ...]] = ("image",)  # or "video", "boxes"; none for texts alone
     variant: ClassVar[str | None] = None  # the medium of `load(name, media=...)`, if another is the default
+    counts_words: ClassVar[bool] = False  # whether it compares words, which blanks part
+    languages: ClassVar[tuple[str, ...]] = ()  # that its text encoder reads; none: any, or unknown
     crops: ClassVar[bool] = True  # whether it sees the square in an image's centre only
     part_titles: ClassVar[Mapping[str, str]] = {}  # papers' names of `Result.parts`, where they are others
     relative: ClassVar[str | None] = None  # why scores can be compared within one set only, if so
@@ -319,6 +334,9 @@ class CaptionMetric(ABC):
         own = prepared(metric, samples)  # combines, too: its signature names the corpus
         result = own.combine(own.encode_all(samples, progress=progress), samples=samples)
         warn_of(result)
+        notes = Notes([type(self)])
+        notes.add(samples)
+        notes.tell()
         return result
 
     @classmethod

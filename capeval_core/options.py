@@ -28,7 +28,7 @@ class OptionDescription:
     sign: str | None = None  # its name in the signature, for options that move the score
     encodes: bool = False  # whether rows depend on it, so that rows on disk of another value are refused
     minimum: float | None = None  # the least number allowed
-    flag: bool = True  # whether the command line has a flag for it
+    flag: bool | str = True  # whether the command line has a flag for it; or a switch for its only value
     name: str = ""
     members: Sequence[Any] = ()
 
@@ -72,7 +72,7 @@ def option(
     sign: str | None = None,
     encodes: bool = False,
     minimum: float | None = None,
-    flag: bool = True,
+    flag: bool | str = True,
 ) -> Any:
     """A field of a class of options; what the arguments mean stands in `OptionDescription`."""
     about = OptionDescription(default, help, sign, encodes, minimum, flag)

@@ -250,6 +250,7 @@ ALTERNATIVES: dict[str, Any] = {
     "on_error": "nan",
     "empty": "score",
     "compat": "released",
+    "exif": "turn",
     "evidence": True,
     "w": 2.000001,
     "members": "tiny",

@@ -201,7 +201,7 @@ def tell_without_caption(folder: Path, images: Iterable[Path], medium: str = "im
     without = sorted(bare(name, medium) for name in there - used)
     if without:
         count = f"{len(without):,} of {len(there):,} {medium}s of the folder"
-        complain(f"note: {count} have no caption ({some_of(without)})")
+        note(f"{count} have no caption ({some_of(without)})")
 
 
 def tell_reasons(reasons: Sequence[str], total: int, items: str) -> None:

@@ -17,6 +17,7 @@ from capeval_core.errors import Problems, naming, noting
 from capeval_core.inputs.collection import Joined
 from capeval_core.inputs.columns import FileOptions
 from capeval_core.inputs.images import Texts, Visual
+from capeval_core.inputs.notes import Notes
 from capeval_core.inputs.samples import ARGUMENTS, Samples, argument_of, medium_of
 from capeval_core.metric import CaptionMetric, CommonOptions, LazyEvidence, Reranker, prepared
 from capeval_core.registry import every_class, media_of, metric_class
@@ -202,6 +203,7 @@ def _score(
                 tasks.append(Task(prepared(one, *samples), samples, folders))
             _tell_of_bfloat16(opened, len(owners))
             encode_tasks(tasks, progress=True)
+        _note(metrics, names, checked)
         systems = []
         for place, (name, collection) in enumerate(zip(names, collections, strict=True)):
             cells = {}
@@ -226,7 +228,21 @@ def _tell_of_bfloat16(metrics: Sequence[CaptionMetric], captions: int) -> None:
 
     if has_bfloat16():
         faster = "this CPU computes in bfloat16: --dtype bfloat16 takes about a third of the time"
-        terminal.complain(f"note: {faster}, and moves single scores by some thousandths")
+        terminal.note(f"{faster}, and moves single scores by some thousandths")
+
+
+def _note(metrics: _Metrics, names: Sequence[str], checked: Sequence[Sequence[Samples]]) -> None:
+    """Note what is odd about the captions of each system and their images, once for all metrics."""
+    images = Notes(metrics)
+    for place, name in enumerate(names):
+        texts = Notes(metrics)
+        of_metrics = [samples[place] for samples in checked]
+        references = [samples.references for samples in of_metrics if samples.references is not None]
+        texts.add_texts(of_metrics[0].captions, *references[:1])
+        texts.tell(f"{name}: " if len(names) > 1 else "")
+        for samples in of_metrics:
+            images.add_images(samples)
+    images.tell()
 
 
 def _checked(metrics: _Metrics, options: _Options, collections: Sequence[Joined]) -> list[list[Samples]]:

@@ -20,6 +20,7 @@ from pathlib import Path
 from string import Template
 from typing import Any, NoReturn
 
+from capeval_core import errors
 from capeval_core.errors import did_you_mean
 from capeval_core.project import __version__
 
@@ -33,8 +34,8 @@ def complain(message: str) -> None:
 
 
 def note(message: str) -> None:
-    """One message on stderr about what changes no number."""
-    complain(f"note: {message}")
+    """What is odd about the input and changes no number, on stderr; nothing after --quiet."""
+    errors.note(message)
 
 
 def terminal_width() -> int:
@@ -126,6 +127,8 @@ class Parser(argparse.ArgumentParser):
             allow_abbrev=False,
             **settings,
         )
+        if self.add_help:
+            self.add_argument("--quiet", action="store_true", help="leave out notes; warnings stay")
 
     def group(self, title: str) -> argparse._ArgumentGroup:
         """The group of flags with this title, which is made where there is none."""
@@ -147,6 +150,8 @@ class Parser(argparse.ArgumentParser):
                 if action.metavar in ("OUT", "BEST.csv"):  # which are written
                     check_output(name, value, files)
                 files += [(name, path) for path in (value if action.nargs else [value])]
+        if flags.quiet:
+            errors.without_notes()
         return flags
 
     def _refuse_repeated(self, arguments: Sequence[str]) -> None:
@@ -286,14 +291,18 @@ def add_options(parser: Parser, title: str, classes: Mapping[str, Any], leave_ou
             for text, metrics in texts.items()
         ]
         shape: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS, "help": "; ".join(parts)}
-        if option.type == "bool":
+        flag_name = name.replace("_", "-")
+        if isinstance(option.flag, str):
+            flag_name = option.flag
+            shape |= {"action": "store_const", "const": option.choices[0]}
+        elif option.type == "bool":
             shape["action"] = argparse.BooleanOptionalAction if option.default else "store_true"
         elif option.choices:
             shape["metavar"] = "NAME"
         for number, letter in (("int", "N"), ("float", "X")):
             if number in option.type.split(" | "):
                 shape |= {"type": TYPES[letter], "metavar": letter}
-        parser.group(title).add_argument(f"--{name.replace('_', '-')}", **shape)
+        parser.group(title).add_argument(f"--{flag_name}", **shape)
 
 
 def _help_of(option: Any) -> str:
@@ -301,7 +310,8 @@ def _help_of(option: Any) -> str:
     text: str = option.help.replace("None: ", "default: ").replace("%", "%%")
     if option.type != "bool" and option.default not in (None, ""):
         text += f" (default: {option.default})"
-    return text + (f"; one of {', '.join(map(str, option.choices))}" if option.choices else "")
+    listed = option.choices and not isinstance(option.flag, str)
+    return text + (f"; one of {', '.join(map(str, option.choices))}" if listed else "")
 
 
 # Ctrl-C ends the process at once until work begins that is kept, and then raises as Python does it

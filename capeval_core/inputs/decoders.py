@@ -25,7 +25,15 @@ from numpy.typing import NDArray
 from PIL import Image, ImageFile
 
 from capeval_core.errors import InputError, Problem, warn
-from capeval_core.inputs.images import File, ImageError, Source, image_source, short_reason, square_pixels
+from capeval_core.inputs.images import (
+    File,
+    ImageError,
+    Source,
+    Upright,
+    image_source,
+    short_reason,
+    square_pixels,
+)
 from capeval_core.inputs.videos import video_source
 from capeval_core.limits import LIMITS
 
@@ -49,11 +57,11 @@ class Decoders:
     def pixels(
         self, sources: Sequence[Source[Any]], size: int, method: Image.Resampling
     ) -> list[NDArray[np.uint8] | None]:
-        """What `square_pixels` gives of each image; None: not decoded."""
+        """What `square_pixels` gives of each image, whose traits are known then; None: not decoded."""
         return self._ask(sources, (size, method))
 
     def unsound(self, sources: Sequence[Source[Any]]) -> list[Source[Any]]:
-        """The images that were not found to be sound; the keys of the others are known then."""
+        """The images that were not found to be sound; keys and traits of the others are known then."""
         keys = self._ask(sources, None)
         for source, key in zip(sources, keys, strict=True):
             source._key = key or source._key
@@ -62,7 +70,8 @@ class Decoders:
     def _ask(self, sources: Sequence[Source[Any]], square: tuple[int, Image.Resampling] | None) -> list[Any]:
         """The key, or the pixels, of each image that is a file; None where there is no answer."""
         answers: list[Any] = [None] * len(sources)
-        files = {i: source for i, source in enumerate(sources) if isinstance(source, File)}
+        stored = [source.source if isinstance(source, Upright) else source for source in sources]
+        files = {i: source for i, source in enumerate(stored) if isinstance(source, File)}
         if not files or os.getpid() != self._owner:  # a fork would share the pipes
             return answers
         process, sound = self._idle.get(), False
@@ -70,12 +79,16 @@ class Decoders:
             process = process or _started()
             assert process.stdin is not None and process.stdout is not None
             here = os.getcwd()  # noqa: PTH109  (which may be another folder there)
-            sent = [(os.path.join(here, own.path), own.data) for own in files.values()]  # noqa: PTH118
+            sent = [
+                (os.path.join(here, file.path), file.data, isinstance(sources[i], Upright))  # noqa: PTH118
+                for i, file in files.items()
+            ]
             limits = Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES
             pickle.dump((sent, square, *limits), process.stdin)
             process.stdin.flush()
             for i, answer in zip(files, pickle.load(process.stdout), strict=True):
-                answers[i] = answer
+                if answer is not None:
+                    answers[i], sources[i].traits = answer
             sound = True
         except (OSError, ValueError, EOFError, pickle.UnpicklingError) as error:
             found = f"a process that decodes images could not be used ({short_reason(error)})"
@@ -145,13 +158,16 @@ def main() -> None:
                 answers.flush()
 
 
-def _answer(given: tuple[str, bytes | None], square: tuple[int, Image.Resampling] | None) -> Any:
-    source = File(*given)
+def _answer(given: tuple[str, bytes | None, bool], square: tuple[int, Image.Resampling] | None) -> Any:
+    """The key, or the pixels, of an image, with its traits; None where it cannot be decoded."""
+    path, data, upright = given
+    file = File(path, data)
+    source = Upright(file) if upright else file
     try:
         if square is not None:
-            return square_pixels(source.decode(), *square)
+            return square_pixels(source.decode(), *square), source.traits
         source.decode(reduced=True)
-        return source.key
+        return source.key, source.traits
     except (ImageError, ValueError, OSError, MemoryError):
         return None
 

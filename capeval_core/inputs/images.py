@@ -1,7 +1,8 @@
 """Images, from wherever they lie: lazy, checked, and keyed by their content.
 
 A visual is a place in the input (`images[17]`) and a `Source`, which visuals of one content share. A file is
-decoded as `PIL.Image.open` does: in its own mode, without regard to its EXIF orientation.
+decoded as `PIL.Image.open` does: in its own mode, without regard to its EXIF orientation unless it is within
+an `Upright`. One whose pixels do not fit 8 bits is refused: nothing says which of its numbers is white.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import IO, Any, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageFile, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
 
 from capeval_core.errors import InputError, Kind, Problem, Problems, at, described
 
@@ -39,6 +40,18 @@ LONGEST_FILE = 2**30  # bytes; what is longer is a video or a disk image, and wo
 BYTES = (bytes, bytearray, memoryview)
 _digest = partial(hashlib.blake2b, digest_size=16)
 _ROUNDING = 1e-5  # how far beyond [0, 1] float arithmetic may carry a pixel
+TURNED, DEEP = "turned", "deep"
+"""Traits of an image: its EXIF orientation turns it; Pillow reads the upper 8 bits of its channels alone."""
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""What makes an image upright, by its EXIF orientation; 1 is upright."""
 URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|data:image/")
 _ACCEPTED = (
     "a path (str or PathLike), bytes, a PIL image, a numpy array, a torch tensor or "
@@ -95,11 +108,15 @@ def quoted(path: str) -> str:
 
 @dataclass(eq=False, slots=True)
 class Source(ABC, Generic[Loaded]):
-    """What visuals of one content share. The key is kept, bytes and pixels are not."""
+    """What visuals of one content share. The key is kept, bytes and pixels are not.
+
+    traits: of an image that has been decoded, what a user may want to know of it: `TURNED`, `DEEP`.
+    """
 
     medium: ClassVar[str] = "image"
     """As in `CaptionMetric.media`."""
     _key: str | None = field(default=None, init=False, repr=False)
+    traits: frozenset[str] = field(default=frozenset(), init=False, repr=False)
 
     @property
     @abstractmethod
@@ -115,6 +132,11 @@ class Source(ABC, Generic[Loaded]):
     @property
     def key(self) -> str:
         self._key = self._key or self.compute_key()
+        return self._key
+
+    @property
+    def known_key(self) -> str | None:
+        """The key if it has been computed."""
         return self._key
 
     @property
@@ -178,6 +200,50 @@ class Visual(Generic[Loaded]):
 InputImage = Visual[Image.Image]
 
 
+@dataclass(eq=False, slots=True)
+class Upright(Source[Image.Image]):
+    """An image, turned as its EXIF orientation says: everywhere, since its key is another one."""
+
+    source: Source[Image.Image]
+
+    @property
+    def name(self) -> str:
+        return self.source.name
+
+    @property
+    def path(self) -> str | None:
+        """That of the file, for labels."""
+        return getattr(self.source, "path", None)
+
+    @property
+    def value(self) -> Any:
+        return getattr(self.source, "value", None)
+
+    @property
+    def on_disk(self) -> bool:
+        return self.source.on_disk
+
+    def compute_key(self) -> str:
+        key = self.source.key
+        if key.startswith("pixels:"):  # a digest without EXIF, which that of a file's bytes holds
+            key = f"{_orientation(self.source.decode())}-{key}"
+        return f"upright-{key}"
+
+    def decode(self, reduced: bool = False) -> Image.Image:
+        image = self.source.decode(reduced)
+        self.traits = self.source.traits - {TURNED}
+        turn = _TURNS.get(_orientation(image))
+        return image if turn is None else image.transpose(turn)
+
+
+def _orientation(image: Image.Image) -> int:
+    """The EXIF orientation of an image that is loaded; 1, upright, where it has none that can be read."""
+    try:
+        return int(image.getexif().get(ExifTags.Base.Orientation, 1))
+    except Exception:  # damaged EXIF, which Pillow's parser trips over in any way, turns nothing in viewers
+        return 1
+
+
 def image_source(value: Any) -> Source[Image.Image]:
     """An image: a path, bytes, a PIL image, an array, a tensor, or the dict of a `datasets` Image feature."""
     if value is None:
@@ -213,6 +279,7 @@ class _Changed(Source[Any]):
 
     def decode(self, reduced: bool = False) -> Any:
         image = self.source.decode()
+        self.traits = self.source.traits
         try:
             return self.change(image)
         except ValueError as error:  # e.g. no way from the mode La to RGB
@@ -296,7 +363,8 @@ class File(Source[Any]):
         if not data:
             raise refused(f"{self.name} is empty (zero bytes)")
         self._key = self._key or f"file:{_digest(data).hexdigest()}"
-        return _decode(data, self.name, reduced)
+        image, self.traits = _decode(data, self.name, reduced)
+        return image
 
 
 def read_file(path: str, content: str = "image") -> bytes:
@@ -352,8 +420,8 @@ def _decoding(name: str, fix: str = "") -> Iterator[None]:
         raise refused(f"cannot decode {name} ({reason})", fix) from None
 
 
-def _decode(data: bytes, name: str, reduced: bool) -> Image.Image:
-    """Decode the bytes of a file that has pixels worth scoring."""
+def _decode(data: bytes, name: str, reduced: bool) -> tuple[Image.Image, frozenset[str]]:
+    """The image that the bytes of a file hold, if it has pixels worth scoring, and its traits."""
     if reduced:
         data = _without_scan(data) or data
     with io.BytesIO(data) as file, _decoding(name):
@@ -361,8 +429,26 @@ def _decode(data: bytes, name: str, reduced: bool) -> Image.Image:
         _refuse_unfit(image, name)
         if reduced:
             image.draft("L", (1, 1))  # JPEG only: an eighth of the size, without colour
-        image.load()
-        return image
+        return image, _load(image)
+
+
+def _load(image: Image.Image) -> frozenset[str]:
+    """Load an image; its traits."""
+    deep = is_deep(image)  # which shows in what is still to be read
+    image.load()
+    turned = _orientation(image) in _TURNS
+    return frozenset(name for name, holds in ((DEEP, deep), (TURNED, turned)) if holds)
+
+
+def is_deep(image: Image.Image) -> bool:
+    """Whether Pillow will make 8 bits of channels of 16, as it does of colours in PNG, TIFF and PPM."""
+    for tile in getattr(image, "tile", None) or ():
+        form, depth = (*tile[3], None)[:2] if isinstance(tile[3], tuple) else (tile[3], None)
+        if isinstance(form, str) and ";16" in form:
+            return True
+        if tile[0].startswith("ppm") and isinstance(depth, int) and depth > 255:
+            return True
+    return False
 
 
 _SEGMENT = re.compile(rb"\xff([\xc0-\xcf\xda-\xfe])(..)", re.DOTALL)
@@ -391,6 +477,10 @@ def _refuse_unfit(image: Image.Image, name: str) -> None:
         found = f"{name} is in the format {form}, which is not opened"
         raise refused(found, f"convert it to one of {OPENED}, or .load() it first")
     refuse_size(*image.size, name)
+    if image.mode in ("I", "F") or image.mode.startswith("I;"):
+        content = "floats" if image.mode == "F" else "more than 8 bits"
+        found = f"{name} has {content} per channel (mode {image.mode}), and does not say which is white"
+        raise refused(found, "scale it to 8 bits: divide 16 bits by 257, or by less if they are not used up")
     # Not `n_frames`, for which Pillow reads a whole GIF. In an MPO lie a phone's depth map or thumbnail.
     if form != "MPO" and getattr(image, "is_animated", False):
         raise refused(f"{name} has more than one frame", "save one of them as an image")
@@ -426,7 +516,7 @@ class Pixels(Source[Image.Image]):
             fix = "" if is_open else "its file is closed: pass its path, or .load() it in time"
             with _loading, _decoding(self.name, fix):
                 _refuse_unfit(value, self.name)  # before a lazy one is decoded in vain
-                value.load()
+                self.traits = _load(value) | (self.traits & {DEEP})  # once loaded, its depth is forgotten
                 return value.copy()
         refuse_size(value.shape[1], value.shape[0], self.name)  # a view of few numbers may have any shape
         if is_tensor(value):

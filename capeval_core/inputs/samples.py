@@ -22,7 +22,7 @@ from capeval_core.inputs import images as imaging
 from capeval_core.inputs.boxes import REQUIRED, box_source
 from capeval_core.inputs.decoders import shared_decoders
 from capeval_core.inputs.files import valid_unicode
-from capeval_core.inputs.images import ImageError, Source, Texts, Visual, as_list, refused, shape_of
+from capeval_core.inputs.images import ImageError, Source, Texts, Upright, Visual, as_list, refused, shape_of
 from capeval_core.inputs.videos import video_source
 
 _MEDIA: dict[str, tuple[Callable[[Any], Source[Any]], str]] = {
@@ -98,14 +98,16 @@ def check_samples(
     empty: str = "error",
     media: Sequence[str] = ("image",),
     decoders: int | None = None,
+    upright: bool = False,
     kept: Callable[[str, Any, Sequence[str]], bool] | None = None,
     progress: bool = False,
 ) -> Samples:
     """Check everything that a user hands to `CaptionMetric.score`, and raise all problems at once.
 
     pools: whether `captions` holds a list of candidates for each image, which become a row each. on_error:
-    "nan" leaves visuals to their `load`, so that a broken one costs its own row later. kept: whether an
-    earlier run has the row of a caption, its visual and references: it is not decoded again.
+    "nan" leaves visuals to their `load`, so that a broken one costs its own row later. upright: turn images
+    as their EXIF orientation says. kept: whether an earlier run has the row of a caption, its visual and
+    references: it is not decoded again.
     """
     problems, candidates = Problems(), None
     texts: Any
@@ -114,7 +116,7 @@ def check_samples(
     else:
         texts = check_captions(captions, empty, problems)
     rows = None if texts is None else len(texts)
-    given = _Visuals(str(argument_of(media)), media, problems)
+    given = _Visuals(str(argument_of(media)), media, problems, upright)
     visuals: list[Any] = given.of(images, rows) if media else []
     compared = check_references(references, rows, empty, problems) if needs_references else None
     if on_error == "raise" and media:
@@ -346,7 +348,10 @@ class _Row(Source[Any]):
         return self.fetch().key
 
     def decode(self, reduced: bool = False) -> Any:
-        return self.fetch().decode(reduced)
+        source = self.fetch()
+        content = source.decode(reduced)
+        self.traits = source.traits
+        return content
 
     def fetch(self) -> Source[Any]:
         try:
@@ -381,6 +386,7 @@ class _Visuals:
     argument: str
     media: Sequence[str]
     problems: Problems
+    upright: bool = False
 
     def of(self, values: Any, captions: int | None) -> _Rows:
         """One visual per value, None where the value can be none; as many as there are captions."""
@@ -408,10 +414,24 @@ class _Visuals:
         if wrong is not None:
             self.problems.add(wrong)
             return []
+        visuals = self._turned(visuals)
         if captions is not None and captions != len(visuals):
             fix = f"pass one {self.argument[:-1]} per caption, or pool; repeat it if it has several captions"
             self.problems.add(other_length("captions", captions, self.argument, len(visuals), fix))
         return visuals
+
+    def _turned(self, visuals: _Rows) -> _Rows:
+        """The visuals, images turned or as they are stored; those that share a source still do."""
+        turned: dict[Source[Any], Source[Any]] = {}
+        for visual in visuals:
+            if visual is not None and visual.source not in turned:
+                source = visual.source
+                stored = source.source if isinstance(source, Upright) else source
+                if not self.upright or stored.medium != "image":
+                    turned[source] = stored
+                else:
+                    turned[source] = source if isinstance(source, Upright) else Upright(stored)
+        return [visual and Visual(visual.where, turned[visual.source]) for visual in visuals]
 
     def _listed(self, values: list[Any]) -> _Rows:
         """Of values that are at hand. The same path or object is one source: read and checked once."""

@@ -17,6 +17,7 @@ from datasets import Features, Value
 
 from capeval_core.description import MetricDescription
 from capeval_core.errors import Problem, Problems, did_you_mean, naming
+from capeval_core.inputs.notes import Notes
 from capeval_core.inputs.samples import ARGUMENTS, Samples, argument_of
 from capeval_core.integrations.opening import warn_failed, warn_ignored
 from capeval_core.metric import CaptionMetric, prepared
@@ -55,6 +56,7 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
             raise ValueError("evidence=True: evaluate keeps numbers only, use capeval_core.load(...)")
         self._images_added = 0
         self._unread: set[str] = set()  # arguments that were warned of
+        self._notes = Notes([self.metric_type])
         super().__init__(config_name, timeout=timeout, **own)
         # Opened now: wrong weights must not wait for the end of an epoch of training.
         self.metric = self._prepared = self.metric_type(options)
@@ -142,6 +144,7 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
         result = self._prepared.combine(pa.Table.from_struct_array(predictions))
         warn_failed(result, "predictions[{}]", "per_caption=True returns")
         warn_of(result)
+        self._notes.tell()
         output: dict[str, Any] = dict(result.numbers)
         if per_caption:
             errors = [result.errors.get(i) for i in range(len(result.scores))]
@@ -167,6 +170,7 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
         opened.options.check_separable(type(opened), scores=False)
         self._open_writer()  # here the processes meet, and encoding, which takes its time, comes after
         rows = opened.encode_all(self._numbered(samples))
+        self._notes.add(samples)
         columns = {name: pa.nulls(len(rows)) for name in self.features}
         table = pa.table({**columns, "predictions": rows.to_struct_array()})
         # Single rows are gathered by the writer: one record batch each would be larger than its numbers.
@@ -175,6 +179,7 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
     def _open_writer(self) -> None:
         if self.writer is None:
             self.selected_feature_format, self._images_added = self.features, 0
+            self._notes = Notes([self.metric_type])
             self._init_writer()
 
     def _numbered(self, samples: Samples) -> Samples:

@@ -66,14 +66,15 @@ class Reward:
             inputs[argument] = in_memory(trl if many is None else many, argument)
         texts = inputs["captions"]
         if not all(isinstance(one, (list, tuple)) and len(one) == len(texts) for one in inputs.values()):
-            return [*self.metric.score(**inputs).scores]  # which refuses lists of other lengths
+            with naming(notes=False):
+                return [*self.metric.score(**inputs).scores]  # which refuses lists of other lengths
         rows = [row for row in range(len(texts)) if argument is None or inputs[argument][row] is not None]
         present: dict[str, Any] = {name: [column[row] for row in rows] for name, column in inputs.items()}
 
         def of_input(argument: str, path: Sequence[int | str]) -> str:
             return place(argument, [rows[int(path[0])], *path[1:]])
 
-        with naming(row=of_input):  # the rows of the whole input
+        with naming(row=of_input, notes=False):  # rows of the whole input; a note with each step is noise
             found = self.metric.score(**present).scores if rows or not texts else []
         scores = dict(zip(rows, found, strict=True))
         return [scores.get(row) for row in range(len(texts))]

@@ -15,6 +15,7 @@ from torch import distributed
 from capeval_core.cache import FeatureCache
 from capeval_core.errors import Problem, Problems, described, naming, warn
 from capeval_core.inputs.images import Texts, Visual
+from capeval_core.inputs.notes import Notes
 from capeval_core.inputs.samples import Samples, argument_of, check_captions, check_samples, medium_of
 from capeval_core.integrations.opening import choose_metrics, warn_failed, warn_ignored
 from capeval_core.metric import CaptionMetric, prepared
@@ -179,13 +180,16 @@ class CaptionMetrics:
             )
 
     def _warn(self) -> None:
-        """Warn of what the last evaluation has too much of: empty captions, and some without a score."""
+        """Say what is odd about the last evaluation: empty captions, some without a score, notes."""
         empty, all_ = sum(not caption.strip() for caption in self.captions), len(self.captions)
         if empty > all_ / 2:
             warn(
                 f"{empty:,} of {all_:,} captions are empty: their scores are those of the bare prompt "
                 "and say little about the captioner; is it untrained, or max_new_tokens too small?"
             )
+        notes = Notes([type(metric) for metric in self.metrics])
+        notes.add(replace(self._samples, captions=self.captions))
+        notes.tell()
         for result in self.results.values():
             warn_failed(result, "row {}", f".results[{result.metric!r}].errors has")
 

@@ -207,7 +207,7 @@ def _check_size(own: tuple[int, ...], size: tuple[int, int]) -> None:
     if own != size:
         raise ValueError(
             f"is {own[0]} high and {own[1]} wide, but the image is {size[0]} high and {size[1]} wide: make "
-            "it at the size of the image as it is stored, without its EXIF orientation"
+            "it at that size, which is that of the image as it is scored"
         )
 
 

@@ -16,7 +16,7 @@ from markupsafe import Markup
 from PIL import Image
 
 from capeval_core.errors import minus, p_in_words, signed
-from capeval_core.inputs.images import ImageError, InputImage
+from capeval_core.inputs.images import ImageError, Upright, image_source
 from capeval_core.inputs.videos import Sampling, video_source
 from capeval_core.kept import whole_folder
 from capeval_core.project import __version__
@@ -58,6 +58,8 @@ class _Page:
 
     def __init__(self, systems: Systems) -> None:
         self.systems, self.left_out = systems, 0
+        results = [cell.result for system in systems.systems for cell in system.cells.values()]
+        self.upright = any("exif:turn" in result.signature.split("|") for result in results)
         self.pictures: dict[str, dict[str, Any] | None] = {}  # by path; None where it cannot be shown
         self._room = _ROOM
 
@@ -183,7 +185,7 @@ class _Page:
         if path not in self.pictures:
             self.pictures[path] = None
             with suppress(ImageError, TypeError, ValueError):
-                if self._fits() and self._fits(data := jpeg(image := _thumbnail(path, self.systems.visual))):
+                if self._fits() and self._fits(data := jpeg(image := self._thumbnail(path))):
                     stored = {"width": image.width, "height": image.height, "data": data}
                     self.pictures[path] = {"name": f"picture-{len(self.pictures)}", **stored}
         found = self.pictures[path]
@@ -196,16 +198,20 @@ class _Page:
                 return shown
         return ""
 
+    def _thumbnail(self, path: str) -> Image.Image:
+        """An image as metrics see it, small and without metadata; or frames of a video side by side."""
+        if self.systems.visual == "image":
+            source = image_source(path)
+            return _bare((Upright(source) if self.upright else source).decode(), _SIDE, _SIDE)
+        return _frames_side_by_side(path)
+
     def _fits(self, data: str = "") -> bool:
         self._room -= len(data)
         self.left_out += self._room < 0
         return self._room >= 0
 
 
-def _thumbnail(path: str, visual: str) -> Image.Image:
-    """An image as metrics see it, small and without metadata; or frames of a video side by side."""
-    if visual == "image":
-        return _bare(InputImage.of(path).load(), _SIDE, _SIDE)
+def _frames_side_by_side(path: str) -> Image.Image:
     reading = video_source(path).read(path, Sampling(max_frames=_FRAMES))
     frames = [np.asarray(_bare(frame, 4 * _FRAME_HEIGHT, _FRAME_HEIGHT)) for _, frame in reading]
     tallest = max(map(len, frames))

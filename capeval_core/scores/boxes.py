@@ -56,6 +56,9 @@ class RegionOptions(CommonOptions):
         super().check(metric)
         if self.regions is not None:
             box_source_opener(self.regions)
+        if self.exif is not None and self.images_are_ids:
+            found = "is for images, and regions holds features that were made before"
+            raise wrong_option("exif", self.exif, found, "leave it out")
 
     def check_input(self, metric: Any, captions: Any, images: Any, *others: Any, **how: Any) -> Samples:
         if (store := store_of(self.regions)) is not None:
@@ -67,6 +70,7 @@ class RegionMetric(CaptionMetric):
     """A metric that compares captions with features of boxes in images."""
 
     media = ("image", "boxes")
+    languages = ("English",)
     crops = False
     plots = True
     default_regions: ClassVar[WeightsEntry]

@@ -503,6 +503,7 @@ class EcoOptions(CommonOptions):
 class Eco(Reranker):
     """ECO: picks the best of each image's candidates by ensembled CLIP score and consensus."""
 
+    languages = ("English",)
     Options: ClassVar[type[CommonOptions]] = EcoOptions
     ROW = row_schema(
         COVERAGE,

@@ -155,6 +155,7 @@ class HiceS(CaptionMetric):
     """HICE-S: harmonic mean of global and local image-text compatibility, eq. 10, without references."""
 
     plots = True
+    languages = ("English",)
     Options: ClassVar[type[CommonOptions]] = HiceOptions
     ROW = row_schema(
         COVERAGE,

@@ -95,7 +95,7 @@ class Compared:
 class NgramOptions(CommonOptions):
     """Options of metrics of n-grams: the common ones but for those of networks."""
 
-    without = ("weights", "dtype", "batch_size", "compat")
+    without = ("weights", "dtype", "batch_size", "compat", "exif")
     empty: Literal["error", "score"] = option(
         "error", "how to treat an empty caption: as an `error`, or `score` it 0 (and count it)"
     )
@@ -115,6 +115,7 @@ class NgramMetric(CaptionMetric):
 
     needs_references = True
     media = ()
+    counts_words = True
     crops = False
     Options: ClassVar[type[CommonOptions]] = NgramOptions
 

@@ -93,6 +93,7 @@ class PacS(CaptionMetric):
     """PAC-S: w max(cos(caption, image), 0), eq. 1, without references."""
 
     Options: ClassVar[type[CommonOptions]] = PacOptions
+    languages = ("English",)
     ROW = row_schema(
         COVERAGE, column("cosine", pa.float32(), "cosine of caption and image, null where the image failed")
     )

@@ -100,6 +100,8 @@ def nearest(components: Components, counts: Integers, *, released: bool = False)
 class VideoOptions(CommonOptions):
     """Options of PAC-S and RefPAC-S for videos."""
 
+    without = ("exif",)
+
     fps: float | None = option(
         None, "frames per second to take of each video; None: every frame", sign="fps", encodes=True
     )
@@ -153,6 +155,7 @@ class VideoPacS(CaptionMetric):
 
     variant = "video"
     media = ("video",)
+    languages = ("English",)
     plots = True
     corpus_texts, statistics = "captions", TokenIdf
     Options: ClassVar[type[CommonOptions]] = VideoOptions

@@ -40,7 +40,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 """Another value for every option of a metric; `@half`: statistics of half of the texts. Without statistics
 videos are scored without idf; frames are chosen by their number or by their times, not by both."""
-EVERY = {"device": "cpu", "compat": "released", "batch_size": 3}
+EVERY = {"device": "cpu", "compat": "released", "batch_size": 3, "exif": "turn"}
 """Of metrics on texts the first alone."""
 ODD = {"on_error": "nan", "empty": "score"}
 OF_A_RUN = {"weights", "cache", "rows", "evidence", "dtype"}
@@ -49,7 +49,9 @@ OF_A_RUN = {"weights", "cache", "rows", "evidence", "dtype"}
 
 def every(metric: str) -> dict[str, Any]:
     """Another value for the options that metrics share."""
-    return {"device": "cpu"} if metric in TEXTS else EVERY
+    if metric in TEXTS:
+        return {"device": "cpu"}
+    return {name: value for name, value in EVERY.items() if name != "exif" or metric not in VIDEOS}
 
 
 @dataclass(frozen=True, eq=False)

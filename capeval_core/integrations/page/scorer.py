@@ -21,7 +21,8 @@ from capeval_core.demo import FOLDER, demo_of, demo_samples, score_kinds
 from capeval_core.description import MetricDescription
 from capeval_core.errors import minus, naming, place
 from capeval_core.inputs.decoders import frames_within_limits
-from capeval_core.inputs.images import open_image
+from capeval_core.inputs.images import is_deep, open_image
+from capeval_core.inputs.notes import Notes
 from capeval_core.inputs.samples import Samples
 from capeval_core.limits import LIMITS
 from capeval_core.metric import CaptionMetric, Reranker, prepared
@@ -84,11 +85,12 @@ def _frames(path: Path, time: int, medium: str) -> int:
 def _visual_notes(image: Path, *, crops: bool) -> dict[str, Any]:
     """Where a metric sees something else than a browser shows; `crops`: the centre alone."""
     with open_image(str(image)) as decoded:
+        deep = is_deep(decoded)  # before it is read
         short, long = sorted(decoded.size)
         alpha = decoded.convert("RGBA").getchannel("A") if decoded.has_transparency_data else None
         return {
             "turned": decoded.getexif().get(ExifTags.Base.Orientation, 1) in range(2, 9),
-            "deep": decoded.mode.startswith(("I", "F")),
+            "deep": deep,
             "transparent": alpha is not None and alpha.getextrema() != (255, 255),
             "centre": short / long if crops and short < _NARROWEST * long else None,
         }
@@ -194,6 +196,9 @@ class Scorer:
             if not marks[0] and (visual is None or _is_example(metric, visual[0])):
                 marks = self._marks_of_drawings(metric, (weights, *options.items()))
             result = metric.combine(metric.encode_all(samples), samples=samples)
+            texts = Notes([self.metric])
+            texts.add_texts(samples.captions, samples.references or [])
+            texts.tell()
         messages = [capitalised(str(one.message)) for one in caught if issubclass(one.category, UserWarning)]
         notes["warnings"] = [*dict.fromkeys(messages)]
         notes["idf"] = getattr(metric.options, "statistics", None) is not None

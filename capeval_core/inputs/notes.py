@@ -1,0 +1,148 @@
+"""Notes: what is odd about input that is scored as it is, one sentence each, with a count.
+
+A note changes no number. It is a `Note`, a warning of a category of its own, so that Python shows it without
+any setup and a user can silence or catch it by that category; the command line prints `note: ...`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from capeval_core.errors import note, setting, warn
+from capeval_core.inputs.images import DEEP, TURNED, Source, Upright
+from capeval_core.inputs.samples import Samples
+
+_FEWEST = 3  # captions that are equal by chance no more
+_TOKENS = re.compile(
+    r"<\|[^<>|\s][^<>|]{0,40}\|>"  # <|im_end|>, <|endoftext|>
+    r"|</?(?:s|think|answer|unk|pad|bos|eos|mask|image|video|im_start|im_end|startoftext|endoftext"
+    r"|start_of_turn|end_of_turn|end_of_utterance|fake_token_around_image)>"
+    r"|<0x[0-9A-F]{2}>|<loc_?\d+>|<<SYS>>|\[/?INST\]|\[unused\d+\]|\[(?:CLS|SEP|PAD|UNK|MASK)\]"
+    r"|\bASSISTANT:|^\s*(?:###\s*)?(?:[Aa]ssistant|Response)\s*[:\n]"
+    r"|```|▁|(?<=[a-z])Ġ(?=[a-z])"
+)
+"""Marks of chat templates and of tokenizers, which no reader of a caption is to see."""
+_MARKED = re.compile(r"[<\[`Ġ▁]|assistant|response", re.IGNORECASE)
+"""What a text with a mark has, found faster."""
+_UNSPACED = re.compile(
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"  # Thai, Lao, Burmese, Khmer
+    "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]"  # Japanese, Chinese
+    "|[\U00020000-\U0003ffff]"
+)
+"""Characters of scripts that put no blanks between words."""
+_LONGEST_WORD = 8  # characters; of a segmented text the mean of its words lies far below
+_FIRST_OTHER = "\u0250"  # the letters before it are Latin
+_LATIN = re.compile("[\u1e00-\u1eff\uff21-\uff3a\uff41-\uff5a]")
+
+
+class Notes:
+    """Counts of what is odd about captions, references and images, over any number of batches.
+
+    metrics: the classes that score them (`CaptionMetric`). `tell()` says what was counted, once.
+    """
+
+    def __init__(self, metrics: Sequence[Any]) -> None:
+        self._of_words = [metric.title for metric in metrics if metric.counts_words]
+        self._readers = {metric.title: tuple(metric.languages) for metric in metrics if metric.languages}
+        self._captions, self._foreign, self._marked = 0, 0, 0
+        self._first: str | None = None
+        self._all_equal = True
+        self._marks: Counter[str] = Counter()
+        self._unspaced: Counter[str] = Counter()
+        self._texts: Counter[str] = Counter()
+        self._images: dict[str | Source[Any], set[str]] = {}
+
+    def add(self, samples: Samples) -> None:
+        """Count samples, whose images have been read."""
+        self.add_texts(samples.captions, samples.references or [])
+        self.add_images(samples)
+
+    def add_images(self, samples: Samples) -> None:
+        """Count images that have been read; equal ones, and one that several metrics share, once."""
+        for source in {image.source for image in samples.images if image.medium == "image"}:
+            stored = source.source if isinstance(source, Upright) else source
+            self._images.setdefault(stored.known_key or stored, set()).update(source.traits)
+
+    def add_texts(self, captions: Sequence[str], references: Iterable[Sequence[str]] = ()) -> None:
+        """Count captions, and the references of each."""
+        for caption in captions:
+            text = caption.strip()
+            if self._first is None:
+                self._first = text
+            self._all_equal = self._all_equal and text == self._first
+            if _MARKED.search(caption):
+                marks = {mark.strip() for mark in _TOKENS.findall(caption)}
+                self._marks.update(marks)
+                self._marked += bool(marks)
+            if self._readers and not caption.isascii():
+                self._foreign += _is_foreign(caption)
+        self._captions += len(captions)
+        if self._of_words:
+            of_references = [text for row in references for text in row]
+            for kind, texts in (("captions", captions), ("references", of_references)):
+                self._texts[kind] += len(texts)
+                self._unspaced[kind] += sum(_is_unspaced(text) for text in texts if not text.isascii())
+
+    def tell(self, whose: str = "") -> None:
+        """Note what was counted; `whose`: of which system, where there are several."""
+        for text in [*self._about_texts(), *self._about_turned()]:
+            note(f"{whose}{text}")
+        deep = sum(DEEP in traits for traits in self._images.values())
+        if deep:
+            count = f"{deep:,} of {len(self._images):,} images have"
+            fix = "scale them to 8 bits if they do not use all 16"
+            warn(f"{whose}{count} 16 bits a channel, of which the upper 8 are scored: {fix}")
+
+    def _about_texts(self) -> list[str]:
+        found = []
+        if self._captions >= _FEWEST and self._all_equal and self._first:
+            found.append(f"all {self._captions:,} captions are the same text, {_shortened(self._first)}")
+        if self._marked:
+            marks = ", ".join(f"{mark!r} in {count:,}" for mark, count in self._marks.most_common(5))
+            count = f"{self._marked:,} of {self._captions:,} captions hold"
+            found.append(f"{count} marks of a chat template or a tokenizer, scored as text ({marks})")
+        counts = [
+            f"{count:,} of {self._texts[kind]:,} {kind}" for kind, count in self._unspaced.items() if count
+        ]
+        if counts:
+            names = ", ".join(self._of_words)
+            why = f"{names} compare words between blanks" if len(self._of_words) > 1 else ""
+            why = why or f"{names} compares words between blanks"
+            fix = "segment them first, captions and references alike"
+            text = f"{' and '.join(counts)} are Chinese, Japanese or Thai without blanks, and {why}"
+            found.append(f"{text}: {fix}")
+        if self._foreign:
+            languages = " and ".join(dict.fromkeys(name for own in self._readers.values() for name in own))
+            count = f"{self._foreign:,} of {self._captions:,} captions are"
+            readers = f"the text encoder of {', '.join(self._readers)} reads {languages}"
+            found.append(f"{count} in another script than Latin, and {readers}")
+        return found
+
+    def _about_turned(self) -> list[str]:
+        turned = sum(TURNED in traits for traits in self._images.values())
+        if not turned:
+            return []
+        count = f"{turned:,} of {len(self._images):,} images lie on their side or head"
+        fix = setting("exif", "turn", "turn them with ")
+        return [f"{count} by their EXIF orientation, and are scored as they are stored: {fix}"]
+
+
+def _is_unspaced(text: str) -> bool:
+    """Whether a text has words without blanks between, by their mean length in such characters."""
+    words = [len(_UNSPACED.findall(word)) for word in text.split()]
+    lengths = [length for length in words if length]
+    return sum(lengths) >= _LONGEST_WORD * len(lengths) > 0
+
+
+def _is_foreign(text: str) -> bool:
+    """Whether most letters of a text are of another script than Latin."""
+    letters = [letter for letter in text if letter.isalpha()]
+    others = sum(letter >= _FIRST_OTHER and not _LATIN.match(letter) for letter in letters)
+    return 2 * others > len(letters)
+
+
+def _shortened(text: str) -> str:
+    return repr(text if len(text) <= 60 else f"{text[:57]}...")
