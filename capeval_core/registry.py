@@ -23,9 +23,11 @@ if TYPE_CHECKING:
 
 FACTS: dict[str, Any] = tomllib.loads((Path(__file__).parent / "scores" / "papers.toml").read_text("utf-8"))
 """What is known of this package's metrics, and the papers that they are from."""
-_OURS: dict[str, dict[str, str]] = FACTS["metrics"]
-METRICS = {name: own["class"] for name, own in _OURS.items() if "media" not in own}
+_OURS: dict[str, dict[str, Any]] = FACTS["metrics"]
+METRICS = {name: own["class"] for name, own in _OURS.items() if not own.keys() & {"media", "java"}}
 """Name and class of every metric of this package."""
+JAVA_METRICS = {name: own["class"] for name, own in _OURS.items() if "java" in own}
+"""Name and class of those that need Java, and so have no module, page or card."""
 MEDIA_VARIANTS = {(own["name"], own["media"]): own["class"] for own in _OURS.values() if "media" in own}
 """Name, medium and class of the metrics that exist for another medium than images, too."""
 NETWORKS: dict[str, str] = {
@@ -88,11 +90,12 @@ def metric_class(name: str, media: str | None = None) -> type[CaptionMetric]:
         hint = did_you_mean(str(media), known) or (f"; {' and '.join(others)} have it" if others else "")
         listed = ", ".join(known) or "none, it compares texts alone"
         raise wrong_option("media", media, f"{name} is no metric on it{hint} (known: {listed})")
-    if reference := MEDIA_VARIANTS.get((name, media or "")) or METRICS.get(name):
+    variant = MEDIA_VARIANTS.get((name, media or ""))
+    if reference := variant or METRICS.get(name) or JAVA_METRICS.get(name):
         return cast("type[CaptionMetric]", resolve_name(reference))
     if name in (outside := _entry_points()):
         return _load_entry_point(outside[name])
-    names = [*METRICS, *outside]
+    names = [*METRICS, *JAVA_METRICS, *outside]
     other = FACTS["other_names"].get(re.sub(r"[^a-z]", "", str(name).lower()))
     hint = f": {other}" if other else did_you_mean(str(name), names)
     raise ValueError(f"unknown metric {name!r}{hint} (known: {', '.join(names)})")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
@@ -63,6 +63,7 @@ class Result:
     summands: of a corpus metric such as BLEU, what each caption adds to the sums of its `formula`.
     range: least and greatest score by the metric's options, which intervals keep within.
     reads: how many tokens of a caption the opened weights read, for `unseen`; 0: as many as is usual.
+    marked: which captions are truncated or empty, by the name of the count; None: read from a file.
     source: with the evidence, the metric, its samples and rows, which `bundle` is made of.
     """
 
@@ -81,6 +82,7 @@ class Result:
     formula: statistics.CorpusFormula | None = field(default=None, repr=False)
     range: tuple[float, float] = field(default=statistics.UNBOUNDED, repr=False)
     reads: int = field(default=0, repr=False, compare=False)
+    marked: Mapping[str, frozenset[int]] | None = field(default=None, repr=False, compare=False)
 
     def __len__(self) -> int:
         """Number of captions; of images, where a metric chooses among the captions of each."""
@@ -153,7 +155,10 @@ class Result:
             name: part.tolist() if isinstance(part, np.ndarray) else list(part)
             for name, part in parts_of(values, rows).items()
         }
-        counts = {name: int(np.count_nonzero(rows[name].to_numpy())) for name in ("truncated", "empty")}
+        marked = {
+            name: frozenset(np.flatnonzero(rows[name].to_numpy()).tolist()) for name in ("truncated", "empty")
+        }
+        counts = {name: len(captions) for name, captions in marked.items()}
         return Result(
             metric=metric.name,
             key=metric.key,
@@ -168,6 +173,7 @@ class Result:
             formula=metric.formula,
             range=values.range or metric.range,
             reads=metric.reads if "coverage" in parts else 0,
+            marked=marked,
         )
 
     def __repr__(self) -> str:
@@ -186,6 +192,65 @@ class Result:
             return self.formula.values(np.asarray(self.summands, dtype=np.float64))
         finite = [score for score in self.scores if np.isfinite(score)]
         return {self.key: float(np.mean(finite)) if finite else math.nan}
+
+    @property
+    def corpus(self) -> dict[str, float]:
+        """`numbers`, and of a metric whose number is a mean also the means of its parts, by their names."""
+        if self.formula is not None:
+            return self.numbers
+        parts: dict[str, float] = {}
+        for name, values in self.parts.items():
+            if all(isinstance(value, (int, float)) for value in values):
+                finite = [value for value in values if math.isfinite(value)]
+                parts[name] = float(np.mean(finite)) if finite else math.nan
+        return {**parts, **self.numbers}
+
+    def by(self, labels: Sequence[str]) -> dict[str, Result]:
+        """The result of each group of captions, such as nocaps' domains, in the order of first labels.
+
+        labels: one per caption. Each result is a part of this one, with the same signature: a corpus metric's
+        number is that of the group's own sums, and statistics of a corpus, such as CIDEr's document
+        frequencies, stay those of the whole set. Evidence is left out.
+
+        Raises:
+            ValueError: not as many labels as captions; a result from a file with truncated or empty captions,
+                since it does not say which.
+
+        >>> import capeval_core
+        >>> captions, references = ["a dog", "a cat", "a cow"], [["a dog"], ["a cat"], ["two pigs"]]
+        >>> result = capeval_core.load("rougel").score(captions, references=references)
+        >>> {label: group.mean for label, group in result.by(["in", "out", "out"]).items()}
+        {'in': 1.0, 'out': 0.5}
+        """
+        if len(labels) != len(self):
+            raise ValueError(f"len(labels)={len(labels)} but there are {len(self)} captions: give each one")
+        if self.marked is None and self.counts.truncated + self.counts.empty:
+            raise ValueError("by(): a file does not say which captions are truncated or empty: score again")
+        groups: dict[str, list[int]] = {}
+        for index, label in enumerate(labels):
+            groups.setdefault(label, []).append(index)
+        return {label: self._part(indices) for label, indices in groups.items()}
+
+    def _part(self, indices: Sequence[int]) -> Result:
+        """The result of some captions."""
+        errors = {place: self.errors[index] for place, index in enumerate(indices) if index in self.errors}
+        marked = {
+            name: frozenset(place for place, index in enumerate(indices) if index in captions)
+            for name, captions in (self.marked or {}).items()
+        }
+        counts = {name: len(captions) for name, captions in marked.items()}
+        return replace(
+            self,
+            scores=[self.scores[index] for index in indices],
+            parts={name: [values[index] for index in indices] for name, values in self.parts.items()},
+            groups=[self.groups[index] for index in indices],
+            summands=None if self.summands is None else [self.summands[index] for index in indices],
+            counts=Counts(len(indices), failed=len(errors), **counts),
+            errors=errors,
+            marked=marked,
+            evidence=None,
+            source=None,
+        )
 
     def interval(self, level: float = 0.95) -> statistics.Interval:
         """Confidence interval of the mean over images like these, each with all its captions.

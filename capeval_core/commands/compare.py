@@ -8,7 +8,7 @@ import os
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import nan
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,12 +20,12 @@ from capeval_core.errors import Problems, counted, did_you_mean, signed
 from capeval_core.inputs.joining import Folder
 from capeval_core.registry import metric_of, titles_of_parts
 from capeval_core.reports.html import write_report
-from capeval_core.reports.tables import Cell, System, Systems, cells_table, long_table, stacked_table
+from capeval_core.reports.tables import Cell, System, Systems, Table, cells_table, long_table, stacked_table
 from capeval_core.result import Result, json_text
 from capeval_core.statistics import TEST, Comparison, NoTestError, holm
 
 _LEVEL = 0.95
-_BRIEF = ("metric", "key", "mean", "interval", "counts", "signature", "test")
+_BRIEF = ("metric", "key", "mean", "corpus", "interval", "counts", "signature", "test")
 
 
 def run(arguments: list[str]) -> int:
@@ -190,6 +190,7 @@ def _facts(result: Result) -> Any:
         return metric_of(result.signature)
     except ValueError:  # of a package that is not installed here
         facts: dict[str, Any] = {"relative": None, "summary": "", "paper": "", "higher_is_better": True}
+        facts["part_titles"] = {}
         return SimpleNamespace(name=result.metric, title=result.metric, range=(nan, nan), **facts)
 
 
@@ -225,16 +226,82 @@ def _messages(compared: Systems) -> list[str]:
     ]
 
 
-def show(systems: Systems, form: str | None) -> str:
-    """The table in the format of `--format`, without the last line break."""
+@dataclass(frozen=True)
+class Groups:
+    """The results of groups of captions, by their label in a column of the user's."""
+
+    column: str
+    by_label: Mapping[str, Systems]
+
+    @classmethod
+    def of(cls, column: str, compared: Systems, labels: Sequence[Sequence[str]]) -> Groups:
+        """The groups of compared systems; labels: of each system's captions."""
+        cells: dict[str, dict[str, dict[str, Cell]]] = {}
+        for system, own in zip(compared.systems, labels, strict=True):
+            for metric, cell in system.cells.items():
+                for label, result in cell.result.by(own).items():
+                    cells.setdefault(label, {}).setdefault(system.name, {})[metric] = cell_of(result)
+        by_label = {}
+        for label, of_systems in cells.items():
+            systems = [
+                replace(system, cells=of_systems[system.name])
+                for system in compared.systems
+                if system.name in of_systems
+            ]
+            alone = replace(compared, systems=systems, baseline=None, test="", correction="")
+            by_label[label] = replace(alone, messages=_messages(alone))
+        return cls(column, by_label)
+
+    def as_systems(self) -> Systems:
+        """A row for each group, and for each system where there are several, in one table."""
+        rows: list[System] = []
+        for label, systems in self.by_label.items():
+            for system in systems.systems:
+                result = next(iter(system.cells.values())).result
+                name = f"{label or '(none)'} ({result.counts.captions:,})"
+                several = any(len(own.systems) > 1 for own in self.by_label.values())
+                rows.append(replace(system, name=f"{system.name}, {name}" if several else name))
+        first = next(iter(self.by_label.values()))
+        table = replace(first, systems=rows, messages=(), ranked=False)
+        weighed = [
+            column.title
+            for column in first.columns
+            if "|statistics:" in rows[0].cells[column.name].result.signature
+        ]
+        messages = _messages(table)
+        if weighed:
+            messages.append(f"{', '.join(weighed)} of a group: by the statistics of the whole set")
+        return replace(table, messages=messages)
+
+    def content(self) -> dict[str, Any]:
+        """The groups in JSON's types."""
+        groups = [
+            {"group": label, "systems": systems_content(systems, whole=False)["systems"]}
+            for label, systems in self.by_label.items()
+        ]
+        return {"column": self.column, "groups": groups}
+
+
+def show(systems: Systems, form: str | None, groups: Groups | None = None) -> str:
+    """The table in the format of `--format`, and that of groups, without the last line break."""
     if form == "json":
-        return json_text(systems_content(systems, whole=False)).rstrip("\n")
+        content = systems_content(systems, whole=False)
+        return json_text(content if groups is None else {**content, "by": groups.content()}).rstrip("\n")
     if form == "csv":
-        return long_table(systems).csv().rstrip("\n")
+        return long_table(systems, None if groups is None else groups.by_label).csv().rstrip("\n")
+    tables = [(stacked_table if form in (None, "text") else cells_table)(systems)]
+    if groups is not None:
+        tables.append(groups_table(groups, form))
     if form in (None, "text"):
-        return stacked_table(systems).text()
-    table = cells_table(systems)
-    return (table.markdown() if form == "markdown" else table.latex()).rstrip("\n")
+        return "\n\n".join(table.text() for table in tables)
+    texts = [table.markdown() if form == "markdown" else table.latex() for table in tables]
+    return "\n".join(texts).rstrip("\n")
+
+
+def groups_table(groups: Groups, form: str | None) -> Table:
+    """The table of groups of captions, with the number of captions of each."""
+    make = stacked_table if form in (None, "text") else cells_table
+    return make(groups.as_systems(), f"By {groups.column}", f"{groups.column} (captions)")
 
 
 def systems_content(systems: Systems, *, whole: bool = True) -> dict[str, Any]:
@@ -254,7 +321,8 @@ def systems_content(systems: Systems, *, whole: bool = True) -> dict[str, Any]:
 
 def cell_content(cell: Cell, *, whole: bool = True) -> dict[str, Any]:
     """A result with its interval, and its evidence if it was kept, in JSON's types."""
-    content = {**cell.result.to_dict(), "interval": cell.interval and vars(cell.interval)}
+    content = {**cell.result.to_dict(), "corpus": cell.result.corpus}
+    content |= {"interval": cell.interval and vars(cell.interval)}
     if whole and cell.result.evidence is not None:
         content["evidence"] = [cell.result.evidence[i] for i in range(len(cell.result.scores))]
     return content

@@ -12,15 +12,16 @@ from typing import Any
 
 from tqdm import tqdm
 
-from capeval_core.commands import common, compare, terminal
+from capeval_core.commands import common, compare, per_caption, terminal
 from capeval_core.errors import Problems, naming, noting
 from capeval_core.inputs.collection import Joined
 from capeval_core.inputs.columns import FileOptions
 from capeval_core.inputs.images import Texts, Visual
+from capeval_core.inputs.labels import labels_of
 from capeval_core.inputs.notes import Notes
 from capeval_core.inputs.samples import ARGUMENTS, Samples, argument_of, medium_of
 from capeval_core.metric import CaptionMetric, CommonOptions, LazyEvidence, Reranker, prepared
-from capeval_core.registry import every_class, media_of, metric_class
+from capeval_core.registry import JAVA_METRICS, every_class, media_of, metric_class
 from capeval_core.replay.bundle import bundle_of
 from capeval_core.reports.tables import Cell, System, Systems
 from capeval_core.rows import Task, encode_tasks
@@ -32,7 +33,8 @@ _LONG_RUN = 1_000
 
 
 def run(arguments: list[str]) -> int:
-    known = {common.command_of(metric): metric.summary for metric in every_class()}
+    listed = [*every_class(), *map(metric_class, JAVA_METRICS)]
+    known = {common.command_of(metric): metric.summary for metric in listed}
     given, rest = terminal.first_named(arguments, "score", known, others=True)
     metrics, rest = _metrics(given, rest)
     flags = _parser(metrics).read(rest)
@@ -42,6 +44,7 @@ def run(arguments: list[str]) -> int:
         if getattr(flags, name) is not None and len(names) * len(metrics) > 1:
             raise ValueError(f"--{name} is of one system by one metric: score them one by one")
     common.check_page(flags.report)
+    per_caption.check(flags.per_caption)
     options = _options(metrics, flags)
     _check_files(metrics, options, flags)
     if flags.explain is not None:
@@ -51,18 +54,22 @@ def run(arguments: list[str]) -> int:
         captions = sum(len(system.ids) for system in systems) * len(metrics)
         terminal.complain(f"{reused:,} of {captions:,} rows were in {options[0].rows}")
     compared = compare.compare_systems(systems, baseline, flags=flags)
+    labels = _labels(flags, systems)
+    groups = None if labels is None else compare.Groups.of(flags.group_by, compared, labels)
     first, alone = systems[0].cells[metrics[0].name], len(metrics) == len(systems) == 1
     ids = systems[0].ids
 
     def content() -> dict[str, Any]:
         whole = {**compare.cell_content(first), "ids": ids, "captions": systems[0].captions}
         whole["files"] = systems[0].files
-        return whole if alone else compare.systems_content(compared)
+        whole = whole if alone else compare.systems_content(compared)
+        return whole if groups is None else {**whole, "by": groups.content()}
 
     common.in_turn(
         lambda: common.write("--json", flags.json, flags.json and content()),
         lambda: common.write("--bundle", flags.bundle, flags.bundle and bundle_of(first.result, ids)),
-        lambda: _print(compared, first if alone and flags.format is None else None, flags.format),
+        lambda: per_caption.write(flags.per_caption, systems, flags.group_by, labels),
+        lambda: _print(compared, first if alone and flags.format is None else None, flags.format, groups),
         lambda: _tell(metrics, systems),
         lambda: _write_explanations(flags.explain, ids, first.result) if flags.explain else None,
         lambda: compare.write_page(flags, compared, ["score", *arguments]),
@@ -71,9 +78,9 @@ def run(arguments: list[str]) -> int:
     return 0 if any(count.failed < count.captions for count in counts) else 1
 
 
-def _print(compared: Systems, alone: Cell | None, form: str | None) -> None:
+def _print(compared: Systems, alone: Cell | None, form: str | None, groups: compare.Groups | None) -> None:
     if alone is None:
-        print(compare.show(compared, form), flush=True)
+        print(compare.show(compared, form, groups), flush=True)
         return
     result, interval, counts = alone.result, alone.interval, alone.result.counts
     bounds = f"none: {alone.no_interval}"
@@ -82,12 +89,32 @@ def _print(compared: Systems, alone: Cell | None, form: str | None) -> None:
         bounds = f"{compared.number(interval.low)} to {compared.number(interval.high)} {extent}"
     special = f"{counts.failed:,} failed, {counts.truncated:,} truncated, {counts.empty:,} empty"
     special += f"; {result.unseen}" if result.unseen else ""
+    column = compared.columns[0]
+    further = [
+        [column.part_titles.get(name, name), compared.number(value)]
+        for name, value in result.numbers.items()
+        if name != result.key
+    ]
     terminal.summary(
         [compared.columns[0].title, compared.number(result.mean)],
         ["interval", bounds],
+        *further,
         ["captions", f"{counts.captions:,} ({special})"],
         ["signature", result.signature],
     )
+    if groups is not None:
+        print(f"\n{compare.groups_table(groups, form).text()}", flush=True)
+
+
+def _labels(flags: Namespace, systems: Sequence[System]) -> list[list[str]] | None:
+    """The label of each system's captions in the column of --group-by; None without."""
+    if flags.group_by is None:
+        return None
+    references = [] if flags.references is None else [flags.references]
+    labels = []
+    for path, system in zip(flags.candidates, systems, strict=True):
+        labels.append(labels_of([path, *references], flags.group_by, system.ids))
+    return labels
 
 
 def _tell(metrics: _Metrics, systems: Sequence[System]) -> None:

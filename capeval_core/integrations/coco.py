@@ -5,12 +5,8 @@ METEOR and SPICE are programs in Java, which pycocoevalcap brings along and whic
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import re
-import shutil
 from collections.abc import Hashable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,17 +14,17 @@ from numpy.typing import NDArray
 
 from capeval_core.errors import Problem, Problems, counted, described, did_you_mean, naming, place
 from capeval_core.inputs.samples import Samples, check_samples
-from capeval_core.phrases.ptb import ptb_text, ptb_tokens
-from capeval_core.project import install_command
+from capeval_core.phrases.ptb import ptb_tokens
 from capeval_core.registry import load
 from capeval_core.result import Result
+from capeval_core.scores.java import check_java
 from capeval_core.scores.ngram import score_together
 
 _COUNTED = {"BLEU": "bleu", "ROUGE_L": "rougel", "CIDEr": "ciderd"}
 """Name of each metric here, and that by which `load` knows it; CIDEr is CIDEr-D."""
 _SPACED = re.compile(r"(?:\S|\xa0)+")
 """A token of a text of tokens; one of several words, such as a telephone's number, holds no-break spaces."""
-_JAVA = ("METEOR", "SPICE")
+_JAVA = {"METEOR": "meteor", "SPICE": "spice"}
 
 
 class CocoScores:
@@ -63,7 +59,7 @@ class CocoScores:
     imgToEval: dict[Hashable, dict[str, Any]]  # noqa: N815  (the name in pycocoevalcap)
     """{image id: {"image_id": id, "Bleu_1": score, ...}}; its values are `evalImgs`."""
     results: dict[str, Result]
-    """The `Result` of BLEU, ROUGE_L and CIDEr, with intervals, tests and signatures."""
+    """The `Result` of each metric, with intervals, tests and signatures."""
 
     def __init__(
         self, gts: Any, res: Any, *, metrics: Sequence[str] = tuple(_COUNTED), tokenize: bool = True
@@ -76,20 +72,17 @@ class CocoScores:
             if name not in known
         ).raise_if_any()
         samples = self._checked(gts, res)
-        by_java = [name for name in _JAVA if name in names]
-        check_java(by_java)
-        counted: dict[str, Any] = {
-            name: load(own, empty="score") for name, own in _COUNTED.items() if name in names
+        check_java([name for name in _JAVA if name in names])
+        opened: dict[str, Any] = {
+            name: load(own, empty="score") for name, own in {**_COUNTED, **_JAVA}.items() if name in names
         }
-        results = score_together([*counted.values()], samples, ptb_tokens if tokenize else _SPACED.findall)
-        self.results = dict(zip(counted, results, strict=True))
+        results = score_together([*opened.values()], samples, ptb_tokens if tokenize else _SPACED.findall)
+        self.results = dict(zip(opened, results, strict=True))
         self.eval, self.arrays = {}, {}
         for name, result in self.results.items():
             for part, value in sorted(result.numbers.items()):
                 key = part.capitalize() if name == "BLEU" else name
                 self.eval[key], self.arrays[key] = value, np.array(result.parts.get(part, result.scores))
-        for name in by_java:
-            self.eval[name], self.arrays[name] = _by_java(name, samples, ptb_text if tokenize else list)
         rows = zip(self.ids, *(scores.tolist() for scores in self.arrays.values()), strict=True)
         self.evalImgs = [dict(zip(["image_id", *self.arrays], row, strict=True)) for row in rows]
         self.imgToEval = dict(zip(self.ids, self.evalImgs, strict=True))
@@ -146,29 +139,3 @@ def _annotations(value: Any, argument: str, problems: Problems) -> dict[Hashable
 def _at(argument: str, key: Hashable, *inner: int | str) -> str:
     """The place of an image in an argument."""
     return place(argument, [key if isinstance(key, (int, str)) else repr(key), *inner])
-
-
-def _by_java(name: str, samples: Samples, tokenized: Any) -> tuple[float, NDArray[np.float64]]:
-    """METEOR or SPICE of all images, and of each."""
-    references = {i: tokenized(row) for i, row in enumerate(samples.references or [])}
-    captions = {i: [text] for i, text in enumerate(tokenized(samples.captions))}
-    module = importlib.import_module(f"pycocoevalcap.{name.lower()}.{name.lower()}")
-    value, found = getattr(module, name.capitalize())().compute_score(references, captions)
-    scores = [one["All"]["f"] if isinstance(one, Mapping) else one for one in found]  # SPICE has details
-    return float(value), np.array(scores, float)
-
-
-def check_java(names: Sequence[str]) -> None:
-    """Raise ValueError for METEOR or SPICE if they cannot run here: pycocoevalcap, Java, SPICE's models."""
-    spec = importlib.util.find_spec("pycocoevalcap")
-    package = Path(next(iter(spec.submodule_search_locations or ()), "") if spec else "")
-    spice, missing = package / "spice", ""
-    if spec is None:
-        missing = f"pycocoevalcap, which is not installed: {install_command('ngram')}"
-    elif shutil.which("java") is None:
-        missing = "Java, and there is no `java`: apt install default-jre-headless"
-    elif "SPICE" in names and not (spice / "lib" / "stanford-corenlp-3.6.0-models.jar").is_file():
-        run = "from get_stanford_models import get_stanford_models as get; get()"
-        missing = f"Stanford CoreNLP 3.6.0 (about 400 MB): run `python -c '{run}'` in {spice}"
-    if names and missing:
-        raise ValueError(f"{' and '.join(names)} {'need' if len(names) > 1 else 'needs'} {missing}")

@@ -1,13 +1,16 @@
-"""A caption metric as the reward of a policy that writes captions."""
+"""A caption metric as the reward of a policy that writes captions: in TRL, verl, EasyR1, or your own loop."""
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
 
-from capeval_core.errors import Problem, Problems, at, naming, place
+from capeval_core.errors import Problem, Problems, at, described, naming, place
 from capeval_core.inputs.samples import argument_of, medium_of
 from capeval_core.integrations.opening import open_one
 
@@ -19,6 +22,8 @@ class Reward:
 
         rewards = reward("pacs")                           # self-critical training
         advantages = [a - b for a, b in zip(rewards(sampled, images), rewards(greedy, images))]
+
+        compute_score = reward("pacs").compute_score       # in the file that verl or EasyR1 is pointed to
 
     Args:
         metric: a name, a dict such as `{"name": "pacs", "w": 2.5}`, or a metric of `capeval_core.load`.
@@ -35,7 +40,7 @@ class Reward:
 
     def __call__(
         self,
-        completions: Sequence[Any],
+        completions: Sequence[Any] | None = None,
         images: Any = None,
         references: Any = None,
         *,
@@ -53,8 +58,13 @@ class Reward:
                 `CaptionMetric.score` takes; a list of one image is that image, None or an empty list none.
             references: n lists of texts, for metrics that compare with references.
             videos: tensors (frames, 3, height, width), lists of frames, paths.
-            image, video: TRL's other names. columns: what else TRL passes is ignored.
+            image, video: TRL's other names. columns: what else TRL passes is ignored; with verl's keywords,
+                and for EasyR1's rows, it is `compute_score`.
         """
+        if _are_rows(completions) or columns.keys() & {"solution_str", "solution_strs"}:
+            return self.compute_score(completions, **columns)  # type: ignore[no-any-return]
+        if completions is None:
+            raise TypeError("reward: completions is missing: pass the captions")
         argument = argument_of(self.metric.media)
         inputs: dict[str, Any] = {"captions": _texts(completions)}
         if self.metric.needs_references:
@@ -79,11 +89,92 @@ class Reward:
         scores = dict(zip(rows, found, strict=True))
         return [scores.get(row) for row in range(len(texts))]
 
+    def compute_score(self, reward_inputs: Any = None, **columns: Any) -> Any:
+        """The reward as verl and EasyR1 ask for it.
+
+            verl    compute_score(data_source=, solution_str=, ground_truth=, extra_info=) -> float
+                    compute_score(data_sources=, solution_strs=, ground_truths=, extra_infos=) -> floats
+            EasyR1  compute_score({"response", "ground_truth"}) -> {"overall": float, "pac_s": float}
+                    compute_score([{...}, ...]) -> list of such dicts
+
+        The image (or video) of a row is `image` or `images` in verl's `extra_info`, in EasyR1's row, or in a
+        `ground_truth` that is a dict (or its JSON). References are `references` there, else `ground_truth`.
+
+        Raises:
+            ValueError, TypeError: a row without an image that the metric needs; all that `score` refuses.
+        """
+        if "solution_str" in columns:
+            row = {"response": columns["solution_str"], "ground_truth": columns.get("ground_truth")}
+            return self._scores_of_rows([row], [columns.get("extra_info")])[0]
+        if "solution_strs" in columns:
+            answers = list(columns["solution_strs"])
+            truths = _as_many(columns.get("ground_truths"), answers)
+            rows = [
+                {"response": one, "ground_truth": truth} for one, truth in zip(answers, truths, strict=True)
+            ]
+            return self._scores_of_rows(rows, _as_many(columns.get("extra_infos"), answers))
+        if isinstance(reward_inputs, Mapping):
+            return self.compute_score([reward_inputs])[0]
+        if not _are_rows(reward_inputs):
+            found = f"is {described(reward_inputs)}, and there is no solution_str"
+            fix = "expected EasyR1's rows with a response, or verl's keywords"
+            raise Problems([Problem("reward_inputs", found, fix, TypeError)]).error()
+        scores = self._scores_of_rows(reward_inputs, [None] * len(reward_inputs))
+        return [{"overall": score, self.metric.key: score} for score in scores]
+
+    def _scores_of_rows(self, rows: Sequence[Mapping[str, Any]], more: Sequence[Any]) -> list[float]:
+        """The scores of rows of verl or EasyR1, each beside what else is known of it."""
+        argument, problems = argument_of(self.metric.media), Problems()
+        visuals: list[Any] = []
+        references: list[Any] = []
+        for i, (row, extra) in enumerate(zip(rows, more, strict=True)):
+            truth = _parsed(row.get("ground_truth"))
+            places = [place for place in (extra, row, truth) if isinstance(place, Mapping)]
+            texts = _first(places, ["references"])
+            references.append(truth if texts is None and not isinstance(truth, Mapping) else texts)
+            if argument is not None:
+                visual = _first(places, [medium_of(argument), argument])
+                visuals.append(visual)
+                if visual is None or (isinstance(visual, (list, tuple)) and not visual):
+                    fix = f'write it under "{medium_of(argument)}" in extra_info, the row or ground_truth'
+                    problems.add(Problem(f"row {i}", f"has no {medium_of(argument)}", fix))
+        problems.raise_if_any()
+        given = {} if argument is None else {argument: visuals}
+        scores = self([row["response"] for row in rows], references=references, **given)
+        return [math.nan if score is None else score for score in scores]
+
     def __repr__(self) -> str:
         return f"Reward({self.metric!r})"
 
 
 reward = Reward
+
+
+def _are_rows(value: Any) -> bool:
+    """Whether a value is rows of EasyR1."""
+    if isinstance(value, Mapping):
+        return "response" in value
+    is_list = isinstance(value, Sequence) and not isinstance(value, str) and len(value) > 0
+    return is_list and all(isinstance(row, Mapping) and "response" in row for row in value)
+
+
+def _as_many(values: Any, answers: Sequence[Any]) -> Sequence[Any]:
+    """A column of verl's as a list; None: of nothing."""
+    return [None] * len(answers) if values is None else list(values)
+
+
+def _parsed(truth: Any) -> Any:
+    """A ground truth, of which JSON of a dict is that dict."""
+    if isinstance(truth, str) and truth.lstrip().startswith("{"):
+        with suppress(ValueError):
+            return json.loads(truth)
+    return truth
+
+
+def _first(places: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Any:
+    """The first value that is there under one of these names."""
+    values = (place[name] for place in places for name in names if place.get(name) is not None)
+    return next(values, None)
 
 
 def _texts(completions: Sequence[Any]) -> Sequence[Any]:

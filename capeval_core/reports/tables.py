@@ -124,6 +124,7 @@ class Systems:
     messages: Sequence[str] = ()
     digits: int | None = None  # decimals for readers; None: as many as the place has by itself
     times_100: bool = False
+    ranked: bool = True  # whether systems compete, so that the best is marked
 
     @property
     def files(self) -> dict[str, Mapping[str, Any]]:
@@ -160,31 +161,49 @@ class Systems:
         return [name for name in shown if results[name].lack is None]
 
 
-def stacked_table(systems: Systems) -> Table:
+def stacked_table(systems: Systems, title: str = "Systems", first: str = "system") -> Table:
     """A system is up to three lines: means, intervals, and p-values after the correction."""
     rows = []
     for system in systems.systems:
-        cells = [system.cells[column.name] for column in systems.columns]
-        means, intervals = ([text(systems, cell) for cell in cells] for text in (_mean, _interval))
-        tests = [p_in_words(own.test["adjusted"], systems.level) if own.test else "" for own in cells]
+        means: list[str] = []
+        intervals: list[str] = []
+        tests: list[str] = []
+        for column in systems.columns:
+            cell = system.cells[column.name]
+            further = [systems.number(value) for value in _further(cell).values()]
+            means += [_mean(systems, cell), *further]
+            intervals += [_interval(systems, cell), *[""] * len(further)]
+            p_value = p_in_words(cell.test["adjusted"], systems.level) if cell.test else ""
+            tests += [p_value, *[""] * len(further)]
         rows += [[system.name, *means], *(["", *line] for line in (intervals, tests) if any(line))]
-    return Table("Systems", _header(systems), rows, _notes(systems))
+    return Table(title, [first, *_header(systems)], rows, _notes(systems))
 
 
-def cells_table(systems: Systems) -> Table:
-    """A system is one row: mean, mark and interval of each metric in a cell."""
-    rows, best = [], [systems.best(column) for column in systems.columns]
-    for system in systems.systems:
-        cells = [system.cells[column.name] for column in systems.columns]
-        texts = [f"{_mean(systems, cell)} [{_interval(systems, cell, ', ')}]" for cell in cells]
-        rows.append([system.name, *(text.removesuffix(" []") for text in texts)])
-    names = enumerate(row[0] for row in rows)
-    bold = {(place, i) for place, name in names for i, own in enumerate(best, 1) if name in own}
-    return Table("Systems", _header(systems), rows, _notes(systems), bold)
+def cells_table(systems: Systems, title: str = "Systems", first: str = "system") -> Table:
+    """A system is one row: mean, mark and interval of each metric in a cell; the best mean is bold."""
+    rows: list[list[str]] = []
+    bold: set[tuple[int, int]] = set()
+    best = {column.name: systems.best(column) for column in systems.columns if systems.ranked}
+    for place, system in enumerate(systems.systems):
+        row = [system.name]
+        for column in systems.columns:
+            cell = system.cells[column.name]
+            if system.name in best.get(column.name, []):
+                bold.add((place, len(row)))
+            interval = _interval(systems, cell, ", ")
+            row.append(f"{_mean(systems, cell)} [{interval}]" if interval else _mean(systems, cell))
+            row += [systems.number(value) for value in _further(cell).values()]
+        rows.append(row)
+    return Table(title, [first, *_header(systems)], rows, _notes(systems), bold)
 
 
-def long_table(systems: Systems) -> Table:
-    """A line for each system and metric with every number, as many digits as it has."""
+def long_table(systems: Systems, groups: Mapping[str, Systems] | None = None) -> Table:
+    """A line for each system and metric with every number, as many digits as it has; with `groups` of
+    captions also of each, by the column `group`, which is empty in the lines of all captions."""
+    if groups is not None:
+        tables = {"": long_table(systems), **{name: long_table(own) for name, own in groups.items()}}
+        grouped = [[*row, name] for name, table in tables.items() for row in table.rows]
+        return Table("Systems", [*_COLUMNS.split(), "group"], grouped)
     rows: list[list[str]] = []
     for system in systems.systems:
         for name, cell in system.cells.items():
@@ -196,12 +215,26 @@ def long_table(systems: Systems) -> Table:
             values = [*means, systems.level, *vars(result.counts).values(), baseline, *tested]
             texts = [str(x).lower() if isinstance(x, bool) else str(x) for x in values]
             rows.append([system.name, name, *texts, result.signature])
+            for further, value in _further(cell).items():  # whose interval and test are not computed
+                known = {"mean": repr(value), "signature": result.signature, "level": str(systems.level)}
+                known |= {count: str(number) for count, number in vars(result.counts).items()}
+                known |= {"system": system.name, "metric": further}
+                rows.append([known.get(name, "") for name in _COLUMNS.split()])
     return Table("Systems", _COLUMNS.split(), rows)
 
 
+def _further(cell: Cell) -> dict[str, float]:
+    """The numbers of a set beside the one to report: BLEU-1 to BLEU-3."""
+    return {name: value for name, value in cell.result.numbers.items() if name != cell.result.key}
+
+
 def _header(systems: Systems) -> list[str]:
-    lower = {True: "", False: " (lower is better)"}
-    return ["system", *(column.title + lower[column.higher_is_better] for column in systems.columns)]
+    titles: list[str] = []
+    for column in systems.columns:
+        lower = "" if column.higher_is_better else " (lower is better)"
+        names = _further(systems.systems[0].cells[column.name])
+        titles += [f"{column.title}{lower}", *(column.part_titles.get(name, name) for name in names)]
+    return titles
 
 
 def _notes(systems: Systems) -> list[str]:

@@ -132,3 +132,54 @@ def test_statistics_are_made_as_the_message_says() -> None:
     references = [["a red circle", "a disc"], ["two squares"]]
     statistics = eval(made, {"capeval_core": capeval_core, "references": references})
     assert reward("ciderd", statistics=statistics)(["a red circle"], references=references[:1])[0] > 0
+
+
+# ---- other trainers
+
+
+def test_verl_asks_for_one_row_or_for_many(drawn: list[Image.Image], weights: str) -> None:
+    rewards = reward("pacs", weights=weights)
+    expected = rewards(CAPTIONS, drawn)
+    for call in (rewards, rewards.compute_score):
+        for caption, image, score in zip(CAPTIONS, drawn, expected, strict=True):
+            row = {
+                "data_source": "captions",
+                "solution_str": caption,
+                "ground_truth": "",
+                "extra_info": {"image": image},
+            }
+            assert call(**row) == pytest.approx(score, abs=1e-6)
+        many = {"data_sources": ["captions"] * 4, "solution_strs": CAPTIONS, "ground_truths": [""] * 4}
+        found = call(**many, extra_infos=[{"images": [image]} for image in drawn])
+        assert found == pytest.approx(expected, abs=1e-6)
+    with pytest.raises(ValueError, match="row 0 has no image"):
+        rewards.compute_score(data_source="captions", solution_str="a dog", ground_truth="a dog")
+
+
+def test_easyr1_asks_for_dicts(drawn: list[Image.Image], weights: str) -> None:
+    rewards = reward("pacs", weights=weights)
+    expected = rewards(CAPTIONS, drawn)
+    rows = [
+        {"response": text, "ground_truth": "", "image": image}
+        for text, image in zip(CAPTIONS, drawn, strict=True)
+    ]
+    for call in (rewards, rewards.compute_score):
+        found = call(rows)
+        assert [own["overall"] for own in found] == pytest.approx(expected, abs=1e-6)
+        assert all(own == {"overall": own["overall"], "pac_s": own["overall"]} for own in found)
+        assert call(rows[0])["overall"] == pytest.approx(expected[0], abs=1e-6)
+    with pytest.raises(ValueError, match="row 1 has no image"):
+        rewards([rows[0], {"response": "a dog", "ground_truth": "a dog"}])
+
+
+def test_a_ground_truth_is_the_references_or_holds_them() -> None:
+    rewards = reward("rougel")
+    expected = rewards(["a dog", "a cat"], references=[["a dog runs"], ["two cats", "a cat"]])
+    truths: list[Any] = ["a dog runs", ["two cats", "a cat"]]
+    rows = [
+        {"response": text, "ground_truth": truth}
+        for text, truth in zip(["a dog", "a cat"], truths, strict=True)
+    ]
+    assert [own["overall"] for own in rewards.compute_score(rows)] == expected
+    written = '{"references": ["two cats", "a cat"]}'
+    assert rewards.compute_score(solution_str="a cat", ground_truth=written) == pytest.approx(expected[1])

@@ -1,0 +1,74 @@
+"""The file of `capeval score --per-caption`: a row per caption, a column per metric and part."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from capeval_core.commands import common
+from capeval_core.reports.tables import System
+from capeval_core.result import plain
+
+_FLAG = "--per-caption"
+
+
+def check(path: Path | None) -> None:
+    """Refuse a file whose name does not say in which form it is to be written."""
+    if path is not None and path.suffix.lower() not in (".csv", ".parquet"):
+        raise ValueError(f"{_FLAG} {path}: name a .csv or a .parquet file")
+
+
+def write(
+    path: Path | None,
+    systems: Sequence[System],
+    group_by: str | None = None,
+    labels: Sequence[Sequence[str]] | None = None,
+) -> None:
+    """Write the file, if there is one; labels: of each system's captions, in the column `group_by`.
+
+    A score has the metric's key, a part `METRIC.PART`; a caption without a score has none, and its `error`.
+    """
+    if path is None:
+        return
+    tables = []
+    for place, system in enumerate(systems):
+        columns: dict[str, Any] = {} if len(systems) == 1 else {"system": [system.name] * len(system.ids)}
+        columns |= {"id": list(system.ids), "caption": list(system.captions)}
+        if labels is not None and group_by is not None and group_by not in columns:
+            columns[group_by] = list(labels[place])
+        errors: list[dict[str, None]] = [{} for _ in system.ids]
+        for name, cell in system.cells.items():
+            result = cell.result
+            columns[result.key] = [score if math.isfinite(score) else None for score in result.scores]
+            columns |= {f"{name}.{part}": plain(values) for part, values in result.parts.items()}
+            for index, reason in result.errors.items():
+                errors[index][reason] = None
+        columns["error"] = pa.array(["; ".join(reasons) or None for reasons in errors], pa.string())
+        tables.append(pa.table(columns))
+    table = pa.concat_tables(tables, promote_options="permissive")
+    common.write(_FLAG, path, _csv(table) if path.suffix.lower() == ".csv" else _parquet(table))
+
+
+def _parquet(table: pa.Table) -> bytes:
+    content = io.BytesIO()
+    pq.write_table(table, content)
+    return content.getvalue()
+
+
+def _csv(table: pa.Table) -> str:
+    """CSV in which a list is JSON, and what is missing an empty cell."""
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(table.column_names)
+    columns = [column.to_pylist() for column in table.columns]
+    for row in zip(*columns, strict=True):
+        writer.writerow([json.dumps(value) if isinstance(value, list) else value for value in row])
+    return text.getvalue()
