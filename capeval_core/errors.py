@@ -75,9 +75,9 @@ def setting(name: str, value: Any, before: str = "") -> str:
 def _assigned(name: str, value: Any) -> str:
     """`empty='score'`, or `--empty score`; an option that is off is `--no-idf`."""
     door = _DOOR.get()
-    written = f"{name}={value}"
-    if written in door.names:  # a switch
-        return door.names[written]
+    switch = door.names.get(f"{name}={value}") if isinstance(value, str) else None
+    if switch is not None:
+        return switch
     name = door.names.get(name, name)
     text = shlex.quote(value) if door.flags and isinstance(value, str) else shown(value)
     if name.endswith("=") or not door.flags:
