@@ -14,6 +14,7 @@ from typing import Any, Self
 from tqdm import tqdm
 
 from capeval_core.commands import common, terminal
+from capeval_core.inputs.notes import tell_of_images
 from capeval_core.project import install_command
 from capeval_core.registry import metric_classes
 from capeval_core.reports.figures import draw_histogram
@@ -167,6 +168,10 @@ def _summarize(title: str, results: list[Any], failures: dict[str, str], *more: 
         *more,
         ["signature", results[0].signature if results else "n/a"],
     )
+    traits: Counter[str] = Counter()
+    for result in results:
+        traits.update(result.traits)
+    tell_of_images(traits, sum(result.scored for result in results))
     # A reason that several shards share stands without their addresses.
     reasons = {source: reason.removeprefix(source).lstrip(": ") for source, reason in failures.items()}
     shared = Counter(reasons.values())

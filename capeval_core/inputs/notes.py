@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from capeval_core.errors import note, setting, warn
@@ -88,13 +89,9 @@ class Notes:
 
     def tell(self, whose: str = "") -> None:
         """Note what was counted; `whose`: of which system, where there are several."""
-        for text in [*self._about_texts(), *self._about_turned()]:
+        for text in self._about_texts():
             note(f"{whose}{text}")
-        deep = sum(DEEP in traits for traits in self._images.values())
-        if deep:
-            count = f"{deep:,} of {len(self._images):,} images have"
-            fix = "scale them to 8 bits if they do not use all 16"
-            warn(f"{whose}{count} 16 bits a channel, of which the upper 8 are scored: {fix}")
+        tell_of_images(Counter(chain.from_iterable(self._images.values())), len(self._images))
 
     def _about_texts(self) -> list[str]:
         found = []
@@ -121,13 +118,18 @@ class Notes:
             found.append(f"{count} in another script than Latin, and {readers}")
         return found
 
-    def _about_turned(self) -> list[str]:
-        turned = sum(TURNED in traits for traits in self._images.values())
-        if not turned:
-            return []
-        count = f"{turned:,} of {len(self._images):,} images lie on their side or head"
+
+def tell_of_images(traits: Mapping[str, int], total: int) -> None:
+    """Say how many of so many images lie on their side, or have more bits than are scored."""
+    turned, deep = traits.get(TURNED, 0), traits.get(DEEP, 0)
+    if turned:
+        count = f"{turned:,} of {total:,} images lie on their side or head by their EXIF orientation"
         fix = setting("exif", "turn", "turn them with ")
-        return [f"{count} by their EXIF orientation, and are scored as they are stored: {fix}"]
+        note(f"{count}, and are scored as they are stored: {fix}")
+    if deep:
+        count = f"{deep:,} of {total:,} images have 16 bits a channel"
+        fix = "scale them to 8 bits if they do not use all 16"
+        warn(f"{count}, of which the upper 8 are scored: {fix}")
 
 
 def _is_unspaced(text: str) -> bool:

@@ -175,7 +175,7 @@ def _first(places: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Any:
     return next(values, None)
 
 
-def _texts(completions: Sequence[Any]) -> Sequence[Any]:
+def _texts(completions: Any) -> Any:
     """Captions of completions; other values than texts and conversations are left for the metric's check."""
     if isinstance(completions, (str, Mapping)) or not isinstance(completions, Sequence):
         return completions

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import io
 import json
 import os
 import pty
@@ -20,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
 import capeval_core
 from capeval_core.testing import count_forwards
@@ -227,3 +229,35 @@ def test_ctrl_c_and_kills_leave_every_row_once(tmp_path: Path, capeval: Capeval)
     )
     assert found["uid"].to_pylist() == uids and len(expected["score"].unique()) > 5_000
     assert np.abs(found["score"].to_numpy() - expected["score"].to_numpy()).max() <= 1e-7
+
+
+def test_images_that_lie_on_their_side_are_noted_once_for_all_shards(
+    capeval: Capeval, tmp_path: Path
+) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    radiograph = Image.fromarray(np.arange(64 * 48, dtype=np.uint16).reshape(64, 48) * 20)
+    for number in range(2):
+        images = []
+        for stored, options in (
+            (Image.open(io.BytesIO(picture(number))), {"exif": exif}),
+            (Image.open(io.BytesIO(picture(number + 2))), {}),
+            (radiograph, {}),
+        ):
+            file = io.BytesIO()
+            stored.save(file, "PNG", **options)
+            images.append({"bytes": file.getvalue(), "path": None})
+        columns = {"uid": [f"{number}-{i}" for i in range(3)], "caption": ["a", "b", "c"], "image": images}
+        pq.write_table(pa.table(columns), tmp_path / f"{number}.parquet")
+    given = [*SCORE, "--input", tmp_path / "*.parquet", "--output"]
+    found = capeval(*given, tmp_path / "out")
+    assert found.err.count("note:") == 1 and "2 of 6 images" in found.err and "--exif-turn" in found.err
+    rows = pq.read_table(tmp_path / "out" / "0.parquet").to_pylist()
+    assert [row["score"] is None for row in rows] == [False, False, True] and "8 bits" in rows[2]["error"]
+    assert "note:" not in capeval(*given, tmp_path / "quiet", "--quiet").err
+    turned = capeval(*given, tmp_path / "turned", "--exif-turn")
+    assert "note:" not in turned.err and "|exif:turn|" in turned.out
+    again = pq.read_table(tmp_path / "turned" / "0.parquet").to_pylist()
+    before, after = ([row["parts"]["cosine"] for row in table[:2]] for table in (rows, again))
+    assert after[1] == pytest.approx(before[1], abs=1e-6) and abs(after[0] - before[0]) > 1e-5
+    assert capeval(*given, tmp_path / "out", "--exif-turn").status == 2

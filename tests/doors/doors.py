@@ -112,7 +112,12 @@ def flags(options: Mapping[str, Any]) -> list[str]:
     made = []
     for name, value in options.items():
         flag = f"--{name.replace('_', '-')}"
-        made += [flag if value else f"--no-{flag[2:]}"] if isinstance(value, bool) else [flag, str(value)]
+        if name == "exif":  # which has one value, and so a switch
+            made.append(f"{flag}-{value}")
+        elif isinstance(value, bool):
+            made.append(flag if value else f"--no-{flag[2:]}")
+        else:
+            made += [flag, str(value)]
     return made
 
 

@@ -174,7 +174,7 @@ def _share_of_gpu(workers: int, gpus: int) -> float:
 
 def write_manifest(output: str, results: Sequence[ShardResult], failures: dict[str, str], name: str) -> None:
     """Write a file about a run: totals, every shard with its counts, and why shards have no scores."""
-    of_one_run = ("signature", "skipped", "scored")
+    of_one_run = ("signature", "skipped", "scored", "traits")
     shards = [asdict(result) for result in sorted(results, key=lambda result: result.target)]
     totals = {count: sum(shard[count] for shard in shards) for count in ("rows", "failed", "truncated")}
     failed = FailureCounts()

@@ -29,7 +29,8 @@ class ShardResult:
     checksum: SHA-256 of the source. skipped: whether the target was there already. scored: rows that this
     call scored. columns: the names of those that were read, by what they hold. unread: names of columns that
     were not. failures: the first error of each kind, and how many rows have one of this kind. outside: failed
-    rows whose image is a file outside of the shard, which a retry mends once the file is there.
+    rows whose image is a file outside of the shard, which a retry mends once the file is there. traits: how
+    many of the images that this call scored lie on their side (`turned`), or have 16 bits a channel (`deep`).
     """
 
     source: str
@@ -46,6 +47,7 @@ class ShardResult:
     unread: Sequence[str] = ()
     failures: Mapping[str, int] = field(default_factory=dict)
     outside: int = 0
+    traits: Mapping[str, int] = field(default_factory=dict)
 
 
 _FROM_NOTE = (
@@ -97,7 +99,9 @@ def score_shard(
     folder = source_place.parent if images is None else images_folder(images)
     settings = {**settings_of(scorer, column_of), "images": folder.identity}
 
-    def result(note: Mapping[str, Any], *, skipped: bool, scored: int = 0) -> ShardResult:
+    def result(
+        note: Mapping[str, Any], *, skipped: bool, scored: int = 0, traits: Mapping[str, int] | None = None
+    ) -> ShardResult:
         outcome = {name: note[name] for name in _FROM_NOTE}
         columns_read = outcome.pop("columns_read")
         return ShardResult(
@@ -107,6 +111,7 @@ def score_shard(
             columns=columns_read,
             skipped=skipped,
             scored=scored,
+            traits=traits or {},
         )
 
     stored = note_of_target(target_place)
@@ -138,6 +143,7 @@ def score_shard(
         memory = FreedMemory()
         scored = 0
         reused = 0
+        scorer.traits.clear()
         scorer.forget()  # so that a rerun, by whichever worker, writes the very same file
         schema = pa.schema([pa.field("uid", pa.string(), nullable=False), *scorer.schema()])
         with written(target_place, schema, note) as parquet:
@@ -170,7 +176,7 @@ def score_shard(
             note["looked_up"] = shard.looked_up
     if not note["rows"]:
         warn(f"{source_place.address} has no rows: its output has none either")
-    return result(note, skipped=False, scored=scored)
+    return result(note, skipped=False, scored=scored, traits=dict(scorer.traits))
 
 
 def _scored(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -68,6 +69,7 @@ class BatchScorer:
         self.columns = [name for name in ("caption", self._visual, references) if name]
         self._shared = metric if isinstance(metric, CaptionMetric) else None  # keeps its models in memory
         self._metric: CaptionMetric | None = None
+        self.traits: Counter[str] = Counter()  # of the images that have been scored, how many have each
 
     @property
     def metric(self) -> CaptionMetric:
@@ -120,6 +122,8 @@ class BatchScorer:
         samples, positions = self._checked(columns, errors)
         if samples is not None:
             table = canonical(self._encoded(samples, progress))
+            for image in samples.images:
+                self.traits.update(image.source.traits)
             result = self.metric.combine(table)
             token_ids = table["truncated"].to_pylist()
             for i, position in enumerate(positions):
