@@ -178,9 +178,14 @@ class Note(UserWarning):
     """What is odd about input that is scored as it is; other warnings say what may be wrong."""
 
 
+def wants_notes() -> bool:
+    """Whether the door that is open wants notes."""
+    return _DOOR.get().notes
+
+
 def note(message: str) -> None:
     """A `Note` at the user's line, unless the door wants none."""
-    if _DOOR.get().notes:
+    if wants_notes():
         warn(message, Note)
 
 

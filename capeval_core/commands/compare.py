@@ -234,12 +234,12 @@ class Groups:
     by_label: Mapping[str, Systems]
 
     @classmethod
-    def of(cls, column: str, compared: Systems, labels: Sequence[Sequence[str]]) -> Groups:
-        """The groups of compared systems; labels: of each system's captions."""
+    def of(cls, column: str, compared: Systems) -> Groups:
+        """The groups of compared systems, by the labels of their captions."""
         cells: dict[str, dict[str, dict[str, Cell]]] = {}
-        for system, own in zip(compared.systems, labels, strict=True):
+        for system in compared.systems:
             for metric, cell in system.cells.items():
-                for label, result in cell.result.by(own).items():
+                for label, result in cell.result.by(system.labels or []).items():
                     cells.setdefault(label, {}).setdefault(system.name, {})[metric] = cell_of(result)
         by_label = {}
         for label, of_systems in cells.items():

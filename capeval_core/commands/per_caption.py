@@ -26,24 +26,19 @@ def check(path: Path | None) -> None:
         raise ValueError(f"{_FLAG} {path}: name a .csv or a .parquet file")
 
 
-def write(
-    path: Path | None,
-    systems: Sequence[System],
-    group_by: str | None = None,
-    labels: Sequence[Sequence[str]] | None = None,
-) -> None:
-    """Write the file, if there is one; labels: of each system's captions, in the column `group_by`.
+def write(path: Path | None, systems: Sequence[System], group_by: str | None = None) -> None:
+    """Write the file, if there is one; group_by: the column for the labels of captions, if they have some.
 
     A score has the metric's key, a part `METRIC.PART`; a caption without a score has none, and its `error`.
     """
     if path is None:
         return
     tables = []
-    for place, system in enumerate(systems):
+    for system in systems:
         columns: dict[str, Any] = {} if len(systems) == 1 else {"system": [system.name] * len(system.ids)}
         columns |= {"id": list(system.ids), "caption": list(system.captions)}
-        if labels is not None and group_by is not None and group_by not in columns:
-            columns[group_by] = list(labels[place])
+        if system.labels is not None and group_by is not None and group_by not in columns:
+            columns[group_by] = list(system.labels)
         errors: list[dict[str, None]] = [{} for _ in system.ids]
         for name, cell in system.cells.items():
             result = cell.result

@@ -17,7 +17,6 @@ from capeval_core.errors import Problems, naming, noting
 from capeval_core.inputs.collection import Joined
 from capeval_core.inputs.columns import FileOptions
 from capeval_core.inputs.images import Texts, Visual
-from capeval_core.inputs.labels import labels_of
 from capeval_core.inputs.notes import Notes
 from capeval_core.inputs.samples import ARGUMENTS, Samples, argument_of, medium_of
 from capeval_core.metric import CaptionMetric, CommonOptions, LazyEvidence, Reranker, prepared
@@ -54,8 +53,7 @@ def run(arguments: list[str]) -> int:
         captions = sum(len(system.ids) for system in systems) * len(metrics)
         terminal.complain(f"{reused:,} of {captions:,} rows were in {options[0].rows}")
     compared = compare.compare_systems(systems, baseline, flags=flags)
-    labels = _labels(flags, systems)
-    groups = None if labels is None else compare.Groups.of(flags.group_by, compared, labels)
+    groups = None if flags.group_by is None else compare.Groups.of(flags.group_by, compared)
     first, alone = systems[0].cells[metrics[0].name], len(metrics) == len(systems) == 1
     ids = systems[0].ids
 
@@ -68,7 +66,7 @@ def run(arguments: list[str]) -> int:
     common.in_turn(
         lambda: common.write("--json", flags.json, flags.json and content()),
         lambda: common.write("--bundle", flags.bundle, flags.bundle and bundle_of(first.result, ids)),
-        lambda: per_caption.write(flags.per_caption, systems, flags.group_by, labels),
+        lambda: per_caption.write(flags.per_caption, systems, flags.group_by),
         lambda: _print(compared, first if alone and flags.format is None else None, flags.format, groups),
         lambda: _tell(metrics, systems),
         lambda: _write_explanations(flags.explain, ids, first.result) if flags.explain else None,
@@ -104,17 +102,6 @@ def _print(compared: Systems, alone: Cell | None, form: str | None, groups: comp
     )
     if groups is not None:
         print(f"\n{compare.groups_table(groups, form).text()}", flush=True)
-
-
-def _labels(flags: Namespace, systems: Sequence[System]) -> list[list[str]] | None:
-    """The label of each system's captions in the column of --group-by; None without."""
-    if flags.group_by is None:
-        return None
-    references = [] if flags.references is None else [flags.references]
-    labels = []
-    for path, system in zip(flags.candidates, systems, strict=True):
-        labels.append(labels_of([path, *references], flags.group_by, system.ids))
-    return labels
 
 
 def _tell(metrics: _Metrics, systems: Sequence[System]) -> None:
@@ -197,6 +184,7 @@ def _score(
     problems, collections = Problems(), list[Joined]()
     how: dict[str, Any] = {"medium": (_about(metrics).media or ("image",))[0], "problems": problems}
     how["absent_too"] = all(own.on_error == "nan" for own in options)
+    how["group_by"] = flags.group_by
     how["needs_references"] = any(metric.needs_references for metric in metrics)
     for path in flags.candidates:
         with noting(problems):
@@ -241,7 +229,8 @@ def _score(
                 cells[task.metric.name] = compare.cell_of(result, evidence)
             shown = collection.images if flags.visuals is not None else None
             texts = collection.captions, cells, shown, collection.references
-            systems.append(System(name, collection.ids, *texts, files=collection.read))
+            more: dict[str, Any] = {"files": collection.read, "labels": collection.labels}
+            systems.append(System(name, collection.ids, *texts, **more))
     return systems, sum(task.reused for task in tasks)
 
 

@@ -35,7 +35,8 @@ def complain(message: str) -> None:
 
 def note(message: str) -> None:
     """What is odd about the input and changes no number, on stderr; nothing after --quiet."""
-    errors.note(message)
+    if errors.wants_notes():
+        complain(f"note: {message}")
 
 
 def terminal_width() -> int:

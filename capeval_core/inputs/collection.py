@@ -14,12 +14,21 @@ from functools import cache, cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from capeval_core.errors import FileError, Problems, described, file_error, noting, setting, warn
+from capeval_core.errors import (
+    FileError,
+    Problems,
+    described,
+    did_you_mean,
+    file_error,
+    noting,
+    setting,
+    warn,
+)
 from capeval_core.inputs import names
-from capeval_core.inputs.columns import FileOptions, TextFile, read_texts, refuse_unused
+from capeval_core.inputs.columns import FileOptions, TextFile, has_path, read_texts, refuse_unused, value_at
 from capeval_core.inputs.files import some_of
 from capeval_core.inputs.joining import Folder, Names, agreement, only_matches, parts_of
-from capeval_core.inputs.records import FILE_NAME, KEY, STANDARD_INPUT
+from capeval_core.inputs.records import FILE_NAME, KEY, STANDARD_INPUT, VALUE
 
 _Path = str | os.PathLike[str]
 
@@ -30,6 +39,7 @@ class Joined:
 
     entries: ids as the file of references writes them. read: how each file was read, by its path. notes:
     what is odd about them, and changes no number. rows: the record of each caption, for other columns.
+    labels: by which results are grouped, "" where there is none; None: they are not.
     """
 
     ids: list[str]
@@ -40,6 +50,7 @@ class Joined:
     read: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     notes: Sequence[str] = ()
     rows: Sequence[Mapping[str, Any]] = ()
+    labels: Sequence[str] | None = None
 
 
 def read_collection(
@@ -53,12 +64,14 @@ def read_collection(
     needs_references: bool = True,
     problems: Problems | None = None,
     absent_too: bool = False,
+    group_by: str | None = None,
 ) -> Joined:
     """Join a file of candidates with a folder of images, or of videos, and files of references.
 
     references: one file, or one of each annotator, whose references are put together by id. needs_references:
     where no metric compares with them, the file only says which file an id is. wide: of pools. problems:
-    where to note what is wrong with rows, left out then. Raises FileError with all problems.
+    where to note what is wrong with rows, left out then. group_by: column of labels, in the records of
+    candidates or else of references. Raises FileError with all problems.
     """
     options = options or FileOptions()
     paths = _paths(references)
@@ -82,7 +95,9 @@ def read_collection(
     is_read = len(read) == 1 + len(paths) and all(file.records.rows for file in read)
     if not is_read or (reader.folder is None) != (images is None):
         raise reader.problems.error()
-    joined = reader.join(wide=wide, needs_references=needs_references, absent_too=absent_too)
+    joined = reader.join(
+        wide=wide, needs_references=needs_references, absent_too=absent_too, group_by=group_by
+    )
     if problems is None:
         reader.problems.raise_if_any()
     else:
@@ -129,7 +144,9 @@ class _Collection:
     references: list[TextFile] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
-    def join(self, *, wide: bool, needs_references: bool, absent_too: bool) -> Joined:
+    def join(
+        self, *, wide: bool, needs_references: bool, absent_too: bool, group_by: str | None = None
+    ) -> Joined:
         candidates: TextFile = self.candidates
         links = [self.link(candidates, file) for file in self.references]
         self.choose_ids(candidates, links)
@@ -159,6 +176,7 @@ class _Collection:
             self.note_what_is_odd(links if has_references else [], matched, rows, of_ids)
         complete = [row for row in rows if row[0] in paths and (not has_references or row[0] in first)]
         read = [candidates, *self.references]
+        labels = None if group_by is None else self.labels(group_by, links, ids, complete)
         return Joined(
             ids=[image_id for image_id, _, _ in complete],
             captions=[text for _, text, _ in complete],
@@ -172,7 +190,32 @@ class _Collection:
                 *self.notes,
             ],
             rows=[candidates.records.rows[owner] for _, _, owner in complete],
+            labels=labels,
         )
+
+    def labels(
+        self,
+        column: str,
+        links: Sequence[_Link],
+        ids: Sequence[str | None],
+        rows: Sequence[tuple[str, str, int]],
+    ) -> list[str]:
+        """The label of each row, (id, text, record), in a column of the candidates, or else of references."""
+        records = self.candidates.records
+        if has_path(records, column):
+            self.candidates.label_column = column
+            return [_label(value_at(records.rows[owner], column)) for _, _, owner in rows]
+        for link in links:
+            if has_path(link.references.records, column):
+                link.references.label_column = column
+                found = link.records(ids)
+                return [_label(value_at(found.get(image_id), column)) for image_id, _, _ in rows]
+        fields = [
+            name for file in (records, *(link.references.records for link in links)) for name in file.fields
+        ]
+        known = [name for name in dict.fromkeys(fields) if name not in (KEY, VALUE)]
+        listed = f"; there are {some_of(known)}" if known else ""
+        raise file_error(records.path, f"has no column {column!r}{did_you_mean(column, known)}{listed}")
 
     # candidates and references
 
@@ -388,6 +431,11 @@ class _Collection:
                 )
 
 
+def _label(value: Any) -> str:
+    """A label as a text, empty where there is none."""
+    return "" if value is None else str(value)
+
+
 def _id_fix(file: TextFile) -> str:
     if file.records.has_ids:
         return f"name the column of image ids with {setting('id_column', 'NAME')}"
@@ -498,6 +546,23 @@ class _Link:
                 if not self.lies_elsewhere(name, self._owner_of[found]):
                     entries += [entry for entry in self._entry_of[found] if entry not in entries]
         return meant
+
+    def records(self, ids: Sequence[str | None]) -> dict[str, Mapping[str, Any]]:
+        """What the references say of the image of each id: the first of its records."""
+        rows = self.references.records.rows
+        if self.column is None:
+            return {image_id: rows[owner] for owner, image_id in enumerate(ids) if image_id is not None}
+        owners: dict[str, int] = {}
+        for owner, name in enumerate(self.references.ids(self.column)):
+            if name is not None:
+                owners.setdefault(name, owner)
+        find = cache(Names(owners).find)
+        found: dict[str, Mapping[str, Any]] = {}
+        for image_id, name in zip(ids, self.candidates.ids(str(self.candidate_column)), strict=True):
+            entries = find(name) if name is not None else []
+            if image_id is not None and len(entries) == 1:
+                found[image_id] = rows[owners[entries[0]]]
+        return found
 
     def lies_elsewhere(self, name: str | None, owner: int) -> bool:
         """Whether the references name a file in another folder than a candidate does: it is another image."""

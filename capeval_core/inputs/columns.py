@@ -73,7 +73,8 @@ class TextFile:
     """The texts of one file, and what its records call their images.
 
     columns: where the texts come from. texts, owners: each text and the index of its record. lists: records
-    whose texts are one list. id_column: the one that was chosen when files were joined.
+    whose texts are one list. id_column: the one that was chosen when files were joined. label_column: the one
+    by which results are grouped.
     """
 
     records: Records
@@ -87,6 +88,7 @@ class TextFile:
     notes: list[str] = field(default_factory=list)
     id_column: str | None = None
     file_column: str | None = None
+    label_column: str | None = None
     _ids: dict[str, list[str | None]] = field(default_factory=dict)
     _written_lists: dict[str, bool] = field(default_factory=dict)
 
@@ -135,7 +137,7 @@ class TextFile:
 
     def read_as(self) -> dict[str, Any]:
         """What was read, for results: the form, the columns, and those that were not read."""
-        columns = [self.id_column, self.file_column, *self.columns]
+        columns = [self.id_column, self.file_column, self.label_column, *self.columns]
         read = {column.partition(".")[0] for column in columns if column}
         split = [name for name in self.records.fields if names.is_name(name, "split") and self.options.splits]
         marks = [name for name in self.records.fields if names.is_name(name, "left_out")]
@@ -153,6 +155,8 @@ class TextFile:
         shown = [f"id = {reading['id']}", f"{self.role} = {reading[self.role]}"]
         if self.file_column is not None and self.file_column != self.id_column:
             shown.append(f"file = {_shown(self.file_column)}")
+        if self.label_column is not None:
+            shown.append(f"group = {self.label_column}")
         not_read = reading["not_read"]
         rest = (
             f"; not read: {', '.join(not_read[:8])}{', ...' if len(not_read) > 8 else ''}" if not_read else ""

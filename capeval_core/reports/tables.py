@@ -108,6 +108,7 @@ class System:
     images: Sequence[Any] | None = None  # paths; None for results read from files
     references: Sequence[Sequence[str]] | None = None
     files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # how each file was read
+    labels: Sequence[str] | None = None  # of captions, by which results are grouped
 
 
 @dataclass(frozen=True)
