@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -361,10 +361,15 @@ class CaptionMetric(ABC):
         """The input of `score`, checked by this metric's needs and options; `images` may be videos."""
         return self.options.check_input(type(self), captions, images, references)
 
-    def encode_all(self, samples: Samples, *, progress: bool = False) -> pa.Table:
-        """Rows of checked samples, for `combine`, in any order; `progress` is as for `score`."""
+    def encode_all(
+        self, samples: Samples, *, progress: bool = False, on_rows: Callable[[int], None] | None = None
+    ) -> pa.Table:
+        """Rows of checked samples, for `combine`, in any order; `progress` is as for `score`.
+
+        on_rows: called with a number of rows whenever so many more are encoded.
+        """
         task = Task(self, [samples], [self.options.rows])
-        encode_tasks([task], progress=progress)
+        encode_tasks([task], progress=progress, on_rows=on_rows)
         return task.rows[0]
 
     def combine(self, rows: pa.Table, *, samples: Samples | None = None) -> Result:

@@ -248,7 +248,9 @@ class Task:
         self._memory.add(len(table))
 
 
-def encode_tasks(tasks: Sequence[Task], *, progress: bool = False) -> None:
+def encode_tasks(
+    tasks: Sequence[Task], *, progress: bool = False, on_rows: Callable[[int], None] | None = None
+) -> None:
     """Encode the rows of each task, of metrics on the same captions; with a reranker's there is one.
 
     Captions of one picture are encoded together, whatever their system, and metrics take turns: a network
@@ -275,6 +277,8 @@ def encode_tasks(tasks: Sequence[Task], *, progress: bool = False) -> None:
                         task.add(table, places[: len(table)])
                         places = places[len(table) :]
                         bar.update(len(table))
+                        if on_rows is not None:
+                            on_rows(len(table))
     except BaseException:  # Ctrl-C, too
         for task in tasks:
             task.metric.stores.flush()

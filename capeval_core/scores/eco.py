@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -547,7 +547,9 @@ class Eco(Reranker):
     def encode(self, batch: Samples) -> Iterator[pa.Table]:
         yield self.encode_all(batch)
 
-    def encode_all(self, samples: Samples, *, progress: bool = False) -> pa.Table:
+    def encode_all(
+        self, samples: Samples, *, progress: bool = False, on_rows: Callable[[int], None] | None = None
+    ) -> pa.Table:
         """Rows of checked samples. Members run one after another, and each keeps its own below `rows`, so
         that a run goes on within a member, and another ensemble reuses the members that it shares."""
         folder = self.options.rows
@@ -558,7 +560,7 @@ class Eco(Reranker):
             tasks[member] = Task(member, [samples], [below])
         for member, task in tasks.items():
             try:
-                encode_tasks([task], progress=progress)
+                encode_tasks([task], progress=progress, on_rows=on_rows)
             finally:
                 member.close()
             (tables[member.name],) = task.rows

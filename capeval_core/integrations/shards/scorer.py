@@ -12,8 +12,7 @@ import pyarrow as pa
 
 from capeval_core.cache import FeatureCache
 from capeval_core.errors import ProblemsError, described, naming, place, wrong_option
-from capeval_core.inputs.samples import Samples, argument_of, medium_of, windows
-from capeval_core.limits import LIMITS
+from capeval_core.inputs.samples import Samples, argument_of, medium_of
 from capeval_core.metric import CaptionMetric, CommonOptions
 from capeval_core.registry import metric_class
 from capeval_core.result import parts_of
@@ -121,7 +120,7 @@ class BatchScorer:
         truncated = [0] * count
         samples, positions = self._checked(columns, errors)
         if samples is not None:
-            table = canonical(self._encoded(samples, progress))
+            table = canonical(self.metric.encode_all(samples, on_rows=progress))
             for image in samples.images:
                 self.traits.update(image.source.traits)
             result = self.metric.combine(table)
@@ -133,16 +132,6 @@ class BatchScorer:
                     scores[position] = result.scores[i]
                     parts[position] = {name: part[i] for name, part in result.parts.items()} or None
         return {"score": scores, "parts": parts, "truncated": truncated, "error": errors}
-
-    def _encoded(self, samples: Samples, progress: Callable[[int], None] | None) -> pa.Table:
-        """Rows of samples, as the metric encodes them."""
-        tables = [self.metric.ROW.empty_table()]
-        for window in windows(samples, LIMITS.texts):
-            for table in self.metric.encode(window):
-                tables.append(table)
-                if progress is not None:
-                    progress(len(table))
-        return pa.concat_tables(tables)
 
     def _checked(
         self, columns: Mapping[str, list[Any]], errors: list[str | None]
