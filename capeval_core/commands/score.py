@@ -228,21 +228,28 @@ def _score(
                 evidence = LazyEvidence(task.metric, of_system, rows, result)
                 cells[task.metric.name] = compare.cell_of(result, evidence)
             shown = collection.images if flags.visuals is not None else None
-            texts = collection.captions, cells, shown, collection.references
-            more: dict[str, Any] = {"files": collection.read, "labels": collection.labels}
-            systems.append(System(name, collection.ids, *texts, **more))
+            system = System(
+                name,
+                collection.ids,
+                collection.captions,
+                cells,
+                images=shown,
+                references=collection.references,
+                files=collection.read,
+                labels=collection.labels,
+            )
+            systems.append(system)
     return systems, sum(task.reused for task in tasks)
 
 
 def _tell_of_bfloat16(metrics: Sequence[CaptionMetric], captions: int) -> None:
     """Say before a long run in float32 that this CPU is faster in bfloat16."""
-    encoders = [getattr(metric, "encoder", None) for metric in metrics]
-    kinds = {(str(one.device), one.dtype) for one in encoders if hasattr(one, "device")}
-    if captions < _LONG_RUN or kinds != {("cpu", "float32")}:
+    neural = [metric.options for metric in metrics if metric.media]
+    if captions < _LONG_RUN or not neural or any(options.dtype != "float32" for options in neural):
         return
-    from capeval_core.models.device import has_bfloat16
+    from capeval_core.models.device import has_bfloat16, resolve_device
 
-    if has_bfloat16():
+    if has_bfloat16() and all(resolve_device(options.device).type == "cpu" for options in neural):
         faster = "this CPU computes in bfloat16: --dtype bfloat16 takes about a third of the time"
         terminal.note(f"{faster}, and moves single scores by some thousandths")
 

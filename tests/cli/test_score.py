@@ -144,7 +144,7 @@ def test_weights_are_read_only_if_a_row_is_missing(capeval: Capeval, folder: Pat
 
 def test_a_second_system_is_scored_beside_the_rows_of_the_first(systems: Capeval, folder: Path) -> None:
     kept = ["--rows", folder / "rows"]
-    assert systems("pacs", "A", *kept).err == ""
+    assert systems("pacs", "A", *kept, "--quiet").err == ""
     assert "7 of 14 rows were in" in systems("pacs", "A B", *kept).err
     assert "14 of 14 rows were in" in systems("pacs", "A B", *kept).err
 
@@ -153,7 +153,7 @@ def test_weights_of_another_metric_are_warned_of(score: Capeval, files: Path, se
     named = shutil.copytree(seeded_weights, files / "pacs-clip-vit-b-32")
     ran = score("clips", "--weights", named)
     assert ran.status == 0 and "is for pacs and refpacs: " in ran.err and "not CLIP-S" in ran.err
-    assert not score("pacs", "--weights", named).err
+    assert not score("pacs", "--weights", named, "--quiet").err
 
 
 def test_each_caption_is_drawn_with_its_numbers(score: Capeval, files: Path) -> None:
