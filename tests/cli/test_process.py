@@ -127,7 +127,7 @@ def test_a_full_disk_costs_neither_the_score_nor_the_other_file(
     for place in (out, best):
         place.write_text("before")
     with largest_file(200):
-        ran = score("pacs", "--json", out)
+        ran = score("pacs", "--json", out, "--quiet")
     assert ran.status == 2 and "PAC-S" in ran.out and out.read_text() == "before"
     assert ran.err == f"capeval: --json {out} cannot be written (File too large)\n"
     write_json(files / "pools.json", {name: [*texts, "a wall"] for name, texts in CAPTIONS.items()})
