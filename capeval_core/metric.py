@@ -331,6 +331,10 @@ class CaptionMetric(ABC):
         if rows is not None:
             metric.options.check(type(self))
         samples = metric.options.check_input(type(self), captions, visuals, references, progress=progress)
+        if self.network is not None:
+            from capeval_core.models.device import warn_of_slow  # brings torch
+
+            warn_of_slow(self.options.device, self.options.dtype)
         own = prepared(metric, samples)  # combines, too: its signature names the corpus
         result = own.combine(own.encode_all(samples, progress=progress), samples=samples)
         warn_of(result)

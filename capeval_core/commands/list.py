@@ -24,9 +24,7 @@ def run(arguments: list[str]) -> int:
         texts = help_texts()["list --advise"]
         print(f"{table([header, *rows])}\n\n{paragraph(texts['note'])}")
         if "cpu" in flags.advise:
-            from capeval_core.models.device import has_bfloat16  # brings torch
-
-            print(f"\n{paragraph(texts['bfloat16' if has_bfloat16() else 'no bfloat16'])}")
+            print(f"\n{paragraph(texts['dtype'])}")
         return 0
     chosen = [name for name in ("metrics", "weights", "bibtex") if getattr(flags, name)]
     metrics = every_class()

@@ -216,7 +216,7 @@ def _score(
                     below[0] = ""
                 folders = [None if root is None else Path(root) / place for place in below]
                 tasks.append(Task(prepared(one, *samples), samples, folders))
-            _tell_of_bfloat16(opened, len(owners))
+            _tell_of_types(opened, len(owners))
             encode_tasks(tasks, progress=True)
         _note(metrics, names, checked)
         systems = []
@@ -242,14 +242,17 @@ def _score(
     return systems, sum(task.reused for task in tasks)
 
 
-def _tell_of_bfloat16(metrics: Sequence[CaptionMetric], captions: int) -> None:
-    """Say before a long run in float32 that this CPU is faster in bfloat16."""
-    neural = [metric.options for metric in metrics if metric.media]
-    if captions < _LONG_RUN or not neural or any(options.dtype != "float32" for options in neural):
+def _tell_of_types(metrics: Sequence[CaptionMetric], captions: int) -> None:
+    """Say which type of numbers is slow on this CPU, and before a long run in float32 which is faster."""
+    neural = [metric.options for metric in metrics if metric.network is not None]
+    if not neural:
         return
-    from capeval_core.models.device import has_bfloat16, resolve_device
+    from capeval_core.models.device import has_bfloat16, resolve_device, warn_of_slow  # bring torch
 
-    if has_bfloat16() and all(resolve_device(options.device).type == "cpu" for options in neural):
+    for options in neural:
+        warn_of_slow(options.device, options.dtype)
+    kinds = {(resolve_device(options.device).type, options.dtype) for options in neural}
+    if captions >= _LONG_RUN and kinds == {("cpu", "float32")} and has_bfloat16():
         faster = "this CPU computes in bfloat16: --dtype bfloat16 takes about a third of the time"
         terminal.note(f"{faster}, and moves single scores by some thousandths")
 

@@ -55,12 +55,12 @@ def has_bfloat16() -> bool:
     return bool(cpu._is_avx512_bf16_supported() or cpu._is_amx_tile_supported())
 
 
-def warn_of_slow(device: torch.device, dtype: str) -> None:
+def warn_of_slow(device: str | None, dtype: str) -> None:
     """Warn of a type of 16 bits that this CPU only imitates."""
-    if device.type != "cpu" or dtype == "float32" or (dtype == "bfloat16" and has_bfloat16()):
+    is_fast = dtype == "float32" or (dtype == "bfloat16" and has_bfloat16())
+    if is_fast or resolve_device(device).type != "cpu":
         return
-    faster = "bfloat16" if has_bfloat16() else "float32"
-    fix = setting("dtype", faster, "pass ")
+    fix = setting("dtype", "float32", "pass ")
     warn(f"{dtype} takes several times as long as float32 on this CPU, which has no such arithmetic: {fix}")
 
 

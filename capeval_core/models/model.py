@@ -24,7 +24,7 @@ from torch import Tensor
 from capeval_core.kept import whole_folder
 from capeval_core.models.batching import BatchSize
 from capeval_core.models.config import read
-from capeval_core.models.device import DTYPES, resolve_device, warn_of_slow
+from capeval_core.models.device import DTYPES, resolve_device
 from capeval_core.weights.catalogue import CONVERTED_AS, TINY_OF, entry_of
 from capeval_core.weights.conversion import Conversion, Release, tensor_problems
 from capeval_core.weights.folder import (
@@ -91,7 +91,6 @@ class CheckedModel(ABC, ModelHubMixin, library_name="capeval", model_card_templa
         self.settings: Any = self.Settings and read(self.Settings, config, "")
         self.device = resolve_device(device)
         self.dtype = dtype
-        warn_of_slow(self.device, dtype)
         self.fingerprint = self._fingerprint(config, checksum or _tensors_checksum(tensors))
         on_gpu = self.device.type != "cpu"
         self._sizes = {what: BatchSize(own[on_gpu], automatic=True) for what, own in self.automatic.items()}

@@ -202,7 +202,7 @@ def test_what_a_cpu_with_bfloat16_could_do_is_said(
     for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
         monkeypatch.setattr(f"torch.cpu.{name}", lambda: supported)
     ran = capeval("list", "--advise", "images,cpu")
-    assert ran.status == 0 and ("This CPU has bfloat16" in ran.out) == supported
+    assert ran.status == 0 and "--dtype bfloat16 takes about a third" in " ".join(ran.out.split())
     assert "bfloat16" not in capeval("list", "--advise", "images").out
     (tmp_path / "images").mkdir()
     Image.new("RGB", (40, 30), "red").save(tmp_path / "images" / "a.png")
@@ -216,4 +216,4 @@ def test_what_a_cpu_with_bfloat16_could_do_is_said(
         ran = capeval("score", "clips", *given, "--dtype", dtype)
         slow = dtype == "float16" or not supported
         assert ran.status == 0 and (f"warning: {dtype} takes several times as long" in ran.err) == slow
-        assert (f"--dtype {'bfloat16' if supported else 'float32'}" in ran.err) == slow
+        assert ("pass --dtype float32" in ran.err) == slow
