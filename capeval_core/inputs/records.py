@@ -678,7 +678,7 @@ def _single(reader: _Reader, content: Any, depth: int) -> Records | None:
         for name, value in content.items()
         if not names.is_name(name, "id") and reader.has_text({name: value})
     ]
-    plain_values = (str, list, type(None))
+    plain_values: tuple[type, ...] = (str, list, type(None))
     if reader.role == "rating":
         plain_values = (*plain_values, int, float)
     if not any(names.as_id(value) for value in ids):

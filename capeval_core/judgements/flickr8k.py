@@ -32,6 +32,7 @@ def read_released(folder: Path, files: Sequence[str]) -> pd.DataFrame:
     if first.suffix == ".json":
         return _joined(first)
     captions = {cells[0]: cells[1] for cells in _cells(folder / files[1], 2)}
+    rows: list[tuple[Any, ...]]
     if files[0] == _EXPERT:
         rows = [(image, caption_id, ratings) for image, caption_id, *ratings in _cells(first, 5)]
         return _with_texts(first, rows, ["ratings"], captions)
